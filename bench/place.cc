@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/decide/decide.h"
-#include "scheduler/state/builders.h"
+#include "scheduler/state/testing/builders.h"
 #include "scheduler/state/validate.h"
 
 namespace muster {

@@ -3,7 +3,7 @@
 
     sched_fuzz.py rules|ledger|determinism [--quick]
 
-Runs bin/sched-fuzz (scheduler/decide/fuzz.h says what a case is and what is checked after each step).
+Runs bin/sched-fuzz (scheduler/decide/testing/fuzz.h says what a case is and what is checked after each step).
 """
 
 import json

@@ -1,5 +1,5 @@
 // Exit codes, what goes to which stream, Ctrl+C, pages, submissions and refusals.
-#include "cli/fixture.h"
+#include "cli/testing/fixture.h"
 
 namespace muster {
 namespace {

@@ -1,6 +1,6 @@
 // What the commands that look and ask say: logs, queues, completion, explain, simulate, top.
-#include "cli/fixture.h"
-#include "common/spec/test_schema.h"
+#include "cli/testing/fixture.h"
+#include "common/spec/testing/test_schema.h"
 
 namespace muster {
 namespace {

@@ -6,7 +6,7 @@
 #include "sandbox/scenario.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/ask/ask.h"
-#include "scheduler/engine/fixture.h"
+#include "scheduler/engine/testing/fixture.h"
 
 namespace muster::sandbox {
 namespace {

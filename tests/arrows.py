@@ -96,10 +96,7 @@ def includes(path):
 
 
 def is_test(path):
-    return (
-        re.search(r"_(test|bench|fuzz)\.|/(builders|story|random_events|fixture)\.h|fuzz", path)
-        is not None
-    )
+    return re.search(r"_(test|bench)\.|/testing/", path) is not None
 
 
 def under(path, folder):
@@ -175,7 +172,7 @@ def test_every_folder_with_sources_is_known_here():
 
 
 def test_files_stay_readable():
-    long = [f"{p}: {n} lines" for p in sources() if (n := (ROOT / p).read_text().count("\n")) > 900]
+    long = [f"{p}: {n} lines" for p in sources() if (n := (ROOT / p).read_text().count("\n")) > 1100]
     assert not long, "\n".join(long)
 
 

@@ -23,9 +23,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/eventually.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
+#include "common/base/testing/eventually.h"
 #include "muster/v1/agent_service.grpc.pb.h"
 
 namespace muster {

@@ -25,8 +25,8 @@
 #include "agent/shim/format.h"
 #include "agent/shim/isolate.h"
 #include "agent/shim/log_writer.h"
-#include "common/base/eventually.h"
 #include "common/base/files.h"
+#include "common/base/testing/eventually.h"
 #include "common/base/units.h"
 #include "common/spec/spec.h"
 

@@ -13,8 +13,8 @@
 #include "agent/host/state_dir.h"
 #include "agent/host/storage_threads.h"
 #include "common/base/clock.h"
-#include "common/base/eventually.h"
 #include "common/base/files.h"
+#include "common/base/testing/eventually.h"
 
 namespace muster::agent {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "agent/shim/durable.h"
 #include "agent/shim/isolate.h"
-#include "common/base/eventually.h"
+#include "common/base/testing/eventually.h"
 
 namespace muster::shim {
 namespace {

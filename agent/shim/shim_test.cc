@@ -27,7 +27,7 @@
 #include "agent/shim/progress.h"
 #include "agent/shim/rules.h"
 #include "agent/shim/shim.h"
-#include "common/base/eventually.h"
+#include "common/base/testing/eventually.h"
 
 namespace muster::shim {
 namespace {

@@ -291,7 +291,7 @@ TEST_P(BadConfig, IsRefusedWithPlaceAndRemedy) {
 }
 
 const BadCase kBadCases[] = {
-#include "common/spec/bad_configs.inc"
+#include "common/spec/testing/bad_configs.inc"
 };
 
 INSTANTIATE_TEST_SUITE_P(ConfigFile, BadConfig, testing::ValuesIn(kBadCases),

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/spec/spec.h"
-#include "common/spec/test_schema.h"
+#include "common/spec/testing/test_schema.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "common/spec/spec.h"
-#include "common/spec/test_schema.h"
+#include "common/spec/testing/test_schema.h"
 #include "common/spec/trainer_schema.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -55,7 +55,7 @@ TEST_P(BadJobFile, IsRefusedWithPlaceAndRemedy) {
 }
 
 const BadCase kBadCases[] = {
-#include "common/spec/bad_jobs.inc"
+#include "common/spec/testing/bad_jobs.inc"
 };
 
 INSTANTIATE_TEST_SUITE_P(JobFile, BadJobFile, testing::ValuesIn(kBadCases),

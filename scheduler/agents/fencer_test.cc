@@ -8,9 +8,9 @@
 #include <mutex>
 
 #include "absl/strings/str_join.h"
-#include "common/base/eventually.h"
-#include "scheduler/engine/fixture.h"
-#include "scheduler/state/builders.h"
+#include "common/base/testing/eventually.h"
+#include "scheduler/engine/testing/fixture.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

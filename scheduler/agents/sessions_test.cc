@@ -10,7 +10,7 @@
 
 #include "common/base/protocol.h"
 #include "scheduler/agents/check_message.h"
-#include "scheduler/engine/fixture.h"
+#include "scheduler/engine/testing/fixture.h"
 
 namespace muster {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/api/submit.h"
-#include "scheduler/engine/fixture.h"
+#include "scheduler/engine/testing/fixture.h"
 #include "scheduler/state/bytes.h"
 
 namespace muster {

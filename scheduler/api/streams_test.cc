@@ -16,7 +16,7 @@
 #include "scheduler/api/log_stream.h"
 #include "scheduler/api/server.h"
 #include "scheduler/api/services.h"
-#include "scheduler/engine/fixture.h"
+#include "scheduler/engine/testing/fixture.h"
 
 namespace muster {
 namespace {

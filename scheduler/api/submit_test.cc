@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "scheduler/api/sha256.h"
-#include "scheduler/engine/fixture.h"
+#include "scheduler/engine/testing/fixture.h"
 
 namespace muster {
 namespace {

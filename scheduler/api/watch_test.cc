@@ -6,7 +6,7 @@
 #include <atomic>
 #include <future>
 
-#include "scheduler/engine/fixture.h"
+#include "scheduler/engine/testing/fixture.h"
 
 namespace muster {
 namespace {

@@ -7,7 +7,7 @@
 #include "scheduler/ask/forecast.h"
 #include "scheduler/ask/taken.h"
 #include "scheduler/decide/decide.h"
-#include "scheduler/state/builders.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

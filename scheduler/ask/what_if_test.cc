@@ -8,7 +8,7 @@
 #include "scheduler/ask/simulate.h"
 #include "scheduler/ask/top.h"
 #include "scheduler/decide/decide.h"
-#include "scheduler/state/builders.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

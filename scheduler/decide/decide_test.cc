@@ -1,13 +1,13 @@
 // Whole decisions: State in, Plan out, validated and applied, with hosts that do as they are told.
 #include "scheduler/decide/decide.h"
-#include "scheduler/decide/fixture.h"
+#include "scheduler/decide/testing/fixture.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 
-#include "scheduler/state/builders.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

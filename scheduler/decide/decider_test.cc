@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/decide/decide.h"
-#include "scheduler/state/builders.h"
-#include "scheduler/state/random_events.h"
+#include "scheduler/state/testing/builders.h"
+#include "scheduler/state/testing/random_events.h"
 
 namespace muster {
 namespace {

@@ -6,8 +6,8 @@
 #include <chrono>
 
 #include "scheduler/decide/decide.h"
-#include "scheduler/decide/fixture.h"
-#include "scheduler/state/builders.h"
+#include "scheduler/decide/testing/fixture.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

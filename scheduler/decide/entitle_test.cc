@@ -4,7 +4,7 @@
 
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/model_upkeep.h"
-#include "scheduler/state/builders.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "scheduler/decide/decide.h"
-#include "scheduler/state/builders.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

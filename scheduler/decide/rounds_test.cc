@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "scheduler/decide/decide.h"
-#include "scheduler/decide/fixture.h"
-#include "scheduler/state/builders.h"
+#include "scheduler/decide/testing/fixture.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

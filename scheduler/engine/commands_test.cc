@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "scheduler/engine/engine.h"
-#include "scheduler/state/builders.h"
-#include "scheduler/state/random_events.h"
+#include "scheduler/state/testing/builders.h"
+#include "scheduler/state/testing/random_events.h"
 
 namespace muster {
 namespace {

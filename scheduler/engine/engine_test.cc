@@ -7,8 +7,8 @@
 
 #include "scheduler/decide/decide.h"
 #include "scheduler/engine/commands.h"
-#include "scheduler/engine/fixture.h"
 #include "scheduler/engine/reproducer.h"
+#include "scheduler/engine/testing/fixture.h"
 
 namespace muster {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "scheduler/state/builders.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

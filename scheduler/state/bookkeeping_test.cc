@@ -7,8 +7,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "scheduler/state/random_events.h"
-#include "scheduler/state/story.h"
+#include "scheduler/state/testing/random_events.h"
+#include "scheduler/state/testing/story.h"
 
 namespace muster {
 namespace {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_format.h"
-#include "scheduler/state/builders.h"
 #include "scheduler/state/plan.h"
+#include "scheduler/state/testing/builders.h"
 #include "scheduler/state/validate.h"
 
 namespace muster {

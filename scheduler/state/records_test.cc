@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "scheduler/state/builders.h"
+#include "scheduler/state/testing/builders.h"
 
 namespace muster {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "scheduler/state/random_events.h"
 #include "scheduler/state/state.h"
+#include "scheduler/state/testing/random_events.h"
 
 namespace muster {
 namespace {

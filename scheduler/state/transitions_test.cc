@@ -6,7 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "scheduler/state/story.h"
+#include "scheduler/state/testing/story.h"
 
 namespace muster {
 namespace {

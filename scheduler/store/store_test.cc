@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
 #include "muster/v1/record.pb.h"
-#include "scheduler/engine/fixture.h"
+#include "scheduler/engine/testing/fixture.h"
 #include "scheduler/state/state.h"
 #include "scheduler/store/admin.h"
 #include "scheduler/store/crc.h"

@@ -8,7 +8,7 @@
 #include "common/base/check.h"
 #include "common/base/quiet_log.h"
 #include "scheduler/agents/sessions.h"
-#include "scheduler/engine/fixture.h"
+#include "scheduler/engine/testing/fixture.h"
 #include "tests/fuzz/messages.h"
 
 namespace muster {

@@ -13,7 +13,7 @@
 #include "trainer/model/blocks.h"
 #include "trainer/model/init.h"
 #include "trainer/optim/adamw.h"
-#include "trainer/parallel/test_ranks.h"
+#include "trainer/parallel/testing/test_ranks.h"
 
 namespace muster::trainer {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/model/init.h"
 #include "trainer/optim/adamw.h"
-#include "trainer/parallel/test_ranks.h"
+#include "trainer/parallel/testing/test_ranks.h"
 
 namespace muster::trainer {
 namespace {

@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "trainer/parallel/test_ranks.h"
+#include "trainer/parallel/testing/test_ranks.h"
 
 namespace muster::trainer {
 namespace {

@@ -1,4 +1,4 @@
-#include "scheduler/decide/fuzz_rules.h"
+#include "scheduler/decide/testing/fuzz_rules.h"
 
 #include <algorithm>
 #include <array>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "scheduler/decide/decide.h"
-#include "scheduler/state/builders.h"
+#include "scheduler/state/testing/builders.h"
 #include "scheduler/state/validate.h"
 
 namespace muster::testing {

@@ -1,4 +1,4 @@
-#include "scheduler/decide/fuzz.h"
+#include "scheduler/decide/testing/fuzz.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -12,8 +12,8 @@
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/decide/free_map.h"
-#include "scheduler/decide/fuzz_rules.h"
 #include "scheduler/decide/model_upkeep.h"
+#include "scheduler/decide/testing/fuzz_rules.h"
 #include "scheduler/state/validate.h"
 
 namespace muster {

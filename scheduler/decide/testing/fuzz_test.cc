@@ -1,6 +1,6 @@
 // A thousand random systems keep the rules; `bench/run.sh sched-fuzz` runs millions of steps of
 // them.
-#include "scheduler/decide/fuzz.h"
+#include "scheduler/decide/testing/fuzz.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 // sched-fuzz FIRST_SEED LAST_SEED [--steps=N] [--events=N] [--seconds=N] [--violations=N] |
 // sched-fuzz --replay=SEED
 //
-// Runs the cases of scheduler/decide/fuzz.h until the seeds, steps, events or seconds are used up;
-// ends with one JSON line of totals. A violation prints its seed; after more than --violations (0)
-// it stops; exit code 1. --replay tells every event.
+// Runs the cases of scheduler/decide/testing/fuzz.h until the seeds, steps, events or seconds are
+// used up; ends with one JSON line of totals. A violation prints its seed; after more than
+// --violations (0) it stops; exit code 1. --replay tells every event.
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
@@ -11,7 +11,7 @@
 #include <cstring>
 #include <limits>
 
-#include "scheduler/decide/fuzz.h"
+#include "scheduler/decide/testing/fuzz.h"
 
 int main(int argc, char** argv) {
   uint64_t first = 1, last = 1000, replay = 0;

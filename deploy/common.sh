@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts of deploy/, tests/ and bench/: messages, places, a step that shows its progress.
 
 MUSTER_CACHE_DIR=${MUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/muster}
@@ -19,6 +20,9 @@ die() {
 
 # Path of the Python environment for these requirements.
 muster_python_env() { echo "$MUSTER_CACHE_DIR/py-$(sha256sum deploy/requirements.txt | cut -c1-12)"; }
+
+# Path of the Python environment with the formatters and linters.
+muster_lint_env() { echo "$MUSTER_CACHE_DIR/lint-$(sha256sum deploy/requirements-lint.txt | cut -c1-12)"; }
 
 # need_disk DIR MIB WHAT [REMEDY]: ends the script unless that much is free there.
 need_disk() {

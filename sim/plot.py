@@ -175,12 +175,10 @@ def main() -> int:
     written = [out / f"waits.{options.format}"]
     draw_waits(plt, data, written[0])
     for run in data["runs"]:
-        for kind, draw in (
-            ("allocation", lambda path: draw_allocation(plt, data, run, path)),
-            ("gantt", lambda path: draw_gantt(plt, data, run, options.gantt_jobs, path)),
-        ):
-            written.append(out / f"{kind}-{run['policy']}.{options.format}")
-            draw(written[-1])
+        named = f"{run['policy']}.{options.format}"
+        written += [out / f"allocation-{named}", out / f"gantt-{named}"]
+        draw_allocation(plt, data, run, written[-2])
+        draw_gantt(plt, data, run, options.gantt_jobs, written[-1])
     print("\n".join(map(str, written)))
     return 0
 

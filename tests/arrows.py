@@ -172,7 +172,9 @@ def test_every_folder_with_sources_is_known_here():
 
 
 def test_files_stay_readable():
-    long = [f"{p}: {n} lines" for p in sources() if (n := (ROOT / p).read_text().count("\n")) > 1100]
+    long = [
+        f"{p}: {n} lines" for p in sources() if (n := (ROOT / p).read_text().count("\n")) > 1100
+    ]
     assert not long, "\n".join(long)
 
 

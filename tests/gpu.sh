@@ -6,7 +6,7 @@
 #
 # Ends with one table, and exits 1 if anything failed.
 set -uo pipefail
-cd "$(dirname "$(readlink -f "$0")")/.."
+cd "$(dirname "$(readlink -f "$0")")/.." || exit
 source deploy/common.sh
 python=$(muster_python_env)/bin/python
 program=build/release/tests/trainer_engine_test

@@ -5,7 +5,7 @@
 #
 # Ends with one line: N passed, N failed, N skipped. Exit 1 if anything failed. Reports of each part lie in build/reports.
 set -uo pipefail
-cd "$(dirname "$(readlink -f "$0")")/.."
+cd "$(dirname "$(readlink -f "$0")")/.." || exit
 source deploy/common.sh
 
 fast=no
@@ -42,6 +42,7 @@ export MUSTER_PYTHON=$python
 export PYTHONDONTWRITEBYTECODE=1
 
 part unit-release 900 tests/unit.sh release "$reports/unit-release.xml"
+part lint 300 tests/lint.sh --report "$reports/lint.xml"
 part arrows 60 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/arrows.xml" tests/arrows.py tests/documents.py
 # Two halves at once: much of either is waiting for ranks and for Python to start.
 part trainer-1 900 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/trainer-1.xml" trainer/tests/test_[a-l]*.py > "$reports/trainer-1.log" 2>&1 &

@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Which unit tests are built again with sanitizers (sourced by tests/run.sh). Libraries without gRPC only, to keep builds short.
 # asan: parsers, whatever reads bytes from outside, a short run of each fuzz target, and Apply with random events. tsan: what several threads share.
 # Out: agent_shim_test under asan (LeakSanitizer can't work inside the PID namespaces that the shim makes); agent_reconcile_test

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 from local_system import Failed, LocalSystem, kill_all, processes_of

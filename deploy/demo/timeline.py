@@ -1,7 +1,6 @@
 """Who held which slot when, as an SVG: a row a slot, a bar an attempt, read from the jobs as the server tells them."""
 
 from html import escape
-from pathlib import Path
 
 COLOURS = ["#4a6fa5", "#c8703a", "#5b8a4a", "#8a5ba0", "#a08a3a"]  # a job
 LEFT, TOP, WIDTH, ROW, GAP = 120, 64, 900, 22, 10  # GAP between hosts
@@ -64,7 +63,7 @@ def timeline(
         out.append(
             f'<text x="{LEFT - 10}" y="{top + 14}" text-anchor="end" fill="#445">{escape(host)} {slot}</text>'
         )
-    for number, job, task, attempt in held:
+    for number, job, _, attempt in held:
         left, right = x(int(attempt["start_ns"])), x(int(attempt["end_ns"]))
         text = _label(attempt, guaranteed.get(job["number"]), right - left)
         for placement in attempt["placements"]:
@@ -79,7 +78,7 @@ def timeline(
                     )
                 text = ""  # once an attempt
     bottom = y - GAP
-    for index, (at_ns, text) in enumerate(marks):
+    for at_ns, text in marks:
         out.append(
             f'<path d="M{x(at_ns)} {TOP - 14}V{bottom}" stroke="#b03030" stroke-width="1.5" stroke-dasharray="3 3"/>'
             f'<text x="{x(at_ns)}" y="{TOP - 18}" text-anchor="middle" fill="#b03030">{escape(text)}</text>'

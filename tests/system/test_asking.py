@@ -7,7 +7,6 @@ from local_system import CommandFailed, wait_for
 from small_system import (
     QUEUES,
     let_go,
-    submit,
     submit_waiting,
     task,
     wait_ended,

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from commands_reference import reference
 
 COMMITTED = Path(__file__).resolve().parent.parent.parent / "docs" / "commands.md"

@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from local_system import LocalSystem, kill_all, wait_for
 from small_system import submit, wait_ended
 

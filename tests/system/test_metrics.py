@@ -7,7 +7,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-
 from local_system import wait_for
 from small_system import configure, submit_waiting, wait_started
 
@@ -202,7 +201,10 @@ def converse(port: int, request: bytes) -> bytes:
 def test_bad_clients_do_no_harm(bare):
     port = start_with_metrics(bare)
     status = Path(f"/proc/{bare.processes['musterd'].pid}/status")
-    figure = lambda name: int(re.search(rf"{name}:\s+(\d+)", status.read_text())[1])
+
+    def figure(name):
+        return int(re.search(rf"{name}:\s+(\d+)", status.read_text())[1])
+
     scrape(port)
     threads, memory_kib = figure("Threads"), figure("VmRSS")
 

@@ -8,7 +8,6 @@ import time
 
 from local_system import wait_for
 from small_system import (
-    configure,
     let_go,
     marks,
     rank_pid,

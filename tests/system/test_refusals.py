@@ -6,7 +6,6 @@ import stat
 import subprocess
 
 import pytest
-
 from local_system import wait_for
 from small_system import configure
 

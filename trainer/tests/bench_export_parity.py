@@ -7,11 +7,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-import transformers
-
 import harness
 import parity
+import torch
+import transformers
 
 
 def main() -> int:

@@ -5,12 +5,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-import transformers
-
 import families
 import harness
 import roundtrip
+import torch
+import transformers
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

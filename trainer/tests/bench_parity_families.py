@@ -8,12 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-import transformers
-
 import families
 import harness
 import parity
+import torch
+import transformers
 
 BARS = {"fp32": {"loss": 1e-6, "grad_norm": 2e-6}, "bf16": {"loss": 1e-3, "grad_norm": 2e-2}}
 

@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
-
 from harness import PREPARE, Gang, clean_environment, relative
 from parity import make_init
 from test_prepare import read_masked
+from transformers import AutoModelForCausalLM
 
 LENGTH = 64
 

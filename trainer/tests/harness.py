@@ -91,7 +91,7 @@ def s3_server(bucket: str):
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
-        endpoint = "http://%s:%d" % server.get_host_and_port()
+        endpoint = "http://{}:{}".format(*server.get_host_and_port())
         client = boto3.client(
             "s3",
             endpoint_url=endpoint,

@@ -5,9 +5,8 @@ import subprocess
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
 from harness import TINY_MODEL, Gang, read_batches, relative
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 LENGTH, BATCH, LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 64, 16, 1e-4, 0.1, 1.75
 

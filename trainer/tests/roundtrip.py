@@ -4,14 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import families
+import parity
 import torch
+from harness import Gang
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-
-import families
-import parity
-from harness import Gang
 
 
 def convert(trainer_bin: str, source: Path, target: Path, *arguments) -> int:

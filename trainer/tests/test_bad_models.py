@@ -3,10 +3,9 @@
 import json
 import shutil
 
-import pytest
-
 import families
 import parity
+import pytest
 from test_schema import train
 
 

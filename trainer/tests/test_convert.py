@@ -2,13 +2,12 @@
 
 import subprocess
 
-import pytest
-import torch
-
 import families
 import parity
+import pytest
 import resume
 import roundtrip
+import torch
 from harness import Gang
 
 

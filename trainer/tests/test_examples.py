@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from harness import PREPARE, Gang, clean_environment, free_port
 
 DEPLOY = PREPARE.parent.parent / "deploy"

@@ -3,9 +3,8 @@
 import filecmp
 import json
 
-import pytest
-
 import parity
+import pytest
 from harness import TINY_MODEL, Gang
 
 

@@ -1,9 +1,8 @@
 """Every family of models that can be trained: the same numbers as transformers, in and out."""
 
-import pytest
-
 import families
 import parity
+import pytest
 from bench_parity_families import BARS
 
 

@@ -4,7 +4,6 @@ import json
 import subprocess
 
 import pytest
-
 import resume
 from harness import clean_environment
 

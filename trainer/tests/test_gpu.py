@@ -2,9 +2,8 @@
 
 import os
 
-import pytest
-
 import gpu
+import pytest
 import resume
 from harness import Gang, relative
 

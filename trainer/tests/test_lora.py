@@ -5,13 +5,13 @@ import subprocess
 from pathlib import Path
 
 import torch
+from harness import Gang, read_batches, relative
+from parity import BATCH, LENGTH, make_init
+from parity import config as full_config
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
-
-from harness import Gang, read_batches, relative
-from parity import BATCH, LENGTH, config as full_config, make_init
 from test_schema import train
+from transformers import AutoModelForCausalLM
 
 LORA = {
     "rank": 4,

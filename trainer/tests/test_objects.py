@@ -4,9 +4,8 @@ import signal
 import subprocess
 import time
 
-import pytest
-
 import kills
+import pytest
 import resume
 from harness import START_TIMEOUT_S, Gang, clean_environment, relative, s3_server
 

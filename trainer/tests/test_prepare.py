@@ -14,7 +14,6 @@ from array import array
 from pathlib import Path
 
 import pytest
-
 from harness import PREPARE, clean_environment
 
 

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-
 from harness import s3_server
 from test_prepare import bpe, digests, prepare, prepared, read_documents, read_masked  # noqa: F401 (bpe is a fixture)
 

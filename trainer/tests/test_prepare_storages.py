@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
-
 from test_prepare_inputs import Files, check_storage, serving, write_tree
 
 

@@ -7,7 +7,6 @@ import statistics
 import time
 
 import pytest
-
 import resume
 from harness import START_TIMEOUT_S, TINY_MODEL, Gang
 from test_schema import train

@@ -6,7 +6,6 @@ import signal
 import time
 
 import pytest
-
 import resume
 from harness import Gang
 from test_schema import train

@@ -4,9 +4,8 @@ import hashlib
 import json
 import subprocess
 
-import pytest
-
 import options_table
+import pytest
 import resume
 from harness import clean_environment
 

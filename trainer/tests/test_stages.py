@@ -5,7 +5,6 @@ import math
 import subprocess
 
 import pytest
-
 import resume
 import stages
 from harness import Gang
@@ -192,21 +191,13 @@ def test_estimate_names_what_makes_a_rank_fit_its_gpu(trainer_bin, tmp_path):
     settings = resume.config(tmp_path, save_steps=0, dtype="bf16", max_length=1024) | {
         "model": resume.TINY_MODEL | BIG
     }
-    ask = lambda ranks, gib, **more: json.loads(
-        estimate(  # noqa: E731
-            trainer_bin,
-            tmp_path,
-            settings | more,
-            "--ranks",
-            str(ranks),
-            "--device",
-            "h100-80g",
-            "--device-memory",
-            str(gib << 30),
-            "--json",
-            "true",
-        ).stdout
-    )
+
+    def ask(ranks, gib):
+        words = ["--ranks", str(ranks), "--device", "h100-80g", "--device-memory", str(gib << 30)]
+        return json.loads(
+            estimate(trainer_bin, tmp_path, settings, *words, "--json", "true").stdout
+        )
+
     told = ask(8, 80)
     assert told["memory_bytes"] <= 80 << 30 and "fits_with" not in told and told["step_time_s"] > 0
     alone = ask(1, 80)  # 18 bytes a parameter: more than any recompute saves

@@ -12,8 +12,8 @@ import json
 import lzma
 import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Iterator
 
 from muster_prepare import storage
 from muster_prepare.errors import InputError
@@ -105,8 +105,12 @@ def plan(sources: list[Source]) -> list[list[Piece]]:
     )
     shards: list[list[Piece]] = []
     room = 0
+
+    def room_now() -> int:  # asked before each piece
+        return room if room > 0 else shard_bytes
+
     for source in sources:
-        for piece in _pieces(source, shard_bytes, lambda: room if room > 0 else shard_bytes):
+        for piece in _pieces(source, shard_bytes, room_now):
             if room <= 0:
                 shards.append([])
                 room = shard_bytes

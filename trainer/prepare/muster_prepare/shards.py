@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import struct
-from typing import Callable
+from collections.abc import Callable
 
 from muster_prepare import inputs
 from muster_prepare.errors import InputError

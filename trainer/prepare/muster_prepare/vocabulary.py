@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from array import array
-from typing import Sequence
+from collections.abc import Sequence
 
 from muster_prepare.errors import InputError
 from muster_prepare.examples import Example

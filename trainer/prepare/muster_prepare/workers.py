@@ -7,8 +7,8 @@ the tokenizer is loaded once. They ignore SIGINT and die of SIGTERM; without a p
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import wait
-from typing import Callable, Iterable
 
 from muster_prepare.errors import InputError, write_problem
 

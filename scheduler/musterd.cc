@@ -426,7 +426,7 @@ int main(int argc, char** argv) {
   app.add_option("--queues", flags.queues, "queues.yaml, read into an empty store only");
   app.add_flag(
       "--adopt-restored", flags.adopt_restored,
-      "The store is a backup that was restored, or a copy: go on from it (docs/operating.md)");
+      "The store is a backup that was restored, or a copy: go on from it (docs/runbook.md)");
   app.add_flag("--single-user", flags.single_user, "Serve only the user who started it");
   app.add_option("--log-level", flags.log_level, "debug, info, warn or error");
   std::string file;

@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
       ->required();
   app.add_option("--inventory", inventory,
                  "Declare what this host has instead of probing: a file {flavour, gpus, cpus, "
-                 "memory, disk}; docs/operating.md has its other keys");
+                 "memory, disk}; docs/configure.md has its other keys");
   app.add_option("--address", address, "Where ranks on other hosts reach this one")
       ->capture_default_str();
   app.add_option("--port-range", ports, "Rendezvous ports, outside the ephemeral range")

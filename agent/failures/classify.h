@@ -1,5 +1,5 @@
 // Why a process of a training job ended, in the classes that a scheduler acts upon
-// (docs/operating.md, "Why a job ended").
+// (docs/runbook.md, "Why a program ended").
 //
 // Only what says the cause counts: what Muster did itself and what the kernel and the driver said
 // come before what the program wrote; of its log, what names a cause comes before what names its

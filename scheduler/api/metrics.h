@@ -1,5 +1,5 @@
 // What GET /metrics tells, in Prometheus' text format (0.0.4): gauges from a snapshot, counts and
-// durations from the engine's own. docs/operating.md lists them for operators. Labels are what
+// durations from the engine's own. docs/configure.md lists them for operators. Labels are what
 // operators configure (queues, clusters, flavours), never a job or a user.
 #pragma once
 

@@ -12,7 +12,7 @@ HEAD = """# Commands
 
 <!-- Made by tests/system/commands_reference.py from --help. Don't edit. -->
 
-What `COMMAND --help` says, in one place. Exit codes, and what the commands are for: [operating.md](operating.md); the settings of `muster`:
+What `COMMAND --help` says, in one place. Exit codes, and what the commands are for: [asking.md](asking.md); the settings of `muster`:
 [client.md](client.md); `muster-trainer`: [trainer.md](trainer.md); job files: [job-reference.md](job-reference.md).
 """
 OTHERS = (

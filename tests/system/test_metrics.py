@@ -10,7 +10,7 @@ import pytest
 from local_system import wait_for
 from small_system import configure, submit_waiting, wait_started
 
-OPERATING = Path(__file__).resolve().parent.parent.parent / "docs" / "operating.md"
+CONFIGURE = Path(__file__).resolve().parent.parent.parent / "docs" / "configure.md"
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)+)\})? (\S+)')
 LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\[\\"n])*)"')
 UNITS = (
@@ -179,7 +179,7 @@ def test_what_a_scrape_tells_is_what_is_documented(bare):
         types = parse(response.read().decode())[0]
     rows = [
         line.split("|")[1]
-        for line in OPERATING.read_text().splitlines()
+        for line in CONFIGURE.read_text().splitlines()
         if line.startswith("| `muster_")
     ]
     assert {name for row in rows for name in re.findall(r"`(muster_\w+)", row)} == set(types)

@@ -22,6 +22,7 @@
 #include "absl/strings/str_format.h"
 #include "bench/live_system.h"
 #include "bench/simulated_agents.h"
+#include "bench/slot_fleet.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
@@ -29,63 +30,6 @@
 
 namespace muster::bench {
 namespace {
-
-constexpr char kFlavour[] = "cpu-slot";
-constexpr int kSlots = 8;  // a host
-
-pb::ClusterFile Clusters(int hosts) {
-  pb::ClusterFile file;
-  pb::Sku& sku = (*file.mutable_skus())["slots8"];
-  sku.set_flavour(kFlavour);
-  sku.set_gpus(kSlots);
-  sku.set_cpus_milli(kSlots * 1000);
-  sku.set_memory_bytes(int64_t{64} << 30);
-  sku.set_declared(true);
-  pb::ClusterSpec* cluster = file.add_clusters();
-  cluster->set_name("lab");
-  cluster->set_sku("slots8");
-  for (int h = 0; h < hosts; ++h) {
-    pb::HostSpec* host = cluster->add_hosts();
-    host->set_name(absl::StrFormat("h%04d", h));
-    host->set_block("b");
-    host->set_rack(absl::StrCat("r", h / 16));
-  }
-  return file;
-}
-
-std::vector<SimulatedHost> Hosts(const pb::ClusterFile& file) {
-  std::vector<SimulatedHost> hosts;
-  for (const pb::HostSpec& spec : file.clusters(0).hosts()) {
-    SimulatedHost host{"lab", spec.name(), {}};
-    host.inventory.set_flavour(kFlavour);
-    for (int d = 0; d < kSlots; ++d) {
-      pb::Device* device = host.inventory.add_devices();
-      device->set_index(d);
-      device->set_uuid(absl::StrCat("declared-", d));
-      device->set_healthy(true);
-    }
-    host.inventory.set_cpus_milli(kSlots * 1000);
-    host.inventory.set_memory_bytes(int64_t{64} << 30);
-    host.inventory.set_declared(true);
-    host.inventory.set_address("127.0.0.1");
-    hosts.push_back(std::move(host));
-  }
-  return hosts;
-}
-
-pb::JobSpec Job() {
-  pb::JobSpec spec;
-  spec.set_name("rate");
-  spec.set_queue("research");
-  pb::TaskSpec* task = spec.add_tasks();
-  task->set_name("main");
-  task->mutable_workers()->set_min(1);
-  task->mutable_workers()->set_max(1);
-  task->mutable_resources()->set_gpus_milli(1000);
-  task->mutable_resources()->add_gpu_types(kFlavour);
-  task->mutable_run()->add_exec("/bin/true");
-  return spec;
-}
 
 struct Counts {
   std::mutex mutex;
@@ -115,7 +59,7 @@ int Main(int argc, char** argv) {
 
   Counts counts;
   LiveSystem system(data_dir, SchedulingOptions(), !unchecked);
-  const pb::ClusterFile clusters = Clusters(hosts);
+  const pb::ClusterFile clusters = SlotClusters(hosts);
   pb::QueueTree queues;
   queues.add_queues()->set_name("research");
   system.Configure(clusters, queues);
@@ -139,7 +83,7 @@ int Main(int argc, char** argv) {
     counts.changed.notify_all();
   });
   system.Run();
-  SimulatedAgents agents(&system.sessions(), Hosts(clusters),
+  SimulatedAgents agents(&system.sessions(), SlotHosts(clusters),
                          [&](const pb::Prepare&) { return runtime_ms * kMillisecond; });
   agents.WaitWelcomed();
 
@@ -147,7 +91,7 @@ int Main(int argc, char** argv) {
   std::atomic<int> next = 0, answered = 0;
   std::atomic<int64_t> last_answer_ns = 0;
   const SpecDefaults defaults;
-  const pb::JobSpec spec = Job();
+  const pb::JobSpec spec = SlotJob("rate", "research", 1, 1);
   rusage before{};
   getrusage(RUSAGE_SELF, &before);
   const int64_t start_ns = RealClock()->WallNs();
@@ -173,7 +117,7 @@ int Main(int argc, char** argv) {
   const double submitted_s = static_cast<double>(last_answer_ns - start_ns) / 1e9;
   {
     std::unique_lock lock(counts.mutex);
-    const int64_t slots = int64_t{kSlots} * hosts;
+    const int64_t slots = int64_t{kSlotsPerHost} * hosts;
     counts.changed.wait(lock, [&] {
       return wait_ends ? counts.ended >= jobs : counts.started >= std::min<int64_t>(jobs, slots);
     });

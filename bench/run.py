@@ -164,6 +164,11 @@ ROWS = {
         [sys.executable, "bench/process_rate.py"],
         600,
     ),
+    "kai-scale": (
+        "KAI Scheduler's published scale tests on 500 simulated hosts, submission to started",
+        [sys.executable, "bench/kai.py"],
+        600,
+    ),
     "kueue-baseline": (
         "Kueue's baseline generator, 15,000 workloads in real time",
         [sys.executable, "bench/kueue.py", "baseline"],

@@ -64,6 +64,7 @@ class Progress {
       if (event.has_job_submitted()) {
         last_submitted_ = event.job_submitted().uid();
         name_of_[last_submitted_] = event.job_submitted().spec().name();
+        ++submitted_[name_of_[last_submitted_]];
       }
       if (!event.has_attempt_reported()) continue;
       const pb::AttemptReport& report = event.attempt_reported().report();
@@ -74,7 +75,7 @@ class Progress {
       if (report.phase() == pb::GONE) gone_.insert(part);
     }
     const JobRow* job = step.view->state.FindJobByUid(last_submitted_);
-    told_ = job != nullptr && step.view->plan->verdicts.Find({job->number, 0}) != nullptr;
+    has_verdict_ = job != nullptr && step.view->plan->verdicts.Find({job->number, 0}) != nullptr;
     changed_.notify_all();
   }
 
@@ -89,30 +90,27 @@ class Progress {
   void WaitGone(size_t parts) {
     Wait(absl::StrCat(parts, " ends"), [&] { return gone_.size() >= parts; });
   }
-  // Until the newest job has a verdict: why it waits.
-  void WaitTold(const std::string& uid) {
-    Wait("a verdict", [&] { return told_ && last_submitted_ == uid; });
-  }
-  std::string LastSubmitted() {
-    std::lock_guard lock(mutex_);
-    return last_submitted_;
+  // Until `count` jobs of that name are there and the newest has a verdict: why it waits.
+  void WaitVerdict(const std::string& name, size_t count) {
+    Wait("verdict", [&] { return submitted_[name] == count && has_verdict_; });
   }
 
  private:
   void Wait(const std::string& what, const std::function<bool()>& condition) {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, std::chrono::seconds(kPatienceS), condition)) return;
-    Die(absl::StrCat("no ", what, " after ", kPatienceS, " s: ", started_.size(), " started, ",
-                     gone_.size(), " gone"));
+    Die(absl::StrCat("no ", what, " after ", kPatienceS, " s: ", parts_.size(), " starts, ",
+                     gone_.size(), " ends"));
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::set<std::string> parts_, gone_;          // uid/task/attempt@host, started and ended
   std::map<std::string, std::string> name_of_;  // by uid
+  std::map<std::string, size_t> submitted_;     // by job name
   std::map<std::string, size_t> started_;       // by job name
   std::string last_submitted_;                  // uid
-  bool told_ = false;
+  bool has_verdict_ = false;
 };
 
 // One test's system.
@@ -241,7 +239,7 @@ double Unschedulable(const std::string& directory) {
   for (int i = 0; i < kTimes; ++i) {
     const int64_t begin_ns = RealClock()->WallNs();
     cluster.Submit(SlotJob("gang", "all", 10, kSlotsPerHost));
-    cluster.progress().WaitTold(cluster.progress().LastSubmitted());
+    cluster.progress().WaitVerdict("gang", static_cast<size_t>(i) + 1);
     sum_s += SecondsSince(begin_ns);
   }
   return sum_s / kTimes;

@@ -82,19 +82,10 @@ bool ReadConfigFile(const std::string& path, Parse parse) {
 }
 
 bool ReadConfig(const Flags& flags, MusterdConfig* config) {
-  if (!flags.config.empty()) {
-    const bool read =
-        ReadConfigFile(flags.config, [&](const std::string& text, std::vector<Problem>* problems) {
-          return ParseMusterdConfig(text, flags.config, config, problems);
-        });
-    if (!read) return false;
-    // Paths in the file are relative to the file.
-    const size_t slash = flags.config.rfind('/');
-    const std::string base = slash == std::string::npos ? "" : flags.config.substr(0, slash + 1);
-    for (std::string* path : {&config->data_dir, &config->clusters, &config->queues}) {
-      if (!path->empty() && (*path)[0] != '/') *path = base + *path;
-    }
-  }
+  const auto parse = [&](const std::string& text, std::vector<Problem>* problems) {
+    return ParseMusterdConfig(text, flags.config, config, problems);
+  };
+  if (!flags.config.empty() && !ReadConfigFile(flags.config, parse)) return false;
   if (!flags.data_dir.empty()) config->data_dir = flags.data_dir;
   if (!flags.listen.empty()) config->listen = flags.listen;
   if (!flags.clusters.empty()) config->clusters = flags.clusters;

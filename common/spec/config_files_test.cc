@@ -212,6 +212,17 @@ TEST(MusterdConfig, IsReadWithItsDefaults) {
   EXPECT_THAT(Summary(problems), testing::HasSubstr("must be one of v, fgd, best_fit; got"));
 }
 
+TEST(MusterdConfig, ItsPathsAreAbsolute) {
+  MusterdConfig config;
+  std::vector<Problem> problems;
+  EXPECT_FALSE(ParseMusterdConfig(
+      "listen: unix:///run/m.sock\ndata_dir: store\nclusters: c.yaml\nqueues: /etc/q.yaml\n",
+      "m.yaml", &config, &problems));
+  EXPECT_EQ(Summary(problems),
+            "2:11 data_dir: \"store\" is not absolute; start it with /\n"
+            "3:11 clusters: \"c.yaml\" is not absolute; start it with /");
+}
+
 TEST(HostInventory, IsAlwaysDeclared) {
   pb::Inventory inventory;
   std::vector<Problem> problems;

@@ -96,3 +96,72 @@ def test_a_retired_word_is_found_word_and_case_exact():
         "LookNs",
         "cells_",
     ]
+
+
+# ---- what documents say of keys, flags and codes ----
+
+
+def between(path, begin, end):
+    text = (ROOT / path).read_text()
+    assert begin in text, f"{path}: no {begin}"
+    return text.partition(begin)[2].partition(end)[0]
+
+
+def keys_read(path, begin, end="\n}\n"):
+    return set(re.findall(r'\(?"([a-z_]+)"', between(path, begin, end)))
+
+
+def table(path, first_column):
+    """The names in backticks of the first column of the table with that header."""
+    rows = between(path, f"\n| {first_column} |", "\n\n").splitlines()[2:]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
+
+
+def test_every_key_of_the_daemons_files_is_documented():
+    said = set(re.findall(r"[a-z_]+", (ROOT / "docs/configure.md").read_text()))
+    daemon = "common/spec/daemon_files.cc"
+    scheduling = set(re.findall(r'\*scheduling, "([a-z_]+)"', (ROOT / daemon).read_text()))
+    scheduling |= keys_read(daemon, "scheduling->Choice(", ",")
+    assert len(scheduling) > 8
+    assert table("docs/configure.md", "key below `scheduling:`") >= scheduling
+    cluster = "common/spec/cluster_file.cc"
+    keys = scheduling | set(
+        re.findall(
+            r'(?:Text|Bool|Int|Milli|Size|Map|TextList|ForEachEntry|ReadSpan)\((?:fields, |\*\w+, )?\s*"([a-z_]+)"',
+            (ROOT / cluster).read_text(),
+        )
+    )
+    assert {"fence_command", "max_percent", "nvlink_island", "home"} <= keys
+    not_yet = {"http", "tls", "auth"}
+    assert not (keys - not_yet) - said
+    queue = keys_read("common/spec/queue_file.cc", "void ReadQueue(", "Document& document_;")
+    assert {"max_time_limit", "held", "weight"} <= queue
+    assert not queue - said
+
+
+def test_every_flag_of_the_agent_is_documented():
+    flags = set(
+        re.findall(
+            r'add_(?:option|flag)\(\s*"(--[a-z-]+)"',
+            (ROOT / "agent/daemon/muster_agent.cc").read_text(),
+        )
+    )
+    assert len(flags) > 10
+    said = (ROOT / "docs/install.md").read_text() + (ROOT / "docs/configure.md").read_text()
+    assert not flags - set(re.findall(r"--[a-z-]+", said))
+    assert table("docs/configure.md", "flag") <= flags
+
+
+def test_every_verdict_and_exit_code_is_documented():
+    verdicts = set(
+        re.findall(
+            r"^  (V_[A-Z_]+)",
+            between("proto/muster/v1/job.proto", "enum VerdictCode {", "\n}"),
+            re.M,
+        )
+    )
+    assert len(verdicts) > 10
+    assert table("docs/queues.md", "code") == verdicts
+    codes = re.findall(r"= (\d+)", between("cli/exit_code.h", "enum ExitCode {", "\n}"))
+    rows = between("docs/asking.md", "\n## Exit codes of `muster`\n", "\n\n#")
+    assert sorted(codes) == sorted(re.findall(r"^\| (\d+) \|", rows, re.M))

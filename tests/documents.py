@@ -165,3 +165,19 @@ def test_every_verdict_and_exit_code_is_documented():
     codes = re.findall(r"= (\d+)", between("cli/exit_code.h", "enum ExitCode {", "\n}"))
     rows = between("docs/asking.md", "\n## Exit codes of `muster`\n", "\n\n#")
     assert sorted(codes) == sorted(re.findall(r"^\| (\d+) \|", rows, re.M))
+
+
+def test_the_scheduling_rules_have_todays_defaults():
+    units = {"Second": "s", "Minute": "m"}
+    options = (ROOT / "scheduler/state/options.h").read_text()
+    defaults = {
+        name: f"{number}{units[unit]}"
+        for name, number, unit in re.findall(r"int64_t (\w+)_ns =\s*(\d+) \* k(\w+);", options)
+    }
+    assert len(defaults) > 6
+    rules = (ROOT / "docs/scheduling.md").read_text().rpartition("**Defaults**")[2]
+    said = dict(re.findall(r"`([a-z_]+)` (\d+[sm])", rules))
+    assert len(said) == 5 and said.items() <= defaults.items()
+    rows = between("docs/configure.md", "| key below `scheduling:` |", "\n\n")
+    for name, value in defaults.items():
+        assert f"\n| `{name}` | {value} |" in rows, (name, value)

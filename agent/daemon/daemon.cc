@@ -43,7 +43,6 @@ namespace {
 constexpr int64_t kSweep =
     kSecond;  // all live attempts are looked at again so often, whatever inotify says
 constexpr int64_t kSweepWithoutInotify = 20 * kMillisecond;
-constexpr size_t kFewStarts = 8;  // so many a second are told at once
 constexpr int64_t kStrayCheck = 20 * kMillisecond;
 constexpr int64_t kLogInterval = 30 * kMillisecond;  // of followed logs
 constexpr int64_t kPruneInterval = kHour;
@@ -105,9 +104,9 @@ class Agent final : public Sender {
   DeviceEvents EventsOf(const AttemptRecord& record) const;
   void WatchAttempts();
   void WatchCommanded(const AttemptId& id);
-  void Watch(const AttemptId& id, bool commanded = false);
+  void Watch(const AttemptId& id);
   void Unwatch(const AttemptId& id);
-  void Refresh(const AttemptId& id, bool only_its_end = false);
+  void Refresh(const AttemptId& id);
   void ShimEnded(const AttemptId& id);
   void ReadInotify();
   void PumpLogs();
@@ -148,7 +147,6 @@ class Agent final : public Sender {
   int64_t next_log_ns_ = 0;
   uint64_t heartbeat_sequence_ = 0;
   std::map<AttemptId, Watched> watched_;
-  std::deque<int64_t> starts_ns_;  // of the last second
   std::map<int, AttemptId> by_watch_;
   std::map<int, AttemptId> by_pidfd_;
   std::set<AttemptId> strays_;  // their shim is dead, what it left is being killed
@@ -400,7 +398,7 @@ void Agent::WatchCommanded(const AttemptId& id) {
   } else if (record->gone()) {
     processes_.ReleasePort(id);
   } else if (known == watched_.end() || known->second.pid == 0) {
-    Watch(id, /*commanded=*/true);
+    Watch(id);
   }
 }
 
@@ -435,22 +433,15 @@ void Agent::WatchAttempts() {
   for (const AttemptId& id : live) Watch(id);
 }
 
-void Agent::Watch(const AttemptId& id, bool commanded) {
+void Agent::Watch(const AttemptId& id) {
   Watched& watched = watched_[id];
   const AttemptRecord* record = reconciler_->Find(id);
-  bool many = false;
   if (watched.directory_watch < 0 && inotify_ >= 0 && !record->gone()) {
-    // Where many start, that is told with their shims' first events, 250 ms later, and what ends
-    // sooner is told once (decision 040).
-    const int64_t now_ns = RealClock()->BootNs();
-    while (!starts_ns_.empty() && starts_ns_.front() <= now_ns - kSecond) starts_ns_.pop_front();
-    starts_ns_.push_back(now_ns);
-    many = starts_ns_.size() > kFewStarts;
     watched.directory_watch = ::inotify_add_watch(inotify_, state_->AttemptDirectory(id).c_str(),
-                                                  (many ? 0 : IN_CREATE) | IN_MOVED_TO | IN_MODIFY);
+                                                  IN_CREATE | IN_MOVED_TO | IN_MODIFY);
     if (watched.directory_watch >= 0) by_watch_[watched.directory_watch] = id;
   }
-  Refresh(id, /*only_its_end=*/commanded && many);
+  Refresh(id);
 }
 
 void Agent::Unwatch(const AttemptId& id) {
@@ -468,9 +459,7 @@ void Agent::Unwatch(const AttemptId& id) {
   strays_.erase(id);
 }
 
-// `only_its_end`: of a shim that has just begun; what else it has said by now is told with its next
-// word, or by the next sweep.
-void Agent::Refresh(const AttemptId& id, bool only_its_end) {
+void Agent::Refresh(const AttemptId& id) {
   const auto found = watched_.find(id);
   const AttemptRecord* record = reconciler_->Find(id);
   if (found == watched_.end() || record == nullptr) return;
@@ -490,10 +479,6 @@ void Agent::Refresh(const AttemptId& id, bool only_its_end) {
       AddToEpoll(epoll_, watched.pidfd);
     }
   }
-  if (only_its_end && pid > 0 &&
-      ::access(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kExitsFile).c_str(), F_OK) !=
-          0)
-    return;
   if (const absl::Status status = ReadShimFiles(state_->AttemptDirectory(id), EventsOf(*record),
                                                 &watched.events_read, &watched.news);
       !status.ok()) {

@@ -17,7 +17,6 @@
 #include "agent/host/environment.h"
 #include "agent/host/inventory.h"
 #include "agent/host/processes.h"
-#include "agent/host/shim_server.h"
 #include "agent/host/state_dir.h"
 #include "agent/host/unit.h"
 #include "agent/shim/cgroup.h"
@@ -622,7 +621,7 @@ TEST(Sockets, LieInMemoryOrWhereNobodyElseCanMakeThem) {
 
 // In a directory where anybody may make some, somebody else's may have the name.
 TEST_F(HostTest, AnAttemptStartsThoughSomebodyHasTakenTheNameOfItsSocketsDirectory) {
-  Write("muster-shim", "#!/bin/sh\n[ \"$1\" = --serve ] && exit 1\ncat > \"$1\"/told\n");
+  Write("muster-shim", "#!/bin/sh\ncat > \"$1\"/told\n");
   std::filesystem::permissions(directory_ + "/muster-shim", std::filesystem::perms(0755));
   Write("taken", "");
   std::filesystem::create_directory(directory_ + "/open");
@@ -654,143 +653,17 @@ TEST_F(HostTest, AnAttemptStartsThoughSomebodyHasTakenTheNameOfItsSocketsDirecto
       << refused;
 }
 
-// What its short attempt left serves the next one, and nothing of it is taken for the next one's.
-TEST_F(HostTest, ADirectoryThatServesAgainTellsNothingOfTheAttemptBefore) {
-  auto state = StateDirectory::Open(directory_ + "/s");
-  AttemptRecord first = Record(), second = Record();
-  second.id.attempt = 3;
-  *second.prepare.mutable_key() = KeyOf(second.id);
-  second.prepare.mutable_task()->mutable_run()->set_shell("true");  // a shorter record
-  const std::string before = (*state)->AttemptDirectory(first.id),
-                    after = (*state)->AttemptDirectory(second.id);
-  shim::Exits exits;
-  exits.attempt = DirectoryName(first.id);
-  exits.exits.push_back({4, 0, 0, 1, ""});
-  const auto end = [&](const AttemptRecord& record) {
-    shim::Claim winner = shim::Claim::kNone;
-    ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
-    ASSERT_EQ(
-        shim::MakeClaim((*state)->AttemptDirectory(record.id), shim::Claim::kStarted, &winner), 0);
-    ASSERT_EQ(shim::ReplaceFile((*state)->AttemptDirectory(record.id), shim::kExitsFile,
-                                shim::FormatExits(exits)),
-              0);
-  };
-  const auto inode = [](const std::string& path) {
-    struct stat info {};
-    return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
-  };
-  const auto news = [&](const std::string& directory) {
-    ShimNews read;
-    int64_t events_read = 0;
-    EXPECT_TRUE(ReadShimFiles(directory, {}, &events_read, &read).ok());
-    return read;
-  };
-  end(first);
-  EXPECT_TRUE(news(before).final);
-  const ino_t directory = inode(before), record = inode(before + "/prepared");
-  ASSERT_TRUE((*state)->Forget(first.id).ok());
-  (*state)->CollectForgotten();
-  EXPECT_FALSE(std::filesystem::exists(before));
-  ASSERT_TRUE((*state)->PersistPrepared(second, false).ok());
-  EXPECT_EQ(inode(after), directory);
-  EXPECT_EQ(inode(after + "/prepared"), record);
-  EXPECT_FALSE(news(after).final);
-  EXPECT_EQ(news(after).claim, Claim::kNone);
-  const auto known = (*state)->Load();
-  ASSERT_TRUE(known.ok());
-  ASSERT_EQ(known->size(), 1u);
-  EXPECT_TRUE(known->at(0).prepared);
-  EXPECT_EQ(known->at(0).prepare.SerializeAsString(), second.prepare.SerializeAsString());
-  EXPECT_EQ(known->at(0).claim, Claim::kNone);
-  // A record of which a part is another's counts as none.
-  const std::string whole = ReadFile(after + "/prepared").value();
-  std::string torn = whole;
-  torn[torn.find("true")] = 'd';
-  ASSERT_EQ(shim::ReplaceFile(after, shim::kPreparedFile, torn, false), 0);
-  EXPECT_FALSE((*state)->Load()->at(0).prepared);
-  ASSERT_EQ(shim::ReplaceFile(after, shim::kPreparedFile, whole, false), 0);
-  EXPECT_TRUE((*state)->Load()->at(0).prepared);
-  exits.attempt = DirectoryName(second.id);
-  end(second);
-  EXPECT_TRUE(news(after).final);
-  // The worst that power loss can bring back: all names of the attempt before, with what they
-  // named.
-  AttemptRecord third = Record();
-  third.id.attempt = 4;
-  const std::string stale = (*state)->AttemptDirectory(third.id);
-  ASSERT_EQ(::rename(after.c_str(), stale.c_str()), 0);
-  EXPECT_EQ(news(stale).claim, Claim::kStarted);  // of an earlier boot: gone by HOST_LOST
-  EXPECT_FALSE(news(stale).final) << "the exits of another attempt were taken for its own";
-  EXPECT_FALSE((*state)->Load()->at(0).prepared)
-      << "the record of another attempt was taken for its own";
-  EXPECT_EQ((*state)->Load()->at(0).boot_id, "");
-  ASSERT_EQ(::rename(stale.c_str(), after.c_str()), 0);
-  exits.attempt = DirectoryName(first.id);
-  end(second);
-  // Whose exits aren't its own, or aren't there, goes.
-  ASSERT_TRUE((*state)->Forget(second.id).ok());
-  (*state)->CollectForgotten();
-  EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/s/attempts"));
-}
-
-// An attempt may be told of again after it was forgotten (a query, a stop), and be forgotten again.
-TEST_F(HostTest, WhatIsForgottenASecondTimeIsNoSpareAnyMore) {
-  auto state = StateDirectory::Open(directory_ + "/s");
-  AttemptRecord first = Record(), second = Record();
-  second.id.attempt = 3;
-  *second.prepare.mutable_key() = KeyOf(second.id);
-  shim::Claim winner = shim::Claim::kNone;
-  shim::Exits exits;
-  exits.attempt = DirectoryName(first.id);
-  ASSERT_TRUE((*state)->PersistPrepared(first, false).ok());
-  ASSERT_EQ(shim::MakeClaim((*state)->AttemptDirectory(first.id), shim::Claim::kStarted, &winner),
-            0);
-  ASSERT_EQ(shim::ReplaceFile((*state)->AttemptDirectory(first.id), shim::kExitsFile,
-                              shim::FormatExits(exits)),
-            0);
-  ASSERT_TRUE((*state)->Forget(first.id).ok());
-  (*state)->CollectForgotten();
-  ASSERT_EQ(::mkdir((*state)->AttemptDirectory(first.id).c_str(), 0700), 0);  // its spare stays
-  ASSERT_TRUE((*state)->ClaimStopped(first).ok());
-  ASSERT_TRUE((*state)->PersistOutcome(first).ok());
-  ASSERT_TRUE((*state)->Forget(first.id).ok());
-  ASSERT_TRUE((*state)->PersistPrepared(second, false).ok());  // before the forgotten are collected
-  shim::Claim claim = shim::Claim::kStopped;
-  EXPECT_EQ(shim::ReadClaim((*state)->AttemptDirectory(second.id), &claim), 0);
-  EXPECT_EQ(claim, shim::Claim::kNone) << "the claim of another attempt";
-  EXPECT_FALSE(std::filesystem::exists((*state)->AttemptDirectory(second.id) + "/outcome"));
-}
-
-TEST_F(HostTest, ADirectoryWhoseShimStillHoldsItsLockServesNobodyElse) {
+TEST_F(HostTest, ARecordOfWhichAPartIsDamagedCountsAsNone) {
   auto state = StateDirectory::Open(directory_ + "/s");
   const AttemptRecord record = Record();
-  const std::string directory = (*state)->AttemptDirectory(record.id);
-  shim::Exits exits;
-  exits.attempt = DirectoryName(record.id);
-  shim::Claim winner = shim::Claim::kNone;
   ASSERT_TRUE((*state)->PersistPrepared(record, false).ok());
-  ASSERT_EQ(shim::MakeClaim(directory, shim::Claim::kStarted, &winner), 0);
-  ASSERT_EQ(shim::ReplaceFile(directory, shim::kExitsFile, shim::FormatExits(exits)), 0);
-  int held[2];
-  ASSERT_EQ(::pipe(held), 0);
-  const pid_t holder = ::fork();
-  if (holder == 0) {
-    const int fd = ::open((directory + "/prepared").c_str(), O_RDWR);
-    struct flock lock {};
-    lock.l_type = F_WRLCK;
-    if (::fcntl(fd, F_SETLK, &lock) != 0 || ::write(held[1], "x", 1) != 1) ::_exit(1);
-    while (true) ::pause();
-  }
-  char byte = 0;
-  ASSERT_EQ(::read(held[0], &byte, 1), 1);
-  EXPECT_EQ(shim::LockHolder(directory + "/prepared"), holder);
-  ASSERT_TRUE((*state)->Forget(record.id).ok());
-  (*state)->CollectForgotten();
-  EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/s/attempts"));
-  ::kill(holder, SIGKILL);
-  ::waitpid(holder, nullptr, 0);
-  ::close(held[0]);
-  ::close(held[1]);
+  EXPECT_TRUE((*state)->Load()->at(0).prepared);
+  const std::string directory = (*state)->AttemptDirectory(record.id);
+  std::string text = ReadFile(directory + "/prepared").value();
+  const size_t at = text.find("message=") + 20;
+  text[at] = text[at] == 'x' ? 'y' : 'x';
+  ASSERT_EQ(shim::ReplaceFile(directory, shim::kPreparedFile, text, false), 0);
+  EXPECT_FALSE((*state)->Load()->at(0).prepared);
 }
 
 // A shim's spec of one worker, for the real one.
@@ -808,95 +681,32 @@ shim::Spec SpecOf(const std::string& directory, std::vector<std::string> argv) {
   return spec;
 }
 
-// A shim is our child whoever made it, and goes on when its maker is gone.
-TEST_F(HostTest, ShimsAreMadeByAServerAndWithoutOne) {
-  if (shim::kPlainForks) GTEST_SKIP() << "no server under sanitizers";
-  std::filesystem::create_directories(directory_ + "/root/attempts");
-  const shim::Spec spec = SpecOf(directory_, {"sleep", "1000"});
-  ShimServer server(std::string(MUSTER_TEST_BIN) + "/muster-shim", directory_ + "/shim.log");
-  const auto start = [&](const std::string& name) {
-    const std::string directory = directory_ + "/root/attempts/" + name;
-    std::filesystem::create_directories(directory);
-    EXPECT_EQ(shim::ReplaceFile(directory, shim::kPreparedFile, "", false), 0);
-    EXPECT_EQ(shim::ReplaceFile(directory_, name, shim::FormatSpec(spec), false), 0);
-    const int told = ::open((directory_ + "/" + name).c_str(), O_RDONLY | O_CLOEXEC);
-    const absl::StatusOr<pid_t> pid = server.Start(directory, told);
-    ::close(told);
-    EXPECT_TRUE(pid.ok()) << pid.status();
-    EXPECT_TRUE(Eventually([&] { return std::filesystem::exists(directory + "/events"); })) << name;
-    EXPECT_EQ(shim::LockHolder(directory + "/prepared"), *pid);
-    EXPECT_EQ(
-        ReadFile(absl::StrCat("/proc/", *pid, "/cmdline")).value().substr(0, 13 + directory.size()),
-        std::string("muster-shim\0", 12) + directory + std::string(1, '\0'));
-    siginfo_t info{};
-    EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(*pid), &info, WEXITED | WNOHANG | WNOWAIT), 0)
-        << "not our child";
-    EXPECT_EQ(info.si_pid, 0);
-    return *pid;
-  };
-  std::vector<pid_t> shims = {start("a")};
-  const pid_t first = server.server();
-  ASSERT_GT(first, 0);
-  shims.push_back(start("b"));
-  EXPECT_EQ(server.server(), first);
-  ::kill(first, SIGKILL);
-  shims.push_back(start("c"));
-  EXPECT_GT(server.server(), 0);
-  EXPECT_NE(server.server(), first);
-  for (const pid_t pid : shims) EXPECT_EQ(::kill(pid, 0), 0);
-  shims.push_back(start(std::string(200, 'd')));  // still fits
-  for (const pid_t pid : shims) {
-    ::kill(pid, SIGKILL);
-    ::waitpid(pid, nullptr, 0);
-  }
-  EXPECT_TRUE(Eventually([&] { return shim::KillByToken(spec.token) == 0; }));
-}
-
-// Nothing of the server is found in a job: the same descriptors, signals, limits, environment,
-// group and session as without it.
-TEST_F(HostTest, AProgramFindsTheSameWhetherItsShimWasForkedOrSpawned) {
-  if (shim::kPlainForks) GTEST_SKIP() << "no server under sanitizers";
-  std::filesystem::create_directories(directory_ + "/root/attempts");
-  const std::string real = std::string(MUSTER_TEST_BIN) + "/muster-shim";
-  Write("spawning",
-        absl::StrCat("#!/bin/sh\n[ \"$1\" = --serve ] && exit 1\nexec ", real, " \"$@\"\n"));
-  std::filesystem::permissions(directory_ + "/spawning", std::filesystem::perms(0755));
-  shim::Spec spec = SpecOf(directory_, {});
-  spec.workdir = directory_;
+// No descriptor, signal mask or variable of the agent is found in a job, and its shim is our child.
+TEST_F(HostTest, AProgramInheritsNothingOfTheAgent) {
+  const std::string directory = directory_ + "/root/attempts/a", out = directory_ + "/out";
+  std::filesystem::create_directories(directory);
+  const shim::Spec spec = SpecOf(
+      directory_,
+      {"bash", "-c",
+       absl::StrCat("exec > ", out,
+                    "; for fd in /proc/$$/fd/*; do [ -e $fd ] && echo ${fd##*/}; done; umask; env "
+                    "| grep OF_THE_AGENT; grep SigBlk /proc/self/status")});
+  ASSERT_EQ(shim::ReplaceFile(directory, shim::kPreparedFile, "", false), 0);
+  ASSERT_EQ(shim::ReplaceFile(directory_, "told", shim::FormatSpec(spec), false), 0);
   const int leaked = ::open("/dev/null", O_RDONLY);  // without close-on-exec
-  const mode_t mask = ::umask(0);
-  std::vector<std::string> found;
-  for (const std::string& program : {real, directory_ + "/spawning"}) {
-    const std::string name = absl::StrCat("m", found.size()),
-                      directory = directory_ + "/root/attempts/" + name,
-                      out = directory_ + "/out-" + name;
-    spec.argv = {
-        "bash", "-c",
-        absl::StrCat(
-            "exec > ", out,
-            "; for fd in /proc/$$/fd/*; do [ -e $fd ] && echo ${fd##*/}; done; ulimit -a; umask; "
-            "env | sort; nice; pwd; "
-            "cat /proc/self/cgroup /proc/self/oom_score_adj; "
-            "grep -E '^(Sig(Blk|Ign|Cgt)|Groups|[UG]id|Cap|Seccomp|NoNewPrivs|Cpus_allowed_list)' "
-            "/proc/self/status")};
-    std::filesystem::create_directories(directory);
-    EXPECT_EQ(shim::ReplaceFile(directory, shim::kPreparedFile, "", false), 0);
-    EXPECT_EQ(shim::ReplaceFile(directory_, name, shim::FormatSpec(spec), false), 0);
-    ShimServer server(program, directory_ + "/shim.log");
-    const int told = ::open((directory_ + "/" + name).c_str(), O_RDONLY | O_CLOEXEC);
-    const absl::StatusOr<pid_t> pid = server.Start(directory, told);
-    ::close(told);
-    ASSERT_TRUE(pid.ok()) << pid.status();
-    EXPECT_EQ(server.server() > 0, program == real);
-    int status = 0;
-    ::waitpid(*pid, &status, 0);
-    EXPECT_EQ(status, 0);
-    found.push_back(ReadFile(out).value_or("nothing was written"));
-  }
-  ::umask(mask);
+  ::setenv("OF_THE_AGENT", "1", 1);
+  const int told = ::open((directory_ + "/told").c_str(), O_RDONLY | O_CLOEXEC);
+  const absl::StatusOr<pid_t> pid = StartShim(std::string(MUSTER_TEST_BIN) + "/muster-shim",
+                                              directory, told, directory_ + "/shim.log");
+  ::close(told);
   ::close(leaked);
-  EXPECT_EQ(found[0], found[1]);
-  EXPECT_EQ(found[0].rfind("0\n1\n2\nreal-time", 0), 0u) << found[0];
+  ::unsetenv("OF_THE_AGENT");
+  ASSERT_TRUE(pid.ok()) << pid.status();
+  int status = -1;
+  ASSERT_EQ(::waitpid(*pid, &status, 0), *pid) << "not our child";
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(ReadFile(out).value_or("nothing was written"),
+            "0\n1\n2\n0022\nSigBlk:\t0000000000000000\n");
 }
 
 TEST_F(HostTest, PublishingTwiceIsPublishingOnce) {

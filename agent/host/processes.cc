@@ -7,6 +7,7 @@
 #include <linux/magic.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -261,14 +262,42 @@ int EndForgottenShims(const std::string& state_path) {
   return static_cast<int>(shims.size());
 }
 
+absl::StatusOr<pid_t> StartShim(const std::string& program, const std::string& directory, int spec,
+                                const std::string& log) {
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, spec, 0);
+  ::posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+  ::posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
+  ::posix_spawnattr_init(&attributes);
+  // Everything blocked until the shim listens: a SIGUSR1 that comes at once must wait, not kill.
+  sigset_t blocked, defaults;
+  ::sigfillset(&blocked);
+  ::sigfillset(&defaults);
+  ::posix_spawnattr_setsigmask(&attributes, &blocked);
+  ::posix_spawnattr_setsigdefault(&attributes, &defaults);
+  ::posix_spawnattr_setflags(&attributes,
+                             POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  char* const argv[] = {const_cast<char*>("muster-shim"), const_cast<char*>(directory.c_str()),
+                        nullptr};
+  char* const environment[] = {nullptr};
+  pid_t pid = -1;
+  const int error = ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv, environment);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::posix_spawnattr_destroy(&attributes);
+  if (error != 0) return ErrnoStatus(error, program);
+  return pid;
+}
+
 HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange ports,
                              HostCgroups cgroups, StorageThreads* threads)
     : state_(state),
       host_(std::move(host)),
       range_(ports),
       cgroups_(std::move(cgroups)),
-      threads_(threads),
-      shims_(host_.bin_directory + "/muster-shim", state->path() + "/shim.log") {
+      threads_(threads) {
   if (const std::string why = WhyPortsCollide(range_); !why.empty())
     LogWarn("badly chosen ports", {{"why", why}});
 }
@@ -347,7 +376,8 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
     return ErrnoStatus(unwritten, "spec");
   }
 
-  const absl::StatusOr<pid_t> pid = shims_.Start(directory, told);
+  const absl::StatusOr<pid_t> pid = StartShim(host_.bin_directory + "/muster-shim", directory, told,
+                                              state_->path() + "/shim.log");
   ::close(told);
   if (!pid.ok()) {
     shim::RemoveCgroups(groups);
@@ -389,8 +419,6 @@ void HostProcesses::SignalShim(const AttemptId& id) {
   ::close(fd);
 }
 
-// Also one that isn't known by this number: of two that were made of one attempt the other may have
-// got its lock.
 void HostProcesses::Reap(pid_t pid) {
   if (pid <= 0 || ::waitpid(pid, nullptr, WNOHANG) == 0) return;
   std::erase_if(spawned_, [pid](const auto& spawned) { return spawned.second == pid; });

@@ -11,7 +11,6 @@
 #include "agent/host/cgroups.h"
 #include "agent/host/environment.h"
 #include "agent/host/mounts.h"
-#include "agent/host/shim_server.h"
 #include "agent/host/state_dir.h"
 #include "agent/host/storage_threads.h"
 #include "agent/reconcile/ports.h"
@@ -46,6 +45,12 @@ std::vector<std::string> SocketDirectories();  // of this process
 // more (CONTRACTS 8), and waits until nothing of it is left, at most 10 s. How many shims there
 // were.
 int EndForgottenShims(const std::string& state_path);
+
+// Starts `program`, a muster-shim, for the attempt in `directory`: a child of this process in a
+// session of its own, which reads its spec from the descriptor `spec`, inherits nothing else, and
+// appends what it has to say to the file `log`.
+absl::StatusOr<pid_t> StartShim(const std::string& program, const std::string& directory, int spec,
+                                const std::string& log);
 
 class HostProcesses final : public Processes {
  public:
@@ -85,7 +90,6 @@ class HostProcesses final : public Processes {
   const HostCgroups cgroups_;
   StorageThreads* const threads_;
   Mounts mounts_;
-  ShimServer shims_;
   std::string sockets_;           // of host_.sockets, the one that was found to be ours
   std::set<std::string> spread_;  // directories of jobs that were looked at
   std::map<AttemptId, int32_t> ports_taken_;

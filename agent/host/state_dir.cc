@@ -39,7 +39,6 @@ constexpr char kSeenFile[] = "seen";
 constexpr size_t kReservedBytes = 4096;  // one block
 constexpr char kSeenPrefix[] = ".seen-";
 constexpr char kForgottenPrefix[] = ".forgotten-";
-constexpr size_t kMostSpares = 256;
 constexpr int64_t kKeptTooMany = 300;     // so many more than are to be kept
 constexpr char kReserve[] = "/reserve/";  // and a number: empty directories
 constexpr int kReserves = 16;
@@ -97,8 +96,8 @@ bool SumFits(const Line& line, std::string_view message) {
          sum == SumOf(message);  // missing: of an agent of the release before
 }
 
-// Takes in what `prepared` says of this attempt; false: it is damaged, or another's. After power
-// loss a directory may hold what it held for the attempt before, or a file some of both.
+// Takes in what `prepared` says of this attempt; false: it is damaged, as power loss may leave what
+// was not synced.
 bool ParsePrepared(const std::string& text, AttemptRecord* record) {
   std::vector<Line> lines;
   std::string error;
@@ -284,14 +283,6 @@ std::string StateDirectory::LogDirectory(const AttemptId& id) const {
 // Its name becomes durable with the claim or the marker.
 absl::Status StateDirectory::MakeAttemptDirectory(const AttemptId& id) {
   const std::string directory = AttemptDirectory(id);
-  if (!spares_.empty()) {
-    const bool moved = ::renameat2(AT_FDCWD, spares_.back().c_str(), AT_FDCWD, directory.c_str(),
-                                   RENAME_NOREPLACE) == 0;
-    if (!moved && errno == EEXIST) return absl::OkStatus();
-    if (!moved) forgotten_.push_back(spares_.back());
-    spares_.pop_back();
-    if (moved) return absl::OkStatus();
-  }
   if (::mkdir(directory.c_str(), 0700) == 0 || errno == EEXIST) return absl::OkStatus();
   const absl::Status failed = ErrnoStatus(errno, directory);
   for (int i = 0; i < kReserves; ++i) {
@@ -478,7 +469,6 @@ absl::Status StateDirectory::Forget(const AttemptId& id) {
   std::error_code error;
   // Not a mixture after a crash: the directory leaves its name first.
   std::string doomed = absl::StrCat(path_, "/attempts/", kForgottenPrefix, DirectoryName(id));
-  std::erase(spares_, doomed);  // it may have been forgotten before
   const auto leave = [&] {
     return ::rename(directory.c_str(), doomed.c_str()) == 0 || errno == ENOENT;
   };
@@ -501,47 +491,9 @@ void StateDirectory::CollectForgotten() {
   }
   NamesSynced();
   std::error_code error;
-  for (const std::string& directory : forgotten_) {
-    if (!KeepSpare(directory)) std::filesystem::remove_all(directory, error);
-  }
+  for (const std::string& directory : forgotten_) std::filesystem::remove_all(directory, error);
   forgotten_.clear();
   if (::access(absl::StrCat(path_, kReserve, 0).c_str(), F_OK) != 0) FillReserve();
-}
-
-// To make and delete files costs more than all else that is done for a short attempt, on some file
-// systems by far (decision 018). What comes back of this directory after power loss says whose it
-// was: its exits and its record name their attempt.
-bool StateDirectory::KeepSpare(const std::string& directory) {
-  if (spares_.size() >= kMostSpares) return false;
-  std::vector<std::string> names;
-  if (DIR* dir = ::opendir(directory.c_str()); dir != nullptr) {
-    while (const dirent* entry = ::readdir(dir)) {
-      if (const std::string_view name = entry->d_name; name != "." && name != "..")
-        names.emplace_back(name);
-    }
-    ::closedir(dir);
-  }
-  std::sort(names.begin(), names.end());
-  for (const char* name : {shim::kStopFile, shim::kRenewedFile})
-    std::erase(names, shim::SpareName(directory, name).substr(directory.size() + 1));
-  if (names != std::vector<std::string>{shim::kClaimFile, shim::kExitsFile, shim::kPreparedFile})
-    return false;
-  std::string text, error;
-  shim::Exits exits;
-  const std::string attempt =
-      directory.substr(directory.rfind('/') + 1 + sizeof kForgottenPrefix - 1);
-  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text) != 0) return false;
-  if (!shim::ParseExits(text, &exits, &error) || exits.attempt != attempt) return false;
-  // A shim on its way out still has its lock, of the file.
-  if (shim::LockHolder(absl::StrCat(directory, "/", shim::kPreparedFile)) != 0) return false;
-  if (::unlink(absl::StrCat(directory, "/", shim::kClaimFile).c_str()) != 0) return false;
-  for (const char* name : {shim::kPreparedFile, shim::kExitsFile}) {
-    if (::rename(absl::StrCat(directory, "/", name).c_str(),
-                 shim::SpareName(directory, name).c_str()) != 0)
-      return false;
-  }
-  spares_.push_back(directory);
-  return true;
 }
 
 absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::string& staged,
@@ -596,9 +548,7 @@ absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& eve
   std::string text, error;
   int failed = shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text);
   shim::Exits exits;
-  const bool read = failed == 0 && shim::ParseExits(text, &exits, &error);
-  if (read &&
-      (exits.attempt.empty() || absl::EndsWith(directory, absl::StrCat("/", exits.attempt)))) {
+  if (failed == 0 && shim::ParseExits(text, &exits, &error)) {
     news->final = true;
     news->start_ns = exits.start_ns;
     news->end_ns = exits.end_ns;

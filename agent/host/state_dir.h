@@ -7,8 +7,8 @@
 //                                is, and the newest
 //   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)
 //   outcome  claim  stop  events  progress  exits  logs/
-//                                .prepared.spare .exits.spare .stop.spare (to be written over: of
-//                                an attempt before, or reserved by the shim)
+//                                .exits.spare .stop.spare .renewed.spare (reserved by the shim, to
+//                                be written over on a full disk)
 //   reserve/<n>/                 empty directories, for attempts while the disk is full
 //   logs/<uid>.<task>.<n>/       logs of forgotten attempts, under retention; an empty file: it
 //   wrote nothing
@@ -70,8 +70,7 @@ class StateDirectory final : public Files {
   // Its files go with the next CollectForgotten.
   absl::Status Forget(const AttemptId& id) override;
   // Removes what was forgotten since the last call, behind one sync for all of it: a crash leaves
-  // an attempt whole or nothing. Directories that hold a record, a claim and exits and no more are
-  // kept for attempts to come, with the two files (decision 040).
+  // an attempt whole or nothing.
   void CollectForgotten();
   absl::Status Publish(const AttemptRecord& record, const std::string& staged,
                        const std::string& target) override;
@@ -79,7 +78,6 @@ class StateDirectory final : public Files {
  private:
   explicit StateDirectory(std::string path) : path_(std::move(path)) {}
   absl::Status MakeAttemptDirectory(const AttemptId& id);
-  bool KeepSpare(const std::string& directory);
   void FillReserve();
   void LoadKeptLogs();
   void LoadSeen();
@@ -93,7 +91,6 @@ class StateDirectory final : public Files {
   Seen seen_;
   std::string synced_seen_, new_seen_;  // attempts/.seen-…; empty: none
   std::vector<std::string> forgotten_;  // directories to remove
-  std::vector<std::string> spares_;     // directories for attempts to come
   // Of a forgotten attempt, below logs/.
   struct KeptLogs {
     std::string name;

@@ -358,7 +358,6 @@ std::string FormatExits(const Exits& exits) {
                       .Add("end_ns", exits.end_ns)
                       .Add("stop_sent", int64_t{exits.stop_sent})
                       .Add("fenced", int64_t{exits.fenced}));
-  if (!exits.attempt.empty()) lines[0].Add("attempt", exits.attempt);
   for (const Exit& exit : exits.exits) lines.push_back(ExitLine(exit));
   return FormatFile("muster-shim-exits", lines);
 }
@@ -373,7 +372,6 @@ bool ParseExits(std::string_view content, Exits* exits, std::string* error) {
     return Fail(error, "muster-shim-exits: wants a run line first");
   }
   Read(lines[0], "fenced", &exits->fenced);  // of a shim of the release before, missing
-  exits->attempt = lines[0].Get("attempt");
   for (size_t i = 1; i < lines.size(); ++i) {
     if (!ReadExitLine(lines[i], &exits->exits.emplace_back()))
       return Fail(error, "muster-shim-exits: bad exit line");

@@ -114,7 +114,6 @@ struct Exit {
 };
 
 struct Exits {
-  std::string attempt;   // the name of its directory; empty: of a shim of the release before
   int64_t start_ns = 0;  // Unix times
   int64_t end_ns = 0;
   bool stop_sent = false;   // SIGTERM or SIGKILL had been sent before the processes ended

@@ -752,7 +752,6 @@ void Shim::Finish() {
     ::sleep(1);
   Exits exits = rules_.Final(start_ns_, WallNs());
   exits.fenced = fenced_;
-  exits.attempt = directory_.substr(directory_.rfind('/') + 1);
   for (int attempt = 0;; ++attempt) {
     const int error = ReplaceFile(directory_, kExitsFile, FormatExits(exits));
     if (error == 0) break;
@@ -809,8 +808,8 @@ int Shim::Run() {
 
 // Held for the shim's life. A lock by fcntl: the agent asks with F_GETLK and learns the holder's
 // pid; children don't inherit it. Of the agent's record, which nothing here opens again: to close
-// it a second time would give the lock up. And of the file that still has the name: it may have
-// become another attempt's.
+// it a second time would give the lock up. And of the file that still has the name: the agent may
+// have forgotten the attempt, or replaced its record, meanwhile.
 bool LockAttempt(const std::string& directory) {
   const std::string name = directory + "/" + kPreparedFile;
   const int fd = ::open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);

@@ -64,8 +64,7 @@ enum class FaultKind {
   kPauseAgent,  // SIGSTOP, for a time
   kPauseShims,  // of a host; one with a fence once, and for a second at most
   kEditQueues,  // other guarantees, limits and weights, drawn from `value`
-  kRebootAtMarker,  // as reboot, when the host's next marker in a directory that serves again is
-                    // written, and not synced yet
+  kRebootAtMarker,  // as reboot, when the host's next marker is written and not synced yet
   kSleep,           // of a machine: nothing runs on it for a time
   kClone,  // a copy of the store is adopted, and the scheduler of the original goes on with it, and
            // with some hosts, for a time

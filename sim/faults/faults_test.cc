@@ -50,7 +50,6 @@ TEST_F(FaultsTest, TheSameSeedGivesTheSameRunBitForBit) {
 // away. bench/sim_seeds.py wants it of ten thousand.
 constexpr const char* kTooRare[] = {
     "agents refused for good",
-    "claims and exits of the attempt before that come back",
     "ends with an export that could not be published",
     "exports published again",
     "exports published by an order from before a restore",

@@ -78,7 +78,6 @@ void Machine::ForgetState() {
   std::filesystem::create_directories(directory_);
   std::filesystem::permissions(directory_, std::filesystem::perms::owner_all);
   std::ofstream(directory_ + "/state_id") << NewId() << "\n";
-  markers_.clear();
 }
 
 std::string Machine::DirectoryOf(const agent::AttemptId& id) const {
@@ -307,7 +306,6 @@ void Machine::Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal
 
 void Machine::Finish(const ShimPtr& shim) {
   shim::Exits exits = shim->rules.Final(shim->start_ns, WallNs());
-  exits.attempt = agent::DirectoryName(shim->id);
   exits.fenced = shim->fenced;
   if (DiskFull() ||
       shim::ReplaceFile(DirectoryOf(shim->id), shim::kExitsFile, shim::FormatExits(exits)) != 0) {
@@ -458,23 +456,16 @@ void Machine::LoseSeen() {
 }
 
 void Machine::MarkSynced(const agent::AttemptId& id, bool synced) {
-  shim::ReadSmallFile(DirectoryOf(id) + "/" + shim::kPreparedFile,
-                      &markers_[agent::DirectoryName(id)]);
-  std::error_code error;
-  const bool again =
-      std::filesystem::exists(shim::SpareName(DirectoryOf(id), shim::kExitsFile), error);
-  if (again) ++shared_->counters["directories that serve again"];
   if (synced) {
     unsynced_.erase(id);
     return;
   }
   unsynced_.insert(id);
-  if (again && marked_again != nullptr) marked_again();
+  if (marked != nullptr) marked();
 }
 
-// Of a marker that was not synced the old content is left, the new one, or a part of either; a
-// directory's name, and those in it, are durable with its claim. What a directory held for the
-// attempt before it has in its spare files until it is written over (decision 040).
+// Of a marker that was not synced there is nothing left when the power goes, all, or a part; its
+// directory's name, and those in it, are durable with its claim.
 void Machine::LoseUnsynced(const agent::AttemptId& id) {
   const std::string directory = DirectoryOf(id), marker = directory + "/prepared";
   std::error_code error;
@@ -483,20 +474,7 @@ void Machine::LoseUnsynced(const agent::AttemptId& id) {
   ++shared_->counters["markers that were not synced when the power went"];
   const uint64_t outcome = random_.Below(3);
   if (outcome == 0) return;
-  const std::string spare = shim::SpareName(directory, shim::kExitsFile);
-  std::string text, why;
-  shim::Exits before;
-  const bool again =
-      shim::ReadSmallFile(spare, &text) == 0 && shim::ParseExits(text, &before, &why);
-  const std::string old = again ? markers_[before.attempt] : "";
-  if (again) {
-    ++shared_->counters["markers lost in a directory that served before"];
-    shim::ReadSmallFile(marker, &text);
-    std::ofstream(marker, std::ios::trunc)
-        << (outcome == 1
-                ? old
-                : text.substr(0, size / 2) + old.substr(std::min<size_t>(old.size(), size / 2)));
-  } else if (outcome == 1) {
+  if (outcome == 1) {
     std::filesystem::remove(marker, error);
   } else {
     std::filesystem::resize_file(marker, size / 2, error);
@@ -504,18 +482,7 @@ void Machine::LoseUnsynced(const agent::AttemptId& id) {
   shim::Claim claim = shim::Claim::kNone;
   if (shim::ReadClaim(directory, &claim) != 0 || claim != shim::Claim::kNone || !random_.OneIn(2))
     return;
-  if (!again) {
-    std::filesystem::remove_all(directory, error);
-  } else if (random_.OneIn(2)) {
-    std::filesystem::rename(
-        directory, absl::StrCat(directory_, "/attempts/.forgotten-", before.attempt), error);
-  } else {
-    ++shared_->counters["claims and exits of the attempt before that come back"];
-    std::ofstream(marker, std::ios::trunc) << old;
-    std::filesystem::rename(spare, directory + "/" + shim::kExitsFile, error);
-    std::filesystem::create_hard_link(directory_ + "/claim-started",
-                                      directory + "/" + shim::kClaimFile, error);
-  }
+  std::filesystem::remove_all(directory, error);
 }
 
 void Machine::PowerOn() {

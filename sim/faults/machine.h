@@ -62,8 +62,8 @@ class Machine final : public agent::Processes {
   std::function<void(const agent::AttemptId&)> changed;
   // Something was done that a command of the scheduler wanted.
   std::function<void()> acted;
-  // An attempt's marker was written, and isn't synced yet, in a directory that serves again.
-  std::function<void()> marked_again;
+  // An attempt's marker was written, and isn't synced yet.
+  std::function<void()> marked;
   // A shim of a task with a fence begins late.
   std::function<void()> begins_late;
 
@@ -146,8 +146,6 @@ class Machine final : public agent::Processes {
   std::map<agent::AttemptId, ShimPtr> shims_;  // alive
   bool dies_at_claim_ = false;
   std::set<agent::AttemptId> unsynced_;  // their markers
-  std::map<std::string, std::string>
-      markers_;  // what each attempt's said, by the name of its directory
 };
 
 }  // namespace muster::sim::faults

@@ -626,7 +626,7 @@ void World::Inject(const Fault& fault) {
     case FaultKind::kLoseState:
       return Reboot(fault.host, fault.duration_ns, true);
     case FaultKind::kRebootAtMarker:
-      machine.marked_again = [this, fault, gone = false]() mutable {
+      machine.marked = [this, fault, gone = false]() mutable {
         if (gone || healed_) return;
         gone = true;
         // Before its shim claims it, or soon after.

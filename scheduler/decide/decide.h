@@ -14,4 +14,10 @@ namespace muster {
 // State. Thread-safe on distinct copies.
 Plan Decide(const State& state, int64_t now_ns, const SchedulingOptions& options);
 
+// The same for who keeps between decisions what they read (Decider). `now` and `later` have what
+// State says is free, and have that again afterwards.
+class FreeMap;
+struct Inputs;
+Plan RunPasses(const Inputs& in, FreeMap* now, FreeMap* later);
+
 }  // namespace muster

@@ -36,9 +36,9 @@ class Decider {
   void Follow(const State& state, const SchedulingOptions& options);
 
   ModelUpkeep model_;
-  // What hosts have free by `seen_`: now, and (once a Round has released that) with what stopping
-  // attempts give back.
-  std::optional<FreeMap> now_, future_;
+  // What hosts have free by `seen_`, twice: the passes add what stopping attempts give back to the
+  // second, and take it out again.
+  std::optional<FreeMap> now_, later_;
   PlacementPolicy policy_ = PlacementPolicy::kV;
   std::optional<State> seen_;
 };

@@ -64,58 +64,6 @@ bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptR
   return attempt.parts.size() == 1 || !spec.trainer_json().empty() || member_failed;
 }
 
-int64_t NextStopNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt) {
-  const TaskRow& row = job.tasks[task];
-  const pb::TaskSpec& spec = job.task_spec(task);
-  if (job.cancel_requested || FirstFailure(attempt).has_value()) return 0;
-  for (const TaskRow& other : job.tasks) {
-    if (other.state == pb::TASK_FAILED) return 0;
-  }
-  for (const PartRow& part : attempt.parts) {
-    if (part.phase == pb::GONE && !part.lost && (part.stop_sent || part.exits.empty())) return 0;
-    if (part.over()) continue;
-    const HostRow& host = state.host(part.host);
-    if (part.state_id != host.state_id || host.drained || state.clusters()[host.cluster].drained)
-      return 0;
-  }
-  if (row.hosts_lost >= kHostsLostInRow) return 0;
-  if (attempt.start_ns == 0) return LaunchDueNs(state, attempt);
-  int64_t wake_ns = kUnbounded;
-  if (spec.time_limit_ns() > 0)
-    wake_ns = attempt.start_ns + std::max<int64_t>(0, spec.time_limit_ns() - row.ran_ns);
-  return std::min(wake_ns, HangNs(state, spec, row, attempt));
-}
-
-// Since when the scheduler and every host that the attempt isn't over on could hear each other;
-// kUnbounded: one can't be heard now.
-static int64_t HeardSinceNs(const State& state, const AttemptRow& attempt) {
-  int64_t since_ns = state.listens_since_ns();
-  for (const PartRow& part : attempt.parts) {
-    if (part.over()) continue;
-    const HostRow& host = state.host(part.host);
-    if (host.state != pb::HOST_UP) return kUnbounded;
-    since_ns = std::max(since_ns, host.state_since_ns);
-  }
-  return since_ns;
-}
-
-int64_t LaunchDueNs(const State& state, const AttemptRow& attempt) {
-  if (attempt.start_ns != 0) return kUnbounded;
-  const int64_t heard_ns = HeardSinceNs(state, attempt);
-  return heard_ns == kUnbounded ? kUnbounded
-                                : std::max(heard_ns, attempt.place_ns) + kLaunchTimeoutNs;
-}
-
-int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row,
-               const AttemptRow& attempt) {
-  if (spec.hang_timeout_ns() <= 0 || attempt.start_ns == 0) return kUnbounded;
-  if (row.progress.attempt() != attempt.number || row.progress.heard_ns() == 0) return kUnbounded;
-  const int64_t heard_ns = HeardSinceNs(state, attempt);
-  if (heard_ns == kUnbounded) return kUnbounded;
-  return std::max({heard_ns, row.progress.heard_ns(), attempt.last_checkpoint_ns}) +
-         spec.hang_timeout_ns();
-}
-
 void ReadRun(const State& state, const AttemptRow* attempt, Gang* gang) {
   const TaskRow& row = *gang->row;
   const auto left = [&](int64_t run_ns) { return run_ns == 0 ? kUnbounded : run_ns - row.ran_ns; };

@@ -20,6 +20,8 @@
 
 namespace muster {
 
+using HostSlices = std::vector<HostSlice>;
+
 inline constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 inline constexpr char kCpuFlavour[] = "cpu";  // pools of work without GPUs
 
@@ -106,15 +108,15 @@ struct alignas(64) Gang {
   int64_t last_checkpoint_ns = 0;
   uint64_t place_round = 0;  // State::round() when it was placed
 
-  int64_t resize_ns = 0;         // its start or its last growth
-  int64_t wake_ns = kUnbounded;  // no earlier may it have to be stopped for a cause of its own
-                                 // (StopWhatMust); 0: now
-  bool knows_steps = false;      // its progress has a number of steps in all
-  bool hosts_up = false;    // all that may have processes of it: one that doesn't answer wouldn't
-                            // carry out a stop
-  bool may_resize = false;  // it runs on all its hosts, and they may get work
-  int32_t growth = 0;       // growth workers entitled (Entitlement)
-  Demand wants;             // of a worker, as its spec has it
+  int64_t resize_ns = 0;  // its start or its last growth
+  // No earlier may it have to be stopped for a cause of its own (NextStopOf); 0: now.
+  int64_t wake_ns = kUnbounded;
+  bool knows_steps = false;  // its progress has a number of steps in all
+  bool hosts_up = false;     // all that may have processes of it: one that doesn't answer wouldn't
+                             // carry out a stop
+  bool may_resize = false;   // it runs on all its hosts, and they may get work
+  int32_t growth = 0;        // growth workers entitled (Entitlement)
+  Demand wants;              // of a worker, as its spec has it
   int64_t host_cpus_milli =
       0;  // that a worker with devices takes of its host, on the largest of its pools
   int64_t worker_cpus_milli = 0;  // the same, if a queue above it lists cpu; else 0
@@ -171,8 +173,8 @@ struct Model {
   std::vector<int32_t> needs_verdict;  // that wait, or can't be reached: whoever gets a verdict
   std::vector<int32_t> growing;        // that run with less than their largest size
   std::vector<int64_t> use;  // [queue node * flavours + flavour] held, but by what may be lost
-  std::set<std::pair<int64_t, TaskRef>>
-      wakes;  // of what runs: when StopWhatMust has to look at it (NextStopNs), without kUnbounded
+  // Of what runs: Gang::wake_ns, without kUnbounded.
+  std::set<std::pair<int64_t, TaskRef>> wakes;
 
   std::vector<FlavourQuota> quota;     // [queue node * flavours + flavour]
   std::vector<int32_t> parent, depth;  // of queue nodes; the root has -1 and 0
@@ -181,6 +183,9 @@ struct Model {
 
   int32_t cpu = 0;  // index of kCpuFlavour
 
+  const FlavourQuota& QuotaOf(int32_t node, int32_t flavour) const {
+    return quota[node * flavours.size() + flavour];
+  }
   int32_t FlavourIndex(const std::string& flavour) const;  // -1: none
   int32_t PoolOf(int32_t cluster, int32_t flavour) const;  // -1: none
   // Of a pool of devices: that of its cluster's CPUs; -1: the pool is one, or there is none.
@@ -197,22 +202,6 @@ Demand WantsOf(const pb::TaskSpec& spec);
 // Every member of the attempt is Gone or may be declared lost, or will be once reachable members
 // are stopped (CONTRACTS 9), its cluster's mass loss apart.
 bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
-
-// When StopWhatMust has to look at the running attempt: 0 = at once (its job ends, a member failed
-// or went, a host is strange or drained), else when its launch, its time limit or its hang timeout
-// passes; kUnbounded = never by itself.
-int64_t NextStopNs(const State& state, const JobRow& job, int32_t task, const AttemptRow& attempt);
-
-// When the attempt that is prepared or started has taken too long for that (kLaunchTimeoutNs), its
-// hosts up and the scheduler there to hear them all the time. kUnbounded: it runs, or one of its
-// hosts can't be reached, which is another matter.
-int64_t LaunchDueNs(const State& state, const AttemptRow& attempt);
-
-// When the running attempt is taken for hung: it has said something, and then nothing new for
-// hang_timeout while it could be heard all the time (its hosts were up, the scheduler ran). Times
-// are the scheduler's. kUnbounded: not by itself.
-int64_t HangNs(const State& state, const pb::TaskSpec& spec, const TaskRow& row,
-               const AttemptRow& attempt);
 
 // Fills what a Gang says of the attempt that runs (nullptr: none) and of how long it may;
 // `gang.row` and `gang.spec` are set.

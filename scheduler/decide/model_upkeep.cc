@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "scheduler/decide/model/next_stop.h"
 #include "scheduler/state/mass_loss.h"
 
 namespace muster {
@@ -364,7 +365,7 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   gang.current = current;
   gang.waiting = row.waiting();
   gang.stopping = current != nullptr && current->state == pb::TASK_STOPPING;
-  if (gang.running()) gang.wake_ns = NextStopNs(state, job, task, *current);
+  if (gang.running()) gang.wake_ns = NextStopOf(state, job, task, *current, /*now_ns=*/0).at_ns;
   gang.leaf = leaf;
   gang.min_workers = std::max(1, gang.spec->workers().min());
   gang.max_workers = std::max(gang.min_workers, gang.spec->workers().max());

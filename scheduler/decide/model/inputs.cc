@@ -1,0 +1,104 @@
+#include "scheduler/decide/model/inputs.h"
+
+#include <algorithm>
+
+#include "common/base/job_defaults.h"
+#include "common/base/units.h"
+
+namespace muster {
+namespace {
+
+// What a stop may take after its grace: the kill, what the host still writes, and the way there and
+// back.
+constexpr int64_t kAnswerNs = 2 * kMinute;
+
+}  // namespace
+
+Inputs::Inputs(const State& state, int64_t now_ns, const SchedulingOptions& options,
+               const Model& model)
+    : state(state), now_ns(now_ns), options(options), model(model), ends_(model.pools.size()) {
+  EachOf(model.gangs, model.needs_verdict, [&](int32_t b) {
+    const Gang& gang = model.gangs[b];
+    if (gang.wants_place()) (gang.entitled ? entitled : others).push_back(b);
+    if (gang.entitled && gang.may_be_lost && !gang.ComesBack()) entitled.push_back(b);
+  });
+  for (const int32_t b : model.stopping) {
+    if (!model.gangs[b].ComesBack()) continue;
+    std::vector<int32_t>& gangs = model.gangs[b].entitled ? entitled : others;
+    gangs.insert(std::lower_bound(gangs.begin(), gangs.end(), b), b);
+  }
+}
+
+int64_t Inputs::AnswerDueNs(const Gang& gang) const {
+  return std::max(gang.current->stop_ns, state.listens_since_ns()) + gang.current->grace_ns +
+         kAnswerNs;
+}
+
+bool Inputs::AllOver(const AttemptRow& attempt) const {
+  return std::all_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {
+    return part.over() || state.host(part.host).state == pb::HOST_UNREACHABLE;
+  });
+}
+
+const std::vector<RunEnd>& Inputs::EndsIn(int32_t pool) const {
+  std::optional<std::vector<RunEnd>>& known = ends_[pool];
+  if (known.has_value()) return *known;
+  std::vector<RunEnd>& ends = known.emplace();
+  ends.reserve(model.holding[pool].size());
+  EachOf(model.gangs, model.holding[pool], [&](int32_t v) {
+    const Gang& gang = model.gangs[v];
+    if (!gang.running()) return;
+    const int64_t end_ns = ExpectedEnd(gang, now_ns);
+    ends.push_back({end_ns == 0 ? kUnbounded : std::max(end_ns, now_ns), gang.place_ns, v,
+                    gang.gpus, gang.worker_milli * gang.workers});
+  });
+  std::sort(ends.begin(), ends.end());
+  return ends;
+}
+
+int64_t GraceOf(const pb::TaskSpec& spec) {
+  return spec.has_grace_ns() ? spec.grace_ns() : kDefaultGraceNs;
+}
+
+HostSlices SlicesOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to) {
+  const int64_t gpus_milli = spec.resources().gpus_milli();
+  const size_t a_worker = gpus_milli >= 1000 ? static_cast<size_t>(gpus_milli / 1000)
+                          : gpus_milli > 0   ? 1
+                                             : 0;
+  HostSlices slices;
+  int32_t rank = 0;
+  for (const PartRow& part : attempt.parts) {
+    const int32_t first = std::max(from, rank) - rank;
+    const int32_t last = std::min(to, rank + part.workers) - rank;
+    rank += part.workers;
+    if (first >= last || part.lost) continue;
+    HostSlice& here = slices.emplace_back();
+    here.host = part.host;
+    here.workers = last - first;
+    for (size_t d = first * a_worker; d < last * a_worker && d < part.devices.size(); ++d) {
+      here.devices.push_back(part.devices[d]);
+      if (d < part.device_milli.size()) here.device_milli.push_back(part.device_milli[d]);
+    }
+  }
+  return slices;
+}
+
+HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t workers) {
+  AttemptRow whole;
+  for (const HostSlice& slice : slices) {
+    PartRow& part = whole.parts.emplace_back();
+    part.host = slice.host;
+    part.workers = slice.workers;
+    part.devices = slice.devices;
+    part.device_milli = slice.device_milli;
+  }
+  return SlicesOf(spec, whole, 0, workers);
+}
+
+int32_t WorkersIn(const HostSlices& slices) {
+  int32_t workers = 0;
+  for (const HostSlice& slice : slices) workers += slice.workers;
+  return workers;
+}
+
+}  // namespace muster

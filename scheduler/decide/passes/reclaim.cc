@@ -1,0 +1,292 @@
+// Starts an entitled unit by stopping units that are not entitled, victims and placement together;
+// one with devices may stop what stands on their hosts without, too
+// (docs/decisions/046-cpus-beside-devices.md).
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/decide/model/precedence.h"
+#include "scheduler/decide/passes/claims.h"
+
+namespace muster {
+namespace {
+
+// More than so many times what is wanted isn't stopped.
+constexpr int64_t kMostStopped = 4;
+
+class Claim {
+ public:
+  Claim(const Inputs& in, const ReclaimRequest& request, Draft* draft)
+      : in_(in),
+        draft_(draft),
+        request_(request),
+        claimant_(in.gang(request.gang)),
+        guaranteed_(claimant_.guaranteed && !request.grows),
+        has_(request.grows ? claimant_.workers : 0),
+        end_ns_(in.EndIfStarted(claimant_)) {}
+
+  Reclaimed Run();
+
+ private:
+  // Finds whom to stop, in left_, and the place then; on later capacity, in a Try.
+  bool Find();
+  bool FindShortestRun();
+  void SpareTheOtherKind();
+  void SpareTheNeedless();
+  bool TooMany() const;
+  void Stop();
+
+  void Begin();
+  void TakeBackUnanswered();
+  void AddUse(const Gang& gang, int32_t pool, int64_t workers);
+  void SetLeft(int32_t victim, int32_t workers);
+  void SetVictims(size_t count);
+  // The claimant has a place, in slices_, if what is left of the victims stays.
+  bool Holds();
+  bool RaisesLevel(const Gang& spared) const;
+  int64_t StoppedMilli(bool same_kind) const;
+
+  const Inputs& in_;
+  Draft* const draft_;
+  const ReclaimRequest& request_;
+  const Gang& claimant_;
+  const bool guaranteed_;
+  const int32_t has_;  // workers that it has already
+  const int64_t end_ns_;
+
+  std::vector<Victim> victims_;
+  std::map<int32_t, int32_t> left_;   // workers, by victim's gang
+  std::vector<int32_t> left_before_;  // of the first victims, those applied: before each
+  std::optional<Try> trial_;          // on later capacity: what victims give back
+  // Of claims beyond a guarantee: what queues use without the trial, and with it, but for what only
+  // moves.
+  std::optional<QueueUse> before_, levels_;
+  bool stops_others_ = true;
+  std::optional<HostSlices> slices_;
+};
+
+void Claim::AddUse(const Gang& gang, int32_t pool, int64_t workers) {
+  trial_->AddUse(gang, pool, workers);
+  if (levels_.has_value() && !OnlyMoves(in_.model, gang)) levels_->Add(gang, pool, workers);
+}
+
+// What is being stopped where a host doesn't answer isn't given back soon: it wouldn't be free when
+// what grows has stopped, which would start as small as it was, and grow again.
+void Claim::TakeBackUnanswered() {
+  const auto take_back = [&](const Gang& gang) {
+    if (gang.hosts_up || gang.bound_pool < 0 || gang.may_be_lost || in_.Unanswered(gang)) return;
+    trial_->AddUse(gang, gang.bound_pool, gang.workers);
+    // It may be held for others in part.
+    trial_->LimitTo(*draft_->now(), SlicesOf(*gang.spec, *gang.current, 0, gang.workers));
+  };
+  for (const int32_t v : in_.model.stopping) take_back(in_.gang(v));
+  for (const int32_t v : draft_->stops()) take_back(in_.gang(v));
+}
+
+void Claim::Begin() {
+  for (const Victim& victim : victims_) left_[victim.gang] = in_.gang(victim.gang).workers;
+  if (!guaranteed_) {
+    before_ = draft_->later()->use();
+    levels_ = before_;
+  }
+  trial_.emplace(draft_, draft_->later());
+  if (!request_.grows) return;
+  TakeBackUnanswered();
+  trial_->Release(claimant_);
+  AddUse(claimant_, request_.pool, -has_);
+}
+
+void Claim::SetLeft(int32_t victim, int32_t workers) {
+  const Gang& gang = in_.gang(victim);
+  int32_t& from = left_[victim];
+  if (workers < from) trial_->GiveBack(gang, SlicesOf(*gang.spec, *gang.current, workers, from));
+  if (workers > from) trial_->Take(gang, SlicesOf(*gang.spec, *gang.current, from, workers));
+  AddUse(gang, gang.bound_pool, workers - from);
+  from = workers;
+}
+
+void Claim::SetVictims(size_t count) {
+  for (; left_before_.size() > count; left_before_.pop_back())
+    SetLeft(victims_[left_before_.size() - 1].gang, left_before_.back());
+  while (left_before_.size() < count) {
+    const Victim& next = victims_[left_before_.size()];
+    left_before_.push_back(left_[next.gang]);
+    SetLeft(next.gang, next.keeps);
+  }
+}
+
+bool Claim::Holds() {
+  Capacity* later = draft_->later();
+  if (!later->WithinLimits(claimant_, request_.pool, request_.workers)) return false;
+  Try trial(draft_, later);
+  trial.LeaveReserved(request_.pool, claimant_, end_ns_, stops_others_);
+  std::optional<HostSlices> found =
+      later->Place(claimant_, request_.pool, request_.workers, /*avoid=*/{});
+  if (!found.has_value()) return false;
+  slices_ = std::move(found);
+  return true;
+}
+
+// The shortest run of victims that suffices, by doubling and halving.
+bool Claim::FindShortestRun() {
+  size_t low = 0, high = 0;  // it doesn't hold with `low` victims, it does with `high`
+  bool found = false;
+  for (size_t count = 1; !found && low < victims_.size(); count *= 2) {
+    high = std::min(count, victims_.size());
+    SetVictims(high);
+    found = Holds();
+    if (!found) low = high;
+  }
+  if (!found) return false;
+  while (high > low + 1) {
+    const size_t middle = low + (high - low) / 2;
+    SetVictims(middle);
+    (Holds() ? high : low) = middle;
+  }
+  SetVictims(high);
+  return true;
+}
+
+// Where it is devices after all that it wants for, nobody without devices has to go.
+void Claim::SpareTheOtherKind() {
+  const size_t count = left_before_.size();
+  size_t others = 0;
+  while (others < count && in_.gang(victims_[others].gang).gpus != claimant_.gpus) ++others;
+  if (others == 0 || others == count) return;
+  for (size_t i = 0; i < others; ++i) SetLeft(victims_[i].gang, in_.gang(victims_[i].gang).workers);
+  if (Holds()) return;
+  for (size_t i = 0; i < others; ++i) SetLeft(victims_[i].gang, victims_[i].keeps);
+}
+
+// Each victim was allowed beside those before it. Without one that counts against a queue of the
+// claimant's own, its level may be above that of another victim, as that was.
+bool Claim::RaisesLevel(const Gang& spared) const {
+  if (guaranteed_ || !in_.options.levels || !SharesQueue(in_.model, claimant_, spared))
+    return false;
+  return std::any_of(left_.begin(), left_.end(), [&](const auto& one) {
+    const Gang& gang = in_.gang(one.first);
+    return one.second < gang.workers && LevelsCount(in_, claimant_, gang) &&
+           CompareLevels(in_, claimant_, request_.pool, claimant_.worker_milli * request_.workers,
+                         *levels_, gang, 0, *before_) > 0;
+  });
+}
+
+// Spares, from the last, each that isn't needed; of growth no more goes than is needed.
+void Claim::SpareTheNeedless() {
+  for (size_t i = left_before_.size(); i-- > 0;) {
+    const Victim& victim = victims_[i];
+    const Gang& gang = in_.gang(victim.gang);
+    const auto may_stay = [&](int32_t workers) {
+      SetLeft(victim.gang, workers);
+      return !RaisesLevel(gang) && Holds();
+    };
+    if (left_[victim.gang] != victim.keeps) continue;  // the rest of it is taken as well
+    if (may_stay(left_before_[i])) continue;
+    SetLeft(victim.gang, victim.keeps);
+    if (victim.keeps == 0) continue;
+    int32_t fewest = victim.keeps, too_many = left_before_[i];
+    while (too_many > fewest + 1) {
+      const int32_t middle = fewest + (too_many - fewest) / 2;
+      (may_stay(middle) ? fewest : too_many) = middle;
+    }
+    SetLeft(victim.gang, fewest);
+  }
+}
+
+int64_t Claim::StoppedMilli(bool same_kind) const {
+  int64_t milli = 0;
+  for (const auto& [v, workers] : left_) {
+    const Gang& gang = in_.gang(v);
+    if ((gang.gpus == claimant_.gpus) == same_kind)
+      milli += gang.worker_milli * (gang.workers - workers);
+  }
+  return milli;
+}
+
+// With the claimant all that waits for the same and comes after it takes of what one large gang
+// gives back.
+bool Claim::TooMany() const {
+  if (request_.takes_all) return false;
+  const int64_t workers = request_.workers - has_;
+  return StoppedMilli(true) >
+             kMostStopped * std::max(claimant_.worker_milli * workers, request_.wanted.milli) ||
+         StoppedMilli(false) > kMostStopped * std::max(claimant_.host_cpus_milli * workers,
+                                                       request_.wanted.host_cpus_milli);
+}
+
+bool Claim::Find() {
+  Begin();
+  const bool found = FindShortestRun();
+  if (found) {
+    SpareTheOtherKind();
+    SpareTheNeedless();
+    // Who stops nobody doesn't get by a draining reservation: it would hold what it could as well
+    // have started on.
+    stops_others_ = StoppedMilli(true) + StoppedMilli(false) > 0;
+  }
+  const bool holds = found && Holds();
+  trial_.reset();
+  return holds;
+}
+
+void Claim::Stop() {
+  if (request_.grows) {
+    draft_->Stop(
+        claimant_,
+        {pb::RESIZE, absl::StrCat("grows from ", has_, " to ", request_.workers, " workers"),
+         GraceOf(*claimant_.spec), request_.workers});
+  }
+  for (const auto& [v, workers] : left_) {
+    const Gang& gang = in_.gang(v);
+    const int32_t stops = gang.workers - workers;
+    if (stops == 0) continue;
+    const std::string detail =
+        workers == 0 ? EntitledTo(claimant_, gang)
+        : gang.gpus != claimant_.gpus
+            ? absl::StrCat(EntitledTo(claimant_, gang), ": ", stops, " of its ", gang.workers,
+                           " workers stop")
+            : absl::StrCat("job ", claimant_.ref.job, " is entitled to ", stops, " of its ",
+                           gang.workers, " workers' devices");
+    draft_->Stop(gang, {pb::PREEMPTION, detail, GraceOf(*gang.spec), workers, &claimant_});
+  }
+  draft_->Hold(request_.gang, request_.pool, request_.workers, *std::move(slices_));
+  for (const auto& [v, workers] : left_) {
+    const Gang& gang = in_.gang(v);
+    if (workers == 0 || workers == gang.workers) continue;
+    draft_->Hold(v, gang.bound_pool, workers, SlicesOf(*gang.spec, *gang.current, 0, workers));
+  }
+}
+
+Reclaimed Claim::Run() {
+  Search search{.kind = guaranteed_ ? Search::kGuaranteedClaim : Search::kOtherClaim,
+                .pool = request_.pool,
+                .priority = claimant_.priority,
+                .lent = draft_->WhichLend(claimant_, request_.pool, end_ns_)};
+  if (request_.grows) {
+    search.grows = request_.gang;
+  } else {
+    search.leaf = claimant_.leaf;
+    search.shape = claimant_.shape;
+  }
+  if (draft_->Failed(search)) return Reclaimed::kNobody;
+  victims_ =
+      VictimsFor(in_, claimant_, request_.pool, request_.workers - has_, request_.grows, draft_);
+  if (victims_.empty() || !Find()) {
+    draft_->Remember(search);
+    return Reclaimed::kNobody;
+  }
+  if (TooMany()) return Reclaimed::kTooMany;
+  Stop();
+  return Reclaimed::kStopsOthers;
+}
+
+}  // namespace
+
+Reclaimed Reclaim(const Inputs& in, const ReclaimRequest& request, Draft* draft) {
+  return Claim(in, request, draft).Run();
+}
+
+}  // namespace muster

@@ -1,0 +1,108 @@
+// Reservations are worked out anew in each decision, in order of acceptance; State keeps what was
+// told last (docs/decisions/016).
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "scheduler/decide/passes/claims.h"
+
+namespace muster {
+namespace {
+
+// The first units of S in a pool get one; those behind them are served by later decisions.
+constexpr size_t kReservationsPerPool = 4;
+constexpr size_t kReservations = 64;
+
+// The gang's reservation as State knows it, if a host of that is silent: no place would be found
+// there now. Such a host is back soon, or unreachable; until then the reservation stands. Else it,
+// and the hosts that were emptied for it, would be lent to others at every start of the scheduler.
+// nullptr: none.
+const Reservation* ToldOnSilentHosts(const Inputs& in, const Gang& gang) {
+  const Reservation* told = gang.reserved ? gang.row->reservation.get() : nullptr;
+  const Pool& pool = in.model.pools[gang.charge];
+  if (told == nullptr || told->held || told->attempt != gang.row->next_attempt ||
+      told->workers != gang.min_workers || told->cluster != pool.cluster)
+    return nullptr;
+  if (!told->flavour.empty() && told->flavour != in.model.flavours[pool.flavour]) return nullptr;
+  const auto silent = [&](const HostSlice& part) {
+    return in.state.host(part.host).state == pb::HOST_SILENT;
+  };
+  return std::any_of(told->parts.begin(), told->parts.end(), silent) ? told : nullptr;
+}
+
+// The place of what was told before, if there is one and it still holds, else a new one.
+std::optional<LaterStart> KeepOrFind(const Inputs& in, const Gang& gang, LaterStartRequest request,
+                                     const Reservation* told, bool* keeps, Draft* draft) {
+  *keeps = false;
+  if (told != nullptr) {
+    request.told = &told->parts;
+    std::optional<LaterStart> start = FindLaterStart(in, gang, request, draft);
+    if (start.has_value()) {
+      *keeps = true;
+      // What it waits for may be silent, too.
+      start->start_ns = told->start_ns == 0 ? kUnbounded : told->start_ns;
+      return start;
+    }
+    request.told = nullptr;
+  }
+  return FindLaterStart(in, gang, request, draft);
+}
+
+}  // namespace
+
+bool Reserve(const Inputs& in, const Gang& gang, int64_t not_before_ns, bool stops_nobody,
+             int32_t* searches_left, Draft* draft) {
+  const Reservations& others = draft->reservations();
+  if (others.In(gang.charge).size() >= kReservationsPerPool || others.size() >= kReservations)
+    return false;
+  const Reservation* told = ToldOnSilentHosts(in, gang);
+  const Search anywhen{
+      .kind = Search::kSlot, .pool = gang.charge, .shape = gang.shape, .leaf = gang.leaf};
+  if (told == nullptr && draft->Failed(anywhen)) return false;
+  const int64_t starves_ns = gang.row->waiting_since_ns + in.options.starve_after_ns;
+  const bool starves = starves_ns <= in.now_ns;
+  // Whether its start is known depends on whom it may stop later, too.
+  const Search at_known_time{.kind = Search::kSlotAtKnownTime,
+                             .guaranteed = gang.guaranteed,
+                             .drains = stops_nobody,
+                             .pool = gang.charge,
+                             .shape = gang.shape,
+                             .leaf = gang.leaf,
+                             .priority = gang.priority};
+  // Else it drains its hosts until it starts, whenever that is.
+  const bool needs_known_time = !in.options.draining || !(stops_nobody || starves);
+  if (told == nullptr && needs_known_time && draft->Failed(at_known_time)) {
+    if (!starves) draft->WakeAt(starves_ns);
+    return false;
+  }
+  if (*searches_left == 0) return false;
+  --*searches_left;
+  bool keeps = false;
+  std::optional<LaterStart> start = KeepOrFind(in, gang,
+                                               {.pool = gang.charge,
+                                                .workers = gang.min_workers,
+                                                .not_before_ns = not_before_ns,
+                                                .takes = !stops_nobody},
+                                               told, &keeps, draft);
+  if (!start.has_value()) {
+    draft->Remember(anywhen);
+    return false;
+  }
+  if (!starves) draft->WakeAt(starves_ns);
+  const bool known = start->start_ns != kUnbounded;
+  if (!known && needs_known_time) {
+    if (!keeps) draft->Remember(at_known_time);
+    return false;
+  }
+  // A borrower that starves keeps an ordinary reservation, which lends to what can be stopped for
+  // it (docs/decisions/016).
+  const bool drains =
+      in.options.draining && (stops_nobody || (starves && (gang.guaranteed || !known)));
+  draft->Reserve({{in.IndexOf(gang), gang.charge, gang.min_workers, std::move(start->slices)},
+                  known ? start->start_ns : 0,
+                  drains,
+                  std::move(start->rest)});
+  return true;
+}
+
+}  // namespace muster

@@ -134,7 +134,7 @@ Move MoveTo(const Inputs& in, const Gang& gang, int32_t pool) {
 }
 
 // It may be opened another cluster now, or that one come to the front.
-bool LooksNow(const Inputs& in, const Gang& gang, Draft* draft) {
+bool MayLook(const Inputs& in, const Gang& gang, Draft* draft) {
   if (!gang.wants_place() || gang.backoff_until_ns > in.now_ns || gang.guaranteed ||
       gang.leaf < 0 || in.InHeldQueue(gang))
     return false;
@@ -212,14 +212,14 @@ std::vector<Candidate> LineUp(const Inputs& in, Draft* draft) {
   for (const int32_t g : draft->unserved()) {
     const Gang& gang = in.gang(g);
     if (draft->Serves(g) || !gang.wants_place()) continue;
-    const bool looks = LooksNow(in, gang, draft);
+    const bool looks = MayLook(in, gang, draft);
     anybody = anybody || looks;
     if (!skip(g, looks)) line.push_back({g, looks});
   }
   EachOf(in.model.gangs, in.others, [&](int32_t g) {
     const Gang& gang = in.gang(g);
     if (draft->Serves(g) || !gang.wants_place() || draft->Ends(gang)) return;
-    const bool looks = LooksNow(in, gang, draft);
+    const bool looks = MayLook(in, gang, draft);
     anybody = anybody || looks;
     if (!skip(g, looks))
       outside.push_back({PlaceInLine(in, gang), looks, looks && may_start(gang)});
@@ -236,7 +236,7 @@ class Spiller {
 
   std::vector<pb::ClusterOpened> Run(const std::vector<Candidate>& line) {
     Try trial(draft_, draft_->now());
-    for (size_t i = 0; i < line.size(); ++i) LookAt(line[i], /*counts=*/i < kCounted, &trial);
+    for (size_t i = 0; i < line.size(); ++i) Consider(line[i], /*counts=*/i < kCounted, &trial);
     return std::move(opened_);
   }
 
@@ -248,7 +248,7 @@ class Spiller {
     std::optional<HostSlices> slices;  // free now
   };
 
-  void LookAt(const Candidate& candidate, bool counts, Try* trial);
+  void Consider(const Candidate& candidate, bool counts, Try* trial);
   bool MayStartLater(const Gang& gang, size_t i, bool counts) const;
   bool MayGo(const Gang& gang, size_t i, bool counts) const;
   Option BestOpen(const Gang& gang, bool looks);
@@ -356,7 +356,7 @@ std::optional<HostSlices> Spiller::FreeNow(const Gang& gang, int32_t pool) {
   return slices;
 }
 
-void Spiller::LookAt(const Candidate& candidate, bool counts, Try* trial) {
+void Spiller::Consider(const Candidate& candidate, bool counts, Try* trial) {
   const Gang& gang = in_.gang(candidate.gang);
   bool looks = false;  // and could go somewhere
   for (size_t i = 0; i < gang.pools.size() && candidate.looks && !looks; ++i)

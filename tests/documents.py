@@ -181,3 +181,23 @@ def test_the_scheduling_rules_have_todays_defaults():
     rows = between("docs/configure.md", "| key below `scheduling:` |", "\n\n")
     for name, value in defaults.items():
         assert f"\n| `{name}` | {value} |" in rows, (name, value)
+
+
+def test_the_scheduling_rules_name_the_passes_that_there_are_in_their_order():
+    page = (ROOT / "docs/scheduling.md").read_text()
+    listed = re.findall(
+        r"\b[a-z_]+\b", between("docs/scheduling.md", "\nDecide(state, now):", "```")
+    )
+    files = {path.stem for path in (ROOT / "scheduler/decide/passes").glob("*.cc")}
+    parts = {name for name in files if f"`{name}` (" in page}
+    assert files - parts <= set(listed)
+    called = re.findall(
+        r"\b([A-Z]\w+)\(in, &draft\)", (ROOT / "scheduler/decide/decide.cc").read_text()
+    )
+    names = [
+        re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower().removeprefix("give_") for name in called
+    ]
+    assert len(names) > 8
+    assert names == [name for name in listed if name in names]
+    for name in re.findall(r"`(scheduler/[\w/]+(?:\.cc|\.h)?)`", page):
+        assert (ROOT / name).exists(), name

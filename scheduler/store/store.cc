@@ -202,7 +202,7 @@ absl::Status SqliteStore::Recover(Recovered* recovered) {
   if (absl::Status status =
           Execute(db_,
                   "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; "
-                  "PRAGMA trusted_schema=OFF; PRAGMA pool_size_check=ON; PRAGMA mmap_size=0; "
+                  "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON; PRAGMA mmap_size=0; "
                   "PRAGMA wal_autocheckpoint=0");
       !status.ok()) {
     return status;

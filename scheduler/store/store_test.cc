@@ -162,7 +162,7 @@ TEST_F(StoreTest, OneConnectionWritesAndItHasTheSettingsThatKeepItSafe) {
   ASSERT_EQ(writers.size(), 1u);
   const std::pair<const char*, const char*> settings[] = {
       {"journal_mode", "wal"},    {"synchronous", "2"},     {"foreign_keys", "1"},
-      {"trusted_schema", "0"},    {"pool_size_check", "1"}, {"mmap_size", "0"},
+      {"trusted_schema", "0"},    {"cell_size_check", "1"}, {"mmap_size", "0"},
       {"wal_autocheckpoint", "0"}};
   for (const auto& [name, value] : settings)
     EXPECT_EQ(QueryText(writers[0], std::string("PRAGMA ") + name).value_or("error"), value)

@@ -410,7 +410,7 @@ int Main(bool tenth, int steps, bool model_only) {
     for (const pb::Event& event : placed) fleet.Do(event);
     fleet.Follow(placed);
     fleet.FillLine();
-    fleet.state.TakeChanges(/*bytes=*/false);
+    fleet.state.TakeChanges();
   }
   std::fprintf(stderr, "%lld GPUs, %lld of them held by %lld gangs, %lld wait\n",
                static_cast<long long>(fleet.Gpus()), static_cast<long long>(fleet.GpusHeld()),
@@ -447,7 +447,7 @@ int Main(bool tenth, int steps, bool model_only) {
     }
     for (const pb::Event& event : last) Apply(&fleet.state, event);
     planned += counts ? static_cast<int64_t>(last.size()) : 0;
-    fleet.state.TakeChanges(/*bytes=*/false);
+    fleet.state.TakeChanges();
     if (step % 20 == 0) {
       std::fprintf(stderr, "step %d: %zu events planned, %lld wait\n", step, last.size(),
                    static_cast<long long>(fleet.Count(false)));

@@ -339,14 +339,15 @@ TEST(CommandsOf, WithWhatItWasLeavesOutNothingThatHasComeToHold) {
       const State before = state;
       Apply(&state, events.Next(state));
       std::set<std::string> said;
-      for (const RowChange& row : state.TakeChanges(false)) {
-        const size_t slash = row.id.find('/');
-        if (row.kind == "host") {
-          for (const auto& command :
-               CommandsFor(state, row.id.substr(0, slash), row.id.substr(slash + 1)))
-            said.insert(row.id + " " + Describe(command));
-        }
-        const JobRow* job = row.kind == "job" ? state.FindJob(std::stoull(row.id)) : nullptr;
+      const ChangedRows changed = state.TakeChanges();
+      for (const HostId id : changed.hosts) {
+        const HostRow& host = state.host(id);
+        for (const auto& command :
+             CommandsFor(state, state.clusters()[host.cluster].name, host.name))
+          said.insert(state.HostName(id) + " " + Describe(command));
+      }
+      for (const uint64_t number : changed.jobs) {
+        const JobRow* job = state.FindJob(number);
         if (job == nullptr) continue;
         all_of_jobs += CommandsOf(state, *job).size();
         for (const HostCommand& command : CommandsOf(state, *job, before.FindJob(job->number))) {

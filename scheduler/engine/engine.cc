@@ -6,12 +6,11 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/base/files.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "scheduler/engine/commands.h"
+#include "scheduler/engine/offender.h"
 #include "scheduler/engine/reproducer.h"
 #include "scheduler/state/bytes.h"
 
@@ -29,26 +28,6 @@ constexpr size_t kGatherAtMost = 512;  // a step that is worth it begins at once
 constexpr int64_t kIdleAfterNs = kSecond;
 constexpr int64_t kIdleAtLeastEveryNs = kMinute;
 constexpr int64_t kTellStatsEveryNs = 10 * kMinute;
-
-// Uid of the job that an event of a plan is about; empty: of none.
-std::string JobOf(const pb::Event& event) {
-  switch (event.body_case()) {
-    case pb::Event::kAttemptPlaced:
-      return event.attempt_placed().key().job_uid();
-    case pb::Event::kAttemptStopping:
-      return event.attempt_stopping().key().job_uid();
-    case pb::Event::kAttemptLost:
-      return event.attempt_lost().key().job_uid();
-    case pb::Event::kClusterOpened:
-      return event.cluster_opened().job_uid();
-    case pb::Event::kTaskFailed:
-      return event.task_failed().job_uid();
-    case pb::Event::kReservation:
-      return event.reservation().key().job_uid();
-    default:
-      return "";
-  }
-}
 
 void Count(const std::vector<pb::Event>& events, EngineStats* stats) {
   stats->events += events.size();
@@ -230,69 +209,74 @@ int64_t Engine::NextWakeNs() const {
   return why_not_.empty() ? std::min(next_wake_ns_, ProgressDueNs()) : kNever;
 }
 
-bool Engine::Step() {
+// Whether it has stopped serving; what is queued is told why.
+bool Engine::RefusesAll() {
   std::vector<Queued> queue;
-  std::vector<pb::Event> progress, last_progress;
   std::string why_not;
-  bool listens_again = false;
   {
     std::lock_guard lock(mutex_);
+    if (why_not_.empty()) return false;
     why_not = why_not_;
-    if (!why_not.empty()) queue.swap(queue_);
-  }
-  if (!why_not.empty()) {
-    for (Queued& queued : queue) {
-      if (queued.done) queued.done(absl::FailedPreconditionError(why_not));
-    }
-    return false;
-  }
-  {
-    std::lock_guard lock(mutex_);
-    const int64_t now_ns = NowNs();
-    last_progress = TakeLastProgress(now_ns);
-    progress = TakeDueProgress(now_ns);
-    if (queue_.empty() && progress.empty() && now_ns < next_wake_ns_) return false;
     queue.swap(queue_);
-    // Where there are agents, there is a step a lease at least (Sessions::ProveOwnership).
-    listens_again =
-        !std::exchange(stepped_, true) || now_ns - now_ns_ > 2 * options_.scheduling.lease_ns;
-    now_ns_ = now_ns;
-    now_at_ns_ = clock_->MonotonicNs();
   }
-  const int64_t began_ns = clock_->MonotonicNs();
+  for (Queued& queued : queue) {
+    if (queued.done) queued.done(absl::FailedPreconditionError(why_not));
+  }
+  return true;
+}
+
+// False: nothing is queued or due.
+bool Engine::Take(Work* work) {
+  std::lock_guard lock(mutex_);
+  const int64_t now_ns = NowNs();
+  work->last_progress = TakeLastProgress(now_ns);
+  work->progress = TakeDueProgress(now_ns);
+  if (queue_.empty() && work->progress.empty() && now_ns < next_wake_ns_) return false;
+  work->queue.swap(queue_);
+  // Where there are agents, there is a step a lease at least (Sessions::ProveOwnership).
+  work->listens_again =
+      !std::exchange(stepped_, true) || now_ns - now_ns_ > 2 * options_.scheduling.lease_ns;
+  now_ns_ = now_ns;
+  now_at_ns_ = clock_->MonotonicNs();
+  return true;
+}
+
+// What each of the queue's callers is to be told once it is durable.
+std::vector<absl::Status> Engine::ApplyWork(Work* work) {
   step_events_.clear();
   pb::Event start;
   start.mutable_step()->set_now_ns(now_ns_);
   start.mutable_step()->set_epoch(options_.epoch);
   start.mutable_step()->set_restart_backoff_ns(options_.scheduling.restart_backoff_ns);
-  if (listens_again) start.mutable_step()->set_listens_again(true);
+  if (work->listens_again) start.mutable_step()->set_listens_again(true);
   ApplyEvent(std::move(start));
-  for (pb::Event& event : last_progress)
-    ApplyEvent(std::move(event));  // before the ends that come after them
-  std::vector<absl::Status> answers(queue.size());
-  for (size_t i = 0; i < queue.size(); ++i) {
-    if (!queue[i].operation) {
-      ApplyEvent(std::move(queue[i].event));
+  for (pb::Event& event : work->last_progress) ApplyEvent(std::move(event));
+  std::vector<absl::Status> answers(work->queue.size());
+  for (size_t i = 0; i < work->queue.size(); ++i) {
+    Queued& queued = work->queue[i];
+    if (!queued.operation) {
+      ApplyEvent(std::move(queued.event));
       continue;
     }
-    absl::StatusOr<std::vector<pb::Event>> events = queue[i].operation(state_);
+    absl::StatusOr<std::vector<pb::Event>> events = queued.operation(state_);
     answers[i] = events.status();
     if (!events.ok()) continue;
     for (pb::Event& event : *events) ApplyEvent(std::move(event));
   }
-  for (pb::Event& event : progress) ApplyEvent(std::move(event));
+  for (pb::Event& event : work->progress) ApplyEvent(std::move(event));
   AppendGangPrepared();
-  const int64_t decide_ns = clock_->MonotonicNs();
-  DecideAndApply();
-  const int64_t decided_ns = clock_->MonotonicNs();
+  return answers;
+}
 
+ChangedRows Engine::Commit() {
+  ChangedRows changed = state_.TakeChanges();
   Transaction transaction;
   transaction.commit = commit_ + 1;
   transaction.now_ns = now_ns_;
   for (const pb::Event& event : step_events_)
     transaction.events.push_back(DeterministicBytes(event));
-  transaction.rows = state_.TakeChanges(store_->WantsRows());
-  const int64_t commit_ns = clock_->MonotonicNs();
+  if (store_->WantsRows()) transaction.rows = state_.RowsOf(changed);
+  const int64_t began_ns = clock_->MonotonicNs();
   if (absl::Status status = store_->Commit(transaction); !status.ok()) {
     // Whether it is durable is unknown, so nobody gets an answer: the next start reads what is
     // (CONTRACTS 17, 18).
@@ -302,7 +286,19 @@ bool Engine::Step() {
     std::_Exit(EXIT_FAILURE);
   }
   commit_ = transaction.commit;
-  const int64_t committed_ns = clock_->MonotonicNs();
+  committed_in_ns_ = clock_->MonotonicNs() - began_ns;
+  return changed;
+}
+
+bool Engine::Step() {
+  Work work;
+  if (RefusesAll() || !Take(&work)) return false;
+  const int64_t began_ns = clock_->MonotonicNs();
+  const std::vector<absl::Status> answers = ApplyWork(&work);
+  const int64_t decide_ns = clock_->MonotonicNs();
+  DecideAndApply();
+  const int64_t decided_ns = clock_->MonotonicNs();
+  const ChangedRows changed = Commit();
   const auto view = std::make_shared<const View>(View{state_, plan_, commit_, now_ns_});
   std::shared_ptr<const View> before;
   {
@@ -310,17 +306,17 @@ bool Engine::Step() {
     before = std::exchange(view_, view);
     ForgetEndedProgress();
   }
-  Dispatch(transaction.rows, before->state);
+  Dispatch(changed, before->state);
   ForgetWhatEnded();
-  for (size_t i = 0; i < queue.size(); ++i) {
-    if (queue[i].done) queue[i].done(answers[i]);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (work.queue[i].done) work.queue[i].done(answers[i]);
   }
   {
     std::lock_guard lock(mutex_);
     Count(step_events_, &stats_);
-    stats_.most_queued = std::max(stats_.most_queued, queue.size());
+    stats_.most_queued = std::max(stats_.most_queued, work.queue.size());
     stats_.decide.Add(decided_ns - decide_ns);
-    stats_.commit.Add(committed_ns - commit_ns);
+    stats_.commit.Add(committed_in_ns_);
     stats_.step.Add(clock_->MonotonicNs() - began_ns);
   }
   const StepRecord record{view, std::move(step_events_)};
@@ -393,9 +389,9 @@ void Engine::DecideAndApply() {
         options_.check_plans ? Validate(state_, plan, &fault) : absl::OkStatus();
     accepted = status.ok();
     if (accepted) break;
-    if (!refused) SaveRefusedPlan(plan, status);
+    if (!refused) SaveRefused(plan, status);
     refused = true;
-    const bool confined = DropOffender(&plan, fault);
+    const bool confined = DropOffender(state_, fault, &plan);
     LogError(confined
                  ? "a plan was refused: its part for one job is dropped; please report this"
                  : "a plan was refused: nothing is started or stopped by it; please report this",
@@ -418,64 +414,33 @@ void Engine::DecideAndApply() {
   next_wake_ns_ = std::max(wake_ns, now_ns_ + kMillisecond);
 }
 
-// Takes out of the plan what it wants of the job that the fault is about, and what others are
-// stopped for on its behalf. Its waiting tasks are told so. False if the fault is about no job:
-// then nothing of the plan can be kept.
-bool Engine::DropOffender(Plan* plan, const PlanFault& fault) {
-  const std::string uid = fault.event >= 0 ? JobOf(plan->events[fault.event]) : "";
-  const JobRow* job = fault.event >= 0 ? state_.FindJobByUid(uid) : state_.FindJob(fault.job);
-  const size_t before = plan->events.size();
-  if (fault.event >= 0) {
-    std::erase_if(plan->events, [&](const pb::Event& event) {
-      return JobOf(event) == uid || event.attempt_stopping().claimant().job_uid() == uid;
-    });
-  }
-  if (job == nullptr) return plan->events.size() < before && !uid.empty();
-  for (size_t t = 0; t < job->tasks.size(); ++t) {
-    const TaskRow& task = job->tasks[t];
-    if (task.finished() || task.current() != nullptr) continue;
-    Verdict verdict;
-    verdict.task = {job->number, static_cast<int32_t>(t)};
-    verdict.code = task.state == pb::TASK_BLOCKED ? pb::V_AFTER : pb::V_REFUSED;
-    plan->verdicts.Set(verdict);
-  }
-  return true;
-}
-
-void Engine::SaveRefusedPlan(const Plan& plan, const absl::Status& why) {
+void Engine::SaveRefused(const Plan& plan, const absl::Status& why) {
   if (options_.refused_plans_directory.empty() || refused_plans_++ >= kReproducersKept) return;
   const std::string directory =
       absl::StrCat(options_.refused_plans_directory, "/", options_.epoch, "-", commit_ + 1);
-  std::string text = absl::StrCat("refused: ", why.ToString(), "\nnow_ns: ", now_ns_, "\n");
-  for (size_t i = 0; i < plan.events.size(); ++i)
-    absl::StrAppend(&text, "event ", i, ":\n", plan.events[i].DebugString());
-  absl::Status status = MakeDirectories(directory);
-  if (status.ok()) status = WriteFileDurably(directory + "/plan.txt", text);
-  if (status.ok()) status = SaveRows(directory + "/rows", state_.AllRows());
+  const absl::Status status = SaveRefusedPlan(directory, state_, plan, now_ns_, why);
   if (!status.ok())
     LogWarn("the refused plan could not be saved", {{"error", std::string(status.message())}});
 }
 
 // What has come to hold since the step before; what holds still was sent then, and is repeated by
 // the link.
-void Engine::Dispatch(const std::vector<RowChange>& rows, const State& before) {
+void Engine::Dispatch(const ChangedRows& changed, const State& before) {
   const auto send = [this](HostId id, const pb::SchedulerMessage& command) {
     const HostRow& host = state_.host(id);
     link_->Send(state_.clusters()[host.cluster].name, host.name, command);
   };
-  for (const RowChange& row : rows) {
-    if (row.kind == "host") {
-      const size_t slash = row.id.find('/');
-      const std::string cluster = row.id.substr(0, slash), host = row.id.substr(slash + 1);
-      for (const pb::SchedulerMessage& command : CommandsFor(state_, cluster, host))
-        link_->Send(cluster, host, command);
-    } else if (row.kind == "job") {
-      uint64_t number = 0;
-      const JobRow* job = absl::SimpleAtoi(row.id, &number) ? state_.FindJob(number) : nullptr;
-      if (job == nullptr) continue;
-      for (const HostCommand& command : CommandsOf(state_, *job, before.FindJob(number)))
-        send(command.host, command.message);
-    }
+  for (const HostId id : changed.hosts) {
+    const HostRow& host = state_.host(id);
+    for (const pb::SchedulerMessage& command :
+         CommandsFor(state_, state_.clusters()[host.cluster].name, host.name))
+      send(id, command);
+  }
+  for (const uint64_t number : changed.jobs) {
+    const JobRow* job = state_.FindJob(number);
+    if (job == nullptr) continue;
+    for (const HostCommand& command : CommandsOf(state_, *job, before.FindJob(number)))
+      send(command.host, command.message);
   }
 }
 

@@ -148,6 +148,14 @@ class Engine {
     pb::ProgressSeen newest;
   };
 
+  // What a step takes from those that post.
+  struct Work {
+    std::vector<Queued> queue;
+    std::vector<pb::Event> last_progress;  // before the ends that come after them
+    std::vector<pb::Event> progress;
+    bool listens_again = false;
+  };
+
   void Wake();  // under mutex_
   void Gather(int64_t began_ns);
   std::vector<pb::Event> TakeLastProgress(int64_t now_ns);  // under mutex_
@@ -155,13 +163,16 @@ class Engine {
   int64_t ProgressDueNs() const;                            // under mutex_
   void ForgetProgress(const pb::AttemptKey& key);           // under mutex_
   void ForgetEndedProgress();                               // under mutex_; of what the step ended
+  bool RefusesAll();
+  bool Take(Work* work);
+  std::vector<absl::Status> ApplyWork(Work* work);
+  ChangedRows Commit();
   void ApplyEvent(pb::Event event);
   void AppendGangPrepared();
   bool AwaitsHosts();
   void DecideAndApply();
-  bool DropOffender(Plan* plan, const PlanFault& fault);
-  void SaveRefusedPlan(const Plan& plan, const absl::Status& why);
-  void Dispatch(const std::vector<RowChange>& rows, const State& before);
+  void SaveRefused(const Plan& plan, const absl::Status& why);
+  void Dispatch(const ChangedRows& changed, const State& before);
   void ForgetWhatEnded();
   void TellStats(int64_t now_ns);
   void Refuse(std::vector<Queued> queue);
@@ -179,6 +190,7 @@ class Engine {
   int64_t now_ns_ = 0;
   int64_t now_at_ns_ = 0;  // MonotonicNs when it was
   bool stepped_ = false;
+  int64_t committed_in_ns_ = 0;         // what the newest commit took
   std::vector<pb::Event> step_events_;  // of the step being made
   int refused_plans_ = 0;
   int64_t told_stats_ns_ = 0;  // MonotonicNs

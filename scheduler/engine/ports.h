@@ -30,7 +30,7 @@ class Store {
   // Durable when it returns OK. After any error nobody knows whether it is (CONTRACTS 18): the
   // engine must not answer anybody, and the process has to end and recover.
   virtual absl::Status Commit(const Transaction& transaction) = 0;
-  // False: Commit doesn't read the rows' bytes, so they need not be made.
+  // False: Commit doesn't read the rows, so they need not be made.
   virtual bool WantsRows() const { return true; }
   // Nothing is queued: time for housekeeping, a few milliseconds at most.
   virtual void Idle() {}

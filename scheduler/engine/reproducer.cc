@@ -52,6 +52,17 @@ absl::StatusOr<std::vector<RowChange>> LoadRows(const std::string& path) {
   return rows;
 }
 
+absl::Status SaveRefusedPlan(const std::string& directory, const State& state, const Plan& plan,
+                             int64_t now_ns, const absl::Status& why) {
+  std::string text = absl::StrCat("refused: ", why.ToString(), "\nnow_ns: ", now_ns, "\n");
+  for (size_t i = 0; i < plan.events.size(); ++i)
+    absl::StrAppend(&text, "event ", i, ":\n", plan.events[i].DebugString());
+  absl::Status status = MakeDirectories(directory);
+  if (status.ok()) status = WriteFileDurably(directory + "/plan.txt", text);
+  if (status.ok()) status = SaveRows(directory + "/rows", state.AllRows());
+  return status;
+}
+
 absl::StatusOr<RefusedAgain> ReplayRefusedPlan(
     const std::string& directory, const SchedulingOptions& options,
     const std::function<Plan(const State&, int64_t, const SchedulingOptions&)>& decide) {

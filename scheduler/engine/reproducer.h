@@ -22,6 +22,10 @@ absl::Status SaveRows(const std::string& path, const std::vector<RowChange>& row
 // DATA_LOSS if the file ends inside a row.
 absl::StatusOr<std::vector<RowChange>> LoadRows(const std::string& path);
 
+// Writes the folder of a plan that was refused for this State. Durable when it returns OK.
+absl::Status SaveRefusedPlan(const std::string& directory, const State& state, const Plan& plan,
+                             int64_t now_ns, const absl::Status& why);
+
 struct RefusedAgain {
   std::string then;   // why Validate refused the plan
   std::string now;    // and why it refuses what is decided now; empty: it doesn't

@@ -371,7 +371,7 @@ TEST(Jobs, AreForgottenWithTheirKeysAfterAWeek) {
   EXPECT_EQ(s.state.FindByIdempotencyKey("ann", "key"), 0u);
   EXPECT_EQ(s.state.next_job_number(), job + 1) << "numbers don't come back";
   int deleted = 0;
-  for (const RowChange& row : s.state.TakeChanges())
+  for (const RowChange& row : s.state.RowsOf(s.state.TakeChanges()))
     deleted += row.kind == "job" && !row.bytes.has_value();
   EXPECT_EQ(deleted, 1);
 }

@@ -377,6 +377,34 @@ struct StateRecords {
     r.set_round(s.round_);
     return {"meta", "", DeterministicBytes(r)};
   }
+  // All of it but the round. False: a ledger's class is unknown.
+  static bool LoadMeta(const pb::MetaRecord& r, State* s) {
+    s->next_job_number_ = r.next_job_number();
+    s->queue_version_ = r.queue_version();
+    s->now_ns_ = r.now_ns();
+    s->epoch_ = r.epoch();
+    s->adopted_epoch_ = r.adopted_epoch();
+    s->restoring_ = r.restoring();
+    s->restart_backoff_ns_ = r.restart_backoff_ns();
+    s->listens_since_ns_ = r.listens_since_ns();
+    std::map<std::pair<std::string, int>, int64_t> ledger;
+    for (const pb::LedgerRow& l : r.ledger()) {
+      const int ledger_class = LedgerClassOf(l.class_());
+      if (ledger_class < 0) return false;
+      ledger[{l.queue(), ledger_class}] = l.device_us();
+    }
+    s->ledger_ =
+        std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
+    std::map<std::string, QueueHistory> history;
+    for (const pb::QueueHistoryRow& h : r.history())
+      history[h.queue()] = {h.booked_device_us(), h.decayed_device_us()};
+    s->history_ = std::make_shared<const std::map<std::string, QueueHistory>>(std::move(history));
+    s->history_tick_ = r.history_tick();
+    s->ledger_since_ns_ = r.ledger_since_ns();
+    s->ledger_until_ns_ = r.ledger_until_ns();
+    s->ledger_capacity_device_us_ = r.ledger_capacity_device_us();
+    return true;
+  }
   static RowChange Job(const State& s, uint64_t number) {
     const JobRow* row = s.jobs_.Find(number);
     if (row == nullptr) return {"job", JobRowId(number), std::nullopt};
@@ -389,25 +417,25 @@ struct StateRecords {
   }
 };
 
-std::vector<RowChange> State::TakeChanges(bool bytes) {
-  std::vector<RowChange> changes;
-  if (configuration_changed_)
-    changes.push_back(bytes ? StateRecords::Configuration(*this)
-                            : RowChange{"configuration", "", std::nullopt});
+ChangedRows State::TakeChanges() {
+  ChangedRows changed{configuration_changed_, meta_changed_};
   std::map<std::string, HostId> hosts;
   for (const HostId id : changed_hosts_) hosts[HostName(id)] = id;
-  for (const auto& [name, id] : hosts)
-    changes.push_back(bytes ? StateRecords::Host(*this, id)
-                            : RowChange{"host", name, std::nullopt});
-  for (const uint64_t number : changed_jobs_)
-    changes.push_back(bytes ? StateRecords::Job(*this, number)
-                            : RowChange{"job", JobRowId(number), std::nullopt});
-  if (meta_changed_)
-    changes.push_back(bytes ? StateRecords::Meta(*this) : RowChange{"meta", "", std::nullopt});
+  for (const auto& [name, id] : hosts) changed.hosts.push_back(id);
+  changed.jobs.assign(changed_jobs_.begin(), changed_jobs_.end());
   meta_changed_ = configuration_changed_ = false;
   changed_jobs_.clear();
   changed_hosts_.clear();
-  return changes;
+  return changed;
+}
+
+std::vector<RowChange> State::RowsOf(const ChangedRows& changed) const {
+  std::vector<RowChange> rows;
+  if (changed.configuration) rows.push_back(StateRecords::Configuration(*this));
+  for (const HostId id : changed.hosts) rows.push_back(StateRecords::Host(*this, id));
+  for (const uint64_t number : changed.jobs) rows.push_back(StateRecords::Job(*this, number));
+  if (changed.meta) rows.push_back(StateRecords::Meta(*this));
+  return rows;
 }
 
 std::vector<RowChange> State::AllRows() const {
@@ -428,22 +456,28 @@ absl::StatusOr<JobRow> State::ParseJob(const std::string& bytes) const {
   return job;
 }
 
+namespace {
+
+absl::Status Damaged(const RowChange& row, const std::string& why) {
+  return absl::DataLossError(absl::StrCat("row ", row.kind, " '", row.id, "': ", why));
+}
+
+void Configure(const pb::ConfigurationRecord& r, Applier* applier) {
+  applier->SetQueues(r.queues());
+  applier->SetClusters(r.clusters());
+  for (const pb::DrainedCluster& d : r.drained())
+    applier->SetClusterDrained(d.name(), true, d.reason());
+}
+
+}  // namespace
+
 absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
   State s;
   Applier applier(&s);
-  const auto damaged = [](const RowChange& row, const std::string& why) {
-    return absl::DataLossError(absl::StrCat("row ", row.kind, " '", row.id, "': ", why));
-  };
   // Clusters first, then hosts, then jobs, which name them.
   std::vector<const RowChange*> hosts, jobs;
   uint64_t round = 0;
   bool configured = false;
-  const auto configure = [&](const pb::ConfigurationRecord& r) {
-    applier.SetQueues(r.queues());
-    applier.SetClusters(r.clusters());
-    for (const pb::DrainedCluster& d : r.drained())
-      applier.SetClusterDrained(d.name(), true, d.reason());
-  };
   for (const RowChange& row : rows) {
     if (!row.bytes.has_value()) continue;
     if (row.kind == "host") {
@@ -452,46 +486,23 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
       jobs.push_back(&row);
     } else if (row.kind == "configuration") {
       pb::ConfigurationRecord r;
-      if (!r.ParseFromString(*row.bytes)) return damaged(row, "can't be parsed");
-      configure(r);
+      if (!r.ParseFromString(*row.bytes)) return Damaged(row, "can't be parsed");
+      Configure(r, &applier);
       configured = true;
     } else if (row.kind == "meta") {
       pb::MetaRecord r;
-      if (!r.ParseFromString(*row.bytes)) return damaged(row, "can't be parsed");
-      s.next_job_number_ = r.next_job_number();
-      s.queue_version_ = r.queue_version();
-      s.now_ns_ = r.now_ns();
-      s.epoch_ = r.epoch();
-      s.adopted_epoch_ = r.adopted_epoch();
-      s.restoring_ = r.restoring();
-      s.restart_backoff_ns_ = r.restart_backoff_ns();
-      s.listens_since_ns_ = r.listens_since_ns();
-      round = r.round();
+      if (!r.ParseFromString(*row.bytes)) return Damaged(row, "can't be parsed");
       if (r.has_clusters()) {  // an older store: the next step writes the row that it lacks
         pb::ConfigurationRecord configuration;
         *configuration.mutable_queues() = r.queues();
         *configuration.mutable_clusters() = r.clusters();
         *configuration.mutable_drained() = r.drained();
-        configure(configuration);
+        Configure(configuration, &applier);
       }
-      std::map<std::pair<std::string, int>, int64_t> ledger;
-      for (const pb::LedgerRow& l : r.ledger()) {
-        const int ledger_class = LedgerClassOf(l.class_());
-        if (ledger_class < 0) return damaged(row, "unknown ledger class");
-        ledger[{l.queue(), ledger_class}] = l.device_us();
-      }
-      s.ledger_ =
-          std::make_shared<const std::map<std::pair<std::string, int>, int64_t>>(std::move(ledger));
-      std::map<std::string, QueueHistory> history;
-      for (const pb::QueueHistoryRow& h : r.history())
-        history[h.queue()] = {h.booked_device_us(), h.decayed_device_us()};
-      s.history_ = std::make_shared<const std::map<std::string, QueueHistory>>(std::move(history));
-      s.history_tick_ = r.history_tick();
-      s.ledger_since_ns_ = r.ledger_since_ns();
-      s.ledger_until_ns_ = r.ledger_until_ns();
-      s.ledger_capacity_device_us_ = r.ledger_capacity_device_us();
+      if (!StateRecords::LoadMeta(r, &s)) return Damaged(row, "unknown ledger class");
+      round = r.round();
     } else {
-      return damaged(row, "unknown kind");
+      return Damaged(row, "unknown kind");
     }
   }
   const auto by_id = [](const RowChange* a, const RowChange* b) { return a->id < b->id; };
@@ -499,15 +510,15 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
   std::sort(jobs.begin(), jobs.end(), by_id);
   for (const RowChange* row : hosts) {
     pb::HostRecord r;
-    if (!r.ParseFromString(*row->bytes)) return damaged(*row, "can't be parsed");
+    if (!r.ParseFromString(*row->bytes)) return Damaged(*row, "can't be parsed");
     const HostId id = applier.FindOrAddHost(r.cluster(), r.host());
-    if (id == kNoHost) return damaged(*row, absl::StrCat("names unknown cluster ", r.cluster()));
+    if (id == kNoHost) return Damaged(*row, absl::StrCat("names unknown cluster ", r.cluster()));
     FromRecord(r, s.hosts_.Mutable(static_cast<size_t>(id)));
   }
   applier.OrderHosts();
   for (const RowChange* row : jobs) {
     absl::StatusOr<JobRow> job = s.ParseJob(*row->bytes);
-    if (!job.ok()) return damaged(*row, std::string(job.status().message()));
+    if (!job.ok()) return Damaged(*row, std::string(job.status().message()));
     applier.InsertLoaded(*std::move(job));
   }
   for (const HostId id : *s.host_order_) applier.RefreshHost(id);

@@ -18,7 +18,7 @@ TEST(Records, TheChangesOfEachStepAddUpToTheState) {
   SystemBuilder system;
   std::map<std::pair<std::string, std::string>, std::string> store;
   const auto save = [&] {
-    for (const RowChange& change : system.state.TakeChanges()) {
+    for (const RowChange& change : system.state.RowsOf(system.state.TakeChanges())) {
       if (change.bytes.has_value()) {
         store[{change.kind, change.id}] = *change.bytes;
       } else {
@@ -75,7 +75,7 @@ TEST(Records, AStoreWhoseConfigurationHasNoRowOfItsOwnGetsOne) {
   absl::StatusOr<State> loaded = State::Load(rows);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(State::Difference(system.state, *loaded), "");
-  const std::vector<RowChange> changes = loaded->TakeChanges();
+  const std::vector<RowChange> changes = loaded->RowsOf(loaded->TakeChanges());
   ASSERT_EQ(changes.size(), 1u);
   EXPECT_EQ(changes[0].kind, "configuration");
 }
@@ -85,7 +85,7 @@ TEST(Records, TheConfigurationIsWrittenWhenItChangesOnly) {
   system.Cluster("c").Hosts("c", 1, 1).Queue("q");
   system.state.TakeChanges();
   const auto written = [&] {
-    const std::vector<RowChange> changes = system.state.TakeChanges();
+    const std::vector<RowChange> changes = system.state.RowsOf(system.state.TakeChanges());
     return std::any_of(changes.begin(), changes.end(),
                        [](const RowChange& row) { return row.kind == "configuration"; });
   };

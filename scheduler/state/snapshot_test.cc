@@ -76,7 +76,7 @@ TEST_P(RandomHistory, ChangesAddUpToAllRows) {
     const pb::Event event = events.Next(state);
     Apply(&state, event);
     if (events.Below(4) == 0) continue;  // a step holds several events
-    Save(state.TakeChanges(), &saved);
+    Save(state.RowsOf(state.TakeChanges()), &saved);
     if (i % 10 == 0) {
       ASSERT_EQ(FirstDifference(saved, All(state)), "") << "after event " << i << "\n"
                                                         << event.DebugString();
@@ -85,7 +85,7 @@ TEST_P(RandomHistory, ChangesAddUpToAllRows) {
   // What was loaded goes on like what was saved.
   absl::StatusOr<State> loaded = State::Load(Rows(saved));
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  Save(state.TakeChanges(), &saved);
+  Save(state.RowsOf(state.TakeChanges()), &saved);
   loaded = State::Load(Rows(saved));
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_TRUE(loaded->TakeChanges().empty());

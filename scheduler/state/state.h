@@ -35,6 +35,15 @@ struct RowChange {
   std::optional<std::string> bytes;  // nullopt: the row is gone
 };
 
+struct ChangedRows {
+  bool configuration = false;
+  bool meta = false;
+  std::vector<HostId> hosts;   // by cluster/host
+  std::vector<uint64_t> jobs;  // by number; those that are gone, too
+
+  bool empty() const { return !configuration && !meta && hosts.empty() && jobs.empty(); }
+};
+
 // Finished jobs stay in State, for lists and for idempotency keys, until one of these is exceeded;
 // history is the store's.
 inline constexpr int64_t kFinishedJobsKept = 10'000;
@@ -145,9 +154,11 @@ class State {
   const std::map<std::string, QueueHistory>& history() const { return *history_; }
 
   // ---- the store ----
-  // Rows changed since the last call (or since Load), ordered by kind and id. Serialized
-  // deterministically; without `bytes` their ids alone.
-  std::vector<RowChange> TakeChanges(bool bytes = true);
+  // What changed since the last call (or since Load).
+  ChangedRows TakeChanges();
+  // The rows of it, as they are now, for the store: ordered by kind and id, serialized
+  // deterministically.
+  std::vector<RowChange> RowsOf(const ChangedRows& changed) const;
   // Every row, as a full save would write them.
   std::vector<RowChange> AllRows() const;
   // DATA_LOSS names the row that can't be read or doesn't fit the others. Order of rows doesn't

@@ -254,7 +254,7 @@ absl::StatusOr<StoreReport> VerifyStore(const std::string& file) {
                           if (!event.ok()) return event.status();
                           if (report.replayed) Apply(&state, *event);
                         }
-                        if (report.replayed) state.TakeChanges(false);
+                        if (report.replayed) state.TakeChanges();
                         return absl::OkStatus();
                       });
     if (!status.ok()) return status;
@@ -319,7 +319,7 @@ absl::StatusOr<ReplayReport> ReplayStore(const std::string& file,
         }
         if (!planned.empty()) ++report.plans;
         for (const pb::Event& event : planned) Apply(&state, event);
-        state.TakeChanges(false);
+        state.TakeChanges();
         return absl::OkStatus();
       });
   if (!status.ok()) return Annotate(status, file);

@@ -36,6 +36,65 @@ struct Counts {
   std::condition_variable changed;
   int64_t placed = 0, started = 0, ended = 0, steps = 0, step_events_most = 0;
   int64_t last_start_ns = 0, last_end_ns = 0;
+
+  void See(const StepRecord& step) {
+    const int64_t now_ns = RealClock()->WallNs();
+    std::lock_guard lock(mutex);
+    ++steps;
+    step_events_most =
+        std::max<int64_t>(step_events_most, static_cast<int64_t>(step.events.size()));
+    for (const pb::Event& event : step.events) {
+      placed += event.has_attempt_placed();
+      if (!event.has_attempt_reported()) continue;
+      if (event.attempt_reported().report().phase() == pb::STARTED) {
+        ++started;
+        last_start_ns = now_ns;
+      } else if (event.attempt_reported().report().phase() == pb::GONE) {
+        ++ended;
+        last_end_ns = now_ns;
+      }
+    }
+    changed.notify_all();
+  }
+};
+
+// Submits from several threads, with so many unanswered at any time.
+class Submissions {
+ public:
+  Submissions(LiveSystem* system, int outstanding) : system_(system), room_(outstanding) {}
+
+  // When the last answer came.
+  int64_t Run(int jobs, int threads) {
+    std::vector<std::thread> submitters;
+    for (int t = 0; t < threads; ++t) submitters.emplace_back([this, jobs] { Submit(jobs); });
+    for (std::thread& submitter : submitters) submitter.join();
+    for (int seen = answered_; seen < jobs; seen = answered_) answered_.wait(seen);
+    return last_answer_ns_;
+  }
+
+ private:
+  void Submit(int jobs) {
+    for (int i = next_++; i < jobs; i = next_++) {
+      room_.acquire();
+      const auto request = std::make_shared<pb::SubmitRequest>();
+      *request->mutable_spec() = spec_;
+      request->set_idempotency_key(absl::StrCat("rate-", i));
+      muster::Submit(&system_->engine(), defaults_, "bench", request,
+                     [this, jobs](const SubmitOutcome& outcome) {
+                       if (!outcome.status.ok()) Die(std::string(outcome.status.message()));
+                       last_answer_ns_ = RealClock()->WallNs();
+                       room_.release();
+                       if (++answered_ == jobs) answered_.notify_all();
+                     });
+    }
+  }
+
+  LiveSystem* const system_;
+  const SpecDefaults defaults_;
+  const pb::JobSpec spec_ = SlotJob("rate", "research", 1, 1);
+  std::counting_semaphore<> room_;
+  std::atomic<int> next_ = 0, answered_ = 0;
+  std::atomic<int64_t> last_answer_ns_ = 0;
 };
 
 int Main(int argc, char** argv) {
@@ -63,58 +122,18 @@ int Main(int argc, char** argv) {
   pb::QueueTree queues;
   queues.add_queues()->set_name("research");
   system.Configure(clusters, queues);
-  system.Observe([&](const StepRecord& step) {
-    const int64_t now_ns = RealClock()->WallNs();
-    std::lock_guard lock(counts.mutex);
-    ++counts.steps;
-    counts.step_events_most =
-        std::max<int64_t>(counts.step_events_most, static_cast<int64_t>(step.events.size()));
-    for (const pb::Event& event : step.events) {
-      counts.placed += event.has_attempt_placed();
-      if (!event.has_attempt_reported()) continue;
-      if (event.attempt_reported().report().phase() == pb::STARTED) {
-        ++counts.started;
-        counts.last_start_ns = now_ns;
-      } else if (event.attempt_reported().report().phase() == pb::GONE) {
-        ++counts.ended;
-        counts.last_end_ns = now_ns;
-      }
-    }
-    counts.changed.notify_all();
-  });
+  system.Observe([&](const StepRecord& step) { counts.See(step); });
   system.Run();
   SimulatedAgents agents(&system.sessions(), SlotHosts(clusters),
                          [&](const pb::Prepare&) { return runtime_ms * kMillisecond; });
   agents.WaitWelcomed();
 
-  std::counting_semaphore<> room(outstanding);
-  std::atomic<int> next = 0, answered = 0;
-  std::atomic<int64_t> last_answer_ns = 0;
-  const SpecDefaults defaults;
-  const pb::JobSpec spec = SlotJob("rate", "research", 1, 1);
+  Submissions submissions(&system, outstanding);
   rusage before{};
   getrusage(RUSAGE_SELF, &before);
   const int64_t start_ns = RealClock()->WallNs();
-  std::vector<std::thread> threads;
-  for (int t = 0; t < submitters; ++t) {
-    threads.emplace_back([&] {
-      for (int i = next++; i < jobs; i = next++) {
-        room.acquire();
-        const auto request = std::make_shared<pb::SubmitRequest>();
-        *request->mutable_spec() = spec;
-        request->set_idempotency_key(absl::StrCat("rate-", i));
-        Submit(&system.engine(), defaults, "bench", request, [&](const SubmitOutcome& outcome) {
-          if (!outcome.status.ok()) Die(std::string(outcome.status.message()));
-          last_answer_ns = RealClock()->WallNs();
-          room.release();
-          if (++answered == jobs) answered.notify_all();
-        });
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (int seen = answered; seen < jobs; seen = answered) answered.wait(seen);
-  const double submitted_s = static_cast<double>(last_answer_ns - start_ns) / 1e9;
+  const int64_t answered_ns = submissions.Run(jobs, submitters);
+  const double submitted_s = static_cast<double>(answered_ns - start_ns) / 1e9;
   {
     std::unique_lock lock(counts.mutex);
     const int64_t slots = int64_t{kSlotsPerHost} * hosts;

@@ -43,8 +43,74 @@ def kill(process: subprocess.Popen) -> None:
     process.wait(10)
 
 
-def scheduler(system: LocalSystem, quick: bool) -> bool:
-    kills = 20 if quick else 1000
+class Submissions:
+    """Four lanes that submit short jobs, as many as keep WAITING of them waiting, whoever is there to take them."""
+
+    def __init__(self, system: LocalSystem) -> None:
+        self.system = system
+        self.acknowledged, self.refused, self.stop = [], [], threading.Event()
+        self.lines_file = system.folder / "lines"
+        self.lines_file.touch()
+        self.lanes = [threading.Thread(target=self._submit, args=(lane,)) for lane in range(4)]
+
+    def __enter__(self) -> "Submissions":
+        for lane in self.lanes:
+            lane.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop.set()
+        for lane in self.lanes:
+            lane.join(60)
+
+    def lines(self) -> list[str]:
+        """One for each process that began: job, attempt and rank."""
+        return self.lines_file.read_text().splitlines()
+
+    def backlog(self) -> bool:
+        return len(self.acknowledged) - len({line.split()[0] for line in self.lines()}) >= WAITING
+
+    def something_to_place(self) -> bool:
+        if self.refused:
+            raise Failed(f"a submission was refused: {self.refused[0]}")
+        return self.backlog()
+
+    def _submit(self, lane: int) -> None:
+        try:
+            self._submit_all(lane)
+        # A command that hangs, say: the run is not one with submissions in flight.
+        except Exception as error:
+            self.refused.append(str(error))
+            self.stop.set()
+
+    def _submit_all(self, lane: int) -> None:
+        for index in range(1_000_000):
+            name, rng = f"job{lane}-{index}", random.Random(lane * 1_000_003 + index)
+            path = self.system.folder / f"{name}.yaml"
+            path.write_text(
+                f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 4)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
+                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT $RANK" >> {self.lines_file}\n  sleep {rng.uniform(0, 3):.2f}\n'
+            )
+            while True:
+                while self.backlog() and not self.stop.is_set():
+                    time.sleep(0.05)
+                if self.stop.is_set():
+                    return
+                done = self.system.run(
+                    ["submit", path, "-y", "--detach", "-o", "name", "--idempotency-key", name],
+                    check=False,
+                )
+                if done.returncode == 0:
+                    self.acknowledged.append(done.stdout.strip())
+                    path.unlink()
+                    break
+                if done.returncode != NOT_THERE_NOW:
+                    self.refused.append(done.stderr)
+                    self.stop.set()
+
+
+def fill(system: LocalSystem) -> None:
+    """musterd, an agent, and STORED jobs that wait behind one that never ends."""
     small_system.start(system, QUEUES32, hosts=("h01",), slots=32)
     first = small_system.submit(
         system,
@@ -59,58 +125,11 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    acknowledged, refused, stop = [], [], threading.Event()
-    lines_file = system.folder / "lines"
-    lines_file.touch()
 
-    def started() -> set[str]:
-        return {line.split()[0] for line in lines_file.read_text().splitlines()}
 
-    def backlog() -> bool:
-        return len(acknowledged) - len(started()) >= WAITING
-
-    def something_to_place() -> bool:
-        if refused:
-            raise Failed(f"a submission was refused: {refused[0]}")
-        return backlog()
-
-    def submit_all(lane: int) -> None:
-        for index in range(1_000_000):
-            name, rng = f"job{lane}-{index}", random.Random(lane * 1_000_003 + index)
-            path = system.folder / f"{name}.yaml"
-            path.write_text(
-                f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 4)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
-                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT $RANK" >> {lines_file}\n  sleep {rng.uniform(0, 3):.2f}\n'
-            )
-            while True:
-                while backlog() and not stop.is_set():
-                    time.sleep(0.05)
-                if stop.is_set():
-                    return
-                done = system.run(
-                    ["submit", path, "-y", "--detach", "-o", "name", "--idempotency-key", name],
-                    check=False,
-                )
-                if done.returncode == 0:
-                    acknowledged.append(done.stdout.strip())
-                    path.unlink()
-                    break
-                if done.returncode != NOT_THERE_NOW:
-                    refused.append(done.stderr)
-                    stop.set()
-
-    def submit_or_say(lane: int) -> None:
-        try:
-            submit_all(lane)
-        except (
-            Exception
-        ) as error:  # a command that hangs, say: the run is not one with submissions in flight
-            refused.append(str(error))
-            stop.set()
-
-    lanes = [threading.Thread(target=submit_or_say, args=(lane,)) for lane in range(4)]
-    for lane in lanes:
-        lane.start()
+def scheduler(system: LocalSystem, quick: bool) -> bool:
+    kills = 20 if quick else 1000
+    fill(system)
     starts_s, began_ns, rng = [], [], random.Random(1)
     jobs, placed = {}, set()  # by number: its state; when attempts were placed
 
@@ -122,41 +141,25 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
             jobs[str(job["number"])] = job["state"]
             placed.update(int(attempt["place_ns"]) for attempt in task(job)["attempts"])
 
-    try:
+    with Submissions(system) as submissions:
         for index in range(kills):
             if index % 2 == 0:  # what this start is to place has to be there
-                wait_for("more jobs than there is room for", something_to_place, 60, 0.01)
+                ready = submissions.something_to_place
+                wait_for("more jobs than there is room for", ready, 60, 0.01)
             time.sleep(rng.uniform(0, 0.4))  # the moment is what is drawn
             kill(system.processes["musterd"])
             began_ns.append(time.time_ns())
             starts_s.append(system.start_musterd())
             if index % 2 == 0:  # the next kill comes after a placement; else it may come before one
-                size = lines_file.stat().st_size
+                began = len(submissions.lines())
                 wait_for(
-                    "something to be placed", lambda: lines_file.stat().st_size > size, 30, 0.01
+                    "something to be placed", lambda: len(submissions.lines()) > began, 30, 0.01
                 )
             if index % 200 == 0:
                 collect()
-    finally:
-        stop.set()
-        for lane in lanes:
-            lane.join(60)
 
     wait_for("all jobs to end", lambda: not ours(), 600, 0.5)
     collect()
-    placed_ns = sorted(placed)
-    # Of every second start, as the others' placements may have been cut off.
-    first_s = [
-        (placed_ns[min(bisect.bisect_left(placed_ns, start), len(placed_ns) - 1)] - start) / 1e9
-        for start in began_ns[::2]
-    ]
-    lines = Counter(lines_file.read_text().splitlines())
-    twice = [line for line, times in lines.items() if times > 1]
-    lost = set(acknowledged) - set(jobs)
-    not_done = [number for number, state in jobs.items() if state != "SUCCEEDED"]
-    print(
-        f"{len(acknowledged)} acknowledged submissions, {sum(lines.values())} processes, refused for another reason than that nobody was there: {refused[:3]}"
-    )
     ok = figure(
         "SIGKILLs of musterd with 32 slots, submissions and ends in flight",
         kills,
@@ -164,9 +167,7 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
         "≥ 1,000" if not quick else "-",
         True,
     )
-    ok &= figure("acknowledged submissions lost", len(lost), "", "0", not lost and not refused)
-    ok &= figure("attempts started twice", len(twice), "", "0", not twice)
-    ok &= figure("jobs that did not succeed", len(not_done), "", "0", not not_done)
+    ok &= tell_scheduler(submissions, jobs)
     figure(
         "from its start to its first answer, p99",
         round(quantile(starts_s, 0.99), 3),
@@ -174,9 +175,32 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
         "-",
         True,
     )
+    return ok & tell_first_placement(began_ns, sorted(placed))
+
+
+def tell_scheduler(submissions: Submissions, jobs: dict[str, str]) -> bool:
+    lines = Counter(submissions.lines())
+    twice = [line for line, times in lines.items() if times > 1]
+    lost = set(submissions.acknowledged) - set(jobs)
+    not_done = [number for number, state in jobs.items() if state != "SUCCEEDED"]
+    refused = submissions.refused
+    print(
+        f"{len(submissions.acknowledged)} acknowledged submissions, {sum(lines.values())} processes, refused for another reason than that nobody was there: {refused[:3]}"
+    )
+    ok = figure("acknowledged submissions lost", len(lost), "", "0", not lost and not refused)
+    ok &= figure("attempts started twice", len(twice), "", "0", not twice)
+    return ok & figure("jobs that did not succeed", len(not_done), "", "0", not not_done)
+
+
+def tell_first_placement(began_ns: list[int], placed_ns: list[int]) -> bool:
+    # Of every second start, as the others' placements may have been cut off.
+    first_s = [
+        (placed_ns[min(bisect.bisect_left(placed_ns, start), len(placed_ns) - 1)] - start) / 1e9
+        for start in began_ns[::2]
+    ]
     print("first placements after", sorted(round(s, 2) for s in first_s))
     slow_s = quantile(first_s, 0.99)
-    return ok & figure(
+    return figure(
         f"from its start to its first placement with {STORED:,} jobs stored, p99 of {len(first_s)}",
         round(slow_s, 3),
         "s",

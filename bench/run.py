@@ -19,6 +19,11 @@ BIN = os.environ.get("MUSTER_BIN_DIR", ROOT / "build" / "release" / "bin")  # be
 
 # slug -> (what, command, seconds it may take in full)
 ROWS = {
+    "house": (
+        "the form of the sources: layout, lints, arrows, citations, test code, long functions and files",
+        [sys.executable, "bench/house.py"],
+        7200,
+    ),
     "demo": (
         "deploy/demo.sh to its summary on a bare machine, and again there",
         [sys.executable, "bench/demo.py"],
@@ -315,6 +320,39 @@ def record(slug: str, what: str, command: str, figures: list[dict], seconds: flo
     RESULTS.write_text(head.rstrip("\n") + "\n\n" + "".join(kept[k] for k in order if k in kept))
 
 
+def run_program(command: list, limit_s: float) -> tuple[list[dict], int]:
+    """Shows what the program prints; the figures in it, and how it ended."""
+    environment = dict(
+        os.environ,
+        PYTHONPATH=os.pathsep.join(
+            [str(ROOT / "bench"), str(ROOT / "trainer" / "tests"), str(ROOT / "tests" / "system")]
+        ),
+    )
+    figures = []
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        limit = threading.Timer(limit_s, process.terminate)
+        limit.start()
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                if line.startswith("{"):
+                    try:
+                        figure = json.loads(line)
+                    except ValueError:
+                        continue
+                    if "figure" in figure:
+                        figures.append(figure)
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            limit.cancel()
+    return figures, code
+
+
 def main() -> int:
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
@@ -338,35 +376,8 @@ def main() -> int:
     given = [*(["--quick"] if options.quick else []), *for_program]
     command = [*command, *given]
     print(f"machine: {machine()}\ncommit: {commit()}", flush=True)
-    environment = dict(
-        os.environ,
-        PYTHONPATH=os.pathsep.join(
-            [str(ROOT / "bench"), str(ROOT / "trainer" / "tests"), str(ROOT / "tests" / "system")]
-        ),
-    )
     began = time.monotonic()
-    figures = []
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        limit = threading.Timer(limit_s, process.terminate)
-        limit.start()
-        try:
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                if line.startswith("{"):
-                    try:
-                        figure = json.loads(line)
-                    except ValueError:
-                        continue
-                    if "figure" in figure:
-                        figures.append(figure)
-            code = process.wait()
-        except BaseException:
-            process.terminate()
-            raise
-        finally:
-            limit.cancel()
+    figures, code = run_program(command, limit_s)
     if (
         code != 0 and figures and all(f["holds"] for f in figures)
     ):  # figures that it did not come to are missing, and may be those that count

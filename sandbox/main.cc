@@ -160,6 +160,36 @@ int Fail(const std::string& message) {
   return 2;
 }
 
+// What is wrong with our own queues; empty: clusters and queues are configured.
+std::string Configure(const pb::ClusterFile& clusters, Engine* engine) {
+  pb::Event configured;
+  *configured.mutable_clusters_configured()->mutable_file() = clusters;
+  engine->Post(std::move(configured));
+  StepAll(engine);
+  const QueueResolution queues = ResolveQueues(engine->Snapshot()->state, Queues());
+  if (!queues.ok()) return absl::StrCat(queues.problems[0].path, ": ", queues.problems[0].message);
+  pb::Event applied;
+  *applied.mutable_queues_applied()->mutable_tree() = queues.resolved;
+  applied.mutable_queues_applied()->set_version(1);
+  engine->Post(std::move(applied));
+  return "";
+}
+
+// The agents' thread.
+void Live(Agents* agents, Feeder* feeder, Clock* clock, const std::atomic<bool>& stopping) {
+  int64_t feed_ns = clock->WallNs();
+  while (!stopping) {
+    const int64_t now_ns = clock->WallNs();
+    agents->AdvanceTo(now_ns);
+    if (now_ns >= feed_ns) {
+      feeder->Feed(kJobsAFeed);
+      feed_ns = now_ns + kFeedEveryNs;
+    }
+    agents->WaitForMail(std::clamp<int64_t>(std::min(agents->NextNs(), feed_ns) - clock->WallNs(),
+                                            kMillisecond, kSecond));
+  }
+}
+
 int Run(const std::string& directory, uint64_t seed) {
   const int signals = ReadEndSignals();
   umask(077);
@@ -178,17 +208,7 @@ int Run(const std::string& directory, uint64_t seed) {
   sessions.Attach(&engine);
 
   const pb::ClusterFile clusters = Clusters();
-  pb::Event configured;
-  *configured.mutable_clusters_configured()->mutable_file() = clusters;
-  engine.Post(std::move(configured));
-  StepAll(&engine);
-  const QueueResolution queues = ResolveQueues(engine.Snapshot()->state, Queues());
-  if (!queues.ok())
-    return Fail(absl::StrCat(queues.problems[0].path, ": ", queues.problems[0].message));
-  pb::Event applied;
-  *applied.mutable_queues_applied()->mutable_tree() = queues.resolved;
-  applied.mutable_queues_applied()->set_version(1);
-  engine.Post(std::move(applied));
+  if (const std::string wrong = Configure(clusters, &engine); !wrong.empty()) return Fail(wrong);
   Agents agents(&sessions, clusters, AgentOptions(), clock.WallNs());
   agents.Join();
   StepAll(&engine);
@@ -216,19 +236,7 @@ int Run(const std::string& directory, uint64_t seed) {
   ApiServer server(&context, &hub);
   std::atomic<bool> stopping = false;
   std::thread stepping([&engine] { engine.Run(); });
-  std::thread living([&] {
-    int64_t feed_ns = clock.WallNs();
-    while (!stopping) {
-      const int64_t now_ns = clock.WallNs();
-      agents.AdvanceTo(now_ns);
-      if (now_ns >= feed_ns) {
-        feeder.Feed(kJobsAFeed);
-        feed_ns = now_ns + kFeedEveryNs;
-      }
-      agents.WaitForMail(std::clamp<int64_t>(std::min(agents.NextNs(), feed_ns) - clock.WallNs(),
-                                             kMillisecond, kSecond));
-    }
-  });
+  std::thread living([&] { Live(&agents, &feeder, &clock, stopping); });
   int result = 0;
   if (absl::Status status = server.Listen(directory + "/musterd.sock", 0600); !status.ok()) {
     result = Fail(std::string(status.message()));

@@ -259,66 +259,143 @@ void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, Clock* clock
   }
 }
 
-int Run(const MusterdConfig& config, bool adopt_restored) {
+// Empty: it can be served.
+std::string WhyNotServe(const MusterdConfig& config) {
   if (config.data_dir.empty())
-    return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
-  if (!config.single_user) {
-    return Fail(
-        "serving several users is not there yet: no agent runs jobs as their owners. Set "
-        "`single_user: true` in musterd.yaml, or "
-        "--single-user: then it serves only the user who starts it");
-  }
+    return "no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:";
+  if (!config.single_user)
+    return "serving several users is not there yet: no agent runs jobs as their owners. Set "
+           "`single_user: true` in musterd.yaml, or "
+           "--single-user: then it serves only the user who starts it";
   if (config.listen.empty())
-    return Fail(
-        "nowhere to listen: give --listen unix:///PATH, or --config musterd.yaml with listen:");
-  if (const std::string why = WhyNotListen(config.listen); !why.empty()) return Fail(why);
+    return "nowhere to listen: give --listen unix:///PATH, or --config musterd.yaml with listen:";
+  return WhyNotListen(config.listen);
+}
 
+// What a start reads: the store, and what the configuration changes of it.
+struct Start {
+  std::unique_ptr<SqliteStore> store;
+  Recovered recovered;  // its rows are in `state`
+  State state;
+  std::vector<pb::Event> first;  // events for the engine's first step
+};
+
+absl::StatusOr<Start> ReadStore(const MusterdConfig& config, bool adopt_restored) {
+  Start start;
+  StoreOptions options;
+  options.directory = config.data_dir;
+  options.journal_retention_ns = config.journal_retention_ns;
+  options.history_retention_ns = config.history_retention_ns;
+  options.adopt_restored = adopt_restored;
+  absl::StatusOr<std::unique_ptr<SqliteStore>> store = SqliteStore::Open(options, &start.recovered);
+  if (!store.ok()) return store.status();
+  start.store = *std::move(store);
+  absl::StatusOr<State> state = State::Load(start.recovered.rows);
+  if (!state.ok()) {
+    return absl::DataLossError(
+        absl::StrCat(config.data_dir, ": ", state.status().message(),
+                     ". Keep the file, and restore the newest backup into data_dir"));
+  }
+  start.state = *std::move(state);
+  start.recovered.rows.clear();
+  if (adopt_restored)
+    start.first.emplace_back().mutable_store_adopted()->set_epoch(start.recovered.epoch);
+  return start;
+}
+
+SessionOptions OptionsOfSessions(const MusterdConfig& config, const Start& start,
+                                 bool adopt_restored) {
+  SessionOptions options;
+  options.store_id = start.recovered.store_id;
+  options.epoch = start.recovered.epoch;
+  options.lease_ns = config.lease_ns;
+  options.heartbeat_ns = config.heartbeat_ns;
+  options.adopts = adopt_restored;
+  pb::ClusterFile clusters = start.state.cluster_file();
+  for (const pb::Event& event : start.first) {
+    if (event.has_clusters_configured()) clusters = event.clusters_configured().file();
+  }
+  options.how_differs = [skus = std::make_shared<const HostSkus>(std::move(clusters))](
+                            const std::string& cluster, const std::string& host,
+                            const pb::Inventory& inventory) {
+    return skus->HowDiffers(cluster, host, inventory);
+  };
+  return options;
+}
+
+EngineOptions OptionsOfEngine(const MusterdConfig& config, const Recovered& recovered,
+                              Sessions* sessions) {
+  EngineOptions options;
+  options.scheduling = OptionsOf(config);
+  options.epoch = recovered.epoch;
+  options.last_commit = recovered.last_commit;
+  options.awaits_hosts = [sessions](const State& now) { return sessions->AwaitsHosts(now); };
+  options.refused_plans_directory = config.data_dir + "/refused-plans";
+  return options;
+}
+
+// Reads the whole store beside the daemon, and says so if it is damaged.
+class StoreCheck {
+ public:
+  explicit StoreCheck(const std::string& directory)
+      : thread_([this, directory] {
+          if (absl::Status status = CheckStore(directory, &stop_);
+              !status.ok() && !absl::IsCancelled(status)) {
+            LogError("the store is damaged: stop musterd and restore a backup",
+                     {{"error", std::string(status.message())}});
+          }
+        }) {}
+  ~StoreCheck() {
+    stop_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+// Serves until a signal; the exit code.
+int Serve(const MusterdConfig& config, const Recovered& recovered,
+          const SessionOptions& session_options, const ApiContext& context, ApiServer* server,
+          Fencer* fencer, int signals) {
+  const std::string path(absl::StripPrefix(config.listen, "unix://"));
+  absl::StatusOr<std::unique_ptr<MetricsServer>> metrics = ServeMetrics(config, context);
+  if (!metrics.ok()) return Fail(std::string(metrics.status().message()));
+  if (absl::Status status = server->Listen(path, 0600); !status.ok())
+    return Fail(std::string(status.message()));
+  LogInfo("ready", {{"socket", path},
+                    {"version", MUSTER_VERSION},
+                    {"epoch", recovered.epoch},
+                    {"commit", recovered.last_commit},
+                    {"store", recovered.store_id},
+                    {"jobs", context.engine->Snapshot()->state.active_jobs().size()},
+                    {"single_user", config.single_user}});
+  {
+    const StoreCheck check(config.data_dir);
+    WaitForSignal(signals, context.sessions, fencer, context.clock, session_options);
+    LogInfo("stopping", {});
+    fencer->Stop();
+  }
+  metrics->reset();  // takes up to 2 s, while everybody else is still served
+  return 0;
+}
+
+int Run(const MusterdConfig& config, bool adopt_restored) {
+  if (const std::string why = WhyNotServe(config); !why.empty()) return Fail(why);
   const int signals = ReadEndSignals();
   umask(077);
 
   Clock* const clock = RealClock();
-  StoreOptions store_options;
-  store_options.directory = config.data_dir;
-  store_options.journal_retention_ns = config.journal_retention_ns;
-  store_options.history_retention_ns = config.history_retention_ns;
-  store_options.adopt_restored = adopt_restored;
-  Recovered recovered;
-  absl::StatusOr<std::unique_ptr<SqliteStore>> store = SqliteStore::Open(store_options, &recovered);
-  if (!store.ok()) return Fail(std::string(store.status().message()));
-  absl::StatusOr<State> state = State::Load(recovered.rows);
-  if (!state.ok()) {
-    return Fail(absl::StrCat(config.data_dir, ": ", state.status().message(),
-                             ". Keep the file, and restore the newest backup into data_dir"));
-  }
-  std::vector<pb::Event> first;
-  if (adopt_restored) first.emplace_back().mutable_store_adopted()->set_epoch(recovered.epoch);
-  if (!FirstEvents(config, *state, &first)) return 2;
-
-  SessionOptions session_options;
-  session_options.store_id = recovered.store_id;
-  session_options.epoch = recovered.epoch;
-  session_options.lease_ns = config.lease_ns;
-  session_options.heartbeat_ns = config.heartbeat_ns;
-  session_options.adopts = adopt_restored;
-  pb::ClusterFile clusters = state->cluster_file();
-  for (const pb::Event& event : first) {
-    if (event.has_clusters_configured()) clusters = event.clusters_configured().file();
-  }
-  session_options.how_differs = [skus = std::make_shared<const HostSkus>(std::move(clusters))](
-                                    const std::string& cluster, const std::string& host,
-                                    const pb::Inventory& inventory) {
-    return skus->HowDiffers(cluster, host, inventory);
-  };
+  absl::StatusOr<Start> start = ReadStore(config, adopt_restored);
+  if (!start.ok()) return Fail(std::string(start.status().message()));
+  if (!FirstEvents(config, start->state, &start->first)) return 2;
+  const SessionOptions session_options = OptionsOfSessions(config, *start, adopt_restored);
   Sessions sessions(session_options, clock);
-  EngineOptions engine_options;
-  engine_options.scheduling = OptionsOf(config);
-  engine_options.epoch = recovered.epoch;
-  engine_options.last_commit = recovered.last_commit;
-  engine_options.awaits_hosts = [&sessions](const State& now) { return sessions.AwaitsHosts(now); };
-  engine_options.refused_plans_directory = config.data_dir + "/refused-plans";
-  Engine engine(engine_options, clock, store->get(), &sessions, *std::move(state));
+  const EngineOptions engine_options = OptionsOfEngine(config, start->recovered, &sessions);
+  Engine engine(engine_options, clock, start->store.get(), &sessions, std::move(start->state));
   sessions.Attach(&engine);
-  for (pb::Event& event : first) engine.Post(std::move(event));
+  for (pb::Event& event : start->first) engine.Post(std::move(event));
   sessions.Tick();  // hosts that nobody heard yet are silent
   engine.Step();
   absl::StatusOr<std::unique_ptr<StoreHistory>> history = StoreHistory::Open(config.data_dir);
@@ -337,8 +414,8 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   context.clock = clock;
   context.scheduling = engine_options.scheduling;
   context.defaults = config.defaults;
-  context.store_id = recovered.store_id;
-  context.epoch = recovered.epoch;
+  context.store_id = start->recovered.store_id;
+  context.epoch = start->recovered.epoch;
   context.version = MUSTER_VERSION;
   context.single_user = config.single_user;
   RoomWatch room(config.data_dir, clock);
@@ -348,37 +425,9 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   };
   ApiServer server(&context, &hub);
   std::thread stepping([&engine] { engine.Run(); });
-  const std::string path(absl::StripPrefix(config.listen, "unix://"));
-  int result = 0;
-  absl::StatusOr<std::unique_ptr<MetricsServer>> metrics = ServeMetrics(config, context);
-  if (!metrics.ok()) {
-    result = Fail(std::string(metrics.status().message()));
-  } else if (absl::Status status = server.Listen(path, 0600); !status.ok()) {
-    result = Fail(std::string(status.message()));
-  } else {
-    LogInfo("ready", {{"socket", path},
-                      {"version", MUSTER_VERSION},
-                      {"epoch", recovered.epoch},
-                      {"commit", recovered.last_commit},
-                      {"store", recovered.store_id},
-                      {"jobs", engine.Snapshot()->state.active_jobs().size()},
-                      {"single_user", config.single_user}});
-    std::atomic<bool> stop_check = false;
-    std::thread check([directory = config.data_dir, &stop_check] {
-      if (absl::Status status = CheckStore(directory, &stop_check);
-          !status.ok() && !absl::IsCancelled(status)) {
-        LogError("the store is damaged: stop musterd and restore a backup",
-                 {{"error", std::string(status.message())}});
-      }
-    });
-    WaitForSignal(signals, &sessions, &fencer, clock, session_options);
-    LogInfo("stopping", {});
-    fencer.Stop();
-    stop_check = true;
-    check.join();
-  }
-  if (metrics.ok()) metrics->reset();  // takes up to 2 s, while everybody else is still served
-  server.Shutdown();                   // calls that wait for a commit still get their answer
+  const int result =
+      Serve(config, start->recovered, session_options, context, &server, &fencer, signals);
+  server.Shutdown();  // calls that wait for a commit still get their answer
   outlook.Stop();
   engine.Stop();
   stepping.join();

@@ -208,40 +208,119 @@ absl::StatusOr<std::optional<KueueSetup>> ReadGenerator(const Arguments& args) {
   return std::optional<KueueSetup>(*std::move(setup));
 }
 
+// The system that a trace runs on: of a generator, or of the files that the arguments name.
+struct Setup {
+  std::optional<KueueSetup> generator;
+  pb::ClusterFile clusters;
+  pb::QueueTree queues;
+};
+
+absl::StatusOr<Setup> ReadSetup(const Arguments& args) {
+  const ProblemFormat kFormat{.outcome = "nothing was run"};
+  Setup setup;
+  std::vector<Problem> problems;
+  absl::StatusOr<std::optional<KueueSetup>> generator = ReadGenerator(args);
+  if (!generator.ok()) return generator.status();
+  setup.generator = *std::move(generator);
+  if (!args.cluster.empty()) {
+    const auto text = ReadMaybeCompressed(args.cluster);
+    if (!text.ok()) return text.status();
+    if (!ParseClusterFile(*text, args.cluster, &setup.clusters, &problems))
+      return absl::InvalidArgumentError(FormatProblems(problems, args.cluster, kFormat));
+  } else if (setup.generator.has_value()) {
+    setup.clusters = setup.generator->clusters;
+  } else {
+    return absl::InvalidArgumentError(
+        "--cluster FILE is missing: the clusters to simulate, as musterd reads them");
+  }
+  if (!args.queues.empty()) {
+    const auto text = ReadMaybeCompressed(args.queues);
+    if (!text.ok()) return text.status();
+    if (!ParseQueueFile(*text, args.queues, {}, &setup.queues, &problems))
+      return absl::InvalidArgumentError(FormatProblems(problems, args.queues, kFormat));
+  } else if (setup.generator.has_value()) {
+    setup.queues = setup.generator->queues;
+  } else {
+    setup.queues.add_queues()->set_name(kDefaultQueue);
+  }
+  return setup;
+}
+
+// The trace as it is to be run: fitted to the fleet, cut, and scaled to a load.
+absl::StatusOr<Trace> MakeTrace(const Arguments& args, const Setup& setup, int64_t from_ns,
+                                int64_t until_ns) {
+  absl::StatusOr<Trace> trace = args.random_jobs > 0 ? DrawTrace(args, setup.clusters, setup.queues)
+                                : setup.generator.has_value() ? TraceOf(*setup.generator)
+                                                              : ReadTrace(args.trace, args.read);
+  if (!trace.ok()) return trace;
+  constexpr size_t kBrokenShown = 20;
+  for (size_t i = 0; i < trace->broken.size() && i < kBrokenShown; ++i)
+    std::fprintf(stderr, "left out: %s\n", trace->broken[i].c_str());
+  if (!trace->broken.empty())
+    std::fprintf(stderr, "%zu broken lines left out (--strict stops at the first)\n",
+                 trace->broken.size());
+  FitToFleet(setup.clusters, !args.own_cluster, &*trace);
+  if (args.by_size) QueueBySize(&*trace);
+  Cut(from_ns, until_ns, &*trace);
+  if (args.load > 0) ScaleToLoad(DevicesOf(setup.clusters, ""), args.load, &*trace);
+  if (trace->jobs.empty()) return absl::InvalidArgumentError("the trace holds no job");
+  if (args.queues.empty() && !setup.generator.has_value()) {
+    if (const std::string why = WhyNoQueue(*trace); !why.empty())
+      return absl::InvalidArgumentError(why);
+  }
+  return trace;
+}
+
+using Runs = std::vector<std::pair<std::string, WorldResult>>;
+
+// Under each of the policies.
+absl::StatusOr<Runs> RunPolicies(const Arguments& args, const Setup& setup, const Trace& trace,
+                                 WorldOptions options, const PolicyOptions& policy_options) {
+  Runs runs;
+  for (const absl::string_view name : absl::StrSplit(args.policies, ',', absl::SkipEmpty())) {
+    const std::string policy(name);
+    absl::StatusOr<DecideFunction> decide = MakePolicy(policy, &trace, policy_options);
+    if (!decide.ok()) return decide.status();
+    options.decide = *std::move(decide);
+    options.check_plans = !args.unchecked && policy == "muster";
+    absl::StatusOr<WorldResult> result = RunWorld(setup.clusters, setup.queues, trace, options);
+    if (!result.ok()) return result.status();
+    for (size_t i = 0; i < result->stuck.size() && i < 20; ++i)
+      std::fprintf(stderr, "did not end: %s\n", result->stuck[i].c_str());
+    if (result->stuck.size() > 20)
+      std::fprintf(stderr, "and %zu more did not end\n", result->stuck.size() - 20);
+    runs.emplace_back(policy, *std::move(result));
+  }
+  if (runs.empty())
+    return absl::InvalidArgumentError(
+        absl::StrCat("no policy; there are ", absl::StrJoin(PolicyNames(), ", ")));
+  return runs;
+}
+
+void PrintComparison(const pb::ClusterFile& clusters, const Trace& trace, const Runs& runs,
+                     int64_t patience_ns) {
+  const int64_t load = LoadPerMille(DevicesOf(clusters, ""), trace);
+  absl::PrintF("%d jobs in %s, %d GPUs, load %d.%d %%\n", trace.jobs.size(),
+               FormatDuration(trace.jobs.back().submit_ns / kSecond * kSecond),
+               DevicesOf(clusters, ""), load / 10, load % 10);
+  if (const int64_t late = LateWorkPerMille(trace); late >= 200) {
+    absl::PrintF(
+        "%d.%d %% of that work is of jobs that can't end before the last submission: UTIL stays "
+        "below the load\n",
+        late / 10, late % 10);
+  }
+  std::fputs(PolicyTable(runs, patience_ns).c_str(), stdout);
+}
+
 int Run(const Arguments& args, bool compare) {
   if (args.trace.empty() == (args.random_jobs == 0))
     return Fail("give a TRACE or --random N, one of them");
-  const ProblemFormat kFormat{.outcome = "nothing was run"};
-  std::vector<Problem> problems;
-  const absl::StatusOr<std::optional<KueueSetup>> generator = ReadGenerator(args);
-  if (!generator.ok()) return Fail(std::string(generator.status().message()));
-  const bool generated = generator->has_value();
-  pb::ClusterFile clusters;
-  if (!args.cluster.empty()) {
-    const auto cluster_text = ReadMaybeCompressed(args.cluster);
-    if (!cluster_text.ok()) return Fail(std::string(cluster_text.status().message()));
-    if (!ParseClusterFile(*cluster_text, args.cluster, &clusters, &problems))
-      return Fail(FormatProblems(problems, args.cluster, kFormat));
-  } else if (generated) {
-    clusters = (*generator)->clusters;
-  } else {
-    return Fail("--cluster FILE is missing: the clusters to simulate, as musterd reads them");
-  }
-  pb::QueueTree queues;
-  if (args.queues.empty() && generated) {
-    queues = (*generator)->queues;
-  } else if (args.queues.empty()) {
-    queues.add_queues()->set_name(kDefaultQueue);
-  } else {
-    const auto queue_text = ReadMaybeCompressed(args.queues);
-    if (!queue_text.ok()) return Fail(std::string(queue_text.status().message()));
-    if (!ParseQueueFile(*queue_text, args.queues, {}, &queues, &problems))
-      return Fail(FormatProblems(problems, args.queues, kFormat));
-  }
+  const absl::StatusOr<Setup> setup = ReadSetup(args);
+  if (!setup.ok()) return Fail(std::string(setup.status().message()));
   WorldOptions options;
   PolicyOptions policy_options;
   int64_t from_ns = 0, until_ns = 0;
-  if (generated)
+  if (setup->generator.has_value())
     options.fleet.launch_ns = options.fleet.stop_ns =
         0;  // its workloads take the time that it says
   if (absl::Status status = SetDurations(args, &options, &policy_options, &from_ns, &until_ns);
@@ -252,70 +331,28 @@ int Run(const Arguments& args, bool compare) {
   for (const std::string& part : args.without)
     (part == "levels" ? options.scheduling.levels : options.scheduling.draining) = false;
 
-  absl::StatusOr<Trace> trace = args.random_jobs > 0 ? DrawTrace(args, clusters, queues)
-                                : generated          ? TraceOf(**generator)
-                                                     : ReadTrace(args.trace, args.read);
+  const absl::StatusOr<Trace> trace = MakeTrace(args, *setup, from_ns, until_ns);
   if (!trace.ok()) return Fail(std::string(trace.status().message()));
-  constexpr size_t kBrokenShown = 20;
-  for (size_t i = 0; i < trace->broken.size() && i < kBrokenShown; ++i)
-    std::fprintf(stderr, "left out: %s\n", trace->broken[i].c_str());
-  if (!trace->broken.empty())
-    std::fprintf(stderr, "%zu broken lines left out (--strict stops at the first)\n",
-                 trace->broken.size());
-  FitToFleet(clusters, !args.own_cluster, &*trace);
-  if (args.by_size) QueueBySize(&*trace);
-  Cut(from_ns, until_ns, &*trace);
-  if (args.load > 0) ScaleToLoad(DevicesOf(clusters, ""), args.load, &*trace);
-  if (trace->jobs.empty()) return Fail("the trace holds no job");
-  if (args.queues.empty() && !generated) {
-    if (const std::string why = WhyNoQueue(*trace); !why.empty()) return Fail(why);
-  }
-
-  std::vector<std::pair<std::string, WorldResult>> runs;
-  bool stuck = false, nothing_ran = false;
-  for (const absl::string_view name : absl::StrSplit(args.policies, ',', absl::SkipEmpty())) {
-    const std::string policy(name);
-    absl::StatusOr<DecideFunction> decide = MakePolicy(policy, &*trace, policy_options);
-    if (!decide.ok()) return Fail(std::string(decide.status().message()));
-    options.decide = *std::move(decide);
-    options.check_plans = !args.unchecked && policy == "muster";
-    absl::StatusOr<WorldResult> result = RunWorld(clusters, queues, *trace, options);
-    if (!result.ok()) return Fail(std::string(result.status().message()));
-    nothing_ran =
-        nothing_ran || std::none_of(result->jobs.begin(), result->jobs.end(),
-                                    [](const JobResult& job) { return job.refused.empty(); });
-    for (size_t i = 0; i < result->stuck.size() && i < 20; ++i)
-      std::fprintf(stderr, "did not end: %s\n", result->stuck[i].c_str());
-    if (result->stuck.size() > 20)
-      std::fprintf(stderr, "and %zu more did not end\n", result->stuck.size() - 20);
-    stuck = stuck || !result->stuck.empty();
-    runs.emplace_back(policy, *std::move(result));
-  }
-  if (runs.empty())
-    return Fail(absl::StrCat("no policy; there are ", absl::StrJoin(PolicyNames(), ", ")));
+  const absl::StatusOr<Runs> runs = RunPolicies(args, *setup, *trace, options, policy_options);
+  if (!runs.ok()) return Fail(std::string(runs.status().message()));
   if (args.output == "json") {
-    std::fputs(Json(clusters, runs, options.patience_ns, args.with_jobs).c_str(), stdout);
+    std::fputs(Json(setup->clusters, *runs, options.patience_ns, args.with_jobs).c_str(), stdout);
   } else if (compare) {
-    const int64_t load = LoadPerMille(DevicesOf(clusters, ""), *trace);
-    absl::PrintF("%d jobs in %s, %d GPUs, load %d.%d %%\n", trace->jobs.size(),
-                 FormatDuration(trace->jobs.back().submit_ns / kSecond * kSecond),
-                 DevicesOf(clusters, ""), load / 10, load % 10);
-    if (const int64_t late = LateWorkPerMille(*trace); late >= 200) {
-      absl::PrintF(
-          "%d.%d %% of that work is of jobs that can't end before the last submission: UTIL stays "
-          "below the load\n",
-          late / 10, late % 10);
-    }
-    std::fputs(PolicyTable(runs, options.patience_ns).c_str(), stdout);
+    PrintComparison(setup->clusters, *trace, *runs, options.patience_ns);
   } else {
-    for (const auto& [policy, result] : runs) {
+    for (const auto& [policy, result] : *runs) {
       if (args.verbose) PrintJobs(result);
       std::fputs(QueueTable(result, options.patience_ns).c_str(), stdout);
     }
   }
   std::fflush(stdout);
-  PrintRefused(runs.front().second);  // the same under every policy
-  return stuck || nothing_ran ? 1 : 0;
+  PrintRefused(runs->front().second);  // the same under every policy
+  const bool failed = std::any_of(runs->begin(), runs->end(), [](const auto& run) {
+    return !run.second.stuck.empty() ||
+           std::none_of(run.second.jobs.begin(), run.second.jobs.end(),
+                        [](const JobResult& job) { return job.refused.empty(); });
+  });
+  return failed ? 1 : 0;
 }
 
 // Faults come from a seed alone, without a trace and its clusters.

@@ -186,6 +186,44 @@ int64_t DevicesOf(const pb::ClusterFile& clusters, const std::string& flavour) {
   return devices;
 }
 
+namespace {
+
+// A trace's jobs as events, resolved against the State as it is when they come.
+class Submitter {
+ public:
+  using Post = std::function<void(pb::Event event, bool urgent)>;
+  Submitter(const Trace& trace, Engine* engine, Tally* tally, Post post)
+      : trace_(trace), resolver_(engine), tally_(tally), post_(std::move(post)) {}
+
+  void Submit(size_t i) {
+    absl::StatusOr<pb::JobSpec> spec = resolver_.Resolve(trace_.jobs[i]);
+    if (!spec.ok()) return tally_->OnRefused(i, std::string(spec.status().message()));
+    pb::Event event;
+    auto* submitted = event.mutable_job_submitted();
+    submitted->set_uid(TraceUid(i));
+    submitted->set_number(++number_);
+    submitted->set_owner("sim");
+    *submitted->mutable_spec() = *std::move(spec);
+    submitted->set_idempotency_key(TraceUid(i));
+    tally_->OnAccepted(i, number_);
+    post_(std::move(event), true);
+  }
+
+ private:
+  const Trace& trace_;
+  Resolver resolver_;
+  Tally* const tally_;
+  const Post post_;
+  uint64_t number_ = 0;
+};
+
+int64_t AtRound(int64_t when_ns, int64_t round_ns) {
+  if (round_ns <= 0 || when_ns == kNever) return when_ns;
+  return kEpochNs + (when_ns - kEpochNs + round_ns - 1) / round_ns * round_ns;
+}
+
+}  // namespace
+
 absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::QueueTree& queues,
                                      const Trace& trace, const WorldOptions& options) {
   const auto real_now = [] { return std::chrono::steady_clock::now(); };
@@ -216,21 +254,7 @@ absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::
   tally.Begin(engine.Snapshot()->state);
   engine.Observe([&](const StepRecord& step) { tally.OnStep(step); });
 
-  Resolver resolver(&engine);
-  uint64_t number = 0;
-  const auto submit = [&](size_t i) {
-    absl::StatusOr<pb::JobSpec> spec = resolver.Resolve(trace.jobs[i]);
-    if (!spec.ok()) return tally.OnRefused(i, std::string(spec.status().message()));
-    pb::Event event;
-    auto* submitted = event.mutable_job_submitted();
-    submitted->set_uid(TraceUid(i));
-    submitted->set_number(++number);
-    submitted->set_owner("sim");
-    *submitted->mutable_spec() = *std::move(spec);
-    submitted->set_idempotency_key(TraceUid(i));
-    tally.OnAccepted(i, number);
-    post(std::move(event), true);
-  };
+  Submitter submitter(trace, &engine, &tally, post);
   for (size_t i = 0; i < trace.jobs.size(); ++i) {
     Item item;
     item.kind = Item::kSubmit;
@@ -238,16 +262,12 @@ absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::
     timeline.Add(kEpochNs + trace.jobs[i].submit_ns, item);
   }
 
-  const auto at_round = [&](int64_t when_ns) {
-    if (options.round_ns <= 0 || when_ns == kNever) return when_ns;
-    return kEpochNs +
-           (when_ns - kEpochNs + options.round_ns - 1) / options.round_ns * options.round_ns;
-  };
+  const auto at_round = [&](int64_t when_ns) { return AtRound(when_ns, options.round_ns); };
   while (true) {
     Item item;
     while (timeline.Pop(&item)) {
       if (item.kind == Item::kSubmit) {
-        submit(static_cast<size_t>(item.job));
+        submitter.Submit(static_cast<size_t>(item.job));
       } else {
         fleet.Run(item);
       }

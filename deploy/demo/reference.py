@@ -220,25 +220,20 @@ class Reference:
                 if time.monotonic() > deadline:
                     raise Failed(f"training without Muster had not ended after {timeout_s:g} s")
                 time.sleep(0.02)
-            bad = [
-                (rank, process.poll())
-                for rank, process in enumerate(running)
-                if process.poll() != 0
-            ]
-            if bad:
-                rank = bad[0][0]
-                raise Failed(
-                    f"training without Muster: rank {rank} ended with {bad[0][1]}:\n"
-                    + "\n".join(
-                        (folder / f"{rank}.log").read_text(errors="replace").splitlines()[-10:]
-                    )
-                )
+            for rank, process in enumerate(running):
+                if process.poll() != 0:
+                    raise Failed(_how_it_ended(rank, process, folder / f"{rank}.log"))
             return said
         finally:
             for process in running:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
+
+
+def _how_it_ended(rank: int, process: subprocess.Popen, log: Path) -> str:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
+    return f"training without Muster: rank {rank} ended with {process.poll()}:\n{tail}"
 
 
 def checked(command: list, what: str, timeout_s: float) -> None:

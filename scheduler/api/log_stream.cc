@@ -23,6 +23,20 @@ std::string NoSuchAttempt(const JobRow& job, int32_t index, int32_t attempt) {
       first == last ? absl::StrCat("is ", first) : absl::StrCat("are ", first, " to ", last));
 }
 
+// The task whose newest attempt was placed last; -1: none was placed.
+int32_t NewestTask(const JobRow& job) {
+  int32_t newest = -1;
+  int64_t newest_ns = -1;
+  for (size_t i = 0; i < job.tasks.size(); ++i) {
+    const TaskRow& task = job.tasks[i];
+    if (!task.attempts.empty() && task.attempts.back().place_ns >= newest_ns) {
+      newest_ns = task.attempts.back().place_ns;
+      newest = static_cast<int32_t>(i);
+    }
+  }
+  return newest;
+}
+
 std::atomic<int> g_readers{0};
 
 constexpr size_t kBacklogBytesMax = 4 << 20;  // that a reader may be behind
@@ -92,83 +106,80 @@ void LogStream::Look(const View& view, const JobRow* job) {
       std::lock_guard lock(state_mutex_);
       if (over_ || !open_.empty()) return;
     }
-    Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
+    EndNotFound("the job was forgotten: it ended long ago");
     return;
   }
-  int32_t index = -1;
-  if (const std::string& name = task_.empty() ? request_.task() : task_; !name.empty()) {
-    index = TaskIndex(*job->spec, name);
-    if (index < 0) {
-      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND,
-                           absl::StrCat("job ", job->number, " has no task \"", name, "\"")));
-      return;
-    }
-  } else {
-    int64_t newest_ns = -1;
-    for (size_t i = 0; i < job->tasks.size(); ++i) {
-      const TaskRow& task = job->tasks[i];
-      if (!task.attempts.empty() && task.attempts.back().place_ns >= newest_ns) {
-        newest_ns = task.attempts.back().place_ns;
-        index = i;
-      }
-    }
+  const std::string& name = task_.empty() ? request_.task() : task_;
+  const int32_t task = name.empty() ? NewestTask(*job) : TaskIndex(*job->spec, name);
+  if (!name.empty() && task < 0) {
+    EndNotFound(absl::StrCat("job ", job->number, " has no task \"", name, "\""));
+    return;
   }
-  const bool ended = job->finished() || (index >= 0 && job->tasks[index].finished());
-  const bool one_only = request_.attempt() != 0 || !request_.follow();
   while (true) {
     std::string incomplete;
     {
       std::lock_guard lock(state_mutex_);
-      if (over_ || !AskHosts(*job, index)) return;
+      if (over_ || !AskHosts(*job, task)) return;
       incomplete = incomplete_;
     }
-    // The attempt asked for, else the newest, then each that follows it.
-    const AttemptRow* attempt = nullptr;
-    if (index >= 0 && !(asked_ && one_only)) {
-      for (const AttemptRow& candidate : job->tasks[index].attempts) {
-        if (request_.attempt() != 0 ? candidate.number == request_.attempt()
-                                    : candidate.number > attempt_) {
-          attempt = &candidate;
-          if (begun_) break;
-        }
-      }
-    }
+    const AttemptRow* attempt = NextAttempt(*job, task);
     if (attempt == nullptr) {
-      if (asked_ && (ended || one_only)) {
-        Finally(incomplete.empty() ? grpc::Status::OK : NotNow(incomplete, "OUTPUT_INCOMPLETE"));
-      } else if (!asked_ && request_.attempt() != 0 && index >= 0 &&
-                 (ended || !request_.follow() ||
-                  request_.attempt() < job->tasks[index].next_attempt)) {
-        Finally(grpc::Status(grpc::StatusCode::NOT_FOUND,
-                             NoSuchAttempt(*job, index, request_.attempt())));
-      } else if (!asked_ && (ended || !request_.follow())) {
-        Finally(begun_
-                    ? grpc::Status::OK
-                    : grpc::Status(grpc::StatusCode::NOT_FOUND,
-                                   absl::StrCat("job ", job->number, ": nothing of it has run")));
-      }
+      EndWithout(*job, task, incomplete);
       return;
     }
     // Before its processes exist there is nothing to read, and its hosts may not know it yet.
     if (attempt->start_ns == 0 && !attempt->ended()) {
-      if (!request_.follow()) {
-        Finally(grpc::Status(grpc::StatusCode::NOT_FOUND,
-                             absl::StrCat("attempt ", attempt->number, " has not started yet")));
-      }
+      if (!request_.follow())
+        EndNotFound(absl::StrCat("attempt ", attempt->number, " has not started yet"));
       return;
     }
-    std::vector<Source> sources = SourcesOf(view, *job, index, *attempt);
+    std::vector<Source> sources = SourcesOf(view, *job, task, *attempt);
     if (sources.empty()) {
-      Finally(grpc::Status(
-          grpc::StatusCode::NOT_FOUND,
-          absl::StrCat("attempt ", attempt->number, " has no rank ", request_.rank())));
+      EndNotFound(absl::StrCat("attempt ", attempt->number, " has no rank ", request_.rank()));
       return;
     }
-    task_ = job->task_spec(index).name();
+    task_ = job->task_spec(task).name();
     attempt_ = attempt->number;
     begun_ = asked_ = true;
     std::lock_guard lock(state_mutex_);
     sources_ = std::move(sources);
+  }
+}
+
+void LogStream::EndNotFound(const std::string& why) {
+  Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, why));
+}
+
+// The attempt asked for, else the newest, then each that follows it.
+const AttemptRow* LogStream::NextAttempt(const JobRow& job, int32_t task) const {
+  if (task < 0 || (asked_ && OneOnly())) return nullptr;
+  const AttemptRow* next = nullptr;
+  for (const AttemptRow& candidate : job.tasks[task].attempts) {
+    const bool wanted = request_.attempt() != 0 ? candidate.number == request_.attempt()
+                                                : candidate.number > attempt_;
+    if (!wanted) continue;
+    next = &candidate;
+    if (begun_) break;
+  }
+  return next;
+}
+
+// There is no further attempt: ends, unless one may come that is to be followed.
+void LogStream::EndWithout(const JobRow& job, int32_t task, const std::string& incomplete) {
+  const bool ended = job.finished() || (task >= 0 && job.tasks[task].finished());
+  if (asked_) {
+    if (ended || OneOnly())
+      Finally(incomplete.empty() ? grpc::Status::OK : NotNow(incomplete, "OUTPUT_INCOMPLETE"));
+    return;
+  }
+  const bool over = ended || !request_.follow();
+  if (request_.attempt() != 0 && task >= 0 &&
+      (over || request_.attempt() < job.tasks[task].next_attempt)) {
+    EndNotFound(NoSuchAttempt(job, task, request_.attempt()));
+  } else if (over && begun_) {
+    Finally(grpc::Status::OK);
+  } else if (over) {
+    EndNotFound(absl::StrCat("job ", job.number, ": nothing of it has run"));
   }
 }
 

@@ -45,6 +45,10 @@ class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>
 
   // The hub's thread: starts what can be started, ends when nothing more can come.
   void Look(const View& view, const JobRow* job);
+  const AttemptRow* NextAttempt(const JobRow& job, int32_t task) const;
+  void EndWithout(const JobRow& job, int32_t task, const std::string& incomplete);
+  void EndNotFound(const std::string& why);
+  bool OneOnly() const { return request_.attempt() != 0 || !request_.follow(); }
   // Of an attempt: its hosts, to be asked. Empty: none has the rank.
   std::vector<Source> SourcesOf(const View& view, const JobRow& job, int32_t task,
                                 const AttemptRow& attempt) const;

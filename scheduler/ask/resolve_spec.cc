@@ -224,24 +224,79 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
   return text;
 }
 
+// The clusters that hold each task of a job, by name.
+using Fits = std::vector<std::set<std::string>>;
+
+// Whether the job may use `cluster` after its directory was made in `first`.
+bool ReachesDirectory(const State& state, const ClusterRow& first, const std::string& cluster) {
+  return cluster == first.name ||
+         (!first.spec.job_storage().empty() &&
+          Reaches(state.cluster_file(), first.spec.job_storage(), cluster));
+}
+
+bool AnyReached(const State& state, const ClusterRow& first, const std::set<std::string>& fits) {
+  return std::any_of(fits.begin(), fits.end(), [&](const std::string& cluster) {
+    return ReachesDirectory(state, first, cluster);
+  });
+}
+
+// The first pair of tasks that no storage brings together; all of them, if each pair has one.
+std::vector<int> Apart(const State& state, const Fits& fits) {
+  const int tasks = static_cast<int>(fits.size());
+  const auto together = [&](int a, int b) {
+    return std::any_of(
+        state.clusters().begin(), state.clusters().end(), [&](const ClusterRow& first) {
+          return AnyReached(state, first, fits[a]) && AnyReached(state, first, fits[b]);
+        });
+  };
+  for (int b = 1; b < tasks; ++b) {
+    for (int a = 0; a < b; ++a) {
+      if (!together(a, b)) return {a, b};
+    }
+  }
+  std::vector<int> all;
+  for (int t = 0; t < tasks; ++t) all.push_back(t);
+  return all;
+}
+
+std::string ApartText(const pb::JobSpec& spec, const Fits& fits, const std::vector<int>& named) {
+  std::string text;
+  for (const int t : named) {
+    const char* between = t == named.front() ? "" : t == named.back() ? " and " : ", ";
+    absl::StrAppend(&text, between, "task ", spec.tasks(t).name(), " fits only in ",
+                    absl::StrJoin(fits[t], ", "));
+  }
+  absl::StrAppend(&text, ", but tasks of one job share its directory, and no storage reaches ",
+                  named.size() == 2 ? "both" : "all of these",
+                  "\nChange what they ask for so that they fit in one cluster, submit them as "
+                  "jobs of their own, or give the clusters one job_storage");
+  return text;
+}
+
+// Keeps the job to these clusters, in its own order, or the configured one.
+void KeepTo(const State& state, const std::set<std::string>& good, pb::JobSpec* spec) {
+  std::vector<std::string> order(spec->clusters().begin(), spec->clusters().end());
+  if (order.empty()) {
+    for (const ClusterRow& cluster : state.clusters()) order.push_back(cluster.name);
+  }
+  spec->clear_clusters();
+  for (const std::string& cluster : order) {
+    if (good.contains(cluster)) spec->add_clusters(cluster);
+  }
+}
+
 // Tasks of one job share its directory: once one of them is placed, the others may only go to
 // clusters that reach it. Refuses a job whose tasks fit one by one, but not in clusters with a
 // storage in common; else keeps the job to clusters where all of it fits.
 void CheckTogether(const State& state, Resolution* resolution) {
   pb::JobSpec& spec = resolution->resolved;
   if (spec.tasks_size() < 2) return;
-  std::vector<std::set<std::string>> fits(spec.tasks_size());
+  Fits fits(spec.tasks_size());
   for (int t = 0; t < spec.tasks_size(); ++t) {
     for (const Pool& pool : PoolsOf(state, spec, spec.tasks(t))) {
       if (Holds(pool, spec.tasks(t))) fits[t].insert(pool.cluster);
     }
   }
-  // Clusters that the job may use after its directory was made in `first`.
-  const auto reach = [&](const ClusterRow& first, const std::string& cluster) {
-    return cluster == first.name ||
-           (!first.spec.job_storage().empty() &&
-            Reaches(state.cluster_file(), first.spec.job_storage(), cluster));
-  };
   std::set<std::string> allowed, good;
   for (const ClusterRow& first : state.clusters()) {
     if (!spec.clusters().empty() && std::find(spec.clusters().begin(), spec.clusters().end(),
@@ -249,64 +304,24 @@ void CheckTogether(const State& state, Resolution* resolution) {
       continue;
     allowed.insert(first.name);
     const bool all = std::all_of(fits.begin(), fits.end(), [&](const std::set<std::string>& of) {
-      return std::any_of(of.begin(), of.end(),
-                         [&](const std::string& cluster) { return reach(first, cluster); });
+      return AnyReached(state, first, of);
     });
     if (!all) continue;
     for (const std::set<std::string>& of : fits) {
       for (const std::string& cluster : of) {
-        if (reach(first, cluster)) good.insert(cluster);
+        if (ReachesDirectory(state, first, cluster)) good.insert(cluster);
       }
     }
   }
   if (good.empty()) {
-    // The first task that can't go with the first one, else with all before it.
-    std::string text;
-    int at = 1;
-    const auto together = [&](int a, int b) {
-      return std::any_of(
-          state.clusters().begin(), state.clusters().end(), [&](const ClusterRow& first) {
-            const auto in_reach = [&](const std::string& cluster) { return reach(first, cluster); };
-            return std::any_of(fits[a].begin(), fits[a].end(), in_reach) &&
-                   std::any_of(fits[b].begin(), fits[b].end(), in_reach);
-          });
-    };
-    std::vector<int> named;
-    for (int b = 1; b < spec.tasks_size() && named.empty(); ++b) {
-      for (int a = 0; a < b && named.empty(); ++a) {
-        if (!together(a, b)) named = {a, b};
-      }
-    }
-    if (named.empty()) {
-      for (int t = 0; t < spec.tasks_size(); ++t) named.push_back(t);
-    }
-    at = named.back();
-    for (const int t : named) {
-      absl::StrAppend(&text,
-                      t == named[0] ? ""
-                      : t == at     ? " and "
-                                    : ", ",
-                      "task ", spec.tasks(t).name(), " fits only in ",
-                      absl::StrJoin(fits[t], ", "));
-    }
-    absl::StrAppend(&text, ", but tasks of one job share its directory, and no storage reaches ",
-                    named.size() == 2 ? "both" : "all of these",
-                    "\nChange what they ask for so that they fit in one cluster, submit them as "
-                    "jobs of their own, or give the clusters one job_storage");
-    resolution->problems.push_back({TaskPath(spec, at, "resources"), text});
+    const std::vector<int> named = Apart(state, fits);
+    resolution->problems.push_back(
+        {TaskPath(spec, named.back(), "resources"), ApartText(spec, fits, named)});
     resolution->never_fits = true;
     return;
   }
-  if (good.size() == allowed.size()) return;
   // Placing the first task elsewhere would leave another waiting for ever.
-  std::vector<std::string> order(spec.clusters().begin(), spec.clusters().end());
-  if (order.empty()) {
-    for (const ClusterRow& cluster : state.clusters()) order.push_back(cluster.name);
-  }
-  spec.clear_clusters();
-  for (const std::string& cluster : order) {
-    if (good.count(cluster) != 0) spec.add_clusters(cluster);
-  }
+  if (good.size() < allowed.size()) KeepTo(state, good, &spec);
 }
 
 // Tasks of one job that may run at the same time as `task`, itself among them: all but those that

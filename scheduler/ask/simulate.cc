@@ -1,6 +1,7 @@
 #include "scheduler/ask/simulate.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +44,19 @@ std::map<TaskRef, Fate> Fates(const Future& future) {
   }
   return fates;
 }
+
+// A future and what it says of each task.
+struct Told {
+  explicit Told(const Future& told) : future(told), fates(Fates(told)) {}
+
+  Fate Of(const TaskRef& task) const {
+    const auto it = fates.find(task);
+    return it != fates.end() ? it->second : Fate{0, future.EndOf(task), -1};
+  }
+
+  const Future& future;
+  const std::map<TaskRef, Fate> fates;
+};
 
 // A future's queues: what they are entitled to at one time, and what they hold at a later one.
 struct Moment {
@@ -131,6 +145,100 @@ void FillQueues(const Moment& was, const Moment& is, Response* response) {
   }
 }
 
+pb::Event SubmittedJob(const pb::JobSpec& spec, size_t index, uint64_t number,
+                       const std::string& owner) {
+  pb::Event event;
+  pb::JobSubmitted* e = event.mutable_job_submitted();
+  e->set_uid(absl::StrFormat("ffffffffffffffff%016x", index));
+  e->set_number(number);
+  e->set_owner(owner);
+  *e->mutable_spec() = spec;
+  return event;
+}
+
+// The first task that wants devices stands for its job; the first, if none does.
+int Standing(const pb::JobSpec& spec) {
+  for (int t = 0; t < spec.tasks_size(); ++t) {
+    if (spec.tasks(t).resources().gpus_milli() != 0) return t;
+  }
+  return 0;
+}
+
+void DescribeSubmitted(const State& state, const pb::JobSpec& spec, uint64_t number,
+                       const Told& told, Response::Submitted* s) {
+  s->set_name(spec.name());
+  s->set_queue(spec.queue());
+  const TaskRef ref{number, Standing(spec)};
+  s->set_gpus_milli_per_worker(spec.tasks(ref.task).resources().gpus_milli());
+  s->set_workers(spec.tasks(ref.task).workers().min());
+  for (pb::PreviewResponse::Taken& taken : TakenFor(told.future, number))
+    *s->add_takes_from() = std::move(taken);
+  const Turn* placed = told.future.PlacedAt(ref);
+  if (placed == nullptr) return;
+  s->set_start_ns(placed->at_ns);
+  s->set_workers(placed->workers);
+  s->set_cluster(placed->cluster);
+  s->set_flavour(placed->flavour);
+  s->set_place(PlaceText(state, placed->hosts));
+  s->set_within(WithinText(state, placed->hosts));
+  s->set_end_ns(told.fates.at(ref).end_ns);
+}
+
+void DescribeStop(const JobRow& job, const Future& future, size_t stop, Response::Effect* effect) {
+  const Turn& turn = future.turns()[stop];
+  effect->set_stopped_ns(turn.at_ns);
+  effect->set_cause(turn.cause);
+  effect->set_outcome(OutcomeOf(future, stop));
+  effect->set_gpus_milli((turn.before - turn.workers) *
+                         job.task_spec(turn.task.task).resources().gpus_milli());
+  effect->set_lost_gpu_ms(turn.lost_gpu_ms);
+}
+
+// What the changes do to one task; nullopt if nothing that matters.
+std::optional<Response::Effect> EffectOn(const JobRow& job, size_t t, const Told& before,
+                                         const Told& after, int64_t now_ns) {
+  const TaskRef ref{job.number, static_cast<int32_t>(t)};
+  if (job.tasks[t].finished()) return std::nullopt;
+  const Fate without = before.Of(ref), with = after.Of(ref);
+  const bool waits = job.tasks[t].current() == nullptr;
+  const bool stopped = StoppedForIt(before.future, without, after.future, with, now_ns);
+  const bool starts_otherwise = waits && Differs(without.start_ns, with.start_ns, now_ns);
+  if (!stopped && !starts_otherwise && !Differs(without.end_ns, with.end_ns, now_ns))
+    return std::nullopt;
+  Response::Effect effect;
+  effect.set_job(job.number);
+  effect.set_queue(job.spec->queue());
+  if (waits) {
+    effect.set_start_before_ns(without.start_ns);
+    effect.set_start_after_ns(with.start_ns);
+  }
+  effect.set_end_before_ns(without.end_ns);
+  effect.set_end_after_ns(with.end_ns);
+  if (stopped) DescribeStop(job, after.future, static_cast<size_t>(with.stop), &effect);
+  return effect;
+}
+
+// One line a job, those that are stopped first.
+void FillEffects(const State& state, const Told& before, const Told& after, int64_t now_ns,
+                 const std::function<bool(const JobRow&)>& sees, Response* response) {
+  std::vector<Response::Effect> effects;
+  for (const uint64_t number : state.active_jobs()) {
+    const JobRow& job = *state.FindJob(number);
+    for (size_t t = 0; t < job.tasks.size(); ++t) {
+      std::optional<Response::Effect> effect = EffectOn(job, t, before, after, now_ns);
+      if (!effect.has_value()) continue;
+      if (sees(job)) effect->set_name(job.spec->name());
+      effects.push_back(*std::move(effect));
+      break;
+    }
+  }
+  std::stable_sort(effects.begin(), effects.end(),
+                   [](const Response::Effect& a, const Response::Effect& b) {
+                     return (a.stopped_ns() != 0) > (b.stopped_ns() != 0);
+                   });
+  for (Response::Effect& effect : effects) *response->add_effects() = std::move(effect);
+}
+
 }  // namespace
 
 Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
@@ -184,19 +292,9 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
   Future after(state, now_ns, scheduling, after_options);
   const int64_t at_ns = after.now_ns() + delay_ns;
   for (const pb::Event& event : changes.events) after.At(at_ns, event);
-  std::vector<TaskRef> submitted;
-  std::set<uint64_t> own;
-  for (size_t j = 0; j < changes.jobs.size(); ++j) {
-    pb::Event event;
-    pb::JobSubmitted* e = event.mutable_job_submitted();
-    e->set_uid(absl::StrFormat("ffffffffffffffff%016x", j));
-    e->set_number(state.next_job_number() + j);
-    e->set_owner(owner);
-    *e->mutable_spec() = changes.jobs[j];
-    submitted.push_back({e->number(), 0});
-    own.insert(e->number());
-    after.At(at_ns, std::move(event));
-  }
+  const uint64_t first = state.next_job_number();
+  for (size_t j = 0; j < changes.jobs.size(); ++j)
+    after.At(at_ns, SubmittedJob(changes.jobs[j], j, first + j, owner));
   // Queues are compared once what is stopped for the changes has left.
   const int64_t settled_ns = at_ns + 2 * options.leave_ns;
   Moment was, is;
@@ -210,75 +308,10 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
                                             : std::min(before.now_ns(), after.now_ns()));
   for (const std::string& line : changes.lines) response.add_changes(line);
 
-  const std::map<TaskRef, Fate> fates_before = Fates(before), fates_after = Fates(after);
-  for (size_t j = 0; j < changes.jobs.size(); ++j) {
-    Response::Submitted* s = response.add_submitted();
-    s->set_name(changes.jobs[j].name());
-    s->set_queue(changes.jobs[j].queue());
-    int task = 0;  // the first that wants devices stands for it
-    while (task < changes.jobs[j].tasks_size() &&
-           changes.jobs[j].tasks(task).resources().gpus_milli() == 0)
-      ++task;
-    if (task == changes.jobs[j].tasks_size()) task = 0;
-    const TaskRef ref{submitted[j].job, task};
-    s->set_gpus_milli_per_worker(changes.jobs[j].tasks(task).resources().gpus_milli());
-    s->set_workers(changes.jobs[j].tasks(task).workers().min());
-    for (pb::PreviewResponse::Taken& taken : TakenFor(after, ref.job))
-      *s->add_takes_from() = std::move(taken);
-    const Turn* placed = after.PlacedAt(ref);
-    if (placed == nullptr) continue;
-    s->set_start_ns(placed->at_ns);
-    s->set_workers(placed->workers);
-    s->set_cluster(placed->cluster);
-    s->set_flavour(placed->flavour);
-    s->set_place(PlaceText(state, placed->hosts));
-    s->set_within(WithinText(state, placed->hosts));
-    s->set_end_ns(fates_after.at(ref).end_ns);
-  }
-
-  std::vector<Response::Effect> effects;
-  for (const uint64_t number : state.active_jobs()) {
-    const JobRow& job = *state.FindJob(number);
-    for (size_t t = 0; t < job.tasks.size(); ++t) {
-      const TaskRef ref{number, static_cast<int32_t>(t)};
-      if (job.tasks[t].finished()) continue;
-      const auto find = [&](const std::map<TaskRef, Fate>& fates, const Future& future) {
-        const auto it = fates.find(ref);
-        return it != fates.end() ? it->second : Fate{0, future.EndOf(ref), -1};
-      };
-      const Fate without = find(fates_before, before), with = find(fates_after, after);
-      const bool waits = job.tasks[t].current() == nullptr;
-      const bool stopped = StoppedForIt(before, without, after, with, now_ns);
-      const bool starts_otherwise = waits && Differs(without.start_ns, with.start_ns, now_ns);
-      if (!stopped && !starts_otherwise && !Differs(without.end_ns, with.end_ns, now_ns)) continue;
-      Response::Effect& effect = effects.emplace_back();
-      effect.set_job(number);
-      effect.set_queue(job.spec->queue());
-      if (sees(job)) effect.set_name(job.spec->name());
-      if (waits) {
-        effect.set_start_before_ns(without.start_ns);
-        effect.set_start_after_ns(with.start_ns);
-      }
-      effect.set_end_before_ns(without.end_ns);
-      effect.set_end_after_ns(with.end_ns);
-      if (stopped) {
-        const Turn& turn = after.turns()[static_cast<size_t>(with.stop)];
-        effect.set_stopped_ns(turn.at_ns);
-        effect.set_cause(turn.cause);
-        effect.set_outcome(OutcomeOf(after, static_cast<size_t>(with.stop)));
-        effect.set_gpus_milli((turn.before - turn.workers) *
-                              job.task_spec(ref.task).resources().gpus_milli());
-        effect.set_lost_gpu_ms(turn.lost_gpu_ms);
-      }
-      break;  // one line a job
-    }
-  }
-  std::stable_sort(effects.begin(), effects.end(),
-                   [](const Response::Effect& a, const Response::Effect& b) {
-                     return (a.stopped_ns() != 0) > (b.stopped_ns() != 0);
-                   });
-  for (Response::Effect& effect : effects) *response.add_effects() = std::move(effect);
-
+  const Told without(before), with(after);
+  for (size_t j = 0; j < changes.jobs.size(); ++j)
+    DescribeSubmitted(state, changes.jobs[j], first + j, with, response.add_submitted());
+  FillEffects(state, without, with, now_ns, sees, &response);
   FillQueues(was, is, &response);
   return response;
 }

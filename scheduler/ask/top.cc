@@ -111,80 +111,175 @@ std::map<std::pair<int32_t, std::string>, PoolUse> UseByPool(const State& state)
   return pools;
 }
 
+namespace {
+
+using By = pb::TopRequest::By;
+using Clusters = std::map<std::string, std::set<int32_t>>;  // flavour -> clusters that have it
+
+// A task that runs or waits, as the rows count it.
+struct Counted {
+  const JobRow& job;
+  int32_t t;
+  const TaskRow& task;
+  const AttemptRow* held;  // null: it waits
+  std::string flavour;
+
+  const pb::TaskSpec& spec() const { return job.task_spec(t); }
+};
+
+// Counts the hosts; by cluster, their devices have rows of their own.
+Clusters CountHosts(const State& state, By by, Rows* rows, Top* top) {
+  Clusters flavours_in;
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    top->set_hosts_known(top->hosts_known() + 1);
+    if (host.state == pb::HOST_UP) top->set_hosts_up(top->hosts_up() + 1);
+    if (by != pb::TopRequest::CLUSTER) continue;
+    const pb::Inventory shape = ShapeOf(state, host);
+    if (shape.flavour().empty()) continue;
+    flavours_in[shape.flavour()].insert(host.cluster);
+    Top::Row& row = rows->At(state.clusters()[host.cluster].name, shape.flavour());
+    row.set_total_milli(row.total_milli() + 1000 * static_cast<int64_t>(shape.devices_size()));
+  }
+  return flavours_in;
+}
+
+// The rows that a task counts in: its queue and those above it, its cluster, its owner, its job.
+std::vector<std::string> RowsOf(const State& state, const Counted& counted, By by,
+                                const Clusters& flavours_in) {
+  const JobRow& job = counted.job;
+  std::vector<std::string> names;
+  switch (by) {
+    case pb::TopRequest::QUEUE:
+      for (int32_t n = state.queues().Find(job.spec->queue()); n > 0;
+           n = state.queues().nodes[n].parent)
+        names.push_back(state.queues().nodes[n].path);
+      break;
+    case pb::TopRequest::CLUSTER:
+      if (counted.held != nullptr) return {state.clusters()[counted.held->cluster].name};
+      if (std::string first = FirstWith(state, job, counted.flavour, flavours_in); !first.empty())
+        names.push_back(std::move(first));
+      break;
+    case pb::TopRequest::USER:
+      return {job.owner};
+    default:
+      return {std::to_string(job.number)};
+  }
+  return names;
+}
+
+void Add(const Counted& counted, int64_t now_ns, Top::Row* row) {
+  const TaskRow& task = counted.task;
+  if (counted.held == nullptr) {
+    row->set_waiting_tasks(row->waiting_tasks() + 1);
+    row->set_waiting_milli(row->waiting_milli() + WantedMilli(counted.spec()));
+    row->set_oldest_wait_ns(std::max(row->oldest_wait_ns(), now_ns - task.waiting_since_ns));
+    return;
+  }
+  row->set_running_tasks(row->running_tasks() + 1);
+  row->set_used_milli(row->used_milli() + HeldMilli(counted.job, counted.t, *counted.held));
+  if (task.progress.attempt() == counted.held->number)
+    row->set_tokens_per_s(row->tokens_per_s() + task.progress.tokens_per_s());
+}
+
+// What a row of one job says besides its sums.
+void DescribeJob(const State& state, const Counted& counted, Top::Row* row) {
+  row->set_job(counted.job.number);
+  row->set_queue(counted.job.spec->queue());
+  row->set_owner(counted.job.owner);
+  if (counted.held == nullptr) return;
+  const AttemptRow& attempt = *counted.held;
+  std::vector<HostId> hosts;
+  for (const PartRow& part : attempt.parts) hosts.push_back(part.host);
+  row->set_place(PlaceText(state, hosts));
+  row->set_since_ns(attempt.start_ns != 0 ? attempt.start_ns : attempt.place_ns);
+  if (counted.task.progress.attempt() == attempt.number)
+    *row->mutable_progress() = counted.task.progress;
+}
+
+// Every queue and flavour with a quota or a row, in configured order.
+std::vector<Top::Row> QueueRows(const State& state, const Plan& plan, Rows* rows) {
+  std::vector<Top::Row> out;
+  for (size_t n = 1; n < state.queues().nodes.size(); ++n) {
+    const QueueNode& node = state.queues().nodes[n];
+    std::set<std::string> flavours;
+    for (const auto& [flavour, quota] : node.spec.quota())
+      flavours.insert(flavour == "cpu" ? "" : flavour);
+    for (const auto& [key, row] : rows->rows()) {
+      if (key.first == node.path) flavours.insert(key.second);
+    }
+    for (const std::string& flavour : flavours) {
+      Top::Row row = rows->At(node.path, flavour);
+      const std::string listed = flavour.empty() ? "cpu" : flavour;
+      if (const auto quota = node.spec.quota().find(listed); quota != node.spec.quota().end()) {
+        row.set_guarantee_milli(quota->second.guarantee_milli());
+        if (quota->second.has_limit_milli()) row.set_limit_milli(quota->second.limit_milli());
+      }
+      if (const auto entitled = plan.entitled_milli.find({node.path, listed});
+          entitled != plan.entitled_milli.end()) {
+        row.set_entitled_milli(entitled->second);
+      }
+      out.push_back(std::move(row));
+    }
+  }
+  return out;
+}
+
+std::vector<Top::Row> ClusterRows(const State& state, Rows* rows) {
+  std::vector<Top::Row> out;
+  for (const ClusterRow& cluster : state.clusters()) {
+    for (auto& [key, row] : rows->rows()) {
+      if (key.first == cluster.name) out.push_back(row);
+    }
+  }
+  return out;
+}
+
+// Rows of users or jobs: who uses, and then who wants, most first.
+std::vector<Top::Row> LargestFirst(const State& state, By by, Rows* rows) {
+  std::vector<Top::Row> out;
+  for (auto& [key, row] : rows->rows()) {
+    if (by == pb::TopRequest::JOB) row.set_name(state.FindJob(row.job())->spec->name());
+    out.push_back(row);
+  }
+  std::stable_sort(out.begin(), out.end(), [](const Top::Row& a, const Top::Row& b) {
+    return std::make_pair(a.used_milli(), a.waiting_milli()) >
+           std::make_pair(b.used_milli(), b.waiting_milli());
+  });
+  return out;
+}
+
+}  // namespace
+
 Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& request, int64_t now_ns,
                 const Sees& sees) {
   Top top;
   top.set_now_ns(now_ns);
+  const By by = request.by();
   std::vector<Top::Total> totals = Totals(state);
-  for (const HostId id : state.hosts()) {
-    top.set_hosts_known(top.hosts_known() + 1);
-    if (state.host(id).state == pb::HOST_UP) top.set_hosts_up(top.hosts_up() + 1);
-  }
   Rows rows;
-  const auto by = request.by();
-  std::map<std::string, std::set<int32_t>> flavours_in;  // flavour -> clusters
-  if (by == pb::TopRequest::CLUSTER) {
-    for (const HostId id : state.hosts()) {
-      const pb::Inventory shape = ShapeOf(state, state.host(id));
-      if (shape.flavour().empty()) continue;
-      flavours_in[shape.flavour()].insert(state.host(id).cluster);
-      Top::Row& row = rows.At(state.clusters()[state.host(id).cluster].name, shape.flavour());
-      row.set_total_milli(row.total_milli() + 1000 * static_cast<int64_t>(shape.devices_size()));
-    }
-  }
+  const Clusters flavours_in = CountHosts(state, by, &rows, &top);
   for (const uint64_t number : state.active_jobs()) {
     const JobRow& job = *state.FindJob(number);
     if (by == pb::TopRequest::JOB && !sees(job)) continue;
     bool running = false;
-    for (size_t t = 0; t < job.tasks.size(); ++t) {
-      const TaskRow& task = job.tasks[t];
-      const pb::TaskSpec& spec = job.task_spec(static_cast<int32_t>(t));
-      const AttemptRow* attempt = task.current();
-      const bool holds = attempt != nullptr && !attempt->released();
-      if (!holds && !task.waiting()) continue;
-      running = running || holds;
-      const std::string flavour = holds ? attempt->flavour : WantedFlavour(spec);
-      std::vector<std::string> names;
-      if (by == pb::TopRequest::QUEUE) {
-        for (int32_t n = state.queues().Find(job.spec->queue()); n > 0;
-             n = state.queues().nodes[n].parent)
-          names.push_back(state.queues().nodes[n].path);
-      } else if (by == pb::TopRequest::CLUSTER) {
-        if (holds)
-          names.push_back(state.clusters()[attempt->cluster].name);
-        else if (const std::string first = FirstWith(state, job, flavour, flavours_in);
-                 !first.empty())
-          names.push_back(first);
-      } else {
-        names.push_back(by == pb::TopRequest::USER ? job.owner : std::to_string(number));
-      }
+    for (size_t i = 0; i < job.tasks.size(); ++i) {
+      const int32_t t = static_cast<int32_t>(i);
+      const AttemptRow* held = job.tasks[i].current();
+      if (held != nullptr && held->released()) held = nullptr;
+      if (held == nullptr && !job.tasks[i].waiting()) continue;
+      running = running || held != nullptr;
+      const Counted counted{job, t, job.tasks[i], held,
+                            held != nullptr ? held->flavour : WantedFlavour(job.task_spec(t))};
       for (Top::Total& total : totals) {
-        if (!holds && total.flavour() == flavour)
-          total.set_waiting_milli(total.waiting_milli() + WantedMilli(spec));
+        if (held == nullptr && total.flavour() == counted.flavour)
+          total.set_waiting_milli(total.waiting_milli() + WantedMilli(counted.spec()));
       }
-      for (const std::string& name : names) {
-        rows.CountJob(name, flavour, number, holds);
-        Top::Row& row = rows.At(name, flavour);
-        if (holds) {
-          row.set_running_tasks(row.running_tasks() + 1);
-          row.set_used_milli(row.used_milli() + HeldMilli(job, static_cast<int32_t>(t), *attempt));
-          if (task.progress.attempt() == attempt->number)
-            row.set_tokens_per_s(row.tokens_per_s() + task.progress.tokens_per_s());
-        } else {
-          row.set_waiting_tasks(row.waiting_tasks() + 1);
-          row.set_waiting_milli(row.waiting_milli() + WantedMilli(spec));
-          row.set_oldest_wait_ns(std::max(row.oldest_wait_ns(), now_ns - task.waiting_since_ns));
-        }
-        if (by != pb::TopRequest::JOB) continue;
-        row.set_job(number);
-        row.set_queue(job.spec->queue());
-        row.set_owner(job.owner);
-        if (!holds) continue;
-        std::vector<HostId> hosts;
-        for (const PartRow& part : attempt->parts) hosts.push_back(part.host);
-        row.set_place(PlaceText(state, hosts));
-        row.set_since_ns(attempt->start_ns != 0 ? attempt->start_ns : attempt->place_ns);
-        if (task.progress.attempt() == attempt->number) *row.mutable_progress() = task.progress;
+      for (const std::string& name : RowsOf(state, counted, by, flavours_in)) {
+        rows.CountJob(name, counted.flavour, number, held != nullptr);
+        Top::Row& row = rows.At(name, counted.flavour);
+        Add(counted, now_ns, &row);
+        if (by == pb::TopRequest::JOB) DescribeJob(state, counted, &row);
       }
     }
     running ? top.set_running_jobs(top.running_jobs() + 1)
@@ -192,47 +287,9 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
   }
   for (Top::Total& total : totals) *top.add_totals() = std::move(total);
 
-  std::vector<Top::Row> out;
-  if (by ==
-      pb::TopRequest::QUEUE) {  // every queue and flavour with a quota, too; in configured order
-    for (size_t n = 1; n < state.queues().nodes.size(); ++n) {
-      const QueueNode& node = state.queues().nodes[n];
-      std::set<std::string> flavours;
-      for (const auto& [flavour, quota] : node.spec.quota())
-        flavours.insert(flavour == "cpu" ? "" : flavour);
-      for (const auto& [key, row] : rows.rows()) {
-        if (key.first == node.path) flavours.insert(key.second);
-      }
-      for (const std::string& flavour : flavours) {
-        Top::Row row = rows.At(node.path, flavour);
-        const std::string listed = flavour.empty() ? "cpu" : flavour;
-        if (const auto quota = node.spec.quota().find(listed); quota != node.spec.quota().end()) {
-          row.set_guarantee_milli(quota->second.guarantee_milli());
-          if (quota->second.has_limit_milli()) row.set_limit_milli(quota->second.limit_milli());
-        }
-        if (const auto entitled = plan.entitled_milli.find({node.path, listed});
-            entitled != plan.entitled_milli.end()) {
-          row.set_entitled_milli(entitled->second);
-        }
-        out.push_back(std::move(row));
-      }
-    }
-  } else if (by == pb::TopRequest::CLUSTER) {
-    for (const ClusterRow& cluster : state.clusters()) {
-      for (auto& [key, row] : rows.rows()) {
-        if (key.first == cluster.name) out.push_back(row);
-      }
-    }
-  } else {
-    for (auto& [key, row] : rows.rows()) {
-      if (by == pb::TopRequest::JOB) row.set_name(state.FindJob(row.job())->spec->name());
-      out.push_back(row);
-    }
-    std::stable_sort(out.begin(), out.end(), [](const Top::Row& a, const Top::Row& b) {
-      return std::make_pair(a.used_milli(), a.waiting_milli()) >
-             std::make_pair(b.used_milli(), b.waiting_milli());
-    });
-  }
+  std::vector<Top::Row> out = by == pb::TopRequest::QUEUE     ? QueueRows(state, plan, &rows)
+                              : by == pb::TopRequest::CLUSTER ? ClusterRows(state, &rows)
+                                                              : LargestFirst(state, by, &rows);
   const size_t limit = static_cast<size_t>(request.limit() > 0 ? request.limit() : kDefaultRows);
   for (size_t i = 0; i < out.size() && i < limit; ++i) *top.add_rows() = std::move(out[i]);
   top.set_left_out(static_cast<int64_t>(out.size() - std::min(out.size(), limit)));

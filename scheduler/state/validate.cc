@@ -93,19 +93,14 @@ absl::Status CheckTopology(const State& state, const pb::TaskSpec& spec,
                              absl::StrJoin(domains, " and ")));
 }
 
-absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
-  if (state.restoring())
-    return Broken("places while hosts may run what a restored store doesn't know");
-  const JobRow* job = state.FindJobByUid(e.key().job_uid());
-  if (job == nullptr || job->finished()) return Broken("places a task of no unfinished job");
-  const int32_t t = TaskIndex(*job->spec, e.key().task());
-  if (t < 0) return Broken("places an unknown task");
-  const TaskRow& row = job->tasks[t];
-  const pb::TaskSpec& spec = job->task_spec(t);
-  if (Ends(*job)) return Broken("places a task of a job that is being cancelled or has failed");
-  for (const std::string& before : spec.after()) {
-    const int32_t b = TaskIndex(*job->spec, before);
-    if (b < 0 || job->tasks[b].state != pb::TASK_SUCCEEDED)
+// The task waits, and may be placed now.
+absl::Status CheckWaits(const State& state, const JobRow& job, int32_t t,
+                        const pb::AttemptPlaced& e) {
+  const TaskRow& row = job.tasks[t];
+  if (Ends(job)) return Broken("places a task of a job that is being cancelled or has failed");
+  for (const std::string& before : job.task_spec(t).after()) {
+    const int32_t b = TaskIndex(*job.spec, before);
+    if (b < 0 || job.tasks[b].state != pb::TASK_SUCCEEDED)
       return Broken(absl::StrCat("places a task before ", before, " has succeeded"));
   }
   if (!row.waiting()) return Broken("places a task that doesn't wait");
@@ -113,15 +108,20 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
     return Broken("places an attempt that isn't the task's next");
   if (row.backoff_until_ns > state.now_ns())
     return Broken("places a task before its backoff is over");
-  const int32_t queue = state.queues().Find(job->spec->queue());
+  const int32_t queue = state.queues().Find(job.spec->queue());
   if (queue < 0 || !state.queues().leaf(queue)) return Broken("places a job of no leaf queue");
   if (state.queues().nodes[queue].held && !row.comes_back())
     return Broken("places a job of a held queue");
+  return absl::OkStatus();
+}
 
+// Cluster, flavour and number of workers are what the task allows.
+absl::Status CheckAllowed(const State& state, const JobRow& job, const pb::TaskSpec& spec,
+                          const pb::AttemptPlaced& e) {
   const int32_t cluster = state.FindCluster(e.cluster());
   if (cluster < 0) return Broken("places in an unknown cluster");
   if (state.clusters()[cluster].drained) return Broken("places in a drained cluster");
-  const std::vector<int32_t> allowed = AllowedClusters(state, *job);
+  const std::vector<int32_t> allowed = AllowedClusters(state, job);
   if (std::find(allowed.begin(), allowed.end(), cluster) == allowed.end())
     return Broken("places in a cluster that the job may not use");
 
@@ -134,7 +134,78 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
   const int32_t min = std::max(1, spec.workers().min()), max = std::max(min, spec.workers().max());
   if (e.workers() < min || e.workers() > max)
     return Broken(absl::StrCat("places ", e.workers(), " workers, not ", min, "..", max));
+  return absl::OkStatus();
+}
 
+absl::Status CheckDevices(const HostRow& host, const pb::Placement& placement, int64_t gpus_milli,
+                          const std::string& where) {
+  const bool whole = gpus_milli % 1000 == 0;
+  const int64_t count = whole ? placement.workers() * (gpus_milli / 1000) : placement.workers();
+  if (placement.devices_size() != count)
+    return Broken(absl::StrCat(where, placement.devices_size(), " devices, not ", count));
+  if (placement.device_milli_size() != (whole ? 0 : placement.devices_size()))
+    return Broken(where + "shares of devices don't fit the demand");
+  std::set<int32_t> seen;
+  for (int d = 0; d < placement.devices_size(); ++d) {
+    const int32_t device = placement.devices(d);
+    if (device < 0 || device >= host.inventory.devices_size())
+      return Broken(absl::StrCat(where, "no device ", device));
+    if (!seen.insert(device).second)
+      return Broken(absl::StrCat(where, "device ", device, " twice"));
+    if (!host.inventory.devices(device).healthy())
+      return Broken(absl::StrCat(where, "device ", device, " isn't healthy"));
+    if (!whole && placement.device_milli(d) != gpus_milli)
+      return Broken(where + "shares of devices don't fit the demand");
+    if (host.device_used_milli[device] + (whole ? 1000 : gpus_milli) > 1000)
+      return Broken(absl::StrCat(where, "device ", device, " isn't free"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRoom(const HostRow& host, const pb::TaskSpec& spec, int64_t workers,
+                       const std::string& where) {
+  const Demand demand = WorkerDemand(spec, host.inventory);
+  if (demand.cpus_milli > 0 &&
+      host.cpus_used_milli + workers * demand.cpus_milli > host.inventory.cpus_milli())
+    return Broken(where + "not enough CPUs");
+  if (demand.memory_bytes > 0 &&
+      host.memory_used_bytes + workers * demand.memory_bytes > host.inventory.memory_bytes())
+    return Broken(where + "not enough memory");
+  if (demand.disk_bytes > 0 &&
+      host.disk_used_bytes + workers * demand.disk_bytes > host.inventory.disk_bytes())
+    return Broken(where + "not enough disk");
+  return absl::OkStatus();
+}
+
+// The host can take what is placed on it. `rank`: the gang's next one.
+absl::Status CheckOnHost(const HostRow& host, const pb::TaskSpec& spec, const std::string& flavour,
+                         const pb::Placement& placement, int32_t rank, const std::string& where) {
+  if (host.state != pb::HOST_UP) return Broken(where + "isn't up");
+  if (host.drained) return Broken(where + "is drained");
+  if (host.quarantined()) return Broken(where + "is in quarantine");
+  if (std::any_of(host.lost.begin(), host.lost.end(),
+                  [](const LostRow& row) { return row.stray(); }))
+    return Broken(where + "still runs what nobody knows");
+  if (placement.workers() <= 0 || placement.first_group_rank() != rank)
+    return Broken(where + "ranks aren't contiguous");
+  const int64_t gpus_milli = spec.resources().gpus_milli();
+  if (gpus_milli > 0 && host.inventory.flavour() != flavour)
+    return Broken(where + "has another flavour");
+  if (absl::Status status = CheckDevices(host, placement, gpus_milli, where); !status.ok())
+    return status;
+  return CheckRoom(host, spec, placement.workers(), where);
+}
+
+absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
+  if (state.restoring())
+    return Broken("places while hosts may run what a restored store doesn't know");
+  const JobRow* job = state.FindJobByUid(e.key().job_uid());
+  if (job == nullptr || job->finished()) return Broken("places a task of no unfinished job");
+  const int32_t t = TaskIndex(*job->spec, e.key().task());
+  if (t < 0) return Broken("places an unknown task");
+  const pb::TaskSpec& spec = job->task_spec(t);
+  if (absl::Status status = CheckWaits(state, *job, t, e); !status.ok()) return status;
+  if (absl::Status status = CheckAllowed(state, *job, spec, e); !status.ok()) return status;
   int32_t rank = 0;
   std::set<std::string> hosts;
   for (const pb::Placement& placement : e.placements()) {
@@ -142,49 +213,9 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
     const HostId id = state.FindHost(e.cluster(), placement.host());
     if (id == kNoHost) return Broken(where + "no such host");
     if (!hosts.insert(placement.host()).second) return Broken(where + "named twice");
-    const HostRow& host = state.host(id);
-    if (host.state != pb::HOST_UP) return Broken(where + "isn't up");
-    if (host.drained) return Broken(where + "is drained");
-    if (host.quarantined()) return Broken(where + "is in quarantine");
-    if (std::any_of(host.lost.begin(), host.lost.end(),
-                    [](const LostRow& row) { return row.stray(); }))
-      return Broken(where + "still runs what nobody knows");
-    if (placement.workers() <= 0 || placement.first_group_rank() != rank)
-      return Broken(where + "ranks aren't contiguous");
+    absl::Status status = CheckOnHost(state.host(id), spec, e.flavour(), placement, rank, where);
+    if (!status.ok()) return status;
     rank += placement.workers();
-    const bool whole = gpus_milli % 1000 == 0;
-    const int64_t count = whole ? placement.workers() * (gpus_milli / 1000) : placement.workers();
-    if (gpus_milli > 0 && host.inventory.flavour() != e.flavour())
-      return Broken(where + "has another flavour");
-    if (placement.devices_size() != count)
-      return Broken(absl::StrCat(where, placement.devices_size(), " devices, not ", count));
-    if (placement.device_milli_size() != (whole ? 0 : placement.devices_size()))
-      return Broken(where + "shares of devices don't fit the demand");
-    std::set<int32_t> seen;
-    for (int d = 0; d < placement.devices_size(); ++d) {
-      const int32_t device = placement.devices(d);
-      if (device < 0 || device >= host.inventory.devices_size())
-        return Broken(absl::StrCat(where, "no device ", device));
-      if (!seen.insert(device).second)
-        return Broken(absl::StrCat(where, "device ", device, " twice"));
-      if (!host.inventory.devices(device).healthy())
-        return Broken(absl::StrCat(where, "device ", device, " isn't healthy"));
-      if (!whole && placement.device_milli(d) != gpus_milli)
-        return Broken(where + "shares of devices don't fit the demand");
-      if (host.device_used_milli[device] + (whole ? 1000 : gpus_milli) > 1000)
-        return Broken(absl::StrCat(where, "device ", device, " isn't free"));
-    }
-    const Demand demand = WorkerDemand(spec, host.inventory);
-    const int64_t n = placement.workers();
-    if (demand.cpus_milli > 0 &&
-        host.cpus_used_milli + n * demand.cpus_milli > host.inventory.cpus_milli())
-      return Broken(where + "not enough CPUs");
-    if (demand.memory_bytes > 0 &&
-        host.memory_used_bytes + n * demand.memory_bytes > host.inventory.memory_bytes())
-      return Broken(where + "not enough memory");
-    if (demand.disk_bytes > 0 &&
-        host.disk_used_bytes + n * demand.disk_bytes > host.inventory.disk_bytes())
-      return Broken(where + "not enough disk");
   }
   if (rank != e.workers())
     return Broken(absl::StrCat("the gang isn't whole: ", rank, " of ", e.workers(), " workers"));

@@ -87,37 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="of all inputs (default: by suffix)",
     )
-    parser.add_argument(
-        "--text-field",
-        metavar="NAME",
-        help='records are documents, in this field (default: "text", if they have it)',
-    )
-    parser.add_argument(
-        "--prompt-field",
-        metavar="NAME",
-        help='records are prompts and completions (default: "prompt")',
-    )
-    parser.add_argument(
-        "--completion-field",
-        metavar="NAME",
-        help='… and this is the completion (default: "completion")',
-    )
-    parser.add_argument(
-        "--messages-field",
-        metavar="NAME",
-        help='records are chats, in this field (default: "messages")',
-    )
-    parser.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="Jinja template for chats, instead of the tokenizer's own",
-    )
-    parser.add_argument(
-        "--loss",
-        choices=("completions", "all"),
-        default="completions",
-        help="what counts of prompts with completions, and of chats (default: completions, and what the assistant says)",
-    )
+    _add_records(parser)
     parser.add_argument(
         "--validation-share",
         type=_share,
@@ -153,6 +123,41 @@ def _parser() -> argparse.ArgumentParser:
         help="progress as JSON lines on stdout; with MUSTER_PROGRESS_SOCKET set they go there, always",
     )
     return parser
+
+
+def _add_records(parser: argparse.ArgumentParser) -> None:
+    """How records are read, and what of them counts."""
+    parser.add_argument(
+        "--text-field",
+        metavar="NAME",
+        help='records are documents, in this field (default: "text", if they have it)',
+    )
+    parser.add_argument(
+        "--prompt-field",
+        metavar="NAME",
+        help='records are prompts and completions (default: "prompt")',
+    )
+    parser.add_argument(
+        "--completion-field",
+        metavar="NAME",
+        help='… and this is the completion (default: "completion")',
+    )
+    parser.add_argument(
+        "--messages-field",
+        metavar="NAME",
+        help='records are chats, in this field (default: "messages")',
+    )
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja template for chats, instead of the tokenizer's own",
+    )
+    parser.add_argument(
+        "--loss",
+        choices=("completions", "all"),
+        default="completions",
+        help="what counts of prompts with completions, and of chats (default: completions, and what the assistant says)",
+    )
 
 
 def _positive(text: str) -> int:
@@ -234,52 +239,56 @@ def _prepare(options: argparse.Namespace) -> None:
     if broken > len(problems):
         problems.append(f"and {broken - len(problems)} more")
     if not any(one["train"]["num_documents"] for one in done.values()):
-        whole = not any(
-            one.get("validation", one["train"])["num_documents"] for one in done.values()
-        )
-        raise InputError(
-            *problems
-            or [
-                "the inputs hold no text: every document is empty"
-                if whole
-                else "every document went into the validation split; lower --validation-share"
-            ]
-        )
+        raise InputError(*problems or [_why_nothing(done)])
     index = shards.publish(
         folder, [done[number] for number in range(len(plan))], words, template, options.max_length
     )
     progress.report(sum(sizes), tokens, last=True)
     if broken:
-        print(
-            f"{folder}: {broken} broken record{'s were' if broken > 1 else ' was'} left out (--strict refuses them):",
-            file=sys.stderr,
+        records = f"{broken} broken record{'s were' if broken > 1 else ' was'}"
+        _say(
+            f"{folder}: {records} left out (--strict refuses them):", *(f"  {p}" for p in problems)
         )
-        for problem in problems:
-            print(f"  {problem}", file=sys.stderr)
+    files = f"{_counted(len(sources), 'file')} in {_counted(len(plan), 'shard')}"
+    _tell(folder, index, files, list(done.values()), options)
+
+
+def _why_nothing(done: dict[int, dict]) -> str:
+    if any(one.get("validation", one["train"])["num_documents"] for one in done.values()):
+        return "every document went into the validation split; lower --validation-share"
+    return "the inputs hold no text: every document is empty"
+
+
+def _tell(
+    folder: str, index: dict, files: str, done: list[dict], options: argparse.Namespace
+) -> None:
+    """What was made."""
+    documents = _counted(index["num_documents"], "document")
     masked = index["num_tokens"] - index["num_target_tokens"]
-    print(
-        f"{folder}: {index['num_tokens']} tokens of {_counted(index['num_documents'], 'document')} from {_counted(len(sources), 'file')} "
-        f"in {_counted(len(plan), 'shard')}"
-        + (f"; {masked} tokens don't count in the loss" if masked else ""),
-        file=sys.stderr,
+    _say(
+        f"{folder}: {index['num_tokens']} tokens of {documents} from {files}"
+        + (f"; {masked} tokens don't count in the loss" if masked else "")
     )
     if options.validation_share:
-        apart = [one["validation"] for one in done.values()]
-        documents, apart_tokens = (
+        apart = [one["validation"] for one in done]
+        kept, tokens = (
             sum(entry[key] for entry in apart) for key in ("num_documents", "num_tokens")
         )
-        print(
-            f"{folder}/{shards.VALIDATION}: {apart_tokens} tokens of {_counted(documents, 'document')} kept apart for evaluation (eval_interval)"
-            if documents
-            else f"note: no document went into the validation split: {options.validation_share:g} of {_counted(index['num_documents'], 'document')} is too few; "
-            "raise --validation-share, or evaluate on other data (eval_data)",
-            file=sys.stderr,
+        _say(
+            f"{folder}/{shards.VALIDATION}: {tokens} tokens of {_counted(kept, 'document')} kept apart for evaluation (eval_interval)"
+            if kept
+            else f"note: no document went into the validation split: {options.validation_share:g} of {documents} is too few; "
+            "raise --validation-share, or evaluate on other data (eval_data)"
         )
     if index["longest_document"] > options.max_length:
-        print(
-            f"note: the longest document has {index['longest_document']} tokens, above --max-length {options.max_length}",
-            file=sys.stderr,
+        _say(
+            f"note: the longest document has {index['longest_document']} tokens, above --max-length {options.max_length}"
         )
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 def _counted(count: int, what: str) -> str:

@@ -174,12 +174,7 @@ def write_shard(
                     flush()
             lines.append(last)
         if strict and problems:
-            raise InputError(
-                *(
-                    f"{pieces[at].source.path}:{inputs.line_number(pieces[at], line)}: {text}"
-                    for at, line, text in problems
-                )
-            )
+            raise InputError(*_places(pieces, problems))
         flush()
         done = {split: files.close() for split, files in splits.items()}
     except BaseException:
@@ -190,6 +185,13 @@ def write_shard(
     done |= {"broken": broken, "problems": problems, "lines": lines}
     write_json(os.path.join(folder, f"{name}.done.json"), done)
     return done
+
+
+def _places(pieces: list[inputs.Piece], problems: list) -> list[str]:
+    return [
+        f"{pieces[at].source.path}:{inputs.line_number(pieces[at], line)}: {text}"
+        for at, line, text in problems
+    ]
 
 
 def _kept_apart(ids: bytes, share: float) -> bool:

@@ -1,6 +1,7 @@
 # Targets of this project: muster_library, muster_program, muster_test. Every include is written from the project's root.
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
+find_package(OpenSSL REQUIRED)
 find_package(spdlog REQUIRED)
 find_program(MUSTER_MOLD mold)
 if(MUSTER_MOLD)

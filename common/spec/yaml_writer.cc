@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
@@ -13,13 +14,14 @@ namespace {
 
 absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
+// Whether every reader of YAML takes it for text without quotes. YAML 1.1 has more booleans than
+// ours reads, in any case.
 bool StaysPlain(std::string_view text) {
-  static constexpr std::array kNotText = {std::string_view("true"), std::string_view("false"),
-                                          std::string_view("null"), std::string_view("Null"),
-                                          std::string_view("NULL"), std::string_view("yes"),
-                                          std::string_view("no"),   std::string_view("on"),
-                                          std::string_view("off"),  std::string_view("~")};
-  if (text.empty() || std::find(kNotText.begin(), kNotText.end(), text) != kNotText.end())
+  static constexpr std::array<std::string_view, 9> kNotText = {"true", "false", "null", "yes", "no",
+                                                               "on",   "off",   "y",    "n"};
+  if (text.empty() || std::any_of(kNotText.begin(), kNotText.end(), [&](std::string_view word) {
+        return absl::EqualsIgnoreCase(View(text), View(word));
+      }))
     return false;
   const auto letter = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '/';

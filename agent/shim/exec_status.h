@@ -2,8 +2,7 @@
 // (O_CLOEXEC).
 #pragma once
 
-#include <cstdint>
-#include <functional>
+#include <optional>
 #include <string>
 
 namespace muster::shim {
@@ -12,11 +11,8 @@ namespace muster::shim {
 // for what the job names and this host doesn't have, "launch: …" for what is no fault of the job.
 void TellLaunchFailure(int fd, const std::string& what, int error);
 
-// In the parent: empty once exec has happened, else the child's words. A dead network file system
-// below the program or its workdir would keep the child, and whoever waits for it, for ever: after
-// `patience_ns` that is said instead, with *late = true, and the child may still be on its way.
-// `meanwhile` is called ten times a second while it waits.
-std::string AwaitExec(int fd, const std::string& program, int64_t patience_ns, bool* late,
-                      const std::function<void()>& meanwhile);
+// In the parent, of a descriptor that doesn't block: empty once exec has happened, else the child's
+// words. Nothing: it is still on its way. `said` keeps what came so far.
+std::optional<std::string> ReadLaunch(int fd, std::string* said);
 
 }  // namespace muster::shim

@@ -188,36 +188,28 @@ TEST_P(ShimTest, AWorkdirThatIsNotThereIsTheJobsMistakeAndItsPathIsTold) {
             "program: workdir " + directory_ + "/nowhere: No such file or directory");
 }
 
-TEST(AwaitExec, EndsWithTheExecWithTheChildsWordsOrWhenItHasWaitedLongEnough) {
-  int looks = 0;
-  const auto await = [&](const std::function<void(int*)>& child, bool* late) {
-    int ends[2];
-    EXPECT_EQ(::pipe(ends), 0);
-    child(ends);
-    const std::string said = AwaitExec(ends[0], "prog", 350'000'000, late, [&] { ++looks; });
-    for (const int end : ends) ::close(end);
-    return said;
+TEST(ReadLaunch, TellsTheExecOrTheChildsWordsOrNothingYet) {
+  const struct {
+    const char* what;  // nullptr: nothing is told
+    int error;
+    const char* read;
+  } cases[] = {
+      {nullptr, 0, ""},
+      {"exec prog", EACCES, "program: exec prog: Permission denied"},
+      {"exec prog", ENOMEM, "launch: exec prog: Cannot allocate memory"},
   };
-  bool late = false;
-  EXPECT_EQ(await([](int* ends) { ends[1] = (::close(ends[1]), -1); }, &late), "");
-  EXPECT_EQ(await(
-                [](int* ends) {
-                  TellLaunchFailure(ends[1], "exec prog", EACCES), ends[1] = (::close(ends[1]), -1);
-                },
-                &late),
-            "program: exec prog: Permission denied");
-  EXPECT_EQ(await(
-                [](int* ends) {
-                  TellLaunchFailure(ends[1], "exec prog", ENOMEM), ends[1] = (::close(ends[1]), -1);
-                },
-                &late),
-            "launch: exec prog: Cannot allocate memory");
-  EXPECT_FALSE(late);
-  EXPECT_EQ(looks, 0);
-  // A child that hangs on its way holds the pipe open.
-  EXPECT_NE(await([](int*) {}, &late).find("exec prog: not begun in time"), std::string::npos);
-  EXPECT_TRUE(late);
-  EXPECT_GE(looks, 1) << "stops and the fence are looked at meanwhile";
+  for (const auto& c : cases) {
+    int ends[2];
+    ASSERT_EQ(::pipe2(ends, O_NONBLOCK), 0);
+    std::string said;
+    // A child that is on its way, or hangs there, holds the pipe open.
+    EXPECT_EQ(ReadLaunch(ends[0], &said), std::nullopt);
+    if (c.what != nullptr) TellLaunchFailure(ends[1], c.what, c.error);
+    EXPECT_EQ(ReadLaunch(ends[0], &said), std::nullopt);
+    ::close(ends[1]);
+    EXPECT_EQ(ReadLaunch(ends[0], &said), c.read);
+    ::close(ends[0]);
+  }
 }
 
 TEST_P(ShimTest, StopGivesTimeAndThenKills) {

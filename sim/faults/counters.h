@@ -36,6 +36,7 @@ inline constexpr auto kCounterNames = std::to_array<const char*>({
     "agents killed after a file was written",
     "files not written: disk full",
     "exits written after a full disk",
+    "syncs of events that failed",
     "shims killed before the claim",
     "shims killed between claim and start",
     "shims killed",

@@ -1,6 +1,5 @@
-// A host: its boots, its shims and their processes, the files that an agent finds again. The shims
-// are the real ones' decisions and files (agent/shim: Rules, MakeClaim, the formats) over a model
-// of processes. Not thread-safe.
+// A host: its boots and clocks, the files that an agent finds again, and the shims that run on it
+// (sim_shim.h). Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +8,9 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "agent/reconcile/ports.h"
-#include "agent/shim/rules.h"
 #include "common/base/fnv.h"
 #include "sim/faults/checks.h"
 #include "sim/faults/config.h"
@@ -40,6 +39,8 @@ struct Shared {
   void Digest(const std::string& text) { digest = Fnv1a(text, digest); }
 };
 
+class SimShim;
+
 class Machine final : public agent::Processes {
  public:
   // `directory`: an empty one, the host's own.
@@ -57,6 +58,7 @@ class Machine final : public agent::Processes {
   // CLOCK_BOOTTIME, which drifts.
   int64_t BootNs() const { return BootAt(shared_->heap.now_ns()); }
   Random* random() { return &random_; }
+  std::string DirectoryOf(const agent::AttemptId& id) const;
 
   // A shim's files may have changed: called a little later, if there is anybody to listen.
   std::function<void(const agent::AttemptId&)> changed;
@@ -77,7 +79,6 @@ class Machine final : public agent::Processes {
   void KillAnyShim();
   // The next one that claims, before it starts anything.
   void KillNextClaim() { dies_at_claim_ = true; }
-  void KillAllShims();
   // SIGSTOP; their processes go on.
   void PauseShims(int64_t until_ns);
   // The machine sleeps: nothing runs on it, and CLOCK_BOOTTIME goes on. Its agent is paused by the
@@ -101,36 +102,17 @@ class Machine final : public agent::Processes {
   void JumpClock(int64_t by_ns) { wall_offset_ns_ += by_ns; }
   bool DiskFull() const { return shared_->heap.now_ns() < disk_full_until_ns; }
 
- private:
-  struct Shim;
-  using ShimPtr = std::shared_ptr<Shim>;
+  // For its shims.
+  void Tell(const agent::AttemptId& id);  // a file of the attempt has changed
+  void ShimEnded(const agent::AttemptId& id);
+  bool TakeDeathAtClaim() { return std::exchange(dies_at_claim_, false); }
 
-  std::string DirectoryOf(const agent::AttemptId& id) const;
+ private:
   std::string NewId();
-  void Later(int64_t delay_ns, const ShimPtr& shim, void (Machine::*what)(const ShimPtr&));
-  // Now, or once the shim goes on if it is paused; never if it is dead by then.
-  void Act(const ShimPtr& shim, std::function<void()> what);
-  void Claim(const ShimPtr& shim);
-  void Run(const ShimPtr& shim);
-  void ReadStop(const ShimPtr& shim);
-  bool Fenced(const ShimPtr& shim);
-  void WatchFence(const ShimPtr& shim);
-  void LookAtFence(const ShimPtr& shim);
   int64_t BootAt(int64_t true_ns) const {
     return true_ns - began_ns_ + (true_ns - began_ns_) / 1'000'000 * drift_ppm_;
   }
-  void Kill(const ShimPtr& shim);
   void Awake();
-  void Reap(const ShimPtr& shim);
-  void Ended(const ShimPtr& shim, int32_t rank, int exit_code, int signal);
-  void Finish(const ShimPtr& shim);
-  void Remove(const ShimPtr& shim, bool recorded);
-  void KillShim(const ShimPtr& shim);
-  void Append(const ShimPtr& shim, const shim::Line& line, bool sync);
-  void WriteHeld(const ShimPtr& shim);
-  void WriteMetrics(const ShimPtr& shim);
-  void Write(const ShimPtr& shim, bool sync);
-  void Tell(const agent::AttemptId& id);
   void LoseUnsynced(const agent::AttemptId& id);
 
   Shared* const shared_;
@@ -143,7 +125,7 @@ class Machine final : public agent::Processes {
   int64_t wall_offset_ns_ = 0;
   int64_t asleep_until_ns_ = 0;
   int32_t next_port_ = 20000;
-  std::map<agent::AttemptId, ShimPtr> shims_;  // alive
+  std::map<agent::AttemptId, std::shared_ptr<SimShim>> shims_;  // alive
   bool dies_at_claim_ = false;
   std::set<agent::AttemptId> unsynced_;  // their markers
 };

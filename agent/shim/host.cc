@@ -1,0 +1,249 @@
+#include "agent/shim/host.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent/shim/exec_status.h"
+#include "agent/shim/rules.h"
+#include "agent/shim/times.h"
+
+namespace muster::shim {
+namespace {
+
+constexpr size_t kReservedBytes = 4096;  // for a stop order, and for exit records: one block
+
+}  // namespace
+
+int64_t HostClock::WallNs() { return shim::WallNs(); }
+int64_t HostClock::BootNs() { return SteadyNs(); }
+
+// ---- files ----
+
+HostFiles::~HostFiles() {
+  if (events_ >= 0) ::close(events_);
+}
+
+int HostFiles::ReadClaim(Claim* claim) { return shim::ReadClaim(directory_, claim); }
+
+int HostFiles::MakeClaim(Claim* winner) {
+  return shim::MakeClaim(directory_, Claim::kStarted, winner);
+}
+
+int HostFiles::Read(const char* name, std::string* content) {
+  return ReadSmallFile(directory_ + "/" + name, content);
+}
+
+int HostFiles::Replace(const char* name, std::string_view content, bool sync) {
+  return ReplaceFile(directory_, name, content, sync);
+}
+
+void HostFiles::Reserve(const char* name) { ReserveFile(directory_, name, kReservedBytes); }
+
+int HostFiles::WriteEvents(int64_t at, std::string_view text) {
+  if (events_ < 0)
+    events_ = ::open((directory_ + "/" + kEventsFile).c_str(),
+                     O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (events_ < 0) return errno;
+  if (::lseek(events_, at, SEEK_SET) != at) return errno;
+  int error = WriteAll(events_, text);
+  if (error != 0 && ::ftruncate(events_, at) != 0) error = errno;  // no half of a line
+  return error;
+}
+
+int HostFiles::SyncEvents() {
+  if (events_ < 0) return EBADF;
+  if (::fdatasync(events_) != 0) return errno;
+  if (events_named_) return 0;
+  const int error = SyncDirectory(directory_);
+  events_named_ = error == 0;
+  return error;
+}
+
+bool HostFiles::Forgotten() { return ::access(directory_.c_str(), F_OK) != 0; }
+
+// ---- timers ----
+
+BootTimer::~BootTimer() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+bool BootTimer::Make() {
+  fd_ = ::timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK);
+  return fd_ >= 0;
+}
+
+bool BootTimer::Set(int64_t at_ns, bool* over) {
+  itimerspec when{}, before{};  // never
+  if (at_ns != kNever) when.it_value = {at_ns / 1'000'000'000, at_ns % 1'000'000'000};
+  if (fd_ < 0 || ::timerfd_settime(fd_, TFD_TIMER_ABSTIME, &when, &before) != 0) return false;
+  if (over != nullptr) *over = set_ && before.it_value.tv_sec == 0 && before.it_value.tv_nsec == 0;
+  set_ = at_ns != kNever;
+  return true;
+}
+
+// ---- processes ----
+
+struct HostProcesses::Pipes {
+  int out[2] = {-1, -1}, err[2] = {-1, -1}, status[2] = {-1, -1}, exports[2] = {-1, -1};
+
+  bool Make(bool setup) {
+    return ::pipe2(out, O_CLOEXEC) == 0 && ::pipe2(err, O_CLOEXEC) == 0 &&
+           ::pipe2(status, O_CLOEXEC) == 0 && (!setup || ::pipe2(exports, O_CLOEXEC) == 0);
+  }
+  void Close(int end) {
+    for (int* pipe : {out, err, status, exports}) {
+      if (pipe[end] >= 0) ::close(pipe[end]);
+      pipe[end] = -1;
+    }
+  }
+};
+
+HostProcesses::HostProcesses(const Spec& spec, const std::string& directory)
+    : spec_(spec),
+      self_(::getpid()),
+      cgroups_{spec.cgroup, spec.memory_cgroup},
+      outputs_(directory + "/" + kLogsDirectory, spec.log_file_bytes, spec.log_files,
+               spec.log_line_bytes) {}
+
+bool HostProcesses::Open() {
+  if (spec_.fence_after_ns > 0 && !deadline_.Make()) return false;
+  isolation_ =
+      std::make_unique<Isolation>(spec_.token, spec_.pid_namespace, cgroups_, deadline_.fd());
+  return true;
+}
+
+void HostProcesses::AddTo(std::vector<pollfd>* polled) const {
+  polled->push_back({launch_status_, POLLIN, 0});
+  outputs_.AddTo(polled);
+}
+
+std::vector<HostProcesses::Ended> HostProcesses::Reap() {
+  std::vector<Ended> ended;
+  int status = 0;
+  while (true) {
+    const pid_t pid = ::waitpid(-1, &status, WNOHANG);
+    if (pid > 0) {
+      if (pid == isolation_->keeper()) isolation_->KeeperEnded();
+      ended.push_back({pid, WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+                       WIFSIGNALED(status) ? WTERMSIG(status) : 0});
+    } else if (pid == 0 || errno != EINTR) {
+      return ended;
+    }
+  }
+}
+
+std::optional<std::pair<pid_t, std::string>> HostProcesses::Launched() {
+  if (launch_status_ < 0) return std::nullopt;
+  const std::optional<std::string> said = ReadLaunch(launch_status_, &launch_said_);
+  if (!said.has_value()) return std::nullopt;
+  ::close(launch_status_);
+  launch_status_ = -1;
+  launch_said_.clear();
+  return std::pair(launched_, *said);
+}
+
+pid_t HostProcesses::Start(const Launch& launch, std::string* problem) {
+  Pipes pipes;
+  if (!pipes.Make(launch.setup)) {
+    *problem = std::string("launch: ") + strerror(errno);
+    pipes.Close(0);
+    pipes.Close(1);
+    return -1;
+  }
+  std::vector<std::string> variables;
+  for (const EnvironmentVariable& variable : launch.env)
+    variables.push_back(variable.name + "=" + variable.value);
+  variables.push_back(std::string(kTokenVariable) + "=" + spec_.token);
+  std::vector<char*> words, entries;
+  for (const std::string& word : launch.argv) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  for (const std::string& variable : variables)
+    entries.push_back(const_cast<char*>(variable.c_str()));
+  entries.push_back(nullptr);
+
+  Cgroups left;
+  const pid_t pid = ForkInto(cgroups_, &left);
+  if (pid == 0) BecomeProgram(launch, pipes, left, words, entries);
+  if (pid < 0) *problem = std::string("launch: fork: ") + strerror(errno);
+  pipes.Close(1);
+  if (pid < 0) {
+    pipes.Close(0);
+    return -1;
+  }
+  ::setpgid(pid, pid);
+  outputs_.AddLog(pipes.out[0], launch.rank, /*is_error=*/false);
+  outputs_.AddLog(pipes.err[0], launch.rank, /*is_error=*/true);
+  if (launch.setup) outputs_.AddExports(pipes.exports[0], launch.worker);
+  // One that was given up on its way to its exec may still say something: nobody asks any more.
+  if (launch_status_ >= 0) ::close(launch_status_);
+  launched_ = pid;
+  launch_status_ = pipes.status[0];
+  launch_said_.clear();
+  ::fcntl(launch_status_, F_SETFL, O_NONBLOCK);
+  return pid;
+}
+
+// In the child.
+void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, const Cgroups& left,
+                                  const std::vector<char*>& words,
+                                  const std::vector<char*>& entries) const {
+  const auto fail = [&](const std::string& what) {
+    TellLaunchFailure(pipes.status[1], what, errno);
+    ::_exit(127);
+  };
+  if (!isolation_->EnterChild(self_)) ::_exit(127);
+  if (errno = EnterCgroups(left); errno != 0) fail("launch: its control group");
+  ::setpgid(0, 0);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+  ::umask(spec_.umask);
+  const int null = ::open("/dev/null", O_RDONLY);
+  ::dup2(null, 0);
+  if (null > 2) ::close(null);
+  ::dup2(pipes.out[1], 1);
+  ::dup2(pipes.err[1], 2);
+  if (launch.setup && ::dup2(pipes.exports[1], 9) != 9) fail("setup");
+  if (!spec_.workdir.empty() && ::chdir(spec_.workdir.c_str()) != 0)
+    fail("workdir " + spec_.workdir);
+  environ = const_cast<char**>(entries.data());  // execvp looks along the job's PATH, not ours
+  ::execvp(words[0], words.data());
+  fail(std::string("exec ") + words[0]);
+  ::_exit(127);
+}
+
+bool HostProcesses::SignalGroup(pid_t pid, int signal) { return ::kill(-pid, signal) == 0; }
+
+bool HostProcesses::GroupLives(pid_t pid) { return ::kill(-pid, 0) == 0; }
+
+void HostProcesses::Kill(pid_t pid) { ::kill(pid, SIGKILL); }
+
+void HostProcesses::Log(int32_t rank, const std::string& text) {
+  outputs_.Log(rank, text, /*is_error=*/true);
+}
+
+int64_t HostProcesses::OomKills() { return shim::OomKills(cgroups_); }
+
+void HostProcesses::EndAll() {
+  isolation_->KillAll();
+  // What got away from that is still of its control group; its devices are not free before it is
+  // empty.
+  for (Backoff backoff; CgroupPopulated(cgroups_); backoff.Pause()) KillCgroup(cgroups_);
+  RemoveCgroups(cgroups_);
+  outputs_.Drain();
+}
+
+bool HostProcesses::SetDeadline(int64_t boot_ns) {
+  bool over = false;
+  deadline_.Set(boot_ns, &over);
+  return over;
+}
+
+}  // namespace muster::shim

@@ -1,0 +1,110 @@
+// The shim's ports with the kernel behind them. Not thread-safe.
+#pragma once
+
+#include <poll.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agent/shim/cgroup.h"
+#include "agent/shim/isolate.h"
+#include "agent/shim/outputs.h"
+#include "agent/shim/ports.h"
+
+namespace muster::shim {
+
+class HostClock final : public Clock {
+ public:
+  int64_t WallNs() override;
+  int64_t BootNs() override;
+};
+
+class HostFiles final : public Files {
+ public:
+  explicit HostFiles(std::string directory) : directory_(std::move(directory)) {}
+  ~HostFiles() override;
+
+  int ReadClaim(Claim* claim) override;
+  int MakeClaim(Claim* winner) override;
+  int Read(const char* name, std::string* content) override;
+  int Replace(const char* name, std::string_view content, bool sync) override;
+  void Reserve(const char* name) override;
+  int WriteEvents(int64_t at, std::string_view text) override;
+  int SyncEvents() override;
+  bool Forgotten() override;
+
+ private:
+  const std::string directory_;
+  int events_ = -1;
+  bool events_named_ = false;  // the file's name survives power loss
+};
+
+// A timer of CLOCK_BOOTTIME, as a descriptor that becomes ready.
+class BootTimer {
+ public:
+  BootTimer() = default;
+  ~BootTimer();
+  BootTimer(const BootTimer&) = delete;
+  BootTimer& operator=(const BootTimer&) = delete;
+
+  bool Make();  // false: errno says why
+  int fd() const { return fd_; }
+  // kNever: not at all. False: it can't be set. `over`: the time that was set before had come.
+  bool Set(int64_t at_ns, bool* over = nullptr);
+
+ private:
+  int fd_ = -1;
+  bool set_ = false;
+};
+
+class HostProcesses final : public Processes {
+ public:
+  HostProcesses(const Spec& spec, const std::string& directory);
+
+  // Before the first process. False: errno says why. The keeper is there from then on.
+  bool Open();
+  // What the loop is to be told next.
+  struct Ended {
+    pid_t pid = 0;
+    int exit_code = 0;
+    int signal = 0;
+  };
+  std::vector<Ended> Reap();
+  // Of the process that was started last, if its exec has been reached, or can't be.
+  std::optional<std::pair<pid_t, std::string>> Launched();
+  // Everything that is to be waited for: AddTo before poll, Read after it.
+  void AddTo(std::vector<pollfd>* polled) const;
+  void Read(const std::vector<pollfd>& polled) { outputs_.Read(polled); }
+
+  pid_t Start(const Launch& launch, std::string* problem) override;
+  bool SignalGroup(pid_t pid, int signal) override;
+  bool GroupLives(pid_t pid) override;
+  void Kill(pid_t pid) override;
+  std::string SetupExports(size_t worker) override { return outputs_.Exports(worker); }
+  void Log(int32_t rank, const std::string& text) override;
+  int64_t OomKills() override;
+  bool HasNamespace() override { return isolation_->has_namespace(); }
+  void EndAll() override;
+  bool SetDeadline(int64_t boot_ns) override;
+
+ private:
+  struct Pipes;
+  [[noreturn]] void BecomeProgram(const Launch& launch, const Pipes& pipes, const Cgroups& left,
+                                  const std::vector<char*>& words,
+                                  const std::vector<char*>& entries) const;
+
+  const Spec& spec_;
+  const pid_t self_;
+  const Cgroups cgroups_;
+  Outputs outputs_;
+  BootTimer deadline_;  // the keeper's, who does without disks
+  std::unique_ptr<Isolation> isolation_;
+  pid_t launched_ = -1;  // the process that launch_status_ is of
+  int launch_status_ = -1;
+  std::string launch_said_;
+};
+
+}  // namespace muster::shim

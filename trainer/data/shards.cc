@@ -39,6 +39,19 @@ bool IsCount(const json& value) {
   return value.is_number_integer() && value.get<double>() >= 0 && value.get<double>() < 9e15;
 }
 
+// The documents' ends rise from 0 to the shard's last token.
+absl::Status CheckOffsets(const MappedFile& documents, int64_t num_documents, int64_t num_tokens,
+                          const std::string& path) {
+  for (int64_t d = 0; d <= num_documents; ++d) {
+    const int64_t previous = d == 0 ? 0 : Offset(documents, d - 1);
+    const int64_t offset = Offset(documents, d);
+    if (offset < previous || (d == 0 && offset != 0) ||
+        (d == num_documents && offset != num_tokens))
+      return Bad(path, absl::StrCat("offset ", d, " is ", offset));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
@@ -106,15 +119,10 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
       if (absl::Status s = open("mask", num_tokens, shard.mask); !s.ok()) return s;
       result.has_masks_ = true;
     }
-    for (int64_t d = 0; d <= num_documents; ++d) {
-      const int64_t previous = d == 0 ? 0 : Offset(shard.documents, d - 1);
-      const int64_t offset = Offset(shard.documents, d);
-      if (offset < previous || (d == 0 && offset != 0) ||
-          (d == num_documents && offset != num_tokens)) {
-        return Bad(absl::StrCat(directory, "/", entry["documents"].get<std::string>()),
-                   absl::StrCat("offset ", d, " is ", offset));
-      }
-    }
+    const std::string documents = directory + "/" + entry["documents"].get<std::string>();
+    if (absl::Status s = CheckOffsets(shard.documents, num_documents, num_tokens, documents);
+        !s.ok())
+      return s;
     result.num_tokens_ += num_tokens;
     result.document_base_.push_back(result.document_base_.back() + num_documents);
     result.shards_.push_back(std::move(shard));

@@ -6,40 +6,12 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/model/families.h"
 
 namespace muster::trainer {
 namespace {
 
 using nlohmann::json;
-
-constexpr int64_t kSizeMax = 1'000'000'000;
-
-// What transformers means by a field that a config.json of this family leaves out, and what it
-// can't say at all.
-struct Family {
-  const char* model_type;
-  const char* architecture;
-  int64_t max_position_embeddings;
-  int64_t head_dim;        // 0: hidden_size / num_attention_heads
-  int64_t sliding_window;  // 0: none
-  bool qkv_bias;           // where attention_bias isn't a field
-  bool has_attention_bias, has_mlp_bias, qk_norm;
-  bool windows_by_layer;  // use_sliding_window, max_window_layers and layer_types are fields;
-                          // otherwise sliding_window is for all
-};
-constexpr Family kFamilies[] = {
-    {"llama", "LlamaForCausalLM", 2048, 0, 0, false, true, true, false, false},
-    {"mistral", "MistralForCausalLM", 131072, 0, 4096, false, false, false, false, false},
-    {"qwen2", "Qwen2ForCausalLM", 32768, 0, 4096, true, false, false, false, true},
-    {"qwen3", "Qwen3ForCausalLM", 32768, 128, 4096, false, true, false, true, true},
-};
-
-const Family& FamilyOf(const std::string& model_type) {
-  for (const Family& family : kFamilies) {
-    if (model_type == family.model_type) return family;
-  }
-  return kFamilies[0];
-}
 
 std::string FamilyNames(const char* Family::*name) {
   std::string names;
@@ -365,6 +337,97 @@ const Family& ParseFamily(Reader& r, bool strict) {
   return *family;
 }
 
+void ParseHeads(Reader& r, const Family& family, ModelConfig& config) {
+  if (config.num_heads % config.num_kv_heads != 0) {
+    r.Bad("num_key_value_heads",
+          absl::StrCat(config.num_kv_heads, " doesn't divide num_attention_heads, ",
+                       config.num_heads));
+  }
+  if (r.Has("head_dim") || family.head_dim > 0) {
+    config.head_dim = r.Size("head_dim", std::max<int64_t>(1, family.head_dim));
+  } else if (config.hidden_size % config.num_heads != 0) {
+    r.Bad("hidden_size",
+          absl::StrCat(config.hidden_size, " is no multiple of num_attention_heads, ",
+                       config.num_heads, "; or give head_dim"));
+  } else {
+    config.head_dim = config.hidden_size / config.num_heads;
+  }
+  if (config.head_dim % 2 != 0)
+    r.Bad("head_dim",
+          absl::StrCat(config.head_dim, " is odd; rotary embeddings need an even head_dim"));
+}
+
+void ParseRope(Reader& r, const std::string& path, ModelConfig& config, Problems& problems) {
+  // Newer files hold rope_parameters (theta inside), older ones rope_theta beside rope_scaling.
+  const bool has_top_theta = r.Has("rope_theta");
+  const double top_theta = r.Positive("rope_theta", config.rope_theta);
+  config.rope_theta = top_theta;
+  const json& parameters = r.At("rope_parameters");
+  const json& scaling = r.At("rope_scaling");
+  if (!parameters.is_null()) {
+    ParseRopeMap(parameters, path + ".rope_parameters", config, problems);
+    if (has_top_theta && config.rope_theta != top_theta)
+      r.Bad("rope_theta", "contradicts rope_parameters.rope_theta; keep one");
+    if (!scaling.is_null() && scaling != parameters) {
+      ModelConfig other = config;
+      Problems scratch;
+      ParseRopeMap(scaling, path + ".rope_scaling", other, scratch);
+      if (!scratch.empty() || !(other.rope == config.rope))
+        r.Bad("rope_scaling", "contradicts rope_parameters; keep one");
+    }
+  } else if (!scaling.is_null()) {
+    ParseRopeMap(scaling, path + ".rope_scaling", config, problems);
+  }
+}
+
+void RefuseUntrainable(Reader& r) {
+  if (const json& dropout = r.At("attention_dropout");
+      !dropout.is_null() && !(dropout.is_number() && dropout.get<double>() == 0)) {
+    r.Bad("attention_dropout", absl::StrCat(dropout.dump(), " can't be trained; use 0"));
+  }
+  if (const json& tp = r.At("pretraining_tp"); !tp.is_null() && tp != 1)
+    r.Bad("pretraining_tp", "only 1 is supported");
+  if (r.Has("quantization_config"))
+    r.Bad("quantization_config", "quantised weights can't be trained; give the unquantised model");
+  const json& old_dtype = r.At("torch_dtype");
+  const json& new_dtype = r.At("dtype");
+  if (!old_dtype.is_null() && !new_dtype.is_null() && old_dtype != new_dtype)
+    r.Bad("torch_dtype", "contradicts dtype; keep one");
+}
+
+void ParseTokenIds(Reader& r, ModelConfig& config) {
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    const json& id = r.At(key);
+    if (id.is_null()) continue;
+    const json ids = id.is_array() ? id : json::array({id});
+    for (const json& one : ids) {
+      if (!one.is_number_integer() || one.get<int64_t>() < -1 ||
+          one.get<int64_t>() >= config.vocab_size) {
+        r.Bad(key,
+              absl::StrCat(one.dump(), " is no token id below vocab_size, ", config.vocab_size));
+      }
+    }
+    config.token_ids[key] = id;
+  }
+}
+
+// Fields that no family has: problems of a map that a user wrote, else listed.
+void RefuseUnknown(const json& value, bool strict, const ModelConfig& config, Reader& r,
+                   std::vector<std::string>* ignored) {
+  static const nlohmann::ordered_json kKnown = ModelSchema()["properties"];
+  std::vector<std::string> known;
+  for (const auto& [key, unused] : kKnown.items()) known.push_back(key);
+  for (const auto& [key, unused] : value.items()) {
+    if (kKnown.contains(key)) continue;
+    if (strict) {
+      r.Bad(key, absl::StrCat("no such field of a ", config.family, " config.json.",
+                              DidYouMean(key, known)));
+    } else if (ignored != nullptr) {
+      ignored->push_back(key);
+    }
+  }
+}
+
 }  // namespace
 
 ModelConfig ParseModelConfig(const json& value, const std::string& path, bool strict,
@@ -393,268 +456,17 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   config.initializer_range = r.Positive("initializer_range", 0.02);
   config.tie_word_embeddings = r.Bool("tie_word_embeddings", false);
 
-  if (config.num_heads % config.num_kv_heads != 0) {
-    r.Bad("num_key_value_heads",
-          absl::StrCat(config.num_kv_heads, " doesn't divide num_attention_heads, ",
-                       config.num_heads));
-  }
-  if (r.Has("head_dim") || family.head_dim > 0) {
-    config.head_dim = r.Size("head_dim", std::max<int64_t>(1, family.head_dim));
-  } else if (config.hidden_size % config.num_heads != 0) {
-    r.Bad("hidden_size",
-          absl::StrCat(config.hidden_size, " is no multiple of num_attention_heads, ",
-                       config.num_heads, "; or give head_dim"));
-  } else {
-    config.head_dim = config.hidden_size / config.num_heads;
-  }
-  if (config.head_dim % 2 != 0)
-    r.Bad("head_dim",
-          absl::StrCat(config.head_dim, " is odd; rotary embeddings need an even head_dim"));
-
-  // Newer files hold rope_parameters (theta inside), older ones rope_theta beside rope_scaling.
-  const bool has_top_theta = r.Has("rope_theta");
-  const double top_theta = r.Positive("rope_theta", config.rope_theta);
-  config.rope_theta = top_theta;
-  const json& parameters = r.At("rope_parameters");
-  const json& scaling = r.At("rope_scaling");
-  if (!parameters.is_null()) {
-    ParseRopeMap(parameters, path + ".rope_parameters", config, problems);
-    if (has_top_theta && config.rope_theta != top_theta)
-      r.Bad("rope_theta", "contradicts rope_parameters.rope_theta; keep one");
-    if (!scaling.is_null() && scaling != parameters) {
-      ModelConfig other = config;
-      Problems scratch;
-      ParseRopeMap(scaling, path + ".rope_scaling", other, scratch);
-      if (!scratch.empty() || !(other.rope == config.rope))
-        r.Bad("rope_scaling", "contradicts rope_parameters; keep one");
-    }
-  } else if (!scaling.is_null()) {
-    ParseRopeMap(scaling, path + ".rope_scaling", config, problems);
-  }
-
+  ParseHeads(r, family, config);
+  ParseRope(r, path, config, problems);
   if (const json& act = r.At("hidden_act"); !act.is_null() && act != "silu") {
     r.Bad("hidden_act", absl::StrCat(act.dump(), " can't be trained; only \"silu\" can"));
   }
   ParseExtras(r, family, config);
   ParseWindows(r, value, family, config);
-  if (const json& dropout = r.At("attention_dropout");
-      !dropout.is_null() && !(dropout.is_number() && dropout.get<double>() == 0)) {
-    r.Bad("attention_dropout", absl::StrCat(dropout.dump(), " can't be trained; use 0"));
-  }
-  if (const json& tp = r.At("pretraining_tp"); !tp.is_null() && tp != 1)
-    r.Bad("pretraining_tp", "only 1 is supported");
-  if (r.Has("quantization_config"))
-    r.Bad("quantization_config", "quantised weights can't be trained; give the unquantised model");
-  const json& old_dtype = r.At("torch_dtype");
-  const json& new_dtype = r.At("dtype");
-  if (!old_dtype.is_null() && !new_dtype.is_null() && old_dtype != new_dtype)
-    r.Bad("torch_dtype", "contradicts dtype; keep one");
-
-  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
-    const json& id = r.At(key);
-    if (id.is_null()) continue;
-    const json ids = id.is_array() ? id : json::array({id});
-    for (const json& one : ids) {
-      if (!one.is_number_integer() || one.get<int64_t>() < -1 ||
-          one.get<int64_t>() >= config.vocab_size) {
-        r.Bad(key,
-              absl::StrCat(one.dump(), " is no token id below vocab_size, ", config.vocab_size));
-      }
-    }
-    config.token_ids[key] = id;
-  }
-
-  static const nlohmann::ordered_json kKnown = ModelSchema()["properties"];
-  std::vector<std::string> known;
-  for (const auto& [key, unused] : kKnown.items()) known.push_back(key);
-  for (const auto& [key, unused] : value.items()) {
-    if (kKnown.contains(key)) continue;
-    if (strict) {
-      r.Bad(key, absl::StrCat("no such field of a ", config.family, " config.json.",
-                              DidYouMean(key, known)));
-    } else if (ignored != nullptr) {
-      ignored->push_back(key);
-    }
-  }
+  RefuseUntrainable(r);
+  ParseTokenIds(r, config);
+  RefuseUnknown(value, strict, config, r, ignored);
   return config;
-}
-
-nlohmann::ordered_json ModelSchema() {
-  using nlohmann::ordered_json;
-  ordered_json schema;
-  schema["type"] = "object";
-  schema["additionalProperties"] = false;
-  ordered_json* properties = &schema["properties"];
-  // A null in a config.json means that the field isn't there, but for the sizes without which there
-  // is no model.
-  const auto add = [&](const char* name, const char* type, const char* description,
-                       ordered_json more = ordered_json::object()) {
-    ordered_json& p = (*properties)[name];
-    if (*type != '\0') p["type"] = {type, "null"};
-    p["description"] = description;
-    p.update(more);
-  };
-  const ordered_json size = {{"minimum", 1}, {"maximum", kSizeMax}},
-                     above_zero = {{"exclusiveMinimum", 0}};
-  const auto one_of = [](ordered_json choices) {
-    choices.push_back(nullptr);
-    return ordered_json{{"enum", std::move(choices)}};
-  };
-  ordered_json types = ordered_json::array();
-  for (const Family& family : kFamilies) types.push_back(family.model_type);
-  add("model_type", "string", "The family; llama if neither this nor architectures is given.",
-      one_of(types));
-  add("architectures", "array", "The class's name in transformers, such as LlamaForCausalLM.",
-      {{"items", {{"type", "string"}}}});
-  using Named = std::pair<const char*, const char*>;
-  for (const auto& [name, description] :
-       {Named("vocab_size", "Tokens of the vocabulary."),
-        Named("hidden_size", "Width of the model."),
-        Named("intermediate_size", "Width of the MLP."), Named("num_hidden_layers", "Layers."),
-        Named("num_attention_heads", "Heads of queries.")}) {
-    add(name, "integer", description, size);
-    (*properties)[name]["type"] = "integer";
-    schema["required"].push_back(name);
-  }
-  add("num_key_value_heads", "integer",
-      "Heads of keys and values; as many as of queries if left out (llama alone).", size);
-  add("head_dim", "integer",
-      "Width of a head; hidden_size / num_attention_heads if left out (qwen3: 128).", size);
-  add("max_position_embeddings", "integer", "The longest sequence that the model is meant for.",
-      size);
-  add("rms_norm_eps", "number", "Added under the root of a norm.",
-      {{"default", 1e-6}, {"exclusiveMinimum", 0}});
-  add("initializer_range", "number", "Standard deviation of weights drawn from scratch.",
-      {{"default", 0.02}, {"exclusiveMinimum", 0}});
-  add("tie_word_embeddings", "boolean", "The head's weights are the embeddings.",
-      {{"default", false}});
-  add("attention_bias", "boolean", "The linears of attention have biases (llama, qwen3).");
-  add("mlp_bias", "boolean", "The linears of the MLP have biases (llama).");
-  add("hidden_act", "string", "The MLP's activation.", one_of({"silu"}));
-  add("attention_dropout", "number", "Can't be trained.", one_of({0}));
-  add("pretraining_tp", "integer", "Slices of the linears in an old checkpoint.", one_of({1}));
-  add("quantization_config", "object",
-      "Quantised weights can't be trained; give the unquantised model.",
-      one_of(ordered_json::array()));
-  add("use_sliding_window", "boolean", "Some layers see sliding_window tokens (qwen2, qwen3).",
-      {{"default", false}});
-  add("sliding_window", "integer",
-      "Tokens that a token sees, itself among them (mistral, qwen2, qwen3).", size);
-  add("max_window_layers", "integer", "Layers from this one on have the window (qwen2, qwen3).",
-      {{"minimum", 0}, {"maximum", kSizeMax}});
-  add("layer_types", "array", "full_attention or sliding_attention for each layer.",
-      {{"items", {{"type", "string"}, {"enum", {"full_attention", "sliding_attention"}}}}});
-  add("rope_theta", "number", "Base of the rotary embeddings.",
-      {{"default", 10000}, {"exclusiveMinimum", 0}});
-  ordered_json rope = ordered_json::object();
-  properties = &rope;
-  add("rope_theta", "number", "Base of the rotary embeddings.", above_zero);
-  for (const char* name : {"rope_type", "type"})
-    add(name, "string", "How the context is lengthened.",
-        one_of({"default", "linear", "llama3", "yarn"}));
-  add("original_max_position_embeddings", "integer", "The context before (llama3, yarn).", size);
-  for (const auto& [name, description] :
-       {Named("factor", "By how much."), Named("low_freq_factor", "Of llama3."),
-        Named("high_freq_factor", "Of llama3."), Named("beta_fast", "Of yarn."),
-        Named("beta_slow", "Of yarn."), Named("attention_factor", "Of yarn."),
-        Named("mscale", "Of yarn."), Named("mscale_all_dim", "Of yarn.")}) {
-    add(name, "number", description, above_zero);
-  }
-  add("truncate", "boolean", "Of yarn.");
-  add("partial_rotary_factor", "number", "Whole heads are rotated.", one_of({1}));
-  properties = &schema["properties"];
-  for (const char* name : {"rope_parameters", "rope_scaling"}) {
-    add(name, "object", "Rotary embeddings, such as {rope_type: default, rope_theta: 10000.0}.",
-        {{"additionalProperties", false}, {"properties", rope}});
-  }
-  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"})
-    add(name, "", "A token's id, or a list of them; kept for the export.");
-  for (const char* name : {"torch_dtype",
-                           "dtype",
-                           "_name_or_path",
-                           "_commit_hash",
-                           "transformers_version",
-                           "use_cache",
-                           "return_dict",
-                           "output_attentions",
-                           "output_hidden_states",
-                           "id2label",
-                           "label2id",
-                           "is_encoder_decoder",
-                           "chunk_size_feed_forward",
-                           "problem_type",
-                           "_attn_implementation",
-                           "_attn_implementation_autoset",
-                           "is_decoder",
-                           "add_cross_attention",
-                           "tie_encoder_decoder",
-                           "cross_attention_hidden_size"}) {
-    add(name, "", "Changes nothing in training.");
-  }
-  return schema;
-}
-
-nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::string& dtype) {
-  nlohmann::ordered_json out;
-  const Family& family = FamilyOf(config.family);
-  out["architectures"] = {family.architecture};
-  out["model_type"] = family.model_type;
-  out["vocab_size"] = config.vocab_size;
-  out["hidden_size"] = config.hidden_size;
-  out["intermediate_size"] = config.intermediate_size;
-  out["num_hidden_layers"] = config.num_layers;
-  out["num_attention_heads"] = config.num_heads;
-  out["num_key_value_heads"] = config.num_kv_heads;
-  out["head_dim"] = config.head_dim;
-  out["hidden_act"] = "silu";
-  out["max_position_embeddings"] = config.max_position_embeddings;
-  out["initializer_range"] = config.initializer_range;
-  out["rms_norm_eps"] = config.rms_norm_eps;
-  if (family.has_attention_bias) out["attention_bias"] = config.qkv_bias;
-  out["attention_dropout"] = 0.0;
-  if (family.has_mlp_bias) out["mlp_bias"] = config.mlp_bias;
-  if (family.sliding_window > 0)
-    out["sliding_window"] = config.sliding_window > 0
-                                ? nlohmann::ordered_json(config.sliding_window)
-                                : nlohmann::ordered_json();
-  if (family.windows_by_layer) {
-    out["use_sliding_window"] = config.sliding_window > 0;
-    int64_t full = 0;  // layers before the first with a window
-    while (full < config.num_layers && config.Window(full) == 0) ++full;
-    out["max_window_layers"] = full;
-    for (int64_t layer = 0; layer < config.num_layers; ++layer)
-      out["layer_types"].push_back(config.Window(layer) > 0 ? "sliding_attention"
-                                                            : "full_attention");
-  }
-  nlohmann::ordered_json rope;
-  rope["rope_type"] = config.rope.type;
-  if (config.rope.type != "default") rope["factor"] = config.rope.factor;
-  if (config.rope.type == "llama3") {
-    rope["low_freq_factor"] = config.rope.low_freq_factor;
-    rope["high_freq_factor"] = config.rope.high_freq_factor;
-  }
-  if (config.rope.type == "yarn") {
-    rope["beta_fast"] = config.rope.beta_fast;
-    rope["beta_slow"] = config.rope.beta_slow;
-    if (config.rope.attention_factor > 0) rope["attention_factor"] = config.rope.attention_factor;
-    if (config.rope.mscale > 0) rope["mscale"] = config.rope.mscale;
-    if (config.rope.mscale_all_dim > 0) rope["mscale_all_dim"] = config.rope.mscale_all_dim;
-    rope["truncate"] = config.rope.truncate;
-  }
-  if (config.rope.original_max_position_embeddings > 0)
-    rope["original_max_position_embeddings"] = config.rope.original_max_position_embeddings;
-  // Readers before transformers 5 look for rope_theta and rope_scaling, later ones for
-  // rope_parameters.
-  out["rope_theta"] = config.rope_theta;
-  out["rope_scaling"] = config.rope.type == "default" ? nlohmann::ordered_json() : rope;
-  rope["rope_theta"] = config.rope_theta;
-  out["rope_parameters"] = rope;
-  out["tie_word_embeddings"] = config.tie_word_embeddings;
-  for (const auto& [key, id] : config.token_ids.items()) out[key] = id;
-  out["dtype"] = dtype;
-  out["torch_dtype"] = dtype;
-  out["use_cache"] = true;
-  return out;
 }
 
 }  // namespace muster::trainer

@@ -1,0 +1,214 @@
+// What a config.json may hold, and one of our own models as a config.json.
+#include <utility>
+
+#include "trainer/model/config.h"
+#include "trainer/model/families.h"
+
+namespace muster::trainer {
+namespace {
+
+using nlohmann::ordered_json;
+using Named = std::pair<const char*, const char*>;
+
+// A null in a config.json means that the field isn't there, but for the sizes without which there
+// is no model.
+void Add(ordered_json& properties, const char* name, const char* type, const char* description,
+         const ordered_json& more = ordered_json::object()) {
+  ordered_json& p = properties[name];
+  if (*type != '\0') p["type"] = {type, "null"};
+  p["description"] = description;
+  p.update(more);
+}
+
+ordered_json OneOf(ordered_json choices) {
+  choices.push_back(nullptr);
+  return ordered_json{{"enum", std::move(choices)}};
+}
+
+const ordered_json& SizeRange() {
+  static const ordered_json range = {{"minimum", 1}, {"maximum", kSizeMax}};
+  return range;
+}
+
+// Of rope_parameters and rope_scaling.
+ordered_json RopeProperties() {
+  ordered_json rope = ordered_json::object();
+  const ordered_json above_zero = {{"exclusiveMinimum", 0}};
+  Add(rope, "rope_theta", "number", "Base of the rotary embeddings.", above_zero);
+  for (const char* name : {"rope_type", "type"})
+    Add(rope, name, "string", "How the context is lengthened.",
+        OneOf({"default", "linear", "llama3", "yarn"}));
+  Add(rope, "original_max_position_embeddings", "integer", "The context before (llama3, yarn).",
+      SizeRange());
+  for (const auto& [name, description] :
+       {Named("factor", "By how much."), Named("low_freq_factor", "Of llama3."),
+        Named("high_freq_factor", "Of llama3."), Named("beta_fast", "Of yarn."),
+        Named("beta_slow", "Of yarn."), Named("attention_factor", "Of yarn."),
+        Named("mscale", "Of yarn."), Named("mscale_all_dim", "Of yarn.")}) {
+    Add(rope, name, "number", description, above_zero);
+  }
+  Add(rope, "truncate", "boolean", "Of yarn.");
+  Add(rope, "partial_rotary_factor", "number", "Whole heads are rotated.", OneOf({1}));
+  return rope;
+}
+
+void AddIgnored(ordered_json& properties) {
+  for (const char* name : {"torch_dtype",
+                           "dtype",
+                           "_name_or_path",
+                           "_commit_hash",
+                           "transformers_version",
+                           "use_cache",
+                           "return_dict",
+                           "output_attentions",
+                           "output_hidden_states",
+                           "id2label",
+                           "label2id",
+                           "is_encoder_decoder",
+                           "chunk_size_feed_forward",
+                           "problem_type",
+                           "_attn_implementation",
+                           "_attn_implementation_autoset",
+                           "is_decoder",
+                           "add_cross_attention",
+                           "tie_encoder_decoder",
+                           "cross_attention_hidden_size"}) {
+    Add(properties, name, "", "Changes nothing in training.");
+  }
+}
+
+}  // namespace
+
+ordered_json ModelSchema() {
+  ordered_json schema;
+  schema["type"] = "object";
+  schema["additionalProperties"] = false;
+  schema["properties"] = ordered_json::object();
+  ordered_json properties;
+  ordered_json types = ordered_json::array();
+  for (const Family& family : kFamilies) types.push_back(family.model_type);
+  Add(properties, "model_type", "string",
+      "The family; llama if neither this nor architectures is given.", OneOf(types));
+  Add(properties, "architectures", "array",
+      "The class's name in transformers, such as LlamaForCausalLM.",
+      {{"items", {{"type", "string"}}}});
+  for (const auto& [name, description] :
+       {Named("vocab_size", "Tokens of the vocabulary."),
+        Named("hidden_size", "Width of the model."),
+        Named("intermediate_size", "Width of the MLP."), Named("num_hidden_layers", "Layers."),
+        Named("num_attention_heads", "Heads of queries.")}) {
+    Add(properties, name, "integer", description, SizeRange());
+    properties[name]["type"] = "integer";
+    schema["required"].push_back(name);
+  }
+  Add(properties, "num_key_value_heads", "integer",
+      "Heads of keys and values; as many as of queries if left out (llama alone).", SizeRange());
+  Add(properties, "head_dim", "integer",
+      "Width of a head; hidden_size / num_attention_heads if left out (qwen3: 128).", SizeRange());
+  Add(properties, "max_position_embeddings", "integer",
+      "The longest sequence that the model is meant for.", SizeRange());
+  Add(properties, "rms_norm_eps", "number", "Added under the root of a norm.",
+      {{"default", 1e-6}, {"exclusiveMinimum", 0}});
+  Add(properties, "initializer_range", "number",
+      "Standard deviation of weights drawn from scratch.",
+      {{"default", 0.02}, {"exclusiveMinimum", 0}});
+  Add(properties, "tie_word_embeddings", "boolean", "The head's weights are the embeddings.",
+      {{"default", false}});
+  Add(properties, "attention_bias", "boolean",
+      "The linears of attention have biases (llama, qwen3).");
+  Add(properties, "mlp_bias", "boolean", "The linears of the MLP have biases (llama).");
+  Add(properties, "hidden_act", "string", "The MLP's activation.", OneOf({"silu"}));
+  Add(properties, "attention_dropout", "number", "Can't be trained.", OneOf({0}));
+  Add(properties, "pretraining_tp", "integer", "Slices of the linears in an old checkpoint.",
+      OneOf({1}));
+  Add(properties, "quantization_config", "object",
+      "Quantised weights can't be trained; give the unquantised model.",
+      OneOf(ordered_json::array()));
+  Add(properties, "use_sliding_window", "boolean",
+      "Some layers see sliding_window tokens (qwen2, qwen3).", {{"default", false}});
+  Add(properties, "sliding_window", "integer",
+      "Tokens that a token sees, itself among them (mistral, qwen2, qwen3).", SizeRange());
+  Add(properties, "max_window_layers", "integer",
+      "Layers from this one on have the window (qwen2, qwen3).",
+      {{"minimum", 0}, {"maximum", kSizeMax}});
+  Add(properties, "layer_types", "array", "full_attention or sliding_attention for each layer.",
+      {{"items", {{"type", "string"}, {"enum", {"full_attention", "sliding_attention"}}}}});
+  Add(properties, "rope_theta", "number", "Base of the rotary embeddings.",
+      {{"default", 10000}, {"exclusiveMinimum", 0}});
+  const ordered_json rope = RopeProperties();
+  for (const char* name : {"rope_parameters", "rope_scaling"}) {
+    Add(properties, name, "object",
+        "Rotary embeddings, such as {rope_type: default, rope_theta: 10000.0}.",
+        {{"additionalProperties", false}, {"properties", rope}});
+  }
+  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    Add(properties, name, "", "A token's id, or a list of them; kept for the export.");
+  AddIgnored(properties);
+  schema["properties"] = std::move(properties);
+  return schema;
+}
+
+nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::string& dtype) {
+  nlohmann::ordered_json out;
+  const Family& family = FamilyOf(config.family);
+  out["architectures"] = {family.architecture};
+  out["model_type"] = family.model_type;
+  out["vocab_size"] = config.vocab_size;
+  out["hidden_size"] = config.hidden_size;
+  out["intermediate_size"] = config.intermediate_size;
+  out["num_hidden_layers"] = config.num_layers;
+  out["num_attention_heads"] = config.num_heads;
+  out["num_key_value_heads"] = config.num_kv_heads;
+  out["head_dim"] = config.head_dim;
+  out["hidden_act"] = "silu";
+  out["max_position_embeddings"] = config.max_position_embeddings;
+  out["initializer_range"] = config.initializer_range;
+  out["rms_norm_eps"] = config.rms_norm_eps;
+  if (family.has_attention_bias) out["attention_bias"] = config.qkv_bias;
+  out["attention_dropout"] = 0.0;
+  if (family.has_mlp_bias) out["mlp_bias"] = config.mlp_bias;
+  if (family.sliding_window > 0)
+    out["sliding_window"] = config.sliding_window > 0
+                                ? nlohmann::ordered_json(config.sliding_window)
+                                : nlohmann::ordered_json();
+  if (family.windows_by_layer) {
+    out["use_sliding_window"] = config.sliding_window > 0;
+    int64_t full = 0;  // layers before the first with a window
+    while (full < config.num_layers && config.Window(full) == 0) ++full;
+    out["max_window_layers"] = full;
+    for (int64_t layer = 0; layer < config.num_layers; ++layer)
+      out["layer_types"].push_back(config.Window(layer) > 0 ? "sliding_attention"
+                                                            : "full_attention");
+  }
+  nlohmann::ordered_json rope;
+  rope["rope_type"] = config.rope.type;
+  if (config.rope.type != "default") rope["factor"] = config.rope.factor;
+  if (config.rope.type == "llama3") {
+    rope["low_freq_factor"] = config.rope.low_freq_factor;
+    rope["high_freq_factor"] = config.rope.high_freq_factor;
+  }
+  if (config.rope.type == "yarn") {
+    rope["beta_fast"] = config.rope.beta_fast;
+    rope["beta_slow"] = config.rope.beta_slow;
+    if (config.rope.attention_factor > 0) rope["attention_factor"] = config.rope.attention_factor;
+    if (config.rope.mscale > 0) rope["mscale"] = config.rope.mscale;
+    if (config.rope.mscale_all_dim > 0) rope["mscale_all_dim"] = config.rope.mscale_all_dim;
+    rope["truncate"] = config.rope.truncate;
+  }
+  if (config.rope.original_max_position_embeddings > 0)
+    rope["original_max_position_embeddings"] = config.rope.original_max_position_embeddings;
+  // Readers before transformers 5 look for rope_theta and rope_scaling, later ones for
+  // rope_parameters.
+  out["rope_theta"] = config.rope_theta;
+  out["rope_scaling"] = config.rope.type == "default" ? nlohmann::ordered_json() : rope;
+  rope["rope_theta"] = config.rope_theta;
+  out["rope_parameters"] = rope;
+  out["tie_word_embeddings"] = config.tie_word_embeddings;
+  for (const auto& [key, id] : config.token_ids.items()) out[key] = id;
+  out["dtype"] = dtype;
+  out["torch_dtype"] = dtype;
+  out["use_cache"] = true;
+  return out;
+}
+
+}  // namespace muster::trainer

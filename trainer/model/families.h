@@ -1,0 +1,39 @@
+// What a Hugging Face config.json means in each family of models.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace muster::trainer {
+
+inline constexpr int64_t kSizeMax = 1'000'000'000;
+
+// What transformers means by a field that a config.json of this family leaves out, and what it
+// can't say at all.
+struct Family {
+  const char* model_type;
+  const char* architecture;
+  int64_t max_position_embeddings;
+  int64_t head_dim;        // 0: hidden_size / num_attention_heads
+  int64_t sliding_window;  // 0: none
+  bool qkv_bias;           // where attention_bias isn't a field
+  bool has_attention_bias, has_mlp_bias, qk_norm;
+  bool windows_by_layer;  // use_sliding_window, max_window_layers and layer_types are fields;
+                          // otherwise sliding_window is for all
+};
+inline constexpr Family kFamilies[] = {
+    {"llama", "LlamaForCausalLM", 2048, 0, 0, false, true, true, false, false},
+    {"mistral", "MistralForCausalLM", 131072, 0, 4096, false, false, false, false, false},
+    {"qwen2", "Qwen2ForCausalLM", 32768, 0, 4096, true, false, false, false, true},
+    {"qwen3", "Qwen3ForCausalLM", 32768, 128, 4096, false, true, false, true, true},
+};
+
+// The first of them where none has the name.
+inline const Family& FamilyOf(const std::string& model_type) {
+  for (const Family& family : kFamilies) {
+    if (model_type == family.model_type) return family;
+  }
+  return kFamilies[0];
+}
+
+}  // namespace muster::trainer

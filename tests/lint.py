@@ -71,8 +71,8 @@ def shellcheck(options) -> list[str]:
     return [] if done.returncode == 0 else (done.stdout + done.stderr).strip().splitlines()
 
 
-def changed(base: str | None) -> set[str]:
-    """Files that differ from `base`, uncommitted changes among them."""
+def changed(base: str | None) -> dict[str, set[int]]:
+    """The lines that differ from `base`, by file; uncommitted changes are among them."""
     if base is None:
         head = git("rev-parse", "HEAD")
         for main in ("origin/main", "main"):
@@ -81,8 +81,17 @@ def changed(base: str | None) -> set[str]:
                 break
         if base is None or [base] == head:
             base = next(iter(git("rev-parse", "--quiet", "--verify", "HEAD~1")), None)
-    known = git("diff", "--name-only", base) if base is not None else []
-    return {*known, *git("ls-files", "--others", "--exclude-standard")}
+    lines: dict[str, set[int]] = {}
+    name = ""
+    for line in git("diff", "--unified=0", "--no-color", base) if base is not None else []:
+        if line.startswith("+++ "):
+            name = line.removeprefix("+++ b/")
+        elif match := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(match[1]), int(match[2] or 1)
+            lines.setdefault(name, set()).update(range(first, first + count))
+    for name in git("ls-files", "--others", "--exclude-standard"):
+        lines[name] = set(range(1, 1 + (ROOT / name).read_bytes().count(b"\n")))
+    return lines
 
 
 def compile_commands(folder: Path) -> list[str]:
@@ -116,6 +125,12 @@ def tidy_one(folder: str, name: str, fix: bool) -> set[str] | None:
     return found
 
 
+def in_lines(finding: str, lines: dict[str, set[int]]) -> bool:
+    """Whether it is about one of the lines, or about none."""
+    match = re.match(r"(\S+):(\d+): ", finding)
+    return match is None or int(match[2]) in lines.get(match[1], set())
+
+
 def clang_tidy(options) -> list[str]:
     if not (BUILD / "compile_commands.json").exists():
         wrong = "clang-tidy looks at nothing before a build: deploy/build.sh"
@@ -124,7 +139,8 @@ def clang_tidy(options) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         files = compile_commands(Path(folder))
         if not options.all:
-            stems = {re.sub(r"\.(h|cc)$", "", name) for name in changed(options.base)}
+            lines = changed(options.base)
+            stems = {re.sub(r"\.(h|cc)$", "", name) for name in lines}
             files = [name for name in files if name.removesuffix(".cc") in stems]
         ends = time.monotonic() + (float("inf") if options.all else options.tidy_seconds)
         left = []
@@ -138,6 +154,8 @@ def clang_tidy(options) -> list[str]:
         # One at a time where it changes files: two may want to change the same header.
         with ThreadPoolExecutor(1 if options.fix else os.cpu_count()) as pool:
             found = set().union(*pool.map(look, files))
+    if not options.all:  # the others are for whoever looks at all
+        found = {one for one in found if in_lines(one, lines)}
     print(f"lint: clang-tidy looked at {len(files) - len(left)} of {len(files)} files")
     if left:
         print(

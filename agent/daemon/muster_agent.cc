@@ -42,111 +42,128 @@ std::string FromEnvironment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+using muster::agent::AgentOptions;
+
+// As they are written on the command line.
+struct Flags {
+  std::string state_directory, inventory, address = "127.0.0.1", ports = "20000-29999",
+                                          log_level = "info", log_file_size = "64MiB",
+                                          keep_logs = "7d", keep_log_bytes = "20GiB";
+  bool no_pid_namespace = false;
+};
+
+void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
+  app->add_option("--server", options->server, "The scheduler's socket: unix:///absolute/path")
+      ->required();
+  app->add_option("--cluster", options->cluster, "Cluster that this host belongs to")->required();
+  app->add_option("--host", options->host, "Name of this host in its cluster")->required();
+  app->add_option("--state-dir", flags->state_directory,
+                  "Directory that survives restarts of the agent and the machine, mode 0700")
+      ->required();
+  app->add_option("--inventory", flags->inventory,
+                  "Declare what this host has instead of probing: a file {flavour, gpus, cpus, "
+                  "memory, disk}; docs/configure.md has its other keys");
+  app->add_option("--address", flags->address, "Where ranks on other hosts reach this one")
+      ->capture_default_str();
+  app->add_option("--port-range", flags->ports, "Rendezvous ports, outside the ephemeral range")
+      ->capture_default_str();
+  app->add_flag("--single-user", options->single_user,
+                "Run everything as the user who started it, and serve nobody else");
+  app->add_option("--log-file-size", flags->log_file_size,
+                  "Size at which a rank's log begins a new file")
+      ->capture_default_str();
+  app->add_option("--log-files", options->launch.log_files, "Files kept of a running rank's log")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option("--keep-attempts", options->retention.attempts,
+                  "Finished attempts whose logs are kept")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  app->add_option("--keep-logs", flags->keep_logs, "How long logs of finished attempts are kept")
+      ->capture_default_str();
+  app->add_option("--keep-log-bytes", flags->keep_log_bytes,
+                  "Size that logs of finished attempts may have together; the oldest go first")
+      ->capture_default_str();
+  app->add_option("--cgroup", options->cgroup,
+                  "Version 2 control group below which attempts get their own: a directory, or "
+                  "none. Default: the agent's own group");
+  app->add_flag("--no-pid-namespace", flags->no_pid_namespace,
+                "Do without a PID namespace even where there is the right to make one");
+  app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
+      ->capture_default_str();
+  app->set_version_flag("--version", kVersion);
+}
+
+// What is wrong with the flags; empty: they are in `options`.
+std::string Check(const Flags& flags, AgentOptions* options) {
+  muster::LogLevel level;
+  if (!muster::ParseLogLevel(flags.log_level, &level))
+    return "--log-level: wants debug, info, warn or error";
+  muster::SetLogLevel(level);
+  if (options->server.rfind("unix:///", 0) != 0)
+    return "--server: only unix:///absolute/path is served; anything else needs tls:, which is not "
+           "there yet";
+  if (options->server.size() - 7 > 107)
+    return "--server: the socket's path is longer than 107 bytes";
+  if (!muster::IsLabel(options->cluster)) return "--cluster: wants at most 63 of [A-Za-z0-9._-]";
+  if (!muster::IsLabel(options->host)) return "--host: wants at most 63 of [A-Za-z0-9._-]";
+  if (!options->single_user)
+    return "running jobs as their owners is not there yet: run with --single-user";
+  const auto range = muster::agent::ParsePortRange(flags.ports);
+  if (!range.ok()) return std::string(range.status().message());
+  options->ports = *range;
+  const auto file_bytes = muster::ParseSize(flags.log_file_size);
+  if (!file_bytes.ok() || *file_bytes < (64 << 10)) return "--log-file-size: wants at least 64KiB";
+  options->launch.log_file_bytes = *file_bytes;
+  const auto age = muster::ParseDuration(flags.keep_logs);
+  if (!age.ok()) return absl::StrCat("--keep-logs: ", age.status().message());
+  options->retention.age_ns = *age;
+  const auto kept_bytes = muster::ParseSize(flags.keep_log_bytes);
+  if (!kept_bytes.ok()) return absl::StrCat("--keep-log-bytes: ", kept_bytes.status().message());
+  options->retention.bytes = *kept_bytes;
+  options->launch.pid_namespace = !flags.no_pid_namespace;
+  return "";
+}
+
+void FillLaunch(muster::agent::LaunchHost* launch) {
+  const passwd* user = ::getpwuid(::geteuid());
+  launch->bin_directory = muster::ExecutableDirectory();
+  launch->user = user != nullptr ? user->pw_name : absl::StrCat(::geteuid());
+  launch->home = user != nullptr ? user->pw_dir : "/";
+  launch->lang = FromEnvironment("LANG");
+  launch->boot_id = BootId();
+  launch->sockets = muster::agent::SocketDirectories();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{
       "Makes this host's devices available to a Muster scheduler and runs what it places here.",
       "muster-agent"};
-  muster::agent::AgentOptions options;
-  std::string state_directory, inventory, address = "127.0.0.1", ports = "20000-29999",
-                                          log_level = "info", log_file_size = "64MiB",
-                                          keep_logs = "7d", keep_log_bytes = "20GiB";
-  bool no_pid_namespace = false;
-  app.add_option("--server", options.server, "The scheduler's socket: unix:///absolute/path")
-      ->required();
-  app.add_option("--cluster", options.cluster, "Cluster that this host belongs to")->required();
-  app.add_option("--host", options.host, "Name of this host in its cluster")->required();
-  app.add_option("--state-dir", state_directory,
-                 "Directory that survives restarts of the agent and the machine, mode 0700")
-      ->required();
-  app.add_option("--inventory", inventory,
-                 "Declare what this host has instead of probing: a file {flavour, gpus, cpus, "
-                 "memory, disk}; docs/configure.md has its other keys");
-  app.add_option("--address", address, "Where ranks on other hosts reach this one")
-      ->capture_default_str();
-  app.add_option("--port-range", ports, "Rendezvous ports, outside the ephemeral range")
-      ->capture_default_str();
-  app.add_flag("--single-user", options.single_user,
-               "Run everything as the user who started it, and serve nobody else");
-  app.add_option("--log-file-size", log_file_size, "Size at which a rank's log begins a new file")
-      ->capture_default_str();
-  app.add_option("--log-files", options.launch.log_files, "Files kept of a running rank's log")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--keep-attempts", options.retention.attempts,
-                 "Finished attempts whose logs are kept")
-      ->check(CLI::Range(0, 1000000))
-      ->capture_default_str();
-  app.add_option("--keep-logs", keep_logs, "How long logs of finished attempts are kept")
-      ->capture_default_str();
-  app.add_option("--keep-log-bytes", keep_log_bytes,
-                 "Size that logs of finished attempts may have together; the oldest go first")
-      ->capture_default_str();
-  app.add_option("--cgroup", options.cgroup,
-                 "Version 2 control group below which attempts get their own: a directory, or "
-                 "none. Default: the agent's own group");
-  app.add_flag("--no-pid-namespace", no_pid_namespace,
-               "Do without a PID namespace even where there is the right to make one");
-  app.add_option("--log-level", log_level, "debug, info, warn or error")->capture_default_str();
-  app.set_version_flag("--version", kVersion);
+  Flags flags;
+  AgentOptions options;
+  Declare(&app, &flags, &options);
   if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value())
     return *code;
-
-  muster::LogLevel level;
-  if (!muster::ParseLogLevel(log_level, &level))
-    return Fail("--log-level: wants debug, info, warn or error");
-  muster::SetLogLevel(level);
-  if (options.server.rfind("unix:///", 0) != 0)
-    return Fail(
-        "--server: only unix:///absolute/path is served; anything else needs tls:, which is not "
-        "there yet");
-  if (options.server.size() - 7 > 107)
-    return Fail("--server: the socket's path is longer than 107 bytes");
-  if (!muster::IsLabel(options.cluster))
-    return Fail("--cluster: wants at most 63 of [A-Za-z0-9._-]");
-  if (!muster::IsLabel(options.host)) return Fail("--host: wants at most 63 of [A-Za-z0-9._-]");
-  if (!options.single_user)
-    return Fail("running jobs as their owners is not there yet: run with --single-user");
-
-  const auto range = muster::agent::ParsePortRange(ports);
-  if (!range.ok()) return Fail(std::string(range.status().message()));
-  options.ports = *range;
-  const auto file_bytes = muster::ParseSize(log_file_size);
-  if (!file_bytes.ok() || *file_bytes < (64 << 10))
-    return Fail("--log-file-size: wants at least 64KiB");
-  options.launch.log_file_bytes = *file_bytes;
-  const auto age = muster::ParseDuration(keep_logs);
-  if (!age.ok()) return Fail(absl::StrCat("--keep-logs: ", age.status().message()));
-  options.retention.age_ns = *age;
-  const auto kept_bytes = muster::ParseSize(keep_log_bytes);
-  if (!kept_bytes.ok())
-    return Fail(absl::StrCat("--keep-log-bytes: ", kept_bytes.status().message()));
-  options.retention.bytes = *kept_bytes;
+  if (const std::string wrong = Check(flags, &options); !wrong.empty()) return Fail(wrong);
 
   absl::SetMutexDeadlockDetectionMode(
       absl::OnDeadlockCycle::kIgnore);  // Debian's looks for cycles at every lock, gRPC's own
                                         // included
   ::umask(077);
-  state_directory = std::filesystem::absolute(state_directory).lexically_normal().string();
+  const std::string state_directory =
+      std::filesystem::absolute(flags.state_directory).lexically_normal().string();
   auto state = muster::agent::StateDirectory::Open(state_directory);
   if (!state.ok()) return Fail(std::string(state.status().message()));
-  if (inventory.empty()) options.nvml = muster::agent::Nvml::Load();
-  auto found = muster::agent::FindInventory(inventory, state_directory, options.nvml.get());
+  if (flags.inventory.empty()) options.nvml = muster::agent::Nvml::Load();
+  auto found = muster::agent::FindInventory(flags.inventory, state_directory, options.nvml.get());
   if (!found.ok()) return Fail(std::string(found.status().message()));
   options.inventory = *found;
-  if (options.inventory.address().empty()) options.inventory.set_address(address);
+  if (options.inventory.address().empty()) options.inventory.set_address(flags.address);
   options.inventory.set_agent_version(kVersion);
-
-  const passwd* user = ::getpwuid(::geteuid());
-  options.launch.bin_directory = muster::ExecutableDirectory();
-  options.launch.user = user != nullptr ? user->pw_name : absl::StrCat(::geteuid());
-  options.launch.home = user != nullptr ? user->pw_dir : "/";
-  options.launch.lang = FromEnvironment("LANG");
   options.launch.declared = options.inventory.declared();
-  options.launch.boot_id = BootId();
-  options.launch.pid_namespace = !no_pid_namespace;
-  options.launch.sockets = muster::agent::SocketDirectories();
+  FillLaunch(&options.launch);
   const absl::Status status = muster::agent::RunAgent(options, *std::move(state));
   return status.ok()
              ? 0

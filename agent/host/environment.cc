@@ -62,44 +62,21 @@ absl::Status CheckLaunch(const v1::Prepare& prepare) {
   return CheckJobVariables(task.env());
 }
 
-absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host,
-                                        const std::string& token,
-                                        const std::string& progress_socket) {
+namespace {
+
+std::vector<std::string> Arguments(const v1::Prepare& prepare, const std::string& bin_directory) {
+  const v1::TaskSpec& task = prepare.task();
+  if (!task.trainer_json().empty())
+    return {bin_directory + "/muster-trainer", "train", "--config", TrainerConfigPath(prepare)};
+  if (!task.run().exec().empty()) return {task.run().exec().begin(), task.run().exec().end()};
+  return {"bash", "-euo", "pipefail", "-c", task.run().shell()};
+}
+
+// What all processes of the attempt on this host have in their environment.
+Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& host,
+                              const std::string& progress_socket) {
   const v1::Prepare& prepare = record.prepare;
   const v1::TaskSpec& task = prepare.task();
-  const v1::Placement& here = prepare.here();
-  const int32_t per_worker = std::max(1, prepare.processes_per_worker());
-  if (absl::Status status = CheckLaunch(prepare); !status.ok()) return status;
-  const int64_t devices_per_worker = here.devices_size() / here.workers();
-
-  shim::Spec spec;
-  spec.job_uid = record.id.job_uid;
-  spec.task = record.id.task;
-  spec.attempt = record.id.attempt;
-  spec.boot_id = host.boot_id;
-  spec.token = token;
-  spec.umask = UmaskOf(prepare);
-  spec.setup = task.setup();
-  spec.grace_ns = task.has_grace_ns() ? task.grace_ns() : kDefaultGraceNs;
-  if (task.when_unreachable() == v1::FENCE) {
-    spec.fence_after_ns = task.fence_after_ns() > 0 ? task.fence_after_ns() : kDefaultFenceAfterNs;
-    spec.renewed_ns = record.renewed_ns;
-  }
-  spec.log_file_bytes = host.log_file_bytes;
-  spec.log_files = host.log_files;
-  spec.pid_namespace = host.pid_namespace;
-  spec.progress_socket = progress_socket;
-  spec.workdir = task.workdir().empty() ? prepare.attempt_directory() : task.workdir();
-
-  if (!task.trainer_json().empty()) {
-    spec.argv = {host.bin_directory + "/muster-trainer", "train", "--config",
-                 TrainerConfigPath(prepare)};
-  } else if (!task.run().exec().empty()) {
-    spec.argv.assign(task.run().exec().begin(), task.run().exec().end());
-  } else {
-    spec.argv = {"bash", "-euo", "pipefail", "-c", task.run().shell()};
-  }
-
   Environment common;
   common["HOME"] = host.home;
   common["USER"] = host.user;
@@ -126,42 +103,87 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
       task.checkpoint().has_keep() ? task.checkpoint().keep() : kDefaultCheckpointsKept);
   common["MUSTER_EXPORT_STAGING"] = prepare.attempt_directory() + "/export-staging";
   if (!progress_socket.empty()) common["MUSTER_PROGRESS_SOCKET"] = progress_socket;
-  for (const auto& [name, value] : common) spec.env.push_back({name, value});
+  return common;
+}
 
-  const int32_t world = prepare.gang_workers() * per_worker;
+// torchrun's variables of one process, and its devices.
+void AddRank(const AttemptRecord& record, int32_t group_rank, int32_t local, int32_t per_worker,
+             const std::string& devices, shim::ProcessSpec* process) {
+  const v1::Prepare& prepare = record.prepare;
+  const v1::TaskSpec& task = prepare.task();
+  process->rank = group_rank * per_worker + local;
+  const std::string rank = absl::StrCat(process->rank);
+  const std::string world = absl::StrCat(prepare.gang_workers() * per_worker);
+  const auto put = [process](const char* name, const std::string& value) {
+    Put(&process->env, name, value);
+  };
+  put("RANK", rank);
+  put("LOCAL_RANK", absl::StrCat(local));
+  put("WORLD_SIZE", world);
+  put("LOCAL_WORLD_SIZE", absl::StrCat(per_worker));
+  put("GROUP_RANK", absl::StrCat(group_rank));
+  put("GROUP_WORLD_SIZE", absl::StrCat(prepare.gang_workers()));
+  put("ROLE_RANK", rank);
+  put("ROLE_WORLD_SIZE", world);
+  put("MASTER_ADDR", record.master_address);
+  put("MASTER_PORT", absl::StrCat(record.master_port));
+  put("TORCHELASTIC_RUN_ID",
+      absl::StrCat(record.id.job_uid, ".", record.id.task, ".", record.id.attempt));
+  put("TORCHELASTIC_RESTART_COUNT", absl::StrCat(prepare.restarts_used()));
+  put("TORCHELASTIC_MAX_RESTARTS",
+      absl::StrCat(task.has_max_restarts() ? task.max_restarts() : kDefaultMaxRestarts));
+  // The driver's order, which our indices are of: CUDA's own begins with the fastest. Indices, as
+  // there are programs that read no UUIDs here.
+  put("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+  // Empty, not missing: without GPUs of its own a process must not see others'.
+  put("CUDA_VISIBLE_DEVICES", devices);
+}
+
+}  // namespace
+
+absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host,
+                                        const std::string& token,
+                                        const std::string& progress_socket) {
+  const v1::Prepare& prepare = record.prepare;
+  const v1::TaskSpec& task = prepare.task();
+  const v1::Placement& here = prepare.here();
+  const int32_t per_worker = std::max(1, prepare.processes_per_worker());
+  if (absl::Status status = CheckLaunch(prepare); !status.ok()) return status;
+
+  shim::Spec spec;
+  spec.job_uid = record.id.job_uid;
+  spec.task = record.id.task;
+  spec.attempt = record.id.attempt;
+  spec.boot_id = host.boot_id;
+  spec.token = token;
+  spec.umask = UmaskOf(prepare);
+  spec.setup = task.setup();
+  spec.grace_ns = task.has_grace_ns() ? task.grace_ns() : kDefaultGraceNs;
+  if (task.when_unreachable() == v1::FENCE) {
+    spec.fence_after_ns = task.fence_after_ns() > 0 ? task.fence_after_ns() : kDefaultFenceAfterNs;
+    spec.renewed_ns = record.renewed_ns;
+  }
+  spec.log_file_bytes = host.log_file_bytes;
+  spec.log_files = host.log_files;
+  spec.pid_namespace = host.pid_namespace;
+  spec.progress_socket = progress_socket;
+  spec.workdir = task.workdir().empty() ? prepare.attempt_directory() : task.workdir();
+  spec.argv = Arguments(prepare, host.bin_directory);
+  for (const auto& [name, value] : CommonEnvironment(record, host, progress_socket))
+    spec.env.push_back({name, value});
+
+  const int64_t devices_per_worker = here.devices_size() / here.workers();
   for (int32_t w = 0; w < here.workers(); ++w) {
     shim::WorkerSpec& worker = spec.workers.emplace_back();
     worker.group_rank = here.first_group_rank() + w;
-    std::string visible;
+    std::string devices;
     if (!host.declared) {
-      visible = absl::StrJoin(here.devices().begin() + w * devices_per_worker,
+      devices = absl::StrJoin(here.devices().begin() + w * devices_per_worker,
                               here.devices().begin() + (w + 1) * devices_per_worker, ",");
     }
-    for (int32_t local = 0; local < per_worker; ++local) {
-      shim::ProcessSpec& process = worker.processes.emplace_back();
-      process.rank = worker.group_rank * per_worker + local;
-      const std::string rank = absl::StrCat(process.rank);
-      Put(&process.env, "RANK", rank);
-      Put(&process.env, "LOCAL_RANK", absl::StrCat(local));
-      Put(&process.env, "WORLD_SIZE", absl::StrCat(world));
-      Put(&process.env, "LOCAL_WORLD_SIZE", absl::StrCat(per_worker));
-      Put(&process.env, "GROUP_RANK", absl::StrCat(worker.group_rank));
-      Put(&process.env, "GROUP_WORLD_SIZE", absl::StrCat(prepare.gang_workers()));
-      Put(&process.env, "ROLE_RANK", rank);
-      Put(&process.env, "ROLE_WORLD_SIZE", absl::StrCat(world));
-      Put(&process.env, "MASTER_ADDR", record.master_address);
-      Put(&process.env, "MASTER_PORT", absl::StrCat(record.master_port));
-      Put(&process.env, "TORCHELASTIC_RUN_ID",
-          absl::StrCat(record.id.job_uid, ".", record.id.task, ".", record.id.attempt));
-      Put(&process.env, "TORCHELASTIC_RESTART_COUNT", absl::StrCat(prepare.restarts_used()));
-      Put(&process.env, "TORCHELASTIC_MAX_RESTARTS",
-          absl::StrCat(task.has_max_restarts() ? task.max_restarts() : kDefaultMaxRestarts));
-      // The driver's order, which our indices are of: CUDA's own begins with the fastest. Indices,
-      // as there are programs that read no UUIDs here.
-      Put(&process.env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-      // Empty, not missing: without GPUs of its own a process must not see others'.
-      Put(&process.env, "CUDA_VISIBLE_DEVICES", visible);
-    }
+    for (int32_t local = 0; local < per_worker; ++local)
+      AddRank(record, worker.group_rank, local, per_worker, devices,
+              &worker.processes.emplace_back());
   }
   return spec;
 }

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "scheduler/decide/decider.h"
-#include "scheduler/decide/model.h"
+#include "scheduler/decide/model/model.h"
 #include "scheduler/decide/model/next_stop.h"
 
 namespace muster {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "scheduler/decide/free_map.h"
-#include "scheduler/decide/model_upkeep.h"
+#include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "absl/container/btree_set.h"
-#include "scheduler/decide/model.h"
+#include "scheduler/decide/model/model.h"
 #include "scheduler/decide/slices.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/state.h"

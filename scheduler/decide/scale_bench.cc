@@ -22,7 +22,7 @@
 #include "common/base/check.h"
 #include "common/base/units.h"
 #include "scheduler/decide/decider.h"
-#include "scheduler/decide/model_upkeep.h"
+#include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/state/state.h"
 #include "scheduler/state/validate.h"
 

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "scheduler/decide/model.h"
+#include "scheduler/decide/model/model.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/state.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "scheduler/decide/model.h"
+#include "scheduler/decide/model/model.h"
 
 namespace muster {
 

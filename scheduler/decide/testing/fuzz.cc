@@ -12,7 +12,7 @@
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/decide/free_map.h"
-#include "scheduler/decide/model_upkeep.h"
+#include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
 #include "scheduler/state/validate.h"
 

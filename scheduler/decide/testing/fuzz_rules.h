@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "scheduler/decide/model.h"
+#include "scheduler/decide/model/model.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"

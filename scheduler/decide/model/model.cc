@@ -1,4 +1,4 @@
-#include "scheduler/decide/model.h"
+#include "scheduler/decide/model/model.h"
 
 #include <algorithm>
 #include <memory>

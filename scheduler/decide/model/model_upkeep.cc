@@ -1,22 +1,15 @@
-#include "scheduler/decide/model_upkeep.h"
+#include "scheduler/decide/model/model_upkeep.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "common/base/check.h"
-#include "scheduler/decide/model/next_stop.h"
 #include "scheduler/state/mass_loss.h"
 
 namespace muster {
 namespace {
 
-constexpr size_t kOverBasesKept = 256;  // and a fifth of all: then the gangs move together
-
-bool Ends(const JobRow& job) {
-  return job.cancel_requested ||
-         std::any_of(job.tasks.begin(), job.tasks.end(),
-                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
-}
+constexpr size_t kOverGangsKept = 256;  // and a fifth of all: then the gangs move together
 
 // Everything that the entitled set follows from but the binding.
 bool SameUnits(const Gang& a, const Gang& b) {
@@ -343,113 +336,6 @@ bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec,
 
 // ---- jobs ----
 
-Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
-                           const std::vector<int32_t>& clusters, int32_t leaf) {
-  Gang gang;
-  gang.ref = {job.number, task};
-  const TaskRow& row = job.tasks[task];
-  const AttemptRow* current = row.current();
-  const bool ends = Ends(job);
-  if (current != nullptr && current->released()) return gang;  // it waits for its export only
-  gang.backoff_until_ns = row.waiting() ? row.backoff_until_ns : 0;
-  gang.blocked = row.state == pb::TASK_BLOCKED;
-  if (row.finished() || gang.blocked) return gang;
-  gang.held = row.waiting() && (ends || leaf < 0 || !state.queues().leaf(leaf) ||
-                                (state.queues().nodes[leaf].held && !row.comes_back()));
-  if (gang.held) return gang;
-  if (current == nullptr && !row.waiting()) return gang;
-  gang.unit = true;
-  gang.job = &job;
-  gang.row = &row;
-  gang.spec = &job.task_spec(task);
-  gang.current = current;
-  gang.waiting = row.waiting();
-  gang.stopping = current != nullptr && current->state == pb::TASK_STOPPING;
-  if (gang.running()) gang.wake_ns = NextStopOf(state, job, task, *current, /*now_ns=*/0).at_ns;
-  gang.leaf = leaf;
-  gang.min_workers = std::max(1, gang.spec->workers().min());
-  gang.max_workers = std::max(gang.min_workers, gang.spec->workers().max());
-  gang.priority = job.spec->priority();
-  gang.submit_ns = job.submit_ns;
-  gang.ran_ns = row.ran_ns;
-  gang.waiting_since_ns = row.waiting_since_ns;
-  gang.binds_others = job.cluster.empty() && job.tasks.size() > 1;
-  const pb::Resources& wants = gang.spec->resources();
-  gang.gpus = wants.gpus_milli() > 0;
-  gang.wants = WantsOf(*gang.spec);
-  gang.shape =
-      shapes_
-          .try_emplace({gang.min_workers, wants.gpus_milli(), wants.cpus_milli(),
-                        wants.memory_bytes(), wants.disk_bytes(), gang.spec->topology().preferred(),
-                        gang.spec->topology().required()},
-                       static_cast<int32_t>(shapes_.size()))
-          .first->second;
-  gang.worker_milli = std::max<int64_t>(
-      1, wants.gpus_milli() > 0 ? wants.gpus_milli()
-                                : WorkerDemand(*gang.spec, pb::Inventory()).cpus_milli);
-  gang.evicted_round = row.evicted_round;
-  gang.reserved = row.reservation != nullptr;
-  if (row.opened_attempt == row.next_attempt) gang.spill_ns = row.opened_ns;
-  ReadRun(state, current, &gang);
-  if (current != nullptr) {
-    gang.bound_pool = model_.PoolOf(
-        current->cluster,
-        model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
-    gang.may_be_lost = MayBeLost(state, *gang.spec, *current);
-  }
-  gang.ends = ends || (current != nullptr && current->state == pb::TASK_STOPPING &&
-                       (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT));
-  if (gang.ends || leaf < 0) return gang;  // holds devices, but claims none
-  std::vector<int32_t> flavours;
-  if (wants.gpus_milli() == 0) {
-    flavours.push_back(model_.cpu);
-  } else {
-    for (const std::string& type : wants.gpu_types()) {
-      if (const int32_t flavour = model_.FlavourIndex(type); flavour >= 0)
-        flavours.push_back(flavour);
-    }
-  }
-  bool first = true;  // the first cluster that could ever hold it is open
-  for (const int32_t cluster : clusters) {
-    const std::string& name = state.clusters()[cluster].name;
-    const bool spilled = std::find(row.opened.begin(), row.opened.end(), name) != row.opened.end();
-    bool could = false;
-    for (const int32_t flavour : flavours) {
-      const int32_t pool = model_.PoolOf(cluster, flavour);
-      if (pool < 0) continue;
-      const bool holds = model_.pools[pool].known_milli >= gang.min_workers * gang.worker_milli;
-      could = could || holds;
-      gang.pools.push_back(pool);
-      gang.opened.push_back(spilled || (first && holds));
-    }
-    first = first && !could;
-  }
-  if (!row.fronted.empty()) {  // spill found free devices there
-    decltype(gang.pools) pools;
-    decltype(gang.opened) opened;
-    for (const bool front : {true, false}) {
-      for (size_t i = 0; i < gang.pools.size(); ++i) {
-        if ((state.clusters()[model_.pools[gang.pools[i]].cluster].name == row.fronted.back()) !=
-            front)
-          continue;
-        pools.push_back(gang.pools[i]);
-        opened.push_back(gang.opened[i]);
-      }
-    }
-    gang.pools = std::move(pools);
-    gang.opened = std::move(opened);
-  }
-  gang.all_opened = std::find(gang.opened.begin(), gang.opened.end(), 0) == gang.opened.end();
-  for (const int32_t pool : gang.pools) {
-    if (wants.gpus_milli() == 0 || shares_[pool].host < 0) continue;
-    const pb::Inventory& inventory = state.host(shares_[pool].host).inventory;
-    gang.host_cpus_milli =
-        std::max(gang.host_cpus_milli, WorkerDemand(*gang.spec, inventory).cpus_milli);
-  }
-  if (counts_cpus_[leaf]) gang.worker_cpus_milli = gang.host_cpus_milli;
-  return gang;
-}
-
 // Its gangs stand from `first` on.
 void ModelUpkeep::ReadJob(const State& state, uint64_t number, size_t first) {
   const JobRow& job = *state.FindJob(number);
@@ -598,7 +484,7 @@ void ModelUpkeep::Compact() {
 
 bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now_ns,
                          const SchedulingOptions& options) {
-  if (over_gangs_ > kOverBasesKept && over_gangs_ * 5 > model_.gangs.size()) Compact();
+  if (over_gangs_ > kOverGangsKept && over_gangs_ * 5 > model_.gangs.size()) Compact();
   if (touched.host_order) ReadRanks(state);
   if (touched.history) ReadHistory(state);
   std::set<uint64_t> jobs(touched.jobs.begin(), touched.jobs.end());

@@ -1,4 +1,4 @@
-#include "scheduler/decide/entitle.h"
+#include "scheduler/decide/entitle/entitle.h"
 
 #include <algorithm>
 #include <tuple>
@@ -7,235 +7,6 @@
 #include "common/base/check.h"
 
 namespace muster {
-namespace {
-
-// Leaf order: priority, submission, id.
-bool Before(const Model& model, int32_t a, int32_t b) {
-  const Gang &x = model.gangs[a], &y = model.gangs[b];
-  if (x.priority != y.priority) return x.priority > y.priority;
-  return std::make_tuple(x.submit_ns, a) < std::make_tuple(y.submit_ns, b);
-}
-
-// The pool where it runs; -1 also if that isn't one of its list.
-int32_t BoundIn(const Gang& gang) {
-  return std::find(gang.pools.begin(), gang.pools.end(), gang.bound_pool) != gang.pools.end()
-             ? gang.bound_pool
-             : -1;
-}
-
-}  // namespace
-
-QuotaTree ReadQuotas(const State& state, const Model& model) {
-  const QueueIndex& queues = state.queues();
-  QuotaTree tree(queues.nodes.size());
-  for (size_t n = 0; n < tree.size(); ++n) {
-    tree[n].parent = queues.nodes[n].parent;
-    tree[n].children = queues.nodes[n].children;
-    tree[n].flavours.resize(model.flavours.size());
-    for (size_t f = 0; f < model.flavours.size(); ++f) {
-      const auto it = queues.nodes[n].spec.quota().find(model.flavours[f]);
-      if (it == queues.nodes[n].spec.quota().end()) continue;
-      const pb::Quota& row = it->second;
-      FlavourQuota& quota = tree[n].flavours[f];
-      quota.listed = true;
-      quota.guarantee_milli = row.guarantee_milli();
-      if (row.has_limit_milli()) quota.limit_milli = row.limit_milli();
-      if (row.has_weight()) quota.weight = std::clamp<int64_t>(row.weight(), 0, 1 << 20);
-      if (row.guarantee_per_cluster().empty()) continue;
-      if (tree[n].pools.empty()) tree[n].pools.assign(model.pools.size(), kUnbounded);
-      for (size_t c = 0; c < model.pools.size(); ++c) {
-        if (model.pools[c].flavour != static_cast<int32_t>(f)) continue;
-        const auto pool =
-            row.guarantee_per_cluster().find(state.clusters()[model.pools[c].cluster].name);
-        tree[n].pools[c] = pool == row.guarantee_per_cluster().end() ? 0 : pool->second;
-      }
-    }
-  }
-  return tree;
-}
-
-// ---- what is kept ----
-
-int32_t Entitlement::EndOf(const Leaf& leaf) {
-  return static_cast<int32_t>(leaf.units.size() + leaf.growing.size());
-}
-
-void Entitlement::Reset(QuotaTree quotas, const Model& model) {
-  quotas_ = std::move(quotas);
-  flavours_ = static_cast<int32_t>(model.flavours.size());
-  pools_ = static_cast<int32_t>(model.pools.size());
-  quota_.clear();
-  for (const QuotaNode& node : quotas_)
-    quota_.insert(quota_.end(), node.flavours.begin(), node.flavours.end());
-  leaves_.assign(quotas_.size(), {});
-  branches_.clear();
-  branches_of_.assign(quotas_.size(), {});
-  winners_.clear();
-  pool_at_.assign(quotas_.size(), -1);
-  pool_guarantee_.clear();
-  for (size_t n = 0; n < quotas_.size(); ++n) {
-    if (quotas_[n].pools.empty()) continue;
-    pool_at_[n] = static_cast<int32_t>(pool_guarantee_.size());
-    pool_guarantee_.insert(pool_guarantee_.end(), quotas_[n].pools.begin(), quotas_[n].pools.end());
-  }
-  cpu_pool_.clear();
-  for (const Pool& pool : model.pools)
-    cpu_pool_.push_back(model.CpusBeside(static_cast<int32_t>(&pool - model.pools.data())));
-  defers_ = std::any_of(cpu_pool_.begin(), cpu_pool_.end(), [](int32_t pool) { return pool >= 0; });
-  need_.clear();
-  pool_need_.clear();
-  dirty_.clear();
-  changed_.clear();
-  turns_.clear();
-  unit_at_.clear();
-  ahead_ = false;
-  nests_ = Nests(model);
-  promised_.assign(quotas_.size(), {});
-  AddBranch(0, -1, 0, false);
-  for (size_t b = 0; b < model.gangs.size(); ++b) {
-    if (model.gangs[b].leaf >= 0 && !model.gangs[b].pools.empty())
-      leaves_[model.gangs[b].leaf].members.push_back(static_cast<int32_t>(b));
-  }
-  for (Leaf& leaf : leaves_) {
-    std::sort(leaf.members.begin(), leaf.members.end(),
-              [&](int32_t a, int32_t b) { return Before(model, a, b); });
-  }
-}
-
-void Entitlement::Remove(const Model& model, int32_t gang) {
-  const Gang& row = model.gangs[gang];
-  if (row.leaf < 0 || row.pools.empty()) return;
-  Leaf& leaf = leaves_[row.leaf];
-  const auto at = std::lower_bound(leaf.members.begin(), leaf.members.end(), gang,
-                                   [&](int32_t a, int32_t b) { return Before(model, a, b); });
-  MUSTER_CHECK(at != leaf.members.end() && *at == gang);
-  leaf.members.erase(at);
-  leaf.stale = true;
-}
-
-void Entitlement::Add(const Model& model, int32_t gang) {
-  const Gang& row = model.gangs[gang];
-  if (row.leaf < 0 || row.pools.empty()) return;
-  Leaf& leaf = leaves_[row.leaf];
-  leaf.members.insert(std::lower_bound(leaf.members.begin(), leaf.members.end(), gang,
-                                       [&](int32_t a, int32_t b) { return Before(model, a, b); }),
-                      gang);
-  leaf.stale = true;
-}
-
-void Entitlement::Rebind(const Model& model, int32_t gang) {
-  const Gang& row = model.gangs[gang];
-  if (row.leaf < 0 || row.pools.empty() || leaves_[row.leaf].stale) return;
-  Unit& unit = leaves_[row.leaf].units[unit_at_[gang]];
-  unit.bound = BoundIn(row);
-  // Of the guaranteed part a binding only changes the charge of a unit that is in it.
-  const bool stays = !unit.alone.taken || unit.bound == unit.alone.charge ||
-                     (unit.bound < 0 && !unit.alone.charged_as_bound);
-  leaves_[row.leaf].stale = !stays;
-}
-
-void Entitlement::Renumber(const std::vector<int32_t>& to) {
-  for (Leaf& leaf : leaves_) {
-    for (int32_t& gang : leaf.members) gang = to[gang];
-    for (Unit& unit : leaf.units) unit.gang = to[unit.gang];
-    for (Step& step : leaf.alone) {
-      step.gang = to[step.gang];
-      step.most.gang = to[step.most.gang];
-    }
-  }
-  for (Promised& promised : promised_) {
-    for (Promised::One& one : promised.steps) one.most.gang = to[one.most.gang];
-  }
-  for (Turn& turn : turns_) turn.gang = to[turn.gang];
-  for (size_t b = 0; b < unit_at_.size(); ++b) {
-    if (to[b] >= 0) unit_at_[to[b]] = unit_at_[b];
-  }
-}
-
-void Entitlement::Read(const Model& model, Leaf* leaf) {
-  leaf->stale = false;
-  leaf->fresh = true;
-  leaf->merged = false;
-  leaf->units.clear();
-  leaf->pools.clear();
-  leaf->growing.clear();
-  leaf->least_milli = kUnbounded;
-  leaf->counts_cpus = leaf->wants_cpus = false;
-  for (const int32_t b : leaf->members) {
-    const Gang& gang = model.gangs[b];
-    const int32_t index = static_cast<int32_t>(leaf->units.size());
-    Unit& unit = leaf->units.emplace_back();
-    unit.gang = b;
-    unit_at_[b] = index;
-    unit.told = {gang.entitled, gang.guaranteed, gang.charged_as_bound, gang.charge, gang.growth};
-    unit.demand_milli = gang.worker_milli * gang.min_workers;
-    unit.worker_milli = gang.worker_milli;
-    unit.cpus_milli = gang.worker_cpus_milli * gang.min_workers;
-    unit.worker_cpus_milli = gang.worker_cpus_milli;
-    unit.host_cpus_milli = gang.host_cpus_milli * gang.min_workers;
-    unit.worker_host_cpus_milli = gang.host_cpus_milli;
-    leaf->wants_cpus = leaf->wants_cpus ||
-                       std::any_of(gang.pools.begin(), gang.pools.end(),
-                                   [&](int32_t c) { return model.pools[c].flavour == model.cpu; });
-    leaf->counts_cpus = leaf->counts_cpus || gang.worker_cpus_milli > 0;
-    unit.submit_ns = gang.submit_ns;
-    unit.extra = gang.max_workers - gang.min_workers;
-    unit.bound = BoundIn(gang);
-    unit.pools_at = static_cast<int32_t>(leaf->pools.size());
-    unit.pools = static_cast<int32_t>(gang.pools.size());
-    leaf->pools.insert(leaf->pools.end(), gang.pools.begin(), gang.pools.end());
-    for (size_t i = 0; i < gang.pools.size(); ++i) {
-      if (!gang.opened[i]) continue;
-      leaf->pools.push_back(gang.pools[i]);
-      ++unit.opened;
-    }
-    if (gang.binds_others)
-      leaf->pools.resize(static_cast<size_t>(unit.pools_at) +
-                         2 * gang.pools.size());  // more may open in the run
-    if (unit.extra > 0) {
-      unit.growth_at = static_cast<int32_t>(leaf->growing.size());
-      leaf->growing.push_back(index);
-    }
-    // Tasks of a job stand side by side: they have its priority and its time of submission.
-    if (gang.binds_others) {
-      const bool same = index > 0 && leaf->units[index - 1].group >= 0 &&
-                        model.gangs[leaf->units[index - 1].gang].ref.job == gang.ref.job;
-      unit.group = same ? leaf->units[index - 1].group : index;
-    }
-    leaf->least_milli =
-        std::min(leaf->least_milli, unit.extra > 0 ? unit.worker_milli : unit.demand_milli);
-  }
-}
-
-int32_t Entitlement::AddBranch(int32_t node, int32_t parent, int32_t index, bool guaranteed) {
-  const int32_t id = static_cast<int32_t>(branches_.size());
-  Branch& branch = branches_.emplace_back();
-  branch.node = node;
-  branch.parent = parent;
-  branch.index = index;
-  branch.depth = parent < 0 ? 0 : branches_[parent].depth + 1;
-  branch.guaranteed = guaranteed;
-  branch.leaf = node != 0 && quotas_[node].children.empty();
-  branch.within = parent < 0 || (guaranteed && branches_[parent].within);
-  branch.promised = guaranteed || (parent >= 0 && branches_[parent].promised);
-  if (branch.leaf && branch.within && ahead_) branch.position = EndOf(leaves_[node]);
-  if (!branch.leaf) {
-    branch.need_at = static_cast<int32_t>(need_.size());
-    need_.resize(need_.size() + static_cast<size_t>(flavours_), 0);
-    if (guaranteed && pool_at_[node] >= 0) {
-      branch.pool_need_at = static_cast<int32_t>(pool_need_.size());
-      pool_need_.resize(pool_need_.size() + static_cast<size_t>(pools_), 0);
-    }
-  }
-  branches_of_[node].push_back(id);
-  keys_.resize(branches_.size());
-  if (dirty_.size() <= static_cast<size_t>(branch.depth))
-    dirty_.resize(static_cast<size_t>(branch.depth) + 1);
-  return id;
-}
-
-// ---- the run ----
-
 void Entitlement::StartRun(const Model& model) {
   m_ = &model;
   unit_at_.resize(model.gangs.size(), -1);
@@ -244,36 +15,36 @@ void Entitlement::StartRun(const Model& model) {
     leaf.fresh = false;
     if (!leaf.stale) continue;
     Read(model, &leaf);
-    if (nests_) RunAlone(static_cast<int32_t>(n));
+    if (nests_) AcceptPrefix(static_cast<int32_t>(n));
   }
-  const bool was_ahead = ahead_;
-  ahead_ = CanBeginAhead(model);
+  const bool had_prefixes = with_prefixes_;
+  with_prefixes_ = CanBeginWithPrefixes(model);
   for (Leaf& leaf : leaves_) {
-    if (ahead_) {
-      leaf.taken = leaf.alone_taken;
+    if (with_prefixes_) {
+      leaf.taken = leaf.prefix_taken;
     } else {
-      if (leaf.stale) {  // its guaranteed part bound tasks of jobs
+      if (leaf.stale) {  // its guaranteed prefix bound tasks of jobs
         Read(model, &leaf);
         leaf.stale = true;
       }
       leaf.taken.assign(leaf.units.size(), 0);
     }
-    if (was_ahead && ahead_ && !leaf.fresh)
+    if (had_prefixes && with_prefixes_ && !leaf.fresh)
       continue;  // what the last run changed is put back below
     for (Unit& unit : leaf.units) StartUnit(&unit);
   }
-  if (was_ahead && ahead_) {
+  if (had_prefixes && with_prefixes_) {
     for (const auto& [node, u] : changed_) {
       if (!leaves_[node].fresh) StartUnit(&leaves_[node].units[u]);
     }
   }
-  turns_.clear();
-  latest_.assign(quotas_.size(), {});
+  late_keys_.clear();
+  latest_keys_.assign(quotas_.size(), {});
   phase_ = 0;
   StartBranches();
   room_.resize(model.pools.size());
   for (size_t c = 0; c < model.pools.size(); ++c) room_[c] = model.pools[c].capacity_milli;
-  beside_.assign(model.pools.size(), 0);
+  host_cpus_.assign(model.pools.size(), 0);
   used_.assign(quotas_.size() * model.flavours.size(), 0);
   under_limit_.resize(used_.size());
   under_guarantee_.resize(used_.size());
@@ -290,7 +61,7 @@ void Entitlement::StartRun(const Model& model) {
   if (counts_cpus)
     under_limit_[model.cpu] = std::min(under_limit_[model.cpu], model.flavour_milli[model.cpu]);
   under_pool_ = pool_guarantee_;
-  if (ahead_) ChargeAlone();
+  if (with_prefixes_) ChargePrefixes();
 }
 
 // Nobody is a candidate yet, and cursors stand where the phase begins.
@@ -299,25 +70,25 @@ void Entitlement::StartBranches() {
     branch.open = branch.dirty = false;
     branch.pass[0].built = branch.pass[1].built = false;
     branch.best = branch.unit = branch.pool = branch.listed_at = -1;
-    const bool over = branch.leaf && ((branch.within && ahead_) ||
+    const bool over = branch.leaf && ((branch.within && with_prefixes_) ||
                                       (phase_ == 1 && !leaves_[branch.node].wants_cpus));
     branch.position = over ? EndOf(leaves_[branch.node]) : 0;
     branch.choice = 0;
   }
   std::fill(keys_.begin(), keys_.end(), Key());
-  std::fill(need_.begin(), need_.end(), 0);
-  std::fill(pool_need_.begin(), pool_need_.end(), 0);
+  std::fill(max_demand_below_.begin(), max_demand_below_.end(), 0);
+  std::fill(max_pool_demand_below_.begin(), max_pool_demand_below_.end(), 0);
   listed_.resize(static_cast<size_t>(pools_));
   for (std::vector<int32_t>& list : listed_) list.clear();
-  listed_need_.assign(static_cast<size_t>(pools_), 0);
+  listed_max_demand_.assign(static_cast<size_t>(pools_), 0);
 }
 
 // As the run begins.
 void Entitlement::StartUnit(Unit* unit) const {
-  unit->part = ahead_ ? unit->alone : Unit::Part();
+  unit->part = with_prefixes_ ? unit->prefix : Unit::Part();
   unit->order = 0;
-  unit->turn = -1;
-  unit->group_cluster = ahead_ ? unit->group_cluster : -1;
+  unit->late_key = -1;
+  unit->group_cluster = with_prefixes_ ? unit->group_cluster : -1;
 }
 
 // What the queues of the branch's path may still take, and the pool has, holds the demand. CPUs
@@ -343,7 +114,7 @@ bool Entitlement::Fits(int32_t b, int32_t pool, int64_t demand_milli, int64_t cp
 
 int64_t Entitlement::RoomFor(const Branch& branch, int32_t pool) const {
   if (!defers_ || branch.promised || m_->pools[pool].flavour != m_->cpu) return room_[pool];
-  return phase_ == 0 ? 0 : room_[pool] - beside_[pool];
+  return phase_ == 0 ? 0 : room_[pool] - host_cpus_[pool];
 }
 
 int64_t Entitlement::Allowed(const Branch& branch, int32_t flavour) const {
@@ -425,16 +196,16 @@ void Entitlement::SetCandidate(int32_t b, int32_t u, bool growth, int32_t pool) 
   branch.best = b;
   branch.listed_at = static_cast<int32_t>(listed_[pool].size());
   listed_[pool].push_back(b);
-  listed_need_[pool] = std::max(listed_need_[pool], demand_milli);
+  listed_max_demand_[pool] = std::max(listed_max_demand_[pool], demand_milli);
   for (int32_t up = branch.parent; up >= 0; up = branches_[up].parent) {
-    int64_t& need = need_[branches_[up].need_at + f];
+    int64_t& need = max_demand_below_[branches_[up].max_demand_at + f];
     need = std::max(need, demand_milli);
     if (branch.cpus_milli > 0) {
-      int64_t& cpus_need = need_[branches_[up].need_at + m_->cpu];
+      int64_t& cpus_need = max_demand_below_[branches_[up].max_demand_at + m_->cpu];
       cpus_need = std::max(cpus_need, branch.cpus_milli);
     }
-    if (branches_[up].pool_need_at < 0) continue;
-    int64_t& pool_need = pool_need_[branches_[up].pool_need_at + pool];
+    if (branches_[up].max_pool_demand_at < 0) continue;
+    int64_t& pool_need = max_pool_demand_below_[branches_[up].max_pool_demand_at + pool];
     pool_need = std::max(pool_need, demand_milli);
   }
 }
@@ -611,7 +382,7 @@ void Entitlement::Mark(int32_t b) {
 
 // Candidates that the pool has no room for any more.
 void Entitlement::CheckPool(int32_t pool) {
-  if (listed_need_[pool] <= room_[pool] - beside_[pool]) return;
+  if (listed_max_demand_[pool] <= room_[pool] - host_cpus_[pool]) return;
   int64_t need = 0;
   for (const int32_t b : listed_[pool]) {
     if (branches_[b].demand_milli > RoomFor(branches_[b], pool)) {
@@ -620,21 +391,21 @@ void Entitlement::CheckPool(int32_t pool) {
       need = std::max(need, branches_[b].demand_milli);
     }
   }
-  listed_need_[pool] = need;
+  listed_max_demand_[pool] = need;
 }
 
 // Candidates below the branch that its queue may not take any more; returns the largest demand of
 // the others.
-int64_t Entitlement::CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli) {
+int64_t Entitlement::CheckBelow(int32_t b, int32_t flavour, int64_t allowed_milli) {
   int64_t most = 0;
   for (const Pass& pass : branches_[b].pass) {
     if (!pass.built) continue;
     for (int32_t child = pass.first; child < pass.first + pass.count; ++child) {
       const Branch& branch = branches_[child];
       if (!branch.leaf) {
-        const int64_t need = need_[branch.need_at + flavour];
+        const int64_t need = max_demand_below_[branch.max_demand_at + flavour];
         most =
-            std::max(most, need > allowed_milli ? CheckNeed(child, flavour, allowed_milli) : need);
+            std::max(most, need > allowed_milli ? CheckBelow(child, flavour, allowed_milli) : need);
       } else if (branch.best >= 0) {
         const int64_t need = branch.flavour == flavour ? branch.demand_milli
                              : flavour == m_->cpu      ? branch.cpus_milli
@@ -647,18 +418,18 @@ int64_t Entitlement::CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli
       }
     }
   }
-  return need_[branches_[b].need_at + flavour] = most;
+  return max_demand_below_[branches_[b].max_demand_at + flavour] = most;
 }
 
 // The same for the queue's guarantee in the pool.
-int64_t Entitlement::CheckPoolNeed(int32_t b, int32_t pool, int64_t allowed_milli) {
+int64_t Entitlement::CheckBelowInPool(int32_t b, int32_t pool, int64_t allowed_milli) {
   int64_t most = 0;
   for (const Pass& pass : branches_[b].pass) {
     if (!pass.built) continue;
     for (int32_t child = pass.first; child < pass.first + pass.count; ++child) {
       const Branch& branch = branches_[child];
       if (!branch.leaf) {
-        most = std::max(most, CheckPoolNeed(child, pool, allowed_milli));
+        most = std::max(most, CheckBelowInPool(child, pool, allowed_milli));
       } else if (branch.best >= 0 && branch.pool == pool) {
         if (branch.demand_milli > allowed_milli) {
           Mark(child);
@@ -668,7 +439,8 @@ int64_t Entitlement::CheckPoolNeed(int32_t b, int32_t pool, int64_t allowed_mill
       }
     }
   }
-  if (branches_[b].pool_need_at >= 0) pool_need_[branches_[b].pool_need_at + pool] = most;
+  if (branches_[b].max_pool_demand_at >= 0)
+    max_pool_demand_below_[branches_[b].max_pool_demand_at + pool] = most;
   return most;
 }
 
@@ -691,10 +463,9 @@ void Entitlement::Accept(int32_t order) {
       Fits(b, unit.bound, demand_milli, cpus_milli) && GroupAllows(leaf, unit, unit.bound)) {
     pool = unit.bound;
   }
-  const int32_t f = m_->pools[pool].flavour;
-  if (ahead_) {
+  if (with_prefixes_) {
     changed_.emplace_back(node, branches_[b].unit);
-    KeepTurn(b, growth ? nullptr : &unit);
+    KeepLineKey(b, growth ? nullptr : &unit);
   }
   if (growth) {
     ++unit.part.growth;
@@ -721,9 +492,16 @@ void Entitlement::Accept(int32_t order) {
   MUSTER_CHECK(room_[pool] >= 0);
   CheckPool(pool);
   if (const int32_t cpus = cpu_pool_[pool]; cpus >= 0) {
-    beside_[cpus] += growth ? unit.worker_host_cpus_milli : unit.host_cpus_milli;
+    host_cpus_[cpus] += growth ? unit.worker_host_cpus_milli : unit.host_cpus_milli;
     CheckPool(cpus);
   }
+  ChargePath(node, pool, demand_milli, cpus_milli);
+  EvaluateMarked();
+}
+
+// The queues from the node up hold so much more, and candidates that don't fit any more are marked.
+void Entitlement::ChargePath(int32_t node, int32_t pool, int64_t demand_milli, int64_t cpus_milli) {
+  const int32_t f = m_->pools[pool].flavour;
   for (int32_t n = node; n >= 0; n = quotas_[n].parent) {
     Charge(n, f, demand_milli);
     if (cpus_milli > 0) Charge(n, m_->cpu, cpus_milli);
@@ -735,20 +513,23 @@ void Entitlement::Accept(int32_t order) {
       Mark(other);
       if (branch.leaf) continue;
       if (const int64_t allowed_milli = Allowed(branch, f);
-          need_[branch.need_at + f] > allowed_milli)
-        CheckNeed(other, f, allowed_milli);
+          max_demand_below_[branch.max_demand_at + f] > allowed_milli)
+        CheckBelow(other, f, allowed_milli);
       if (cpus_milli > 0) {
         const int64_t allowed_milli = Allowed(branch, m_->cpu);
-        if (need_[branch.need_at + m_->cpu] > allowed_milli)
-          CheckNeed(other, m_->cpu, allowed_milli);
+        if (max_demand_below_[branch.max_demand_at + m_->cpu] > allowed_milli)
+          CheckBelow(other, m_->cpu, allowed_milli);
       }
-      if (branch.pool_need_at >= 0 &&
-          pool_need_[branch.pool_need_at + pool] > under_pool_[pool_at + pool]) {
-        CheckPoolNeed(other, pool, under_pool_[pool_at + pool]);
+      if (branch.max_pool_demand_at >= 0 &&
+          max_pool_demand_below_[branch.max_pool_demand_at + pool] > under_pool_[pool_at + pool]) {
+        CheckBelowInPool(other, pool, under_pool_[pool_at + pool]);
       }
     }
   }
-  // From the leaves up: what was marked is looked at again, and so are the queues above it.
+}
+
+// From the leaves up: what was marked is looked at again, and so are the queues above it.
+void Entitlement::EvaluateMarked() {
   for (int32_t depth = static_cast<int32_t>(dirty_.size()) - 1; depth >= 0; --depth) {
     for (size_t i = 0; i < dirty_[depth].size(); ++i) {
       const int32_t marked = dirty_[depth][i];
@@ -765,7 +546,7 @@ void Entitlement::Accept(int32_t order) {
 }
 
 std::vector<int32_t> Entitlement::Run(Model* model) {
-  const bool kept_ahead = ahead_;
+  const bool had_prefixes = with_prefixes_;
   const size_t changed_before = changed_.size();
   StartRun(*model);
   int32_t order = 0;
@@ -779,18 +560,18 @@ std::vector<int32_t> Entitlement::Run(Model* model) {
   // Gangs that are no units were never given anything.
   std::vector<int32_t> changed;
   const auto tell = [&](Unit* unit) {
-    if (unit->told == unit->part) return;
+    if (unit->published == unit->part) return;
     Gang& gang = model->gangs[unit->gang];
     gang.entitled = unit->part.taken;
     gang.guaranteed = unit->part.guaranteed;
     gang.charged_as_bound = unit->part.charged_as_bound;
     gang.charge = unit->part.charge;
     gang.growth = unit->part.growth;
-    unit->told = unit->part;
+    unit->published = unit->part;
     changed.push_back(unit->gang);
   };
   for (Leaf& leaf : leaves_) {
-    if (ahead_ && kept_ahead && !leaf.fresh) continue;
+    if (with_prefixes_ && had_prefixes && !leaf.fresh) continue;
     for (Unit& unit : leaf.units) tell(&unit);
   }
   for (const auto& [node, u] : changed_) {
@@ -798,7 +579,7 @@ std::vector<int32_t> Entitlement::Run(Model* model) {
   }
   for (size_t c = 0; c < model->pools.size(); ++c) {
     model->pools[c].charged_milli = model->pools[c].capacity_milli - room_[c];
-    model->pools[c].beside_milli = beside_[c];
+    model->pools[c].host_cpus_milli = host_cpus_[c];
   }
   model->entitled.resize(quotas_.size());
   for (size_t n = 0; n < quotas_.size(); ++n) {

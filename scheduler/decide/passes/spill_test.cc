@@ -214,23 +214,5 @@ TEST(Spill, OpensNothingThatTheSamePlanPutsOutOfReach) {
   EXPECT_THAT(TaskOf(system.state, job, 1).opened, IsEmpty());
 }
 
-TEST(Reclaim, SmallClaimsTogetherMayStopOneLargeGang) {
-  SystemBuilder system;
-  system.Cluster("c").Hosts("c", 1, 8).Queue("small", 8).Queue("other");
-  const uint64_t large = JobBuilder("other").Gpus(8).SubmitTo(&system);
-  Go(&system);
-  StartAll(&system, large);
-  system.Step(1000);
-  std::vector<uint64_t> claims = {JobBuilder("small").SubmitTo(&system)};
-  Go(&system);
-  EXPECT_NE(TaskOf(system.state, large).state, pb::TASK_STOPPING) << "eight devices for one";
-  claims.push_back(JobBuilder("small").SubmitTo(&system));
-  Go(&system);
-  EXPECT_EQ(TaskOf(system.state, large).state, pb::TASK_STOPPING) << "eight devices for two";
-  ReportAll(&system, large, pb::GONE, 0, true);
-  Go(&system);
-  for (const uint64_t claim : claims) EXPECT_NE(TaskOf(system.state, claim).current(), nullptr);
-}
-
 }  // namespace
 }  // namespace muster

@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "scheduler/decide/entitle.h"
-#include "scheduler/decide/model.h"
+#include "scheduler/decide/entitle/entitle.h"
+#include "scheduler/decide/model/model.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/state.h"
 
@@ -61,6 +61,7 @@ class ModelUpkeep {
   bool MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const;
   Gang ReadGang(const State& state, const JobRow& job, int32_t task,
                 const std::vector<int32_t>& clusters, int32_t leaf);
+  void ReadPools(const State& state, const std::vector<int32_t>& clusters, Gang* gang) const;
   void ReadJob(const State& state, uint64_t number, size_t first);
   bool FollowJob(const State& state, uint64_t number);
   void Replace(size_t b, Gang fresh);

@@ -28,12 +28,12 @@ inline constexpr char kCpuFlavour[] = "cpu";  // pools of work without GPUs
 // The devices of one flavour in one cluster; for work without GPUs the CPUs of the cluster's hosts.
 struct Pool {
   int32_t cluster = 0;
-  int32_t flavour = 0;         // index in Model::flavours
-  int64_t capacity_milli = 0;  // healthy now
-  int64_t known_milli = 0;     // of all hosts ever heard from, up or not
-  std::vector<HostId> hosts;   // in State's order; never empty
-  int64_t charged_milli = 0;   // to units of S
-  int64_t beside_milli = 0;    // of CPUs: what units of S with devices take on their hosts
+  int32_t flavour = 0;          // index in Model::flavours
+  int64_t capacity_milli = 0;   // healthy now
+  int64_t known_milli = 0;      // of all hosts ever heard from, up or not
+  std::vector<HostId> hosts;    // in State's order; never empty
+  int64_t charged_milli = 0;    // to units of S
+  int64_t host_cpus_milli = 0;  // of CPUs: what units of S with devices take on their hosts
 };
 
 // What a queue is promised and may take of one flavour.
@@ -55,27 +55,28 @@ struct alignas(64) Gang {
   TaskRef ref;
   int32_t leaf = -1;  // queue node
   int32_t min_workers = 1;
-  int32_t shape =
-      0;  // equal where one place serves as well as the other: size, demand, topology; has no order
-  int32_t charge =
-      -1;  // pool of the entitled set (Entitlement fills it, and what follows to charged_as_bound)
+  // Equal where one place serves as well as the other: size, demand and topology are the same.
+  int32_t shape = 0;
+
+  // Its part of the entitled set (Entitlement fills it).
+  int32_t charge = -1;  // pool
   bool entitled = false;
   bool guaranteed = false;  // accepted within its leaf's guarantee
   bool charged_as_bound =
       false;  // to the pool where it runs, not to the first of its list with room
-  bool unit = false;
+
+  bool unit = false;     // it wants a place, or holds one
   bool gpus = false;     // its workers want devices
   bool waiting = false;  // wants a placement, its backoff apart
-  bool blocked = false;  // of what is no unit: it waits for other tasks
-  bool held = false;  // of what is no unit: it waits, and its queue or its job's end keeps it from
-                      // being one
-  bool unreachable = false;  // a host of what it runs as can't be reached
-  bool reserved = false;     // devices are kept for it
-  bool stopping = false;     // what it runs as is being stopped
-  bool ends = false;         // cancelled, failed or out of time: it won't start again
-  bool may_be_lost = false;  // its hosts can't be reached and it may be replaced
-  bool binds_others =
-      false;  // its job has other tasks, and where the first of them is placed binds them all
+  // Why a waiting task is no unit: other tasks come first; or its queue is held, gone or no leaf,
+  // or its job ends.
+  bool blocked = false, held = false;
+  bool unreachable = false;      // a host of what it runs as can't be reached
+  bool reserved = false;         // State has a reservation for it
+  bool stopping = false;         // what it runs as is being stopped
+  bool ends = false;             // cancelled, failed or out of time: it won't start again
+  bool may_be_lost = false;      // its hosts can't be reached and it may be replaced
+  bool binds_others = false;     // where it is placed binds the other tasks of its job
   bool all_opened = true;        // every one of its pools
   bool takeable = false;         // it is in Model::takeable
   int64_t worker_milli = 0;      // devices' (or CPUs') thousandths a worker

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "scheduler/decide/entitle.h"
+#include "scheduler/decide/entitle/entitle.h"
 
 namespace muster {
 namespace {
@@ -454,7 +454,7 @@ std::string Text(const Model& model) {
 constexpr uint64_t kInstances = 100'000;
 
 TEST(EntitleTwin, EqualsThePseudoCode) {
-  int64_t accepted = 0, guaranteed = 0, grown = 0, as_bound = 0, ahead = 0;
+  int64_t accepted = 0, guaranteed = 0, grown = 0, as_bound = 0, with_prefixes = 0;
   for (uint64_t seed = 1; seed <= kInstances; ++seed) {
     Dice dice{seed * 1000};
     Instance instance = RandomInstance(&dice, /*nests=*/seed % 2 == 0);
@@ -463,7 +463,7 @@ TEST(EntitleTwin, EqualsThePseudoCode) {
     entitlement.Reset(instance.quotas, instance.model);
     RunAndSort(&entitlement, &instance.model);
     ASSERT_EQ(Text(instance.model), want) << "seed " << seed;
-    ahead += entitlement.began_ahead();
+    with_prefixes += entitlement.began_with_prefixes();
     for (const Gang& gang : instance.model.gangs) {
       accepted += gang.entitled;
       guaranteed += gang.guaranteed;
@@ -475,7 +475,7 @@ TEST(EntitleTwin, EqualsThePseudoCode) {
   EXPECT_GT(guaranteed, 20'000);
   EXPECT_GT(grown, 20'000);
   EXPECT_GT(as_bound, 1'000);
-  EXPECT_GT(ahead, static_cast<int64_t>(kInstances) / 4);
+  EXPECT_GT(with_prefixes, static_cast<int64_t>(kInstances) / 4);
 }
 
 // Starting units of S in their charged pools, stopping movers and what is outside of S.
@@ -520,7 +520,7 @@ TEST(EntitleTwin, EqualsThePseudoCodeWhatEverWasKept) {
     bool nests;
     int64_t about, changes;
   };
-  int64_t ahead = 0, runs = 0;
+  int64_t with_prefixes = 0, runs = 0;
   for (const Kind& kind : {Kind{2'000, 12, false, 0, 4}, Kind{6'000, 20, true, 0, 4},
                            Kind{60, 40, true, 60, 4}, Kind{12, 25, true, 160, 8}}) {
     for (uint64_t seed = 1; seed <= kind.seeds; ++seed) {
@@ -571,7 +571,7 @@ TEST(EntitleTwin, EqualsThePseudoCodeWhatEverWasKept) {
         ASSERT_EQ(Text(m), Text(Twin(instance).Entitle()))
             << "about " << kind.about << " seed " << seed << " step " << step;
         ++runs;
-        ahead += kept.began_ahead();
+        with_prefixes += kept.began_with_prefixes();
         if (!dice.Chance(10)) continue;
         // Jobs that are over go, and the others get new numbers.
         std::vector<int32_t> to(m.gangs.size(), -1);
@@ -586,8 +586,8 @@ TEST(EntitleTwin, EqualsThePseudoCodeWhatEverWasKept) {
       }
     }
   }
-  EXPECT_GT(ahead, runs / 3);
-  EXPECT_LT(ahead, runs * 9 / 10);
+  EXPECT_GT(with_prefixes, runs / 3);
+  EXPECT_LT(with_prefixes, runs * 9 / 10);
 }
 
 }  // namespace

@@ -18,9 +18,9 @@
 // (docs/decisions/046-cpus-beside-devices.md).
 //
 // While every guarantee can be kept at once (children's sums within their parents', the root's
-// within what is healthy), what a leaf gets within its guarantee follows from that leaf alone. That
-// part is kept from run to run, and worked out again for leaves that something happened to: a run
-// begins where all of it is charged, and only has to accept what is borrowed
+// within what is healthy), what a leaf gets within its guarantee follows from that leaf alone. This
+// *guaranteed prefix* is kept from run to run, and worked out again for leaves that something
+// happened to: a run begins where all prefixes are charged, and only has to accept what is borrowed
 // (docs/decisions/037-guaranteed-parts-are-kept.md).
 //
 // Inside of scheduler/decide.
@@ -30,7 +30,7 @@
 #include <utility>
 #include <vector>
 
-#include "scheduler/decide/model.h"
+#include "scheduler/decide/model/model.h"
 
 namespace muster {
 
@@ -66,8 +66,8 @@ class Entitlement {
   // Puts gangs of S in order of their acceptance in the last run.
   void Sort(const Model& model, std::vector<int32_t>* gangs);
 
-  // The last run began with the leaves' guaranteed parts. For tests.
-  bool began_ahead() const { return ahead_; }
+  // The last run began with the leaves' guaranteed prefixes. For tests.
+  bool began_with_prefixes() const { return with_prefixes_; }
 
  private:
   // A gang of a leaf with its growth. What a cursor asks is in its first line.
@@ -90,26 +90,26 @@ class Entitlement {
       int32_t charge = -1, growth = 0;
       bool operator==(const Part&) const = default;
     };
-    Part alone;         // what it has when the leaf got its guaranteed part, and nothing else
-    int32_t step = -1;  // of Leaf::alone that took it
+    Part prefix;             // what its leaf's guaranteed prefix grants it
+    int32_t prefix_at = -1;  // index in Leaf::prefix of its acceptance
     // Of the run:
     Part part;
     int32_t order = 0;
-    int32_t turn = -1;  // in turns_
+    int32_t late_key = -1;  // in late_keys_
     int32_t group_cluster = -1;
-    Part told;                                                // what the gang was told last
+    Part published;                                           // what the gang in the model has
     int64_t host_cpus_milli = 0, worker_host_cpus_milli = 0;  // beside devices
   };
-  // Of what competes, the largest key so far, history apart: with it came the turn of those after
-  // it.
-  struct Turn {
+  // The largest key in a line of units up to some unit, history apart. Of several lines the one
+  // with the smallest key at its head goes next, so this tells when the unit was accepted.
+  struct LineKey {
     int64_t numerator = 0, denominator = 1, submit_ns = 0;
     int32_t gang = 0;
     bool growth = false;
   };
-  // An acceptance within a leaf's guarantee, when nobody else is there.
-  struct Step {
-    Turn most;  // of the leaf's keys up to this
+  // A unit accepted within its leaf's guarantee.
+  struct Acceptance {
+    LineKey line_key;  // of the leaf
     int64_t milli = 0, submit_ns = 0;
     int32_t gang = 0;
     int16_t flavour = 0, charged = 0;  // of the candidate's pool; of the one that it is charged to
@@ -121,26 +121,26 @@ class Entitlement {
     std::vector<Unit> units;       // parallel to members
     std::vector<uint8_t> taken;    // likewise: Unit::part.taken, close together for the cursors
     std::vector<int32_t> pools;
-    std::vector<int32_t> growing;  // units that can grow, in order
-    int64_t least_milli = 0;       // smallest demand of a unit
-    bool counts_cpus = false;      // some unit takes CPUs beside devices, and a quota counts them
-    bool wants_cpus = false;       // some unit may be charged to a pool of CPUs
-    std::vector<Step> alone;       // its guaranteed part, in order
-    std::vector<uint8_t> alone_taken;                       // as `taken` after it
-    std::vector<int64_t> alone_used;                        // by flavour
-    std::vector<std::pair<int32_t, int64_t>> alone_pools;   // charged to each
-    std::vector<std::pair<int32_t, int64_t>> alone_beside;  // CPUs beside that, by pool of CPUs
-    bool fresh = false;                                     // read in this run
-    bool merged = false;  // the steps are in Promised::steps of the queue above
+    std::vector<int32_t> growing;    // units that can grow, in order
+    int64_t least_milli = 0;         // smallest demand of a unit
+    bool counts_cpus = false;        // some unit takes CPUs beside devices, and a quota counts them
+    bool wants_cpus = false;         // some unit may be charged to a pool of CPUs
+    std::vector<Acceptance> prefix;  // its guaranteed prefix, in order
+    std::vector<uint8_t> prefix_taken;                          // as `taken` after it
+    std::vector<int64_t> prefix_used;                           // by flavour
+    std::vector<std::pair<int32_t, int64_t>> prefix_pools;      // charged to each
+    std::vector<std::pair<int32_t, int64_t>> prefix_host_cpus;  // CPUs beside that, by pool of CPUs
+    bool fresh = false;                                         // read in this run
+    bool merged = false;  // the prefix is in Promised::entries of the queue above
   };
-  // The guaranteed part of a queue below the root, in order: its leaves' steps.
+  // The guaranteed prefixes of the leaves below a child of the root, merged in order.
   struct Promised {
-    struct One {
-      Turn most;
-      int32_t leaf = 0, step = 0;
+    struct Entry {
+      LineKey line_key;
+      int32_t leaf = 0, at = 0;  // index in Leaf::prefix
     };
-    std::vector<One> steps;
-    std::vector<int64_t> history;  // of its leaves, by which equal turns are ordered here
+    std::vector<Entry> entries;
+    std::vector<int64_t> history;  // of its leaves, by which equal keys are ordered here
   };
   // Branches below an interior branch: those within their guarantees, or all; one a child, in the
   // tree's order.
@@ -152,11 +152,12 @@ class Entitlement {
   struct Branch {
     int32_t node = 0, parent = -1, index = 0, depth = 0;
     bool guaranteed = false, leaf = false;
-    bool within = false;        // it and all above it are guaranteed ones
-    bool promised = false;      // it or one above it is a guaranteed one
-    Pass pass[2];               // interior: 0 = within guarantees
-    int32_t need_at = -1;       // interior: in need_, by flavour
-    int32_t pool_need_at = -1;  // interior, guaranteed per pool: in pool_need_, by pool
+    bool within = false;         // it and all above it are guaranteed ones
+    bool promised = false;       // it or one above it is a guaranteed one
+    Pass pass[2];                // interior: 0 = within guarantees
+    int32_t max_demand_at = -1;  // interior: in max_demand_below_, by flavour
+    int32_t max_pool_demand_at =
+        -1;  // interior, guaranteed per pool: in max_pool_demand_below_, by pool
     // Of the run:
     bool open = false, dirty = false;  // evaluated; to be looked at again
     int32_t best = -1;                 // the leaf branch of its candidate
@@ -207,17 +208,19 @@ class Entitlement {
   void SetKey(int32_t b);
   void Mark(int32_t b);
   void Accept(int32_t order);
+  void ChargePath(int32_t node, int32_t pool, int64_t demand_milli, int64_t cpus_milli);
+  void EvaluateMarked();
   void CheckPool(int32_t pool);
-  int64_t CheckNeed(int32_t b, int32_t flavour, int64_t allowed_milli);
-  int64_t CheckPoolNeed(int32_t b, int32_t pool, int64_t allowed_milli);
+  int64_t CheckBelow(int32_t b, int32_t flavour, int64_t allowed_milli);
+  int64_t CheckBelowInPool(int32_t b, int32_t pool, int64_t allowed_milli);
 
-  // entitle_alone.cc
+  // guaranteed_prefix.cc
   bool Nests(const Model& model);
-  bool CanBeginAhead(const Model& model) const;
-  void RunAlone(int32_t node);
-  void ChargeAlone();
-  void KeepTurn(int32_t b, Unit* unit);
-  static bool Earlier(const Turn& a, int64_t a_history, const Turn& b, int64_t b_history);
+  bool CanBeginWithPrefixes(const Model& model) const;
+  void AcceptPrefix(int32_t node);
+  void ChargePrefixes();
+  void KeepLineKey(int32_t b, Unit* unit);
+  static bool Earlier(const LineKey& a, int64_t a_history, const LineKey& b, int64_t b_history);
   const Promised& PromisedTo(const Model& model, int32_t node);
 
   QuotaTree quotas_;
@@ -233,30 +236,31 @@ class Entitlement {
   int32_t flavours_ = 0, pools_ = 0;
 
   std::vector<FlavourQuota> quota_;  // [node * flavours_ + flavour]: of quotas_
-  bool nests_ = false;  // guarantees nest, two levels of them: leaves' guaranteed parts are kept
+  bool nests_ = false;  // guarantees nest, two levels of them: leaves' guaranteed prefixes are kept
   std::vector<int64_t> promised_milli_;  // by pool: to the root's children together
   std::vector<Promised> promised_;       // by queue node; of the root's children that are no leaves
   std::vector<int32_t> unit_at_;         // by gang: index in its leaf
-  bool ahead_ = false;                   // the last run began with these parts
+  bool with_prefixes_ = false;           // the last run began with the prefixes
   std::vector<std::pair<int32_t, int32_t>>
       changed_;  // leaf and unit: what it gave beside them, some of them twice
-  std::vector<Turn>
-      turns_;  // of the gangs that it accepted within a guarantee of a child of the root
-  std::vector<Turn> latest_;  // by queue node: of these children, in the run
+  std::vector<LineKey>
+      late_keys_;  // of the gangs that it accepted within a guarantee of a child of the root
+  std::vector<LineKey> latest_keys_;  // by queue node: of these children, in the run
 
   // Of the run.
   const Model* m_ = nullptr;
   std::vector<Key> keys_;  // by branch
   int phase_ = 0;
-  std::vector<int64_t> room_;    // by pool
-  std::vector<int64_t> beside_;  // by pool of CPUs: what units with devices take of them
-  std::vector<int64_t> used_;    // [node * flavours_ + flavour]
-  std::vector<int64_t> under_limit_, under_guarantee_;  // what is left, likewise
-  std::vector<int64_t> under_pool_;                     // likewise of pool_guarantee_
-  std::vector<int64_t> need_, pool_need_;  // at least the largest demand among the candidates below
+  std::vector<int64_t> room_;       // by pool
+  std::vector<int64_t> host_cpus_;  // by pool of CPUs: what units with devices take of them
+  std::vector<int64_t> used_;       // [node * flavours_ + flavour]
+  std::vector<int64_t> under_limit_, under_guarantee_;             // what is left, likewise
+  std::vector<int64_t> under_pool_;                                // likewise of pool_guarantee_
+  std::vector<int64_t> max_demand_below_, max_pool_demand_below_;  // at least the largest
+                                                                   // among candidates below
   std::vector<std::vector<int32_t>>
       listed_;  // by pool: leaf branches whose candidate would be charged there
-  std::vector<int64_t> listed_need_;         // by pool: at least their largest demand
+  std::vector<int64_t> listed_max_demand_;   // by pool: at least their largest demand
   std::vector<std::vector<int32_t>> dirty_;  // by depth
 };
 

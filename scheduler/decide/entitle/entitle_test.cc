@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "scheduler/decide/decide.h"
-#include "scheduler/decide/model_upkeep.h"
+#include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/state/testing/builders.h"
 
 namespace muster {

@@ -1,0 +1,110 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "scheduler/decide/testing/fixture.h"
+#include "scheduler/state/testing/builders.h"
+
+namespace muster {
+namespace {
+
+using testing::DecideQuickly;
+using testing::IsRunning;
+using testing::JobBuilder;
+using testing::ReportAll;
+using testing::ReservationOf;
+using testing::Scattered;
+using testing::SetHeld;
+using testing::StartAll;
+using testing::StopsIn;
+using testing::SystemBuilder;
+using testing::TaskOf;
+
+TEST(Consolidate, AnOverdueGuaranteedClaimGetsAWholeHostAndWhatStoodThereGoesOnBeside) {
+  Scattered at(8);
+  ASSERT_EQ(at.stay.size(), 2u);
+  const uint64_t whole = JobBuilder("q").Gpus(4).SubmitTo(&at.system);
+  EXPECT_EQ(StopsIn(DecideQuickly(&at.system)), 0);
+  EXPECT_FALSE(IsRunning(at.system, whole));
+  at.system.Step(30);
+  const Plan plan = DecideQuickly(&at.system);
+  ASSERT_EQ(StopsIn(plan), 1);
+  const pb::AttemptStopping& stop = plan.events[0].attempt_stopping();
+  EXPECT_EQ(stop.cause(), pb::PREEMPTION);
+  EXPECT_EQ(stop.next_workers(), 1) << "it comes back";
+  const uint64_t moved = at.system.state.FindJobByUid(stop.key().job_uid())->number;
+  const uint64_t stays = moved == at.stay[0] ? at.stay[1] : at.stay[0];
+  ASSERT_NE(ReservationOf(at.system, moved), nullptr);
+  EXPECT_TRUE(ReservationOf(at.system, moved)->held);
+  ASSERT_NE(ReservationOf(at.system, whole), nullptr);
+  EXPECT_TRUE(ReservationOf(at.system, whole)->held);
+  EXPECT_EQ(StopsIn(DecideQuickly(&at.system)), 0) << "its claim stands";
+  ReportAll(&at.system, moved, pb::GONE, 0, true);
+  DecideQuickly(&at.system);
+  ASSERT_TRUE(IsRunning(at.system, whole));
+  ASSERT_TRUE(IsRunning(at.system, moved));
+  EXPECT_EQ(TaskOf(at.system.state, moved).current()->parts[0].host,
+            TaskOf(at.system.state, stays).current()->parts[0].host);
+}
+
+TEST(Consolidate, WhatMovesTakesThePlaceOfWhatTheClaimantMayStop) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 4).Queue("a", 8).Queue("b");
+  std::vector<uint64_t> jobs;
+  for (const char* queue : {"a", "b", "a", "b"}) {  // a host has 2 of each
+    jobs.push_back(JobBuilder(queue).Gpus(2).SubmitTo(&system));
+    DecideQuickly(&system);
+    StartAll(&system, jobs.back());
+  }
+  system.Step(60);
+  const uint64_t claimant = JobBuilder("a").Gpus(4).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 0);
+  system.Step(70);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 3);
+  for (const uint64_t job : jobs) {
+    if (TaskOf(system.state, job).current()->state == pb::TASK_STOPPING)
+      ReportAll(&system, job, pb::GONE, 0, true);
+  }
+  DecideQuickly(&system);
+  EXPECT_TRUE(IsRunning(system, claimant));
+  EXPECT_TRUE(IsRunning(system, jobs[0]) && IsRunning(system, jobs[2]));
+}
+
+TEST(Consolidate, NobodyMovesForABorrowerOrWhereTheMovedWouldFindNoPlace) {
+  Scattered borrows(0);
+  JobBuilder("q").Gpus(4).SubmitTo(&borrows.system);
+  DecideQuickly(&borrows.system);
+  borrows.system.Step(60);
+  EXPECT_EQ(StopsIn(DecideQuickly(&borrows.system)), 0);
+
+  // Each takes more than half of its host's CPUs: there is no room beside the other.
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 4, "gpu", "", 8).Queue("q", 8);
+  const uint64_t x = JobBuilder("q").Gpus(1).Cpus(5).SubmitTo(&system);
+  const uint64_t y = JobBuilder("q").Gpus(1).Cpus(5).SubmitTo(&system);
+  DecideQuickly(&system);
+  StartAll(&system, x);
+  StartAll(&system, y);
+  ASSERT_NE(TaskOf(system.state, x).current()->parts[0].host,
+            TaskOf(system.state, y).current()->parts[0].host);
+  JobBuilder("q").Gpus(4).SubmitTo(&system);
+  DecideQuickly(&system);
+  system.Step(60);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 0);
+}
+
+TEST(HeldQueue, WhatRunsThereDoesNotMove) {
+  Scattered at(4);
+  JobBuilder("other").Gpus(4).SubmitTo(&at.system);
+  SetHeld(&at.system, "q", true);
+  at.system.Step(30);
+  EXPECT_EQ(StopsIn(DecideQuickly(&at.system)), 0);
+  SetHeld(&at.system, "q", false);
+  at.system.Step(60);
+  EXPECT_EQ(StopsIn(DecideQuickly(&at.system)), 1);
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,127 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "scheduler/decide/testing/fixture.h"
+#include "scheduler/state/testing/builders.h"
+
+namespace muster {
+namespace {
+
+using testing::ActsOf;
+using testing::DecideQuickly;
+using testing::JobBuilder;
+using testing::Report;
+using testing::ReportAll;
+using testing::StartAll;
+using testing::SystemBuilder;
+using testing::TaskOf;
+
+// A trainer's gang of three workers with two GPUs each, running.
+uint64_t StartTrainer(SystemBuilder* system) {
+  JobBuilder builder("q");
+  builder.Workers(3).Gpus(2);
+  builder.task()->set_trainer_json("{}");
+  const uint64_t job = builder.SubmitTo(system);
+  DecideQuickly(system);
+  StartAll(system, job);
+  return job;
+}
+
+void LoseItsSecondHost(SystemBuilder* system, uint64_t job) {
+  system->Step(60);
+  system->HostState(
+      "c", system->state.host(TaskOf(system->state, job).attempts.back().parts[1].host).name,
+      pb::HOST_UNREACHABLE);
+}
+
+// A gang over three of four hosts, of which one can't be reached any more, beside a job that waits
+// for two of them.
+TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
+  for (const bool fails : {false, true}) {
+    SCOPED_TRACE(fails ? "its members fail for it" : "its members notice nothing");
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 4, 2).Queue("q");
+    const uint64_t job = StartTrainer(&system);
+    const auto hosts = [&] {
+      std::vector<HostId> found;
+      for (const PartRow& part : TaskOf(system.state, job).attempts.back().parts)
+        found.push_back(part.host);
+      return found;
+    };
+    const std::vector<HostId> first = hosts();
+    ASSERT_EQ(first.size(), 3u);
+    JobBuilder other("q");
+    const uint64_t waits = other.Workers(2).Gpus(2).SubmitTo(&system);
+    DecideQuickly(&system);
+    LoseItsSecondHost(&system, job);
+    if (fails) {
+      for (const size_t part : {0, 2})
+        system.Do(Report(system.state, job, 0, 1, part, pb::EXITED, 1));
+      DecideQuickly(&system);
+    }
+    DecideQuickly(&system);
+    EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
+    ASSERT_NE(TaskOf(system.state, job).reservation, nullptr)
+        << "what its next attempt gets is nobody else's";
+    for (const size_t part : {0, 2}) {
+      EXPECT_EQ(TaskOf(system.state, job).attempts.size(), 1u);
+      EXPECT_EQ(TaskOf(system.state, waits).state, pb::TASK_WAITING);
+      system.Do(Report(system.state, job, 0, 1, part, pb::GONE, 1, true));
+      DecideQuickly(&system);
+    }
+    ASSERT_EQ(TaskOf(system.state, job).attempts.size(), 2u);
+    EXPECT_EQ(TaskOf(system.state, job).attempts[0].cause, pb::HOST_LOST);
+    const std::vector<HostId> second = hosts();
+    ASSERT_EQ(second.size(), 3u);
+    EXPECT_EQ(second[0], first[0]);
+    EXPECT_EQ(second[2], first[2]);
+    EXPECT_EQ(std::count(first.begin(), first.end(), second[1]), 0);
+    EXPECT_EQ(TaskOf(system.state, job).restarts_used, 0);
+    EXPECT_EQ(TaskOf(system.state, waits).state, pb::TASK_WAITING);
+  }
+}
+
+// The only spare is still another job's, which is being stopped: until it has left the gang runs
+// on.
+TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 4, 2).Queue("q");
+  const uint64_t job = StartTrainer(&system);
+  const uint64_t leaves = JobBuilder("q").Gpus(2).SubmitTo(&system);
+  DecideQuickly(&system);
+  StartAll(&system, leaves);
+  ASSERT_EQ(TaskOf(system.state, leaves).state, pb::TASK_RUNNING);
+  system.Cancel(leaves);
+  DecideQuickly(&system);
+  ASSERT_EQ(TaskOf(system.state, leaves).state, pb::TASK_STOPPING);
+  LoseItsSecondHost(&system, job);
+  for (int round = 0; round < 3; ++round) {
+    DecideQuickly(&system);
+    EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING) << "round " << round;
+  }
+  EXPECT_NE(TaskOf(system.state, job).reservation, nullptr) << "it is the next to have that host";
+  ReportAll(&system, leaves, pb::GONE, 0, true);
+  DecideQuickly(&system);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
+  for (const size_t part : {0, 2})
+    system.Do(Report(system.state, job, 0, 1, part, pb::GONE, 1, true));
+  DecideQuickly(&system);
+  EXPECT_EQ(TaskOf(system.state, job).attempts.size(), 2u);
+}
+
+// Without a spare it keeps running where it is: its devices are not given up for a place that
+// doesn't exist.
+TEST(Decide, AGangWithALostHostAndNoSpareIsNotStopped) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 3, 2).Queue("q");
+  const uint64_t job = StartTrainer(&system);
+  LoseItsSecondHost(&system, job);
+  EXPECT_EQ(ActsOf(DecideQuickly(&system)), 0);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
+}
+
+}  // namespace
+}  // namespace muster

@@ -138,7 +138,8 @@ class JobChecker {
     }
     std::vector<std::string> below;
     for (const std::string& leaf : context_.queues) {
-      if (leaf.compare(0, spec_.queue().size() + 1, spec_.queue() + "/") == 0)
+      const size_t size = spec_.queue().size();
+      if (leaf.size() > size && leaf[size] == '/' && absl::StartsWith(leaf, spec_.queue()))
         below.push_back(leaf);
     }
     if (!below.empty()) {

@@ -61,8 +61,8 @@ std::vector<uint64_t> JobsOn(const State& state, const std::string& target);
 // ---- before a change ----
 
 // What the checker of common/spec may know of this system: flavours with their clusters, queues,
-// storages.
-SpecContext SpecContextOf(const State& state);
+// storages. Of queues only `queue` where that one holds jobs, as each submission asks; else all.
+SpecContext SpecContextOf(const State& state, const std::string& queue);
 
 // Fills the defaults, the queue's maximum for time_limit among them, and checks the spec against
 // its own rules and this State: unknown queue, cluster, flavour or storage; limits; max_time_limit;

@@ -403,7 +403,7 @@ void CheckQueue(const State& state, int32_t leaf, const pb::JobSpec& spec, Resol
 
 }  // namespace
 
-SpecContext SpecContextOf(const State& state) {
+SpecContext SpecContextOf(const State& state, const std::string& queue) {
   SpecContext context;
   std::map<std::string, std::set<std::string>> flavours;
   // Neighbours are of one kind mostly, and the newest schema counts: this is done for each
@@ -425,9 +425,13 @@ SpecContext SpecContextOf(const State& state) {
   for (const auto& [flavour, clusters] : flavours)
     context.flavours[flavour].assign(clusters.begin(), clusters.end());
   for (const ClusterRow& cluster : state.clusters()) context.clusters.push_back(cluster.name);
-  for (size_t n = 1; n < state.queues().nodes.size(); ++n) {
-    if (state.queues().leaf(static_cast<int32_t>(n)))
-      context.queues.push_back(state.queues().nodes[n].path);
+  if (const int32_t leaf = state.queues().Find(queue); leaf >= 0 && state.queues().leaf(leaf)) {
+    context.queues = {queue};  // a submission needs no list of a thousand others
+  } else {
+    for (size_t n = 1; n < state.queues().nodes.size(); ++n) {
+      if (state.queues().leaf(static_cast<int32_t>(n)))
+        context.queues.push_back(state.queues().nodes[n].path);
+    }
   }
   std::set<std::string> storages;
   for (const auto& [name, storage] : state.cluster_file().storages()) storages.insert(name);
@@ -439,7 +443,7 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
                        bool wait_for_capacity) {
   Resolution resolution;
   resolution.resolved = spec;
-  const SpecContext context = SpecContextOf(state);
+  const SpecContext context = SpecContextOf(state, spec.queue());
   if (resolution.resolved.queue().empty() && context.queues.size() == 1)
     resolution.resolved.set_queue(context.queues[0]);
   resolution.problems = CheckSpec(resolution.resolved, context);

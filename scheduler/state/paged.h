@@ -43,8 +43,7 @@ class PagedArray {
   const Row* Find(size_t index) const {
     const size_t page = index / kRows;
     if (page >= pages_.size() || pages_[page] == nullptr) return nullptr;
-    const std::shared_ptr<const Row>& row = pages_[page]->rows[index % kRows];
-    return row.get();
+    return pages_[page]->rows[index % kRows].get();
   }
 
   // The row, made with its defaults if it isn't there. Valid until the next call of a non-const

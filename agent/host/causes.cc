@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/failures/classify.h"
 #include "agent/host/logs.h"
+#include "common/base/utf8.h"
 
 namespace muster::agent {
 namespace {
@@ -38,6 +39,26 @@ v1::Cause CauseOf(FailureClass cls) {
   return v1::CAUSE_UNSPECIFIED;
 }
 
+// "setup: exit 1" with the line that failed, and what was said last before it.
+std::string SetupDetail(const std::string& detail, const std::string& valid_log) {
+  const std::string_view log = valid_log;
+  constexpr std::string_view kMark = "muster: setup, ";
+  constexpr size_t kQuoted = 200;
+  std::string where, said;
+  for (size_t at = 0; at < log.size();) {
+    const size_t end = std::min(log.find('\n', at), log.size());
+    const std::string_view line = log.substr(at, end - at);
+    at = end + 1;
+    if (line.starts_with(kMark)) {
+      where = CutUtf8(line.substr(kMark.size()), kQuoted);
+    } else if (!line.empty()) {
+      said = CutUtf8(line, kQuoted);
+    }
+  }
+  return absl::StrCat(detail, where.empty() ? "" : ", ", where,
+                      said.empty() ? "" : "; it said: ", said);
+}
+
 }  // namespace
 
 void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t start_ns,
@@ -45,6 +66,12 @@ void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t sta
   for (v1::WorkerExit& exit : *exits) {
     if ((exit.exit_code() == 0 && exit.signal() == 0) || exit.cause() != v1::CAUSE_UNSPECIFIED)
       continue;
+    if (exit.detail() == absl::StrCat("setup: exit ", exit.exit_code())) {
+      int64_t dropped = 0;
+      const std::string log = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped).data;
+      exit.set_detail(SetupDetail(exit.detail(), ValidUtf8(log)));
+      continue;
+    }
     if (!exit.own() && !exit.detail().empty())
       continue;  // the shim said why; one of the release before says nothing else of a program's
                  // own end

@@ -102,6 +102,12 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     shim::LogWriter log(directory_, 3, 1 << 20, 2);
     for (const char* line : {"step 1 loss 2.5\n", "KeyError: 'labels'\n"}) log.Append(line);
   }
+  {
+    shim::LogWriter log(directory_, 7, 1 << 20, 2);
+    for (const char* line : {"Collecting nosuch\n", "ERROR: No matching distribution\n",
+                             "muster: setup, line 2: pip install nosuch\n"})
+      log.Append(line);
+  }
   const struct {
     const char* what;
     int rank, exit_code, signal;
@@ -115,7 +121,14 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
       {"a signal, and its log", 3, 0, 6, true, false, "killed by SIGABRT", v1::PROGRAM_ERROR,
        "killed by SIGABRT: KeyError: 'labels'"},
       {"success needs no cause", 3, 0, 0, true, false, "", v1::CAUSE_UNSPECIFIED, ""},
-      {"what is known stays", 3, 1, 0, false, false, "setup: exit 1", v1::CAUSE_UNSPECIFIED,
+      {"what is known stays", 3, 1, 0, false, false, "program: exec x: Permission denied",
+       v1::CAUSE_UNSPECIFIED, "program: exec x: Permission denied"},
+      {"setup's line, and what it said", 7, 1, 0, false, false, "setup: exit 1",
+       v1::CAUSE_UNSPECIFIED,
+       "setup: exit 1, line 2: pip install nosuch; it said: ERROR: No matching distribution"},
+      {"told once", 7, 1, 0, false, false, "setup: exit 1, line 2: x", v1::CAUSE_UNSPECIFIED,
+       "setup: exit 1, line 2: x"},
+      {"a setup without a word", 4, 1, 0, false, false, "setup: exit 1", v1::CAUSE_UNSPECIFIED,
        "setup: exit 1"},
       {"a signal that was sent", 3, 0, 15, false, false, "stopped: another process had failed",
        v1::CAUSE_UNSPECIFIED, "stopped: another process had failed"},

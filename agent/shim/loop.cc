@@ -119,7 +119,10 @@ void Loop::QueueWorker(size_t index) {
   const WorkerSpec& worker = spec_.workers[index];
   if (spec_.setup.empty()) return QueueProcesses(index);
   // The environment comes back on descriptor 9, so that whatever setup prints stays a log.
-  const std::string script = spec_.setup + "\nenv -0 >&9\n";
+  // What fails says its line, in the first line so that setup's own are counted as written.
+  const std::string script =
+      "trap 'echo \"muster: setup, line $LINENO: $BASH_COMMAND\" >&2' ERR; " + spec_.setup +
+      "\ntrap - ERR; env -0 >&9\n";
   std::vector<EnvironmentVariable> environment = spec_.env;
   for (const EnvironmentVariable& variable : worker.processes[0].env)
     environment.push_back(variable);

@@ -394,11 +394,12 @@ TEST_P(ShimTest, ExportsOfSetupReachTheProcesses) {
 }
 
 TEST_P(ShimTest, AFailedSetupStartsNothing) {
-  spec_.setup = "false";
+  spec_.setup = "# a comment\ntrue\ngrep -q nothing /dev/null";
   Script("touch $D/ran");
   Start();
   EXPECT_EQ(Wait(), 0);
   EXPECT_EQ(Result().exits[0].detail, "setup: exit 1");
+  EXPECT_TRUE(Log(0).ends_with("muster: setup, line 3: grep -q nothing /dev/null\n")) << Log(0);
   EXPECT_FALSE(Exists("ran"));
 }
 

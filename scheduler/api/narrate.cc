@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "scheduler/ask/failure_text.h"
 #include "scheduler/engine/engine.h"
 
 namespace muster {
@@ -27,49 +28,6 @@ std::string Places(const State& state, const AttemptRow& attempt) {
 
 std::string Workers(int32_t workers) {
   return workers == 1 ? "1 worker" : absl::StrCat(workers, " workers");
-}
-
-std::string CauseText(pb::Cause cause) {
-  switch (cause) {
-    case pb::PROGRAM_ERROR:
-      return "the program failed";
-    case pb::KILLED:
-      return "a process was killed";
-    case pb::OUT_OF_MEMORY:
-      return "out of memory";
-    case pb::HANG:
-      return "no progress for hang_timeout";
-    case pb::TIME_LIMIT:
-      return "time_limit is over";
-    case pb::CANCEL:
-      return "cancelled";
-    case pb::PREEMPTION:
-      return "its devices are needed by others";
-    case pb::RESIZE:
-      return "resized";
-    case pb::DRAIN:
-      return "its host is drained";
-    case pb::HOST_LOST:
-      return "its host is lost";
-    case pb::LAUNCH_FAILED:
-      return "it could not be launched";
-    case pb::RENDEZVOUS:
-      return "its rendezvous port was taken";
-    case pb::SETUP_FAILED:
-      return "setup failed";
-    case pb::DEVICE_FAILURE:
-      return "a device failed";
-    case pb::HOST_FAILURE:
-      return "its host failed";
-    case pb::NETWORK_FAILURE:
-      return "the network failed";
-    case pb::STORAGE_FAILURE:
-      return "the storage failed";
-    case pb::EXPORT_FAILED:
-      return "its export could not be published";
-    default:
-      return "";
-  }
 }
 
 std::string With(const std::string& text, const std::string& detail) {
@@ -141,7 +99,8 @@ class Narrator {
     if (task.finished() && (before == nullptr || !before->finished()) && job_.tasks.size() > 1) {
       if (task.state == pb::TASK_SUCCEEDED) Say("succeeded");
       if (task.state == pb::TASK_FAILED)
-        Say(With("failed", With(CauseText(task.cause), task.detail)));
+        Say(With("failed", With(CauseText(task.cause),
+                                FailureText(job_.task_spec(index), task.cause, task.detail))));
     }
   }
 
@@ -181,7 +140,8 @@ class Narrator {
     }
     if (const std::optional<Failure> failure = FirstFailure(attempt);
         failure.has_value() && (was == nullptr || !FirstFailure(*was).has_value())) {
-      Say(With(failure->detail.empty() ? CauseText(failure->cause) : "", failure->detail));
+      Say(With(failure->detail.empty() ? CauseText(failure->cause) : "",
+               FailureText(job_.task_spec(task), failure->cause, failure->detail)));
     }
     const bool stopping = attempt.stop_ns != 0 && (was == nullptr || was->stop_ns == 0);
     const bool by_failure = attempt.cause == pb::PROGRAM_ERROR || attempt.cause == pb::KILLED ||

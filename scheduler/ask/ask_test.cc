@@ -1,4 +1,5 @@
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/failure_text.h"
 
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
@@ -652,6 +653,37 @@ TEST_F(Sentences, TheStartIsTheForecastsWhereThatIsNewer) {
   EXPECT_EQ(VerdictText(s_.state, *s_.state.FindJob(job), 0, verdict).find("starts"),
             std::string::npos)
       << "said beside it, once";
+}
+
+TEST(FailureText, NamesTheFieldThatAnEndIsAbout) {
+  pb::TaskSpec plain, with_limit, with_path;
+  with_limit.mutable_resources()->set_memory_bytes(int64_t{4} << 30);
+  (*with_path.mutable_env())["PATH"] = "/opt/venv/bin";
+  const std::string killed =
+      "rank 0: killed by SIGKILL: the kernel killed it: its memory limit was reached";
+  const std::string no_program = "rank 0: program: exec python: No such file or directory";
+  const struct {
+    const pb::TaskSpec* task;
+    pb::Cause cause;
+    std::string detail, added;
+  } kCases[] = {
+      {&with_limit, pb::OUT_OF_MEMORY, killed,
+       " (resources.memory: 4GiB for all processes of a worker)"},
+      {&plain, pb::OUT_OF_MEMORY, killed,
+       " (resources.memory isn't stated: the limit is the host's)"},
+      {&with_limit, pb::OUT_OF_MEMORY, "rank 0: exit 1: CUDA out of memory", ""},
+      {&plain, pb::PROGRAM_ERROR, no_program,
+       " (a job has its host's PATH, not the submitter's: give the whole path, or env.PATH)"},
+      {&with_path, pb::PROGRAM_ERROR, no_program, " (not in env.PATH on that host)"},
+      {&plain, pb::PROGRAM_ERROR,
+       "rank 0: program: exec /venv/bin/python: No such file or directory",
+       " (it has to be there on every host)"},
+      {&plain, pb::PROGRAM_ERROR, "workdir /opt/muster/examples: No such file or directory",
+       " (it has to be there on every host)"},
+      {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: KeyError: 'labels'", ""},
+  };
+  for (const auto& c : kCases)
+    EXPECT_EQ(FailureText(*c.task, c.cause, c.detail), c.detail + c.added);
 }
 
 TEST_F(Sentences, TellWhyAHostIsDrained) {

@@ -6,6 +6,7 @@
 #include "common/base/job_defaults.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
+#include "scheduler/ask/failure_text.h"
 #include "scheduler/state/directories.h"
 
 namespace muster {
@@ -17,12 +18,12 @@ bool AnyDeclared(const State& state, const AttemptRow& attempt) {
   });
 }
 
-pb::Attempt DescribeAttempt(const State& state, const AttemptRow& row) {
+pb::Attempt DescribeAttempt(const State& state, const pb::TaskSpec& task, const AttemptRow& row) {
   pb::Attempt attempt;
   attempt.set_number(row.number);
   attempt.set_state(row.state);
   attempt.set_cause(row.cause);
-  attempt.set_detail(row.detail);
+  attempt.set_detail(FailureText(task, row.cause, row.detail));
   if (row.cluster >= 0 && row.cluster < static_cast<int32_t>(state.clusters().size())) {
     attempt.set_cluster(state.clusters()[row.cluster].name);
   }
@@ -124,6 +125,20 @@ void AppendBelow(const State& state, const Plan& plan, int32_t node, const Queue
   }
 }
 
+// The detail of the task that failed, with what of the job file it is about.
+std::string JobDetail(const JobRow& row) {
+  for (size_t t = 0; t < row.tasks.size(); ++t) {
+    const TaskRow& task = row.tasks[t];
+    if (task.state == pb::TASK_FAILED && !task.detail.empty() &&
+        row.detail.ends_with(task.detail)) {
+      return absl::StrCat(
+          row.detail.substr(0, row.detail.size() - task.detail.size()),
+          FailureText(row.task_spec(static_cast<int32_t>(t)), row.cause, task.detail));
+    }
+  }
+  return row.detail;
+}
+
 }  // namespace
 
 pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, PoolHolders* holders) {
@@ -134,7 +149,7 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Poo
   job.set_owner(row.owner);
   job.set_state(row.state);
   job.set_cause(row.cause);
-  job.set_detail(row.detail);
+  job.set_detail(JobDetail(row));
   job.set_submit_ns(row.submit_ns);
   job.set_start_ns(row.start_ns);
   job.set_end_ns(row.end_ns);
@@ -159,7 +174,8 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Poo
           VerdictText(state, row, static_cast<int32_t>(t), task->verdict()));
     }
     for (const AttemptRow& attempt : task_row.attempts)
-      *task->add_attempts() = DescribeAttempt(state, attempt);
+      *task->add_attempts() =
+          DescribeAttempt(state, row.task_spec(static_cast<int32_t>(t)), attempt);
     task->set_restarts_used(task_row.restarts_used);
     *task->mutable_progress() = task_row.progress;
     AddCheckpoints(task_row, row.task_spec(static_cast<int32_t>(t)), task);

@@ -1,6 +1,8 @@
 #include "scheduler/ask/explain.h"
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -337,9 +339,56 @@ class Explainer {
     }
     const int32_t enough = std::min(100, highest + 1);
     if (highest < 0 || enough <= job_.spec->priority()) return;
-    Try(Own(Response::HIGHER_PRIORITY, absl::StrCat("priority: ", enough),
-            With([&](pb::JobSpec* job, pb::TaskSpec*) { job->set_priority(enough); })),
-        response);
+    const Trial trial =
+        Own(Response::HIGHER_PRIORITY, absl::StrCat("priority: ", enough),
+            With([&](pb::JobSpec* job, pb::TaskSpec*) { job->set_priority(enough); }));
+    const int before = response->relaxations_size();
+    Try(trial, response);
+    if (response->relaxations_size() == before) return;
+    // Who takes it should know whom it costs what: they can raise theirs, too.
+    const std::optional<std::string> cost = CostToQueue(trial.state);
+    if (cost.has_value()) {
+      Response::Relaxation* found = response->mutable_relaxations(before);
+      found->set_change(absl::StrCat(found->change(), *cost));
+    } else {
+      response->mutable_relaxations()->RemoveLast();
+    }
+  }
+
+  // " (job 12 then starts 25m later, 2 others later, too)": others of its queue, by a change.
+  // Nothing where time ran out.
+  std::optional<std::string> CostToQueue(const State& changed) {
+    Future with(changed, now_ns_, scheduling_, TrialOptions()),
+        without(state_, now_ns_, scheduling_, TrialOptions());
+    with.Run();
+    without.Run();
+    if (Expired()) return std::nullopt;
+    constexpr int64_t kUnknownNs = std::numeric_limits<int64_t>::max();  // later than was looked
+    std::map<uint64_t, int64_t> later;                                   // by job
+    for (const uint64_t number : state_.active_jobs()) {
+      const JobRow& other = *state_.FindJob(number);
+      if (number == job_.number || other.spec->queue() != job_.spec->queue()) continue;
+      for (size_t t = 0; t < other.tasks.size(); ++t) {
+        const TaskRef ref{number, static_cast<int32_t>(t)};
+        const Turn *at = without.PlacedAt(ref), *then = with.PlacedAt(ref);
+        if (at == nullptr || (then == nullptr && with.now_ns() <= at->at_ns)) continue;
+        const int64_t by_ns = then == nullptr ? kUnknownNs : then->at_ns - at->at_ns;
+        if (by_ns >= kSoonNs) later[number] = std::max(later[number], by_ns);
+      }
+    }
+    if (later.empty()) return "";
+    const auto most =
+        std::max_element(later.begin(), later.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    std::string text = absl::StrCat(
+        " (job ", most->first, " then starts ",
+        most->second == kUnknownNs
+            ? "much later"
+            : absl::StrCat(FormatDuration(most->second / kMinute * kMinute), " later"));
+    if (later.size() > 1)
+      absl::StrAppend(&text, ", ", later.size() - 1,
+                      later.size() == 2 ? " other later, too" : " others later, too");
+    return text + ")";
   }
 
   void TryResume(Response* response) {

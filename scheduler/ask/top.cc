@@ -68,9 +68,13 @@ class Rows {
     row.set_flavour(flavour);
     return row;
   }
+  // A job of which any task holds something of the row runs there, whatever its others wait for.
   void CountJob(const std::string& name, const std::string& flavour, uint64_t job, bool running) {
-    if (!counted_.insert({{name, flavour}, job}).second) return;
+    const auto [counted, added] = counted_.try_emplace({{name, flavour}, job}, running);
+    if (!added && (counted->second || !running)) return;
     Top::Row& row = At(name, flavour);
+    if (!added) row.set_waiting_jobs(row.waiting_jobs() - 1);
+    counted->second = running;
     running ? row.set_running_jobs(row.running_jobs() + 1)
             : row.set_waiting_jobs(row.waiting_jobs() + 1);
   }
@@ -78,7 +82,7 @@ class Rows {
 
  private:
   std::map<Key, Top::Row> rows_;
-  std::set<std::pair<Key, uint64_t>> counted_;
+  std::map<std::pair<Key, uint64_t>, bool> counted_;
 };
 
 }  // namespace
@@ -262,13 +266,11 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
   for (const uint64_t number : state.active_jobs()) {
     const JobRow& job = *state.FindJob(number);
     if (by == pb::TopRequest::JOB && !sees(job)) continue;
-    bool running = false;
     for (size_t i = 0; i < job.tasks.size(); ++i) {
       const int32_t t = static_cast<int32_t>(i);
       const AttemptRow* held = job.tasks[i].current();
       if (held != nullptr && held->released()) held = nullptr;
       if (held == nullptr && !job.tasks[i].waiting()) continue;
-      running = running || held != nullptr;
       const Counted counted{job, t, job.tasks[i], held,
                             held != nullptr ? held->flavour : WantedFlavour(job.task_spec(t))};
       for (Top::Total& total : totals) {
@@ -282,8 +284,9 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
         if (by == pb::TopRequest::JOB) DescribeJob(state, counted, &row);
       }
     }
-    running ? top.set_running_jobs(top.running_jobs() + 1)
-            : top.set_waiting_jobs(top.waiting_jobs() + 1);
+    // As `muster jobs` and `muster queue list` count them.
+    job.state == pb::RUNNING ? top.set_running_jobs(top.running_jobs() + 1)
+                             : top.set_waiting_jobs(top.waiting_jobs() + 1);
   }
   for (Top::Total& total : totals) *top.add_totals() = std::move(total);
 

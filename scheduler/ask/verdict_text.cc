@@ -305,8 +305,9 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       return Unreachable(state, job, task);
     case pb::V_CLUSTER:
       if (!missing.empty())
-        return absl::StrCat("no cluster that it may use is up with as much as it needs; ",
-                            FormatMilli(verdict.missing_milli()), " more are missing");
+        return absl::StrCat("no cluster that it may use is up with as much as it needs; it lacks ",
+                            FormatMilli(verdict.missing_milli()), " more ",
+                            job.task_spec(task).resources().gpus_milli() > 0 ? "GPUs" : "cores");
       return "no cluster that it may use is up with such devices";
     case pb::V_HELD:
       return Held(state, job);
@@ -421,7 +422,8 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
       verdict->cluster >= 0 && verdict->cluster < static_cast<int32_t>(state.clusters().size());
   if (known) told.set_cluster(state.clusters()[verdict->cluster].name);
   told.set_flavour(plan.verdicts.FlavourOf(*verdict));
-  told.set_missing_milli(verdict->missing_milli);
+  // Of what is drained nothing is missing: it is there, and takes no work.
+  if (verdict->code != pb::V_HELD) told.set_missing_milli(verdict->missing_milli);
   told.set_expected_start_ns(verdict->expected_start_ns);
   Standing standing;
   if (known && WaitsForOthers(verdict->code)) {

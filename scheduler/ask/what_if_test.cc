@@ -512,6 +512,40 @@ TEST(Explain, DrainedHostsAreNamed) {
   EXPECT_TRUE(named) << response.DebugString();
 }
 
+TEST(Explain, OfDrainedHostsNothingIsMissing) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  s.Drain("lab/h00");
+  JobBuilder cpu_job("research");
+  cpu_job.Gpus(0).Cpus(1);
+  for (const uint64_t waits :
+       {JobBuilder("research").Workers(4).SubmitTo(&s), cpu_job.SubmitTo(&s)}) {
+    const pb::ExplainResponse response = Explained(&s, waits);
+    ASSERT_EQ(response.why_size(), 1);
+    EXPECT_EQ(response.why(0).code(), pb::V_HELD);
+    EXPECT_EQ(response.why(0).missing_milli(), 0);
+    EXPECT_THAT(response.why(0).text(), HasSubstr("lab/h00 is drained"));
+  }
+}
+
+TEST(Explain, APriorityIsProposedWithWhatItCostsTheQueuesOthers) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  JobBuilder("research").Workers(4).Priority(60).TimeLimit(3600).SubmitTo(&s);
+  Go(&s);
+  const uint64_t first =
+      JobBuilder("research").Workers(4).Priority(50).TimeLimit(7200).SubmitTo(&s);
+  const uint64_t second = JobBuilder("research").Workers(4).TimeLimit(7200).SubmitTo(&s);
+  const pb::ExplainResponse response = Explained(&s, second);
+  std::vector<std::string> proposed;
+  for (const auto& r : response.relaxations())
+    if (r.kind() == pb::ExplainResponse::HIGHER_PRIORITY) proposed.push_back(r.change());
+  ASSERT_EQ(proposed.size(), 1u) << response.DebugString();
+  EXPECT_THAT(proposed[0], ::testing::StartsWith("priority: 61 (job "));
+  EXPECT_THAT(proposed[0], HasSubstr(absl::StrCat("(job ", first, " then starts ")));
+  EXPECT_THAT(proposed[0], ::testing::EndsWith(" later)"));
+}
+
 TEST(Explain, WithoutTimeItSaysThatItIsNotComplete) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
@@ -717,6 +751,28 @@ TEST(Top, RowsOfEveryGroupingAddUpToTheUse) {
     }
     EXPECT_EQ(used_milli, 5000) << by;
     EXPECT_EQ(waiting_milli, 2000) << by;
+  }
+}
+
+TEST(Top, AJobThatHoldsAnythingOfARowRunsThereWhateverElseItWaitsFor) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 4).Queue("research");
+  JobBuilder two("research");
+  two.Workers(4).Task("second").Workers(2);
+  const uint64_t job = two.SubmitTo(&s);
+  const Plan plan = Go(&s);
+  ASSERT_EQ(s.state.FindJob(job)->state, pb::RUNNING);
+  pb::TopRequest request;
+  request.set_by(pb::TopRequest::QUEUE);
+  const pb::TopResponse top =
+      DescribeTop(s.state, plan, request, s.now_ns, [](const JobRow&) { return true; });
+  EXPECT_EQ(top.running_jobs(), 1) << "as `muster jobs` and `muster queue list` say";
+  EXPECT_EQ(top.waiting_jobs(), 0);
+  EXPECT_EQ(DescribeQueue(s.state, plan, "research")->running_jobs(), 1);
+  for (const auto& row : top.rows()) {
+    if (row.waiting_tasks() + row.running_tasks() == 0) continue;
+    EXPECT_EQ(row.running_jobs(), 1) << row.flavour();
+    EXPECT_EQ(row.waiting_jobs(), 0) << row.flavour();
   }
 }
 

@@ -1,0 +1,85 @@
+#include "scheduler/ask/failure_text.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/units.h"
+
+namespace muster {
+
+std::string CauseText(pb::Cause cause) {
+  switch (cause) {
+    case pb::PROGRAM_ERROR:
+      return "the program failed";
+    case pb::KILLED:
+      return "a process was killed";
+    case pb::OUT_OF_MEMORY:
+      return "out of memory";
+    case pb::HANG:
+      return "no progress for hang_timeout";
+    case pb::TIME_LIMIT:
+      return "time_limit is over";
+    case pb::CANCEL:
+      return "cancelled";
+    case pb::PREEMPTION:
+      return "its devices are needed by others";
+    case pb::RESIZE:
+      return "resized";
+    case pb::DRAIN:
+      return "its host is drained";
+    case pb::HOST_LOST:
+      return "its host is lost";
+    case pb::LAUNCH_FAILED:
+      return "it could not be launched";
+    case pb::RENDEZVOUS:
+      return "its rendezvous port was taken";
+    case pb::SETUP_FAILED:
+      return "setup failed";
+    case pb::DEVICE_FAILURE:
+      return "a device failed";
+    case pb::HOST_FAILURE:
+      return "its host failed";
+    case pb::NETWORK_FAILURE:
+      return "the network failed";
+    case pb::STORAGE_FAILURE:
+      return "the storage failed";
+    case pb::EXPORT_FAILED:
+      return "its export could not be published";
+    default:
+      return "";
+  }
+}
+
+namespace {
+
+// The first word after `mark`, up to a colon; "" without the mark.
+std::string WordAfter(const std::string& text, std::string_view mark) {
+  const size_t at = text.find(mark);
+  if (at == std::string::npos) return "";
+  const size_t begin = at + mark.size();
+  return text.substr(begin, text.find(": ", begin) - begin);
+}
+
+}  // namespace
+
+std::string FailureText(const pb::TaskSpec& task, pb::Cause cause, const std::string& detail) {
+  if (cause == pb::OUT_OF_MEMORY && absl::StrContains(detail, "memory limit was reached")) {
+    const int64_t bytes = task.resources().memory_bytes();
+    return absl::StrCat(detail, bytes > 0
+                                    ? absl::StrCat(" (resources.memory: ", FormatSize(bytes),
+                                                   " for all processes of a worker)")
+                                    : " (resources.memory isn't stated: the limit is the host's)");
+  }
+  if (!absl::StrContains(detail, "No such file or directory")) return detail;
+  if (!WordAfter(detail, "workdir ").empty())
+    return absl::StrCat(detail, " (it has to be there on every host)");
+  const std::string program = WordAfter(detail, "exec ");
+  if (program.empty()) return detail;
+  if (program.find('/') != std::string::npos)
+    return absl::StrCat(detail, " (it has to be there on every host)");
+  const bool own_path = task.env().count("PATH") > 0;
+  return absl::StrCat(detail, own_path ? " (not in env.PATH on that host)"
+                                       : " (a job has its host's PATH, not the submitter's: give "
+                                         "the whole path, or env.PATH)");
+}
+
+}  // namespace muster

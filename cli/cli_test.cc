@@ -417,7 +417,7 @@ TEST_F(CliTest, AJobThatCanNeverStartIsExitTwoWithTheReasonUnlessItMayWaitForHos
     return grpc::Status::OK;
   };
   EXPECT_EQ(Run({"submit", "-y", Write("big.yaml", kHello)}), 2);
-  EXPECT_THAT(err_, HasSubstr("big.yaml: this job can never start, so it was not accepted\n  12 "
+  EXPECT_THAT(err_, HasSubstr("big.yaml: this job can never start, nothing was submitted\n  12 "
                               "workers x 8 = 96 h100-80g in one cluster; phx has 64\n"
                               "  Hosts are on their way? muster submit "));
   EXPECT_FALSE(waits);

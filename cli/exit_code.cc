@@ -11,6 +11,7 @@
 #include "absl/strings/strip.h"
 #include "cli/client.h"
 #include "cli/render/format.h"
+#include "cli/up/lock.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 
@@ -23,6 +24,29 @@ google::rpc::Status DetailsOf(const absl::Status& status) {
   const absl::optional<absl::Cord> payload = status.GetPayload(kDetailsUrl);
   if (!payload.has_value() || !details.ParseFromString(std::string(*payload))) details.Clear();
   return details;
+}
+
+// Nobody listens at `server`.
+std::string WhatToDo(const std::string& server) {
+  const UpHolder holder = UpLock::Serving(server, ProcessEnvironment);
+  if (holder.pid != 0) {
+    std::string text = absl::StrCat("  muster up (pid ", holder.pid, ", data in ", holder.data_dir,
+                                    ") starts it again by itself.\n");
+    for (absl::string_view line : absl::StrSplit(holder.trouble, '\n', absl::SkipEmpty()))
+      absl::StrAppend(&text, "  ", Plain(std::string(line)), "\n");
+    return absl::StrCat(text, "  Its logs: ", holder.data_dir,
+                        "/logs     End it: ", DownCommand(holder.data_dir, ProcessEnvironment),
+                        "\n");
+  }
+  std::string text =
+      "  Start one on this machine: muster up     Or name another: --server unix:///path, "
+      "MUSTER_SERVER\n";
+  if (geteuid() == 0 && !ProcessEnvironment("SUDO_USER").empty()) {
+    absl::StrAppend(&text, "  Under sudo this is root, whom the muster up of ",
+                    Plain(ProcessEnvironment("SUDO_USER")),
+                    " doesn't serve: run it without sudo\n");
+  }
+  return text;
 }
 
 }  // namespace
@@ -105,9 +129,7 @@ std::string RenderError(const absl::Status& status, const std::string& server) {
     }
     if (message.find(server) == std::string::npos)
       message = absl::StrCat("no answer from ", server, message.empty() ? "" : ": ", message);
-    return absl::StrCat("muster: ", message, "\n",
-                        "  Start one on this machine: muster up     Or name another: --server "
-                        "unix:///path, MUSTER_SERVER\n");
+    return absl::StrCat("muster: ", message, "\n", WhatToDo(server));
   }
   if (absl::IsDeadlineExceeded(status))
     message = absl::StrCat(server, " accepts, but did not answer in time");

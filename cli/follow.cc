@@ -79,7 +79,7 @@ class Follower {
     if (options_.events_to_stderr) {
       session_.Err(line + "\n");
     } else {
-      session_.Out(line + "\n");
+      session_.Say(line + "\n");
     }
   }
 
@@ -115,6 +115,16 @@ class Follower {
   int64_t last_plain_ns_ = 0;
 };
 
+// `shown`: its output was on the screen.
+std::string WhereItsOutputIs(const pb::Job& job, bool shown) {
+  const bool ran = std::any_of(job.tasks().begin(), job.tasks().end(),
+                               [](const pb::Task& task) { return task.attempts_size() > 0; });
+  const bool failed = job.state() == pb::FAILED;
+  if (!ran || (shown && !failed)) return "";
+  return absl::StrCat("  Its output: muster logs ", job.number(),
+                      failed ? absl::StrCat("   Its attempts: muster show ", job.number()) : "");
+}
+
 }  // namespace
 
 int Follow(Session& session, Client& client, const std::string& id, const Interrupt& interrupt,
@@ -140,10 +150,8 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
       follower.End();
       if (!options.quiet && !follower.as_json()) {
         follower.Line(OutcomeLine(follower.job()));
-        const uint64_t number = follower.job().number();
-        if (follower.job().state() == pb::FAILED)
-          follower.Line(absl::StrCat("  Its output: muster logs ", number,
-                                     "   Its attempts: muster show ", number));
+        const std::string where = WhereItsOutputIs(follower.job(), options.events_to_stderr);
+        if (!where.empty()) follower.Line(where);
       }
       return ExitCodeFor(follower.job().state());
     }

@@ -45,7 +45,8 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
                                           DidYouMean(unknown.front(), names));
   }
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) && !unknown.empty()) {
-    std::reverse(unknown.begin(), unknown.end());  // as they were written
+    std::reverse(unknown.begin(), unknown.end());       // as they were written
+    if (unknown.size() > 1) std::erase(unknown, "--");  // ends the options, and is none
     const auto option = std::find_if(unknown.begin(), unknown.end(), [](const std::string& word) {
       return word.size() > 1 && word[0] == '-';
     });
@@ -100,6 +101,7 @@ int Main(Session& session, int argc, char** argv) {
   root.add_option("--columns", session.columns_flag, "Of a table, by name, with commas between");
   AddUp(root, session);
   AddSubmit(root, session);
+  AddValidate(root, session);
   AddRun(root, session);
   AddJobs(root, session);
   AddFollow(root, session);

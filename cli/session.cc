@@ -41,7 +41,11 @@ Screen ScreenOf(int fd) {
 
 }  // namespace
 
-Session::Session() : out_screen_(ScreenOf(STDOUT_FILENO)), err_screen_(ScreenOf(STDERR_FILENO)) {}
+Session::Session()
+    : out_screen_(ScreenOf(STDOUT_FILENO)),
+      err_screen_(ScreenOf(STDERR_FILENO)),
+      out_is_terminal_(isatty(STDOUT_FILENO) != 0),
+      err_is_terminal_(isatty(STDERR_FILENO) != 0) {}
 
 bool Session::asks() const { return isatty(STDIN_FILENO) && isatty(STDERR_FILENO); }
 
@@ -110,7 +114,17 @@ int Session::Finish(int code) const {
   return code == kExitOk && out_failed_ ? static_cast<int>(kExitUnreachable) : code;
 }
 
-void Session::Err(const std::string& text) const { fwrite(text.data(), 1, text.size(), stderr); }
+void Session::Say(const std::string& text) const {
+  Out(out_screen_.live ? Wrapped(text, out_screen_.width) : text);
+}
+
+void Session::Err(const std::string& text) const {
+  ErrAsItIs(err_screen_.live ? Wrapped(text, err_screen_.width) : text);
+}
+
+void Session::ErrAsItIs(const std::string& text) const {
+  fwrite(text.data(), 1, text.size(), stderr);
+}
 
 int Session::Fail(const absl::Status& status) {
   Err(RenderError(status, server_));
@@ -163,7 +177,7 @@ int Session::ShowOne(const std::string& text, const google::protobuf::Message& m
       Out(name + "\n");
       break;
     default:
-      Out(text);
+      Say(text);
   }
   return kExitOk;
 }

@@ -36,6 +36,7 @@ class Session {
 
   const Screen& out_screen() const { return out_screen_; }
   const Screen& err_screen() const { return err_screen_; }
+  bool is_terminal(bool err) const { return err ? err_is_terminal_ : out_is_terminal_; }
   bool asks() const;  // both stdin and stderr are terminals: a question makes sense
   // Asks on stderr; Enter means `enter`. False: no, end of input, or Ctrl+C.
   bool Confirms(const std::string& question, const Interrupt& interrupt, bool enter = true) const;
@@ -50,9 +51,13 @@ class Session {
   // Data: stdout, flushed. A write that fails is told, and nothing is written after it; where
   // nobody reads any more, the process ends as by SIGPIPE.
   void Out(const std::string& text) const;
+  // The same for sentences: on a terminal they are broken between words.
+  void Say(const std::string& text) const;
   bool out_failed() const { return out_failed_; }  // what only writes may end
-  void Err(const std::string& text) const;         // everything else: stderr
-  int Fail(const absl::Status& status);            // says it on stderr; its exit code
+  // Everything else: stderr; on a terminal broken between words.
+  void Err(const std::string& text) const;
+  void ErrAsItIs(const std::string& text) const;  // what a job's program wrote there
+  int Fail(const absl::Status& status);           // says it on stderr; its exit code
   // The process's exit code, once all is written: that of the command, unless that is 0 and its
   // output is not all there.
   int Finish(int code) const;
@@ -70,6 +75,7 @@ class Session {
   void OutFailed(int error) const;
 
   Screen out_screen_, err_screen_;
+  const bool out_is_terminal_, err_is_terminal_;  // even one that is not live: TERM=dumb
   mutable std::atomic<bool> wrote_{false}, out_failed_{false};
   std::unique_ptr<Client> client_;
   std::string server_;

@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cli/client.h"
+#include "cli/up/lock.h"
 #include "common/base/files.h"
 #include "common/spec/config_files.h"
 
@@ -23,12 +25,25 @@ std::string Home(const Environment& environment) {
 
 std::string TemporarySocketPath() { return TemporarySocketDirectory() + "/musterd.sock"; }
 
-// A socket below /tmp counts only if its directory is ours: anybody may make one of that name.
-bool OursAndThere(const std::string& socket) {
+// A directory below /tmp or /run counts only if it is ours: anybody may make one of that name.
+bool Ours(const std::string& socket) {
   struct stat info;
-  std::string directory = socket.substr(0, socket.rfind('/'));
-  return lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == getuid() &&
-         access(socket.c_str(), F_OK) == 0;
+  const std::string directory = socket.substr(0, socket.rfind('/'));
+  return lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == getuid();
+}
+
+// Where a `muster up` of this user may serve: with XDG_RUNTIME_DIR or without (cron and sudo have
+// none), or wherever the one of the default directory does. The first where somebody listens, else
+// the first.
+std::string LocalServer(const Environment& environment) {
+  const std::string first = absl::StrCat("unix://", LocalSocketPath(environment));
+  if (CheckReachable(first).ok()) return first;
+  for (const std::string& socket :
+       {absl::StrCat("/run/user/", getuid(), "/muster/musterd.sock"), TemporarySocketPath()}) {
+    if (Ours(socket) && CheckReachable("unix://" + socket).ok()) return "unix://" + socket;
+  }
+  const UpHolder holder = UpLock::Holder(DefaultDataDirectory(environment));
+  return holder.pid != 0 ? holder.server : first;
 }
 
 }  // namespace
@@ -106,11 +121,7 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
     settings.origin = absl::StrCat("context ", context);
     return settings;
   }
-  std::string socket = LocalSocketPath(environment);
-  // Started by a session without XDG_RUNTIME_DIR: the other place.
-  if (access(socket.c_str(), F_OK) != 0 && OursAndThere(TemporarySocketPath()))
-    socket = TemporarySocketPath();
-  settings.server = absl::StrCat("unix://", socket);
+  settings.server = LocalServer(environment);
   settings.origin = "the local socket";
   return settings;
 }

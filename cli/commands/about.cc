@@ -112,8 +112,11 @@ std::vector<std::string> ServerNames(Session& session, NameOf what) {
   std::vector<std::string> names;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return names;  // nobody serves: nothing to name
-  if (what == NameOf::kJob) {
+  if (what == NameOf::kJob || what == NameOf::kUnfinishedJob) {
     pb::ListJobsRequest request;
+    if (what == NameOf::kUnfinishedJob) {
+      for (const pb::JobState state : {pb::WAITING, pb::RUNNING}) request.add_states(state);
+    }
     request.set_page_size(100);
     if (const auto jobs = (*client)->List(request); jobs.ok()) {
       for (const pb::Job& job : jobs->jobs()) names.push_back(absl::StrCat(job.number()));

@@ -41,8 +41,12 @@ const CLI::App* CommandNamed(const std::string& word, const CLI::App& app) {
   return nullptr;
 }
 
-// What stands for an option's or a positional's value: by its name.
-NameOf KindOf(const std::string& name) {
+// What stands for an option's or a positional's value: by its name, and what the command does with
+// it.
+NameOf KindOf(const std::string& name, const std::string& command) {
+  if ((name == "job" || name == "jobs") &&
+      (command == "cancel" || command == "wait" || command == "attach" || command == "explain"))
+    return NameOf::kUnfinishedJob;
   static const std::map<std::string, NameOf> kinds = {
       {"job", NameOf::kJob},           {"jobs", NameOf::kJob},
       {"queue", NameOf::kQueue},       {"cluster", NameOf::kCluster},
@@ -57,7 +61,8 @@ bool IsPath(const std::string& name) {
          name == "data-dir" || name == "workdir" || name == "schema";
 }
 
-void AddValues(const CLI::Option& option, const NamesOf& names, Candidates* out) {
+void AddValues(const CLI::Option& option, const std::string& command, const NamesOf& names,
+               Candidates* out) {
   const std::string name =
       option.get_lnames().empty() ? option.get_name(true) : option.get_lnames().front();
   // The check for one of a few words shows them in the type: TEXT:{table,wide,json}.
@@ -70,7 +75,7 @@ void AddValues(const CLI::Option& option, const NamesOf& names, Candidates* out)
     }
   } else if (IsPath(name) || type == "FILE") {
     absl::StrAppend(&out->lines, kFiles, "\n");
-  } else if (const NameOf kind = KindOf(name); kind != NameOf::kNothing) {
+  } else if (const NameOf kind = KindOf(name, command); kind != NameOf::kNothing) {
     for (const std::string& word : names(kind)) out->Add(word);
   }
 }
@@ -102,7 +107,7 @@ std::string Completions(const CLI::App& root, const std::vector<std::string>& wo
   Candidates out;
   out.prefix = words.empty() ? "" : words.back();
   if (wants_value != nullptr) {
-    AddValues(*wants_value, names, &out);
+    AddValues(*wants_value, app->get_name(), names, &out);
     return out.lines;
   }
   if (absl::StartsWith(out.prefix, "-")) {
@@ -124,7 +129,7 @@ std::string Completions(const CLI::App& root, const std::vector<std::string>& wo
     if (!option->get_positional()) continue;
     const bool here =
         place++ == positionals || (place <= positionals && option->get_items_expected_max() > 1);
-    if (here) AddValues(*option, names, &out);
+    if (here) AddValues(*option, app->get_name(), names, &out);
   }
   return out.lines;
 }

@@ -20,7 +20,16 @@ class Session;
 inline constexpr char kCompleteCommand[] = "__complete";
 
 // What names of the server's things may stand somewhere.
-enum class NameOf { kNothing, kJob, kQueue, kHost, kCluster, kHostOrCluster, kFlavour };
+enum class NameOf {
+  kNothing,
+  kJob,
+  kUnfinishedJob,
+  kQueue,
+  kHost,
+  kCluster,
+  kHostOrCluster,
+  kFlavour
+};
 using NamesOf = std::function<std::vector<std::string>(NameOf)>;
 
 // A line for each word that may stand in the last one's place, then a tab and what it is for, if

@@ -109,7 +109,7 @@ int FailSimulation(Session& session, const absl::Status& status,
   if (by_file.empty()) return session.Fail(status);
   for (const auto& [index, problems] : by_file) {
     FailWithProblems(session, PlaceProblems(files[index].text, files[index].name, problems),
-                     files[index].name, "nothing was simulated");
+                     files[index], "nothing was simulated");
   }
   return kExitBadInput;
 }
@@ -174,7 +174,7 @@ int Simulate(Session& session, const SimulateOptions& options) {
     std::vector<Problem> problems;
     if (!ParseQueueFile(file->text, file->name, QueueContext(), request.mutable_queues(),
                         &problems)) {
-      return FailWithProblems(session, problems, file->name, "nothing was simulated");
+      return FailWithProblems(session, problems, *file, "nothing was simulated");
     }
     request.set_change_queues(true);
   } else if (!options.quota.empty()) {
@@ -198,7 +198,7 @@ int Simulate(Session& session, const SimulateOptions& options) {
     std::vector<Problem> problems;
     pb::JobSpec* spec = request.add_jobs();
     if (!ParseJobFile(file->text, file->name, context, spec, &problems))
-      return FailWithProblems(session, problems, file->name, "nothing was simulated");
+      return FailWithProblems(session, problems, *file, "nothing was simulated");
     if (!options.queue.empty()) spec->set_queue(options.queue);
     files.push_back(*std::move(file));
   }

@@ -4,9 +4,12 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "cli/commands/commands.h"
 #include "cli/interrupt.h"
+#include "cli/keys.h"
 #include "cli/render/job.h"
+#include "cli/up/lock.h"
 #include "common/spec/spec.h"
 
 namespace muster {
@@ -63,6 +66,14 @@ absl::StatusOr<pb::ListJobsResponse> ListAll(Client& client, pb::ListJobsRequest
   }
 }
 
+// What the `muster up` behind this server has to say: its agent may keep ending while the daemon
+// answers.
+void TellTrouble(const Session& session, const std::string& server) {
+  const UpHolder holder = UpLock::Serving(server, ProcessEnvironment);
+  for (absl::string_view line : absl::StrSplit(holder.trouble, '\n', absl::SkipEmpty()))
+    session.Err(absl::StrCat("muster up: ", Plain(std::string(line)), "\n"));
+}
+
 int ShowList(Session& session, const ListOptions& options, bool finished) {
   absl::StatusOr<pb::ListJobsRequest> request = ListRequest(options, finished);
   if (!request.ok()) return session.Fail(request.status());
@@ -71,6 +82,7 @@ int ShowList(Session& session, const ListOptions& options, bool finished) {
   bool more = false;
   absl::StatusOr<pb::ListJobsResponse> response = ListAll(**client, *request, options.limit, &more);
   if (!response.ok()) return session.Fail(response.status());
+  if (session.for_people()) TellTrouble(session, (*client)->server());
   std::vector<pb::Job> jobs(response->jobs().begin(), response->jobs().end());
   std::vector<const google::protobuf::Message*> rows;
   std::vector<std::string> names;
@@ -94,11 +106,14 @@ int ShowList(Session& session, const ListOptions& options, bool finished) {
 
 int WatchList(Session& session, const ListOptions& options) {
   Interrupt interrupt;
+  Keys keys(session.out_screen().live);
   for (;;) {
     if (session.out_screen().live) session.Out("\x1b[H\x1b[2J");
     int code = ShowList(session, options, false);
     if (code != kExitOk || session.out_failed()) return code;
-    if (interrupt.WaitFor(2000)) return kExitInterrupted;
+    const Keys::Woken woken = keys.WaitFor(interrupt, 2000);
+    if (woken == Keys::kQuit) return kExitOk;
+    if (woken == Keys::kInterrupt) return kExitInterrupted;
     if (!session.out_screen().live && session.for_people()) session.Out("\n");
   }
 }
@@ -134,7 +149,7 @@ void AddJobs(CLI::App& root, Session& session) {
   CLI::App* jobs = root.add_subcommand("jobs", "List unfinished jobs (squeue)");
   AddListOptions(jobs, list);
   jobs->add_flag("-a,--all", list->all, "Finished ones, too");
-  jobs->add_flag("-w,--watch", list->watch, "Look again every 2 s until Ctrl+C");
+  jobs->add_flag("-w,--watch", list->watch, "Look again every 2 s until q or Ctrl+C");
   jobs->callback([&session, list] {
     session.command = [&session, list] {
       return list->watch ? WatchList(session, *list) : ShowList(session, *list, false);

@@ -58,9 +58,10 @@ void LogWriter::Write(const pb::LogsResponse& chunk) {
 void LogWriter::WritePart(int rank, bool is_error, std::string_view data) {
   if (data.empty()) return;
   std::string out(data);
+  if (session_.is_terminal(is_error)) out = shown_[{rank, is_error}].Next(data);
   if (with_rank_) {
     std::string& line = unfinished_[{rank, is_error}];
-    line += data;
+    line += out;
     out.clear();
     size_t begin = 0;
     for (size_t end; (end = line.find('\n', begin)) != std::string::npos; begin = end + 1) {
@@ -68,20 +69,24 @@ void LogWriter::WritePart(int rank, bool is_error, std::string_view data) {
     }
     line.erase(0, begin);
   }
-  is_error ? session_.Err(out) : session_.Out(out);
+  Put(is_error, out);
+}
+
+void LogWriter::Put(bool is_error, const std::string& text) {
+  is_error ? session_.ErrAsItIs(text) : session_.Out(text);
 }
 
 void LogWriter::End() {
   for (const auto& [from, line] : unfinished_) {
-    if (line.empty()) continue;
-    const std::string text = absl::StrCat("[", from.first, "] ", line, "\n");
-    from.second ? session_.Err(text) : session_.Out(text);
+    if (!line.empty()) Put(from.second, absl::StrCat("[", from.first, "] ", line, "\n"));
   }
   unfinished_.clear();
+  for (auto& [from, text] : shown_) Put(from.second, text.End());
 }
 
 absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request,
-                      const Interrupt& interrupt, LogWriter* writer, bool tells) {
+                      const Interrupt& interrupt, LogWriter* writer, bool tells,
+                      const std::function<void()>& on_piece) {
   bool resumable = true;
   int64_t lost_ns = 0;
   int backoff_ms = kBackoffMs;
@@ -89,6 +94,7 @@ absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request,
     lost_ns = 0;
     backoff_ms = kBackoffMs;
     writer->Write(chunk);
+    if (on_piece) on_piece();
     pb::LogsPlace* from = request.mutable_from();
     if (from->task() != chunk.task() || from->attempt() != chunk.attempt()) {
       from->Clear();

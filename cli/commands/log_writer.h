@@ -2,11 +2,13 @@
 // are several.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
 
 #include "cli/interrupt.h"
+#include "cli/render/escapes.h"
 #include "cli/session.h"
 
 namespace muster {
@@ -27,6 +29,8 @@ class LogWriter {
 
  private:
   void WritePart(int rank, bool is_error, std::string_view data);
+  // As it may reach where it goes: as it is, unless that is a terminal.
+  void Put(bool is_error, const std::string& text);
 
   Session& session_;
   const bool with_rank_;
@@ -34,12 +38,14 @@ class LogWriter {
   bool wrote_ = false, has_gaps_ = false;
   std::map<std::pair<int, bool>, std::string>
       unfinished_;  // by rank and whether it is of standard error
+  std::map<std::pair<int, bool>, TerminalText> shown_;  // likewise; of what goes to a terminal
 };
 
 // Reads what is asked for, to the end. With follow, a server that goes away is waited for, some
-// minutes, and what came is not asked for again. `tells`: and that is said. An error: the output is
-// not complete, or there is none.
+// minutes, and what came is not asked for again. `tells`: and that is said. `on_piece`: after each
+// piece of output. An error: the output is not complete, or there is none.
 absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request,
-                      const Interrupt& interrupt, LogWriter* writer, bool tells);
+                      const Interrupt& interrupt, LogWriter* writer, bool tells,
+                      const std::function<void()>& on_piece = nullptr);
 
 }  // namespace muster

@@ -1,12 +1,16 @@
 #include <atomic>
+#include <chrono>
 #include <climits>
+#include <condition_variable>
 #include <cstdlib>
+#include <mutex>
 #include <thread>
 
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/left_behind.h"
 #include "cli/commands/log_writer.h"
 #include "cli/commands/submission.h"
 #include "cli/follow.h"
@@ -108,8 +112,14 @@ class OutputReader {
       request.set_attempt(newest_);
       request.set_rank(-1);
       request.set_follow(true);
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        done_ = false;
+      }
       thread_ = std::thread([this, job, request] { Read(job, request); });
     }
+    const pb::Attempt* newest = NewestAttempt(job.tasks(0));
+    if (newest != nullptr && newest->end_ns() > 0) AwaitRest();
   }
   bool complete() const { return complete_; }  // all that was read so far; what isn't was told
   void Join() {
@@ -117,10 +127,29 @@ class OutputReader {
   }
 
  private:
+  // What the attempt wrote before it ended stands before the line that says so; but a server that
+  // is away must not keep that line back.
+  void AwaitRest() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (int64_t seen = -1; !done_ && seen != pieces_ && !interrupt_.pending();) {
+      seen = pieces_;
+      read_.wait_for(lock, std::chrono::seconds(5), [&] { return done_; });
+    }
+  }
+
+  void Note(bool done) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++pieces_;
+      done_ = done;
+    }
+    if (done) read_.notify_all();
+  }
+
   void Read(const pb::Job& job, const pb::LogsRequest& request) {
     LogWriter writer(session_, job, request, LogWriter::kApart);
-    const absl::Status status =
-        ReadLogs(session_, client_, request, interrupt_, &writer, false);  // Follow tells
+    const absl::Status status = ReadLogs(session_, client_, request, interrupt_, &writer, false,
+                                         [this] { Note(false); });  // Follow tells
     writer.End();
     if (writer.has_gaps()) complete_ = false;
     if (!status.ok() && !interrupt_.pending()) {
@@ -129,6 +158,7 @@ class OutputReader {
           "muster: the output is not complete here: ", Plain(std::string(status.message())),
           "  All of it: muster logs ", job.number(), "\n"));
     }
+    Note(true);
   }
 
   Session& session_;
@@ -137,6 +167,10 @@ class OutputReader {
   std::thread thread_;
   int newest_ = 0;
   std::atomic<bool> complete_{true};
+  std::mutex mutex_;
+  std::condition_variable read_;
+  bool done_ = true;    // the attempt's output was read to its end
+  int64_t pieces_ = 0;  // of output so far
 };
 
 int RunCommand(Session& session, RunOptions options) {
@@ -151,6 +185,7 @@ int RunCommand(Session& session, RunOptions options) {
     options.gpu_types = {context.flavours.begin()->first};
   absl::StatusOr<pb::JobSpec> spec = SpecFor(options);
   if (!spec.ok()) return session.Fail(spec.status());
+  const LeftBehind left = WhatStaysBehind(options.command, !options.workdir.empty(), *spec);
   const std::string key = SubmissionKey(options.key);
   absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, *spec, key);
   if (!response.ok()) return FailSubmitted(session, response.status(), nullptr, key);
@@ -158,6 +193,8 @@ int RunCommand(Session& session, RunOptions options) {
   const std::string which =
       absl::StrCat("Job ", id, " ", Plain(response->job().spec().name()),
                    response->existed() ? " was submitted before with this key." : " submitted.");
+  if (session.for_people() && !left.text.empty())
+    session.Err(absl::StrCat("muster: note:\n", left.text));
   if (options.detach || !session.for_people()) {
     return session.ShowOne(absl::StrCat(which, "  Follow: muster attach ", id, "\n"),
                            response->job(), id);
@@ -169,6 +206,8 @@ int RunCommand(Session& session, RunOptions options) {
   follow.on_job = [&](const pb::Job& job) { reader.On(job); };
   const int code = Follow(session, **client, id, interrupt, follow);
   reader.Join();
+  if (code == kExitJobFailed && !left.remedy.empty())
+    session.Err(absl::StrCat("  With what it missed: ", left.remedy, "\n"));
   return code == kExitOk && !reader.complete() ? static_cast<int>(kExitUnreachable) : code;
 }
 

@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "cli/commands/beside.h"
 #include "cli/commands/commands.h"
 #include "cli/interrupt.h"
 #include "cli/up/child.h"
@@ -76,6 +77,10 @@ std::string Describe(Client& client, const std::string& server, int64_t took_ns)
 }
 
 int Sandbox(Session& session, const SandboxOptions& options) {
+  if (const std::string missing = MissingBeside("muster-sandbox"); !missing.empty()) {
+    session.Err(missing);
+    return kExitBadInput;
+  }
   Interrupt interrupt;
   absl::StatusOr<std::string> directory = MakePrivateDirectory();
   if (!directory.ok()) return session.Fail(directory.status());

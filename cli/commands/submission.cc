@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cli/commands/foreign.h"
 #include "cli/render/format.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
@@ -105,28 +106,35 @@ std::string DefaultQueue(const Settings& settings, const SpecContext& context) {
   return context.queues.size() == 1 ? context.queues[0] : "";
 }
 
-int FailWithProblems(Session& session, const std::vector<Problem>& problems,
-                     const std::string& filename, const std::string& outcome) {
+int FailWithProblems(Session& session, const std::vector<Problem>& problems, const JobFile& file,
+                     const std::string& outcome) {
+  const Foreign foreign = TranslateForeign(file.text);
+  if (foreign.replaces) {  // what is wrong with it as YAML helps nobody
+    session.Err(absl::StrCat(file.name, ": ", foreign.what, ", ", outcome, "\n"));
+    session.ErrAsItIs(foreign.text);
+    return kExitBadInput;
+  }
   ProblemFormat format;
   format.outcome = outcome;
-  format.footer = JobFooter(problems, filename);
+  format.footer = JobFooter(problems, file.name);
   format.color = session.err_screen().color;
-  std::string text = FormatProblems(problems, filename, format);
+  std::string text = FormatProblems(problems, file.name, format);
   if (!text.empty() && text.back() != '\n') text += '\n';
-  session.Err(text);
+  session.ErrAsItIs(text);  // pictures of lines
+  if (!foreign.text.empty())
+    session.ErrAsItIs(absl::StrCat(file.name, ": ", foreign.what, "\n", foreign.text));
   return kExitBadInput;
 }
 
-int FailRefused(Session& session, const absl::Status& status, const JobFile* file) {
+int FailRefused(Session& session, const absl::Status& status, const JobFile* file,
+                const std::string& outcome) {
   std::vector<FieldProblem> found = ProblemsOf(status);
   if (file == nullptr || found.empty()) return session.Fail(status);
   if (absl::IsInvalidArgument(status)) {
-    return FailWithProblems(session, PlaceProblems(file->text, file->name, found), file->name,
-                            "nothing was submitted");
+    return FailWithProblems(session, PlaceProblems(file->text, file->name, found), *file, outcome);
   }
   if (absl::IsFailedPrecondition(status)) {
-    std::string text =
-        absl::StrCat(file->name, ": this job can never start, so it was not accepted\n");
+    std::string text = absl::StrCat(file->name, ": this job can never start, ", outcome, "\n");
     for (const FieldProblem& problem : found) {
       for (absl::string_view line : absl::StrSplit(problem.message, '\n', absl::SkipEmpty()))
         absl::StrAppend(&text, "  ", Plain(std::string(line)), "\n");
@@ -138,6 +146,23 @@ int FailRefused(Session& session, const absl::Status& status, const JobFile* fil
     return kExitBadInput;
   }
   return session.Fail(status);
+}
+
+std::string WorkdirNotes(const pb::JobSpec& spec) {
+  std::string text;
+  for (int t = 0; t < spec.tasks_size(); ++t) {
+    const std::string& workdir = spec.tasks(t).workdir();
+    struct stat info;
+    if (workdir.empty() || (stat(workdir.c_str(), &info) == 0 && S_ISDIR(info.st_mode))) continue;
+    const std::string field = spec.tasks_size() == 1 && spec.tasks(t).name() == "main"
+                                  ? "workdir"
+                                  : absl::StrCat("tasks[", spec.tasks(t).name(), "].workdir");
+    absl::StrAppend(&text, "muster: note: ", field, " ", Plain(workdir),
+                    ": no such directory on this machine. Where a host has none, the job fails. "
+                    "To name another: --set ",
+                    field, "=DIR\n");
+  }
+  return text;
 }
 
 std::string SubmissionKey(const std::string& asked) { return asked.empty() ? RandomId() : asked; }

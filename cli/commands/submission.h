@@ -30,11 +30,15 @@ absl::StatusOr<pb::QueueTree> PresentTree(Client& client);
 // user must say.
 std::string DefaultQueue(const Settings& settings, const SpecContext& context);
 
-// The problems on stderr, in PRODUCT.md's form; kExitBadInput.
-int FailWithProblems(Session& session, const std::vector<Problem>& problems,
-                     const std::string& filename, const std::string& outcome);
+// The problems on stderr, in PRODUCT.md's form, and a translation where the file is another
+// scheduler's; kExitBadInput.
+int FailWithProblems(Session& session, const std::vector<Problem>& problems, const JobFile& file,
+                     const std::string& outcome);
 // A refusal by the server, with the places in the file where `file` is not null.
-int FailRefused(Session& session, const absl::Status& status, const JobFile* file);
+int FailRefused(Session& session, const absl::Status& status, const JobFile* file,
+                const std::string& outcome = "nothing was submitted");
+// A line for each workdir that isn't on this machine.
+std::string WorkdirNotes(const pb::JobSpec& spec);
 
 // A submission's idempotency key: the one asked for, else a new one.
 std::string SubmissionKey(const std::string& asked);

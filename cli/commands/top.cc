@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/commands/commands.h"
 #include "cli/interrupt.h"
+#include "cli/keys.h"
 #include "cli/render/ledger.h"
 #include "cli/render/top.h"
 
@@ -48,10 +49,13 @@ int Top(Session& session, const TopOptions& options) {
   const bool live = session.out_screen().live && session.for_people();
   if (options.once || (!live && !options.watch)) return ShowTop(session, request, false);
   Interrupt interrupt;
+  Keys keys(live);
   for (;;) {
     const int code = ShowTop(session, request, live);
     if (code != kExitOk || session.out_failed()) return code;
-    if (interrupt.WaitFor(2000)) return kExitInterrupted;
+    const Keys::Woken woken = keys.WaitFor(interrupt, 2000);
+    if (woken == Keys::kQuit) return kExitOk;
+    if (woken == Keys::kInterrupt) return kExitInterrupted;
     if (!live && session.for_people()) session.Out("\n");
   }
 }
@@ -86,7 +90,8 @@ int ShowLedger(Session& session, const std::string& by) {
 
 void AddTop(CLI::App& root, Session& session) {
   auto options = std::make_shared<TopOptions>();
-  CLI::App* top = root.add_subcommand("top", "Who uses what now, live on a terminal (sinfo)");
+  CLI::App* top =
+      root.add_subcommand("top", "Who uses what now, live on a terminal until q (sinfo)");
   top->add_option("--by", options->by, "queue, cluster, user or job")
       ->check(CLI::IsMember({"queue", "cluster", "user", "job"}))
       ->capture_default_str();

@@ -110,29 +110,54 @@ void SayWhatGoesOn(Session& session, Client& client) {
         absl::StrCat(waiting, waiting == 1 ? " waiting job is" : " waiting jobs are", " kept.\n"));
 }
 
+// Whether a command without flags finds this server.
+bool FoundByItself(const std::string& server) {
+  const absl::StatusOr<Settings> settings = ResolveSettings("", "", ProcessEnvironment);
+  return settings.ok() && settings->server == server;
+}
+
+std::string UpAlready(const UpHolder& holder) {
+  std::string text = absl::StrCat("Muster is up already (pid ", holder.pid, ", ", holder.server,
+                                  ", data in ", holder.data_dir, ").\n");
+  if (const absl::Status reachable = CheckReachable(holder.server); !reachable.ok()) {
+    absl::StrAppend(&text, "But ", std::string(reachable.message()), ". ",
+                    holder.trouble.empty() ? "It is starting, or being started again.\n"
+                                           : Plain(holder.trouble) + "\n");
+  }
+  return absl::StrCat(
+      text, "Look around: ",
+      FoundByItself(holder.server) ? ""
+                                   : absl::StrCat("export MUSTER_SERVER=", holder.server, "; "),
+      "muster jobs     End it: ", DownCommand(holder.data_dir, ProcessEnvironment), "\n");
+}
+
+// "     Or end the other: muster down"
+std::string OrEnd(const UpHolder& other) {
+  if (other.pid == 0) return "";
+  return absl::StrCat("     Or end the other: ", DownCommand(other.data_dir, ProcessEnvironment));
+}
+
 std::string HowToUse(const UpPlan& plan, bool detached) {
   std::string text;
-  if (plan.server != absl::StrCat("unix://", LocalSocketPath(ProcessEnvironment)))
+  if (!FoundByItself(plan.server))
     absl::StrAppend(&text, "Here, and in other shells:  export MUSTER_SERVER=", plan.server, "\n");
   absl::StrAppend(&text,
                   "Try:  muster run -- echo hello     muster submit JOB.yaml     muster jobs     "
                   "muster host list\n");
   absl::StrAppend(
       &text,
-      detached ? "End it:  muster down     (running jobs go on; with --stop-jobs they end, too)\n"
+      detached ? absl::StrCat("End it:  ", DownCommand(plan.data_dir, ProcessEnvironment),
+                              "     (running jobs go on; with --stop-jobs they end, too)\n")
                : "Ctrl+C ends it; running jobs go on, and the next muster up finds them again.\n");
   return text;
 }
 
 int Serve(Session& session, const UpPlan& plan, const UpOptions& options, const Report& report) {
   Interrupt interrupt;
-  pid_t holder = 0;
-  std::string held;
-  absl::StatusOr<std::unique_ptr<UpLock>> lock =
-      UpLock::Take(plan.data_dir, plan.server, &holder, &held);
+  UpHolder holder;
+  absl::StatusOr<std::unique_ptr<UpLock>> lock = UpLock::Take(plan.data_dir, plan.server, &holder);
   if (absl::IsAlreadyExists(lock.status())) {
-    report(kExitOk, absl::StrCat("Muster is up already (pid ", holder, ", ", held,
-                                 ").  Look around: muster jobs   End it: muster down\n"));
+    report(kExitOk, UpAlready(holder));
     return kExitOk;
   }
   if (!lock.ok()) {
@@ -143,10 +168,11 @@ int Serve(Session& session, const UpPlan& plan, const UpOptions& options, const 
     report(kExitBadInput,
            absl::StrCat("muster: something else serves ", plan.server,
                         " already; it was not started from ", plan.data_dir,
-                        ".\n  Choose another socket: muster up --listen unix:///path\n"));
+                        ".\n  Choose another socket: muster up --listen unix:///path",
+                        OrEnd(UpLock::Serving(plan.server, ProcessEnvironment)), "\n"));
     return kExitBadInput;
   }
-  Supervisor supervisor(plan, interrupt);
+  Supervisor supervisor(plan, interrupt, lock->get());
   absl::Status status = supervisor.Start();
   if (!status.ok()) {
     supervisor.Stop();
@@ -157,18 +183,14 @@ int Serve(Session& session, const UpPlan& plan, const UpOptions& options, const 
     return code;
   }
   report(kExitOk, supervisor.Describe() + HowToUse(plan, options.detach));
-  status = supervisor.Run();
-  if (options.stop_jobs && status.ok()) {
+  supervisor.Run();
+  if (options.stop_jobs) {
     absl::Status stopped = StopJobs(session, supervisor.client());
     if (!stopped.ok()) session.Err(RenderError(stopped, plan.server));
   } else {
     SayWhatGoesOn(session, supervisor.client());
   }
   supervisor.Stop();
-  if (!status.ok()) {
-    session.Err(absl::StrCat("muster: ", std::string(status.message()), "\n"));
-    return kExitUnreachable;
-  }
   session.Err("Muster is down.\n");
   return kExitOk;
 }
@@ -228,25 +250,34 @@ int Up(Session& session, const UpOptions& options) {
   });
 }
 
+// The one that this user's commands talk to, where it has another directory.
+std::string ElsewhereUp(Session& session) {
+  const absl::StatusOr<Settings> settings = session.settings();
+  if (!settings.ok()) return "\n";
+  const UpHolder other = UpLock::Serving(settings->server, ProcessEnvironment);
+  if (other.pid == 0) return "\n";
+  return absl::StrCat("  Another is, from ", other.data_dir,
+                      ". End that: ", DownCommand(other.data_dir, ProcessEnvironment), "\n");
+}
+
 int Down(Session& session, const UpOptions& options) {
   absl::StatusOr<UpPlan> plan = PlanFor(options);
   if (!plan.ok()) return session.Fail(plan.status());
-  std::string server;
-  pid_t holder = UpLock::Holder(plan->data_dir, &server);
-  if (holder == 0) {
-    session.Err(absl::StrCat("Muster is not up (", plan->data_dir, ").\n"));
+  const UpHolder holder = UpLock::Holder(plan->data_dir);
+  if (holder.pid == 0) {
+    session.Err(absl::StrCat("Muster is not up (", plan->data_dir, ").", ElsewhereUp(session)));
     return kExitOk;
   }
   Interrupt interrupt;
-  absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(server);
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(holder.server);
   if (client.ok() && options.stop_jobs) {
     absl::Status stopped = StopJobs(session, **client);
     if (!stopped.ok()) return session.Fail(stopped);
   } else if (client.ok()) {
     SayWhatGoesOn(session, **client);
   }
-  if (kill(holder, SIGTERM) != 0)
-    return session.Fail(ErrnoStatus(errno, absl::StrCat("process ", holder)));
+  if (kill(holder.pid, SIGTERM) != 0)
+    return session.Fail(ErrnoStatus(errno, absl::StrCat("process ", holder.pid)));
   if (!UpLock::WaitUntilFree(plan->data_dir, interrupt)) return kExitInterrupted;
   session.Err("Muster is down.\n");
   return kExitOk;

@@ -32,7 +32,9 @@ std::string CodeText(const Explained::Why& why) {
 
 std::string Devices(int64_t milli, const std::string& flavour) {
   return absl::StrCat(FormatMilli(milli), " ",
-                      flavour.empty() ? "cpus" : FlavourName(flavour, false));
+                      !flavour.empty() ? FlavourName(flavour, false)
+                      : milli == 1000  ? "cpu"
+                                       : "cpus");
 }
 
 // "prod 290: 32 until 18:20"
@@ -86,7 +88,7 @@ std::string AnewText(const Explained& explained) {
   return absl::StrCat(text, saved ? ", and starts without the checkpoints of this one.\n" : ".\n");
 }
 
-std::string RelaxationLines(Explained explained, const Screen& screen) {
+std::string RelaxationLines(Explained explained) {
   std::vector<std::string> starts, changes;
   size_t start_width = 0, change_width = 0;
   std::stable_sort(explained.mutable_relaxations()->begin(), explained.mutable_relaxations()->end(),
@@ -107,7 +109,7 @@ std::string RelaxationLines(Explained explained, const Screen& screen) {
                       Plain(relaxation.place()));
     const std::string taken = TakenText(relaxation.takes_from());
     if (!taken.empty()) absl::StrAppend(&line, ", from ", taken);
-    absl::StrAppend(&text, screen.live ? Truncated(line, screen.width, screen.utf8) : line, "\n");
+    absl::StrAppend(&text, line, "\n");
   }
   return text;
 }
@@ -162,9 +164,11 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
   }
   out += "\n";
 
-  Table table({{"TASK"}, {"WHY"}, {"MISSING"}, {"HELD BY"}});
-  std::string sentences;
   const bool several = job.tasks_size() > 1;
+  std::vector<Table::Column> columns = {{"WHY"}, {"MISSING"}, {.title = "HELD BY", .wrap = true}};
+  if (several) columns.insert(columns.begin(), {"TASK"});
+  Table table(columns);
+  std::string sentences;
   for (const auto& why : explained.why()) {
     std::vector<std::string> held;
     for (const auto& holder : why.holders()) {
@@ -174,22 +178,18 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
         why.missing_milli() > 0 ? Devices(why.missing_milli(), why.flavour()) : "";
     if (!missing.empty() && !why.cluster().empty())
       absl::StrAppend(&missing, " in ", Plain(why.cluster()));
-    table.AddRow(
-        {why.task(), CodeText(why), missing, absl::StrJoin(held, screen.utf8 ? " · " : "; ")});
+    std::vector<std::string> row = {CodeText(why), missing,
+                                    absl::StrJoin(held, screen.utf8 ? " · " : "; ")};
+    if (several) row.insert(row.begin(), why.task());
+    table.AddRow(std::move(row));
     if (!why.text().empty())
       absl::StrAppend(&sentences, "  ", several ? absl::StrCat(Plain(why.task()), ": ") : "",
                       Plain(why.text()), "\n");
   }
-  if (!table.empty()) {
-    Table::Shape shape;
-    shape.columns = several ? std::vector<std::string>{"task", "why", "missing", "held-by"}
-                            : std::vector<std::string>{"why", "missing", "held-by"};
-    out += table.Render(screen, shape).value();
-  }
+  if (!table.empty()) out += table.Render(screen);
   absl::StrAppend(&out, sentences, OtherTasks(job, now_ns));
   if (explained.relaxations_size() > 0) {
-    absl::StrAppend(&out, "It would start\n", RelaxationLines(explained, screen),
-                    AnewText(explained));
+    absl::StrAppend(&out, "It would start\n", RelaxationLines(explained), AnewText(explained));
   } else if (explained.why_size() > 0 && explained.tried() > 0 && explained.complete()) {
     absl::StrAppend(&out, "None of the ", explained.tried(),
                     " changes that were tried would start it sooner.\n");
@@ -218,7 +218,7 @@ std::string RenderSimulation(const Simulated& simulated, const Screen& screen) {
                    {"STARTS"},
                    {"ENDS"},
                    {"WHERE"},
-                   {"TAKES FROM"}});
+                   {.title = "TAKES FROM", .wrap = true}});
   for (const auto& job : simulated.submitted()) {
     const std::string taken = TakenText(job.takes_from());
     submitted.AddRow(

@@ -96,8 +96,8 @@ Table QueuesTable(const std::vector<pb::Queue>& queues) {
                {"IN USE", Table::kRight},
                {"LIMIT", Table::kRight, false, 1},
                {"WEIGHT", Table::kRight, false, 2},
-               {"RUNNING", Table::kRight},
-               {"WAITING", Table::kRight},
+               {"JOBS RUN", Table::kRight},
+               {"JOBS WAIT", Table::kRight},
                {"SUBMIT", Table::kLeft, true},
                {"HELD", Table::kLeft, true}});
   for (const pb::Queue& queue : queues) {

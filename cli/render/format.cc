@@ -1,5 +1,6 @@
 #include "cli/render/format.h"
 
+#include <algorithm>
 #include <cmath>
 #include <ctime>
 
@@ -165,6 +166,35 @@ std::string Truncated(std::string_view utf8_text, int width, bool utf8) {
     ++end;
   }
   return absl::StrCat(std::string(utf8_text.substr(0, end)), std::string(mark));
+}
+
+std::string Wrapped(std::string_view text, int width) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    const size_t blanks = std::min(line.find_first_not_of(' '), line.size());
+    const std::string indent(blanks + 2, ' ');
+    std::string before;  // what stands before this piece of the line
+    while (DisplayWidth(line) + static_cast<int>(before.size()) > width &&
+           line.find('\x1b') == std::string_view::npos) {
+      size_t cut = std::string_view::npos, at = line.find_first_not_of(' ');
+      int seen = static_cast<int>(before.size() + at);
+      for (; at < line.size() && (cut == std::string_view::npos || seen <= width); ++at) {
+        if (line[at] == ' ' && line[at - 1] != ' ') cut = at;
+        seen += (static_cast<unsigned char>(line[at]) & 0xc0) != 0x80;
+      }
+      const size_t next = cut == std::string_view::npos ? cut : line.find_first_not_of(' ', cut);
+      if (next == std::string_view::npos) break;  // its last word
+      absl::StrAppend(&out, before, std::string(line.substr(0, cut)), "\n");
+      line.remove_prefix(next);
+      before = indent;
+    }
+    absl::StrAppend(&out, before, std::string(line));
+    if (end < text.size()) out += '\n';
+    text.remove_prefix(std::min(text.size(), end + 1));
+  }
+  return out;
 }
 
 const pb::Task* LeadTask(const pb::Job& job) {

@@ -48,6 +48,9 @@ bool HasEnded(pb::JobState state);
 std::string Plain(std::string_view text);
 int DisplayWidth(std::string_view utf8_text);  // code points, good enough for what we print
 std::string Truncated(std::string_view utf8_text, int width, bool utf8);
+// Lines wider than `width` are broken at blanks and go on two columns further in; a word is never
+// broken. Lines with terminal escapes stay as they are.
+std::string Wrapped(std::string_view text, int width);
 
 // The task that stands for the job in one line: one that runs, else the first unfinished one, else
 // the last.

@@ -88,7 +88,8 @@ std::string AttemptOutcome(const pb::Attempt& attempt) {
     text = "preempted";
   else if (moved && attempt.cause() == pb::DRAIN)
     text = "moved for a drain";
-  else if (attempt.cause() != pb::CAUSE_UNSPECIFIED && attempt.cause() != pb::DONE)
+  else if (attempt.cause() != pb::CAUSE_UNSPECIFIED && attempt.cause() != pb::DONE &&
+           !(moved && attempt.cause() == pb::CANCEL))
     absl::StrAppend(&text, ", ", CauseName(attempt.cause()));
   if (!attempt.detail().empty()) absl::StrAppend(&text, ": ", attempt.detail());
   for (const pb::Straggler& row : attempt.stragglers()) {
@@ -134,6 +135,8 @@ std::string HeadLine(const pb::Job& job, int64_t now_ns) {
 }
 
 std::string OutcomeReason(const pb::Job& job) {
+  if (job.state() == pb::CANCELLED)
+    return job.detail().empty() ? "cancelled" : Plain(job.detail());  // "cancelled by ann"
   std::string text = CauseName(job.cause());
   if (!job.detail().empty()) absl::StrAppend(&text, text.empty() ? "" : ": ", Plain(job.detail()));
   for (const pb::Task& task : job.tasks()) {
@@ -151,14 +154,14 @@ std::string OutcomeReason(const pb::Job& job) {
 
 Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
   Table table({{"JOB", Table::kRight},
-               {"NAME", Table::kLeft, false, 2},
-               {"QUEUE"},
+               {"NAME"},
+               {"QUEUE", Table::kLeft, false, 1},
                {"OWNER", Table::kLeft, true},
                {"STATE"},
-               {"TASK", Table::kLeft, false, 4},
-               {"DEVICES"},
-               {"WHERE", Table::kLeft, false, 1},
-               {"PROGRESS", Table::kLeft, false, 3},
+               {"TASK", Table::kLeft, false, 5},
+               {"DEVICES", Table::kLeft, false, 2},
+               {"WHERE", Table::kLeft, false, 3},
+               {"PROGRESS", Table::kLeft, false, 4},
                {"ATTEMPT", Table::kRight, true},
                {"RESTARTS", Table::kRight, true},
                {"AGE", Table::kRight},
@@ -183,8 +186,8 @@ Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
 
 Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
   Table table({{"JOB", Table::kRight},
-               {"NAME", Table::kLeft, false, 1},
-               {"QUEUE"},
+               {"NAME"},
+               {"QUEUE", Table::kLeft, false, 1},
                {"OWNER", Table::kLeft, true},
                {"STATE"},
                {"SUBMITTED", Table::kLeft, false, 3},
@@ -240,7 +243,7 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
                {"WHERE"},
                {"PROGRESS", Table::kLeft, false, 1},
                {"RESTARTS", Table::kRight, false, 3},
-               {"WHY"}});
+               {.title = "WHY", .wrap = true}});
   for (const pb::Task& task : job.tasks()) {
     const pb::Attempt* attempt = NewestAttempt(task);
     bool placed = attempt != nullptr && UnderWay(task.state());
@@ -260,7 +263,7 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
                   {"WHERE", Table::kLeft, false, 1},
                   {"WORKERS", Table::kRight, false, 3},
                   {"FROM STEP", Table::kRight},
-                  {"OUTCOME"}});
+                  {.title = "OUTCOME", .wrap = true}});
   for (const pb::Task& task : job.tasks()) {
     for (const pb::Attempt& attempt : task.attempts()) {
       std::string from = attempt.resumed_step() > 0 ? absl::StrCat(attempt.resumed_step()) : "";
@@ -353,8 +356,9 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
 }
 
 std::string OutcomeLine(const pb::Job& job) {
-  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), " ",
-                                  StateName(job.state()));
+  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), " ");
+  if (job.state() == pb::CANCELLED) return absl::StrCat(text, "was ", OutcomeReason(job), ".");
+  absl::StrAppend(&text, StateName(job.state()));
   if (job.state() != pb::SUCCEEDED) {
     std::string reason = OutcomeReason(job);
     if (!reason.empty()) absl::StrAppend(&text, ": ", reason);

@@ -47,14 +47,14 @@ std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& scre
                {"WORKERS"},
                {"WITHIN"},
                {"STARTS"},
-               {"TAKES FROM"},
-               {"CHOSEN"}});
+               {"CHOSEN"},
+               {.title = "TAKES FROM", .wrap = true}});
   int number = 0;
   for (const Candidate& candidate : preview.candidates()) {
     std::string flavour =
         candidate.flavour().empty() ? "-" : FlavourName(candidate.flavour(), candidate.declared());
     if (candidate.start_ns() < 0) {
-      table.AddRow({"-", candidate.cluster(), flavour, "-", "-", "never", candidate.reason(), ""});
+      table.AddRow({"-", candidate.cluster(), flavour, "-", "-", "never", "", candidate.reason()});
       continue;
     }
     std::string workers = candidate.gpus_milli_per_worker() > 0
@@ -62,8 +62,8 @@ std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& scre
                                              FormatMilli(candidate.gpus_milli_per_worker()))
                               : absl::StrCat(candidate.workers());
     table.AddRow({absl::StrCat(++number), candidate.cluster(), flavour, workers, candidate.within(),
-                  FormatStart(candidate.start_ns(), now_ns), TakesFrom(candidate),
-                  candidate.chosen() ? "yes" : ""});
+                  FormatStart(candidate.start_ns(), now_ns), candidate.chosen() ? "yes" : "",
+                  TakesFrom(candidate)});
   }
   std::string out;
   if (preview.resolved().tasks_size() > 1 && !preview.task().empty())

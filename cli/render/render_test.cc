@@ -5,8 +5,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "cli/render/bar.h"
+#include "cli/render/escapes.h"
 #include "cli/render/explain.h"
 #include "cli/render/fleet.h"
 #include "cli/render/job.h"
@@ -194,6 +196,48 @@ TEST(BarTest, PlainLinesHaveNoEscapes) {
   EXPECT_EQ(PlainProgress(pb::Task(), kNow), "");
 }
 
+TEST(EscapesTest, ColoursReachATerminalAndNothingThatMovesItDoes) {
+  const std::tuple<const char*, const char*> cases[] = {
+      {"loss \x1b[1;32m2.5\x1b[0m\n", "loss \x1b[1;32m2.5\x1b[0m\n"},
+      {"50%\r\x1b[K51%\b\t\n", "50%\r\x1b[K51%\b\t\n"},
+      {"\x1b]0;owned\x07", "^[]0;owned^G"},
+      {"a\x1b[2Jb\x1b[10;3H", "a^[[2Jb^[[10;3H"},
+      {"\x1b[?1049h\x1b[6n\x1b[>1m", "^[[?1049h^[[6n^[[>1m"},
+      {"\x1b[1\x1b[31m", "^[[1\x1b[31m"},
+      {"\x1b"
+       "c\x0e",
+       "^[c^N"},
+      {"\xc2\x9b"
+       "2J na\xc3\xafve \xc2\xb5s",
+       "?2J na\xc3\xafve \xc2\xb5s"}};
+  for (const auto& [raw, shown] : cases) {
+    TerminalText whole, pieces;
+    EXPECT_THAT(whole.Next(raw) + whole.End(), ::testing::StartsWith(shown));
+    std::string out;
+    for (const char* c = raw; *c != 0; ++c) out += pieces.Next({c, 1});
+    EXPECT_THAT(out + pieces.End(), ::testing::StartsWith(shown)) << "it may come in any pieces";
+  }
+  TerminalText open;
+  EXPECT_EQ(open.Next("\x1b[31mred"), "\x1b[31mred");
+  EXPECT_EQ(open.End(), "\x1b[0m") << "what a program left on is turned off";
+  TerminalText cut;
+  EXPECT_EQ(cut.Next("x\x1b[3"), "x");
+  EXPECT_EQ(cut.End(), "^[[3");
+}
+
+TEST(FormatTest, LongLinesAreBrokenBetweenWordsAndGoOnFurtherIn) {
+  const std::string text =
+      "Job 3 waits: 2 more h100-80g in phx\n  have to become free before it starts\n";
+  EXPECT_EQ(Wrapped(text, 20),
+            "Job 3 waits: 2 more\n  h100-80g in phx\n  have to become\n    free before it\n    "
+            "starts\n");
+  EXPECT_EQ(Wrapped(text, 80), text);
+  EXPECT_EQ(Wrapped("unbreakable/and/longer/than/that then", 10),
+            "unbreakable/and/longer/than/that\n  then");
+  EXPECT_EQ(Wrapped("\x1b[1mcoloured and longer", 5), "\x1b[1mcoloured and longer");
+  EXPECT_EQ(Wrapped("näïve wörds", 5), "näïve\n  wörds") << "columns, not bytes";
+}
+
 TEST(PreviewTest, TableNamesGiversAndImpossiblePlaces) {
   pb::PreviewResponse preview;
   auto* first = preview.add_candidates();
@@ -226,14 +270,12 @@ TEST(PreviewTest, TableNamesGiversAndImpossiblePlaces) {
   preview.set_queue_line(
       "Queue research/nlp: 0 of 16 guaranteed h100-80g in use, 16 with this job.");
   EXPECT_EQ(RenderPreview(preview, Screen(), kNow),
-            "#  CLUSTER  FLAVOUR              WORKERS  WITHIN  STARTS  TAKES FROM                  "
-            "     CHOSEN\n"
-            "1  phx      h100-80g             2 x 8    1 rack  ~35 s   scratch 311: 16, goes on in "
-            "dal  yes\n"
-            "2  lab      cpu-slot (declared)  2 x 1    1 host  16:10   nobody (305 ends)           "
-            "     -\n"
-            "-  dal      -                    -        -       never   gpu_types allows only "
-            "h100-80g   -\n"
+            "#  CLUSTER  FLAVOUR              WORKERS  WITHIN  STARTS  CHOSEN  TAKES FROM\n"
+            "1  phx      h100-80g             2 x 8    1 rack  ~35 s   yes     scratch 311: 16, "
+            "goes on in dal\n"
+            "2  lab      cpu-slot (declared)  2 x 1    1 host  16:10   -       nobody (305 ends)\n"
+            "-  dal      -                    -        -       never   -       gpu_types allows "
+            "only h100-80g\n"
             "Queue research/nlp: 0 of 16 guaranteed h100-80g in use, 16 with this job. 311 loses "
             "about 0.2 GPU-h.\n");
   EXPECT_TRUE(WouldEvict(preview));
@@ -305,6 +347,10 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
       "The new job stands behind those of its queue and priority that wait already, and starts "
       "without the checkpoints of this one.\n"
       "Ends come from reported progress and time limits; the forecast moves with them.\n");
+  const std::string narrow = RenderExplain(explained, Terminal(60));
+  for (const char* whole : {"goes on with other devices", "prod 290: 16"})
+    EXPECT_THAT(absl::StrReplaceAll(narrow, {{"\n", " "}}), HasSubstr(whole)) << "nobody is cut";
+  EXPECT_THAT(narrow, Not(HasSubstr("…")));
   pb::ExplainResponse running;
   running.set_now_ns(kNow);
   *running.mutable_job() = Job318();
@@ -411,10 +457,10 @@ TEST(TopTest, HeadAndRowsByQueueAndByJob) {
   row->set_running_jobs(1);
   row->set_tokens_per_s(106000);
   EXPECT_EQ(TopTable(top, pb::TopRequest::QUEUE).Render(Screen()),
-            "QUEUE     FLAVOUR   GUARANTEE  ENTITLED  IN USE  WAITS FOR  RUNNING  WAITING  LONGEST "
-            "WAIT  TOKENS/S\n"
-            "research  h100-80g         16        20      20          -        1        0          "
-            "   -      106k\n");
+            "QUEUE     FLAVOUR   GUARANTEE  ENTITLED  IN USE  WAITS FOR  RUN HERE  WAIT HERE  "
+            "LONGEST WAIT  TOKENS/S\n"
+            "research  h100-80g         16        20      20          -         1          0  "
+            "           -      106k\n");
   top.mutable_totals(0)->set_declared(true);  // nobody may take a stand-in for a GPU
   for (const auto by : {pb::TopRequest::QUEUE, pb::TopRequest::CLUSTER, pb::TopRequest::USER,
                         pb::TopRequest::JOB}) {
@@ -498,7 +544,7 @@ TEST(JobTest, WaitsSinceItWasStoppedAndSaysWhatTheStopWas) {
   const std::pair<pb::Cause, const char*> kStops[] = {{pb::PREEMPTION, "preempted: why"},
                                                       {pb::RESIZE, "resized: why"},
                                                       {pb::DRAIN, "moved for a drain: why"},
-                                                      {pb::CANCEL, "cancelled, cancel: why"}};
+                                                      {pb::CANCEL, "cancelled: why"}};
   attempt->set_detail("why");
   for (const auto& [cause, says] : kStops) {
     attempt->set_cause(cause);
@@ -526,6 +572,55 @@ TEST(TableTest, OnANarrowScreenWideColumnsGiveWayToTheLast) {
             "JOB  DEVICES        WHERE           WHY\n"
             "318  32 x 8 h100-…  phx, 32 hosts…  waits for 16 more h100-…\n");
   EXPECT_EQ(table.Render(Terminal(100)), table.Render(Screen())) << "wide enough";
+}
+
+TEST(TableTest, ALastColumnThatWrapsIsNeverCut) {
+  Table table({{"JOB", Table::kRight}, {.title = "HELD BY", .wrap = true}});
+  table.AddRow({"7", "prod 290: 32 until 18:20; prod 291: 16; research 12: 8"});
+  EXPECT_EQ(table.Render(Terminal(30)),
+            "JOB  HELD BY\n"
+            "  7  prod 290: 32 until 18:20;\n"
+            "       prod 291: 16; research\n"
+            "       12: 8\n");
+  EXPECT_EQ(table.Render(Terminal(100)), table.Render(Screen()));
+}
+
+TEST(JobsTest, OnANarrowScreenTheNameStays) {
+  for (const int width : {60, 80, 110}) {
+    const std::string shown = JobsTable({Job318()}, kNow).Render(Terminal(width));
+    EXPECT_THAT(shown, HasSubstr("NAME")) << width;
+    EXPECT_THAT(shown, HasSubstr("sft-8b")) << width;
+    EXPECT_THAT(shown, HasSubstr("WHY")) << width;
+  }
+}
+
+TEST(JobsTest, WhoCancelledItIsSaidOnce) {
+  pb::Job job = Job318();
+  job.set_state(pb::CANCELLED);
+  job.set_cause(pb::CANCEL);
+  job.set_detail("cancelled by root");
+  job.set_end_ns(kNow);
+  pb::Attempt* attempt = job.mutable_tasks(0)->mutable_attempts(0);
+  attempt->set_state(pb::TASK_CANCELLED);
+  attempt->set_cause(pb::CANCEL);
+  attempt->set_end_ns(kNow);
+  EXPECT_EQ(OutcomeLine(job), "Job 318 sft-8b was cancelled by root.");
+  const std::string shown = RenderJob(job, Screen(), kNow);
+  EXPECT_THAT(shown, HasSubstr(" why         cancelled by root\n"));
+  EXPECT_THAT(shown, Not(HasSubstr("cancel:")));
+  EXPECT_THAT(shown, Not(HasSubstr("cancelled, cancel")));
+  job.clear_detail();
+  EXPECT_EQ(OutcomeLine(job), "Job 318 sft-8b was cancelled.");
+}
+
+TEST(FleetTest, JobsOfAQueueAndJobsOfAFlavourHaveTheirOwnColumns) {
+  pb::TopResponse top;
+  top.add_rows()->set_name("research");
+  const std::string by_flavour = TopTable(top, pb::TopRequest::QUEUE).Render(Screen());
+  EXPECT_THAT(by_flavour, HasSubstr("RUN HERE"));
+  EXPECT_THAT(by_flavour, Not(HasSubstr("RUNNING")));
+  EXPECT_THAT(QueuesTable({}).Render(Screen()), HasSubstr("JOBS RUN"));
+  EXPECT_THAT(QueuesTable({}).Render(Screen()), Not(HasSubstr("RUNNING")));
 }
 
 TEST(TableTest, OnANarrowScreenSpareColumnsAreLeftOutForTheLast) {
@@ -583,10 +678,10 @@ TEST(FleetTest, QueuesClustersAndHosts) {
   use->set_limit_milli(-1);
   use->set_weight(1);
   EXPECT_EQ(QueuesTable({queue}).Render(Screen()),
-            "QUEUE     FLAVOUR              GUARANTEE  ENTITLED  IN USE  LIMIT  WEIGHT  RUNNING  "
-            "WAITING\n"
-            "research  cpu-slot (declared)          2         4     3.5   none       1        1    "
-            "    0\n");
+            "QUEUE     FLAVOUR              GUARANTEE  ENTITLED  IN USE  LIMIT  WEIGHT  JOBS RUN  "
+            "JOBS WAIT\n"
+            "research  cpu-slot (declared)          2         4     3.5   none       1         1  "
+            "        0\n");
   use->set_flavour("h100-80g");
   use->set_declared(true);
   EXPECT_THAT(QueuesTable({queue}).Render(Screen()), HasSubstr("h100-80g (declared)"));

@@ -37,6 +37,19 @@ bool MakeRoom(int screen_width, std::vector<int>* widths) {
   return true;
 }
 
+// The line, its last cell broken at blanks so that it goes on below where it begins.
+std::string Folded(const std::string& line, int width, int begin) {
+  size_t at = 0;  // byte of column `begin`
+  for (int seen = 0; at < line.size(); ++at) {
+    if ((static_cast<unsigned char>(line[at]) & 0xc0) != 0x80 && seen++ == begin) break;
+  }
+  const int room = std::max(kLeast, width - begin);
+  const std::string folded = Wrapped(line.substr(at), room);
+  return absl::StrCat(
+      line.substr(0, at),
+      absl::StrReplaceAll(folded, {{"\n", absl::StrCat("\n", std::string(begin, ' '))}}));
+}
+
 }  // namespace
 
 Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
@@ -67,7 +80,9 @@ std::string Table::RenderColumns(const Screen& screen, std::vector<size_t> chose
   if (screen.live) MakeRoom(screen.width, &widths);
   auto line = [&](auto cell_of) {
     std::string text;
+    int begin = 0;  // of the last column
     for (size_t i = 0; i < chosen.size(); ++i) {
+      if (i > 0) begin = DisplayWidth(text) + 2;
       const std::string& whole = cell_of(chosen[i]);
       const bool last = i + 1 == chosen.size();  // it may be wider: the line is cut
       const std::string cell = last ? whole : Truncated(whole, widths[i], screen.utf8);
@@ -77,6 +92,9 @@ std::string Table::RenderColumns(const Screen& screen, std::vector<size_t> chose
                                                   : absl::StrCat(cell, padding);
     }
     std::string trimmed(absl::StripTrailingAsciiWhitespace(text));
+    const bool wraps = columns_[chosen.back()].wrap;
+    if (screen.live && wraps && DisplayWidth(trimmed) > screen.width)
+      return Folded(trimmed, screen.width, begin);
     return screen.live ? Truncated(trimmed, screen.width, screen.utf8) : trimmed;
   };
   std::string out;

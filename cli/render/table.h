@@ -14,11 +14,12 @@ class Table {
  public:
   enum Align { kLeft, kRight };
   struct Column {
-    std::string title;  // upper case; --columns takes it in any case, blanks as '-'
+    std::string title = "";  // upper case; --columns takes it in any case, blanks as '-'
     Align align = kLeft;
     bool wide_only = false;
     int spare = 0;  // above 0: left out on a live screen that is too narrow for the last column's
                     // sake, the highest first
+    bool wrap = false;  // of the last: on a live screen it goes on in the next line, uncut
   };
 
   explicit Table(std::vector<Column> columns);

@@ -106,8 +106,8 @@ Table TopTable(const pb::TopResponse& top, pb::TopRequest::By by) {
   columns.push_back({"IN USE", Table::kRight});
   if (cluster) columns.push_back({"SHARE", Table::kRight});
   columns.insert(columns.end(), {{"WAITS FOR", Table::kRight},
-                                 {"RUNNING", Table::kRight, false, 3},
-                                 {"WAITING", Table::kRight},
+                                 {"RUN HERE", Table::kRight, false, 3},
+                                 {"WAIT HERE", Table::kRight},
                                  {"LONGEST WAIT", Table::kRight},
                                  {"TOKENS/S", Table::kRight, false, 4}});
   Table table(columns);

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -70,5 +71,6 @@ int main(int argc, char** argv) {
     if (server == nullptr) return 1;
   }
   sigwait(&set, &signal_number);
+  if (server != nullptr) server->Shutdown(std::chrono::system_clock::now());
   return 0;
 }

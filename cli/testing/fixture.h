@@ -90,6 +90,7 @@ struct Fake : pb::JobService::Service {
   std::vector<std::string> logs;
   std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;  // of each of them
   std::atomic<int> cancels{0};
+  pb::ListJobsRequest listed;  // the newest
 
   grpc::Status Preview(grpc::ServerContext*, const pb::PreviewRequest* request,
                        pb::PreviewResponse* response) override {
@@ -115,6 +116,7 @@ struct Fake : pb::JobService::Service {
   }
   grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest* request,
                     pb::ListJobsResponse* response) override {
+    listed = *request;
     int page = request->page_token().empty() ? 0 : std::stoi(request->page_token());
     for (int i = 0; i < 2; ++i) {
       *response->add_jobs() = JobIn(pb::RUNNING, pb::TASK_RUNNING);

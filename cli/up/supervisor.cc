@@ -1,7 +1,5 @@
 #include "cli/up/supervisor.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,9 +18,9 @@ namespace muster {
 namespace {
 
 constexpr int kPollMs = 20;
+constexpr int kKeepMs = 200;
 constexpr int64_t kReadyWithin = 60 * kSecond;
-
-std::string LockPath(const std::string& data_dir) { return data_dir + "/up.lock"; }
+constexpr int64_t kWellAfter = 10 * kSecond;  // what ran for so long is well again
 
 // What a child that ended or isn't ready said last; on a full disk its log, and so that, may be
 // empty, and the disk is what matters.
@@ -37,16 +35,6 @@ std::string LastWords(const Child& child, const std::string& data_dir) {
                     ": free some, or name another place with --data-dir");
   }
   return words;
-}
-
-void ReadHolder(int fd, pid_t* pid, std::string* server) {
-  char text[512] = {};
-  ssize_t length = pread(fd, text, sizeof text - 1, 0);
-  char name[400] = {};
-  long number = 0;
-  if (length > 0 && sscanf(text, "%ld %399s", &number, name) >= 1)
-    *pid = static_cast<pid_t>(number);
-  *server = name;
 }
 
 // The directory of the socket must be ours alone: below /tmp anybody may have made it before us.
@@ -66,49 +54,8 @@ absl::Status MakeSocketDirectory(const std::string& server) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<UpLock>> UpLock::Take(const std::string& data_dir,
-                                                     const std::string& server, pid_t* holder,
-                                                     std::string* held_server) {
-  int fd = open(LockPath(data_dir).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd < 0) return ErrnoStatus(errno, LockPath(data_dir));
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    ReadHolder(fd, holder, held_server);
-    close(fd);
-    return absl::AlreadyExistsError("muster up is already running");
-  }
-  std::string text = absl::StrCat(getpid(), " ", server, "\n");
-  if (ftruncate(fd, 0) != 0 ||
-      pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-    absl::Status status = ErrnoStatus(errno, LockPath(data_dir));
-    close(fd);
-    return status;
-  }
-  return std::unique_ptr<UpLock>(new UpLock(fd));
-}
-
-pid_t UpLock::Holder(const std::string& data_dir, std::string* server) {
-  int fd = open(LockPath(data_dir).c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  pid_t pid = 0;
-  if (flock(fd, LOCK_SH | LOCK_NB) != 0) ReadHolder(fd, &pid, server);
-  close(fd);
-  return pid;
-}
-
-bool UpLock::WaitUntilFree(const std::string& data_dir, const Interrupt& interrupt) {
-  int fd = open(LockPath(data_dir).c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return true;
-  bool free = false;
-  while (!(free = flock(fd, LOCK_SH | LOCK_NB) == 0) && !interrupt.WaitFor(kPollMs)) {
-  }
-  close(fd);
-  return free;
-}
-
-UpLock::~UpLock() { close(fd_); }
-
-Supervisor::Supervisor(UpPlan plan, const Interrupt& interrupt)
-    : plan_(std::move(plan)), interrupt_(interrupt) {}
+Supervisor::Supervisor(UpPlan plan, const Interrupt& interrupt, UpLock* lock)
+    : plan_(std::move(plan)), interrupt_(interrupt), lock_(lock) {}
 
 absl::Status Supervisor::WriteFiles() {
   for (const char* part : {"", "/logs", "/storage", "/server", "/agent"}) {
@@ -146,10 +93,14 @@ absl::Status Supervisor::Start() {
     std::string path = absl::StrCat(plan_.binaries_dir, "/", program);
     if (access(path.c_str(), X_OK) != 0)
       return absl::NotFoundError(absl::StrCat(
-          path, ": not there, but muster up needs it beside this program (or MUSTER_BIN_DIR)"));
+          path,
+          ": not there, but muster up needs it beside this program (or MUSTER_BIN_DIR). In a "
+          "checkout this builds it: deploy/build.sh ",
+          program));
   }
   if (absl::Status status = WriteFiles(); !status.ok()) return status;
   if (absl::Status status = MakeSocketDirectory(plan_.server); !status.ok()) return status;
+  lock_->NameDirectory();
   daemon_ = std::make_unique<Child>(
       plan_.binaries_dir + "/musterd",
       std::vector<std::string>{"--data-dir", plan_.data_dir + "/server", "--listen", plan_.server,
@@ -182,31 +133,71 @@ absl::Status Supervisor::Start() {
   });
 }
 
-absl::Status Supervisor::Run() {
-  int64_t window_ns = RealClock()->MonotonicNs();
-  int restarts = 0;
-  while (!interrupt_.WaitFor(200)) {
-    for (Child* child : {daemon_.get(), agent_.get()}) {
-      child->KeepShort();
-      if (child->Running()) continue;
-      int64_t now_ns = RealClock()->MonotonicNs();
-      if (now_ns - window_ns > kMinute) window_ns = now_ns, restarts = 0;
-      if (++restarts > 5) {
-        return absl::InternalError(absl::StrCat(
-            child->name(), " ended ", restarts, " times within a minute (", child->ending(),
-            "). Its last words:\n", LastWords(*child, plan_.data_dir)));
-      }
-      fprintf(stderr, "%s ended (%s) and is started again; jobs don't notice\n",
-              child->name().c_str(), child->ending().c_str());
-      if (absl::Status status = child->Start(); !status.ok()) return status;
-    }
+void Supervisor::Run() {
+  const int64_t now_ns = RealClock()->MonotonicNs();
+  Kept daemon{.child = daemon_.get(), .started_ns = now_ns};
+  Kept agent{.child = agent_.get(), .started_ns = now_ns};
+  socket_seen_ = true;  // it was ready
+  std::string told;
+  while (!interrupt_.WaitFor(kKeepMs)) {
+    for (Kept* kept : {&daemon, &agent}) Keep(kept);
+    KeepSocket(&daemon);
+    const std::string trouble = absl::StrCat(daemon.trouble, agent.trouble);
+    if (trouble != told) lock_->Tell(trouble);
+    told = trouble;
   }
-  return absl::OkStatus();
+}
+
+void Supervisor::Keep(Kept* kept) {
+  Child* child = kept->child;
+  const int64_t now_ns = RealClock()->MonotonicNs();
+  child->KeepShort();
+  if (child->Running()) {
+    if (now_ns - kept->started_ns > kWellAfter) kept->trouble.clear();
+    return;
+  }
+  if (kept->due_ns == 0) {
+    const int64_t pause_ns = kept->pause.After(now_ns - kept->started_ns);
+    kept->due_ns = now_ns + pause_ns;
+    std::string what =
+        absl::StrCat(child->name(), " ended (", child->ending(), ") and is started again");
+    if (kept->pause.ends() > 1) {
+      what = absl::StrCat(child->name(), " ended ", kept->pause.ends(), " times in a row (",
+                          child->ending(), "); it is started again at ",
+                          FormatClockSeconds(RealClock()->WallNs() + pause_ns));
+      kept->trouble = absl::StrCat(what, ". Its last words:\n", LastWords(*child, plan_.data_dir));
+      if (kept->trouble.back() != '\n') kept->trouble += '\n';
+    }
+    fprintf(stderr, "%s; jobs don't notice\n", what.c_str());
+  }
+  if (now_ns < kept->due_ns) return;
+  kept->due_ns = 0;
+  kept->started_ns = now_ns;
+  if (child == daemon_.get()) {
+    socket_seen_ = false;
+    MakeSocketDirectory(plan_.server).IgnoreError();  // what it lacks, it says itself
+    lock_->NameDirectory();
+  }
+  if (absl::Status status = child->Start(); !status.ok())
+    kept->trouble = absl::StrCat(child->name(), ": ", std::string(status.message()), "\n");
+}
+
+// Where others clear /tmp, or the last session's end clears XDG_RUNTIME_DIR.
+void Supervisor::KeepSocket(Kept* daemon) {
+  if (daemon->due_ns != 0) return;
+  if (access(plan_.server.substr(std::string("unix://").size()).c_str(), F_OK) == 0) {
+    socket_seen_ = true;
+  } else if (socket_seen_ || RealClock()->MonotonicNs() - daemon->started_ns > kReadyWithin) {
+    fprintf(stderr, "the socket is gone; musterd is started again, jobs don't notice\n");
+    daemon_->Stop(10'000);
+    Keep(daemon);
+  }
 }
 
 void Supervisor::Stop() {
   if (daemon_ != nullptr) daemon_->Stop(10'000);
   if (agent_ != nullptr) agent_->Stop(10'000);
+  lock_->ForgetDirectory();
   // Directories that were made for sockets go, unless something is in them: jobs that go on have
   // theirs there.
   const std::string socket = LocalSocketPath(ProcessEnvironment);

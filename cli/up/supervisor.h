@@ -7,6 +7,7 @@
 #include "cli/client.h"
 #include "cli/interrupt.h"
 #include "cli/up/child.h"
+#include "cli/up/lock.h"
 #include "cli/up/machine.h"
 
 namespace muster {
@@ -19,35 +20,16 @@ struct UpPlan {
   bool adopt_restored = false;  // the store below data_dir is a backup or a copy
 };
 
-// Holds <data_dir>/up.lock while it lives, with its pid and server inside: one `muster up` a
-// directory.
-class UpLock {
- public:
-  // ALREADY_EXISTS: held by another process (its pid in *holder, its server in *server). Others:
-  // the file can't be made.
-  static absl::StatusOr<std::unique_ptr<UpLock>> Take(const std::string& data_dir,
-                                                      const std::string& server, pid_t* holder,
-                                                      std::string* held_server);
-  // Who holds it; 0: nobody.
-  static pid_t Holder(const std::string& data_dir, std::string* server);
-  // Until nobody holds it. False: interrupted.
-  static bool WaitUntilFree(const std::string& data_dir, const Interrupt& interrupt);
-  ~UpLock();
-
- private:
-  explicit UpLock(int fd) : fd_(fd) {}
-  int fd_;
-};
-
 class Supervisor {
  public:
-  Supervisor(UpPlan plan, const Interrupt& interrupt);
+  Supervisor(UpPlan plan, const Interrupt& interrupt, UpLock* lock);
 
   // Starts both and waits until the agent is known to the daemon. CANCELLED: interrupted. Errors
   // carry the log's last lines.
   absl::Status Start();
-  // Until interrupted; a child that ends is started again. An error: one keeps ending.
-  absl::Status Run();
+  // Until interrupted. A child that ends is started again, after growing pauses; meanwhile the lock
+  // says so. So is a daemon whose socket was removed.
+  void Run();
   // The daemon first: nothing is accepted any more. Then the agent. Processes of jobs go on.
   void Stop();
 
@@ -60,8 +42,21 @@ class Supervisor {
   template <typename Ready>
   absl::Status WaitReady(Child& child, Ready ready);
 
+  // A child, and what is known of its ends.
+  struct Kept {
+    Child* child = nullptr;
+    RestartPause pause;
+    int64_t started_ns = 0;
+    int64_t due_ns = 0;  // when it is started again; 0: it runs
+    std::string trouble;
+  };
+  void Keep(Kept* kept);
+  void KeepSocket(Kept* daemon);
+
   UpPlan plan_;
   const Interrupt& interrupt_;
+  UpLock* const lock_;
+  bool socket_seen_ = false;  // since the daemon was started
   std::unique_ptr<Child> daemon_, agent_;
   std::unique_ptr<Client> client_;
 };

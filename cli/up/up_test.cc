@@ -19,6 +19,7 @@ namespace muster {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class UpTest : public ::testing::Test {
  protected:
@@ -35,9 +36,10 @@ class UpTest : public ::testing::Test {
   }
   // Exit code; both streams in out_.
   int Run(const std::string& arguments) {
-    std::string command = absl::StrCat("env -i HOME=", home_, " XDG_RUNTIME_DIR=", home_,
-                                       " PATH=/usr/bin:/bin MUSTER_BIN_DIR=", home_, "/bin ",
-                                       MUSTER_BINARY, " ", arguments, " 2>&1 </dev/null");
+    std::string command =
+        absl::StrCat("env -i HOME=", home_, with_runtime_ ? " XDG_RUNTIME_DIR=" + home_ : "",
+                     " PATH=/usr/bin:/bin MUSTER_BIN_DIR=", home_, "/bin ", MUSTER_BINARY, " ",
+                     arguments, " 2>&1 </dev/null");
     FILE* pipe = popen(command.c_str(), "r");
     out_.clear();
     for (int c; (c = fgetc(pipe)) != EOF;) out_ += static_cast<char>(c);
@@ -49,6 +51,7 @@ class UpTest : public ::testing::Test {
     return atoi(out_.c_str());
   }
 
+  bool with_runtime_ = true;
   std::string home_, out_;
 };
 
@@ -86,6 +89,86 @@ TEST_F(UpTest, AKilledDaemonIsStartedAgain) {
   EXPECT_GT(second, 1);
   EXPECT_NE(second, first);
   EXPECT_FALSE(adopts(second)) << "once";
+}
+
+TEST_F(UpTest, WithoutTheRuntimeDirectoryItIsFoundToo) {
+  ASSERT_EQ(Run("up --detach"), 0) << out_;
+  with_runtime_ = false;  // as under cron
+  EXPECT_EQ(Run("ping"), 0) << out_;
+  EXPECT_EQ(Run("up"), 0) << out_;
+  EXPECT_THAT(out_, HasSubstr("Muster is up already"));
+  EXPECT_THAT(out_, HasSubstr("Look around: muster jobs     End it: muster down\n"));
+  EXPECT_EQ(Run("down"), 0) << out_;
+  EXPECT_THAT(out_, HasSubstr("Muster is down"));
+}
+
+TEST_F(UpTest, AnotherDirectoryIsNamedWhereverItIsNeeded) {
+  const std::string other = home_ + "/other", down = "muster down --data-dir " + other;
+  ASSERT_EQ(Run("up --detach --data-dir " + other), 0) << out_;
+  EXPECT_THAT(out_, HasSubstr("End it:  " + down));
+  EXPECT_EQ(Run("up --data-dir " + other), 0);
+  EXPECT_THAT(out_, HasSubstr("End it: " + down));
+  EXPECT_EQ(Run("up"), 2);
+  EXPECT_THAT(out_, HasSubstr("Or end the other: " + down));
+  EXPECT_EQ(Run("down"), 0);
+  EXPECT_THAT(out_, HasSubstr("Another is, from " + other + ". End that: " + down));
+  EXPECT_EQ(Run("down --data-dir " + other), 0);
+  EXPECT_THAT(out_, HasSubstr("Muster is down"));
+  EXPECT_NE(access((home_ + "/muster").c_str(), F_OK), 0) << "the socket's directory is left";
+}
+
+TEST_F(UpTest, ASocketThatWasRemovedComesBack) {
+  ASSERT_EQ(Run("up --detach"), 0) << out_;
+  const pid_t first = DaemonPid();
+  ASSERT_EQ(system(absl::StrCat("rm -r ", home_, "/muster").c_str()), 0);
+  pid_t second = 0;
+  for (int i = 0; i < 1500 && second == 0; ++i)
+    second = Run("ping -o name") == 0 ? atoi(out_.c_str()) : 0;
+  EXPECT_GT(second, 1) << out_;
+  EXPECT_NE(second, first);
+}
+
+TEST_F(UpTest, WhatKeepsEndingIsStartedAgainAndJobsSaysSo) {
+  ASSERT_EQ(Run("up --detach"), 0) << out_;
+  const std::string bin = home_ + "/bin";
+  ASSERT_EQ(system(absl::StrCat("cd ", bin,
+                                " && rm musterd && printf '#!/bin/sh\necho the disk is full >&2; "
+                                "exit 3\n' > musterd && chmod +x musterd && kill -9 ",
+                                DaemonPid())
+                       .c_str()),
+            0);
+  std::string said;
+  for (int i = 0; i < 1500 && !absl::StrContains(said, "3 times in a row"); ++i) {
+    EXPECT_EQ(Run("jobs"), 6);
+    said = out_;
+  }
+  EXPECT_THAT(said, HasSubstr("musterd ended 3 times in a row (exit 3); it is started again at "));
+  EXPECT_THAT(said, HasSubstr("the disk is full"));
+  EXPECT_THAT(said, HasSubstr("starts it again by itself"));
+  EXPECT_THAT(said, Not(HasSubstr("Start one"))) << "that would say that it is up already";
+  EXPECT_EQ(Run("up"), 0);
+  EXPECT_THAT(out_, HasSubstr("3 times in a row"));
+  ASSERT_EQ(
+      system(
+          absl::StrCat("cd ", bin, " && rm musterd && ln -s ", FAKE_PROGRAMS, " musterd").c_str()),
+      0);
+  int code = 6;
+  for (int i = 0; i < 1500 && code != 0; ++i) code = Run("ping");
+  EXPECT_EQ(code, 0) << out_;
+
+  // The agent, while the daemon answers.
+  ASSERT_EQ(
+      system(absl::StrCat("cd ", bin,
+                          " && rm muster-agent && printf '#!/bin/sh\nexit 1\n' > muster-agent "
+                          "&& chmod +x muster-agent")
+                 .c_str()),
+      0);
+  ASSERT_EQ(system(absl::StrCat("kill -9 $(pgrep -f '^", bin, "/muster-agent')").c_str()), 0);
+  for (int i = 0; i < 1500 && !absl::StrContains(said, "muster-agent ended 2 times"); ++i) {
+    EXPECT_EQ(Run("jobs"), 0) << out_;
+    said = out_;
+  }
+  EXPECT_THAT(said, HasSubstr("muster up: muster-agent ended 2 times in a row (exit 1)"));
 }
 
 TEST_F(UpTest, ItOutlivesACallerThatDiesBeforeItIsReady) {

@@ -1,0 +1,84 @@
+#include "cli/commands/left_behind.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/render/format.h"
+#include "cli/settings.h"
+
+namespace muster {
+namespace {
+
+// As agents set it (agent/host/environment.cc).
+constexpr char kJobsPath[] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+// Where a shell with this PATH finds the program; empty: nowhere.
+std::string FoundIn(const std::string& path, const std::string& program) {
+  for (absl::string_view directory : absl::StrSplit(path, ':', absl::SkipEmpty())) {
+    const std::string file = absl::StrCat(directory, "/", program);
+    std::error_code error;
+    if (std::filesystem::is_regular_file(file, error) && access(file.c_str(), X_OK) == 0)
+      return file;
+  }
+  return "";
+}
+
+// A word for the shell to read again.
+std::string Quoted(const std::string& word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return isalnum(c) != 0 ||
+           std::string_view("_-+=./:,@%").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+// A relative name of something that lies in this directory.
+bool LiesHere(const std::string& word) {
+  if (word.empty() || word[0] == '/' || word[0] == '-') return false;
+  std::error_code error;
+  return std::filesystem::exists(word, error);
+}
+
+}  // namespace
+
+LeftBehind WhatStaysBehind(const std::vector<std::string>& command, bool has_workdir,
+                           const pb::JobSpec& spec) {
+  LeftBehind left;
+  const auto& env = spec.tasks(0).env();
+  const std::string& program = command[0];
+  std::string flags;
+  if (program.find('/') == std::string::npos && env.find("PATH") == env.end()) {
+    const std::string here = FoundIn(ProcessEnvironment("PATH"), program);
+    const std::string there = FoundIn(kJobsPath, program);
+    if (!here.empty() && here != there) {
+      absl::StrAppend(&left.text, "  ", Plain(program), " is ", Plain(here),
+                      " here, but this shell's PATH doesn't come along: the job ",
+                      there.empty() ? "won't find it" : absl::StrCat("runs ", there), ".\n");
+      flags = " --env PATH=\"$PATH\"";
+    }
+  }
+  if (!has_workdir) {
+    const bool by_path = program.find('/') == std::string::npos;  // it is no file of here
+    const auto here = std::find_if(command.begin() + (by_path ? 1 : 0), command.end(), LiesHere);
+    if (here != command.end()) {
+      absl::StrAppend(&left.text, "  ", Plain(*here),
+                      " lies in this directory, which doesn't come along: the job runs in one of "
+                      "its own.\n");
+      flags += " -C .";
+    }
+  }
+  if (flags.empty()) return left;
+  left.remedy = absl::StrCat("muster run", flags, " --");
+  for (const std::string& word : command) absl::StrAppend(&left.remedy, " ", Plain(Quoted(word)));
+  absl::StrAppend(&left.text, "  To take it along: ", left.remedy, "\n");
+  return left;
+}
+
+}  // namespace muster

@@ -1,0 +1,23 @@
+// What `muster run` doesn't take along from the shell that it is called in: a job gets neither its
+// PATH nor its directory.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "muster/v1/job.pb.h"
+
+namespace muster {
+
+namespace pb = ::muster::v1;
+
+struct LeftBehind {
+  std::string text;    // lines for people; empty: nothing that the command seems to need
+  std::string remedy;  // the whole command that takes it along
+};
+
+// `command` as given; `has_workdir`: --workdir was, too.
+LeftBehind WhatStaysBehind(const std::vector<std::string>& command, bool has_workdir,
+                           const pb::JobSpec& spec);
+
+}  // namespace muster

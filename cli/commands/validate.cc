@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/local_trainer.h"
+#include "cli/commands/submission.h"
+#include "common/base/files.h"
+
+namespace muster {
+namespace {
+
+struct ValidateOptions {
+  std::vector<std::string> files, settings;
+  std::string schema;
+  bool offline = false;
+};
+
+// What the checker knows, and where from.
+struct Known {
+  SpecContext context;
+  std::string checked = "against the job schema alone";
+  Client* client = nullptr;  // of the server that was asked
+};
+
+// Not kExitOk: it was told why.
+int Learn(Session& session, const ValidateOptions& options, Known* known) {
+  SpecContext& context = known->context;
+  if (!options.schema.empty()) {
+    absl::StatusOr<std::string> schema = ReadFile(options.schema, 16 << 20);
+    if (!schema.ok())
+      return session.Fail(absl::InvalidArgumentError(
+          absl::StrCat("--schema ", options.schema, ": ", std::string(schema.status().message()))));
+    context.trainer_schema_json = *std::move(schema);
+    known->checked = "against the job schema and the trainer's";
+  } else if (!options.offline) {
+    absl::StatusOr<Client*> client = session.client();
+    if (client.ok()) {
+      context = ContextOf(**client);
+      known->client = *client;
+      known->checked = absl::StrCat("with what ", (*client)->server(), " knows");
+    } else if (!absl::IsUnavailable(client.status())) {
+      return session.Fail(client.status());
+    }
+  }
+  if (absl::StatusOr<Settings> settings = session.settings(); settings.ok())
+    context.default_queue = DefaultQueue(*settings, context);
+  if (context.default_queue.empty() && context.queues.empty())
+    context.default_queue = "default";  // unknown here: not the file's fault
+  return kExitOk;
+}
+
+// What only the server knows: whether any cluster could hold it. Not kExitOk: it couldn't, and that
+// was told. *note: it couldn't be asked.
+int AskServer(Session& session, const Known& known, const JobFile& file, const pb::JobSpec& spec,
+              std::string* note) {
+  if (known.client == nullptr) return kExitOk;
+  pb::PreviewRequest request;
+  *request.mutable_spec() = spec;
+  const absl::Status status = known.client->Preview(request).status();
+  if (absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status))
+    return FailRefused(session, status, &file, "not valid");
+  if (!status.ok())
+    *note = absl::StrCat("; whether a cluster could hold it is not known: ",
+                         Plain(std::string(status.message())));
+  return kExitOk;
+}
+
+int Validate(Session& session, const ValidateOptions& options) {
+  Known known;
+  if (const int code = Learn(session, options, &known); code != kExitOk) return code;
+  SpecContext& context = known.context;
+  int result = kExitOk;
+  bool here = false, asked = false;  // the trainer's schema is that of the one beside this program,
+                                     // which was asked once
+  for (const std::string& path : options.files) {
+    absl::StatusOr<JobFile> file = ReadJobFile(path);
+    if (!file.ok()) {
+      result = session.Fail(file.status());
+      continue;
+    }
+    if (context.trainer_schema_json.empty() && absl::StrContains(file->text, "trainer") &&
+        !std::exchange(asked, true)) {
+      context.trainer_schema_json = LocalTrainerSchema();
+      here = !context.trainer_schema_json.empty();
+    }
+    pb::JobSpec spec;
+    std::vector<Problem> problems;
+    if (!ParseJobFile(file->text, file->name, context, &spec, &problems, options.settings)) {
+      result = FailWithProblems(session, problems, *file, "not valid");
+      continue;
+    }
+    std::string note;
+    if (const int code = AskServer(session, known, *file, spec, &note); code != kExitOk) {
+      result = code;
+      continue;
+    }
+    const bool trains =
+        std::any_of(spec.tasks().begin(), spec.tasks().end(),
+                    [](const pb::TaskSpec& task) { return !task.trainer_json().empty(); });
+    const char* of_trainer = !trains ? ""
+                             : context.trainer_schema_json.empty()
+                                 ? "; trainer: unchecked, as what it takes isn't known: --schema "
+                                   "FILE, which `muster-trainer --schema` prints"
+                             : here ? "; trainer: as the muster-trainer beside muster takes it"
+                                    : "";
+    std::string text = absl::StrCat(path, ": valid (", spec.tasks_size(),
+                                    spec.tasks_size() == 1 ? " task" : " tasks", ", checked ",
+                                    known.checked, of_trainer, note, ")\n");
+    session.ShowOne(text, spec, spec.name());
+    if (session.for_people()) session.Err(WorkdirNotes(spec));
+  }
+  return result;
+}
+
+}  // namespace
+
+void AddValidate(CLI::App& root, Session& session) {
+  auto options = std::make_shared<ValidateOptions>();
+  CLI::App* validate =
+      root.add_subcommand("validate", "Check job files; knows more when a server is reachable");
+  validate->add_option("files", options->files, "Job files")->required();
+  validate->add_option("--schema", options->schema,
+                       "What `muster-trainer --schema` printed, instead of what the server or the "
+                       "muster-trainer here says");
+  validate->add_flag("--offline", options->offline, "Ask no server");
+  validate
+      ->add_option("--set", options->settings,
+                   "FIELD=VALUE over what the files say; may be repeated")
+      ->allow_extra_args(false);
+  validate->callback([&session, options] {
+    session.command = [&session, options] { return Validate(session, *options); };
+  });
+}
+
+}  // namespace muster

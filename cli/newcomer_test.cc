@@ -1,0 +1,214 @@
+// What people who were new to it stumbled over: each command says what they needed to know.
+#include "cli/testing/fixture.h"
+#include "cli/up/lock.h"
+
+namespace muster {
+namespace {
+
+TEST_F(CliTest, AWrongOptionBeforeTheCommandIsNamedNotTheDashes) {
+  EXPECT_EQ(Run({"run", "--cpu=1", "--", "hostname"}), 2);
+  EXPECT_THAT(err_, HasSubstr("no such option: --cpu=1. Did you mean --cpus?"));
+}
+
+TEST_F(CliTest, ASandboxThatWasNotBuiltIsToldHow) {
+  environment_ = {"MUSTER_BIN_DIR=" + home_};
+  EXPECT_EQ(Run({"sandbox"}), 2);
+  EXPECT_THAT(err_, HasSubstr("deploy/build.sh muster-sandbox"));
+  EXPECT_THAT(err_, Not(HasSubstr("muster up")));
+}
+
+TEST_F(CliTest, RunSaysThatPathAndDirectoryDontComeAlongAndHowTheyWould) {
+  jobs_.watch = Watching({JobIn(pb::FAILED, pb::TASK_FAILED)});
+  ASSERT_EQ(mkdir((home_ + "/venv").c_str(), 0700), 0);
+  const std::string python = Write("venv/python-of-mine", "#!/bin/sh\n");
+  ASSERT_EQ(chmod(python.c_str(), 0700), 0);
+  Write("train.py", "print()\n");
+  const std::string there = absl::StrCat("cd ", home_, "; export PATH=", home_, "/venv:$PATH; ");
+  EXPECT_EQ(Shell(there + "muster run -- python-of-mine train.py > /dev/null"), 1);
+  EXPECT_THAT(err_, HasSubstr("python-of-mine is " + python +
+                              " here, but this shell's PATH doesn't come along: the job won't "
+                              "find it"));
+  EXPECT_THAT(err_, HasSubstr("train.py lies in this directory, which doesn't come along"));
+  const std::string remedy = "muster run --env PATH=\"$PATH\" -C . -- python-of-mine train.py\n";
+  EXPECT_THAT(err_, HasSubstr("To take it along: " + remedy));
+  EXPECT_THAT(err_, HasSubstr("With what it missed: " + remedy)) << "and once more at its end";
+  EXPECT_EQ(Shell(there + "muster run --env PATH=\"$PATH\" -C . -- python-of-mine train.py "
+                          "> /dev/null"),
+            1);
+  EXPECT_THAT(err_, Not(HasSubstr("come along")));
+  EXPECT_EQ(Shell(there + "muster run -- echo hello > /dev/null"), 1);
+  EXPECT_THAT(err_, Not(HasSubstr("come along")));
+}
+
+TEST_F(CliTest, InAPipeOutputComesBeforeTheLineThatTellsItsEnd) {
+  jobs_.watch =
+      Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  jobs_.stream_logs = [](grpc::ServerContext*, const pb::LogsRequest&,
+                         grpc::ServerWriter<pb::LogsResponse>* writer) {
+    for (const char* line : {"one\n", "two\n", "three\n"}) {
+      poll(nullptr, 0, 50);  // the end of the job is known by now
+      pb::LogsResponse chunk;
+      chunk.set_data(line);
+      writer->Write(chunk);
+    }
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Shell(absl::StrCat("muster run -- true > ", home_, "/all 2>&1")), 0);
+  std::stringstream all;
+  all << std::ifstream(home_ + "/all").rdbuf();
+  EXPECT_THAT(all.str(), ::testing::ContainsRegex("one\ntwo\nthree\n[^\n]*ended"));
+  EXPECT_THAT(all.str(), ::testing::EndsWith("Job 7 hello succeeded.\n"));
+}
+
+TEST_F(CliTest, SubmitSaysWhereItsOutputIs) {
+  jobs_.watch = Watching({JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  EXPECT_EQ(Run({"submit", "-y", Write("hello.yaml", kHello)}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("Its output: muster logs -f 7\n"));
+  EXPECT_THAT(out_, ::testing::EndsWith("  Its output: muster logs 7\n"));
+  EXPECT_EQ(Run({"run", "--", "true"}), 0);
+  EXPECT_THAT(err_, Not(HasSubstr("muster logs"))) << "it was on the screen";
+}
+
+TEST_F(CliTest, SeveralFilesAreSubmittedTogetherOrNotAtAll) {
+  std::atomic<int> submitted{0};
+  jobs_.submit = [&](const pb::SubmitRequest&, pb::SubmitResponse* response) {
+    response->mutable_job()->set_number(static_cast<uint64_t>(7 + submitted++));
+    return grpc::Status::OK;
+  };
+  const std::string a = Write("a.yaml", kHello), b = Write("b.yaml", kHello);
+  EXPECT_EQ(Run({"submit", "-y", a, b}), 0) << err_;
+  EXPECT_EQ(submitted, 2);
+  EXPECT_THAT(out_, HasSubstr("Job 7 hello submitted."));
+  EXPECT_THAT(out_, HasSubstr("Job 8 hello submitted."));
+  EXPECT_THAT(err_, HasSubstr("All of them: muster wait 7 8\n"));
+  EXPECT_EQ(Run({"submit", "-o", "name", a, b}), 0);
+  EXPECT_EQ(out_, "9\n10\n");
+  submitted = 0;
+  EXPECT_EQ(Run({"submit", "-y", a, Write("bad.yaml", "woerkers: 2\nrun: ls\n")}), 2);
+  EXPECT_THAT(err_, HasSubstr("bad.yaml"));
+  EXPECT_EQ(Run({"submit", "-y", "--idempotency-key", "k", a, b}), 2);
+  EXPECT_EQ(submitted, 0);
+}
+
+TEST_F(CliTest, ValidateAsksTheServerWhetherAnyClusterCouldHoldIt) {
+  jobs_.preview = [](const pb::PreviewRequest&, pb::PreviewResponse*) {
+    google::rpc::PreconditionFailure failure;
+    failure.add_violations()->set_description("a worker takes 64 GPUs; the largest host has 8");
+    google::rpc::Status status;
+    status.set_code(grpc::FAILED_PRECONDITION);
+    status.add_details()->PackFrom(failure);
+    return grpc::Status(grpc::FAILED_PRECONDITION, "this job can never start",
+                        status.SerializeAsString());
+  };
+  const std::string path = Write("hello.yaml", kHello);
+  EXPECT_EQ(Run({"validate", path}), 2);
+  EXPECT_THAT(err_, HasSubstr("the largest host has 8"));
+  EXPECT_THAT(err_, HasSubstr("can never start, not valid"));
+  EXPECT_EQ(out_, "");
+  EXPECT_EQ(Run({"validate", "--offline", path}), 0) << "nobody is asked";
+  jobs_.preview = [](const pb::PreviewRequest&, pb::PreviewResponse*) {
+    return grpc::Status(grpc::RESOURCE_EXHAUSTED, "too many ask");
+  };
+  EXPECT_EQ(Run({"validate", path}), 0);
+  EXPECT_THAT(out_, HasSubstr("whether a cluster could hold it is not known: too many ask"));
+}
+
+TEST_F(CliTest, AWorkdirThatIsNotHereIsNotedBeforeTheJobFailsOnIt) {
+  const std::string path =
+      Write("ddp.yaml", absl::StrCat(kHello, "workdir: /opt/muster/no-such-examples\n"));
+  jobs_.watch = Watching({JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"validate", path}, {"validate", "--offline", path}, {"submit", "-y", path}}) {
+    EXPECT_EQ(Run(command), 0) << err_;
+    EXPECT_THAT(err_, HasSubstr("workdir /opt/muster/no-such-examples: no such directory on this "
+                                "machine"));
+    EXPECT_THAT(err_, HasSubstr("--set workdir=DIR"));
+  }
+  EXPECT_EQ(Run({"validate", "--set", "workdir=" + home_, path}), 0);
+  EXPECT_EQ(err_, "");
+}
+
+TEST_F(CliTest, FilesOfOtherSchedulersAreRecognisedAndTranslated) {
+  const std::string slurm =
+      Write("train.sh",
+            "#!/bin/bash\n#SBATCH --job-name=llama\n#SBATCH -N 2\n"
+            "#SBATCH --gres=gpu:A100:8   # all of them\n#SBATCH -t 1-12:00:00\n"
+            "#SBATCH --mem=64G --ntasks-per-node 8 -p research\n"
+            "#SBATCH --array=1-4\nsrun python train.py\n");
+  for (const char* command : {"submit", "validate"}) {
+    EXPECT_EQ(Run({command, slurm}), 2);
+    EXPECT_THAT(err_, HasSubstr("this is a Slurm batch script"));
+    EXPECT_THAT(err_, HasSubstr("  name: llama\n  queue: research\n  workers: 2\n"
+                                "  resources: {gpus: 8, gpu_types: [a100], memory: 64GiB}"));
+    EXPECT_THAT(err_, HasSubstr("  processes_per_worker: 8\n  time_limit: 36h\n  run: |\n"));
+    EXPECT_THAT(err_, HasSubstr("There are no arrays"));
+  }
+  const std::string sky = Write("sky.yaml",
+                                "name: llama\nnum_nodes: 2\nresources:\n  accelerators: H100:8\n"
+                                "file_mounts:\n  /data: s3://acme/data\nrun: python train.py\n");
+  EXPECT_EQ(Run({"validate", sky}), 2);
+  EXPECT_THAT(err_, HasSubstr("this looks like a SkyPilot task"));
+  EXPECT_THAT(err_, HasSubstr("  workers: 2\n  resources: {gpus: 8, gpu_types: [h100]}"));
+  EXPECT_THAT(err_, HasSubstr("file_mounts: has no counterpart"));
+  EXPECT_EQ(Run({"validate", Write("bad.yaml", "woerkers: 2\nrun: ls\n")}), 2);
+  EXPECT_THAT(err_, Not(HasSubstr("SkyPilot")));
+}
+
+TEST_F(CliTest, CompletionOffersToCancelOnlyWhatHasNotEnded) {
+  const std::vector<int> unfinished = {pb::WAITING, pb::RUNNING};
+  for (const char* command : {"cancel", "wait", "attach", "explain"}) {
+    EXPECT_EQ(Run({"__complete", command, ""}), 0);
+    EXPECT_THAT(std::vector<int>(jobs_.listed.states().begin(), jobs_.listed.states().end()),
+                ::testing::ElementsAreArray(unfinished))
+        << command;
+  }
+  EXPECT_EQ(Run({"__complete", "logs", ""}), 0);
+  EXPECT_EQ(jobs_.listed.states_size(), 0) << "what ended has output, too";
+}
+
+TEST_F(CliTest, QEndsWhatDrawsItselfAgain) {
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"top"}, {"jobs", "-w"}}) {
+    Process live(Process::OnTerminal(), command, home_, server_name_);
+    ASSERT_TRUE(live.ReadUntil("QUEUE"));
+    live.Type("q");
+    EXPECT_EQ(live.Wait(), 0);
+    EXPECT_THAT(live.out, Not(HasSubstr("q\r"))) << "it isn't shown";
+  }
+}
+
+TEST_F(CliTest, AProgramsEscapesDontReachTheTerminalAndArriveWholeInAPipe) {
+  const std::string raw = "\x1b[31mred\x1b[0m \x1b]0;owned\x07\x1b[2J\n";
+  jobs_.logs = {raw};
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(out_, raw);
+  Process terminal(Process::OnTerminal(), {"logs", "7"}, home_, server_name_);
+  EXPECT_EQ(terminal.Wait(), 0);
+  EXPECT_THAT(terminal.out, HasSubstr("\x1b[31mred\x1b[0m ^[]0;owned^G^[[2J\r\n"));
+  jobs_.watch = Watching({JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  Process run(Process::OnTerminal(), {"run", "--", "true"}, home_, server_name_);
+  EXPECT_EQ(run.Wait(), 0);
+  EXPECT_THAT(run.out, HasSubstr("\x1b[31mred\x1b[0m ^[]0;owned^G^[[2J"));
+}
+
+TEST_F(CliTest, UnderSudoItSaysWhoseMusterThatIs) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  StopServing();
+  environment_ = {"SUDO_USER=ann"};
+  EXPECT_EQ(Run({"jobs"}), 6);
+  EXPECT_THAT(err_, HasSubstr("the muster up of ann doesn't serve: run it without sudo"));
+}
+
+TEST(RestartPauseTest, PausesGrowAndNeverEndAndAGoodRunForgetsThem) {
+  RestartPause pause;
+  std::vector<int64_t> seconds;
+  for (int end = 0; end < 9; ++end) seconds.push_back(pause.After(0) / 1'000'000'000);
+  EXPECT_THAT(seconds, ::testing::ElementsAre(0, 1, 2, 4, 8, 16, 32, 60, 60));
+  for (int end = 0; end < 1000; ++end) EXPECT_EQ(pause.After(0), 60'000'000'000);
+  EXPECT_EQ(pause.ends(), 1009);
+  EXPECT_EQ(pause.After(60'000'000'000), 0);
+  EXPECT_EQ(pause.ends(), 1);
+}
+
+}  // namespace
+}  // namespace muster

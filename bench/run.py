@@ -259,6 +259,11 @@ ROWS = {
         [sys.executable, "bench/safety_cost.py"],
         1200,
     ),
+    "newcomer": (
+        "what people who were new to it stumbled over, each point with the tests that fail where it is still so",
+        [sys.executable, "bench/newcomer.py"],
+        300,
+    ),
     "ledger": (
         "the ledger's classes sum to capacity after each step",
         [sys.executable, "bench/sched_fuzz.py", "ledger"],

@@ -25,6 +25,7 @@ for argument in "$@"; do
     *) die "there is no '$argument'" "deploy/demo.sh [--short] [--keep] [--no-build], or deploy/demo.sh clean. Nothing was done." ;;
   esac
 done
-if ((build)); then deploy/build.sh musterd muster-agent muster-shim muster muster-trainer; fi
+# What the demo runs, and what its end proposes to try next.
+if ((build)); then deploy/build.sh musterd muster-agent muster-shim muster muster-trainer muster-sandbox muster-sim; fi
 export MUSTER_BIN_DIR=${MUSTER_BIN_DIR:-$PWD/build/release/bin}
 exec /usr/bin/python3 -B deploy/demo "${arguments[@]}" --cache "$MUSTER_CACHE_DIR/demo" --python "$(muster_python_env)/bin/python3"

@@ -420,6 +420,9 @@ class Story(Reading):
                 f" {row.name:<10}  {text:<{max(map(len, texts))}}  {screen.mark(row.holds)} {row.bar}".rstrip()
             )
         screen.line(f"Who held which slot when: {self.draw_timeline()}")
+        screen.line(
+            f"Next: muster sandbox (4,096 simulated GPUs to try every command on), muster up (this machine); both in {self.system.bin_dir}"
+        )
         missed = [row.name for row in self.rows if not row.holds]
         if missed:
             screen.line(f"Missed: {', '.join(missed)}")

@@ -97,7 +97,7 @@ int Sandbox(Session& session, const SandboxOptions& options) {
       if (interrupt.WaitFor(kPollMs))
         started = absl::CancelledError("");
       else if (!child.Running())
-        started = absl::UnavailableError(
+        started = absl::InternalError(
             absl::StrCat("muster-sandbox ended (", child.ending(), "): ", child.LastLines()));
       else if (RealClock()->MonotonicNs() - begin_ns > kReadyWithin)
         started = absl::DeadlineExceededError(
@@ -112,7 +112,7 @@ int Sandbox(Session& session, const SandboxOptions& options) {
       session.Out(Describe(**client, server, RealClock()->MonotonicNs() - begin_ns));
       while (!interrupt.WaitFor(500)) {
         if (child.Running()) continue;
-        code = session.Fail(absl::UnavailableError(
+        code = session.Fail(absl::InternalError(
             absl::StrCat("muster-sandbox ended (", child.ending(), "): ", child.LastLines())));
         break;
       }

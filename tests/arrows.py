@@ -41,6 +41,7 @@ MAY_INCLUDE = {
         "scheduler/store",
         "agent/reconcile",
         "agent/host",
+        "agent/daemon",
         "agent/shim",
         "sim",
     ],

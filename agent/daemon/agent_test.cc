@@ -22,6 +22,7 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
@@ -206,13 +207,19 @@ class AgentTest : public ::testing::Test {
                                       "--single-user"};
     if (declared_) words.insert(words.end(), {"--inventory", directory_ + "/host.yaml"});
     words.insert(words.end(), flags_.begin(), flags_.end());
+    if (!shell_.empty()) {  // $0 is the program, with what it is started with
+      words[0] = program;
+      words.insert(words.begin(), {"sh", "-c", shell_});
+    }
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
     ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
-    ASSERT_EQ(::posix_spawn(&agent_, program.c_str(), &actions, nullptr, argv.data(), environ), 0);
+    ASSERT_EQ(::posix_spawn(&agent_, shell_.empty() ? program.c_str() : "/bin/sh", &actions,
+                            nullptr, argv.data(), environ),
+              0);
     ::posix_spawn_file_actions_destroy(&actions);
   }
   void KillAgent(int signal) {
@@ -278,9 +285,34 @@ class AgentTest : public ::testing::Test {
   std::unique_ptr<FakeScheduler> scheduler_;
   pid_t agent_ = -1;
   std::vector<std::string> flags_;
+  std::string shell_;  // that starts the agent; empty: none does
   bool declared_ = true;
   std::vector<pb::AttemptKey> started_;
 };
+
+// It neither spins nor lives on deaf: who started it sees it end, and why.
+TEST_F(AgentTest, WhereItMayOpenTooFewFilesItEndsAndSaysWhy) {
+  KillAgent(SIGTERM);
+  int said = 0;
+  for (int files = 5; files <= 8;
+       ++files) {  // its lock, and five that it waits with, beside 0 to 2
+    SCOPED_TRACE(files);
+    shell_ =
+        absl::StrCat("exec 2> ", directory_, "/said; ulimit -n ", files, "; exec \"$0\" \"$@\"");
+    StartAgent();
+    int status = 0;
+    bool ended = false;
+    EXPECT_TRUE(Eventually([&] { return ended = ::waitpid(agent_, &status, WNOHANG) == agent_; }));
+    if (!ended) KillAgent(SIGKILL);
+    EXPECT_NE(status, 0);
+    said += absl::StrContains(Read("said"), "raise LimitNOFILE") ? 1 : 0;
+  }
+  EXPECT_GT(said, 0) << Read("said");
+  const int before = scheduler_->hellos();
+  shell_.clear();
+  StartAgent();
+  ASSERT_TRUE(Eventually([&] { return scheduler_->hellos() > before; }));
+}
 
 TEST_F(AgentTest, RunsAProcessAndTellsItsExitCode) {
   const pb::AttemptKey key = Launch("main", "echo rank $RANK of $WORLD_SIZE; exit 3");

@@ -114,7 +114,9 @@ void Machine::SignalShim(const agent::AttemptId& id) {
 
 void Machine::ShimEnded(const agent::AttemptId& id) {
   shims_.erase(id);
-  Tell(id);
+  shared_->heap.After(random_.Between(kMillisecond / 10, 2 * kMillisecond), [this, id] {
+    if (shim_ended) shim_ended(id);
+  });
 }
 
 // ---- faults ----

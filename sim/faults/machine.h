@@ -62,6 +62,8 @@ class Machine final : public agent::Processes {
 
   // A shim's files may have changed: called a little later, if there is anybody to listen.
   std::function<void(const agent::AttemptId&)> changed;
+  // One of its shims is gone: likewise.
+  std::function<void(const agent::AttemptId&)> shim_ended;
   // Something was done that a command of the scheduler wanted.
   std::function<void()> acted;
   // An attempt's marker was written, and isn't synced yet.

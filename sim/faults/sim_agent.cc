@@ -26,7 +26,7 @@ absl::Status FaultyFiles::PersistPrepared(const agent::AttemptRecord& record, bo
 
 absl::StatusOr<agent::Claim> FaultyFiles::ClaimStopped(const agent::AttemptRecord& record) {
   absl::StatusOr<agent::Claim> claim;
-  const absl::Status status = Do([&] {
+  absl::Status status = Do([&] {
     claim = files_->ClaimStopped(record);
     return claim.status();
   });
@@ -65,19 +65,32 @@ SimAgent::SimAgent(Shared* shared, Machine* machine, Network* network, int32_t h
     if (acting_) shared_->checker.OnActed(machine_->full_name(), acting_->first, acting_->second);
   };
   machine_->changed = [this](const agent::AttemptId& id) {
-    Act([this, id] { Guard([&] { Refresh(id); }); });
+    Act([this, id] { Tell([&] { loop_->OnFiles(id); }); });
+  };
+  machine_->shim_ended = [this](const agent::AttemptId& id) {
+    Act([this, id] { Tell([&] { loop_->OnShimEnded(id); }); });
   };
 }
 
 template <typename F>
-void SimAgent::Guard(F f) {
+void SimAgent::Tell(F f) {
   try {
     f();
-    if (runs()) state_->CollectForgotten();
+    if (runs()) TurnAt(loop_->Turn());
   } catch (const AgentDies&) {
     Die(/*silently=*/false);
     shared_->heap.After(kRestartNs, [this] { Start(); });
   }
+}
+
+void SimAgent::TurnAt(int64_t boot_ns) {
+  shared_->heap.After(std::max(kMillisecond, boot_ns - BootNs()),
+                      [this, life = life_, turn = ++turns_] {
+                        if (life != life_ || turn != turns_) return;  // it has had another since
+                        Act([this, life, turn] {
+                          if (life == life_ && turn == turns_) Tell([] {});
+                        });
+                      });
 }
 
 void SimAgent::Act(std::function<void()> what) {
@@ -104,11 +117,16 @@ void SimAgent::Start() {
   absl::StatusOr<std::vector<agent::AttemptRecord>> records = state_->Load();
   MUSTER_CHECK_MSG(records.ok(), records.status().ToString().c_str());
   files_ = std::make_unique<FaultyFiles>(state_.get(), machine_, &dies_in_, shared_);
-  reconciler_ = std::make_unique<agent::Reconciler>(
-      agent::Identity{machine_->cluster(), machine_->name(), state_->state_id(),
-                      machine_->boot_id()},
-      *std::move(records), state_->seen(), files_.get(), machine_, this);
-  Guard([&] { WatchAttempts(true); });
+  agent::AgentLoop::Options options;
+  options.identity = {machine_->cluster(), machine_->name(), state_->state_id(),
+                      machine_->boot_id()};
+  options.inventory = inventory_;
+  options.sweep_ns = shared_->config.heartbeat_ns;  // as often as a run of ten thousand can afford
+  loop_ = std::make_unique<agent::AgentLoop>(
+      std::move(options),
+      agent::AgentLoop::Ports{this, this, this, files_.get(), machine_, state_.get(), nullptr},
+      *std::move(records));
+  Tell([&] { loop_->Begin(); });
   if (!runs()) return;
   retry_ = agent::Retry(shared_->heap.now_ns());
   spoke_ = refused_ = false;
@@ -121,27 +139,19 @@ void SimAgent::Die(bool silently) {
   dies_in_ = 0;
   pause_.Die();
   acting_.reset();
-  reconciler_ = nullptr;
+  loop_ = nullptr;
   files_ = nullptr;
   state_ = nullptr;
-  watched_.clear();
   const uint64_t stream = std::exchange(stream_, 0);
   if (stream != 0) network_->Leave(stream, silently);
 }
 
+// ---- its stream, as agent/daemon/connection.h keeps one ----
+
 void SimAgent::Connect() {
   stream_ = network_->Connect(host_, this);
   if (stream_ == 0) return Retry();
-  heard_ns_ = shared_->heap.now_ns();
-  lease_ns_ = shared_->config.lease_ns;
-  Guard([&] {
-    WatchAttempts(true);
-    v1::AgentMessage message = reconciler_->Hello(inventory_, machine_->BootNs());
-    shared_->checker.OnHello(shared_->heap.now_ns(), machine_->full_name(),
-                             message.hello().epoch_seen(), message.hello().commit_seen());
-    network_->Send(stream_, std::move(message));
-  });
-  if (runs()) WatchLease(stream_);
+  Tell([&] { loop_->OnOpened(stream_); });
 }
 
 void SimAgent::Retry() {
@@ -158,7 +168,7 @@ void SimAgent::Retry() {
 
 void SimAgent::Disconnected() {
   stream_ = 0;
-  Guard([&] { reconciler_->OnDisconnected(); });
+  Tell([&] { loop_->OnClosed("the stream has ended"); });
   if (runs()) Retry();
 }
 
@@ -183,99 +193,41 @@ void SimAgent::Received(uint64_t stream, const pb::SchedulerMessage& message) {
 }
 
 void SimAgent::Hear(uint64_t stream, const pb::SchedulerMessage& message) {
-  if (stream == stream_) return Guard([&] { OnMessage(message); });
-  // Of a stream that it has left: what belongs to no present session has to be without effect
-  // (CONTRACTS 1).
-  if (message.has_welcome() || message.has_refused() || !reconciler_->has_session()) return;
-  ++shared_->counters["commands of another session"];
-  Guard([&] { reconciler_->OnMessage(message, machine_->WallNs()); });
-}
-
-void SimAgent::OnMessage(const pb::SchedulerMessage& message) {
-  heard_ns_ = shared_->heap.now_ns();
-  shared_->checker.OnAgentHeard(heard_ns_, machine_->full_name());
+  if (stream != stream_) {
+    // Of a stream that it has left: what belongs to no present session has to be without effect
+    // (CONTRACTS 1).
+    if (!message.has_welcome() && !message.has_refused() && loop_->attempts().has_session())
+      ++shared_->counters["commands of another session"];
+    return Tell([&] { loop_->OnMessage(stream, message); });
+  }
+  shared_->checker.OnAgentHeard(shared_->heap.now_ns(), machine_->full_name());
   (message.has_refused() ? refused_ : spoke_) = true;
   if (message.has_refused()) {
     ++shared_->counters[message.refused().final() ? Counter("agents refused for good")
                                                   : Counter("agents refused")];
-    return;
   }
-  if (message.has_welcome()) {
-    lease_ns_ = message.welcome().lease_ns();
-    heartbeat_ns_ = message.welcome().heartbeat_ns();
-    ++shared_->counters["sessions"];
-  }
-  const bool had = reconciler_->has_session();
+  if (message.has_welcome()) ++shared_->counters["sessions"];
   acting_ = {message.session().epoch(), message.commit()};
-  MUSTER_CHECK(reconciler_->OnMessage(message, machine_->WallNs()));
-  acting_.reset();
-  if (!had && reconciler_->has_session()) {
-    const uint64_t stream = stream_;
-    BeatLater(stream);
-  }
-  WatchAttempts(false);
-}
-
-void SimAgent::Heartbeat(uint64_t stream) {
-  if (!runs() || stream != stream_ || !reconciler_->has_session()) return;
-  v1::AgentMessage message;
-  *message.mutable_session() = reconciler_->session();
-  message.mutable_heartbeat()->set_sent_boottime_ns(machine_->BootNs());
-  message.mutable_heartbeat()->set_sequence(++beats_);
-  Send(std::move(message));
-  Guard([&] {
-    reconciler_->RepeatReports();
-    WatchAttempts(true);
-  });
-  BeatLater(stream);
-}
-
-void SimAgent::BeatLater(uint64_t stream) {
-  shared_->heap.After(heartbeat_ns_,
-                      [this, stream] { Act([this, stream] { Heartbeat(stream); }); });
-}
-
-void SimAgent::WatchLease(uint64_t stream) {
-  const int64_t due_ns = heard_ns_ + lease_ns_;
-  shared_->heap.At(due_ns, [this, stream] {
-    Act([this, stream] {
-      if (stream != stream_) return;
-      if (shared_->heap.now_ns() < heard_ns_ + lease_ns_) return WatchLease(stream);
-      ++shared_->counters["sessions ended by the agent's lease"];
-      Reconnect();
-    });
+  Tell([&] {
+    loop_->OnMessage(stream, message);
+    acting_.reset();
   });
 }
 
-void SimAgent::WatchAttempts(bool all) {
-  std::vector<agent::AttemptId> live, over;
-  for (const auto& [id, record] : reconciler_->records()) {
-    const auto known = watched_.find(id);
-    if (!record.gone() && (all || known == watched_.end() || !known->second.news.alive))
-      live.push_back(id);
-    if (record.gone() && record.claim == agent::Claim::kStarted && known == watched_.end())
-      live.push_back(id);
-  }
-  for (const auto& [id, watched] : watched_) {
-    if (reconciler_->Find(id) == nullptr) over.push_back(id);
-  }
-  for (const agent::AttemptId& id : over) watched_.erase(id);
-  for (const agent::AttemptId& id : live) {
-    watched_[id];
-    Refresh(id);
-  }
+void SimAgent::Send(uint64_t generation, v1::AgentMessage message) {
+  if (generation != stream_ || stream_ == 0) return;
+  if (message.has_hello())
+    shared_->checker.OnHello(shared_->heap.now_ns(), machine_->full_name(),
+                             message.hello().epoch_seen(), message.hello().commit_seen());
+  network_->Send(stream_, std::move(message));
 }
 
-void SimAgent::Refresh(const agent::AttemptId& id) {
-  const auto found = watched_.find(id);
-  if (found == watched_.end() || reconciler_->Find(id) == nullptr) return;
-  Watched& watched = found->second;
-  const bool alive = machine_->ShimLives(id);
-  if (!agent::ReadShimFiles(state_->AttemptDirectory(id), {}, &watched.events_read, &watched.news)
-           .ok())
-    return;
-  watched.news.alive = alive;
-  reconciler_->OnShim(id, watched.news, machine_->WallNs());
+// Nothing else here asks for another stream.
+void SimAgent::Restart() {
+  ++shared_->counters["sessions ended by the agent's lease"];
+  shared_->heap.After(0, [this, life = life_, stream = stream_] {
+    if (life == life_ && stream == stream_) Reconnect();
+  });
 }
 
 }  // namespace muster::sim::faults

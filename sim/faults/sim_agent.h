@@ -1,5 +1,6 @@
-// An agent of a simulated host: the real Reconciler and the real state directory, driven as
-// agent/daemon drives them. Not thread-safe.
+// An agent of a simulated host: the loop that ships (agent/daemon/loop.h) with the real Reconciler
+// and the real state directory, over a model of its stream, its clock and its disk. Not
+// thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "agent/daemon/loop.h"
 #include "agent/host/state_dir.h"
-#include "agent/reconcile/reconciler.h"
 #include "agent/reconcile/retry.h"
 #include "sim/faults/network.h"
 #include "sim/faults/standstill.h"
@@ -79,7 +80,10 @@ class FaultyFiles final : public agent::Files {
   Counters& counters_;
 };
 
-class SimAgent final : public Network::AgentEnd, public agent::Sender {
+class SimAgent final : public Network::AgentEnd,
+                       private agent::AgentClock,
+                       private agent::Link,
+                       private agent::Shims {
  public:
   SimAgent(Shared* shared, Machine* machine, Network* network, int32_t host,
            pb::Inventory inventory);
@@ -92,32 +96,41 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   // It gives up its stream, what is under way on it included, and opens another; with `silently`
   // the scheduler isn't told.
   void Reconnect(bool silently = false);
-  bool runs() const { return reconciler_ != nullptr; }
+  bool runs() const { return loop_ != nullptr; }
 
   void Received(uint64_t stream, const pb::SchedulerMessage& message) override;
   void Closed(uint64_t stream) override;
-  void Send(v1::AgentMessage message) override { network_->Send(stream_, std::move(message)); }
 
  private:
-  struct Watched {
-    int64_t events_read = 0;
-    agent::ShimNews news;
-  };
-
+  // Tells its loop, and gives it its turn; a death at a use of files ends the agent.
   template <typename F>
-  void Guard(F f);  // runs f; a death at a use of files ends the agent
-  void Act(std::function<void()>
-               what);  // now, or once it goes on if it is paused; never if it is dead by then
+  void Tell(F f);
+  // Now, or once it goes on if it is paused; never if it is dead by then.
+  void Act(std::function<void()> what);
+  void TurnAt(int64_t boot_ns);
   void Connect();
   void Disconnected();
   void Retry();
   void Hear(uint64_t stream, const pb::SchedulerMessage& message);
-  void OnMessage(const pb::SchedulerMessage& message);
-  void Heartbeat(uint64_t stream);
-  void BeatLater(uint64_t stream);
-  void WatchLease(uint64_t stream);
-  void WatchAttempts(bool all);
-  void Refresh(const agent::AttemptId& id);
+
+  // ---- its kernel ----
+  int64_t WallNs() override { return machine_->WallNs(); }
+  int64_t BootNs() override { return machine_->BootNs(); }
+  void Send(uint64_t generation, v1::AgentMessage message) override;
+  void Restart() override;
+  size_t queued_bytes() override { return 0; }
+  void Watch(const agent::AttemptId&) override {}  // Machine tells of all
+  void Unwatch(const agent::AttemptId&) override {}
+  // From here on it goes by what the attempt's files say, not by the message under way.
+  bool Lives(const agent::AttemptId& id) override {
+    acting_.reset();
+    return machine_->ShimLives(id);
+  }
+  // A shim's processes die with it here.
+  bool KillStrays(const agent::AttemptId&, bool) override { return false; }
+  void Ended(const agent::AttemptId&) override {}
+  void RemoveCgroup(const agent::AttemptId&) override {}
+  void ReleasePort(const agent::AttemptId&) override {}
 
   Shared* const shared_;
   Machine* const machine_;
@@ -127,16 +140,13 @@ class SimAgent final : public Network::AgentEnd, public agent::Sender {
   uint64_t life_ = 0;  // which of its processes; timers of an earlier one do nothing
   std::unique_ptr<agent::StateDirectory> state_;
   std::unique_ptr<FaultyFiles> files_;
-  std::unique_ptr<agent::Reconciler> reconciler_;
-  std::map<agent::AttemptId, Watched> watched_;
-  uint64_t stream_ = 0;
-  int64_t heard_ns_ = 0;
-  int64_t lease_ns_ = 0, heartbeat_ns_ = 0;
+  std::unique_ptr<agent::AgentLoop> loop_;
+  uint64_t turns_ = 0;
+  uint64_t stream_ = 0;  // the loop's generation; 0: none
   agent::Retry retry_{0};
   bool spoke_ = false, refused_ = false;  // the scheduler, on the present stream
-  std::optional<std::pair<uint64_t, uint64_t>>
-      acting_;  // epoch and commit of the message under way
-  uint64_t beats_ = 0;
+  // Epoch and commit of the message under way.
+  std::optional<std::pair<uint64_t, uint64_t>> acting_;
   int64_t dies_in_ = 0;
   Standstill pause_{&shared_->heap};
 };

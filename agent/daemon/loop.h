@@ -1,0 +1,122 @@
+// The agent's life as a machine that events drive: it feeds the Reconciler from the stream, the
+// shims' files and their ends, sends what it says, and keeps session, lease and heartbeats. What it
+// waits with is behind ports, so the simulator of faults runs the very loop that ships.
+//
+// Whoever drives it calls Begin once, then tells what has happened (On...) and calls Turn. Not
+// thread-safe; times are CLOCK_BOOTTIME unless said.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agent/daemon/log_sender.h"
+#include "agent/daemon/ports.h"
+#include "agent/host/state_dir.h"
+#include "agent/host/storage_threads.h"
+#include "agent/reconcile/reconciler.h"
+
+namespace muster::agent {
+
+class AgentLoop final : public Sender {
+ public:
+  struct Options {
+    std::string server;  // for the log
+    Identity identity;
+    v1::Inventory inventory;
+    Retention retention;
+    int64_t sweep_ns = 0;  // all live attempts are looked at so often, whatever else is told
+  };
+  struct Ports {
+    AgentClock* clock = nullptr;
+    Link* link = nullptr;
+    Shims* shims = nullptr;
+    Files* files = nullptr;  // of the same directory as `state`
+    Processes* processes = nullptr;
+    StateDirectory* state = nullptr;
+    StorageThreads* storage = nullptr;  // nullptr: nobody does anything there for the ports
+  };
+
+  // `records`: what `state` held at start. All outlive this object.
+  AgentLoop(Options options, Ports ports, std::vector<AttemptRecord> records);
+
+  void Begin();
+
+  void OnOpened(uint64_t generation);  // a stream, for which the Hello is sent
+  // Of that stream, or of one before it.
+  void OnMessage(uint64_t generation, const v1::SchedulerMessage& message);
+  void OnClosed(const std::string& reason);
+  void OnInventory(v1::Inventory found);            // it has taken until now
+  void OnDeviceEvent(int32_t device, int32_t xid);  // a critical error
+  void OnFiles(const AttemptId& id);                // of an attempt have changed
+  void OnFilesMissed() { next_sweep_ns_ = 0; }      // of some
+  void OnShimEnded(const AttemptId& id);
+  void OnStorage();  // some work there is done
+
+  // Does what is due; returns when it wants to be called again, if nothing happens before.
+  int64_t Turn();
+
+  // By the scheduler, for good; empty: no.
+  const std::string& refused() const { return refused_; }
+  const Reconciler& attempts() const { return *reconciler_; }
+
+  void Send(v1::AgentMessage message) override {
+    ports_.link->Send(generation_, std::move(message));
+  }
+
+ private:
+  // One attempt whose shim is, or may be, alive.
+  struct Watched {
+    bool lives = false;
+    int64_t events_read = 0;
+    ShimNews news;
+  };
+  // A critical error that the driver told of.
+  struct DeviceEvent {
+    int32_t device = 0;
+    std::string text;
+    int64_t at_ns = 0;  // Unix time
+  };
+
+  void OnWelcome(const v1::SchedulerMessage& message);
+  void Tell(const v1::SchedulerMessage& message);
+  void Heartbeat(int64_t now_ns);
+  DeviceEvents EventsOf(const AttemptRecord& record) const;
+  void WatchAttempts();
+  void WatchCommanded(const AttemptId& id);
+  void Watch(const AttemptId& id);
+  void Unwatch(const AttemptId& id);
+  void Refresh(const AttemptId& id);
+  int64_t NextNs() const;
+
+  const Options options_;
+  const Ports ports_;
+  v1::Inventory inventory_;
+  std::unique_ptr<Reconciler> reconciler_;
+  LogSender logs_;
+  std::map<StorageKey, v1::SchedulerMessage> held_;  // commands whose work on storage is under way
+
+  std::vector<DeviceEvent> told_;  // by the driver; the newest last
+  // By device and Xid: of those that were told.
+  std::map<std::pair<int32_t, int32_t>, int64_t> newest_event_ns_;
+  std::map<int32_t, std::string> broken_;  // devices that have to be reset, and why
+
+  uint64_t generation_ = 0;
+  bool open_ = false;  // a stream is there, welcomed or not
+  std::string last_reason_, refused_;
+  int64_t lease_ns_, heartbeat_ns_;
+  int64_t next_heartbeat_ns_ = 0;
+  int64_t heard_ns_ = 0;
+  int64_t next_sweep_ns_ = 0;
+  int64_t next_prune_ns_ = 0;
+  uint64_t heartbeat_sequence_ = 0;
+
+  std::map<AttemptId, Watched> watched_;
+  std::set<AttemptId> strays_;  // their shim is dead, what it left is being killed
+};
+
+}  // namespace muster::agent

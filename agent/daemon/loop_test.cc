@@ -1,0 +1,187 @@
+// The agent's loop over a stream, shims and a clock that are values, with a real state directory.
+#include "agent/daemon/loop.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "agent/shim/durable.h"
+#include "common/base/quiet_log.h"
+#include "common/base/units.h"
+
+namespace muster::agent {
+namespace {
+
+class AgentLoopTest : public ::testing::Test,
+                      public AgentClock,
+                      public Link,
+                      public Shims,
+                      public Processes {
+ protected:
+  void SetUp() override {
+    SilenceLog();
+    char name[] = "/tmp/muster-loop-test-XXXXXX";
+    directory_ = ::mkdtemp(name);
+    auto state = StateDirectory::Open(directory_ + "/state");
+    ASSERT_TRUE(state.ok()) << state.status();
+    state_ = *std::move(state);
+    AgentLoop::Options options;
+    options.identity = {"lab", "a", state_->state_id(), "boot"};
+    options.sweep_ns = kSecond;
+    loop_ = std::make_unique<AgentLoop>(
+        std::move(options),
+        AgentLoop::Ports{this, this, this, state_.get(), this, state_.get(), nullptr},
+        std::vector<AttemptRecord>());
+    loop_->Begin();
+  }
+  void TearDown() override {
+    loop_ = nullptr;
+    state_ = nullptr;
+    std::filesystem::remove_all(directory_);
+  }
+
+  int64_t WallNs() override { return 1'800'000'000 * kSecond + now_ns_; }
+  int64_t BootNs() override { return now_ns_; }
+  void Send(uint64_t generation, v1::AgentMessage message) override {
+    sent_.emplace_back(generation, std::move(message));
+  }
+  void Restart() override { ++restarts_; }
+  size_t queued_bytes() override { return 0; }
+  void Watch(const AttemptId&) override {}
+  void Unwatch(const AttemptId&) override {}
+  bool Lives(const AttemptId&) override { return lives_; }
+  bool KillStrays(const AttemptId&, bool) override { return strays_; }
+  void Ended(const AttemptId&) override {}
+  void RemoveCgroup(const AttemptId&) override {}
+  void ReleasePort(const AttemptId&) override {}
+  absl::StatusOr<int32_t> Prepare(const v1::Prepare&) override { return 20000; }
+  absl::Status SpawnShim(const AttemptRecord& record) override {
+    spawned_.push_back(record.id);
+    lives_ = true;
+    return absl::OkStatus();
+  }
+  void SignalShim(const AttemptId&) override {}
+  bool ShimLives(const AttemptId&) override { return lives_; }
+
+  v1::SchedulerMessage InSession(const std::string& session) {
+    v1::SchedulerMessage message;
+    message.mutable_session()->set_store_id("store");
+    message.mutable_session()->set_epoch(1);
+    message.mutable_session()->set_session(session);
+    message.mutable_session()->set_state_id(state_->state_id());
+    message.set_commit(++commit_);
+    return message;
+  }
+  void Welcome(uint64_t generation, const std::string& session) {
+    loop_->OnOpened(generation);
+    v1::SchedulerMessage message = InSession(session);
+    message.mutable_welcome()->set_lease_ns(10 * kSecond);
+    message.mutable_welcome()->set_heartbeat_ns(3 * kSecond);
+    loop_->OnMessage(generation, message);
+    loop_->Turn();
+  }
+  v1::SchedulerMessage Launch(const std::string& session) {
+    v1::SchedulerMessage message = InSession(session);
+    v1::Prepare* prepare = message.mutable_prepare();
+    prepare->mutable_key()->set_job_uid(std::string(32, 'b'));
+    prepare->mutable_key()->set_task("main");
+    prepare->mutable_key()->set_attempt(1);
+    prepare->mutable_here()->set_workers(1);
+    prepare->set_start_at_once(true);
+    return message;
+  }
+  int Heartbeats() const {
+    return static_cast<int>(std::count_if(
+        sent_.begin(), sent_.end(), [](const auto& sent) { return sent.second.has_heartbeat(); }));
+  }
+
+  int64_t now_ns_ = 1000 * kSecond;
+  uint64_t commit_ = 0;
+  int restarts_ = 0;
+  bool lives_ = false, strays_ = false;
+  std::vector<AttemptId> spawned_;
+  std::vector<std::pair<uint64_t, v1::AgentMessage>> sent_;
+  std::string directory_;
+  std::unique_ptr<StateDirectory> state_;
+  std::unique_ptr<AgentLoop> loop_;
+};
+
+TEST_F(AgentLoopTest, ASilentSchedulersSessionEndsWithItsLease) {
+  Welcome(1, "one");
+  EXPECT_TRUE(loop_->attempts().has_session());
+  now_ns_ += 10 * kSecond - 1;
+  loop_->Turn();
+  EXPECT_TRUE(loop_->attempts().has_session());
+  ++now_ns_;
+  loop_->Turn();
+  EXPECT_FALSE(loop_->attempts().has_session());
+  EXPECT_EQ(restarts_, 1);
+  loop_->Turn();
+  EXPECT_EQ(restarts_, 1) << "once";
+}
+
+TEST_F(AgentLoopTest, AHelloThatNobodyAnswersIsGivenUpAfterALease) {
+  loop_->OnOpened(1);
+  ASSERT_EQ(sent_.size(), 1u);
+  EXPECT_TRUE(sent_[0].second.has_hello());
+  now_ns_ += 45 * kSecond;
+  loop_->Turn();
+  EXPECT_EQ(restarts_, 1);
+}
+
+TEST_F(AgentLoopTest, HeartbeatsComeAtTheirIntervalWhileThereIsASession) {
+  Welcome(1, "one");
+  for (int i = 0; i < 9; ++i) {
+    now_ns_ += kSecond;
+    EXPECT_LE(loop_->Turn(), now_ns_ + kSecond);
+    loop_->OnMessage(1, InSession("one"));  // not understood, and heard
+  }
+  EXPECT_EQ(Heartbeats(), 3);
+  loop_->OnClosed("gone");
+  now_ns_ += 30 * kSecond;
+  loop_->Turn();
+  EXPECT_EQ(Heartbeats(), 3);
+}
+
+TEST_F(AgentLoopTest, WhatAnEarlierStreamStillBringsIsNotHeardAndStartsNothing) {
+  Welcome(1, "one");
+  loop_->OnClosed("gone");
+  loop_->OnMessage(1, Launch("one"));
+  EXPECT_TRUE(spawned_.empty()) << "no session";
+  Welcome(2, "two");
+  now_ns_ += 9 * kSecond;
+  loop_->OnMessage(1, Launch("one"));
+  v1::SchedulerMessage welcome = InSession("one");
+  welcome.mutable_welcome();
+  loop_->OnMessage(1, welcome);
+  EXPECT_TRUE(spawned_.empty());
+  EXPECT_EQ(loop_->attempts().session().session(), "two");
+  now_ns_ += kSecond;
+  loop_->Turn();
+  EXPECT_FALSE(loop_->attempts().has_session()) << "its words put the lease off";
+}
+
+TEST_F(AgentLoopTest, AnAttemptWhoseShimDiedIsGoneOnceNothingOfItIsLeft) {
+  Welcome(1, "one");
+  loop_->OnMessage(1, Launch("one"));
+  ASSERT_EQ(spawned_.size(), 1u);
+  const AttemptId id = spawned_[0];
+  shim::Claim winner = shim::Claim::kNone;
+  ASSERT_EQ(shim::MakeClaim(state_->AttemptDirectory(id), shim::Claim::kStarted, &winner), 0);
+  loop_->OnFiles(id);
+  lives_ = false;
+  strays_ = true;
+  loop_->OnShimEnded(id);
+  EXPECT_FALSE(loop_->attempts().Find(id)->gone());
+  EXPECT_LE(loop_->Turn(), now_ns_ + 20 * kMillisecond) << "looked at again soon";
+  strays_ = false;
+  loop_->Turn();
+  EXPECT_TRUE(loop_->attempts().Find(id)->gone());
+}
+
+}  // namespace
+}  // namespace muster::agent

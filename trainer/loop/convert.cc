@@ -119,6 +119,94 @@ int ImportCheckpoint(const ConvertOptions& options) {
 
 }  // namespace
 
+namespace {
+
+// The weights that a LoRA run's adapters stand beside: of such a run the checkpoint has the
+// adapters alone.
+struct Base {
+  LoraConfig lora;
+  std::string init;
+  std::unique_ptr<HuggingFaceWeights> weights;  // null: the checkpoint has all weights
+};
+
+Base FindBase(const ConvertOptions& options, const CheckpointMeta& meta, const ModelConfig& model,
+              Problems& problems) {
+  Base base;
+  const json& trainer = meta.trainer;
+  if (!trainer.is_object() || !trainer.contains("lora")) return base;
+  base.lora = ParseLora(trainer["lora"], "lora", problems);
+  base.init = !options.init.empty() ? options.init : meta.source;
+  if (base.init.empty() && !trainer.value("init", "").empty()) {
+    // As it was given: relative to a job's directory that isn't known here.
+    base.init = fs::absolute(trainer.value("init", "")).lexically_normal().string();
+    std::fprintf(stderr,
+                 "note: the checkpoint doesn't say where the weights lay that it was trained "
+                 "beside; trainer.init there is taken for %s\n",
+                 base.init.c_str());
+  }
+  if (!fs::is_directory(base.init)) {
+    problems.push_back({"--init", absl::StrCat("the checkpoint has adapters alone, and the "
+                                               "weights they were trained beside are not in ",
+                                               base.init, "; name their directory")});
+  } else {
+    base.weights = std::make_unique<HuggingFaceWeights>(HuggingFaceWeights::Open(
+        base.init, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--init", problems));
+  }
+  return base;
+}
+
+// What the export says of its tokenizer.
+std::string TokenizerText(const std::string& tokenizer, const std::string& remembered) {
+  if (!tokenizer.empty()) return absl::StrCat(", with the tokenizer of ", tokenizer);
+  if (remembered.empty())
+    return "\nnote: it has no tokenizer, as the checkpoint names none: --tokenizer DIR puts one "
+           "beside it";
+  return absl::StrCat("\nnote: it has no tokenizer, as that of the checkpoint can't be read in ",
+                      remembered, " any more: --tokenizer DIR puts one beside it");
+}
+
+// Where an export's tokenizer and the other files of its model come from; "": from nowhere.
+struct Sources {
+  std::string tokenizer, model;
+};
+
+absl::Status WriteExport(const Checkpoint& checkpoint, const ModelConfig& model, const Base& base,
+                         const std::string& dtype, const Sources& sources,
+                         const std::string& output) {
+  const CheckpointMeta& meta = checkpoint.meta();
+  std::unique_ptr<World> world = World::Connect({}, at::kCPU);
+  Flats adapters;
+  if (base.weights != nullptr) {
+    for (FlatLayout& layout : MakeLoraLayout(model, base.lora).flats) {
+      adapters.push_back(std::make_unique<FlatParam>(
+          std::move(layout), world.get(),
+          FlatOptions{.dtype = meta.dtype == "bf16" ? at::kBFloat16 : at::kFloat}));
+      if (absl::Status s = checkpoint.Read(*adapters.back()); !s.ok()) return s;
+      adapters.back()->StartGather();
+    }
+  }
+  const std::vector<FlatLayout> layouts = MakeLlamaLayout(model).flats;
+  const ReadParameter read = [&](int flat, int segment, int64_t begin,
+                                 at::Tensor out) -> absl::Status {
+    const Segment& wanted = layouts[flat].segments()[segment];
+    if (base.weights == nullptr)
+      return checkpoint.ReadRange(wanted, 0, begin, out.numel(), out.data_ptr<float>());
+    base.weights->ReadRange(wanted.name, begin, out.numel(), out.data_ptr<float>());
+    if (meta.dtype == "bf16")
+      out.copy_(out.to(at::kBFloat16));  // the frozen weights that the adapters were trained beside
+    return absl::OkStatus();
+  };
+  const std::string unfinished = output + ".unfinished";
+  const AdapterExport merged{&adapters, base.lora, base.init};
+  if (absl::Status s = StageExport(read, model, dtype, sources.tokenizer, sources.model, unfinished,
+                                   base.weights != nullptr ? &merged : nullptr);
+      !s.ok())
+    return s;
+  return ReplaceDirectory(unfinished, output);
+}
+
+}  // namespace
+
 int Export(const ConvertOptions& options) {
   absl::StatusOr<std::string> text = ReadFile(options.input + "/index.json", size_t{1} << 30);
   absl::StatusOr<Checkpoint> checkpoint =
@@ -142,84 +230,24 @@ int Export(const ConvertOptions& options) {
   if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer))
     problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
   CheckOutput(options.output, "config.json", "export", problems);
-  // Of a LoRA run the checkpoint has the adapters alone.
-  const json& trainer = meta.trainer;
-  LoraConfig lora;
-  std::string init;
-  std::unique_ptr<HuggingFaceWeights> base;
-  if (trainer.is_object() && trainer.contains("lora")) {
-    lora = ParseLora(trainer["lora"], "lora", problems);
-    init = !options.init.empty() ? options.init : meta.source;
-    if (init.empty() && !trainer.value("init", "").empty()) {
-      // As it was given: relative to a job's directory that isn't known here.
-      init = fs::absolute(trainer.value("init", "")).lexically_normal().string();
-      std::fprintf(stderr,
-                   "note: the checkpoint doesn't say where the weights lay that it was trained "
-                   "beside; trainer.init there is taken for %s\n",
-                   init.c_str());
-    }
-    if (!fs::is_directory(init)) {
-      problems.push_back({"--init", absl::StrCat("the checkpoint has adapters alone, and the "
-                                                 "weights they were trained beside are not in ",
-                                                 init, "; name their directory")});
-    } else {
-      base = std::make_unique<HuggingFaceWeights>(HuggingFaceWeights::Open(
-          init, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--init", problems));
-    }
-  }
+  const Base base = FindBase(options, meta, model, problems);
   if (!problems.empty()) return Refuse("export", problems);
+  Sources sources;
   std::error_code error;  // a place that can't be looked at is no place to take from
-  const std::string source = !init.empty()                          ? init
-                             : !options.init.empty()                ? options.init
-                             : fs::is_directory(meta.source, error) ? meta.source
-                                                                    : "";
+  sources.model = !base.init.empty()                     ? base.init
+                  : !options.init.empty()                ? options.init
+                  : fs::is_directory(meta.source, error) ? meta.source
+                                                         : "";
   const std::string& remembered = meta.tokenizer;
-  const std::string tokenizer = !options.tokenizer.empty() ? options.tokenizer
-                                : !remembered.empty() && HasTokenizer(remembered) ? remembered
-                                                                                  : "";
-  const std::string told =
-      !tokenizer.empty() ? absl::StrCat(", with the tokenizer of ", tokenizer)
-      : remembered.empty()
-          ? "\nnote: it has no tokenizer, as the checkpoint names none: --tokenizer DIR puts one "
-            "beside it"
-          : absl::StrCat("\nnote: it has no tokenizer, as that of the checkpoint can't be read in ",
-                         remembered, " any more: --tokenizer DIR puts one beside it");
+  sources.tokenizer = !options.tokenizer.empty()                        ? options.tokenizer
+                      : !remembered.empty() && HasTokenizer(remembered) ? remembered
+                                                                        : "";
+  const std::string told = TokenizerText(sources.tokenizer, remembered);
   return Carry(
       "export",
       absl::StrCat("exported step=", meta.step, " to ", options.output, InPlace(options.output),
                    told),
-      [&]() -> absl::Status {
-        std::unique_ptr<World> world = World::Connect({}, at::kCPU);
-        Flats adapters;
-        if (base != nullptr) {
-          for (FlatLayout& layout : MakeLoraLayout(model, lora).flats) {
-            adapters.push_back(std::make_unique<FlatParam>(
-                std::move(layout), world.get(),
-                FlatOptions{.dtype = meta.dtype == "bf16" ? at::kBFloat16 : at::kFloat}));
-            if (absl::Status s = checkpoint->Read(*adapters.back()); !s.ok()) return s;
-            adapters.back()->StartGather();
-          }
-        }
-        const std::vector<FlatLayout> layouts = MakeLlamaLayout(model).flats;
-        const ReadParameter read = [&](int flat, int segment, int64_t begin,
-                                       at::Tensor out) -> absl::Status {
-          const Segment& wanted = layouts[flat].segments()[segment];
-          if (base == nullptr)
-            return checkpoint->ReadRange(wanted, 0, begin, out.numel(), out.data_ptr<float>());
-          base->ReadRange(wanted.name, begin, out.numel(), out.data_ptr<float>());
-          if (meta.dtype == "bf16")
-            out.copy_(
-                out.to(at::kBFloat16));  // the frozen weights that the adapters were trained beside
-          return absl::OkStatus();
-        };
-        const std::string unfinished = options.output + ".unfinished";
-        const AdapterExport merged{&adapters, lora, init};
-        if (absl::Status s = StageExport(read, model, dtype, tokenizer, source, unfinished,
-                                         base != nullptr ? &merged : nullptr);
-            !s.ok())
-          return s;
-        return ReplaceDirectory(unfinished, options.output);
-      });
+      [&] { return WriteExport(*checkpoint, model, base, dtype, sources, options.output); });
 }
 
 int Convert(const ConvertOptions& options) {

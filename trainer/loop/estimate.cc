@@ -62,73 +62,88 @@ int64_t Estimate::DeviceBytes() const {
   return sum;
 }
 
-Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
-                      int64_t runtime_bytes) {
-  Estimate e;
-  const int group = config.shard_size > 0 ? static_cast<int>(config.shard_size) : ranks,
-            replicas = ranks / group;
-  const EngineOptions options = MakeEngineOptions(config);
-  const int64_t share = SharePerRank(config.global_batch_size, ranks);
-  e.micro_batch = ChooseMicroBatchSize(config, share);
-  e.micro_batches = (share + e.micro_batch - 1) / e.micro_batch;
+namespace {
 
-  // The flats, as Engine makes them.
-  ModelLayout layout = MakeLlamaLayout(model);
+// The run that is estimated.
+struct Setting {
+  const TrainConfig& config;
+  const ModelConfig& model;
+  int ranks;
+  bool gpus;
+  EngineOptions options;
+  int64_t element;  // bytes of a weight
+
+  int Group() const { return config.shard_size > 0 ? static_cast<int>(config.shard_size) : ranks; }
+  int64_t Length() const {
+    return config.packing == "balanced" ? config.max_row_length : config.max_length;
+  }
+};
+
+// The flats, as Engine makes them: what a rank keeps of them, and what their schedule needs.
+struct FlatsEstimate {
+  BlockFlats blocks;
+  FlatMemory sum;
+  ScheduleNeeds needs;
+  std::vector<int64_t> weight_slots, gradient_slots, padded;
+  int64_t parameters = 0, trained_parameters = 0;
+};
+
+FlatsEstimate EstimateFlats(const Setting& s) {
+  FlatsEstimate e;
+  ModelLayout layout = MakeLlamaLayout(s.model);
   const size_t own = layout.flats.size();
-  BlockFlats blocks = layout.block_flats;
-  if (config.lora.on()) {
-    ModelLayout adapters = MakeLoraLayout(model, config.lora);
-    for (size_t block = 0; block < blocks.size(); ++block) {
+  e.blocks = layout.block_flats;
+  if (s.config.lora.on()) {
+    ModelLayout adapters = MakeLoraLayout(s.model, s.config.lora);
+    for (size_t block = 0; block < e.blocks.size(); ++block) {
       for (const int flat : adapters.block_flats[block])
-        blocks[block].push_back(static_cast<int>(own) + flat);
+        e.blocks[block].push_back(static_cast<int>(own) + flat);
     }
     for (FlatLayout& flat : adapters.flats) layout.flats.push_back(std::move(flat));
   }
-  FlatMemory sum;
-  ScheduleNeeds needs;
-  needs.restore = options.recompute != Recompute::kNone;
-  std::vector<int64_t> weight_slots, gradient_slots, padded;
+  e.needs.restore = s.options.recompute != Recompute::kNone;
   // A GPU's allocator of pinned memory gives out powers of two.
   const auto pinned = [&](int64_t bytes, bool on_host) {
-    return gpus && on_host && bytes > 0
+    return s.gpus && on_host && bytes > 0
                ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)))
                : bytes;
   };
+  const FlatOptions& flats = s.options.flats;
   for (size_t f = 0; f < layout.flats.size(); ++f) {
-    FlatOptions flat_options = options.flats;
-    flat_options.frozen = config.lora.on() && f < own;
-    const FlatMemory one = MemoryOf(layout.flats[f], ranks, group, flat_options);
-    sum.weights += pinned(one.weights, options.flats.host_weights), sum.gradients += one.gradients;
-    sum.masters += pinned(one.masters, options.flats.host_state),
-        sum.moments += 2 * pinned(one.moments / 2, options.flats.host_state);
-    padded.push_back(layout.flats[f].PaddedNumel(ranks));
-    weight_slots.push_back(one.weights_in_slot ? padded.back() : 0);
-    gradient_slots.push_back(one.gradients_in_slot ? padded.back() : 0);
-    needs.trained.push_back(!flat_options.frozen);
-    needs.weights_in_slot |= one.weights_in_slot;
-    needs.gradients_in_slot |= one.gradients_in_slot;
-    needs.reduce_each_micro_batch |= one.reduces_slot;
+    FlatOptions flat_options = flats;
+    flat_options.frozen = s.config.lora.on() && f < own;
+    const FlatMemory one = MemoryOf(layout.flats[f], s.ranks, s.Group(), flat_options);
+    e.sum.weights += pinned(one.weights, flats.host_weights), e.sum.gradients += one.gradients;
+    e.sum.masters += pinned(one.masters, flats.host_state),
+        e.sum.moments += 2 * pinned(one.moments / 2, flats.host_state);
+    e.padded.push_back(layout.flats[f].PaddedNumel(s.ranks));
+    e.weight_slots.push_back(one.weights_in_slot ? e.padded.back() : 0);
+    e.gradient_slots.push_back(one.gradients_in_slot ? e.padded.back() : 0);
+    e.needs.trained.push_back(!flat_options.frozen);
+    e.needs.weights_in_slot |= one.weights_in_slot;
+    e.needs.gradients_in_slot |= one.gradients_in_slot;
+    e.needs.reduce_each_micro_batch |= one.reduces_slot;
     for (const Segment& segment : layout.flats[f].segments()) {
       if (f < own) e.parameters += segment.numel;
       if (!flat_options.frozen) e.trained_parameters += segment.numel;
     }
   }
-  const int64_t element = options.flats.dtype == at::kBFloat16 ? 2 : 4;
-  const std::vector<std::vector<Action>> schedules = {
-      MakeSchedule(blocks, needs, 2), MakeSchedule(blocks, needs, 2, /*training=*/false)};
-  const auto slot_bytes = [&](Action::Kind begin, const std::vector<Action::Kind>& end,
-                              const std::vector<int64_t>& numel, int64_t size) {
-    int64_t bytes = 0;
-    for (const int64_t slot : AssignSlots(schedules, begin, end, numel).slot_numel)
-      bytes += slot * size;
-    return bytes;
-  };
+  return e;
+}
 
-  const int64_t length = config.packing == "balanced" ? config.max_row_length : config.max_length;
-  const int64_t tokens = e.micro_batch * length;
+// Bytes of the activations of one micro-batch and of what works on them.
+struct WorkEstimate {
+  int64_t kept = 0, widest = 0, holes = 0, tables = 0;
+};
+
+WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
+  const TrainConfig& config = s.config;
+  const ModelConfig& model = s.model;
+  const int64_t element = s.element, length = s.Length();
+  const int64_t tokens = micro_batch * length;
   // FlashAttention keeps a sum a head instead of a row of probabilities; our kernels turn logits
   // into their gradients in place.
-  const bool kernels = !config.reference_ops, flash = gpus && kernels && element == 2 &&
+  const bool kernels = !config.reference_ops, flash = s.gpus && kernels && element == 2 &&
                                                       model.head_dim <= 256 &&
                                                       model.head_dim % 8 == 0;
   const LayerShape layer{model.hidden_size,
@@ -137,72 +152,107 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
                          model.intermediate_size,
                          flash ? 2 * model.num_heads : model.num_heads * length,
                          model.qk_norm};
-  const int64_t kept = layer.Saved(options.recompute), whole = layer.Saved(Recompute::kNone);
+  const int64_t kept = layer.Saved(s.options.recompute), whole = layer.Saved(Recompute::kNone);
   const int64_t chunk = std::min<int64_t>(
-      tokens,
-      std::max<int64_t>(1, (gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
+      tokens, std::max<int64_t>(
+                  1, (s.gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
   // Of the layer whose backward runs all is there, restored or not.
   // On a GPU a product of bf16 that goes into a gradient is there whole in fp32 before it is added:
   // of the MLP's joined gate and up, and of the head.
-  const int64_t product = gpus && element == 2 && !config.lora.on() ? 4 * model.hidden_size : 0;
+  const int64_t product = s.gpus && element == 2 && !config.lora.on() ? 4 * model.hidden_size : 0;
   const int64_t layer_work =
       tokens * element * (whole - kept + layer.Backward()) + product * 2 * model.intermediate_size;
   const int64_t head_work =
       tokens * element * 3 * model.hidden_size +
       chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0)) +
       product * model.vocab_size;
-
-  int64_t holes = 0;
-  if (!gpus) {
-    holes =
+  WorkEstimate e;
+  e.kept = tokens * element * (model.num_layers * kept + model.hidden_size);
+  // CUDA graphs' memory is theirs alone.
+  e.widest =
+      s.gpus && config.cuda_graphs ? layer_work + head_work : std::max(layer_work, head_work);
+  if (!s.gpus)
+    e.holes =
         tokens * element * model.num_layers * kept / (element == 2 ? kBf16HolesShare : kHolesShare);
-    runtime_bytes += element == 2 ? kBf16ProductBuffers : kProductBuffers;
-  }
-  e.memory = {
-      {gpus ? "runtime (CUDA context and libraries, about)"
-            : "runtime (libraries and their buffers)",
-       gpus ? int64_t{1} << 30 : runtime_bytes},
-      {config.zero_stage == 3 ? "weights, this rank's share" : "weights", sum.weights,
-       gpus && options.flats.host_weights},
-      {"gathered weights (slots)",
-       slot_bytes(Action::kGather, {Action::kRelease}, weight_slots, element)},
-      {"gradients", sum.gradients},
-      {"gradients of one micro-batch (slots)",
-       slot_bytes(Action::kOpen, {Action::kFold, Action::kFinish}, gradient_slots, 4)},
-      {"masters", sum.masters, gpus && options.flats.host_state},
-      {"moments", sum.moments, gpus && options.flats.host_state},
-      {"activations kept", tokens * element * (model.num_layers * kept + model.hidden_size)},
-      // CUDA graphs' memory is theirs alone.
-      {"work of the widest block",
-       gpus && config.cuda_graphs ? layer_work + head_work : std::max(layer_work, head_work)},
-      {"unused between activations", holes},
-      {"tables (rotary, mask)",
-       length * model.head_dim * 4 +
-           (flash ? 0 : length * length * (model.num_heads / model.num_kv_heads) * element)}};
-  e.memory.erase(std::remove_if(e.memory.begin(), e.memory.end(),
-                                [](const MemoryClass& one) { return one.bytes == 0; }),
-                 e.memory.end());
+  e.tables = length * model.head_dim * 4 +
+             (flash ? 0 : length * length * (model.num_heads / model.num_kv_heads) * element);
+  return e;
+}
 
-  for (const Action& action : MakeSchedule(blocks, needs, static_cast<int>(e.micro_batches))) {
+// What a rank sends a step.
+void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) {
+  const int group = s.Group(), replicas = s.ranks / group;
+  for (const Action& action :
+       MakeSchedule(flats.blocks, flats.needs, static_cast<int>(e->micro_batches))) {
     const auto ring = [](int64_t bytes, int n) {
       return bytes / n * (n - 1);
     };  // what each of n sends so that all have all
     if (action.kind == Action::kGather &&
-        (weight_slots[action.index] > 0 ||
-         (config.zero_stage > 0 && needs.trained[action.index]))) {
-      e.gather_bytes += ring(padded[action.index] * element, group);
-    } else if (action.kind == Action::kReduce && ranks > 1) {
-      const int64_t bytes = padded[action.index] * 4;
-      if (!gpus || config.zero_stage == 0)
-        e.reduce_bytes += 2 * ring(bytes, ranks);
+        (flats.weight_slots[action.index] > 0 ||
+         (s.config.zero_stage > 0 && flats.needs.trained[action.index]))) {
+      e->gather_bytes += ring(flats.padded[action.index] * s.element, group);
+    } else if (action.kind == Action::kReduce && s.ranks > 1) {
+      const int64_t bytes = flats.padded[action.index] * 4;
+      if (!s.gpus || s.config.zero_stage == 0)
+        e->reduce_bytes += 2 * ring(bytes, s.ranks);
       else
-        e.reduce_bytes += ring(bytes, group) + 2 * ring(bytes / group, replicas);
+        e->reduce_bytes += ring(bytes, group) + 2 * ring(bytes / group, replicas);
     }
   }
-  e.flops = ModelFlopsPerToken(model, static_cast<double>(length),
+}
+
+}  // namespace
+
+Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
+                      int64_t runtime_bytes) {
+  Estimate e;
+  const EngineOptions options = MakeEngineOptions(config);
+  const int64_t element = options.flats.dtype == at::kBFloat16 ? 2 : 4;
+  const Setting s{config, model, ranks, gpus, options, element};
+  const int64_t share = SharePerRank(config.global_batch_size, ranks);
+  e.micro_batch = ChooseMicroBatchSize(config, share);
+  e.micro_batches = (share + e.micro_batch - 1) / e.micro_batch;
+
+  const FlatsEstimate flats = EstimateFlats(s);
+  e.parameters = flats.parameters;
+  e.trained_parameters = flats.trained_parameters;
+  const WorkEstimate work = EstimateWork(s, e.micro_batch);
+  const std::vector<std::vector<Action>> schedules = {
+      MakeSchedule(flats.blocks, flats.needs, 2),
+      MakeSchedule(flats.blocks, flats.needs, 2, /*training=*/false)};
+  const auto slot_bytes = [&](Action::Kind begin, const std::vector<Action::Kind>& end,
+                              const std::vector<int64_t>& numel, int64_t size) {
+    int64_t bytes = 0;
+    for (const int64_t slot : AssignSlots(schedules, begin, end, numel).slot_numel)
+      bytes += slot * size;
+    return bytes;
+  };
+  if (!gpus) runtime_bytes += element == 2 ? kBf16ProductBuffers : kProductBuffers;
+  e.memory = {
+      {gpus ? "runtime (CUDA context and libraries, about)"
+            : "runtime (libraries and their buffers)",
+       gpus ? int64_t{1} << 30 : runtime_bytes},
+      {config.zero_stage == 3 ? "weights, this rank's share" : "weights", flats.sum.weights,
+       gpus && options.flats.host_weights},
+      {"gathered weights (slots)",
+       slot_bytes(Action::kGather, {Action::kRelease}, flats.weight_slots, element)},
+      {"gradients", flats.sum.gradients},
+      {"gradients of one micro-batch (slots)",
+       slot_bytes(Action::kOpen, {Action::kFold, Action::kFinish}, flats.gradient_slots, 4)},
+      {"masters", flats.sum.masters, gpus && options.flats.host_state},
+      {"moments", flats.sum.moments, gpus && options.flats.host_state},
+      {"activations kept", work.kept},
+      {"work of the widest block", work.widest},
+      {"unused between activations", work.holes},
+      {"tables (rotary, mask)", work.tables}};
+  e.memory.erase(std::remove_if(e.memory.begin(), e.memory.end(),
+                                [](const MemoryClass& one) { return one.bytes == 0; }),
+                 e.memory.end());
+  EstimateTraffic(s, flats, &e);
+  e.flops = ModelFlopsPerToken(model, static_cast<double>(s.Length()),
                                config.lora.on() ? e.trained_parameters : 0)
                 .causal *
-            static_cast<double>(config.global_batch_size * length);
+            static_cast<double>(config.global_batch_size * s.Length());
   return e;
 }
 

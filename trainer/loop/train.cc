@@ -1,3 +1,4 @@
+// Long: one class, Run, whose loop, checkpoints, evaluation and reports share its state.
 #include "trainer/loop/train.h"
 
 #include <fcntl.h>
@@ -25,7 +26,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checksum.h"
 #include "trainer/checkpoint/hugging_face.h"
@@ -41,6 +41,7 @@
 #include "trainer/loop/mfu.h"
 #include "trainer/loop/profile.h"
 #include "trainer/loop/progress.h"
+#include "trainer/loop/setup.h"
 #include "trainer/model/init.h"
 #include "trainer/model/lora.h"
 #include "trainer/ops/fused.h"
@@ -70,295 +71,7 @@ constexpr auto kOwnTimeInterval = std::chrono::milliseconds(250);
 volatile std::sig_atomic_t stop_requested = 0;
 void RequestStop(int) { stop_requested = 1; }
 
-std::string Env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 double Seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
-// What Muster tells a training process beside its configuration.
-struct Surroundings {
-  std::string job_directory;  // relative paths start here
-  std::string checkpoint_directory;
-  std::vector<std::string> resume_from;
-  double checkpoint_interval_s = 0;  // 0: off
-  int checkpoint_keep = 2;
-  std::string export_staging;
-
-  std::string Resolve(const std::string& path) const {
-    return fs::path(path).is_absolute() || job_directory.empty()
-               ? fs::absolute(path).lexically_normal().string()
-               : (fs::path(job_directory) / path).lexically_normal().string();
-  }
-};
-
-Surroundings ReadSurroundings(Problems& problems) {
-  Surroundings s;
-  s.job_directory = Env("MUSTER_JOB_DIR");
-  s.checkpoint_directory = Env("MUSTER_CHECKPOINT_DIR");
-  s.export_staging = Env("MUSTER_EXPORT_STAGING");
-  while (IsObject(s.checkpoint_directory) && s.checkpoint_directory.back() == '/')
-    s.checkpoint_directory.pop_back();
-  s.resume_from = absl::StrSplit(Env("MUSTER_RESUME_FROM"), ',', absl::SkipWhitespace());
-  if (const std::string text = Env("MUSTER_CHECKPOINT_INTERVAL_S"); !text.empty()) {
-    if (!absl::SimpleAtod(text, &s.checkpoint_interval_s) || !(s.checkpoint_interval_s >= 0)) {
-      problems.push_back({"MUSTER_CHECKPOINT_INTERVAL_S",
-                          absl::StrCat("must be a number of seconds; got ", text)});
-    }
-  }
-  if (const std::string text = Env("MUSTER_CHECKPOINT_KEEP"); !text.empty()) {
-    if (!absl::SimpleAtoi(text, &s.checkpoint_keep) || s.checkpoint_keep < 1) {
-      problems.push_back(
-          {"MUSTER_CHECKPOINT_KEEP", absl::StrCat("must be a whole number from 1; got ", text)});
-    }
-  }
-  return s;
-}
-
-// Where checkpoints go, and where the run goes on from if nobody said.
-void FindCheckpoints(const TrainConfig& config, Surroundings& s, Problems& problems) {
-  if (!config.checkpoints.empty()) {
-    s.checkpoint_directory = config.checkpoints;
-    while (s.checkpoint_directory.back() == '/') s.checkpoint_directory.pop_back();
-    // Attempts don't write over each other's.
-    for (const char* name : {"MUSTER_JOB", "MUSTER_TASK", "MUSTER_ATTEMPT"}) {
-      if (const std::string part = Env(name); !part.empty())
-        absl::StrAppend(&s.checkpoint_directory, "/", part);
-    }
-  }
-  // Started by hand again in the same place: go on from there.
-  if (std::getenv("MUSTER_RESUME_FROM") != nullptr || s.checkpoint_directory.empty()) return;
-  absl::Status status;
-  s.resume_from = ListCheckpoints(s.checkpoint_directory, &status);
-  if (!status.ok())
-    problems.push_back(
-        {"trainer.checkpoints", absl::StrCat("can't be listed: ", std::string(status.message()))});
-}
-
-// A checked configuration with what it names.
-struct Setup {
-  json trainer;  // as given
-  TrainConfig config;
-  Surroundings surroundings;
-  ModelConfig model;
-  std::string init_directory;                        // empty: from scratch
-  std::shared_ptr<HuggingFaceWeights> init_weights;  // null: from scratch
-  std::vector<std::unique_ptr<TokenShards>> shards;  // of data, or of the mixture's parts
-  std::unique_ptr<Packer> packer;
-  struct Evaluation {
-    std::unique_ptr<TokenShards> shards;
-    std::unique_ptr<Packer> packer;
-  };
-  std::vector<Evaluation> evaluations;
-  std::string export_target;
-
-  // Of all inputs; which tokenizer an export gets.
-  std::string DataFingerprint() const {
-    if (shards.size() == 1) return shards[0]->fingerprint();
-    std::string all;
-    for (const MixturePart& part : config.mixture) absl::StrAppend(&all, part.weight, " ");
-    for (const auto& one : shards) absl::StrAppend(&all, one->fingerprint());
-    return Sha256Hex(all);
-  }
-  const std::string& TokenizerDirectory() const { return shards[0]->tokenizer_directory(); }
-};
-
-// Whether `given`, under `path`, is a URL; says then what to do instead.
-bool RefuseUrl(const std::string& given, const std::string& path, Problems& problems) {
-  if (given.find("://") == std::string::npos) return false;
-  problems.push_back({path, absl::StrCat(given,
-                                         ": a directory is wanted, as every rank maps its files; "
-                                         "fetch it to one that all hosts of the job have, "
-                                         "such as in a first task of the job")});
-  return true;
-}
-
-void CheckInit(Setup& setup, Problems& problems) {
-  if (RefuseUrl(setup.config.init, "trainer.init", problems)) return;
-  const std::string directory = setup.surroundings.Resolve(setup.config.init);
-  if (!fs::is_directory(directory)) {
-    problems.push_back(
-        {"trainer.init", absl::StrCat(directory,
-                                      " is no directory. Names on a hub are not supported yet: "
-                                      "give a Hugging Face directory")});
-    return;
-  }
-  absl::StatusOr<std::string> text = ReadFile(directory + "/config.json");
-  const absl::StatusOr<json> parsed =
-      text.ok() ? ParseJson(*text, directory + "/config.json") : text.status();
-  if (!parsed.ok() || !parsed->is_object()) {
-    problems.push_back(
-        {"trainer.init",
-         !text.ok()
-             ? absl::StrCat(directory, "/config.json is missing; give a Hugging Face directory")
-         : !parsed.ok()
-             ? absl::StrCat(std::string(parsed.status().message()), "; copy or download it again")
-             : absl::StrCat(directory,
-                            "/config.json is no JSON object; copy or download it again")});
-    return;
-  }
-  const json& content = *parsed;
-  const size_t before = problems.size();
-  std::vector<std::string> ignored;
-  setup.model =
-      ParseModelConfig(content, "trainer.init/config.json", /*strict=*/false, problems, &ignored);
-  for (const std::string& key : ignored)
-    std::fprintf(stderr, "trainer.init/config.json: %s is not known and ignored\n", key.c_str());
-  if (problems.size() > before) return;
-  setup.init_directory = directory;
-  setup.init_weights = std::make_shared<HuggingFaceWeights>(
-      HuggingFaceWeights::Open(directory, MakeLlamaLayout(setup.model).flats,
-                               setup.model.tie_word_embeddings, "trainer.init", problems));
-}
-
-// What a token costs beside attention, in pairs of tokens that attend: 2 flops a weight against 4 a
-// layer's query width.
-int64_t LinearWork(const ModelConfig& model) {
-  const int64_t pair = 2 * model.num_layers * model.num_heads * model.head_dim;
-  const int64_t weights = model.NumParameters() -
-                          (model.tie_word_embeddings ? 0 : model.vocab_size * model.hidden_size);
-  return std::max<int64_t>(1, pair > 0 ? weights / pair : 1);
-}
-
-// Opens `directory` and packs it; adds what is wrong under `path`.
-std::unique_ptr<TokenShards> OpenData(const Setup& setup, const std::string& directory,
-                                      const PackingOptions& options, const std::string& path,
-                                      std::unique_ptr<Packer>& packer, Problems& problems) {
-  absl::StatusOr<TokenShards> opened = TokenShards::Open(directory);
-  if (!opened.ok()) {
-    problems.push_back({path, std::string(opened.status().message())});
-    return nullptr;
-  }
-  auto shards = std::make_unique<TokenShards>(*std::move(opened));
-  if (options.max_length > 0) {
-    absl::StatusOr<std::unique_ptr<Packer>> made = Packer::Make(shards.get(), options);
-    if (made.ok())
-      packer = *std::move(made);
-    else
-      problems.push_back(
-          {path, absl::StrCat(directory, ": ", std::string(made.status().message()))});
-  }
-  // No model could be read where its vocabulary is empty; that is said already.
-  if (setup.model.vocab_size > 1 && shards->vocab_size() > setup.model.vocab_size) {
-    problems.push_back({setup.config.model ? "trainer.model.vocab_size" : "trainer.init",
-                        absl::StrCat("vocab_size ", setup.model.vocab_size, " is below that of ",
-                                     directory, ", ", shards->vocab_size())});
-  }
-  return shards;
-}
-
-void CheckData(Setup& setup, Problems& problems) {
-  const TrainConfig& config = setup.config;
-  PackingOptions options{config.packing,
-                         config.document_mask,
-                         config.max_length,
-                         static_cast<uint64_t>(config.seed),
-                         config.max_row_length,
-                         config.global_batch_size,
-                         1};
-  if (setup.model.vocab_size > 1) options.linear_work = LinearWork(setup.model);
-  std::vector<std::unique_ptr<Packer>> packers;
-  std::vector<double> weights;
-  for (const MixturePart& part : config.Parts()) {
-    const std::string path = config.mixture.empty()
-                                 ? "trainer.data"
-                                 : absl::StrCat("trainer.mixture[", packers.size(), "].data");
-    if (RefuseUrl(part.data, path, problems)) return;
-    setup.shards.push_back(OpenData(setup, setup.surroundings.Resolve(part.data), options, path,
-                                    packers.emplace_back(), problems));
-    weights.push_back(part.weight);
-    options.seed += 0x9E3779B97F4A7C15ull;  // each part in an order of its own
-  }
-  if (packers.size() == 1) setup.packer = std::move(packers[0]);
-  if (packers.size() > 1 && problems.empty())
-    setup.packer = MixPackers(std::move(packers), weights);
-  if (setup.model.vocab_size > 1 && config.max_length > setup.model.max_position_embeddings) {
-    problems.push_back(
-        {"trainer.max_length",
-         absl::StrCat(
-             config.max_length, " is above the model's max_position_embeddings, ",
-             setup.model.max_position_embeddings, "; use at most that",
-             config.model
-                 ? ", or raise it in trainer.model"
-                 : ", or lengthen the model's context by a RoPE scaling in its config.json")});
-  }
-  if (config.eval_interval == 0) return;
-  // Every evaluation takes the same rows in the same order.
-  options.seed = static_cast<uint64_t>(config.seed);
-  if (options.kind == "balanced") options.kind = "bfd";
-  const auto evaluate_on = [&](const std::string& directory, const std::string& path) {
-    Setup::Evaluation& one = setup.evaluations.emplace_back();
-    one.shards = OpenData(setup, directory, options, path, one.packer, problems);
-  };
-  if (RefuseUrl(config.eval_data, "trainer.eval_data", problems)) return;
-  if (!config.eval_data.empty())
-    return evaluate_on(setup.surroundings.Resolve(config.eval_data), "trainer.eval_data");
-  for (const MixturePart& part : config.Parts()) {
-    const std::string directory = setup.surroundings.Resolve(part.data) + "/validation";
-    if (fs::exists(directory + "/index.json")) evaluate_on(directory, "trainer.eval_interval");
-  }
-  if (setup.evaluations.empty()) {
-    problems.push_back({"trainer.eval_interval",
-                        "the data has no validation split; make one with `muster-trainer prepare "
-                        "--validation-share 0.01`, or give eval_data"});
-  }
-}
-
-void CheckExport(Setup& setup, Problems& problems) {
-  if (setup.config.export_dir.empty()) return;
-  setup.export_target = setup.surroundings.Resolve(setup.config.export_dir);
-  if (setup.config.export_dir.find("://") != std::string::npos) {
-    problems.push_back(
-        {"trainer.export", absl::StrCat(setup.config.export_dir,
-                                        ": a directory is wanted, which is put in place whole; "
-                                        "copy it from there to a store")});
-  } else if (fs::exists(setup.export_target) &&
-             !(fs::is_directory(setup.export_target) &&
-               (fs::is_empty(setup.export_target) ||
-                fs::exists(setup.export_target + "/config.json")))) {
-    problems.push_back(
-        {"trainer.export", absl::StrCat(setup.export_target,
-                                        " exists and is no earlier export; name a new directory")});
-  }
-}
-
-Setup ReadSetup(const std::string& config_path, Problems& problems) {
-  Setup setup;
-  absl::StatusOr<std::string> text = ReadFile(config_path);
-  if (!text.ok()) {
-    problems.push_back({"--config", std::string(text.status().message())});
-    return setup;
-  }
-  absl::StatusOr<json> parsed = ParseJson(*text, config_path);
-  if (!parsed.ok()) {
-    problems.push_back({"--config", std::string(parsed.status().message())});
-    return setup;
-  }
-  setup.trainer = *std::move(parsed);
-  if (!setup.trainer.is_object()) {
-    problems.push_back(
-        {"--config",
-         absl::StrCat(config_path, " is not a JSON object; it holds the trainer: map as JSON")});
-    return setup;
-  }
-  setup.surroundings = ReadSurroundings(problems);
-  setup.config = ParseTrainConfig(setup.trainer, problems);
-  FindCheckpoints(setup.config, setup.surroundings, problems);
-  if (setup.config.model)
-    setup.model = ParseModelConfig(*setup.config.model, "trainer.model", /*strict=*/true, problems);
-  if (!setup.config.init.empty()) CheckInit(setup, problems);
-  if (!setup.config.lora.target_modules.empty() && setup.model.num_layers > 0)
-    TargetModules(setup.model, setup.config.lora, "trainer.lora", problems);
-  if (!setup.config.Parts().empty()) CheckData(setup, problems);
-  CheckExport(setup, problems);
-  if (setup.config.save_steps > 0 && setup.surroundings.checkpoint_directory.empty()) {
-    problems.push_back(
-        {"trainer.save_steps",
-         "needs a place for checkpoints: set MUSTER_CHECKPOINT_DIR, as Muster does"});
-  }
-  return setup;
-}
 
 EngineOptions OptionsFor(const TrainConfig& config, at::Device device) {
   EngineOptions options = MakeEngineOptions(config);
@@ -479,18 +192,43 @@ class Run {
       }
     }
     if (outcome.checkpoint == nullptr) {
-      for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) {
-        if (config_.lora.on())
-          InitialiseAdapters(*flat, static_cast<uint64_t>(config_.seed));
-        else if (setup_.init_weights != nullptr)
-          setup_.init_weights->Read(*flat);
-        else
-          InitialiseMasters(*flat, static_cast<uint64_t>(config_.seed),
-                            setup_.model.initializer_range);
-      }
+      BeginWithout();
       return {};
     }
     const Checkpoint& checkpoint = *outcome.checkpoint;
+    const CheckpointMeta& meta = checkpoint.meta();
+    if (Problems problems = WhyAnother(checkpoint); !problems.empty()) return problems;
+    if (Leads()) TellWhatChanged(checkpoint);
+    std::string error;
+    for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) {
+      if (absl::Status s = checkpoint.Read(*flat); !s.ok() && error.empty())
+        error = std::string(s.message());
+    }
+    for (const std::string& one : world_.GatherTexts(error))
+      TORCH_CHECK(one.empty(), "cannot read ", checkpoint.path(), ": ", one);
+    step_ = meta.step;
+    next_sequence_ = meta.next_sequence;
+    guard_.Restore(meta.recent_losses);
+    last_checkpoint_step_ = loaded_step_ = step_;
+    loaded_path_ = checkpoint.path();
+    if (Leads()) TellLoaded(outcome.skipped);
+    return {};
+  }
+
+  // Weights without a checkpoint: adapters and models are drawn, or come from `init`.
+  void BeginWithout() {
+    for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) {
+      if (config_.lora.on())
+        InitialiseAdapters(*flat, static_cast<uint64_t>(config_.seed));
+      else if (setup_.init_weights != nullptr)
+        setup_.init_weights->Read(*flat);
+      else
+        InitialiseMasters(*flat, static_cast<uint64_t>(config_.seed),
+                          setup_.model.initializer_range);
+    }
+  }
+
+  Problems WhyAnother(const Checkpoint& checkpoint) const {
     const CheckpointMeta& meta = checkpoint.meta();
     Problems problems;
     const std::vector<std::string> other =
@@ -512,8 +250,13 @@ class Run {
                         "; raise it, or resume from an earlier checkpoint. `muster-trainer export` "
                         "writes this one's model as it is")});
     }
-    if (!problems.empty()) return problems;
-    if (Leads() && meta.trainer.is_object()) {
+    return problems;
+  }
+
+  // On the rank that leads.
+  void TellWhatChanged(const Checkpoint& checkpoint) const {
+    const CheckpointMeta& meta = checkpoint.meta();
+    if (meta.trainer.is_object()) {
       if (const std::vector<std::string> changed = ChangedFields(meta.trainer, setup_.trainer);
           !changed.empty()) {
         // Those that say which rows a step takes.
@@ -529,7 +272,7 @@ class Run {
                      other_rows ? " (the rows that steps take are others)" : "");
       }
     }
-    if (Leads() && meta.step > 0) {
+    if (meta.step > 0) {
       if (meta.data_fingerprint != setup_.DataFingerprint())
         std::fprintf(stderr, "note: the data is not what %s was trained on\n",
                      checkpoint.path().c_str());
@@ -537,27 +280,16 @@ class Run {
         std::fprintf(stderr, "note: %s was packed by version %d: the data's order is another\n",
                      checkpoint.path().c_str(), meta.packing_version);
     }
-    std::string error;
-    for (const std::unique_ptr<FlatParam>& flat : engine_.flats()) {
-      if (absl::Status s = checkpoint.Read(*flat); !s.ok() && error.empty())
-        error = std::string(s.message());
-    }
-    for (const std::string& one : world_.GatherTexts(error))
-      TORCH_CHECK(one.empty(), "cannot read ", checkpoint.path(), ": ", one);
-    step_ = meta.step;
-    next_sequence_ = meta.next_sequence;
-    guard_.Restore(meta.recent_losses);
-    last_checkpoint_step_ = loaded_step_ = step_;
-    loaded_path_ = checkpoint.path();
-    if (!Leads()) return {};
+  }
+
+  void TellLoaded(const std::vector<SkippedCheckpoint>& skipped) {
     std::fprintf(stderr, "resumed from %s at step %lld\n", loaded_path_.c_str(),
                  static_cast<long long>(step_));
     ordered_json loaded = {
         {"step", step_}, {"path", loaded_path_}, {"skipped", ordered_json::array()}};
-    for (const SkippedCheckpoint& skipped : outcome.skipped)
-      loaded["skipped"].push_back({{"path", skipped.path}, {"why", skipped.why}});
+    for (const SkippedCheckpoint& one : skipped)
+      loaded["skipped"].push_back({{"path", one.path}, {"why", one.why}});
     progress_.Send({{"loaded", loaded}}, Progress::kDurable);
-    return {};
   }
 
   // Runs to the last step or to a stop. Returns whether it was stopped.
@@ -952,6 +684,41 @@ void ChooseThreads(int64_t wanted, int local_size) {
       static_cast<int>(wanted > 0 ? wanted : std::max<int64_t>(1, cores / local_size)));
 }
 
+// What the command line says besides the configuration. `leads`: this rank writes the metrics.
+void CheckFlags(const TrainOptions& options, bool leads, TrainConfig& config, Problems& problems) {
+  if (!options.profile.empty() &&
+      (!absl::SimpleAtoi(options.profile, &config.profile_steps) || config.profile_steps < 1)) {
+    problems.push_back(
+        {"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
+  }
+  if (!options.metrics.empty() && leads) {
+    const std::string folder = fs::path(options.metrics).parent_path().string();
+    if (::access(options.metrics.c_str(), W_OK) != 0 &&
+        (errno != ENOENT || ::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0)) {
+      problems.push_back(
+          {"--metrics", absl::StrCat(options.metrics, " can't be written: ", std::strerror(errno),
+                                     "; name a file in a folder that is there")});
+    }
+  }
+}
+
+// Ends the process: destructors of a broken process group may wait for peers that are gone.
+[[noreturn]] void Fail(const std::exception& e, int rank, World* world, Run* run, bool gpu) {
+  const std::string message = Message(e);
+  std::string blamed = world == nullptr ? "" : world->AnnouncedFailure();
+  if (blamed.empty() && world != nullptr) world->AnnounceFailure(message);
+  std::fprintf(stderr, "rank %d failed at step %lld: %s%s%s\n", rank,
+               static_cast<long long>(run == nullptr ? 0 : run->step() + 1), message.c_str(),
+               blamed.empty() ? "" : "\n  because of ", blamed.c_str());
+  std::fflush(nullptr);
+  if (run != nullptr) run->SendWhatIsKept();
+  if (world != nullptr && gpu) {
+    ::alarm(kAbortLimitS);
+    world->Abort();
+  }
+  ::_exit(1);
+}
+
 }  // namespace
 
 int Train(const TrainOptions& options) {
@@ -973,21 +740,7 @@ int Train(const TrainOptions& options) {
   const at::Device device = chosen.value_or(at::kCPU);
   if (info.ok())
     CheckLayout(setup.config, info->size, device.is_cuda(), ops::fused::Compiled(), problems);
-  if (!options.profile.empty() &&
-      (!absl::SimpleAtoi(options.profile, &setup.config.profile_steps) ||
-       setup.config.profile_steps < 1)) {
-    problems.push_back(
-        {"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
-  }
-  if (!options.metrics.empty() && info.ok() && info->rank == 0) {
-    const std::string folder = fs::path(options.metrics).parent_path().string();
-    if (::access(options.metrics.c_str(), W_OK) != 0 &&
-        (errno != ENOENT || ::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0)) {
-      problems.push_back(
-          {"--metrics", absl::StrCat(options.metrics, " can't be written: ", std::strerror(errno),
-                                     "; name a file in a folder that is there")});
-    }
-  }
+  CheckFlags(options, info.ok() && info->rank == 0, setup.config, problems);
   if (!problems.empty()) return Refuse(options.config_path, problems);
   if (device.is_cuda())
     c10::cuda::set_device(device.index());  // what names no device means this rank's
@@ -1041,20 +794,8 @@ int Train(const TrainOptions& options) {
     world->GatherRows({0});
     return code;
   } catch (const std::exception& e) {
-    const std::string message = Message(e);
-    std::string blamed = world == nullptr ? "" : world->AnnouncedFailure();
-    if (blamed.empty() && world != nullptr) world->AnnounceFailure(message);
-    std::fprintf(stderr, "rank %d failed at step %lld: %s%s%s\n", info->rank,
-                 static_cast<long long>(run == nullptr ? 0 : run->step() + 1), message.c_str(),
-                 blamed.empty() ? "" : "\n  because of ", blamed.c_str());
-    std::fflush(nullptr);
-    if (run != nullptr) run->SendWhatIsKept();
     if (read_ahead.joinable()) read_ahead.detach();
-    if (world != nullptr && device.is_cuda()) {
-      ::alarm(kAbortLimitS);
-      world->Abort();
-    }
-    ::_exit(1);  // destructors of a broken process group may wait for peers that are gone
+    Fail(e, info->rank, world.get(), run.get(), device.is_cuda());
   }
 }
 

@@ -166,6 +166,8 @@ class Try {
   void LimitTo(const Capacity& other, const HostSlices& slices) {
     capacity_->free_->LimitTo(*other.free_, slices);
   }
+  // Nothing of the host is free.
+  void Close(HostId host) { capacity_->free_->Close(host); }
   // Leaves alone what is reserved: what it needs of its hosts, or all of them.
   void Leave(const PlannedReservation& reservation, bool whole_hosts);
   // Leaves alone what is reserved and not lent to the gang; see Draft::FindPlace.

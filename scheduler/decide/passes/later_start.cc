@@ -130,7 +130,7 @@ bool LaterStartSearch::Fits(size_t count) {
   });
   std::optional<HostSlices> slices;
   if (request_.told == nullptr) {
-    slices = later.Place(gang_, request_.pool, request_.workers, /*avoid=*/{});
+    slices = later.Place(gang_, request_.pool, request_.workers, HostsToAvoid(*gang_.job));
   } else if (later.Fits(gang_, *request_.told, /*silent_too=*/true)) {
     slices = *request_.told;
   }

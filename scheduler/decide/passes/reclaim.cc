@@ -31,15 +31,16 @@ class Claim {
   Reclaimed Run();
 
  private:
-  // Finds whom to stop, in left_, and the place then; on later capacity, in a Try.
-  bool Find();
+  // Finds whom to stop, in left_, and the place then; on later capacity, in a Try. `anywhere`: also
+  // on hosts that the claimant avoids.
+  bool Find(bool anywhere);
   bool FindShortestRun();
   void SpareTheOtherKind();
   void SpareTheNeedless();
   bool TooMany() const;
   void Stop();
 
-  void Begin();
+  void Begin(bool anywhere);
   void TakeBackUnanswered();
   void AddUse(const Gang& gang, int32_t pool, int64_t workers);
   void SetLeft(int32_t victim, int32_t workers);
@@ -53,6 +54,7 @@ class Claim {
   Draft* const draft_;
   const ReclaimRequest& request_;
   const Gang& claimant_;
+  std::vector<HostId> avoid_;  // hosts that a launch of it failed on, or that were lost
   const bool guaranteed_;
   const int32_t has_;  // workers that it has already
   const int64_t end_ns_;
@@ -86,13 +88,19 @@ void Claim::TakeBackUnanswered() {
   for (const int32_t v : draft_->stops()) take_back(in_.gang(v));
 }
 
-void Claim::Begin() {
+void Claim::Begin(bool anywhere) {
+  left_.clear();
+  left_before_.clear();
+  stops_others_ = true;
   for (const Victim& victim : victims_) left_[victim.gang] = in_.gang(victim.gang).workers;
   if (!guaranteed_) {
     before_ = draft_->later()->use();
     levels_ = before_;
   }
   trial_.emplace(draft_, draft_->later());
+  for (const HostId host : avoid_) {
+    if (!anywhere) trial_->Close(host);
+  }
   if (!request_.grows) return;
   TakeBackUnanswered();
   trial_->Release(claimant_);
@@ -124,7 +132,7 @@ bool Claim::Holds() {
   Try trial(draft_, later);
   trial.LeaveReserved(request_.pool, claimant_, end_ns_, stops_others_);
   std::optional<HostSlices> found =
-      later->Place(claimant_, request_.pool, request_.workers, /*avoid=*/{});
+      later->Place(claimant_, request_.pool, request_.workers, avoid_);
   if (!found.has_value()) return false;
   slices_ = std::move(found);
   return true;
@@ -217,8 +225,8 @@ bool Claim::TooMany() const {
                                                        request_.wanted.host_cpus_milli);
 }
 
-bool Claim::Find() {
-  Begin();
+bool Claim::Find(bool anywhere) {
+  Begin(anywhere);
   const bool found = FindShortestRun();
   if (found) {
     SpareTheOtherKind();
@@ -272,15 +280,22 @@ Reclaimed Claim::Run() {
     search.shape = claimant_.shape;
   }
   if (draft_->Failed(search)) return Reclaimed::kNobody;
+  avoid_ = HostsToAvoid(*claimant_.job);
   victims_ =
       VictimsFor(in_, claimant_, request_.pool, request_.workers - has_, request_.grows, draft_);
-  if (victims_.empty() || !Find()) {
-    draft_->Remember(search);
-    return Reclaimed::kNobody;
+  // Hosts that it avoids only where nothing else helps: else it would stop the same victims on a
+  // host where its launch has just failed, again and again.
+  bool found = false;
+  for (const bool anywhere : {false, true}) {
+    if (victims_.empty() || (!anywhere && avoid_.empty()) || !Find(anywhere)) continue;
+    found = true;
+    if (TooMany()) continue;
+    Stop();
+    return Reclaimed::kStopsOthers;
   }
-  if (TooMany()) return Reclaimed::kTooMany;
-  Stop();
-  return Reclaimed::kStopsOthers;
+  if (found) return Reclaimed::kTooMany;
+  draft_->Remember(search);
+  return Reclaimed::kNobody;
 }
 
 }  // namespace

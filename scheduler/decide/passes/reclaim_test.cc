@@ -223,5 +223,46 @@ TEST(Reclaim, SmallClaimsTogetherMayStopOneLargeGang) {
   for (const uint64_t claim : claims) EXPECT_NE(TaskOf(system.state, claim).current(), nullptr);
 }
 
+TEST(Reclaim, StopsNobodyOnAHostThatCouldNotLaunchTheClaimantWhereOthersHelp) {
+  const struct {
+    const char* why;
+    bool fails, other_drained;
+    const char* host;  // that it claims
+  } kCases[] = {
+      {"either host would do", false, false, "h00"},
+      {"its launch failed on h00", true, false, "h01"},
+      {"its launch failed on h00, and nobody starts on h01", true, true, "h00"},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.why);
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 2, 1).Queue("q", 2).Queue("other");
+    const uint64_t claimant = JobBuilder("q").SubmitTo(&system);
+    if (c.fails) {
+      DecideQuickly(&system);
+      pb::Event failed = Report(system.state, claimant, 0, 1, 0, pb::GONE);
+      failed.mutable_attempt_reported()->mutable_report()->set_cause(pb::LAUNCH_FAILED);
+      ASSERT_EQ(TaskOf(system.state, claimant).attempts[0].parts[0].host, system.state.hosts()[0]);
+      system.Do(failed);
+    }
+    SetHeld(&system, "q", true);               // until both hosts are taken
+    for (const bool on_h00 : {false, true}) {  // the newer one has less to lose
+      system.Drain("c/h00", !on_h00);
+      const uint64_t borrower = JobBuilder("other").SubmitTo(&system);
+      DecideQuickly(&system);
+      StartAll(&system, borrower);
+      system.Step(on_h00 ? 3600 : 10);
+    }
+    JobBuilder("q").SubmitTo(&system);  // so that neither borrower is entitled any more
+    SetHeld(&system, "q", false);
+    if (c.other_drained) system.Drain("c/h01");
+    DecideQuickly(&system);
+    const Reservation* held = ReservationOf(system, claimant);
+    ASSERT_NE(held, nullptr);
+    EXPECT_TRUE(held->held);
+    EXPECT_EQ(system.state.host(held->parts[0].host).name, c.host);
+  }
+}
+
 }  // namespace
 }  // namespace muster

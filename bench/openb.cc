@@ -1,5 +1,5 @@
 // Row `openb`: GPU allocation on Alibaba's 2023 GPU trace when the load reaches 130 %
-// (SCHEDULING.md §3), with the very index and scorer that Decide places one-host slices by.
+// (docs/scheduling.md §3), with the very index and scorer that Decide places one-host slices by.
 //
 //   bench_openb NODES.csv PODS.csv POLICY FIRST_SEED LAST_SEED [MOST_SCORED [WHOLE_HOST_WEIGHT]]
 //

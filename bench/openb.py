@@ -1,4 +1,4 @@
-"""Row `openb`: GPU allocation on Alibaba's 2023 GPU trace at 130 % load, V against FGD, by the protocol of SCHEDULING.md §3.
+"""Row `openb`: GPU allocation on Alibaba's 2023 GPU trace at 130 % load, V against FGD, by the protocol of docs/scheduling.md §3.
 
 The seeds are none of those that V was tuned on (1-5), nor those seen when FGD's typical pods were settled (101-110). FGD is our own implementation; its published means stand beside it.
 

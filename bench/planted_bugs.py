@@ -15,7 +15,7 @@ from pathlib import Path
 from figures import figure
 
 ROOT = Path(__file__).resolve().parent.parent
-PLANTED = 24  # 19 are named by the contracts paper
+PLANTED = 24  # 19 were asked for by the models behind docs/contracts.md
 QUICK = ["ended-after-the-first-gone", "reply-before-commit"]
 
 

@@ -190,7 +190,7 @@ ROWS = {
         1800,
     ),
     "sched-fuzz": (
-        "random trees, fleets and events: the rules of SCHEDULING.md after each step",
+        "random trees, fleets and events: the rules of docs/scheduling.md after each step",
         [sys.executable, "bench/sched_fuzz.py", "rules"],
         3600,
     ),

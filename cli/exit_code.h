@@ -1,4 +1,4 @@
-// Exit codes, as PRODUCT.md promises them to scripts; and how an error becomes text.
+// Exit codes, as docs/asking.md promises them to scripts; and how an error becomes text.
 #pragma once
 
 #include <string>

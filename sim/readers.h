@@ -2,8 +2,7 @@
 //
 //   csv        ours (sim/trace.h)
 //   philly     job_id,cluster,submit_s,gpus,duration_s,kind: Philly (Jeon et al., ATC'19) and Kalos
-//   (AcmeTrace) as SOURCE.md of
-//              each names them. The job's cluster becomes its queue and its preferred cluster. More
+//   (AcmeTrace). The job's cluster becomes its queue and its preferred cluster. More
 //              than 8 GPUs are a gang: of the largest workers up to 8 GPUs that divide the number.
 //   shockwave  Gavel's .trace lines (tabs): model, command, directory, steps argument, data, steps,
 //   GPUs, mode, weight, SLO,

@@ -127,11 +127,11 @@ void Tally::End(size_t index) {
 }
 
 // A guarantee covers what, in leaf order, fits what the leaf's share in one of its allowed pools
-// still leaves, whether it runs or waits: that is a place in the entitled set (SCHEDULING.md §1).
-// Who waits although it is covered is late where, in one of the pools in which it is covered, its
-// queue's jobs hold less than what is promised: counted are those that are not stopped for it (§2),
-// which are of its priority or a higher one, at their least size. Elsewhere its own queue's younger
-// jobs have what it is promised.
+// still leaves, whether it runs or waits: that is a place in the entitled set (docs/scheduling.md
+// §1). Who waits although it is covered is late where, in one of the pools in which it is covered,
+// its queue's jobs hold less than what is promised: counted are those that are not stopped for it
+// (§2), which are of its priority or a higher one, at their least size. Elsewhere its own queue's
+// younger jobs have what it is promised.
 void Tally::SeeGuarantees() {
   for (Leaf* const leaf : changed_) {
     leaf->changed = false;
@@ -199,9 +199,9 @@ void Tally::EndWait(size_t index, Covered covered) {
     job.left_out_ns = std::max(job.left_out_ns, now_ns_ - covered.out_since_ns);
 }
 
-// The promise is a place in the entitled set (SCHEDULING.md §1): who has it and waits lacks devices
-// in its shape, or waits for those that stop for it. A policy that gives no verdicts promises
-// nothing.
+// The promise is a place in the entitled set (docs/scheduling.md §1): who has it and waits lacks
+// devices in its shape, or waits for those that stop for it. A policy that gives no verdicts
+// promises nothing.
 void Tally::SeeEntitled(const Plan& plan) {
   for (auto& [path, leaf] : leaves_) {
     for (auto& [index, covered] : leaf.covered) {

@@ -14,7 +14,8 @@ RETIRED = (
     "cell|cells|Cell|Cells|bound_cell|cell_of|CellOf|CellName|CellFor|cpu_cell|gpu_cell"
     "|bases|Bases|base_of|over_bases"
     "|LookAt|LookNs|NextLookNs|look_ns|next_look_ns"
-    "|PlannedGang|PlannedPart"
+    "|PlannedGang|PlannedPart|BaseOf"
+    "|ahead_|RunAlone|CanBeginAhead|need_|StopWhatMust|FindSlot"
 ).split("|")
 # (file, word) that mean something else there.
 ALLOWED: set[tuple[str, str]] = set()
@@ -202,3 +203,107 @@ def test_the_scheduling_rules_name_the_passes_that_there_are_in_their_order():
     assert names == [name for name in listed if name in names]
     for name in re.findall(r"`(scheduler/[\w/]+(?:\.cc|\.h)?)`", page):
         assert (ROOT / name).exists(), name
+
+
+# ---- what comments cite ----
+
+CODE = (".h", ".cc", ".cu", ".cuh", ".proto", ".py", ".sh", ".cmake", ".service", ".patch")
+# Papers that lie outside of the repository, as comments once cited them.
+OUTSIDE = re.compile(r"\bCONTRACTS\b|\bSCHEDULING(?:\.md| §)|\b(?:PRODUCT|DESIGN|TRAINER)\.md\b")
+NUMBERS = r"\d+(?:(?:-|, | and | to )\d+)*"
+
+
+def code():
+    for path in sorted(ROOT.rglob("*")):
+        relative = path.relative_to(ROOT)
+        if relative.parts[0] in ("build", ".git") or path == Path(__file__).resolve():
+            continue
+        if path.suffix in CODE or path.name == "CMakeLists.txt":
+            yield path
+
+
+def unwrapped(text):
+    """The text with comments of several lines on one."""
+    return re.sub(r"\n[ +-]?\s*(?://|#)[ \t]*", " ", text)
+
+
+def known_citations():
+    contracts = (ROOT / "docs/contracts.md").read_text()
+    return {
+        "contract": set(re.findall(r"^### Contract (\d+):", contracts, re.MULTILINE)),
+        "security rule": set(
+            re.findall(r"^\| (\d+) \|", contracts.partition("\n## Security\n")[2], re.MULTILINE)
+        ),
+        "docs/scheduling.md §": set(
+            re.findall(r"^## (\d+)\.", (ROOT / "docs/scheduling.md").read_text(), re.MULTILINE)
+        ),
+        "decision": {path.name[:3] for path in (ROOT / "docs/decisions").glob("*.md")},
+    }
+
+
+def headings_of(name):
+    """What a citation may call a document's sections: "4. Backfill, spill" is both of them, too."""
+    for heading in HEADING.findall(prose(ROOT / "docs" / name)):
+        words = re.sub(r"^\d+\. ", "", heading).replace("`", "").lower()
+        yield from (words, *words.split(", "))
+
+
+def wrong_citations(text, known):
+    text = unwrapped(text)
+    yield from (f"{name}: is outside of the repository" for name in OUTSIDE.findall(text))
+    for name in set(re.findall(r"\bdocs/[\w./-]+\.(?:md|svg)\b", text)):
+        if not (ROOT / name).exists():
+            yield f"{name}: no such file"
+    for name, heading in (
+        *re.findall(r'\bdocs/([a-z-]+\.md), "([^"]+)"', text),
+        *re.findall(r"\bdocs/(scheduling\.md), ([a-z_]+)", text),
+    ):
+        if heading.lower() not in headings_of(name):
+            yield f"docs/{name}, {heading}: no such heading"
+    for kind, pattern in (
+        ("contract", rf"\b[Cc]ontracts? ({NUMBERS})"),
+        ("security rule", rf"\b[Ss]ecurity rules? ({NUMBERS})"),
+        ("docs/scheduling.md §", r"\bdocs/scheduling\.md (§\d+(?:(?:, | and )§\d+)*)"),
+        ("contract", rf"\bdocs/contracts\.md, ({NUMBERS})"),
+        ("decision", r"\b[Dd]ecisions? (\d{3}(?:(?:, | and )\d{3})*)"),
+    ):
+        for cited in re.findall(pattern, text):
+            for number in re.findall(r"\d+", cited):
+                if number not in known[kind]:
+                    yield f"{kind} {number}: no such rule or section"
+
+
+def test_what_comments_cite_is_in_the_repository():
+    known = known_citations()
+    wrong = [
+        f"{path.relative_to(ROOT)}: {citation}"
+        for path in code()
+        for citation in wrong_citations(path.read_text(errors="replace"), known)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_citation_that_leads_nowhere_is_found():
+    known = known_citations()
+    assert known["contract"] == {str(n) for n in range(1, 25)}
+    assert known["security rule"] == {str(n) for n in range(1, 14)}
+    assert known["docs/scheduling.md §"] == {"1", "2", "3", "4", "5"}
+    fine = "// (contracts 1-16 of docs/contracts.md, security rule 12, S1); docs/scheduling.md §2\n// and §4, decision 041"
+    assert not list(wrong_citations(fine, known))
+    assert sorted(
+        wrong_citations(
+            "// CONTRACTS 9; contract 25; contracts 3,\n// 31; docs/gone.md; docs/scheduling.md §1, §7; decision 999; "
+            'docs/contracts.md, 40; docs/scheduling.md, reclaim; docs/scheduling.md, swap; docs/install.md, "Gone"',
+            known,
+        )
+    ) == [
+        "CONTRACTS: is outside of the repository",
+        "contract 25: no such rule or section",
+        "contract 31: no such rule or section",
+        "contract 40: no such rule or section",
+        "decision 999: no such rule or section",
+        "docs/gone.md: no such file",
+        "docs/install.md, Gone: no such heading",
+        "docs/scheduling.md § 7: no such rule or section",
+        "docs/scheduling.md, swap: no such heading",
+    ]

@@ -90,7 +90,7 @@ void AgentLoop::OnMessage(uint64_t generation, const v1::SchedulerMessage& messa
   if (generation == generation_) {
     heard_ns_ = ports_.clock->BootNs();
   } else if (message.has_welcome() || message.has_refused() || !reconciler_->has_session()) {
-    return;  // else the Reconciler drops it, as of another session (CONTRACTS 1)
+    return;  // else the Reconciler drops it, as of another session (contract 1)
   }
   const auto in_session = [&] {
     return reconciler_->has_session() &&

@@ -1,5 +1,5 @@
 // From a Prepare to what the shim runs: torchrun's environment, the program's words, the
-// directories (PRODUCT.md, launch environment).
+// directories (docs/programs.md).
 #pragma once
 
 #include <string>

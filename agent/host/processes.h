@@ -25,7 +25,7 @@ struct PortRange {
 absl::StatusOr<PortRange> ParsePortRange(std::string_view text);
 // Why the range is a bad one; empty: it isn't, or the kernel doesn't say. In one that overlaps with
 // the ephemeral ports a port that was found free may be a client's by the time a program listens on
-// it (CONTRACTS 15). `ephemeral`: the file with the kernel's range.
+// it (contract 15). `ephemeral`: the file with the kernel's range.
 std::string WhyPortsCollide(const PortRange& range, const std::string& ephemeral =
                                                         "/proc/sys/net/ipv4/ip_local_port_range");
 // A port of the range on which nobody listens and that is not in `taken`. Where the search begins
@@ -42,7 +42,7 @@ std::vector<std::string> SocketDirectories(uid_t user, bool in_memory, const std
 std::vector<std::string> SocketDirectories();  // of this process
 
 // Ends what shims of a lost state directory at this path still run, for whom no record speaks any
-// more (CONTRACTS 8), and waits until nothing of it is left, at most 10 s. How many shims there
+// more (contract 8), and waits until nothing of it is left, at most 10 s. How many shims there
 // were.
 int EndForgottenShims(const std::string& state_path);
 

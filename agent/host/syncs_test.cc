@@ -1,7 +1,7 @@
-// In which order the agent and the shim write, sync, rename and link (CONTRACTS 3, 5, 13): this
-// program's own fsync, rename and link tell, and then do it; its write and mkdir know of a full
-// disk. What a loss of power leaves is not tested by this, but that each step waits for what it
-// relies on.
+// In which order the agent and the shim write, sync, rename and link (contracts 3, 5, 13 of
+// docs/contracts.md): this program's own fsync, rename and link tell, and then do it; its write and
+// mkdir know of a full disk. What a loss of power leaves is not tested by this, but that each step
+// waits for what it relies on.
 #include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -247,7 +247,7 @@ TEST_F(Syncs, OnAFullDiskAttemptsAreRefusedAndStopped) {
   }
 }
 
-// The marker comes last, whole, and by its name: what ends before it is no preparation (CONTRACTS
+// The marker comes last, whole, and by its name: what ends before it is no preparation (contract
 // 5).
 TEST_F(Syncs, ASigtermDuringPrepareLeavesNoMarker) {
   AttemptRecord record;

@@ -15,7 +15,7 @@ Decision OnUnknown(const Situation& situation, Command command) {
       if (!situation.forgotten) return {Step::kPrepare};
       break;
     case Command::kPrepareAndStart:
-      // The one start of an attempt never seen (CONTRACTS 4): its Starting was committed with the
+      // The one start of an attempt never seen (contract 4): its Starting was committed with the
       // placement.
       if (!situation.forgotten) return {Step::kSpawn, /*prepare_first=*/true};
       break;

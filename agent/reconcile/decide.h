@@ -1,5 +1,5 @@
-// The agent's rules (CONTRACTS 1-7, 12-14) as a pure function: what is recorded of an attempt, and
-// a command → what to do.
+// The agent's rules (contracts 1-7, 12-14 of docs/contracts.md) as a pure function: what is
+// recorded of an attempt, and a command → what to do.
 #pragma once
 
 #include <string>

@@ -22,13 +22,13 @@ namespace muster::agent {
 class Files {
  public:
   virtual ~Files() = default;
-  // Spec, devices, port and boot id, the marker last (CONTRACTS 5). Not `durable`: power loss may
+  // Spec, devices, port and boot id, the marker last (contract 5). Not `durable`: power loss may
   // leave the old content, the new or a damaged one, which counts as no marker.
   virtual absl::Status PersistPrepared(const AttemptRecord& record, bool durable) = 0;
-  // CONTRACTS 3: tries to write the claim "stopped" (making the attempt's directory if it is
+  // Contract 3: tries to write the claim "stopped" (making the attempt's directory if it is
   // unknown); says who has it.
   virtual absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) = 0;
-  // The cause of a stop, before its SIGTERM (CONTRACTS 13).
+  // The cause of a stop, before its SIGTERM (contract 13).
   virtual absl::Status PersistStop(const AttemptRecord& record) = 0;
   // Puts the fence off to record.renewed_ns, for the shim. Need not be durable: it is of this boot
   // only.

@@ -170,7 +170,7 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
   }
 }
 
-// A fence is put off to the time when the heartbeat was sent, not when its answer came (CONTRACTS
+// A fence is put off to the time when the heartbeat was sent, not when its answer came (contract
 // 9).
 void Reconciler::OnHeartbeatAck(const v1::HeartbeatAck& ack) {
   acknowledged_ns_ = std::max(acknowledged_ns_, ack.sent_boottime_ns());
@@ -385,7 +385,7 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
     report.mutable_checkpoint()->set_storage(record->prepare.checkpoint_storage());
     if (report.loaded_step() < 0 && report.loaded_path().empty() && record->loaded.has_value()) {
       // Said in a line of its own: the first checkpoint of an attempt names what it loaded
-      // (CONTRACTS 12).
+      // (contract 12).
       report.set_loaded_step(record->loaded->step());
       report.set_loaded_path(record->loaded->path());
     }
@@ -505,7 +505,7 @@ v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   report.set_start_ns(record.start_ns);
   report.set_end_ns(record.end_ns);
   // Its shim says so with the end: an order that comes after the last process has ended stops
-  // nothing (CONTRACTS 13).
+  // nothing (contract 13).
   report.set_stop_sent(record.ended && record.stop_sent);
   return report;
 }

@@ -38,7 +38,7 @@ class Reconciler {
   // A stream ended: its session is over, and with it what was remembered of forgotten attempts.
   void OnDisconnected();
   // Any message but log requests. A Welcome begins the session; commands of another session are
-  // dropped (CONTRACTS 1). False: the message is not one that a scheduler may send; the stream
+  // dropped (contract 1). False: the message is not one that a scheduler may send; the stream
   // should end.
   bool OnMessage(const v1::SchedulerMessage& message, int64_t now_ns);
 

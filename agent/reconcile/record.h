@@ -62,7 +62,7 @@ struct AttemptRecord {
   bool gone() const { return claim == Claim::kStopped || ended; }
 };
 
-// The highest the agent ever saw of the scheduler (CONTRACTS 2).
+// The highest the agent ever saw of the scheduler (contract 2).
 struct Seen {
   std::string store_id;
   uint64_t epoch = 0;

@@ -1,6 +1,6 @@
 // An attempt's own control groups, where the agent could make them: they name its processes for
-// certain, whatever those forked, and say when the kernel killed one for memory (CONTRACTS 14).
-// Part of the shim: no dependencies beyond the standard library.
+// certain, whatever those forked, and say when the kernel killed one for memory (contract 14 of
+// docs/contracts.md). Part of the shim: no dependencies beyond the standard library.
 #pragma once
 
 #include <sys/types.h>

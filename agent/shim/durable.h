@@ -34,7 +34,7 @@ bool NamesNothing(int error);
 
 enum class Claim { kNone, kStarted, kStopped };
 
-// CONTRACTS 3: decides once whether an attempt starts here or is stopped. The first wins, whoever
+// Contract 3: decides once whether an attempt starts here or is stopped. The first wins, whoever
 // tries; the content names the winner. 0: `*winner` is `wanted` (won now, or before) or the other.
 // The claim, the directory and its name in the parent are durable on return, also when somebody
 // else made it. Where ROOT = `directory`/../.. holds the texts of claims (MakeClaimTexts), the

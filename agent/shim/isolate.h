@@ -1,5 +1,5 @@
 // Keeps an attempt's processes together, so that none outlives the shim and none is left when it
-// ends (CONTRACTS 14).
+// ends (contract 14 of docs/contracts.md).
 //
 // With the right to: a PID namespace of its own. Its first process does nothing but die with the
 // shim, and the kernel then kills the rest. Without: PDEATHSIG for the workers, a subreaper for

@@ -1,6 +1,6 @@
 // What the shim decides, apart from every effect: whether an attempt may start here, when its
-// processes are stopped and killed, and how they ended (CONTRACTS 3, 4, 13). The simulator of
-// faults runs the same. Not thread-safe; times are CLOCK_BOOTTIME unless said.
+// processes are stopped and killed, and how they ended (contracts 3, 4, 13 of docs/contracts.md).
+// The simulator of faults runs the same. Not thread-safe; times are CLOCK_BOOTTIME unless said.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ inline constexpr int64_t kNever = INT64_MAX;
 // starts nothing twice. Nothing that was prepared in an earlier boot starts.
 bool MayStart(Claim claim, std::string_view prepared_boot_id, std::string_view boot_id);
 
-// `when_unreachable: fence` (CONTRACTS 9): the attempt may run for so long after the sending time
+// `when_unreachable: fence` (contract 9): the attempt may run for so long after the sending time
 // of the newest heartbeat that the scheduler acknowledged for it. CLOCK_BOOTTIME, which the agent
 // and the shim of a host share.
 class Fence {

@@ -30,7 +30,7 @@ absl::StatusOr<pb::QueueTree> PresentTree(Client& client);
 // user must say.
 std::string DefaultQueue(const Settings& settings, const SpecContext& context);
 
-// The problems on stderr, in PRODUCT.md's form, and a translation where the file is another
+// The problems on stderr, in FormatProblems' form, and a translation where the file is another
 // scheduler's; kExitBadInput.
 int FailWithProblems(Session& session, const std::vector<Problem>& problems, const JobFile& file,
                      const std::string& outcome);

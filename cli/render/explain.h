@@ -1,4 +1,4 @@
-// `muster explain` and `muster simulate` on the screen (PRODUCT.md). Pure.
+// `muster explain` and `muster simulate` on the screen (docs/asking.md). Pure.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The table before a submission (PRODUCT.md): where it would run, when, and whom it would take
+// The table before a submission: where it would run, when, and whom it would take
 // from. Pure.
 #pragma once
 

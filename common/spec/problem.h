@@ -27,8 +27,8 @@ struct ProblemFormat {
 };
 
 // "sft.yaml: 3 problems, nothing was submitted", then each problem with its source line and carets
-// (PRODUCT.md). Problems of one line share its picture; a remedy stands in the picture's place.
-// Control characters are shown as '?'.
+// as `muster validate` shows it. Problems of one line share its picture; a remedy stands in the
+// picture's place. Control characters are shown as '?'.
 std::string FormatProblems(const std::vector<Problem>& problems, std::string_view filename,
                            const ProblemFormat& format = {});
 

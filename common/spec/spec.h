@@ -19,7 +19,7 @@ namespace muster {
 
 namespace pb = ::muster::v1;
 
-// Limits of every YAML file (CONTRACTS, security 12).
+// Limits of every YAML file (security rule 12, docs/contracts.md).
 inline constexpr size_t kMaxYamlBytes = 256 << 10;
 inline constexpr int kMaxYamlDepth = 32;
 inline constexpr int kMaxYamlNodes = 10'000;
@@ -82,8 +82,8 @@ void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults = {});
 // written in the short form.
 std::string SpecToYaml(const pb::JobSpec& spec);
 
-// Variables that a job may not set: LD_*, MUSTER_*, the ranks and the device selection (CONTRACTS,
-// security 11).
+// Variables that a job may not set: LD_*, MUSTER_*, the ranks and the device selection (security
+// rule 11).
 bool IsReservedVariable(std::string_view name);
 
 }  // namespace muster

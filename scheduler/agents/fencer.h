@@ -1,12 +1,13 @@
 // Runs the cluster's fence_command for hosts that can't be reached and that work waits for
-// (CONTRACTS 9, `wait`).
+// (contract 9 of docs/contracts.md, `wait`).
 //
 // Its success is a word like an operator's: the host is off, committed as HostConfirmedOff by
 // "fence_command". It holds for the time of being unreachable that the run was for, no later one: a
 // host that speaks ends the run. Its failure is told in the verdict of what waits, and it is tried
 // again, later each time. One run a host at a time, after a commit that proves that this process
-// still owns the store (CONTRACTS 17); never for a host that speaks, nor while most of its cluster
-// is silent (CONTRACTS 11): that is the network, and what runs there is left alone.
+// still owns the store (contract 17 of docs/contracts.md); never for a host that speaks, nor while
+// most of its cluster is silent (contract 11): that is the network, and what runs there is left
+// alone.
 #pragma once
 
 #include <atomic>

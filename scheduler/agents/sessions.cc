@@ -373,7 +373,7 @@ void Sessions::Heard(HostEntry* entry, const Session& session) {
 }
 
 // What lives on it may be fenced and replaced by a scheduler that has taken over: it is
-// acknowledged only once a commit has shown that none has, with the host's word in it (CONTRACTS
+// acknowledged only once a commit has shown that none has, with the host's word in it (contract
 // 17).
 void Sessions::Heartbeat(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat) {
   const std::shared_ptr<const View> view = engine_->Snapshot();

@@ -1,5 +1,5 @@
-// Agents as the scheduler sees them: who is connected, as what, since when silent (CONTRACTS 1, 2,
-// 9, 11).
+// Agents as the scheduler sees them: who is connected, as what, since when silent (contracts 1, 2,
+// 9, 11 of docs/contracts.md).
 //
 // One Session a stream, born by an accepted Hello, dead with the stream or when a newer one of the
 // same host and state id replaces it. Its messages become events of the engine; what the engine
@@ -59,7 +59,7 @@ struct SessionOptions {
 };
 
 // Why a musterd whose version is `ours` (common/base/protocol.h) serves no agent whose version is
-// `theirs`, with the remedy; empty: it does. Agents one release older work (CONTRACTS 1).
+// `theirs`, with the remedy; empty: it does. Agents one release older work (contract 1).
 std::string WhyNotSpoken(int32_t theirs, int32_t ours);
 
 class Sessions : public AgentLink {

@@ -895,7 +895,7 @@ TEST_F(SessionsTest, OutputOfAHostThatIsAwayWaitsForItForAWhile) {
       << "nobody waits for it any more";
 }
 
-// CONTRACTS 17: a scheduler that another has replaced must not put off the fence of what the other
+// Contract 17: a scheduler that another has replaced must not put off the fence of what the other
 // may have started again.
 TEST_F(SessionsTest, WithAFenceAHeartbeatIsAcknowledgedOnlyAfterACommit) {
   const StreamPtr stream = Connect();

@@ -20,7 +20,7 @@ struct SubmitOutcome {
 };
 
 // `done` is called once, on the engine's thread or at once. INVALID_ARGUMENT or FAILED_PRECONDITION
-// with problems; ALREADY_EXISTS: the key is known with another spec (CONTRACTS 18). UNAVAILABLE: it
+// with problems; ALREADY_EXISTS: the key is known with another spec (contract 18). UNAVAILABLE: it
 // can't be checked yet (Resolution::not_now), or the engine is full. `request` is not looked at any
 // more once `done` is called.
 void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner,

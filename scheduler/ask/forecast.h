@@ -1,5 +1,5 @@
-// When what waits would start if nothing else came (SCHEDULING.md §4): the answer for tasks outside
-// the entitled set, too.
+// When what waits would start if nothing else came (docs/scheduling.md §4): the answer for tasks
+// outside the entitled set, too.
 #pragma once
 
 #include <cstdint>

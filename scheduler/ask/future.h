@@ -1,6 +1,6 @@
 // What would happen from a State on if nothing else came: the real Decide under a virtual clock, on
-// hosts that carry out its plans at once (SCHEDULING.md §4, forecasts). Preview, explain, forecast
-// and simulate are built on it.
+// hosts that carry out its plans at once (docs/scheduling.md §4, forecasts). Preview, explain,
+// forecast and simulate are built on it.
 //
 // A model, and its assumptions: what runs makes progress and ends when it is expected to (progress,
 // history, time limit; else never), a program that is stopped leaves after `leave_ns` with a

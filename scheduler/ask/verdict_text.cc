@@ -213,7 +213,7 @@ std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
   return "waits for its export to be published";
 }
 
-// Which host may still run it, and what ends the wait for it (CONTRACTS 9).
+// Which host may still run it, and what ends the wait for it (contract 9).
 std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
   const AttemptRow* attempt = job.tasks[task].current();
   std::string host;

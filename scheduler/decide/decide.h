@@ -1,4 +1,5 @@
-// The scheduler's decision as a pure function: State goes in, a Plan comes out (SCHEDULING.md).
+// The scheduler's decision as a pure function: State goes in, a Plan comes out
+// (docs/scheduling.md).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// What hosts have free, to try placements on, and the place of a gang in it (SCHEDULING.md §3).
+// What hosts have free, to try placements on, and the place of a gang in it (docs/scheduling.md
+// §3).
 //
 // Built once from a State, then kept: Refresh re-reads a host that an event touched, and what a
 // decision tries or takes is undone to a mark. Each index (the hosts of one flavour in one cluster;

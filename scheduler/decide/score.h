@@ -1,4 +1,4 @@
-// What a slice of one host costs there, by policy: the lower the better (SCHEDULING.md §3).
+// What a slice of one host costs there, by policy: the lower the better (docs/scheduling.md §3).
 // Integers only.
 //
 //   best_fit  the host with the fewest whole devices free, then the least of shared ones, then the

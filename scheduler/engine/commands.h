@@ -1,6 +1,6 @@
 // What a host should be told, from State alone: level-triggered, so that any message may be lost or
-// repeated (CONTRACTS 4-9). Pure. Forget and CheckpointAck are no commands: they answer one report
-// each, once its event is durable.
+// repeated (contracts 4-9 of docs/contracts.md). Pure. Forget and CheckpointAck are no commands:
+// they answer one report each, once its event is durable.
 #pragma once
 
 #include <set>

@@ -1,5 +1,5 @@
-// What a host is told follows from State alone (CONTRACTS 4-9): a State loaded from its rows tells
-// the same.
+// What a host is told follows from State alone (contracts 4-9 of docs/contracts.md): a State loaded
+// from its rows tells the same.
 #include "scheduler/engine/commands.h"
 
 #include <gmock/gmock.h>

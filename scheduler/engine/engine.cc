@@ -279,7 +279,7 @@ ChangedRows Engine::Commit() {
   const int64_t began_ns = clock_->MonotonicNs();
   if (absl::Status status = store_->Commit(transaction); !status.ok()) {
     // Whether it is durable is unknown, so nobody gets an answer: the next start reads what is
-    // (CONTRACTS 17, 18).
+    // (contracts 17, 18).
     LogError("commit failed, musterd ends and has to be started again",
              {{"commit", transaction.commit}, {"error", std::string(status.message())}});
     if (options_.end_process) options_.end_process();
@@ -330,7 +330,7 @@ void Engine::ApplyEvent(pb::Event event) {
 }
 
 // Starting of a gang is committed once all its hosts are prepared, before the first Start is sent
-// (CONTRACTS 6).
+// (contract 6).
 void Engine::AppendGangPrepared() {
   const size_t reported = step_events_.size();
   for (size_t i = 0; i < reported; ++i) {

@@ -2,10 +2,10 @@
 //
 // Step() takes everything that is queued, applies it, decides, validates the plan, applies the
 // plan's events, commits all of that as one transaction, and only then dispatches commands to
-// agents and answers callers (CONTRACTS 17, 18, 20). What arrives while a commit runs, and what
-// comes within 2 ms of a step's beginning, goes into the next step together: that is the group
-// commit. The first after a rest waits for nobody; who asks one thing after the other gets at most
-// 500 answers a second.
+// agents and answers callers (contracts 17, 18, 20 of docs/contracts.md). What arrives while a
+// commit runs, and what comes within 2 ms of a step's beginning, goes into the next step together:
+// that is the group commit. The first after a rest waits for nobody; who asks one thing after the
+// other gets at most 500 answers a second.
 //
 // Threads: Post, Call, PostProgress, LiveProgress, Full, Stats, Snapshot, Stop, StopServing and
 // WhyNotServing may be called from any thread. All else is the engine's thread's, where Step, Run
@@ -66,7 +66,7 @@ struct EngineStats {
   Durations step;              // all of it
   size_t most_queued = 0;      // at the beginning of a step
   uint64_t plans = 0;          // that were accepted
-  uint64_t refused_plans = 0;  // by Validate (CONTRACTS 20); each is to be reported
+  uint64_t refused_plans = 0;  // by Validate (contract 20); each is to be reported
   uint64_t submissions = 0;    // new jobs
   uint64_t starts = 0;         // attempts that were placed
   uint64_t evictions = 0;  // attempts that were told to stop for somebody else's sake (PREEMPTION)

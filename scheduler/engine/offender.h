@@ -1,4 +1,4 @@
-// What is kept of a plan that Validate refused (CONTRACTS 20). Pure.
+// What is kept of a plan that Validate refused (contract 20 of docs/contracts.md). Pure.
 #pragma once
 
 #include "scheduler/state/plan.h"

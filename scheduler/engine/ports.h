@@ -27,7 +27,7 @@ struct Transaction {
 class Store {
  public:
   virtual ~Store() = default;
-  // Durable when it returns OK. After any error nobody knows whether it is (CONTRACTS 18): the
+  // Durable when it returns OK. After any error nobody knows whether it is (contract 18): the
   // engine must not answer anybody, and the process has to end and recover.
   virtual absl::Status Commit(const Transaction& transaction) = 0;
   // False: Commit doesn't read the rows, so they need not be made.

@@ -1,5 +1,6 @@
-// What a refused plan (CONTRACTS 20) is reproduced from: a folder with `rows`, of the State that it
-// was decided for, and plan.txt, which begins with why it was refused and when it was decided.
+// What a refused plan (contract 20 of docs/contracts.md) is reproduced from: a folder with `rows`,
+// of the State that it was decided for, and plan.txt, which begins with why it was refused and when
+// it was decided.
 #pragma once
 
 #include <cstdint>

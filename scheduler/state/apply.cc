@@ -588,7 +588,7 @@ void Applier::On(const pb::DrainChanged& e) {
 // What was decided after the backup is not known: an attempt of a number that it gave away may have
 // run, or run still. So no number below that of the adoption is given again, and what the backup
 // does not show as running is stopped: a host that never heard of it claims it "stopped", one where
-// it has ended says Gone (CONTRACTS 4, 19).
+// it has ended says Gone (contracts 4, 19).
 void Applier::On(const pb::StoreAdopted& e) {
   if (e.settled()) {
     s_.restoring_ = false;
@@ -697,7 +697,7 @@ void Applier::On(const pb::AttemptStopping& e) {
   const Found found = FindNewest(e.key());
   if (!found || found.attempt->ended() || found.attempt->released()) return;
   AttemptRow* attempt = found.attempt;
-  // A second stop only makes a stop harder: the first cause stands (CONTRACTS 13).
+  // A second stop only makes a stop harder: the first cause stands (contract 13).
   if (attempt->state == pb::TASK_STOPPING) {
     attempt->grace_ns = std::min(attempt->grace_ns, e.grace_ns());
     return;

@@ -34,7 +34,7 @@ int64_t Backoff(int64_t first_ns, int32_t failures) {
   return std::min(backoff_ns, kMaxBackoffNs);
 }
 
-// Every worker exited 0 and no stop was carried out before that (CONTRACTS 13).
+// Every worker exited 0 and no stop was carried out before that (contract 13).
 bool Succeeded(const AttemptRow& attempt) {
   return std::all_of(attempt.parts.begin(), attempt.parts.end(), [](const PartRow& part) {
     return part.phase == pb::GONE && !part.lost && !part.stop_sent && !part.exits.empty() &&
@@ -180,7 +180,7 @@ void Applier::On(const pb::HostFenceFailed& e) {
 // ---- attempts ----
 
 // Nobody here knows of it, and its processes may run: it is stopped like a Lost one, until its host
-// says Gone (CONTRACTS 19). What it holds there isn't known.
+// says Gone (contract 19). What it holds there isn't known.
 void Applier::KeepStray(HostId id, const pb::AttemptReported& e) {
   const pb::AttemptKey& key = e.report().key();
   if (e.report().phase() == pb::ATTEMPT_PHASE_UNSPECIFIED || e.report().phase() == pb::GONE ||
@@ -284,7 +284,7 @@ void Applier::On(const pb::CheckpointSeen& e) {
   const Found found = FindNewest(e.key());
   if (!found || found.job->finished()) return;
   for (const PartRow& part : found.attempt->parts) {
-    if (part.lost) return;  // Lost is final: later checkpoints have no effect (CONTRACTS 9)
+    if (part.lost) return;  // Lost is final: later checkpoints have no effect (contract 9)
   }
   std::vector<pb::Checkpoint>& records = found.task->checkpoints;
   pb::Checkpoint checkpoint = e.checkpoint();
@@ -293,7 +293,7 @@ void Applier::On(const pb::CheckpointSeen& e) {
     return c.attempt() == checkpoint.attempt();
   });
   if (first) {
-    // Records newer than what it loaded belong to a branch that it left (CONTRACTS 12).
+    // Records newer than what it loaded belong to a branch that it left (contract 12).
     std::erase_if(records, [&](const pb::Checkpoint& c) { return c.step() > e.loaded_step(); });
     found.attempt->resumed_step = e.loaded_step();
     found.attempt->loaded_reported = true;
@@ -338,7 +338,7 @@ void Applier::On(const pb::LoadedSeen& e) {
   }
 }
 
-// The first staging that is committed is the task's export, for good (CONTRACTS 9).
+// The first staging that is committed is the task's export, for good (contract 9).
 void Applier::On(const pb::ExportStaged& e) {
   const Found found = FindNewest(e.key());
   if (!found || found.attempt->ended() || !found.task->export_state.empty()) return;

@@ -1,4 +1,4 @@
-// The ledger (DESIGN.md, scheduling rule 8): every device's time in one class, and what queues
+// The ledger (docs/asking.md, `ledger`): every device's time in one class, and what queues
 // used, decayed.
 #include <algorithm>
 

@@ -1,5 +1,5 @@
-// Whether most of a cluster vanished together (CONTRACTS 11): then it is the network, and nothing
-// there is given up or switched off.
+// Whether most of a cluster vanished together (contract 11 of docs/contracts.md): then it is the
+// network, and nothing there is given up or switched off.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Settings of the scheduler's decisions: `scheduling:` of musterd.yaml, defaults as SCHEDULING.md
-// has them.
+// Settings of the scheduler's decisions: `scheduling:` of musterd.yaml, defaults as
+// docs/scheduling.md has them.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@ struct SchedulingOptions {
       5 * kMinute;  // reclaim leaves units alone for so long, where the queue says nothing
   int64_t spill_cost_ns =
       60 * kSecond;  // gain in expected start that opening the next cluster must exceed
-  int64_t lease_ns = 45 * kSecond;         // for mass loss (CONTRACTS 11)
+  int64_t lease_ns = 45 * kSecond;         // for mass loss (contract 11)
   int64_t restart_cost_ns = 10 * kSecond;  // what a resize costs a gang; growth must gain more
   int64_t restart_backoff_ns =
       1 * kSecond;  // the engine writes it into StepStarted; doubles with each failure
   int32_t estimates =
       64;  // expected starts that a decision works out for what waits without a reservation
-  // Parts of SCHEDULING.md §2 that rounds end without: only muster-sim leaves them out, to measure
-  // what they bring (decision 016).
+  // Parts of docs/scheduling.md §2 that rounds end without: only muster-sim leaves them out, to
+  // measure what they bring (decision 016).
   bool levels =
       true;  // outside the guaranteed class who borrows is stopped only for who borrows less
   bool draining = true;  // reservations that starve, or would stop too many, drain their hosts

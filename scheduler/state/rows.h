@@ -292,8 +292,8 @@ struct QueueIndex {
 // An empty tree has one leaf, `default`.
 QueueIndex BuildQueues(const pb::QueueTree& tree);
 
-// What a queue has used, decayed: it orders equal shares (SCHEDULING.md §4, History). Changes at
-// ticks only.
+// What a queue has used, decayed: it orders equal shares (docs/scheduling.md §4, History). Changes
+// at ticks only.
 struct QueueHistory {
   int64_t booked_device_us = 0;  // in the ledger when the newest tick was taken
   int64_t decayed_device_us = 0;
@@ -302,7 +302,7 @@ inline constexpr int64_t kHistoryTickNs = 600'000'000'000;
 inline constexpr int64_t kHistoryDecay =
     208;  // a tick takes one part in so many: half of it in a day
 
-// Classes of slot-time (DESIGN.md, scheduling rule 8), in the order they are shown.
+// Classes of slot-time (docs/asking.md, `ledger`), in the order they are shown.
 inline constexpr const char* kLedgerClasses[] = {"productive", "restart", "preemption", "reserved",
                                                  "fragmented", "idle",    "down"};
 enum class LedgerClass { kProductive, kRestart, kPreemption, kReserved, kFragmented, kIdle, kDown };

@@ -57,7 +57,7 @@ inline constexpr int32_t kHostsLostInRow = 10;
 // is stuck, and its gang starts elsewhere.
 inline constexpr int64_t kLaunchTimeoutNs = 10 * int64_t{60} * 1'000'000'000;
 inline constexpr int32_t kExportTries = 5;  // to publish an export, after which its task fails
-// Where a restored store goes on, attempts are numbered from the seconds since 2026 (CONTRACTS 19):
+// Where a restored store goes on, attempts are numbered from the seconds since 2026 (contract 19):
 // no earlier history, nor an earlier restore of the same backup, came as far, at less than one
 // attempt a second.
 inline constexpr int64_t kAttemptsSinceS = 1'767'225'600;
@@ -138,10 +138,10 @@ class State {
   // The first epoch since the newest backup that was restored, 0 if none was; what agents saw in
   // earlier ones says nothing.
   uint64_t adopted_epoch() const { return adopted_epoch_; }
-  // Hosts may still run what this store doesn't know: nothing may be placed (CONTRACTS 19).
+  // Hosts may still run what this store doesn't know: nothing may be placed (contract 19).
   bool restoring() const { return restoring_; }
-  // Outside events so far (SCHEDULING.md §2): arrivals, ends, failures, capacity, configuration,
-  // opened clusters. Within a round the entitled set and its charges are constant.
+  // Outside events so far (docs/scheduling.md §2): arrivals, ends, failures, capacity,
+  // configuration, opened clusters. Within a round the entitled set and its charges are constant.
   uint64_t round() const { return round_; }
   // Booked slot-time in device-microseconds by (queue path, class); "" for idle and down, which are
   // nobody's.
@@ -268,7 +268,7 @@ Demand ShareOfHost(Demand wants, int64_t devices, int64_t cpus_milli, int64_t me
 // hosts: replace).
 pb::WhenUnreachable UnreachableRule(const pb::TaskSpec& task, const AttemptRow& attempt);
 // How long a host may have been silent before what runs there with `fence` has been stopped by its
-// shim for certain (CONTRACTS 9): (fence_after + grace + kill) * (1 + drift) / (1 - drift) + 1
+// shim for certain (contract 9): (fence_after + grace + kill) * (1 + drift) / (1 - drift) + 1
 // tick, counted from the last word of the host. 0: the rule isn't fence.
 int64_t FenceWaitNs(const pb::TaskSpec& task);
 // No process of the task runs on this host, although it can't be reached: it was fenced, or

@@ -1,5 +1,5 @@
 // How attempts start, are reported, end, move, are cancelled and lost; and what must have no effect
-// (CONTRACTS 6-9, 13, 14).
+// (contracts 6-9, 13, 14 of docs/contracts.md).
 #include <functional>
 #include <string>
 #include <vector>

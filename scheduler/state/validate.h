@@ -1,5 +1,5 @@
-// An independent, slower, simpler check of what a plan may never do (CONTRACTS, Safety). It shares
-// no code with Decide.
+// An independent, slower, simpler check of what a plan may never do (docs/contracts.md, S0 to S4).
+// It shares no code with Decide.
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,5 +1,6 @@
 // What an operator does with a store's file, whether musterd runs on it or not: copy it, check it,
-// decide all of it again (CONTRACTS 23, 24). Read-only connections of their own.
+// decide all of it again (contracts 23, 24 of docs/contracts.md). Read-only connections of their
+// own.
 //
 // Thread-safety: none needed; nothing is shared.
 #pragma once

@@ -1,4 +1,5 @@
-// CRC-32C (Castagnoli), for rows that SQLite's own checks don't cover (CONTRACTS 23).
+// CRC-32C (Castagnoli), for rows that SQLite's own checks don't cover (contract 23 of
+// docs/contracts.md).
 #pragma once
 
 #include <cstdint>

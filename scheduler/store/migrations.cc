@@ -76,7 +76,7 @@ DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) >
 )sql",
 };
 
-// The store as it is, beside it: what to go back to with the release before (CONTRACTS 24). One
+// The store as it is, beside it: what to go back to with the release before (contract 24). One
 // that is there may be of an upgrade that was gone back on since.
 absl::Status KeepCopy(sqlite3* db, const std::string& directory, int64_t version) {
   const std::string target = absl::StrCat(directory, "/muster.db.version-", version),

@@ -1,5 +1,5 @@
 // The directory a store lives in: made private, on a local file system, locked for one daemon's
-// life (CONTRACTS 22).
+// life (contract 22 of docs/contracts.md).
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ std::string NetworkFileSystem(long type);
 absl::Status CheckFileSystem(const std::string& directory);
 
 // Free space that is kept for what must still be stored when the disk fills up: reports, ends,
-// cancellations (CONTRACTS 23).
+// cancellations (contract 23).
 inline constexpr int64_t kBallastBytes = int64_t{256} << 20;
 
 // Empty while `directory`'s file system has that much free for this user; else why submissions are

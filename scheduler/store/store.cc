@@ -405,7 +405,7 @@ void SqliteStore::Idle() {
   if (now_ns_ - trimmed_ns_ >= kTrimEveryNs) {
     absl::StatusOr<bool> more = TrimBite();
     if (!more.ok()) {
-      // As after any failed commit: of a sync that failed nobody knows what it left (CONTRACTS 18).
+      // As after any failed commit: of a sync that failed nobody knows what it left (contract 18).
       // The next commit ends the process.
       failed_ = true;
       sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);

@@ -1,5 +1,5 @@
 // The daemon's store: one SQLite file in WAL mode, written by one thread and one connection
-// (CONTRACTS 17-24).
+// (contracts 17-24 of docs/contracts.md).
 //
 // Tables: meta (store id, epoch, instance, newest commit), journal (commit, seq, crc, bytes), rows
 // (kind, id, bytes) = current State, history (finished jobs, typed and indexed). A commit writes
@@ -30,7 +30,7 @@ struct StoreOptions {
   int64_t journal_retention_ns = 86'400'000'000'000;  // 1 d
   int64_t history_retention_ns = 7 * 86'400'000'000'000;  // 7 d, of finished jobs
   bool allow_any_file_system = false;                     // tests only
-  // Go on from a backup or a copy (CONTRACTS 19): the epoch jumps above every one that an agent can
+  // Go on from a backup or a copy (contract 19): the epoch jumps above every one that an agent can
   // have seen. The first commit has to hold StoreAdopted; until then the store stays a backup.
   bool adopt_restored = false;
 };

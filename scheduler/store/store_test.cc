@@ -182,7 +182,7 @@ TEST_F(StoreTest, TheWriteAheadLogIsCopiedAtAThousandPagesAndEmptiedWhenThereIsT
   EXPECT_EQ(std::filesystem::file_size(log), 0u);
 }
 
-// One open reader keeps the writer from using the write-ahead log anew (CONTRACTS 21).
+// One open reader keeps the writer from using the write-ahead log anew (contract 21).
 TEST_F(StoreTest, AReadersTransactionIsOfAThousandCommitsAtMost) {
   // In memory, where there is such a place: it takes more commits than its syncs are worth.
   if (char name[] = "/dev/shm/muster-store-XXXXXX"; mkdtemp(name) != nullptr) {

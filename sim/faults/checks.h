@@ -1,6 +1,7 @@
 // What may never happen, checked from outside: of the scheduler only what it committed and what it
 // sent is read, of the hosts what really ran. Nothing here uses the engine's code. The rules are
-// CONTRACTS' S0-S4, of R1 what checkpoints and ends show, and single rules where it says so.
+// S0 to S4 of docs/contracts.md, of R1 what checkpoints and ends show, and single rules where it
+// says so.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // One run of the fault simulator: a scheduler, hosts, agents, shims and users in one thread on one
-// heap, everything from one seed; faults; then none, and everything has to end (CONTRACTS,
+// heap, everything from one seed; faults; then none, and everything has to end (docs/contracts.md,
 // Simulation of faults).
 #pragma once
 

@@ -44,7 +44,7 @@ class Scheduler final : public Network::SchedulerEnd {
     pb::ClusterFile clusters;
     pb::QueueTree queues;
     SchedulingOptions scheduling;
-    std::string refused_plans;  // directory of reproducers, which is to stay empty (CONTRACTS 20)
+    std::string refused_plans;  // directory of reproducers, which is to stay empty (contract 20)
   };
 
   // Opens the store as musterd does. `died` is called (from the heap) once it has ended; the object

@@ -195,7 +195,7 @@ void SimAgent::Received(uint64_t stream, const pb::SchedulerMessage& message) {
 void SimAgent::Hear(uint64_t stream, const pb::SchedulerMessage& message) {
   if (stream != stream_) {
     // Of a stream that it has left: what belongs to no present session has to be without effect
-    // (CONTRACTS 1).
+    // (contract 1).
     if (!message.has_welcome() && !message.has_refused() && loop_->attempts().has_session())
       ++shared_->counters["commands of another session"];
     return Tell([&] { loop_->OnMessage(stream, message); });

@@ -137,7 +137,7 @@ def fill(system: LocalSystem, kind: str, room_bytes: int) -> Outcome:
     finally:
         for lane in lanes:
             lane.join(120)
-    # It refuses submissions once it sees that there is little room (CONTRACTS 23). This it takes, until it can't.
+    # It refuses submissions once it sees that there is little room (contract 23). This it takes, until it can't.
     for _ in range(500):
         if (
             process.poll() is not None

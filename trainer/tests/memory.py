@@ -1,4 +1,4 @@
-"""How much memory a training run takes, in the shapes of TRAINER.md's prototype: ours as it reports it, transformers' as it is
+"""How much memory a training run takes, in the shapes of the prototype: ours as it reports it, transformers' as it is
 measured here, and what `estimate` said before."""
 
 import json

@@ -15,7 +15,7 @@ STEPS, PEAK_TFLOPS = 5, 0.05
 
 
 def flops_per_token(length: float) -> tuple[float, float]:
-    """TRAINER.md's two conventions, from the shapes: 6N + 6·L·H·S and 6N + 12·L·H·S."""
+    """The two conventions of docs/trainer.md, from the shapes: 6N + 6·L·H·S and 6N + 12·L·H·S."""
     d, f, v = TINY_MODEL["hidden_size"], TINY_MODEL["intermediate_size"], TINY_MODEL["vocab_size"]
     layers, kv = (
         TINY_MODEL["num_hidden_layers"],

@@ -1,5 +1,5 @@
-// The entitled set (SCHEDULING.md §1): which units may run now, and the pool that each is charged
-// to.
+// The entitled set (docs/scheduling.md §1): which units may run now, and the pool that each is
+// charged to.
 //
 // A *unit* is a gang (a gang at its minimum size) or one growth worker of an elastic gang. Each
 // turn accepts the best candidate below the root. A leaf's candidate is the first unit of its order

@@ -1,4 +1,4 @@
-// The entitled set against its twin: the pseudo-code of SCHEDULING.md §1, written down word by
+// The entitled set against its twin: the pseudo-code of docs/scheduling.md §1, written down word by
 // word, on many small systems.
 #include <gtest/gtest.h>
 

@@ -201,7 +201,7 @@ struct Model {
 // What the spec says of a worker; 0: left out, a share of its host (ShareOfHost).
 Demand WantsOf(const pb::TaskSpec& spec);
 // Every member of the attempt is Gone or may be declared lost, or will be once reachable members
-// are stopped (CONTRACTS 9), its cluster's mass loss apart.
+// are stopped (contract 9), its cluster's mass loss apart.
 bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
 
 // Fills what a Gang says of the attempt that runs (nullptr: none) and of how long it may;

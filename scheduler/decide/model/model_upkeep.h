@@ -7,7 +7,7 @@
 // first host of a flavour) read everything again.
 //
 // What time alone changes is looked at in every call: while most of a cluster is silent, nothing
-// there may be lost (CONTRACTS 11). Inside of scheduler/decide. One thread.
+// there may be lost (contract 11). Inside of scheduler/decide. One thread.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Spill over the whole list of clusters, what moving costs, and looking again (SCHEDULING.md §4,
-// decision 019).
+// Spill over the whole list of clusters, what moving costs, and looking again (docs/scheduling.md
+// §4, decision 019).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

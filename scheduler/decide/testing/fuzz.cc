@@ -546,7 +546,7 @@ class Case {
   void Check(const Model& m, const pb::Event& event) {
     if (event.has_attempt_placed()) {
       const pb::AttemptPlaced& e = event.attempt_placed();
-      const Gang* gang = BaseOf(m, s_, e.key());
+      const Gang* gang = GangOf(m, s_, e.key());
       ++totals_.starts;
       if (gang == nullptr) return Fail("starts what is no unit");
       const Pool& pool = m.pools[gang->entitled ? gang->charge : 0];
@@ -569,14 +569,14 @@ class Case {
     if (event.has_reservation()) ++totals_.reservations;
     if (!event.has_attempt_stopping()) return;
     const pb::AttemptStopping& e = event.attempt_stopping();
-    const Gang* victim = BaseOf(m, s_, e.key());
+    const Gang* victim = GangOf(m, s_, e.key());
     if (e.cause() == pb::RESIZE) ++totals_.growths;
     const bool held =
         victim != nullptr && victim->leaf >= 0 && s_.queues().nodes[victim->leaf].held;
     if (held && e.cause() == pb::RESIZE)
       Fail(absl::StrCat("job ", victim->ref.job, " of a held queue grows"));
     if (e.cause() != pb::PREEMPTION) return;
-    const Gang* claimant = BaseOf(m, s_, e.claimant());
+    const Gang* claimant = GangOf(m, s_, e.claimant());
     if (victim == nullptr || claimant == nullptr) return Fail("a claim by or on what is no unit");
     const AttemptRow& attempt =
         *s_.FindAttempt(AttemptRef{victim->ref.job, victim->ref.task, e.key().attempt()});
@@ -755,8 +755,8 @@ class Case {
     for (const Gang& gang : m.gangs) {
       if (!gang.entitled) continue;
       ++totals_.entitled;
-      // What may be lost and found no other place is a claimant like what waits (SCHEDULING.md §2):
-      // a limit's rest may be its own.
+      // What may be lost and found no other place is a claimant like what waits (docs/scheduling.md
+      // §2): a limit's rest may be its own.
       if (!gang.wants_place() && !(gang.may_be_lost && !gang.ComesBack())) continue;
       totals_.entitled_waiting += gang.wants_place();
       if (gang.row->reservation == nullptr) ++waits[m.pools[gang.charge].cluster];

@@ -1,5 +1,5 @@
-// Random systems under the real State, Apply, Decide and Validate, with the rules of SCHEDULING.md
-// checked after each step.
+// Random systems under the real State, Apply, Decide and Validate, with the rules of
+// docs/scheduling.md checked after each step.
 //
 // A case is a random queue tree over a random fleet, small enough that thousands run in a second.
 // It lives through bursts of outside events (arrivals, ends, failures, lost hosts, drains, edited

@@ -72,7 +72,7 @@ bool Clash(const HostRow& host, const Gang& a, const pb::Placement& of_a, const 
 
 }  // namespace
 
-const Gang* BaseOf(const Model& model, const State& state, const pb::AttemptKey& key) {
+const Gang* GangOf(const Model& model, const State& state, const pb::AttemptKey& key) {
   const JobRow* job = state.FindJobByUid(key.job_uid());
   const auto it = model.gang_of.find({job->number, TaskIndex(*job->spec, key.task())});
   return it == model.gang_of.end() ? nullptr : &model.gangs[it->second];
@@ -117,7 +117,7 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
         event.reservation().held())
       continue;
     const pb::ReservationChanged& e = event.reservation();
-    const Gang* gang = BaseOf(m, state, e.key());
+    const Gang* gang = GangOf(m, state, e.key());
     if (gang == nullptr || !gang->entitled || !gang->wants_place())
       return "reserves for what is no waiting unit of S";
     const std::string what = absl::StrCat("the reservation of job ", gang->ref.job);
@@ -139,7 +139,7 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
     claimants.insert(event.attempt_stopping().claimant().ShortDebugString());
   for (const pb::Event& event : plan.events) {
     if (event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::RESIZE) {
-      const Gang& gang = *BaseOf(m, state, event.attempt_stopping().key());
+      const Gang& gang = *GangOf(m, state, event.attempt_stopping().key());
       if (claimants.contains(
               KeyOf(*gang.job, gang.ref.task, gang.row->next_attempt).ShortDebugString()))
         continue;  // with others' devices
@@ -148,7 +148,7 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
     }
     if (!event.has_attempt_placed()) continue;
     const pb::AttemptPlaced& e = event.attempt_placed();
-    const Gang& gang = *BaseOf(m, state, e.key());
+    const Gang& gang = *GangOf(m, state, e.key());
     const int32_t pool = m.PoolOf(state.FindCluster(e.cluster()),
                                   e.flavour().empty() ? m.cpu : m.FlavourIndex(e.flavour()));
     int64_t left_ns = gang.limit_left_ns;
@@ -229,16 +229,16 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
   Use after = before;
   for (const pb::Event& event : plan.events) {
     if (event.has_reservation() && event.reservation().held())
-      held.insert(BaseOf(m, state, event.reservation().key())->ref);
+      held.insert(GangOf(m, state, event.reservation().key())->ref);
     alone = alone && !event.has_attempt_placed() && !event.has_attempt_lost();
     if (!event.has_attempt_stopping()) continue;
     const pb::AttemptStopping& e = event.attempt_stopping();
-    const Gang* gang = BaseOf(m, state, e.key());
+    const Gang* gang = GangOf(m, state, e.key());
     if (gang == nullptr) continue;
     if (e.cause() == pb::RESIZE) {
       grow[gang->ref] = e.next_workers();
     } else if (e.cause() == pb::PREEMPTION) {
-      const Gang* claimant = BaseOf(m, state, e.claimant());
+      const Gang* claimant = GangOf(m, state, e.claimant());
       if (claimant == nullptr) continue;
       Claim& claim = claims[claimant->ref];
       claim.claimant = claimant;

@@ -1,6 +1,6 @@
 // Rules of reservations and claims that the fuzzer asserts of each plan before it is applied:
-// written from SCHEDULING.md §2 and §4, as far as they hold by the decisions 016, 024 and 037. They
-// share the model with Decide, and none of its rules.
+// written from docs/scheduling.md §2 and §4, as far as they hold by the decisions 016, 024 and 037.
+// They share the model with Decide, and none of its rules.
 //
 // Each gives what is broken, or "". `model` is the state's, with its entitled set.
 #pragma once
@@ -27,6 +27,6 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
                         const Model& model, const Plan& plan, int64_t* judged);
 
 // The gang of an attempt; nullptr if it is no unit.
-const Gang* BaseOf(const Model& model, const State& state, const pb::AttemptKey& key);
+const Gang* GangOf(const Model& model, const State& state, const pb::AttemptKey& key);
 
 }  // namespace muster

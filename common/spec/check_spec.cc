@@ -291,6 +291,7 @@ class JobChecker {
       Emit(at("max_restarts"),
            absl::StrCat("must be a whole number from 0 to 1000; got ", task.max_restarts()));
     }
+    CheckDuration(task.retry_faults_for_ns(), kMaxDurationNs, at("retry_faults_for"));
     CheckDuration(task.hang_timeout_ns(), kMaxDurationNs, at("hang_timeout"));
     CheckDuration(task.grace_ns(), kHour, at("grace"));
     CheckDuration(task.time_limit_ns(), kMaxDurationNs, at("time_limit"));
@@ -576,6 +577,7 @@ void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults) {
     if (!checkpoint->has_interval_ns()) checkpoint->set_interval_ns(kDefaultCheckpointIntervalNs);
     if (!checkpoint->has_keep()) checkpoint->set_keep(kDefaultCheckpointsKept);
     if (!task.has_max_restarts()) task.set_max_restarts(defaults.max_restarts);
+    if (!task.has_retry_faults_for_ns()) task.set_retry_faults_for_ns(defaults.retry_faults_for_ns);
     if (!task.has_hang_timeout_ns()) task.set_hang_timeout_ns(defaults.hang_timeout_ns);
     if (!task.has_grace_ns()) task.set_grace_ns(defaults.grace_ns);
     if (task.time_limit_ns() == 0) task.set_time_limit_ns(defaults.time_limit_ns);

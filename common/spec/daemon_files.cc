@@ -100,6 +100,7 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     if (std::optional<Fields> defaults = fields.Map("defaults")) {
       defaults->Int("max_restarts", 0, 1000, &out->defaults.max_restarts);
       Bounded(*defaults, "grace", 0, kHour, &out->defaults.grace_ns);
+      Bounded(*defaults, "retry_faults_for", 0, 3650 * kDay, &out->defaults.retry_faults_for_ns);
       Bounded(*defaults, "hang_timeout", 0, 3650 * kDay, &out->defaults.hang_timeout_ns);
       Bounded(*defaults, "time_limit", 0, 3650 * kDay, &out->defaults.time_limit_ns);
       defaults->Finish();

@@ -109,6 +109,7 @@ run: [.venv/bin/python, train.py, --batch-tokens, "2097152"]
 checkpoint: {storage: s3-shared, interval: 10m, keep: 3}
 input: {storage: s3-shared, size: 120GiB}
 max_restarts: 3
+retry_faults_for: 2h
 hang_timeout: 15m
 grace: 5m
 time_limit: 3d
@@ -336,6 +337,7 @@ TEST(JobFile, DefaultsAreFilledOnceAndPassTheChecks) {
   pb::JobSpec spec;
   std::vector<Problem> problems;
   ASSERT_TRUE(ParseJobFile(kPipeline, "x.yaml", {}, &spec, &problems)) << Summary(problems);
+  spec.mutable_tasks(2)->set_retry_faults_for_ns(0);
   ApplyDefaults(&spec, {.max_restarts = 5, .time_limit_ns = kDay});
   const pb::JobSpec once = spec;
   ApplyDefaults(&spec, {.max_restarts = 7});
@@ -343,6 +345,8 @@ TEST(JobFile, DefaultsAreFilledOnceAndPassTheChecks) {
   EXPECT_EQ(spec.tasks(0).resources().cpus_milli(), 32'000);
   EXPECT_EQ(spec.tasks(0).max_restarts(), 5);
   EXPECT_EQ(spec.tasks(0).time_limit_ns(), kDay);
+  EXPECT_EQ(spec.tasks(0).retry_faults_for_ns(), 30 * kMinute);
+  EXPECT_EQ(spec.tasks(2).retry_faults_for_ns(), 0);
   EXPECT_EQ(spec.tasks(0).when_unreachable(), pb::WAIT);
   EXPECT_EQ(spec.tasks(0).workers().max(), 1);
   EXPECT_EQ(spec.tasks(1).processes_per_worker(), 8);

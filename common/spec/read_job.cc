@@ -93,8 +93,8 @@ class JobReader {
     });
     for (const std::string_view field :
          {"after", "workers", "resources", "processes_per_worker", "topology", "setup", "run",
-          "trainer", "image", "workdir", "checkpoint", "max_restarts", "hang_timeout",
-          "when_unreachable", "fence_after", "grace", "time_limit", "input"}) {
+          "trainer", "image", "workdir", "checkpoint", "max_restarts", "retry_faults_for",
+          "hang_timeout", "when_unreachable", "fence_after", "grace", "time_limit", "input"}) {
       if (top.Take(field) == nullptr) continue;
       document_.AddAtPath(field,
                           "belongs to a task: with tasks: every task has its own; move it there",
@@ -143,6 +143,8 @@ class JobReader {
     }
     if (fields.Int("max_restarts", 0, 1000, &number)) task->set_max_restarts(number);
     int64_t duration_ns = 0;
+    if (fields.Duration("retry_faults_for", &duration_ns))
+      task->set_retry_faults_for_ns(duration_ns);
     if (fields.Duration("hang_timeout", &duration_ns)) task->set_hang_timeout_ns(duration_ns);
     if (fields.Choice("when_unreachable", UnreachableNames(), 0, &text))
       task->set_when_unreachable(ByName<pb::WhenUnreachable>(UnreachableNames(), text));

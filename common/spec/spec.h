@@ -64,6 +64,7 @@ std::vector<Problem> PlaceProblems(std::string_view text, std::string_view filen
 // Fallbacks for what a job leaves out; musterd.yaml's defaults: section.
 struct SpecDefaults {
   int32_t max_restarts = kDefaultMaxRestarts;
+  int64_t retry_faults_for_ns = kDefaultRetryFaultsForNs;
   int64_t grace_ns = kDefaultGraceNs;
   int64_t hang_timeout_ns = 30 * kMinute;
   int64_t time_limit_ns =
@@ -72,10 +73,10 @@ struct SpecDefaults {
 
 // Fills everything a checked spec may leave out: name "job", task name main, workers 1, one core
 // for a worker without GPUs, processes_per_worker, topology, checkpoint.interval and keep,
-// max_restarts, hang_timeout, grace, time_limit. Left open on purpose: queue; checkpoint.storage
-// (the cluster's); cpus and memory of a worker with GPUs (its share of the host); when_unreachable
-// of a gang of several workers without trainer: (replace if its placement spans hosts, else wait).
-// Idempotent.
+// max_restarts, retry_faults_for, hang_timeout, grace, time_limit. Left open on purpose: queue;
+// checkpoint.storage (the cluster's); cpus and memory of a worker with GPUs (its share of the
+// host); when_unreachable of a gang of several workers without trainer: (replace if its placement
+// spans hosts, else wait). Idempotent.
 void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults = {});
 
 // The job file that says what `spec` says; ParseJobFile(SpecToYaml(s)) == s. One task named main is

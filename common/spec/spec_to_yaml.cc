@@ -113,6 +113,8 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task) {
     out.Close();
   }
   if (task.has_max_restarts()) out.Plain("max_restarts", absl::StrCat(task.max_restarts()));
+  if (task.has_retry_faults_for_ns())
+    out.Plain("retry_faults_for", ExactDuration(task.retry_faults_for_ns()));
   if (task.has_hang_timeout_ns()) out.Plain("hang_timeout", ExactDuration(task.hang_timeout_ns()));
   if (task.when_unreachable() != pb::WHEN_UNREACHABLE_UNSPECIFIED) {
     out.Plain("when_unreachable",

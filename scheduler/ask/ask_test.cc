@@ -686,6 +686,26 @@ TEST(FailureText, NamesTheFieldThatAnEndIsAbout) {
     EXPECT_EQ(FailureText(*c.task, c.cause, c.detail), c.detail + c.added);
 }
 
+TEST_F(Sentences, TellWhichFaultIsTriedAgain) {
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
+  for (const char* times : {" (", " 2 times in a row ("}) {
+    s_.Do(testing::Placed(s_.state, job, "lab", {{"h00", {0}}}));
+    testing::StartAll(&s_, job);
+    pb::Event event = testing::Report(
+        s_.state, job, 0, s_.state.FindJob(job)->tasks[0].attempts.back().number, 0, pb::GONE, 1);
+    for (pb::WorkerExit& exit :
+         *event.mutable_attempt_reported()->mutable_report()->mutable_exits()) {
+      exit.set_cause(pb::STORAGE_FAILURE);
+      exit.set_detail("exit 1: Stale file handle");
+    }
+    s_.Do(event);
+    EXPECT_THAT(Text(job, pb::V_BACKOFF),
+                HasSubstr(absl::StrCat("met a fault of the infrastructure", times,
+                                       "rank 0: exit 1: Stale file handle) and is tried again, on "
+                                       "other hosts where there are any; starts again at ")));
+  }
+}
+
 TEST_F(Sentences, TellWhyAHostIsDrained) {
   const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
   Drain("lab/h00", "a fan is replaced");

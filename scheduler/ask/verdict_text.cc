@@ -256,6 +256,18 @@ std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
   return text;
 }
 
+// Of a task that pauses after a failure.
+std::string WhyPauses(const TaskRow& task) {
+  if (task.infra_failures == 0 || task.attempts.empty() ||
+      !Infrastructure(task.attempts.back().cause))
+    return "failed before";
+  return absl::StrCat(
+      "met a fault of the infrastructure",
+      task.infra_failures > 1 ? absl::StrCat(" ", task.infra_failures, " times in a row") : "",
+      " (", task.attempts.back().detail,
+      ") and is tried again, on other hosts where there are any");
+}
+
 std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict,
                    const Standing& standing) {
   if (standing.enough) return NotItsTurn(state, verdict, standing);
@@ -299,7 +311,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       return lacks.empty() ? NotItsTurn(state, verdict, standing) : lacks;
     }
     case pb::V_BACKOFF:
-      return absl::StrCat("failed before; starts again at ",
+      return absl::StrCat(WhyPauses(job.tasks[task]), "; starts again at ",
                           ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
     case pb::V_UNREACHABLE:
       return Unreachable(state, job, task);

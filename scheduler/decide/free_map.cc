@@ -20,6 +20,7 @@ std::vector<HostId> HostsToAvoid(const JobRow& job) {
   for (const TaskRow& task : job.tasks) {
     for (const AttemptRow& attempt : task.attempts) {
       if (!attempt.ended()) continue;
+      if (attempt.failed_host != kNoHost) hosts.insert(attempt.failed_host);
       for (const PartRow& part : attempt.parts) {
         const bool alone = attempt.cause == pb::HOST_LOST && attempt.parts.size() == 1;
         if (part.lost || part.cause == pb::HOST_LOST || part.cause == pb::LAUNCH_FAILED ||

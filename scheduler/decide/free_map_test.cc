@@ -262,7 +262,8 @@ TEST(Place, NamesTheHostsThatFailedAJob) {
   attempt(pb::LAUNCH_FAILED, {9, 4}).parts[0].cause = pb::LAUNCH_FAILED;
   attempt(pb::HOST_LOST, {5});
   attempt(pb::HOST_LOST, {6}, false);
-  EXPECT_EQ(HostsToAvoid(job), (std::vector<HostId>{3, 5, 9}));
+  attempt(pb::DEVICE_FAILURE, {7, 8}).failed_host = 8;
+  EXPECT_EQ(HostsToAvoid(job), (std::vector<HostId>{3, 5, 8, 9}));
 }
 
 TEST(Place, ARestartAvoidsTheHostThatCouldNotLaunchIt) {
@@ -281,6 +282,27 @@ TEST(Place, ARestartAvoidsTheHostThatCouldNotLaunchIt) {
   system.Step(3600);
   EXPECT_NE(decide(), first);
   EXPECT_EQ(TaskOf(system.state, job).attempts.back().number, 2);
+}
+
+TEST(Place, AFaultOfTheInfrastructureIsTriedAgainOnHostsThatHaveNotTheSame) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 3, 1).Queue("q");
+  const uint64_t job = JobBuilder("q").SubmitTo(&system);
+  std::set<HostId> tried;
+  for (int attempt = 1; attempt <= 3; ++attempt) {
+    for (const pb::Event& event : Decide(system.state, system.now_ns, SchedulingOptions()).events)
+      system.Do(event);
+    ASSERT_EQ(TaskOf(system.state, job).attempts.back().number, attempt);
+    tried.insert(TaskOf(system.state, job).attempts.back().parts[0].host);
+    testing::StartAll(&system, job);
+    pb::Event failed = testing::Report(system.state, job, 0, attempt, 0, pb::GONE, 1);
+    for (pb::WorkerExit& exit :
+         *failed.mutable_attempt_reported()->mutable_report()->mutable_exits())
+      exit.set_cause(pb::STORAGE_FAILURE);
+    system.Do(failed);
+    system.Step(3600 * attempt);
+  }
+  EXPECT_EQ(tried.size(), 3u);
 }
 
 // ---- the twin: counts workers one by one ----

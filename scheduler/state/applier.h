@@ -120,6 +120,9 @@ class Applier {
   void Release(const Found& found);
   void EndAttempt(const Found& found);
   void BookLoss(const Found& found, pb::Cause cause);
+  void TryFaultAgain(const Found& found);
+  void RestartLost(const Found& found, bool ordered);
+  void RestartFailed(const Found& found);
   void FailTask(JobRow* job, int32_t task, pb::Cause cause, const std::string& detail);
   // Unblocks, cancels what can't run any more, ends the job.
   void SettleJob(JobRow* job);

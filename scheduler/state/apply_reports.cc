@@ -13,12 +13,6 @@ namespace {
 constexpr int64_t kMaxBackoffNs = 5 * kMinute;
 constexpr size_t kMaxDetailBytes = 4096;  // of what an attempt refused to load
 
-// What costs the job's budget nothing. So many in a row without progress are the program's matter
-// all the same (kInfraFailuresInRow).
-bool Infrastructure(pb::Cause cause) {
-  return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED || cause == pb::DEVICE_FAILURE ||
-         cause == pb::HOST_FAILURE || cause == pb::NETWORK_FAILURE || cause == pb::STORAGE_FAILURE;
-}
 bool Moved(pb::Cause cause) {
   return cause == pb::RESIZE || cause == pb::PREEMPTION || cause == pb::DRAIN;
 }
@@ -43,6 +37,12 @@ bool Succeeded(const AttemptRow& attempt) {
              return exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom();
            });
   });
+}
+
+// It made progress: what failed it before is over.
+void Forgive(TaskRow* task) {
+  task->infra_failures = task->hosts_lost = 0;
+  task->faults_tried_ns = 0;
 }
 
 struct End {
@@ -305,7 +305,7 @@ void Applier::On(const pb::CheckpointSeen& e) {
   records.push_back(std::move(checkpoint));
   if (records.size() > static_cast<size_t>(kCheckpointsKept)) records.erase(records.begin());
   if (!found.attempt->ended()) found.attempt->last_checkpoint_ns = s_.now_ns_;
-  found.task->infra_failures = found.task->hosts_lost = 0;
+  Forgive(found.task);
 }
 
 void Applier::On(const pb::ProgressSeen& e) {
@@ -319,7 +319,7 @@ void Applier::On(const pb::ProgressSeen& e) {
   progress = e.progress();
   progress.set_attempt(e.key().attempt());
   progress.set_heard_ns(heard_ns);
-  found.task->infra_failures = found.task->hosts_lost = 0;
+  Forgive(found.task);
 }
 
 void Applier::On(const pb::LoadedSeen& e) {
@@ -405,16 +405,10 @@ void Applier::EndAttempt(const Found& found) {
   task->used_gpu_ms += static_cast<int64_t>(static_cast<__int128>(devices_milli) *
                                             (attempt->end_ns - attempt->place_ns) / kSecond);
   if (attempt->start_ns != 0) task->ran_ns += attempt->end_ns - attempt->start_ns;
-  const int32_t next_workers = attempt->next_workers;
-
   const bool job_ends = found.job->cancel_requested || found.job->state == pb::FAILED ||
                         std::any_of(found.job->tasks.begin(), found.job->tasks.end(),
                                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
-  const pb::TaskSpec& spec = found.job->task_spec(found.index);
-  // A program that ran for long is not one that fails at its start: it need not be kept from
-  // trying.
-  const bool ran = RanSoundly(*attempt);
-  if (ran) task->hosts_lost = 0;
+  if (RanSoundly(*attempt)) task->hosts_lost = 0;
   attempt->state = cause == pb::DONE ? pb::TASK_SUCCEEDED : pb::TASK_FAILED;
   if (cause == pb::DONE) {
     task->state = pb::TASK_SUCCEEDED;
@@ -429,42 +423,80 @@ void Applier::EndAttempt(const Found& found) {
     task->waiting_since_ns = s_.now_ns_;
     if (Moved(cause)) {
       attempt->state = pb::TASK_CANCELLED;
-      task->wanted_workers = next_workers;
+      task->wanted_workers = attempt->next_workers;
     } else if (Infrastructure(cause)) {
-      ++task->infra_failures;
-      task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->infra_failures);
-      if (task->infra_failures >= kInfraFailuresInRow) {
-        FailTask(found.job, found.index, cause,
-                 absl::StrCat(task->infra_failures, " times in a row: ", detail));
-      }
+      attempt->failed_host = FailedHost(*attempt);
+      TryFaultAgain(found);
     } else if (cause == pb::HOST_LOST) {
-      if (!ran && !ordered) ++task->hosts_lost;
-      // What is lost has its next attempt placed by the same plan, and a place that is held for it
-      // is nobody else's meanwhile.
-      const bool lost = std::any_of(attempt->parts.begin(), attempt->parts.end(),
-                                    [](const PartRow& part) { return part.lost; });
-      const bool held = task->reservation != nullptr && task->reservation->held &&
-                        task->reservation->attempt == task->next_attempt;
-      if (task->hosts_lost > 1 && !lost && !held)
-        task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->hosts_lost - 1);
-      if (task->hosts_lost >= kHostsLostInRow && !lost) {
-        FailTask(
-            found.job, found.index, cause,
-            absl::StrCat(kHostsLostInRow,
-                         " attempts in a row lost a host before they made progress: ", detail));
-      }
+      RestartLost(found, ordered);
     } else {
-      const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : kDefaultMaxRestarts;
-      if (task->restarts_used >= budget) {
-        FailTask(found.job, found.index, cause, detail);
-      } else {
-        ++task->restarts_used;
-        task->backoff_until_ns =
-            s_.now_ns_ + Backoff(s_.restart_backoff_ns_, ran ? 1 : task->restarts_used);
-      }
+      RestartFailed(found);
     }
   }
   SettleJob(found.job);
+}
+
+// After a fault of the infrastructure: elsewhere (HostsToAvoid), and for retry_faults_for.
+void Applier::TryFaultAgain(const Found& found) {
+  const AttemptRow& attempt = *found.attempt;
+  TaskRow* task = found.task;
+  const pb::TaskSpec& spec = found.job->task_spec(found.index);
+  const int64_t patience_ns =
+      spec.has_retry_faults_for_ns() ? spec.retry_faults_for_ns() : kDefaultRetryFaultsForNs;
+  // The first fault begins the trying; what ran until then was none.
+  if (task->infra_failures++ > 0)
+    task->faults_tried_ns += std::min(attempt.end_ns - attempt.place_ns, kFaultTryNs);
+  if (task->faults_tried_ns >= patience_ns) {
+    const std::string tried =
+        task->infra_failures == 1
+            ? ""
+            : absl::StrCat(task->infra_failures, " times in a row, tried again for ",
+                           FormatDuration(patience_ns), ": ");
+    FailTask(found.job, found.index, attempt.cause, absl::StrCat(tried, attempt.detail));
+    return;
+  }
+  // The last pause is as long as there is time left, so that the last try is made at its end.
+  const int64_t pause_ns = std::min(Backoff(s_.restart_backoff_ns_, task->infra_failures),
+                                    patience_ns - task->faults_tried_ns);
+  task->faults_tried_ns += pause_ns;
+  task->backoff_until_ns = s_.now_ns_ + pause_ns;
+}
+
+// After the loss of a host, `ordered`: while it was being stopped for a reason of its own.
+void Applier::RestartLost(const Found& found, bool ordered) {
+  const AttemptRow& attempt = *found.attempt;
+  TaskRow* task = found.task;
+  if (!RanSoundly(attempt) && !ordered) ++task->hosts_lost;
+  // What is lost has its next attempt placed by the same plan, and a place that is held for it is
+  // nobody else's meanwhile.
+  const bool lost = std::any_of(attempt.parts.begin(), attempt.parts.end(),
+                                [](const PartRow& part) { return part.lost; });
+  const bool held = task->reservation != nullptr && task->reservation->held &&
+                    task->reservation->attempt == task->next_attempt;
+  if (task->hosts_lost > 1 && !lost && !held)
+    task->backoff_until_ns = s_.now_ns_ + Backoff(s_.restart_backoff_ns_, task->hosts_lost - 1);
+  if (task->hosts_lost < kHostsLostInRow || lost) return;
+  FailTask(
+      found.job, found.index, attempt.cause,
+      absl::StrCat(kHostsLostInRow,
+                   " attempts in a row lost a host before they made progress: ", attempt.detail));
+}
+
+// After a failure of the program itself: within its budget.
+void Applier::RestartFailed(const Found& found) {
+  TaskRow* task = found.task;
+  const pb::TaskSpec& spec = found.job->task_spec(found.index);
+  const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : kDefaultMaxRestarts;
+  if (task->restarts_used >= budget) {
+    FailTask(found.job, found.index, found.attempt->cause, found.attempt->detail);
+    return;
+  }
+  ++task->restarts_used;
+  // A program that ran for long is not one that fails at its start: it need not be kept from
+  // trying.
+  task->backoff_until_ns =
+      s_.now_ns_ +
+      Backoff(s_.restart_backoff_ns_, RanSoundly(*found.attempt) ? 1 : task->restarts_used);
 }
 
 // ---- jobs ----

@@ -111,6 +111,16 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
   return failure;
 }
 
+bool Infrastructure(pb::Cause cause) {
+  return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED || cause == pb::DEVICE_FAILURE ||
+         cause == pb::HOST_FAILURE || cause == pb::NETWORK_FAILURE || cause == pb::STORAGE_FAILURE;
+}
+
+HostId FailedHost(const AttemptRow& attempt) {
+  const std::optional<Failure> failure = FirstFailure(attempt);
+  return failure.has_value() && failure->cause == attempt.cause ? failure->host : kNoHost;
+}
+
 std::vector<int32_t> DevicesOfRank(const pb::TaskSpec& task, const PartRow& part, int32_t rank) {
   const auto [first, last] = RankDevices(rank, task.processes_per_worker(), part.first_group_rank,
                                          part.workers, static_cast<int32_t>(part.devices.size()));

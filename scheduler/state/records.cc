@@ -104,6 +104,8 @@ absl::Status FromRecord(const State& state, const pb::AttemptRecord& r, AttemptR
   row->place_round = r.place_round();
   row->off_since_ns = r.off_since_ns();
   row->stragglers.assign(r.stragglers().begin(), r.stragglers().end());
+  if (row->ended() && row->state == pb::TASK_FAILED && Infrastructure(row->cause))
+    row->failed_host = FailedHost(*row);
   return absl::OkStatus();
 }
 
@@ -153,6 +155,7 @@ pb::TaskRecord ToRecord(const State& state, const TaskRow& row) {
   r.set_detail(row.detail);
   r.set_restarts_used(row.restarts_used);
   r.set_infra_failures(row.infra_failures);
+  r.set_faults_tried_ns(row.faults_tried_ns);
   r.set_hosts_lost(row.hosts_lost);
   r.set_next_attempt(row.next_attempt);
   r.set_backoff_until_ns(row.backoff_until_ns);
@@ -191,6 +194,7 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   row->detail = r.detail();
   row->restarts_used = r.restarts_used();
   row->infra_failures = r.infra_failures();
+  row->faults_tried_ns = r.faults_tried_ns();
   row->hosts_lost = r.hosts_lost();
   row->next_attempt = r.next_attempt();
   row->backoff_until_ns = r.backoff_until_ns();

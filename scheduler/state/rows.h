@@ -97,6 +97,9 @@ struct AttemptRow {
                              // hadn't spoken; 0: none
   uint64_t place_round = 0;  // State::round() when it was placed
   std::vector<pb::Straggler> stragglers;  // by rank
+  // Derived: where the fault of the infrastructure was told that ended it; its next attempts avoid
+  // that host.
+  HostId failed_host = kNoHost;
 
   bool ended() const { return end_ns != 0; }
   // No part has processes (or they are lost): its devices are not its own any more. It may wait for
@@ -114,8 +117,10 @@ struct TaskRow {
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;  // why it failed or was cancelled
   std::string detail;
   int32_t restarts_used = 0;
-  int32_t infra_failures =
-      0;  // failures of the infrastructure in a row, without progress between them
+  // Faults of the infrastructure in a row, without progress between them, and for how long they
+  // were tried again: pauses, and of each try after the first at most kFaultTryNs.
+  int32_t infra_failures = 0;
+  int64_t faults_tried_ns = 0;
   int32_t hosts_lost =
       0;  // attempts in a row that lost a host before they had progress or a sound run
   int32_t next_attempt = 1;

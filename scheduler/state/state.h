@@ -48,8 +48,9 @@ struct ChangedRows {
 // history is the store's.
 inline constexpr int64_t kFinishedJobsKept = 10'000;
 inline constexpr int64_t kFinishedKeptNs = 7 * int64_t{86'400} * 1'000'000'000;
-inline constexpr int32_t kInfraFailuresInRow =
-    5;  // failures of the infrastructure in a row after which a task fails
+// Of a try after a fault of the infrastructure no more counts towards the task's retry_faults_for:
+// a program that runs for hours and tells no progress gets as many tries as pauses would allow.
+inline constexpr int64_t kFaultTryNs = 5 * int64_t{60} * 1'000'000'000;
 // Attempts in a row, none of which told any progress or ran for ten minutes, that lost a host: it
 // may be the task that takes its hosts down. It is given no further one.
 inline constexpr int32_t kHostsLostInRow = 10;
@@ -259,6 +260,11 @@ struct Failure {
   int32_t rank = -1;      // -1: no process of it did
 };
 std::optional<Failure> FirstFailure(const AttemptRow& attempt);
+// A fault of the infrastructure: it costs the job's budget nothing, and is tried again elsewhere
+// (TaskSpec.retry_faults_for).
+bool Infrastructure(pb::Cause cause);
+// Where the attempt failed, of which such a fault was the end; kNoHost: nobody told where.
+HostId FailedHost(const AttemptRow& attempt);
 // One worker of the task on a host with this inventory.
 Demand WorkerDemand(const pb::TaskSpec& task, const pb::Inventory& inventory);
 // The same of what the task's resources say (0: left out), on a host with so many devices, CPUs and

@@ -613,29 +613,99 @@ TEST(Restarts, WaitNoLongerThanTheFirstTimeAfterARunOfTenMinutes) {
   EXPECT_EQ(s.Task(job).backoff_until_ns, s.state.now_ns() + kSecond);
 }
 
-TEST(Restarts, LaunchFailuresInARowEndTheTaskButProgressForgivesThem) {
+// An attempt whose program runs for `ran_s` and ends by a fault of the infrastructure.
+void EndsByFault(Story* s, uint64_t job, int64_t ran_s, pb::Cause cause = pb::STORAGE_FAILURE) {
+  s->Again(job);
+  s->Step((s->now_ns - Story::kStart) / kSecond + ran_s);
+  pb::Event event = testing::Report(s->state, job, 0, s->Newest(job).number, 0, pb::GONE, 1);
+  for (pb::WorkerExit& exit :
+       *event.mutable_attempt_reported()->mutable_report()->mutable_exits()) {
+    exit.set_cause(cause);
+    exit.set_detail("exit 1: OSError: [Errno 116] Stale file handle");
+  }
+  s->Do(event);
+  EXPECT_EQ(State::Difference(s->state, s->state.Rebuilt()), "");
+}
+
+int64_t PauseS(const Story& s, uint64_t job) {
+  return (s.Task(job).backoff_until_ns - s.state.now_ns()) / kSecond;
+}
+
+TEST(Restarts, AFaultOfTheInfrastructureIsTriedAgainWithGrowingPausesForHalfAnHour) {
   Story s;
   const uint64_t job = s.Job();
-  const auto fail = [&] {
-    s.Place(job);
-    pb::Event event = testing::Report(s.state, job, 0, s.Newest(job).number, 0, pb::GONE);
-    event.mutable_attempt_reported()->mutable_report()->set_cause(pb::LAUNCH_FAILED);
-    event.mutable_attempt_reported()->mutable_report()->set_detail("exec: no such file");
-    s.Do(event);
+  // 1 + 2 + … + 256 s, then 300 s each, and what is left of 1,800.
+  for (const int64_t pause_s : {1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300, 300, 89}) {
+    EndsByFault(&s, job, 0);
+    ASSERT_EQ(s.State(job), pb::TASK_WAITING);
+    EXPECT_EQ(PauseS(s, job), pause_s);
+  }
+  EndsByFault(&s, job, 0);
+  EXPECT_EQ(s.State(job), pb::TASK_FAILED);
+  EXPECT_EQ(s.state.FindJob(job)->cause, pb::STORAGE_FAILURE);
+  EXPECT_EQ(s.state.FindJob(job)->detail,
+            "15 times in a row, tried again for 30m: rank 0: exit 1: OSError: [Errno 116] Stale "
+            "file handle");
+  EXPECT_EQ(s.Task(job).restarts_used, 0);
+}
+
+TEST(Restarts, OfAFaultStopAfterTheTimeThatTheJobSays) {
+  struct Case {
+    int64_t retry_s;
+    int64_t ran_s;  // each try
+    int tries;
+    const char* why;
   };
-  for (int i = 1; i < kInfraFailuresInRow; ++i) fail();
+  for (const Case& c :
+       {Case{0, 0, 1, "it isn't tried again"}, Case{10, 0, 5, "1, 2, 4 and the rest of 10 s"},
+        Case{12, 9, 3, "9 s of the second try count, of the first none"},
+        Case{1800, 7200, 7, "five minutes of each try count"}}) {
+    SCOPED_TRACE(c.why);
+    Story s;
+    testing::JobBuilder builder("research");
+    builder.task()->set_retry_faults_for_ns(c.retry_s * kSecond);
+    const uint64_t job = builder.SubmitTo(&s);
+    int tries = 0;
+    while (s.State(job) != pb::TASK_FAILED && tries < 100) {
+      EndsByFault(&s, job, c.ran_s);
+      ++tries;
+    }
+    EXPECT_EQ(tries, c.tries);
+  }
+}
+
+TEST(Restarts, WaitingForAPlaceIsNoTryingAndProgressForgivesFaults) {
+  Story s;
+  const uint64_t job = s.Job();
+  for (int i = 0; i < 3; ++i) EndsByFault(&s, job, 0);
+  s.Step((s.now_ns - Story::kStart) / kSecond + 86'400);  // its queue was full
+  EndsByFault(&s, job, 0);
   EXPECT_EQ(s.State(job), pb::TASK_WAITING);
+  EXPECT_EQ(PauseS(s, job), 8);
   s.Again(job);
   s.Checkpoint(job, 10);
+  EXPECT_EQ(s.Task(job).infra_failures, 0);
+  EXPECT_EQ(s.Task(job).faults_tried_ns, 0);
   s.Stop(job, pb::DRAIN);
   s.AllSay(job, pb::GONE, 143, true);
-  for (int i = 1; i < kInfraFailuresInRow; ++i) fail();
-  EXPECT_EQ(s.State(job), pb::TASK_WAITING) << "counted anew after the checkpoint";
-  fail();
-  EXPECT_EQ(s.State(job), pb::TASK_FAILED);
-  EXPECT_EQ(s.state.FindJob(job)->cause, pb::LAUNCH_FAILED);
-  EXPECT_THAT(s.state.FindJob(job)->detail, HasSubstr("exec: no such file"));
-  EXPECT_EQ(s.Task(job).restarts_used, 0);
+  EndsByFault(&s, job, 0);
+  EXPECT_EQ(PauseS(s, job), 1) << "counted anew after the checkpoint";
+}
+
+TEST(Restarts, AFaultIsRememberedWithTheHostThatToldIt) {
+  for (const auto& [cause, remembered] :
+       {std::pair{pb::STORAGE_FAILURE, true}, std::pair{pb::DEVICE_FAILURE, true},
+        std::pair{pb::HOST_FAILURE, true}, std::pair{pb::NETWORK_FAILURE, true},
+        std::pair{pb::PROGRAM_ERROR, false}, std::pair{pb::OUT_OF_MEMORY, false}}) {
+    Story s;
+    const uint64_t job = s.Job();
+    EndsByFault(&s, job, 1, cause);
+    const HostId host = s.Newest(job).parts[0].host;
+    EXPECT_EQ(s.Newest(job).failed_host, remembered ? host : kNoHost) << pb::Cause_Name(cause);
+    const State rebuilt = s.state.Rebuilt();
+    EXPECT_EQ(rebuilt.FindJob(job)->tasks[0].attempts.back().failed_host,
+              s.Newest(job).failed_host);
+  }
 }
 
 // An attempt of one worker on h00 whose host says, `ran_s` after its start, that it lost track of

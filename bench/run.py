@@ -240,8 +240,13 @@ ROWS = {
         3600,
     ),
     "classify": (
-        "why processes ended, told from 200 log tails and more that weren't seen when the rules were written",
-        [f"{BIN}/bench-classify", "bench/failures/held-out.jsonl"],
+        "why processes ended, told from 200 log tails and more that weren't seen when the rules were written, and from 66 of users' own mistakes",
+        [
+            f"{BIN}/bench-classify",
+            "bench/failures/held-out.jsonl",
+            "--mistakes",
+            "bench/failures/mistakes.jsonl",
+        ],
         60,
     ),
     "llama3-failures": (

@@ -197,6 +197,7 @@ void AgentLoop::OnDeviceEvent(int32_t device, int32_t xid) {
 DeviceEvents AgentLoop::EventsOf(const AttemptRecord& record) const {
   DeviceEvents events;
   const v1::Placement& here = record.prepare.here();
+  events.held = here.devices_size() > 0 && !inventory_.declared();
   const int32_t processes = std::max(1, record.prepare.processes_per_worker());
   for (int32_t rank = here.first_group_rank() * processes;
        !told_.empty() && rank < (here.first_group_rank() + here.workers()) * processes; ++rank) {
@@ -205,7 +206,7 @@ DeviceEvents AgentLoop::EventsOf(const AttemptRecord& record) const {
     for (const DeviceEvent& event : told_) {
       if (std::find(here.devices().begin() + first, here.devices().begin() + last, event.device) !=
           here.devices().begin() + last)
-        events[rank].emplace_back(event.at_ns, event.text);
+        events.by_rank[rank].emplace_back(event.at_ns, event.text);
     }
   }
   return events;

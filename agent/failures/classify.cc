@@ -101,18 +101,21 @@ struct Evidence {
   Weight weight;
 };
 
-std::optional<Evidence> EvidenceOf(std::string_view line) {
+// `devices`: the process held some, so that what is said of them may be so.
+std::optional<Evidence> EvidenceOf(std::string_view line, bool devices) {
   if (const std::optional<int> xid = XidOf(line)) {
-    if (XidBlamesDevice(*xid)) return Evidence{FailureClass::kDevice, Weight::kCause};
+    if (XidBlamesDevice(*xid) && devices) return Evidence{FailureClass::kDevice, Weight::kCause};
     return Evidence{FailureClass::kUserError, Weight::kHint};
   }
+  const auto evidence = [&](const Rule& rule) {
+    return Evidence{rule.of_devices && !devices ? FailureClass::kUserError : rule.cls, rule.weight};
+  };
   for (const Rule& rule : WholeSentenceRules()) {
-    if (Matches(line, rule.pattern)) return Evidence{rule.cls, rule.weight};
+    if (Matches(line, rule.pattern)) return evidence(rule);
   }
   std::optional<Evidence> best;
   for (const Rule& rule : FailureRules()) {
-    if ((!best || rule.weight > best->weight) && Matches(line, rule.pattern))
-      best = Evidence{rule.cls, rule.weight};
+    if ((!best || rule.weight > best->weight) && Matches(line, rule.pattern)) best = evidence(rule);
   }
   // Notices of a stop and watchdogs speak as loggers' warnings do; whatever else does was got over,
   // or says the same again as an error.
@@ -154,13 +157,68 @@ bool IsProgress(std::string_view line) {
                                                                 "s/it"};
   static constexpr std::array<std::string_view, 8> kFigures = {
       "loss", "tokens/s", "tok/s", "it/s]", "s/it]", "samples/s", "throughput", "tflop"};
-  return HasAny(line, kCounters) && HasAny(line, kFigures) && !EvidenceOf(line);
+  return HasAny(line, kCounters) && HasAny(line, kFigures) && !EvidenceOf(line, /*devices=*/true);
 }
 
+// Without what a launcher writes before each line: "[rank3]: ", "[rank0]:".
+std::string_view WithoutRank(std::string_view line) {
+  if (!line.starts_with("[rank")) return line;
+  const size_t end = line.find("]:");
+  if (end == std::string_view::npos || end > 12) return line;
+  line.remove_prefix(end + 2);
+  return line.starts_with(' ') ? line.substr(1) : line;
+}
+
+// `  File "train.py", line 40, in main`: the next line is its source.
+bool IsFrame(std::string_view line) {
+  line = WithoutRank(line);
+  return line.starts_with("  file \"") && line.find("\", line ") != std::string_view::npos;
+}
+
+// A setting that a program prints: "  spot: true", "walltime ....... 86400", "labels: ['ok',
+// 'bad']". Of a name that speaks of an end it is none ("exitcode: -9", "KeyError: 'a'").
+bool IsSetting(std::string_view line) {
+  static constexpr std::array<std::string_view, 7> kOfEnds = {
+      "error", "exception", "exit", "signal", "killed", "status", "reason"};
+  line = WithoutRank(line);
+  line.remove_prefix(std::min(line.find_first_not_of(' '), line.size()));
+  line = line.substr(0, line.find_last_not_of(" \r") + 1);
+  size_t at = 0;
+  while (at < line.size() && (IsWord(line[at]) || line[at] == '-' || line[at] == '/')) ++at;
+  const std::string_view name = line.substr(0, at);
+  if (name.empty() || HasAny(name, kOfEnds)) return false;
+  const size_t value_at = line.find_first_not_of(" .:=", at);
+  if (value_at == std::string_view::npos || value_at == at) return false;
+  const std::string_view between = line.substr(at, value_at - at);
+  if (between.find_first_of(":=") == std::string_view::npos &&
+      between.find("...") == std::string_view::npos)
+    return false;
+  const std::string_view value = line.substr(value_at);
+  for (const std::string_view word : {"true", "false", "none", "null", "yes", "no", "on", "off"}) {
+    if (value == word) return true;
+  }
+  const auto within = [&](char open, char close) {
+    return value.size() >= 2 && value.front() == open && value.back() == close;
+  };
+  return within('[', ']') || within('{', '}') || within('\'', '\'') || within('"', '"') ||
+         (absl::ascii_isdigit(static_cast<unsigned char>(value.front())) &&
+          value.find_first_not_of("0123456789.e+-_smhdkmgtib") == std::string_view::npos);
+}
+
+// Lines in lower case; those that say nothing of an end whatever their words (frames of a
+// traceback, settings) are empty.
 struct Text {
   explicit Text(const std::vector<std::string_view>& all) : lines(all) {
     lower.reserve(all.size());
-    for (const std::string_view line : all) absl::AsciiStrToLower(&lower.emplace_back(line));
+    bool source = false;
+    for (const std::string_view line : all) {
+      std::string& text = lower.emplace_back(line);
+      absl::AsciiStrToLower(&text);
+      const bool frame = IsFrame(text);
+      if (frame || (source && WithoutRank(text).starts_with("    ")) || IsSetting(text))
+        text.clear();
+      source = frame;
+    }
   }
 
   const std::vector<std::string_view>& lines;
@@ -177,10 +235,11 @@ struct Told {
 
 // The strongest evidence of lines [begin, end): of equal weight the first, because what follows a
 // cause are its consequences.
-std::optional<Told> Strongest(const Text& text, size_t begin, size_t end) {
+std::optional<Told> Strongest(const Text& text, size_t begin, size_t end, bool devices = true) {
   std::optional<Told> best;
   for (size_t i = begin; i < end; ++i) {
-    const std::optional<Evidence> evidence = EvidenceOf(text.lower[i]);
+    if (text.lower[i].empty()) continue;
+    const std::optional<Evidence> evidence = EvidenceOf(text.lower[i], devices);
     if (evidence && (!best || evidence->weight > best->weight))
       best = {evidence->cls, evidence->weight, text.lines[i]};
   }
@@ -207,10 +266,10 @@ Failure Classify(const EndFacts& facts) {
 
   size_t behind_progress = tail.lines.size();
   while (behind_progress > 0 && !IsProgress(tail.lower[behind_progress - 1])) --behind_progress;
-  std::optional<Told> told = Strongest(tail, behind_progress, tail.lines.size());
+  std::optional<Told> told = Strongest(tail, behind_progress, tail.lines.size(), facts.devices);
   if (!told || told->weight <= Weight::kWarned) {
     // Other ranks may have got one more line out after the one that failed.
-    if (const std::optional<Told> before = Strongest(tail, 0, behind_progress);
+    if (const std::optional<Told> before = Strongest(tail, 0, behind_progress, facts.devices);
         before && before->weight == Weight::kCause)
       told = before;
   }

@@ -4,8 +4,9 @@
 // Only what says the cause counts: what Muster did itself and what the kernel and the driver said
 // come before what the program wrote; of its log, what names a cause comes before what names its
 // consequences ("connection closed by peer", a collective that timed out), and that before a plain
-// exception; an error that training went on after doesn't count unless there is no other. The rules
-// are text patterns of what frameworks, drivers and libraries print, in rules.cc.
+// exception; an error that training went on after doesn't count unless there is no other. Frames of
+// a traceback and settings that a program prints say nothing: their words are the program's. The
+// rules are text patterns of what frameworks, drivers and libraries print, in rules.cc.
 //
 // Pure: no clock, no files. Thread-safe. At most a few hundred lines are expected; it costs about
 // 0.1 ms a line.
@@ -38,6 +39,8 @@ struct EndFacts {
   bool silent = false;                   // Muster stopped it: no progress for hang_timeout
   bool host_lost = false;                // its host was lost, or another boot
   bool cgroup_oom = false;               // its cgroup's oom_kill count rose
+  bool devices = true;                   // it held devices that aren't declared stand-ins: what its
+                                         // log says of devices and their driver may be so
   std::vector<std::string_view> events;  // since it began: lines of the kernel, the driver, the
                                          // node ("NVRM: Xid (PCI:0000:4e:00): 79, …")
   std::vector<std::string_view> tail;    // the last lines of its log, oldest first

@@ -114,6 +114,61 @@ TEST(Classify, BelievesCausesBeforeConsequencesAndTheFirstOfTheSameWeight) {
   }
 }
 
+TEST(Classify, WhatAProgramWithoutDevicesSaysOfDevicesIsItsOwnMistake) {
+  for (const char* line :
+       {"RuntimeError: Found no NVIDIA driver on your system. Please check that you have a GPU",
+        "RuntimeError: CUDA error: no CUDA-capable device is detected",
+        "Failed to initialize NVML: Driver/library version mismatch",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "NVRM: Xid (PCI:0000:4e:00): 79, pid=1, GPU has fallen off the bus."}) {
+    EndFacts facts{.exit_code = 1, .tail = {line}};
+    EXPECT_NE(Classify(facts).cls, kUserError) << line;
+    facts.devices = false;
+    EXPECT_EQ(Classify(facts).cls, kUserError) << line;
+    EXPECT_NE(Classify(facts).because, "") << line;
+  }
+  const EndFacts disk{
+      .exit_code = 1, .devices = false, .tail = {"blk_update_request: I/O error, dev nvme0n1"}};
+  EXPECT_EQ(Classify(disk).cls, kHost) << "its host's disk is its host's all the same";
+}
+
+TEST(Classify, FramesOfATracebackAndSettingsSayNothing) {
+  const std::vector<std::string_view> frame = {
+      "[rank3]: Traceback (most recent call last):",
+      "[rank3]:   File \"/srv/health/nvlink_error.py\", line 12, in reboot",
+      "[rank3]:     raise DeviceError('uncorrectable ECC error')", "[rank3]: DeviceError: 7"};
+  EXPECT_EQ(Classify({.exit_code = 1, .tail = frame}).cls, kUserError);
+  const std::vector<std::string_view> said = {
+      "Traceback (most recent call last):", "  File \"/srv/x.py\", line 12, in <module>",
+      "    check()", "DeviceError: uncorrectable ECC error"};
+  EXPECT_EQ(Classify({.exit_code = 1, .tail = said}).cls, kDevice) << "the exception speaks";
+  for (const char* setting :
+       {"  spot: true", "walltime ........ 86400", "preemption = null", "walltime: 24h",
+        "labels: ['kernel panic', 'gpu is lost']", "reason_to_stop: 'preempted by hand'"}) {
+    EXPECT_EQ(Classify({.exit_code = 1, .tail = {setting, "RuntimeError: x"}}).cls,
+              std::string_view(setting).starts_with("reason") ? kPreempted : kUserError)
+        << setting;
+  }
+  EXPECT_EQ(Classify({.tail = {"exitcode  : -9"}}).cls, kKilled) << "of an end";
+}
+
+// Users' own mistakes, many of them with the words of devices and hosts.
+TEST(Classify, TellsUsersOwnMistakesAndBlamesNoHostForThem) {
+  const std::vector<LabelledEnd> ends = ReadLabelledEnds("bench/failures/mistakes.jsonl");
+  ASSERT_GE(ends.size(), 60u);
+  size_t wrong = 0;
+  std::string which;
+  for (const LabelledEnd& end : ends) {
+    const Failure failure = Classify(FactsOf(end));
+    EXPECT_TRUE(failure.cls != kHost && failure.cls != kDevice)
+        << end.id << " by: " << failure.because;
+    if (FailureName(failure.cls) == end.label) continue;
+    ++wrong;
+    which += end.id + " by: " + failure.because + "\n";
+  }
+  EXPECT_LE(wrong, 1u) << which;
+}
+
 TEST(Classify, SaysLinesInPrintableCharactersCutAtOne) {
   const std::pair<std::string, std::string> cases[] = {
       {"KeyError: " + std::string(189, 'x') + "ä and much more",

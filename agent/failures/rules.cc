@@ -15,6 +15,7 @@ struct Group {
   FailureClass cls;
   Weight weight;
   std::string_view patterns;
+  bool of_driver = false;  // hosts' rules: about the devices' driver
 };
 
 // A line that patterns of several groups match is the first group's of the largest weight; within a
@@ -148,24 +149,29 @@ took too long to download | transport endpoint is not connected | unable to conn
      R"(100 % full | 99 % full | errno 30] | errno 5] | input/output error | read-only file system)"},
     // hosts
     {kHost, kCause,
-     R"(failed to create cgroup | librmversionmismatch | nvml/rm version mismatch | prolog failed | taskprolog |
-unable to create cgroup | version mismatch*rm has)"},
+     R"(failed to create cgroup | prolog failed | taskprolog | unable to create cgroup)"},
     {kHost, kCause,
-     R"(/dev/nvidia*operation not permitted | <edac*<ue> | <node*<down> | <psu> | <rebooting | bmc power | bmc: |
+     R"(/dev/nvidia*operation not permitted | cuda driver initialization failed |
+cuda initialization: unexpected error | driver/library version mismatch | fabric manager | fabricmanager |
+failed to initialize nvml | found no nvidia driver | librmversionmismatch | nvidia-smi has failed because |
+nvml/rm version mismatch | unable to initialize nvml | version mismatch*rm has)",
+     true},
+    {kHost, kCause,
+     R"(<edac*<ue> | <node*<down> | <psu> | <rebooting | bmc power | bmc: |
 bug: unable to handle | containerd*failed | could not select device driver | cpu temperature | credential revoked |
-critical temperature | cuda driver initialization failed | cuda initialization: unexpected error | disk / read-only |
-disk*100 % full | disk*i/o errors | disk*read-only | driver/library version mismatch | edac*uncorrect |
-error response from daemon | fabric manager | fabricmanager | failed to create pod sandbox | failed to create shim task |
-failed to initialize nvml | found no nvidia driver | general protection fault: | going down for | hard lockup |
+critical temperature | disk / read-only |
+disk*100 % full | disk*i/o errors | disk*read-only | edac*uncorrect |
+error response from daemon | failed to create pod sandbox | failed to create shim task |
+general protection fault: | going down for | hard lockup |
 hardware error] | host is down | host rebooted | host unreachable | host*went down | ipmi | kernel bug at | kernel panic |
 kernel: bug: | kubelet stopped posting | lost power | machine check | mce: | mce: [hardware error] | mce: cpu |
 memory failure: | nmi watchdog | no usable temporary directory | node fail | node failure | node failure on |
 node is not ready | node not ready | node*not responding | node*unreachable | node_fail | nodelost | nodenotready |
-nodes*down | nvidia-container-cli | nvidia-smi has failed because | nvme*controller is down | oci runtime |
+nodes*down | nvidia-container-cli | nvme*controller is down | oci runtime |
 power failure | power lost | power state off | power supply | rcu*detected stalls | rcu*stall | reboot: | rebooted |
 remounting filesystem read-only | shutting down for | shutting down*temperature | slurmd*not responding | system halted |
 system is rebooting | system shutdown | taintmanager | temperature above threshold, cpu | the system will reboot |
-too many open files in system | unable to initialize nvml | uncorrected*memory error | unexpected reboot |
+too many open files in system | uncorrected*memory error | unexpected reboot |
 unexpectedly rebooted | watchdog: bug: soft lockup)"},
     // hangs
     {kHang, kCause, R"(engine iteration timed out)"},
@@ -246,6 +252,17 @@ undefined symbol | unrecognized arguments | validationerror | was not found in)"
 };
 
 constexpr Group kWholeSentences[] = {
+    // mistakes that quote names of the program's own
+    {kUserError, kCause,
+     R"([errno 2] no such file | docker daemon running | error: argument | is not in list | unrecognized arguments |
+botocore.exceptions.paramvalidationerror | botocore.exceptions.profilenotfound |
+connecting to 127.0.0.1*refused | connecting to localhost*refused | host='127.0.0.1'*max retries exceeded |
+host='localhost'*max retries exceeded | errno 30]*'/bin/ | errno 30]*'/etc/ | errno 30]*'/lib | errno 30]*'/opt/ |
+errno 30]*'/sbin/ | errno 30]*'/usr/)"},
+    {kUserError, kConsequence,
+     R"(<attributeerror: | <indexerror: | <keyerror: | <modulenotfounderror: | <nameerror: | <syntaxerror: |
+<typeerror: | <unboundlocalerror:)"},
+    {kUserError, kHint, R"(<usage: )"},
     {kStorage, kConsequence, R"(not responding, still trying)"},
     {kUserError, kHint, R"(nccl info channel | nccl info connected | via net/)"},
     {kUserError, kHint, R"(os.fork() is incompatible)"},
@@ -281,7 +298,7 @@ std::vector<Rule> Spread(std::span<const Group> groups) {
       constexpr std::string_view kSpace = " \n";
       pattern.remove_prefix(std::min(pattern.find_first_not_of(kSpace), pattern.size()));
       pattern = pattern.substr(0, pattern.find_last_not_of(kSpace) + 1);
-      rules.push_back({group.cls, group.weight, pattern});
+      rules.push_back({group.cls, group.weight, pattern, group.cls == kDevice || group.of_driver});
     }
   }
   return rules;

@@ -23,6 +23,8 @@ struct Rule {
   // Pieces between '*', lower case: they stand in the line in this order, whatever is between them.
   // A piece that begins or ends with '<' or '>' begins or ends at the border of a word.
   std::string_view pattern;
+  // It speaks of devices or their driver: of a process that held none it is the program's mistake.
+  bool of_devices = false;
 };
 
 // Of these the first that a line matches decides: sentences that speak of more than they know, and

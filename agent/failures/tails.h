@@ -1,5 +1,5 @@
-// Labelled ends of processes: one JSON object a line with id, label, exit_code, signal, events,
-// tail (bench/failures/README.md).
+// Labelled ends of processes: one JSON object a line with id, label, exit_code, signal, gpus,
+// events, tail (bench/failures/README.md).
 #pragma once
 
 #include <fstream>
@@ -20,6 +20,7 @@ struct LabelledEnd {
   std::string label;
   int exit_code = 0;
   int signal = 0;
+  bool devices = true;
   std::vector<std::string> events;
   std::vector<std::string> tail;
 };
@@ -53,6 +54,7 @@ inline std::vector<LabelledEnd> ReadLabelledEnds(const std::string& path) {
                     .label = j.at("label"),
                     .exit_code = exit_code,
                     .signal = signal,
+                    .devices = j.value("gpus", 1) > 0,
                     .events = {},
                     .tail = {}};
     if (j.contains("events") && j["events"].is_array())
@@ -66,7 +68,11 @@ inline std::vector<LabelledEnd> ReadLabelledEnds(const std::string& path) {
 // What Muster would know of it: events that it sees itself are facts, the others lines of the
 // kernel and the driver.
 inline EndFacts FactsOf(const LabelledEnd& end) {
-  EndFacts facts{.exit_code = end.exit_code, .signal = end.signal, .events = {}, .tail = {}};
+  EndFacts facts{.exit_code = end.exit_code,
+                 .signal = end.signal,
+                 .devices = end.devices,
+                 .events = {},
+                 .tail = {}};
   for (const std::string& event : end.events) {
     const auto is_zero = [](std::string_view words) {
       return words.ends_with(" 0");

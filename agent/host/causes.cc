@@ -80,9 +80,10 @@ void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t sta
     EndFacts facts{.exit_code = exit.exit_code(),
                    .signal = exit.signal(),
                    .cgroup_oom = exit.oom(),
+                   .devices = events.held,
                    .events = {},
                    .tail = {}};
-    if (const auto told = events.find(exit.rank()); told != events.end()) {
+    if (const auto told = events.by_rank.find(exit.rank()); told != events.by_rank.end()) {
       for (const auto& [at_ns, words] : told->second) {
         if (at_ns >= start_ns) facts.events.push_back(words);
       }

@@ -14,7 +14,12 @@ namespace muster::agent {
 
 // What the driver said of the devices that a rank may use: when (Unix time), and lines such as "Xid
 // 79 on GPU 3".
-using DeviceEvents = std::map<int32_t, std::vector<std::pair<int64_t, std::string>>>;  // by rank
+struct DeviceEvents {
+  // The attempt has devices here that aren't declared stand-ins; without any, what its log says of
+  // devices is its program's mistake.
+  bool held = false;
+  std::map<int32_t, std::vector<std::pair<int64_t, std::string>>> by_rank;
+};
 
 // Sets cause and detail of each exit that is a failure of its own and has no cause yet. `logs`: the
 // folder of its logs (agent/host/logs.h); one that is missing says nothing. Of `events` those count

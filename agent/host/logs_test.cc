@@ -108,6 +108,10 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
                              "muster: setup, line 2: pip install nosuch\n"})
       log.Append(line);
   }
+  {
+    shim::LogWriter log(directory_, 8, 1 << 20, 2);
+    log.Append("RuntimeError: Found no NVIDIA driver on your system\n");
+  }
   const struct {
     const char* what;
     int rank, exit_code, signal;
@@ -115,7 +119,12 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     const char* detail;
     v1::Cause cause;
     const char* told;
+    bool held = true;
   } kCases[] = {
+      {"its log speaks of the driver", 8, 1, 0, true, false, "", v1::HOST_FAILURE,
+       "exit 1: RuntimeError: Found no NVIDIA driver on your system"},
+      {"the same, without devices", 8, 1, 0, true, false, "", v1::PROGRAM_ERROR,
+       "exit 1: RuntimeError: Found no NVIDIA driver on your system", false},
       {"its log says it", 3, 1, 0, true, false, "", v1::PROGRAM_ERROR,
        "exit 1: KeyError: 'labels'"},
       {"a signal, and its log", 3, 0, 6, true, false, "killed by SIGABRT", v1::PROGRAM_ERROR,
@@ -151,8 +160,9 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     exits[0].set_detail(c.detail);
     exits[0].set_own(c.own);
     exits[0].set_oom(c.oom);
-    TellCauses(directory_, {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}},
-               /*start_ns=*/20, &exits);
+    const DeviceEvents events = {c.held,
+                                 {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}}};
+    TellCauses(directory_, events, /*start_ns=*/20, &exits);
     EXPECT_EQ(exits[0].cause(), c.cause) << c.what;
     EXPECT_EQ(exits[0].detail(), c.told) << c.what;
   }

@@ -593,6 +593,29 @@ TEST_F(AgentTest, TellsWhatTheDriverSaysOfADeviceAndWhomItHit) {
   EXPECT_NE(report.exits(1).detail().find("Xid"), std::string::npos);
 }
 
+TEST_F(AgentTest, ChecksItsHostAndItsHeartbeatsGoOnMeanwhile) {
+  ASSERT_TRUE(scheduler_->hello().checks_host());
+  pb::SchedulerMessage message;
+  message.mutable_check_host()->set_request(5);
+  message.mutable_check_host()->set_device(-1);
+  message.mutable_check_host()->set_timeout_ns(int64_t{60} * 1'000'000'000);
+  for (const std::string& word :
+       {std::string("/bin/sh"), std::string("-c"),
+        absl::StrCat("while [ ! -e ", directory_, "/go ]; do sleep 0.02; done; exit 3")})
+    message.mutable_check_host()->add_command(word);
+  scheduler_->Send(message);
+  for (int beat = 0; beat < 3; ++beat) {
+    ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_heartbeat(); }));
+  }
+  std::ofstream(directory_ + "/go") << "go";
+  pb::AgentMessage told;
+  ASSERT_TRUE(
+      scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_checked(); }, &told));
+  EXPECT_EQ(told.checked().request(), 5u);
+  EXPECT_FALSE(told.checked().passed());
+  EXPECT_NE(told.checked().detail(), "");
+}
+
 TEST_F(AgentTest, LogsOfAForgottenAttemptThatAreTooLargeGoAtOnce) {
   KillAgent(SIGTERM);
   flags_ = {"--keep-log-bytes", "10"};

@@ -24,6 +24,7 @@
 #include "agent/daemon/connection.h"
 #include "agent/daemon/loop.h"
 #include "agent/daemon/ports.h"
+#include "agent/host/host_check.h"
 #include "agent/host/inventory.h"
 #include "agent/host/unit.h"
 #include "agent/shim/format.h"
@@ -238,9 +239,11 @@ class Agent final : public Link {
   std::deque<Incoming> inbox_;                    // guarded by mutex_
   std::unique_ptr<v1::Inventory> new_inventory_;  // guarded by mutex_
   std::deque<Nvml::Event> device_events_;         // guarded by mutex_
+  std::deque<v1::HostChecked> checked_;           // guarded by mutex_
   std::thread schema_;
   std::thread devices_;  // waits for device_events_
   std::atomic<bool> stopping_ = false;
+  std::unique_ptr<HostCheck> check_;
   std::unique_ptr<Connection> connection_;  // last: its thread posts to us
 };
 
@@ -271,15 +274,26 @@ absl::Status Agent::Open() {
   options.inventory = options_.inventory;
   options.retention = options_.retention;
   options.sweep_ns = shims_.Open(epoll_) ? kSweep : kSweepWithoutInotify;
+  check_ = std::make_unique<HostCheck>(options_.nvml, [this](v1::HostChecked checked) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      checked_.push_back(std::move(checked));
+    }
+    Ring();
+  });
   loop_ = std::make_unique<AgentLoop>(
       std::move(options),
-      AgentLoop::Ports{&clock_, this, &shims_, state_.get(), &processes_, state_.get(), &storage_},
+      AgentLoop::Ports{&clock_, this, &shims_, state_.get(), &processes_, state_.get(), &storage_,
+                       [this](const v1::CheckHost& check, const v1::Inventory& inventory) {
+                         return check_->Begin(check, inventory);
+                       }},
       std::move(records_));
   return absl::OkStatus();
 }
 
 Agent::~Agent() {
   stopping_ = true;
+  check_.reset();
   connection_.reset();
   for (std::thread* thread : {&schema_, &devices_}) {
     if (thread->joinable()) thread->join();
@@ -307,14 +321,17 @@ void Agent::TakeIncoming() {
   if (::read(inbox_ready_, &count, sizeof count) < 0) return;
   std::deque<Incoming> taken;
   std::deque<Nvml::Event> events;
+  std::deque<v1::HostChecked> checked;
   std::unique_ptr<v1::Inventory> inventory;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     taken.swap(inbox_);
     events.swap(device_events_);
+    checked.swap(checked_);
     inventory = std::move(new_inventory_);
   }
   for (const Nvml::Event& event : events) loop_->OnDeviceEvent(event.device, event.xid);
+  for (v1::HostChecked& answer : checked) loop_->OnChecked(std::move(answer));
   if (inventory != nullptr) loop_->OnInventory(std::move(*inventory));
   for (const Incoming& incoming : taken) {
     switch (incoming.kind) {

@@ -73,7 +73,9 @@ void AgentLoop::OnOpened(uint64_t generation) {
   heard_ns_ = ports_.clock->BootNs();
   // What happened while nobody listened belongs into the Hello.
   WatchAttempts();
-  Send(reconciler_->Hello(inventory_, ports_.clock->BootNs()));
+  v1::AgentMessage hello = reconciler_->Hello(inventory_, ports_.clock->BootNs());
+  hello.mutable_hello()->set_checks_host(ports_.check_host != nullptr);
+  Send(std::move(hello));
 }
 
 void AgentLoop::OnClosed(const std::string& reason) {
@@ -104,6 +106,10 @@ void AgentLoop::OnMessage(uint64_t generation, const v1::SchedulerMessage& messa
       return;
     case v1::SchedulerMessage::kLogRequest:
       if (in_session()) logs_.Start(message.log_request());
+      return;
+    case v1::SchedulerMessage::kCheckHost:
+      if (in_session() && ports_.check_host && ports_.check_host(message.check_host(), inventory_))
+        check_session_ = message.session().session();
       return;
     case v1::SchedulerMessage::kLogCancel:
       if (in_session()) logs_.Cancel(message.log_cancel().request());
@@ -191,6 +197,15 @@ void AgentLoop::OnDeviceEvent(int32_t device, int32_t xid) {
   if (!broken_.emplace(device, text).second) return;
   MarkBroken(device, text, &inventory_);
   ports_.link->Restart();
+}
+
+// Numbers of requests are of the session that asked.
+void AgentLoop::OnChecked(v1::HostChecked checked) {
+  if (!reconciler_->has_session() || reconciler_->session().session() != check_session_) return;
+  v1::AgentMessage message;
+  *message.mutable_session() = reconciler_->session();
+  *message.mutable_checked() = std::move(checked);
+  Send(std::move(message));
 }
 
 // By rank what the driver said of its devices.

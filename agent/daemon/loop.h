@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -39,6 +40,9 @@ class AgentLoop final : public Sender {
     Processes* processes = nullptr;
     StateDirectory* state = nullptr;
     StorageThreads* storage = nullptr;  // nullptr: nobody does anything there for the ports
+    // Begins a check beside the loop, which OnChecked ends; false: one is under way. Null: this
+    // host can't be checked, and says so.
+    std::function<bool(const v1::CheckHost&, const v1::Inventory&)> check_host;
   };
 
   // `records`: what `state` held at start. All outlive this object.
@@ -56,6 +60,7 @@ class AgentLoop final : public Sender {
   void OnFilesMissed() { next_sweep_ns_ = 0; }      // of some
   void OnShimEnded(const AttemptId& id);
   void OnStorage();  // some work there is done
+  void OnChecked(v1::HostChecked checked);
 
   // Does what is due; returns when it wants to be called again, if nothing happens before.
   int64_t Turn();
@@ -108,6 +113,7 @@ class AgentLoop final : public Sender {
   uint64_t generation_ = 0;
   bool open_ = false;  // a stream is there, welcomed or not
   std::string last_reason_, refused_;
+  std::string check_session_;  // that asked for the newest check
   int64_t lease_ns_, heartbeat_ns_;
   int64_t next_heartbeat_ns_ = 0;
   int64_t heard_ns_ = 0;

@@ -78,18 +78,23 @@ Nvml::~Nvml() {
   ::dlclose(calls_->library);
 }
 
-std::vector<Nvml::Device> Nvml::Devices() {
+std::vector<Nvml::Device> Nvml::Devices() const {
+  std::vector<Handle> handles;
+  return Ask(&handles);
+}
+
+std::vector<Nvml::Device> Nvml::Ask(std::vector<void*>* handles) const {
   unsigned count = 0;
   if (calls_->count(&count) != 0) return {};
   std::vector<Device> devices(count);
-  handles_.assign(count, nullptr);
+  handles->assign(count, nullptr);
   for (unsigned i = 0; i < count; ++i) {
     char name[96] = "", uuid[96] = "";
     Memory memory{};
-    devices[i].healthy = calls_->handle(i, &handles_[i]) == 0 &&
-                         calls_->name(handles_[i], name, sizeof name) == 0 &&
-                         calls_->uuid(handles_[i], uuid, sizeof uuid) == 0 &&
-                         calls_->memory(handles_[i], &memory) == 0;
+    devices[i].healthy = calls_->handle(i, &(*handles)[i]) == 0 &&
+                         calls_->name((*handles)[i], name, sizeof name) == 0 &&
+                         calls_->uuid((*handles)[i], uuid, sizeof uuid) == 0 &&
+                         calls_->memory((*handles)[i], &memory) == 0;
     if (!devices[i].healthy) continue;
     devices[i].name = name;
     devices[i].uuid = uuid;
@@ -99,7 +104,7 @@ std::vector<Nvml::Device> Nvml::Devices() {
 }
 
 bool Nvml::Watch() {
-  if (handles_.empty()) Devices();
+  Ask(&handles_);
   if (calls_->event_types == nullptr || calls_->event_set == nullptr ||
       calls_->register_events == nullptr || calls_->event_wait == nullptr ||
       calls_->event_free == nullptr || calls_->event_set(&set_) != 0) {

@@ -1,6 +1,6 @@
 // NVIDIA's management library, by name: it comes with the driver, and only where there is one. Its
-// C interface is stable; what is used of it is named in nvml.cc. Not thread-safe, but Next may run
-// in one thread while Devices runs in another: the library allows that.
+// C interface is stable; what is used of it is named in nvml.cc. Devices may be called from any
+// thread; the others from one, Watch before Next.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class Nvml {
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
 
-  std::vector<Device> Devices();
+  std::vector<Device> Devices() const;
   // From now on Next tells of critical errors of these devices. False: none of them can tell.
   bool Watch();
   // The next critical error, of those since Watch; waits for it for so long at most.
@@ -39,9 +39,10 @@ class Nvml {
  private:
   struct Calls;
   explicit Nvml(std::unique_ptr<Calls> calls);
+  std::vector<Device> Ask(std::vector<void*>* handles) const;
 
   std::unique_ptr<Calls> calls_;
-  std::vector<void*> handles_;  // by index; nullptr: it doesn't answer
+  std::vector<void*> handles_;  // by index, of Watch; nullptr: it doesn't answer
   void* set_ = nullptr;         // of events
   bool failed_ = false;         // that was said
 };

@@ -74,6 +74,8 @@ std::string HostNotes(const pb::Host& host, int64_t now_ns) {
                                          : "",
                     "; muster host release ", host.name(),
                     row.device() < 0 ? "" : absl::StrCat(" ", row.device()), " ends it\n");
+    if (!row.check_detail().empty())
+      absl::StrAppend(&text, "  its host failed the last check: ", row.check_detail(), "\n");
     for (const pb::Blame& blame : row.evidence()) absl::StrAppend(&text, BlameLine(blame, now_ns));
   }
   if (host.blames_size() > 0)

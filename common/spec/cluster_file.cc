@@ -220,6 +220,10 @@ class ClusterReader {
     int64_t timeout_ns = 0;
     if (ReadSpan(fields, "fence_timeout", kSecond, kHour, &timeout_ns))
       cluster->set_fence_timeout_ns(timeout_ns);
+    fields.TextList("host_check",
+                    [&](std::string word) { cluster->add_host_check(std::move(word)); });
+    if (ReadSpan(fields, "host_check_timeout", kSecond, kHour, &timeout_ns))
+      cluster->set_host_check_timeout_ns(timeout_ns);
     fields.ForEachEntry("topology", [&](const YamlNode& block, const YamlNode& racks,
                                         const std::string& path) {
       if (!MapAndLabel(block, racks, path)) return;
@@ -252,11 +256,16 @@ class ClusterReader {
     const auto names_host = [](const std::string& word) {
       return word.find("{host}") != std::string::npos;
     };
-    const auto& command = cluster->fence_command();
-    if (!command.empty() && (command[0].empty() || command[0][0] != '/')) {
-      document_.AddAtPath(IndexPath(fields.PathOf("fence_command"), 0),
+    const auto is_program = [&](const auto& words, std::string_view name) {
+      if (words.empty() || words[0].starts_with('/')) return true;
+      document_.AddAtPath(IndexPath(fields.PathOf(name), 0),
                           "must be the absolute path of a program; it is run without a shell");
-    } else if (!command.empty() && std::none_of(command.begin() + 1, command.end(), names_host)) {
+      return false;
+    };
+    is_program(cluster->host_check(), "host_check");
+    const auto& command = cluster->fence_command();
+    if (is_program(command, "fence_command") && !command.empty() &&
+        std::none_of(command.begin() + 1, command.end(), names_host)) {
       document_.AddAtPath(fields.PathOf("fence_command"),
                           "doesn't say which host: write {host} where its name belongs");
     }
@@ -285,7 +294,7 @@ class ClusterReader {
     if (fields.Int("host_blames", 1, 1000, &number)) rule->set_host_blames(number);
     if (ReadSpan(fields, "window", kMinute, 365 * kDay, &span_ns)) rule->set_window_ns(span_ns);
     if (fields.Int("max_percent", 0, 100, &number)) rule->set_max_percent(number);
-    if (ReadSpan(fields, "release_after", kMinute, 365 * kDay, &span_ns))
+    if (ReadSpan(fields, "release_after", kSecond, 365 * kDay, &span_ns))
       rule->set_release_after_ns(span_ns);
     fields.Finish();
   }

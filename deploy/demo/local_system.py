@@ -116,6 +116,8 @@ class LocalSystem:
     def start_agent(
         self, cluster: str, host: str, inventory: str = "host.yaml", port_range: str = "20000-29999"
     ) -> subprocess.Popen:
+        """With inventory "" it looks for devices itself."""
+        declared = ["--inventory", self.folder / "etc" / inventory] if inventory else []
         return self.spawn(
             f"agent-{cluster}-{host}",
             [
@@ -128,8 +130,7 @@ class LocalSystem:
                 host,
                 "--state-dir",
                 self.folder / "agents" / f"{cluster}-{host}",
-                "--inventory",
-                self.folder / "etc" / inventory,
+                *declared,
                 "--address",
                 "127.0.0.1",
                 "--port-range",

@@ -178,6 +178,10 @@ absl::Status CheckAgentMessage(const pb::AgentMessage& message) {
         return Wrong("fault.detail", "longer than 16 KiB");
       if (message.fault().at_ns() <= 0) return Wrong("fault.at_ns", "must be positive");
       return absl::OkStatus();
+    case pb::AgentMessage::kChecked:
+      if (message.checked().detail().size() > kMaxText)
+        return Wrong("checked.detail", "longer than 16 KiB");
+      return absl::OkStatus();
     case pb::AgentMessage::BODY_NOT_SET:
       return Wrong("body", "missing, or of a newer protocol");
   }

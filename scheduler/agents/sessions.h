@@ -117,6 +117,7 @@ class Sessions : public AgentLink {
     std::shared_ptr<AgentStream> stream;
     std::string cluster, host, state_id, id;
     bool welcomed = false;
+    bool checks_host = false;  // as its Hello said
     std::map<std::string, int64_t>
         sent;  // commands (serialized) that hold, and when they were sent last
     std::map<std::string, std::string> reports;         // newest report by attempt, serialized
@@ -137,6 +138,14 @@ class Sessions : public AgentLink {
     pb::HostState posted = pb::HOST_STATE_UNSPECIFIED;  // what the engine was last told
     int64_t posted_quiet_ns = 0;
     bool answered = false;  // to this process, with all that it runs: that is in the store
+    uint64_t hellos = 0;    // accepted ones
+    struct Check {          // before a quarantine ends: the newest that was asked for
+      uint64_t request = 0;
+      int32_t device = -1;
+      std::string session;   // that was asked
+      int64_t again_ns = 0;  // BootNs: not asked again before that
+      bool answered = false;
+    } check;
   };
   struct LogStream {
     std::string cluster, host;
@@ -145,6 +154,12 @@ class Sessions : public AgentLink {
     int64_t until_ns = 0;    // BootNs; of one that waits
   };
 
+  static constexpr char kDisconnected[] = "has disconnected: what followed can't be read now";
+  static constexpr char kNotConnected[] = "is not connected; its output can't be read now";
+
+  static std::string Name(const std::string& cluster, const std::string& host) {
+    return cluster + "/" + host;
+  }
   absl::Status ReceiveHello(const std::shared_ptr<AgentStream>& stream, const pb::Hello& hello);
   std::string WhyRefuse(const pb::Hello& hello, const View& view,
                         bool* final) const;  // under mutex_
@@ -157,6 +172,9 @@ class Sessions : public AgentLink {
   void ProveOwnership();
   void Timed(const View& view, const pb::ProgressReport& report);
   void LookAtQuarantines(const State& state, HostId id);  // under mutex_
+  void EndQuarantine(const pb::ClusterSpec& cluster, const HostRow& row,
+                     const pb::Quarantine& quarantine);  // under mutex_
+  void Checked(const std::shared_ptr<Session>& session, const pb::HostChecked& checked);
   void Report(const std::shared_ptr<Session>& session, const pb::AttemptReport& report);
   void Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report);
   void PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt,
@@ -183,7 +201,7 @@ class Sessions : public AgentLink {
   std::map<std::string, HostEntry> hosts_;  // by cluster/host
   std::map<const AgentStream*, std::shared_ptr<Session>> streams_;
   std::map<uint64_t, LogStream> logs_;
-  uint64_t next_log_ = 1;
+  uint64_t next_log_ = 1, next_check_ = 1;
   int64_t proved_ns_ = started_ns_;  // BootNs of the newest commit that was made to prove it
   Stragglers stragglers_;
   std::map<HostId, std::set<std::string>> told_quarantines_;  // in the log

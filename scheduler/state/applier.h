@@ -84,6 +84,7 @@ class Applier {
   void On(const pb::HostFaultSeen& e);
   void On(const pb::StragglerSeen& e);
   void On(const pb::QuarantineReleased& e);
+  void On(const pb::HostCheckFailed& e);
   void On(const pb::AttemptReported& e);
   void On(const pb::GangPrepared& e);
   void On(const pb::CheckpointSeen& e);
@@ -119,10 +120,10 @@ class Applier {
   // export.
   void Release(const Found& found);
   void EndAttempt(const Found& found);
-  void BookLoss(const Found& found, pb::Cause cause);
   void TryFaultAgain(const Found& found);
   void RestartLost(const Found& found, bool ordered);
   void RestartFailed(const Found& found);
+  void BookLoss(const Found& found, pb::Cause cause);
   void FailTask(JobRow* job, int32_t task, pb::Cause cause, const std::string& detail);
   // Unblocks, cancels what can't run any more, ends the job.
   void SettleJob(JobRow* job);

@@ -121,6 +121,8 @@ void Applier::Carry(const pb::Event& event) {
       return On(event.quarantine_released());
     case pb::Event::kHostFenceFailed:
       return On(event.host_fence_failed());
+    case pb::Event::kHostCheckFailed:
+      return On(event.host_check_failed());
     case pb::Event::kTimer:
     case pb::Event::BODY_NOT_SET:
       return;

@@ -21,6 +21,7 @@ namespace {
 constexpr int64_t kSameFaultNs =
     kHour;  // a fault that nothing ran under, and what else is said of the device: one incident
 constexpr size_t kMaxBlameBytes = 300;
+constexpr int64_t kCheckAgainNs = 10 * kMinute;  // after a check that failed
 
 int Points(const pb::Blame& blame) { return blame.kind() == pb::BLAME_SLOW ? 1 : 2; }
 
@@ -103,6 +104,9 @@ void Applier::BlameEnd(const Found& found) {
   if (!failure.has_value() || failure->cause != attempt.cause || failure->host == kNoHost) return;
   const auto part = std::find_if(attempt.parts.begin(), attempt.parts.end(),
                                  [&](const PartRow& p) { return p.host == failure->host; });
+  // What a program says of devices counts where it had some.
+  const bool held_devices = !part->devices.empty() && !s_.host(failure->host).inventory.declared();
+  if (attempt.cause == pb::DEVICE_FAILURE && !held_devices) return;
   pb::Blame blame;
   blame.set_device(-1);
   if (attempt.cause == pb::DEVICE_FAILURE) {
@@ -368,6 +372,21 @@ void Applier::On(const pb::StragglerSeen& e) {
   const HostId host = part->host;
   rows.insert(at, std::move(row));
   Blame(host, std::move(blame));
+}
+
+void Applier::On(const pb::HostCheckFailed& e) {
+  const HostId id = s_.FindHost(e.cluster(), e.host());
+  if (id == kNoHost) return;
+  const auto due = [&](const pb::Quarantine& row) {
+    return row.device() == e.device() && row.release_ns() != 0 && row.release_ns() <= s_.now_ns_;
+  };
+  const auto& rows = s_.host(id).quarantines;
+  if (std::none_of(rows.begin(), rows.end(), due)) return;
+  for (pb::Quarantine& row : Host(id)->quarantines) {
+    if (!due(row)) continue;
+    row.set_check_detail(std::string(CutUtf8(e.detail(), kMaxBlameBytes)));
+    row.set_release_ns(s_.now_ns_ + kCheckAgainNs);
+  }
 }
 
 void Applier::On(const pb::QuarantineReleased& e) {

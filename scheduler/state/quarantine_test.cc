@@ -247,6 +247,71 @@ TEST_F(Quarantine, IsReleasedByTimeOnlyOnceItIsOver) {
   EXPECT_FALSE(Out("h00", 1));
 }
 
+TEST_F(Quarantine, LastsOnWhereTheHostFailsItsCheck) {
+  pb::QuarantineRule rule;
+  rule.set_release_after_ns(kHour);
+  system.Rule("c", rule);
+  const auto fails = [&](int32_t device) {
+    pb::Event event;
+    event.mutable_host_check_failed()->set_cluster("c");
+    event.mutable_host_check_failed()->set_host("h00");
+    event.mutable_host_check_failed()->set_device(device);
+    event.mutable_host_check_failed()->set_detail("exit 3: GPU 1: memory test failed");
+    system.Do(event);
+    EXPECT_EQ(State::Difference(system.state, system.state.Rebuilt()), "");
+  };
+  Ends(Submit(), "h00", 1);
+  Ends(Submit(), "h00", 1);
+  const int64_t release_ns = Host("h00").quarantines[0].release_ns();
+  fails(1);
+  EXPECT_EQ(Host("h00").quarantines[0].release_ns(), release_ns) << "it wasn't due";
+  system.Step(second_ += 3600);
+  fails(2);
+  EXPECT_EQ(Host("h00").quarantines[0].check_detail(), "") << "of another device";
+  fails(1);
+  EXPECT_EQ(Host("h00").quarantines[0].check_detail(), "exit 3: GPU 1: memory test failed");
+  EXPECT_EQ(Host("h00").quarantines[0].release_ns(), system.now_ns + 10 * kMinute);
+  Release("h00", 1, "time");
+  EXPECT_TRUE(Out("h00", 1));
+  system.Step(second_ += 600);
+  Release("h00", 1, "time");
+  EXPECT_FALSE(Out("h00", 1));
+}
+
+TEST_F(Quarantine, AProgramWithoutDevicesOrWithStandInsForThemSaysNothingOfDevices) {
+  for (const bool declared : {false, true}) {
+    SCOPED_TRACE(declared);
+    pb::Event hello;
+    pb::HostHello& e = *hello.mutable_host_hello();
+    e.set_cluster("c");
+    e.set_host("h00");
+    e.set_state_id(Host("h00").state_id);
+    e.set_boot_id(Host("h00").boot_id);
+    *e.mutable_inventory() = Host("h00").inventory;
+    e.mutable_inventory()->set_declared(declared);
+    system.Do(hello);
+    for (int i = 0; i < 4; ++i) {
+      if (declared) {
+        Ends(Submit(), "h00", 1);
+        continue;
+      }
+      JobBuilder builder("q");
+      builder.GpusMilli(0);
+      const uint64_t job = builder.SubmitTo(&system);
+      system.Do(Placed(system.state, job, "c", {{"h00", {}, 1}}));
+      StartAll(&system, job);
+      pb::Event event = Report(system.state, job, 0, 1, 0, pb::GONE, 1);
+      for (pb::WorkerExit& exit :
+           *event.mutable_attempt_reported()->mutable_report()->mutable_exits())
+        exit.set_cause(pb::DEVICE_FAILURE);
+      system.Do(event);
+      EXPECT_EQ(testing::TaskOf(system.state, job).attempts[0].cause, pb::DEVICE_FAILURE);
+    }
+    EXPECT_TRUE(Host("h00").blames.empty());
+    EXPECT_FALSE(Host("h00").quarantined());
+  }
+}
+
 TEST_F(Quarantine, IsOffWhereTheFileSaysSo) {
   pb::QuarantineRule rule;
   rule.set_off(true);

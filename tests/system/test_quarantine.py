@@ -5,9 +5,12 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
+import pytest
 from local_system import wait_for
 from small_system import (
+    configure,
     let_go,
     marks,
     rank_pid,
@@ -17,6 +20,7 @@ from small_system import (
     task,
     wait_ended,
     wait_started,
+    waiting_job,
 )
 
 ONE_QUEUE = """queues:
@@ -25,12 +29,35 @@ ONE_QUEUE = """queues:
 BROKEN = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 
+GPUS = "resources: {gpus: 1, gpu_types: [h100-80g], cpus: 0.1, memory: 1MiB}"
+
+
 def fails_once(name: str) -> str:
     """Ends by its device's fault in its first attempt."""
     return (
-        f"name: {name}\nqueue: research\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\nrun: |\n  [ $MUSTER_ATTEMPT -ge 2 ] && exit 0\n"
+        f"name: {name}\nqueue: research\n{GPUS}\nrun: |\n  [ $MUSTER_ATTEMPT -ge 2 ] && exit 0\n"
         f"  echo '{BROKEN}' >&2\n  exit 1\n"
     )
+
+
+def driver(system) -> Path:
+    """The devices that stand in for real ones, a line each; what isn't there doesn't answer."""
+    return system.folder / "nvml" / "devices"
+
+
+def start_gpus(system, cluster: str) -> None:
+    """Host lab/h01 with two devices that its driver, a stand-in, says to be there: no declared slots."""
+    configure(system, ONE_QUEUE, hosts=("h01",), cluster=cluster)
+    driver(system).parent.mkdir()
+    driver(system).write_text(
+        "".join(f"NVIDIA H100 80GB HBM3|GPU-{d}|85520809984\n" for d in range(2))
+    )
+    system.start_musterd()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_NVML", str(driver(system).parent))
+        patch.setenv("LD_LIBRARY_PATH", str(system.bin_dir.parent / "fake_nvml"))
+        system.start_agent("lab", "h01", inventory="")
+    system.wait_hosts_up({"lab/h01"})
 
 
 def host(system, name: str) -> dict:
@@ -46,8 +73,11 @@ def quarantined(system, name: str) -> list[int]:
 
 
 def test_a_device_that_two_jobs_blame_gets_no_work_until_it_is_released(bare):
-    start(bare, ONE_QUEUE, hosts=("h01",), cluster="quarantine: {max_percent: 50}")
-    beside = submit_waiting(bare, "beside")
+    start_gpus(bare, "quarantine: {max_percent: 50}")
+    text = waiting_job(bare, "beside")
+    beside = submit(
+        bare, text.replace("resources: {gpus: 1, gpu_types: [cpu-slot]}", GPUS), "beside"
+    )
     other = (
         task(bare.job(beside))["attempts"][0]["placements"][0].get("devices", [0])[0]
         if wait_started(bare, "beside", 1)
@@ -94,10 +124,35 @@ def test_a_device_that_two_jobs_blame_gets_no_work_until_it_is_released(bare):
 
 
 def test_one_broken_job_takes_no_device_out(bare):
-    start(bare, ONE_QUEUE, hosts=("h01",), cluster="quarantine: {max_percent: 100}")
-    text = fails_once("broken").replace("-ge 2", "-ge 99")
+    start_gpus(bare, "quarantine: {max_percent: 100}")
+    text = "retry_faults_for: 3s\n" + fails_once("broken").replace("-ge 2", "-ge 99")
     assert wait_ended(bare, submit(bare, text), timeout_s=40)["state"] == "FAILED"
     assert quarantined(bare, "lab/h01") == [] and len(host(bare, "lab/h01")["blames"]) == 1
+
+
+def test_a_quarantine_ends_by_time_only_once_its_host_passes_the_check(bare):
+    check = bare.folder / "check-gpus"
+    check.write_text(
+        f"#!/bin/sh\necho $1 >> {bare.folder}/checked\n"
+        f"[ -e {bare.folder}/repaired ] || {{ echo memory test failed >&2; exit 3; }}\n"
+    )
+    check.chmod(0o755)
+    start_gpus(
+        bare,
+        f"quarantine: {{max_percent: 100, device_blames: 1, release_after: 2s}}\nhost_check: [{check}, '{{device}}']",
+    )
+    wait_ended(bare, submit(bare, fails_once("first"), "first"))
+    bad = quarantined(bare, "lab/h01")
+    assert len(bad) == 1
+    wait_for(
+        "the check to fail",
+        lambda: "memory test failed" in bare.run(["host", "show", "lab/h01"]).stdout,
+        90,
+    )
+    assert quarantined(bare, "lab/h01") == bad, "it lasts on"
+    assert (bare.folder / "checked").read_text().split() == [str(bad[0])]
+    bare.run(["host", "release", "lab/h01"])
+    assert quarantined(bare, "lab/h01") == [], "an operator's word needs no check"
 
 
 def test_a_rank_that_is_slower_than_its_gang_is_named(bare):

@@ -1,0 +1,256 @@
+// Sessions: who may join, and what a Hello brings (CONTRACTS 1, 2, 19).
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/log.h"
+#include "common/base/protocol.h"
+#include "common/base/units.h"
+#include "scheduler/agents/sessions.h"
+#include "scheduler/engine/commands.h"
+#include "scheduler/state/bytes.h"
+
+namespace muster {
+namespace {
+
+constexpr char kRestored[] =
+    "agents have seen a later state of this store: it was restored from a backup, or a copy of it "
+    "is served elsewhere. Nothing is changed, and no "
+    "agent is served. Start musterd on the newest store; or, only if no other musterd serves it, "
+    "with --adopt-restored to go on from this one";
+
+// The agent was told of what this store doesn't hold. What it was told before a restored store was
+// adopted says nothing.
+bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View& view) {
+  const uint64_t since_epoch = options.adopts ? options.epoch : view.state.adopted_epoch();
+  return hello.epoch_seen() > options.epoch ||
+         (hello.epoch_seen() >= since_epoch && hello.commit_seen() > view.commit);
+}
+
+}  // namespace
+
+std::string WhyNotSpoken(int32_t theirs, int32_t ours) {
+  const int32_t oldest = std::max(1, ours - 1);
+  if (theirs >= oldest && theirs <= ours) return "";
+  return absl::StrCat("protocol version ", theirs, " is not spoken here; this musterd speaks ",
+                      oldest == ours ? "" : absl::StrCat(oldest, " and "), ours, ". ",
+                      theirs > ours
+                          ? "The agent is of a newer release: install that release of musterd first"
+                          : "The agent is more than one release older: install musterd's release "
+                            "on its host, too; what runs there goes on");
+}
+
+// Empty if the host may join now.
+std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* final) const {
+  *final = true;
+  if (const std::string why = WhyNotSpoken(hello.protocol_version(), kAgentProtocolVersion);
+      !why.empty())
+    return why;
+  if (!hello.store_id_seen().empty() && hello.store_id_seen() != options_.store_id) {
+    return absl::StrCat("the agent has served another store (", hello.store_id_seen(),
+                        ") and may run its attempts; this one is ", options_.store_id,
+                        ". Stop what it runs and give it a fresh --state-dir");
+  }
+  if (restored_ || SeenLater(hello, options_, view)) {
+    *final = false;
+    return kRestored;
+  }
+  const int32_t cluster = view.state.FindCluster(hello.cluster());
+  if (cluster < 0)
+    return absl::StrCat("there is no cluster \"", hello.cluster(), "\" in the clusters file");
+  const HostId id = view.state.FindHost(hello.cluster(), hello.host());
+  if (!view.state.clusters()[cluster].spec.open() &&
+      (id == kNoHost || !view.state.host(id).listed)) {
+    return absl::StrCat("cluster ", hello.cluster(), " has no host \"", hello.host(),
+                        "\". Add it to the clusters file");
+  }
+  // Another agent of this name may be running, connected or not, until its lease is over.
+  *final = false;
+  const int64_t now_ns = clock_->BootNs();
+  std::string holder;
+  int64_t heard_ns = started_ns_;
+  if (const auto it = hosts_.find(Name(hello.cluster(), hello.host()));
+      it != hosts_.end() && it->second.heard_ns != 0) {
+    holder = it->second.state_id;
+    heard_ns = it->second.heard_ns;
+  } else if (id != kNoHost && view.state.host(id).state != pb::HOST_UNREACHABLE) {
+    holder = view.state.host(id).state_id;
+  }
+  if (!holder.empty() && holder != hello.state_id() && now_ns - heard_ns < options_.lease_ns) {
+    return absl::StrCat(
+        "another agent serves as ", hello.cluster(), "/", hello.host(), " (state id ",
+        holder.substr(0, 8), "). Give this one another --host, or wait ",
+        FormatDuration((options_.lease_ns - (now_ns - heard_ns)) / kSecond * kSecond + kSecond),
+        " if that one is gone");
+  }
+  return "";
+}
+
+absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
+                                    const pb::Hello& hello) {
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  auto session = std::make_shared<Session>();
+  std::shared_ptr<Session> replaced;
+  std::vector<std::pair<uint64_t, LogSink>> broken;
+  uint64_t number = 0;  // of this Hello among its host's
+  {
+    std::lock_guard lock(mutex_);
+    if (streams_.count(stream.get()) != 0)
+      return absl::InvalidArgumentError("a second hello on the same stream");
+    bool final = false;
+    if (const std::string why = WhyRefuse(hello, *view, &final); !why.empty()) {
+      if (why == kRestored) SawLater(hello);
+      LogWarn("agent refused",
+              {{"cluster", hello.cluster()}, {"host", hello.host()}, {"why", why}});
+      pb::SchedulerMessage message;
+      message.mutable_refused()->set_reason(why);
+      message.mutable_refused()->set_final(final);
+      stream->Send(message);
+      stream->End(absl::FailedPreconditionError(why));
+      return absl::OkStatus();
+    }
+    session->stream = stream;
+    session->cluster = hello.cluster();
+    session->host = hello.host();
+    session->state_id = hello.state_id();
+    session->id = options_.new_id();
+    session->checks_host = hello.checks_host();
+    HostEntry& entry = hosts_[Name(hello.cluster(), hello.host())];
+    number = ++entry.hellos;
+    replaced = std::move(entry.session);
+    if (replaced != nullptr) broken = TakeLogsOf(*replaced);
+    entry.session = session;
+    entry.state_id = hello.state_id();
+    entry.heard_ns = clock_->BootNs();
+    entry.heard_wall_ns = clock_->WallNs();
+    entry.posted_quiet_ns = 0;
+    entry.posted = pb::HOST_UP;  // HostHello says so
+    streams_[stream.get()] = session;
+    for (const pb::AttemptReport& report : hello.attempts())
+      session->reports[AttemptText(report.key())] = report.SerializeAsString();
+  }
+  if (replaced != nullptr)
+    replaced->stream->End(
+        absl::AbortedError("a newer session of this agent has replaced this one"));
+  EndLogs(broken, kDisconnected);
+
+  // One operation, so that the whole Hello is one step.
+  std::vector<pb::Event> events(1);
+  pb::HostHello* joined = events[0].mutable_host_hello();
+  joined->set_cluster(hello.cluster());
+  joined->set_host(hello.host());
+  joined->set_state_id(hello.state_id());
+  joined->set_boot_id(hello.boot_id());
+  *joined->mutable_inventory() = hello.inventory();
+  std::set<std::string> mentioned;
+  for (const pb::AttemptReport& report : hello.attempts()) {
+    mentioned.insert(AttemptText(report.key()));
+    pb::AttemptReported* reported = events.emplace_back().mutable_attempt_reported();
+    reported->set_cluster(hello.cluster());
+    reported->set_host(hello.host());
+    reported->set_state_id(hello.state_id());
+    *reported->mutable_report() = report;
+  }
+  LogInfo("agent connected", {{"cluster", hello.cluster()},
+                              {"host", hello.host()},
+                              {"session", session->id.substr(0, 8)},
+                              {"attempts", hello.attempts_size()},
+                              {"declared", hello.inventory().declared()}});
+  const std::string differs = HowDiffers(hello.cluster(), hello.host(), hello.inventory());
+  if (!differs.empty()) {
+    LogWarn("a host contradicts its SKU in the clusters file; what it has is what counts",
+            {{"cluster", hello.cluster()}, {"host", hello.host()}, {"how", differs}});
+  }
+  // A newer Hello may have come from another thread since the lock was released, and be queued
+  // before this one: then this one says nothing any more.
+  engine_->Call(
+      [this, number, name = Name(hello.cluster(), hello.host()),
+       events = std::move(events)](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+        std::lock_guard lock(mutex_);
+        if (hosts_[name].hellos != number)
+          return absl::AbortedError("a newer session of this agent has replaced this one");
+        return events;
+      },
+      [this, session, mentioned, differs](absl::Status status) {
+        if (status.ok()) {
+          Welcome(session, mentioned, differs);
+        } else {
+          session->stream->End(status);
+        }
+      });
+  return absl::OkStatus();
+}
+
+void Sessions::Welcome(const std::shared_ptr<Session>& session,
+                       const std::set<std::string>& mentioned, const std::string& differs) {
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  std::lock_guard lock(mutex_);
+  if (hosts_[Name(session->cluster, session->host)].session != session) return;
+  session->welcomed = true;
+  hosts_[Name(session->cluster, session->host)].answered = true;
+  pb::SchedulerMessage message;
+  message.mutable_welcome()->set_lease_ns(options_.lease_ns);
+  message.mutable_welcome()->set_heartbeat_ns(options_.heartbeat_ns);
+  message.mutable_welcome()->set_differs(differs);
+  SendOn(session.get(), std::move(message));
+  const int64_t now_ns = clock_->BootNs();
+  for (pb::SchedulerMessage& command : CommandsFor(view->state, session->cluster, session->host)) {
+    session->sent[DeterministicBytes(command)] = now_ns;
+    SendOn(session.get(), std::move(command));
+  }
+  for (pb::SchedulerMessage& query :
+       QueriesFor(view->state, session->cluster, session->host, mentioned)) {
+    session->asked[AttemptText(query.query().key())] = query;
+    SendOn(session.get(), std::move(query));
+  }
+  // Ends that it told in its Hello are durable now.
+  for (const auto& [key, bytes] : session->reports) {
+    pb::AttemptReport report;
+    MUSTER_CHECK(report.ParseFromString(bytes));
+    if (report.phase() != pb::GONE || AwaitsExport(view->state, report.key())) continue;
+    pb::SchedulerMessage forget;
+    *forget.mutable_forget()->mutable_key() = report.key();
+    SendOn(session.get(), std::move(forget));
+  }
+  for (auto& [number, log] : logs_) {
+    if (log.waiting.request() == 0 || log.cluster != session->cluster || log.host != session->host)
+      continue;
+    pb::SchedulerMessage request;
+    request.mutable_log_request()->Swap(&log.waiting);
+    SendOn(session.get(), std::move(request));
+  }
+}
+
+void Sessions::SawLater(const pb::Hello& hello) {
+  if (std::exchange(restored_, true)) return;
+  LogError(
+      "an agent has seen a later state of this store: it was restored from a backup, or a copy is "
+      "served elsewhere; nothing is changed any more",
+      {{"host", Name(hello.cluster(), hello.host())},
+       {"epoch_seen", hello.epoch_seen()},
+       {"commit_seen", hello.commit_seen()}});
+  engine_->StopServing(kRestored);
+  // Who is served here may be what somebody else's store decides about.
+  for (const auto& [stream, session] : streams_)
+    session->stream->End(absl::FailedPreconditionError(kRestored));
+  if (options_.on_restored) options_.on_restored(hello.epoch_seen(), hello.commit_seen());
+}
+
+bool Sessions::AwaitsHosts(const State& state) const {
+  std::lock_guard lock(mutex_);
+  const bool in_time = clock_->BootNs() - started_ns_ < options_.lease_ns;
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    if (host.state == pb::HOST_NEVER_SEEN || host.state == pb::HOST_STATE_UNSPECIFIED) continue;
+    const auto entry = hosts_.find(Name(state.clusters()[host.cluster].name, host.name));
+    const bool answered = entry != hosts_.end() && entry->second.answered;
+    if (!answered && in_time) return true;
+    const bool stray = std::any_of(host.lost.begin(), host.lost.end(),
+                                   [](const LostRow& lost) { return lost.stray(); });
+    if (answered && stray && host.state != pb::HOST_UNREACHABLE) return true;
+  }
+  return false;
+}
+
+}  // namespace muster

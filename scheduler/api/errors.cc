@@ -70,4 +70,8 @@ grpc::Status NotNow(const std::string& message, const std::string& reason) {
   return WithDetails(std::move(status));
 }
 
+grpc::Status BusyForNow() {
+  return NotNow("too many questions at once; ask again in a moment", "BUSY");
+}
+
 }  // namespace muster

@@ -23,5 +23,7 @@ grpc::Status NeverFits(const std::string& message, const std::vector<FieldProble
 // UNAVAILABLE by the server's own word: an ErrorInfo with this reason tells it from a server that
 // isn't there.
 grpc::Status NotNow(const std::string& message, const std::string& reason);
+// The same of a question that found too many before it: clients ask again by themselves.
+grpc::Status BusyForNow();
 
 }  // namespace muster

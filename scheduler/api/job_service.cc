@@ -165,16 +165,27 @@ grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* c
                                                   const pb::PreviewRequest* request,
                                                   pb::PreviewResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const Resolution resolution =
-      ResolveSpec(view->state, request->spec(), context_->defaults, request->wait_for_capacity());
-  if (!resolution.ok()) return Reply(call, RefusedSpec(resolution));
-  FutureOptions options;
-  options.expired = [spent = SpentOf(context_->clock, kPreviewBudgetNs)] { return spent(100); };
-  *response = muster::Preview(view->state, resolution.resolved, who_.user,
-                              std::max(view->now_ns, context_->clock->WallNs()),
-                              context_->scheduling, options);
-  return Reply(call, grpc::Status::OK);
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  // The budget counts from here: one that waited for its turn looks less far ahead.
+  const Spent spent =
+      SpentOf(context_->clock, kPreviewBudgetNs, [call] { return call->IsCancelled(); });
+  const bool asked = context_->outlook->AskBriefly([this, reactor, request, response, spent] {
+    const std::shared_ptr<const View> view = context_->engine->Snapshot();
+    const Resolution resolution =
+        ResolveSpec(view->state, request->spec(), context_->defaults, request->wait_for_capacity());
+    if (!resolution.ok()) {
+      reactor->Finish(RefusedSpec(resolution));
+      return;
+    }
+    FutureOptions options;
+    options.expired = [&spent] { return spent(100); };
+    *response = muster::Preview(view->state, resolution.resolved, who_.user,
+                                std::max(view->now_ns, context_->clock->WallNs()),
+                                context_->scheduling, options);
+    reactor->Finish(grpc::Status::OK);
+  });
+  if (!asked) reactor->Finish(BusyForNow());
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* call,

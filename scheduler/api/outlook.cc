@@ -11,7 +11,8 @@ constexpr int64_t kForecastBudgetNs = 2 * kSecond;
 constexpr int64_t kForecastOldNs = kMinute;  // after that a forecast of an earlier state isn't told
 constexpr int64_t kForecastKeptNs =
     3 * kSecond;  // and ten times as long as it took: a tenth of a core at most
-constexpr size_t kQuestions = 16;
+constexpr int kSlowThreads = 1, kBriefThreads = 2;
+constexpr size_t kSlowQuestions = 16, kBriefQuestions = 256;  // that may wait
 
 }  // namespace
 
@@ -26,8 +27,9 @@ Outlook::Outlook(const Engine* engine, Clock* clock, const SchedulingOptions& sc
     : engine_(engine),
       clock_(clock),
       scheduling_(scheduling),
-      looking_([this] { Look(); }),
-      answering_([this] { Answer(); }) {}
+      slow_(kSlowThreads, kSlowQuestions),
+      brief_(kBriefThreads, kBriefQuestions),
+      looking_([this] { Look(); }) {}
 
 Outlook::~Outlook() { Stop(); }
 
@@ -37,9 +39,9 @@ void Outlook::Stop() {
     stopping_ = true;
   }
   wake_.notify_all();
-  asked_.notify_all();
   if (looking_.joinable()) looking_.join();
-  if (answering_.joinable()) answering_.join();
+  slow_.Stop();
+  brief_.Stop();
 }
 
 std::shared_ptr<const Forecast> Outlook::Newest() {
@@ -54,28 +56,6 @@ std::shared_ptr<const Forecast> Outlook::Newest() {
   const bool old =
       commit != forecast_commit_ && clock_->MonotonicNs() >= not_before_ns_ + kForecastOldNs;
   return old ? nullptr : forecast_;
-}
-
-bool Outlook::Ask(std::function<void()> question) {
-  std::lock_guard lock(mutex_);
-  if (questions_.size() >= kQuestions || stopping_) return false;
-  questions_.push_back(std::move(question));
-  asked_.notify_one();
-  return true;
-}
-
-void Outlook::Answer() {
-  while (true) {
-    std::function<void()> question;
-    {
-      std::unique_lock lock(mutex_);
-      asked_.wait(lock, [this] { return stopping_ || !questions_.empty(); });
-      if (questions_.empty()) return;
-      question = std::move(questions_.front());
-      questions_.pop_front();
-    }
-    question();
-  }
 }
 
 void Outlook::Look() {

@@ -3,13 +3,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
+#include "common/base/units.h"
 #include "scheduler/api/errors.h"
+#include "scheduler/api/outlook.h"
 #include "scheduler/api/services.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/taken.h"
 
 namespace muster {
 namespace {
+
+constexpr int64_t kDryRunBudgetNs = 5 * kSecond;  // to its turn; then it is one decision
 
 struct Applied {
   QueueResolution resolution;
@@ -54,19 +58,30 @@ grpc::ServerUnaryReactor* QueueServiceImpl::Apply(grpc::CallbackServerContext* c
     return Reply(call, status);
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   const auto applied = std::make_shared<Applied>();
-  if (request->dry_run()) {
-    const std::shared_ptr<const View> view = context_->engine->Snapshot();
-    const absl::Status status = Resolve(view->state, *request, applied.get());
-    if (status.ok() && !applied->resolution.changes.empty()) {
-      const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
-      for (pb::PreviewResponse::Taken& taken :
-           Evictions(view->state, applied->resolution.resolved, now_ns, context_->scheduling)) {
-        *response->add_evicted() = std::move(taken);
-      }
-    }
-    return Reply(call, Answer(status, *applied, response));
-  }
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  if (request->dry_run()) {
+    const Spent spent =
+        SpentOf(context_->clock, kDryRunBudgetNs, [call] { return call->IsCancelled(); });
+    const bool asked =
+        context_->outlook->AskBriefly([this, reactor, request, response, applied, spent] {
+          if (spent(100)) {
+            reactor->Finish(BusyForNow());
+            return;
+          }
+          const std::shared_ptr<const View> view = context_->engine->Snapshot();
+          const absl::Status status = Resolve(view->state, *request, applied.get());
+          if (status.ok() && !applied->resolution.changes.empty()) {
+            const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
+            for (pb::PreviewResponse::Taken& taken : Evictions(
+                     view->state, applied->resolution.resolved, now_ns, context_->scheduling)) {
+              *response->add_evicted() = std::move(taken);
+            }
+          }
+          reactor->Finish(Answer(status, *applied, response));
+        });
+    if (!asked) reactor->Finish(BusyForNow());
+    return reactor;
+  }
   context_->engine->Call(
       [applied, request = *request,
        by = who_.user](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {

@@ -22,6 +22,7 @@ using nlohmann::json;
 
 constexpr int64_t kChunkElements = int64_t{1} << 20;  // that are converted at once
 constexpr char kSingle[] = "model.safetensors";
+constexpr char kEmbedding[] = "model.embed_tokens.weight", kHead[] = "lm_head.weight";
 constexpr char kIndex[] = "model.safetensors.index.json";
 
 at::ScalarType TorchType(const std::string& dtype) {
@@ -74,11 +75,17 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
     }
     weights.files_.push_back(std::make_unique<SafetensorsFile>(*std::move(file)));
     for (const auto& [tensor, entry] : weights.files_.back()->header().tensors) {
-      if (!weights.where_.emplace(tensor, weights.files_.back().get()).second)
+      const Tensor stored{weights.files_.back().get(), &entry};
+      if (!weights.where_.emplace(tensor, stored).second)
         problems.push_back({path, absl::StrCat(tensor, " stands in two files")});
     }
   }
   if (problems.size() > before) return weights;
+  if (const auto head = weights.where_.find(kHead);
+      tied && head != weights.where_.end() && !weights.where_.contains(kEmbedding)) {
+    weights.where_[kEmbedding] = head->second;
+    weights.where_.erase(head);
+  }
   std::set<std::string> wanted;
   std::vector<std::string> wrong;
   bool prefixed = false;  // the names of a model without a head
@@ -91,7 +98,7 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
         prefixed |= weights.where_.contains(std::string(absl::StripPrefix(segment.name, "model.")));
         continue;
       }
-      const SafetensorsEntry& entry = found->second->header().tensors.at(segment.name);
+      const SafetensorsEntry& entry = *found->second.entry;
       if (entry.shape != segment.shape) {
         wrong.push_back(absl::StrCat(segment.name, " is [", absl::StrJoin(entry.shape, ", "),
                                      "] where config.json means [",
@@ -102,9 +109,8 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
       }
     }
   }
-  for (const auto& [name, file] : weights.where_) {
-    const bool harmless =
-        absl::EndsWith(name, "rotary_emb.inv_freq") || (tied && name == "lm_head.weight");
+  for (const auto& [name, tensor] : weights.where_) {
+    const bool harmless = absl::EndsWith(name, "rotary_emb.inv_freq") || (tied && name == kHead);
     if (!wanted.contains(name) && !harmless)
       wrong.push_back(absl::StrCat("has ", name, ", which config.json's model doesn't have"));
   }
@@ -127,8 +133,8 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
 
 void HuggingFaceWeights::ReadRange(const std::string& name, int64_t begin, int64_t n,
                                    float* out) const {
-  const SafetensorsFile& file = *where_.at(name);
-  const SafetensorsEntry& entry = file.header().tensors.at(name);
+  const SafetensorsFile& file = *where_.at(name).file;
+  const SafetensorsEntry& entry = *where_.at(name).entry;
   const at::ScalarType type = TorchType(entry.dtype);
   for (int64_t at = 0; at < n; at += kChunkElements) {
     const int64_t count = std::min(kChunkElements, n - at);
@@ -154,7 +160,7 @@ void HuggingFaceWeights::Read(FlatParam& flat) const {
 
 std::string HuggingFaceWeights::Dtype() const {
   std::set<std::string> types;
-  for (const auto& [name, file] : where_) types.insert(file->header().tensors.at(name).dtype);
+  for (const auto& [name, tensor] : where_) types.insert(tensor.entry->dtype);
   if (types == std::set<std::string>{"BF16"}) return "bf16";
   return types == std::set<std::string>{"F16"} ? "fp16" : "fp32";
 }

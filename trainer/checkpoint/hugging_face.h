@@ -20,7 +20,8 @@ namespace muster::trainer {
 class HuggingFaceWeights {
  public:
   // Opens all files and checks that every parameter of `layouts` is there with its shape;
-  // everything wrong is added to `problems` under `path`.
+  // everything wrong is added to `problems` under `path`. With a tied head one of the embedding and
+  // lm_head.weight is enough, as it is for transformers: they are the same weights.
   static HuggingFaceWeights Open(const std::string& directory,
                                  const std::vector<FlatLayout>& layouts, bool tied,
                                  const std::string& path, Problems& problems);
@@ -33,8 +34,13 @@ class HuggingFaceWeights {
   std::string Dtype() const;
 
  private:
+  // A tensor as it is stored.
+  struct Tensor {
+    const SafetensorsFile* file;
+    const SafetensorsEntry* entry;
+  };
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, const SafetensorsFile*> where_;
+  std::map<std::string, Tensor> where_;  // by the name of the parameter
 };
 
 // Adapters that an export merges into the weights, and saves beside them in adapter/ for peft.

@@ -1,4 +1,4 @@
-// Sessions: who may join, and what a Hello brings (CONTRACTS 1, 2, 19).
+// Sessions: who may join, and what a Hello brings (contracts 1, 2, 19).
 #include <algorithm>
 #include <utility>
 

@@ -403,6 +403,65 @@ TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   EXPECT_EQ((*records)[1].claim, Claim::kStopped);
 }
 
+// What power loss leaves of a file that was not synced: any part of it, which counts as none.
+TEST_F(HostTest, AFileOfWhichAPartIsLeftCountsAsNone) {
+  const std::string path = directory_ + "/s";
+  AttemptRecord record = Record();
+  record.port = 20007;
+  record.stop = StopRecord{v1::PREEMPTION, 7};
+  record.ended = true;
+  record.cause = v1::HOST_LOST;
+  record.detail = "the host was restarted";
+  record.checkpoint_acked = 3;
+  shim::Exits exits;
+  exits.exits.push_back({0, 0, 0, 5, "", true, false});
+  std::string attempt;
+  {
+    auto state = StateDirectory::Open(path);
+    ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+    ASSERT_TRUE((*state)->PersistStop(record).ok());
+    ASSERT_TRUE((*state)->PersistOutcome(record).ok());
+    ASSERT_TRUE((*state)->PersistSeen({"store", 4, 99}, true).ok());
+    attempt = (*state)->AttemptDirectory(record.id);
+    ASSERT_EQ(shim::ReplaceFile(attempt, shim::kExitsFile, shim::FormatExits(exits)), 0);
+  }
+  struct Found {
+    bool prepared, stop, outcome, seen, exits;
+    bool operator==(const Found&) const = default;
+  };
+  const auto find = [&] {
+    auto state = StateDirectory::Open(path);
+    const auto records = (*state)->Load();
+    EXPECT_EQ(records.value().size(), 1u);
+    const AttemptRecord& there = (*records)[0];
+    ShimNews news;
+    int64_t events_read = 0;
+    EXPECT_TRUE(ReadShimFiles(attempt, {}, &events_read, &news).ok());
+    EXPECT_EQ(there.ended, there.cause == v1::HOST_LOST);
+    EXPECT_EQ(there.ended, there.detail == record.detail && there.checkpoint_acked == 3);
+    return Found{there.prepared, there.stop.has_value(), there.ended,
+                 !(*state)->seen().store_id.empty(), news.final && news.exits.size() == 1};
+  };
+  ASSERT_EQ(find(), (Found{true, true, true, true, true}));
+  const struct {
+    std::string name;
+    Found without;
+  } files[] = {{attempt + "/prepared", {false, true, true, true, true}},
+               {attempt + "/stop", {true, false, true, true, true}},
+               {attempt + "/outcome", {true, true, false, true, true}},
+               {path + "/seen", {true, true, true, false, true}},
+               {attempt + "/exits", {true, true, true, true, false}}};
+  for (const auto& file : files) {
+    const std::string whole = ReadFile(file.name).value();
+    for (size_t length = 0; length < whole.size(); ++length) {
+      std::ofstream(file.name, std::ios::trunc) << whole.substr(0, length);
+      EXPECT_EQ(find(), file.without) << file.name << " of " << length;
+    }
+    std::ofstream(file.name, std::ios::trunc) << whole;
+    ASSERT_EQ(find(), (Found{true, true, true, true, true})) << file.name;
+  }
+}
+
 // The newest commit number is a name among the attempts', which is durable with whatever is next
 // made durable there.
 TEST_F(HostTest, TheCommitNumberIsExactAfterARestart) {

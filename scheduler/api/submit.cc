@@ -7,7 +7,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/base/ids.h"
 #include "common/base/log.h"
 #include "scheduler/api/sha256.h"
 #include "scheduler/state/bytes.h"
@@ -28,6 +27,7 @@ struct Pending {
   // What the resolution was made against; another one by the time of the step: it is made again.
   std::shared_ptr<const View> view;
   std::function<void(const SubmitOutcome&)> done;
+  std::function<std::string()> new_id;
 };
 
 absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& state) {
@@ -61,7 +61,7 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
   }
   std::vector<pb::Event> events(1);
   pb::JobSubmitted* submitted = events[0].mutable_job_submitted();
-  submitted->set_uid(RandomId());
+  submitted->set_uid(pending->new_id());
   submitted->set_number(state.next_job_number());
   pending->queue = outcome.resolution.resolved.queue();
   submitted->set_owner(pending->owner);
@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
 
 void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner,
             std::shared_ptr<const pb::SubmitRequest> request,
-            std::function<void(const SubmitOutcome&)> done) {
+            std::function<void(const SubmitOutcome&)> done, std::function<std::string()> new_id) {
   auto pending = std::make_shared<Pending>();
   const std::string& key = request->idempotency_key();
   const bool printable =
@@ -100,6 +100,7 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
   pending->owner = owner;
   pending->hash = RequestHash(request->spec());
   pending->done = std::move(done);
+  pending->new_id = std::move(new_id);
   // Resolved here, against the newest durable state, so that the engine's thread doesn't have to;
   // it does so itself only where that was refused (what is queued before it may be what was
   // missing) or the configuration is another by then.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/base/ids.h"
 #include "muster/v1/job_service.pb.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/engine/engine.h"
@@ -22,10 +23,12 @@ struct SubmitOutcome {
 // `done` is called once, on the engine's thread or at once. INVALID_ARGUMENT or FAILED_PRECONDITION
 // with problems; ALREADY_EXISTS: the key is known with another spec (contract 18). UNAVAILABLE: it
 // can't be checked yet (Resolution::not_now), or the engine is full. `request` is not looked at any
-// more once `done` is called.
+// more once `done` is called. `new_id` draws the job's uid (contract 16), on the engine's thread;
+// the fault simulation draws it from its seed.
 void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner,
             std::shared_ptr<const pb::SubmitRequest> request,
-            std::function<void(const SubmitOutcome&)> done);
+            std::function<void(const SubmitOutcome&)> done,
+            std::function<std::string()> new_id = RandomId);
 
 // Deterministic hash of a spec as submitted: SHA-256, 32 bytes.
 std::string RequestHash(const pb::JobSpec& spec);

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
 #include "scheduler/api/sha256.h"
 #include "scheduler/engine/testing/fixture.h"
 
@@ -71,6 +74,26 @@ TEST(SubmitTest, IsCheckedAgainstWhatWasQueuedBeforeIt) {
   engine.Step();
   EXPECT_THAT(answers,
               ::testing::ElementsAre(absl::StatusCode::kOk, absl::StatusCode::kInvalidArgument));
+}
+
+// Nothing that a store holds or a user says makes a uid: two that are alike in both, such as one
+// that was restored and the time that it was restored to, give different ones (contract 16).
+TEST(SubmitTest, AUidIsDrawnAndFollowsFromNothing) {
+  std::set<std::string> uids;
+  for (int i = 0; i < 3; ++i) {
+    LabWithOneHost lab;
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.set_idempotency_key("k");
+    uint64_t number = 0;
+    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
+           [&](const SubmitOutcome& outcome) { number = outcome.number; });
+    lab.engine.Step();
+    ASSERT_EQ(number, 1u);
+    uids.insert(lab.engine.Snapshot()->state.FindJob(number)->uid);
+  }
+  EXPECT_THAT(uids, ::testing::SizeIs(3));
+  EXPECT_THAT(uids, ::testing::Each(::testing::ContainsRegex("^[0-9a-f]{32}$")));
 }
 
 TEST(SubmitTest, IsToldToComeBackWhereTooManyWait) {

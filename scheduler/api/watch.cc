@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "scheduler/api/narrate.h"
+#include "scheduler/ask/words/narrate.h"
 
 namespace muster {
 namespace {

@@ -1,5 +1,5 @@
 #include "scheduler/ask/ask.h"
-#include "scheduler/ask/failure_text.h"
+#include "scheduler/ask/words/failure_text.h"
 
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"

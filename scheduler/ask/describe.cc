@@ -6,7 +6,7 @@
 #include "common/base/job_defaults.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
-#include "scheduler/ask/failure_text.h"
+#include "scheduler/ask/words/failure_text.h"
 #include "scheduler/state/directories.h"
 
 namespace muster {

@@ -13,6 +13,7 @@
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/taken.h"
+#include "scheduler/ask/words/share_text.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/state/what_if.h"
 
@@ -524,24 +525,6 @@ std::optional<pb::QueueUse> ShareOf(const State& state, const Plan& plan, const 
     if (use.flavour() == flavour) return use;
   }
   return std::nullopt;
-}
-
-// "research/vision is entitled to 16 h100-80g now (guarantee 8, borrowed 8), and uses 16"
-std::string ShareText(const JobRow& job, const pb::QueueUse& use) {
-  const int64_t borrowed_milli = std::max<int64_t>(0, use.entitled_milli() - use.guarantee_milli());
-  return absl::StrCat(
-      job.spec->queue(), " is entitled to ", FormatMilli(use.entitled_milli()), " ", use.flavour(),
-      " now (guarantee ", FormatMilli(use.guarantee_milli()),
-      borrowed_milli > 0 ? absl::StrCat(", borrowed ", FormatMilli(borrowed_milli)) : "",
-      "), and uses ", FormatMilli(use.used_milli()));
-}
-
-// It is one of those that its queue is entitled to run, though the queue uses that much: others of
-// the queue run in its place.
-std::string BeyondText(const JobRow& job, const pb::QueueUse& use) {
-  return absl::StrCat(job.spec->queue(), " uses ", FormatMilli(use.used_milli()), " of the ",
-                      FormatMilli(use.entitled_milli()), " ", use.flavour(),
-                      " that it is entitled to, so others of its own jobs run in this one's place");
 }
 
 }  // namespace

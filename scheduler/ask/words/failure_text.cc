@@ -1,4 +1,4 @@
-#include "scheduler/ask/failure_text.h"
+#include "scheduler/ask/words/failure_text.h"
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

@@ -1,5 +1,5 @@
 // What people are told of each change, sentence by sentence.
-#include "scheduler/api/narrate.h"
+#include "scheduler/ask/words/narrate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

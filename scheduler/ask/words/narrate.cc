@@ -1,11 +1,10 @@
-#include "scheduler/api/narrate.h"
+#include "scheduler/ask/words/narrate.h"
 
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "scheduler/ask/failure_text.h"
-#include "scheduler/engine/engine.h"
+#include "scheduler/ask/words/failure_text.h"
 
 namespace muster {
 namespace {

@@ -1,10 +1,11 @@
 // Row `openb`: GPU allocation on Alibaba's 2023 GPU trace when the load reaches 130 %
 // (docs/scheduling.md §3), with the very index and scorer that Decide places one-host slices by.
 //
-//   bench_openb NODES.csv PODS.csv POLICY FIRST_SEED LAST_SEED [MOST_SCORED [WHOLE_HOST_WEIGHT]]
+//   bench_openb NODES.csv PODS.csv POLICY FIRST_SEED LAST_SEED [MOST_SCORED]
 //
-// Prints a JSON line a seed: allocation in %, 8-GPU pods refused before 100 % load, pods refused,
-// seconds.
+// Prints a JSON line a seed: allocation in %, 8-GPU pods refused before 100 % load, gangs (pods of
+// two GPUs and more) that an empty fleet would hold and that are refused below 80 % load, those of
+// them that take any model of GPU, pods refused, seconds.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -22,6 +23,7 @@ namespace muster {
 namespace {
 
 constexpr int64_t kMib = int64_t{1} << 20;
+constexpr uint64_t kAnyModel = ~uint64_t{0};
 
 struct Node {
   HostKind kind;
@@ -107,17 +109,18 @@ Workload Load(const std::string& nodes, const std::string& pods) {
   return w;
 }
 
-// The most common specs that make up 95 % of the pods. FGD's reference implementation has no memory
-// in a spec; V has.
-std::vector<TypicalSlice> Typical(const std::vector<Pod>& pods, bool memory) {
+// All specs, for V; for FGD the most common ones that make up 95 % of the pods, without memory, as
+// its reference implementation has it.
+std::vector<TypicalSlice> Typical(const std::vector<Pod>& pods, bool fgd) {
   std::map<SliceWish, int64_t> count;
   for (const Pod& pod : pods) {
     SliceWish wish = pod.wish;
-    if (!memory) wish.worker.memory_bytes = 1;
+    if (fgd) wish.worker.memory_bytes = 1;
     ++count[wish];
   }
   std::vector<TypicalSlice> typical;
   for (const auto& [wish, n] : count) typical.push_back({wish, n});
+  if (!fgd) return typical;
   std::stable_sort(typical.begin(), typical.end(),
                    [](const TypicalSlice& a, const TypicalSlice& b) { return a.count > b.count; });
   int64_t covered = 0;
@@ -150,6 +153,14 @@ std::vector<Pod> Arrivals(const Workload& w, std::mt19937_64* random) {
   }
 }
 
+// Some host holds the pod when all are empty.
+bool EmptyFleetHolds(const Workload& w, const Pod& pod) {
+  return std::any_of(w.nodes.begin(), w.nodes.end(), [&](const Node& node) {
+    const std::optional<Demand> demand = DemandOn(pod.wish, node.kind);
+    return demand.has_value() && Holds(node.room, node.kind, *demand, false);
+  });
+}
+
 void Run(const Workload& w, HostScorer* scorer, int most_scored, int seed) {
   const auto began = std::chrono::steady_clock::now();
   std::mt19937_64 random(static_cast<uint64_t>(seed));
@@ -162,12 +173,17 @@ void Run(const Workload& w, HostScorer* scorer, int most_scored, int seed) {
     index.Set(static_cast<int32_t>(n), w.nodes[order[n]].room);
 
   int64_t arrived_milli = 0, used_milli = 0;
-  int refused = 0, refused_8 = 0;
+  int refused = 0, refused_8 = 0, refused_early = 0, refused_early_any = 0;
   for (const Pod& pod : pods) {
     arrived_milli += pod.gpus_milli;
     const auto choice = index.Pick(pod.wish);
     if (!choice.has_value()) {
       ++refused;
+      if (pod.gpus_milli >= 2000 && arrived_milli * 100 < w.capacity_milli * 80 &&
+          EmptyFleetHolds(w, pod)) {
+        ++refused_early;
+        if (pod.wish.labels == kAnyModel) ++refused_early_any;
+      }
       if (pod.gpus_milli == 8000 && arrived_milli <= w.capacity_milli) ++refused_8;
       continue;
     }
@@ -183,10 +199,10 @@ void Run(const Workload& w, HostScorer* scorer, int most_scored, int seed) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   std::printf(
-      "{\"seed\": %d, \"allocation\": %.4f, \"refused_8_gpu\": %d, \"refused\": %d, \"pods\": %zu, "
-      "\"seconds\": %.2f}\n",
+      "{\"seed\": %d, \"allocation\": %.4f, \"refused_8_gpu\": %d, \"gangs_refused_early\": %d, "
+      "\"any_model_refused_early\": %d, \"refused\": %d, \"pods\": %zu, \"seconds\": %.2f}\n",
       seed, 100.0 * static_cast<double>(used_milli) / static_cast<double>(w.capacity_milli),
-      refused_8, refused, pods.size(), seconds);
+      refused_8, refused_early, refused_early_any, refused, pods.size(), seconds);
   std::fflush(stdout);
 }
 
@@ -198,17 +214,18 @@ int main(int argc, char** argv) {
   const std::map<std::string, PlacementPolicy> policies = {{"v", PlacementPolicy::kV},
                                                            {"fgd", PlacementPolicy::kFgd},
                                                            {"best_fit", PlacementPolicy::kBestFit}};
-  if (argc < 6 || argc > 8 || !policies.contains(argv[3])) {
+  if (argc < 6 || argc > 7 || !policies.contains(argv[3])) {
     std::fprintf(stderr,
                  "usage: bench_openb NODES.csv PODS.csv v|fgd|best_fit FIRST_SEED LAST_SEED "
-                 "[MOST_SCORED [WHOLE_HOST_WEIGHT]]\n");
+                 "[MOST_SCORED]\n");
     return 2;
   }
   const Workload workload = Load(argv[1], argv[2]);
   const PlacementPolicy policy = policies.at(argv[3]);
-  HostScorer scorer(policy, Typical(workload.pods, policy == PlacementPolicy::kV),
-                    argc == 8 ? Number(argv[7]) : HostScorer::kWholeHostWeight);
-  for (const HostKind& kind : workload.kinds) scorer.AddKind(kind);
+  std::vector<KindCount> kinds;
+  for (const HostKind& kind : workload.kinds) kinds.push_back({kind, 0});
+  for (const Node& node : workload.nodes) ++kinds[node.room.kind].hosts;
+  HostScorer scorer(policy, Typical(workload.pods, policy == PlacementPolicy::kFgd), kinds);
   const int most_scored = argc >= 7 ? static_cast<int>(Number(argv[6])) : SliceIndex::kMostScored;
   for (int seed = static_cast<int>(Number(argv[4])); seed <= Number(argv[5]); ++seed)
     Run(workload, &scorer, most_scored, seed);

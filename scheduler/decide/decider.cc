@@ -6,20 +6,23 @@
 namespace muster {
 
 void Decider::Follow(const State& state, const SchedulingOptions& options) {
+  const Touched touched = seen_.has_value() ? state.Since(*seen_) : Touched{};
+  if (seen_.has_value()) {
+    for (const uint64_t job : touched.jobs) mix_.Refresh(state, job);
+  } else {
+    mix_.Rebuild(state);
+  }
   if (!seen_.has_value() || policy_ != options.placement) {
     policy_ = options.placement;
-    now_.emplace(state, policy_);
-    later_.emplace(state, policy_);
+    now_.emplace(state, policy_, &mix_);
+    later_.emplace(state, policy_, &mix_);
+  } else if (touched.clusters || touched.host_order) {  // a cluster's drain, too
+    now_->Rebuild(state);
+    later_->Rebuild(state);
   } else {
-    const Touched touched = state.Since(*seen_);
-    if (touched.clusters || touched.host_order) {  // a cluster's drain, too
-      now_->Rebuild(state);
-      later_->Rebuild(state);
-    } else {
-      for (const HostId host : touched.hosts) {
-        now_->Refresh(state, host);
-        later_->RefreshAs(*now_, state, host);
-      }
+    for (const HostId host : touched.hosts) {
+      now_->Refresh(state, host);
+      later_->RefreshAs(*now_, state, host);
     }
   }
   seen_ = state;

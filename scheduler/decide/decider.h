@@ -13,6 +13,7 @@
 
 #include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model/model_upkeep.h"
+#include "scheduler/decide/task_mix.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"
@@ -36,6 +37,7 @@ class Decider {
   void Follow(const State& state, const SchedulingOptions& options);
 
   ModelUpkeep model_;
+  TaskMix mix_;
   // What hosts have free by `seen_`, twice: the passes add what stopping attempts give back to the
   // second, and take it out again.
   std::optional<FreeMap> now_, later_;

@@ -10,8 +10,7 @@
 namespace muster {
 namespace {
 
-constexpr size_t kTypicalTasks = 32;  // the most frequent ones that a scorer knows
-constexpr int64_t kFewTasks = 16;     // fewer that run say nothing about what comes
+constexpr int64_t kFewTasks = 16;  // fewer say nothing about what comes
 
 }  // namespace
 
@@ -32,11 +31,17 @@ std::vector<HostId> HostsToAvoid(const JobRow& job) {
   return {hosts.begin(), hosts.end()};
 }
 
-FreeMap::FreeMap(const State& state, PlacementPolicy policy) : policy_(policy) { Rebuild(state); }
+FreeMap::FreeMap(const State& state, PlacementPolicy policy, const TaskMix* mix)
+    : policy_(policy),
+      own_mix_(mix == nullptr ? std::make_unique<TaskMix>() : nullptr),
+      mix_(mix == nullptr ? own_mix_.get() : mix) {
+  Rebuild(state);
+}
 
 void FreeMap::Rebuild(const State& state) {
   MUSTER_CHECK(log_.empty());
   ++built_;
+  if (own_mix_ != nullptr) own_mix_->Rebuild(state);
   kinds_.clear();
   kind_of_.clear();
   last_kind_ = 0;
@@ -68,6 +73,7 @@ void FreeMap::JoinIndexes(const State& state, HostId id,
     if (added) {
       indexes_.emplace_back();
       indexes_.back().cluster = row.cluster;
+      indexes_.back().cluster_name = state.clusters()[row.cluster].name;
       indexes_.back().flavour = flavour;
       indexes_.back().gpus = gpus;
       if (gpus) gpu_indexes_[row.cluster].push_back(it->second);
@@ -137,7 +143,7 @@ void FreeMap::Read(const State& state, HostId id) {
     device_milli_[host.first_device + d] =
         device.healthy() ? static_cast<int16_t>(1000 - row.device_used_milli[d]) : int16_t{0};
   }
-  host.kind = KindOf(std::move(kind));
+  SetKind(&host, KindOf(std::move(kind)));
   host.cpus_milli = row.inventory.cpus_milli() - row.cpus_used_milli;
   host.memory_bytes = row.inventory.memory_bytes() - row.memory_used_bytes;
   host.disk_bytes = row.inventory.disk_bytes() - row.disk_used_bytes;
@@ -146,32 +152,24 @@ void FreeMap::Read(const State& state, HostId id) {
     PoolIndex& index = indexes_[host.index];
     index.most_devices = std::max(index.most_devices, devices);
     index.islands = index.islands || kinds_[host.kind].islands.size() > 1;
-    if (policy_ != PlacementPolicy::kBestFit) {
-      // What runs on one host tells what else may come.
-      std::vector<SliceWish> tasks;
-      for (const AttemptRef& ref : row.attempts) {
-        const AttemptRow* attempt = state.FindAttempt(ref);
-        if (attempt == nullptr || attempt->parts.size() != 1) continue;
-        Demand wants = WantsOf(state.FindJob(ref.job)->task_spec(ref.task));
-        wants.disk_bytes = 0;
-        tasks.push_back({wants, attempt->workers});
-      }
-      SetTasks(&host, std::move(tasks));
-    }
   }
   MarkDirty(id);
 }
 
-void FreeMap::SetTasks(Host* host, std::vector<SliceWish> tasks) {
-  if (tasks == host->tasks) return;
-  PoolIndex& index = indexes_[host->index];
-  for (const SliceWish& task : host->tasks) {
-    const auto it = index.running.find(task);
-    if (--it->second == 0) index.running.erase(it);
+void FreeMap::SetKind(Host* host, int32_t kind) {
+  if (host->index >= 0 && host->kind != kind) {
+    PoolIndex& index = indexes_[host->index];
+    if (host->kind >= 0) --index.kind_hosts[index.kind_at[host->kind]];
+    if (kind >= static_cast<int32_t>(index.kind_at.size())) index.kind_at.resize(kind + 1, -1);
+    if (index.kind_at[kind] < 0) {
+      index.kind_at[kind] = static_cast<int32_t>(index.kinds.size());
+      index.kinds.push_back(kind);
+      index.kind_hosts.push_back(0);
+    }
+    ++index.kind_hosts[index.kind_at[kind]];
+    index.kinds_changed = true;
   }
-  for (const SliceWish& task : tasks) ++index.running[task];
-  host->tasks = std::move(tasks);
-  index.running_changed = true;
+  host->kind = kind;
 }
 
 void FreeMap::Refresh(const State& state, HostId id) {
@@ -200,7 +198,7 @@ void FreeMap::RefreshAs(const FreeMap& twin, const State& state, HostId id) {
   }
   host.usable = read.usable;
   host.silent = read.silent;
-  host.kind = read.kind;
+  SetKind(&host, read.kind);
   host.cpus_milli = read.cpus_milli;
   host.memory_bytes = read.memory_bytes;
   host.disk_bytes = read.disk_bytes;
@@ -210,7 +208,6 @@ void FreeMap::RefreshAs(const FreeMap& twin, const State& state, HostId id) {
               device_island_.begin() + host.first_device);
   if (host.index >= 0) {
     indexes_[host.index].islands = twin.indexes_[read.index].islands;
-    SetTasks(&host, read.tasks);
   }
   MarkDirty(id);
 }
@@ -445,35 +442,31 @@ HostRoom FreeMap::FreeOf(const PoolIndex& index, const Host& host) const {
   return free;
 }
 
-// What is typical follows what runs in the index, by powers of two: so it, and what the scorer
-// remembers, seldom changes.
+// What is typical follows the jobs that wait, run and ran, by powers of two: so it, and what the
+// scorer remembers, seldom changes.
 void FreeMap::LearnTypical(PoolIndex* index) {
-  if (index->slices != nullptr && !index->running_changed) return;
-  index->running_changed = false;
+  const uint64_t version = policy_ == PlacementPolicy::kBestFit ? 0 : mix_->Version();
+  if (index->slices != nullptr && !index->kinds_changed && index->mix_version == version) return;
+  index->mix_version = version;
   std::vector<TypicalSlice> typical;
   if (policy_ != PlacementPolicy::kBestFit) {
-    int64_t running = 0;
-    for (const auto& [wish, count] : index->running) {
-      running += count;
-      int64_t power = 1;
-      while (2 * power <= std::min<int64_t>(count, 1 << 14)) power *= 2;
-      typical.push_back({wish, power});
-    }
-    std::stable_sort(
-        typical.begin(), typical.end(),
-        [](const TypicalSlice& a, const TypicalSlice& b) { return a.count > b.count; });
-    if (typical.size() > kTypicalTasks) typical.resize(kTypicalTasks);
-    if (running < kFewTasks) {
+    typical = mix_->Typical(index->cluster_name, index->flavour);
+    int64_t tasks = 0;
+    for (const TypicalSlice& task : typical) tasks += task.count;
+    if (tasks < kFewTasks) {
       typical.clear();
       typical.push_back({SliceWish{Demand{500, 0, 0, 0}}, 1});
       for (int32_t devices = 1; devices <= index->most_devices; devices *= 2)
         typical.push_back({SliceWish{Demand{devices * 1000, 0, 0, 0}}, 1});
     }
-    if (index->slices != nullptr && typical == index->typical) return;
+    if (index->slices != nullptr && !index->kinds_changed && typical == index->typical) return;
   }
+  index->kinds_changed = false;
   index->typical = typical;
-  auto scorer = std::make_unique<HostScorer>(policy_, std::move(typical));
-  for (const int32_t kind : index->kinds) scorer->AddKind(kinds_[kind]);
+  std::vector<KindCount> kinds;
+  for (size_t k = 0; k < index->kinds.size(); ++k)
+    kinds.push_back({kinds_[index->kinds[k]], index->kind_hosts[k]});
+  auto scorer = std::make_unique<HostScorer>(policy_, std::move(typical), kinds);
   if (index->slices == nullptr) {
     index->slices = std::make_unique<SliceIndex>(scorer.get());
   } else {
@@ -492,12 +485,6 @@ void FreeMap::SettleHosts(PoolIndex* index) {
       if (!host.usable) {
         index->slices->Remove(host.slot);
         continue;
-      }
-      if (host.kind >= static_cast<int32_t>(index->kind_at.size()))
-        index->kind_at.resize(host.kind + 1, -1);
-      if (index->kind_at[host.kind] < 0) {
-        index->kind_at[host.kind] = index->scorer->AddKind(kinds_[host.kind]);
-        index->kinds.push_back(host.kind);
       }
       index->slices->Set(host.slot, FreeOf(*index, host));
     } else {
@@ -521,8 +508,7 @@ std::string FreeMap::Difference(const State& state) {
     const Host& mine = hosts_[id];
     const Host& other = fresh.hosts_[id];
     const std::string name = state.HostName(id);
-    if (mine.usable != other.usable || mine.silent != other.silent ||
-        mine.devices != other.devices || mine.tasks != other.tasks)
+    if (mine.usable != other.usable || mine.silent != other.silent || mine.devices != other.devices)
       return name;
     for (int32_t field = kDisk; field < mine.devices; ++field) {
       if (Value(mine, field) != fresh.Value(other, field))
@@ -537,7 +523,6 @@ std::string FreeMap::Difference(const State& state) {
     SettleSums(&mine);
     fresh.SettleSums(&other);
     if (mine.milli != other.milli) return absl::StrCat(name, mine.milli, " != ", other.milli);
-    if (mine.running != other.running) return name + "running";
     for (size_t r = 0; r < mine.racks.size(); ++r) {
       std::vector<int32_t> a = mine.racks[r].whole, b = other.racks[r].whole;
       a.resize(std::max(a.size(), b.size()));
@@ -548,6 +533,7 @@ std::string FreeMap::Difference(const State& state) {
     SettleHosts(&mine);
     fresh.SettleHosts(&other);
     if (mine.by_cpus != other.by_cpus) return name + "by CPUs";
+    if (mine.gpus && mine.typical != other.typical) return name + "typical tasks";
     for (const HostId id : state.hosts()) {
       if (!mine.gpus || hosts_[id].index != static_cast<int32_t>(p) || !hosts_[id].usable) continue;
       HostRoom a = mine.slices->at(hosts_[id].slot), b = other.slices->at(hosts_[id].slot);

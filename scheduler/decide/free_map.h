@@ -23,6 +23,7 @@
 #include "absl/container/btree_set.h"
 #include "scheduler/decide/model/model.h"
 #include "scheduler/decide/slices.h"
+#include "scheduler/decide/task_mix.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/state.h"
 
@@ -39,8 +40,11 @@ struct HostFree {
 
 class FreeMap {
  public:
-  // What is free now on hosts that may get work: up, heard from, not drained.
-  explicit FreeMap(const State& state, PlacementPolicy policy = PlacementPolicy::kV);
+  // What is free now on hosts that may get work: up, heard from, not drained. `mix` outlives the
+  // map, and who owns it keeps it up to date; nullptr: the mix of the State that the map is built
+  // from.
+  explicit FreeMap(const State& state, PlacementPolicy policy = PlacementPolicy::kV,
+                   const TaskMix* mix = nullptr);
   FreeMap(FreeMap&&) = default;
 
   // Reads the host anew, after an event that touched its row or its cluster's drain. A host that is
@@ -123,7 +127,7 @@ class FreeMap {
     uint8_t dirty = 0;
     int32_t cluster = -1;
     int32_t slot = 0;               // in State's order
-    int32_t kind = 0;               // index in kinds_
+    int32_t kind = -1;              // index in kinds_
     int32_t index = -1, site = -1;  // index in index; index -1: no devices
     int32_t index_rack = 0, site_rack = 0;
     int32_t first_device = 0, devices = 0;
@@ -131,8 +135,7 @@ class FreeMap {
     // What the sums of its index and its site hold of it.
     int32_t counted_whole = 0;
     int64_t counted_milli = 0, counted_cpus_milli = 0;
-    CpusKey cpus_key{-1, 0, 0};    // in its site's by_cpus; -1: not there
-    std::vector<SliceWish> tasks;  // one-host tasks that run here
+    CpusKey cpus_key{-1, 0, 0};  // in its site's by_cpus; -1: not there
   };
   struct Rack {
     std::string block, name;
@@ -142,7 +145,7 @@ class FreeMap {
   };
   struct PoolIndex {
     int32_t cluster = 0;
-    std::string flavour;
+    std::string cluster_name, flavour;
     bool gpus = false;  // else a site: all hosts of a cluster, for work without GPUs
     std::vector<Rack> racks;
     std::vector<std::vector<int32_t>> blocks;  // racks of each
@@ -153,13 +156,14 @@ class FreeMap {
     std::vector<HostId> dirty_sums, dirty_hosts;
     // One-host slices: on GPU hosts by class; in a site the hosts without devices by what they have
     // free.
-    std::vector<int32_t> kinds;    // indexes in kinds_ by the scorer's number
-    std::vector<int32_t> kind_at;  // the reverse; -1: none of its hosts
+    std::vector<int32_t> kinds;       // indexes in kinds_ by the scorer's number
+    std::vector<int32_t> kind_at;     // the reverse; -1: none of its hosts
+    std::vector<int64_t> kind_hosts;  // hosts of each of `kinds`
+    bool kinds_changed = true;
     std::unique_ptr<HostScorer> scorer;
     std::unique_ptr<SliceIndex> slices;
     absl::btree_set<CpusKey> by_cpus;
-    std::map<SliceWish, int64_t> running;  // one-host tasks on its hosts
-    bool running_changed = true;
+    uint64_t mix_version = 0;           // that `typical` was read at
     std::vector<TypicalSlice> typical;  // that the scorer knows
   };
   struct Change {
@@ -185,7 +189,7 @@ class FreeMap {
   };
 
   void Read(const State& state, HostId id);
-  void SetTasks(Host* host, std::vector<SliceWish> tasks);
+  void SetKind(Host* host, int32_t kind);
   void JoinIndexes(const State& state, HostId id,
                    std::map<std::pair<int32_t, std::string>, int32_t>* index_of);
   int32_t KindOf(HostKind kind);
@@ -220,6 +224,8 @@ class FreeMap {
   HostSlice PartOn(HostId id, int32_t workers, const Wanted& wanted, int16_t share_of) const;
 
   PlacementPolicy policy_;
+  std::unique_ptr<TaskMix> own_mix_;
+  const TaskMix* mix_;
   uint64_t built_ = 0;  // how often
   std::vector<HostKind> kinds_;
   std::map<HostKind, int32_t> kind_of_;

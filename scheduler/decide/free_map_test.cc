@@ -469,7 +469,9 @@ TEST(FreeMap, KeptThroughRandomChangesItEqualsOneBuiltAnew) {
                      h % 4 == 3 ? std::vector<int>{} : std::vector<int>{2, 2}, 32});
   Fleet fleet(hosts);
   for (const PlacementPolicy policy : {PlacementPolicy::kV, PlacementPolicy::kBestFit}) {
-    FreeMap map(fleet.system.state, policy);
+    TaskMix mix;
+    mix.Rebuild(fleet.system.state);
+    FreeMap map(fleet.system.state, policy, &mix);
     std::vector<std::pair<uint64_t, HostId>> running;
     for (int round = 0; round < 150; ++round) {
       // A decision that tries and undoes, with marks inside of marks.
@@ -530,6 +532,7 @@ TEST(FreeMap, KeptThroughRandomChangesItEqualsOneBuiltAnew) {
                      static_cast<int32_t>(device - devices.begin()), 1000);
           running.emplace_back(fleet.system.state.next_job_number() - 1, id);
           map.Refresh(fleet.system.state, id);
+          mix.Refresh(fleet.system.state, running.back().first);
         }
       }
       ASSERT_EQ(map.Difference(fleet.system.state), "") << round;

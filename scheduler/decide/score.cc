@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "common/base/check.h"
@@ -34,13 +35,49 @@ uint64_t SplitMix(
   return x ^ (x >> 31);
 }
 
-// How often a typical task appears in roll-outs, by its GPUs: 1 + 20 * GPUs; more than four count
-// up to whole_host_weight times that at eight, so that whole hosts aren't broken for a little less
-// waste (4 by openb's seeds 1-5; bench/run.sh openb uses others).
-int64_t RolloutWeight(int64_t gpus_milli, int64_t whole_host_weight) {
-  return 1000 + 20 * gpus_milli *
-                    (4000 + (whole_host_weight - 1) * std::max<int64_t>(0, gpus_milli - 4000)) /
-                    4000;
+// How much a task counts, in thousandths, by its GPUs.
+int64_t SizeWeight(int64_t gpus_milli) { return 1000 + 5 * gpus_milli; }
+
+// A gang: what needs several whole devices side by side, and finds no place in gaps.
+constexpr int64_t kGangMilli = 2000;
+// What a place for a gang would be worth, in thousandths of an idle GPU, if nothing but this gang
+// came and every host could hold it. It is worth as much less as the gang's part of the GPUs that
+// tasks ask for is smaller, and as much more as fewer hosts could hold it.
+constexpr int64_t kPlaceMilli = 80;
+
+constexpr int64_t kPointBits = 16;  // of where in its stratum a point lies
+
+// Where in the running sum of the weights each task of each roll-out is drawn:
+// [kRollouts][kRolloutTasks], in 2^-16 of a stratum, of which there is one a roll-out. At each
+// position the roll-outs take each stratum once: Latin hypercube sampling (McKay et al., 1979).
+// Points are the same for every host, so that two hosts differ by what they hold and not by chance.
+const std::vector<int64_t>& Points() {
+  static const std::vector<int64_t>* const points = [] {
+    constexpr int kRollouts = HostScorer::kRollouts, kTasks = HostScorer::kRolloutTasks;
+    auto* made = new std::vector<int64_t>(kRollouts * kTasks);
+    uint64_t number = 0;
+    const auto random = [&] { return SplitMix(++number); };
+    std::vector<int64_t> strata(kRollouts);
+    for (int position = 0; position < kTasks; ++position) {
+      std::iota(strata.begin(), strata.end(), 0);
+      for (uint64_t n = kRollouts; n > 1; --n) std::swap(strata[n - 1], strata[random() % n]);
+      for (int rollout = 0; rollout < kRollouts; ++rollout) {
+        (*made)[rollout * kTasks + position] =
+            (strata[rollout] << kPointBits) + static_cast<int64_t>(random() >> (64 - kPointBits));
+      }
+    }
+    return made;
+  }();
+  return *points;
+}
+
+HostRoom Empty(const HostKind& kind) {
+  HostRoom room;
+  room.cpus_milli = kind.cpus_milli;
+  room.memory_bytes = kind.memory_bytes;
+  room.disk_bytes = std::numeric_limits<int64_t>::max();
+  room.device_milli.assign(kind.devices(), 1000);
+  return room;
 }
 
 int64_t WholeFree(const HostRoom& host) {
@@ -118,41 +155,94 @@ void Subtract(HostRoom* host, const HostKind& kind, const Demand& demand, int32_
 }
 
 HostScorer::HostScorer(PlacementPolicy policy, std::vector<TypicalSlice> typical,
-                       int64_t whole_host_weight)
-    : policy_(policy), typical_(std::move(typical)) {
-  int64_t weights = 0;
-  std::vector<int64_t> until;  // running sum of the weights
-  for (const TypicalSlice& task : typical_) {
-    total_count_ += task.count;
-    weights += task.count *
-               RolloutWeight(task.wish.workers * task.wish.worker.gpus_milli, whole_host_weight);
-    until.push_back(weights);
-  }
+                       const std::vector<KindCount>& kinds)
+    : policy_(policy), typical_(std::move(typical)), could_hold_(typical_.size()) {
+  for (const TypicalSlice& task : typical_) total_count_ += task.count;
   MUSTER_CHECK(total_count_ < (1 << 20));
-  if (policy_ != PlacementPolicy::kV || weights == 0) return;
-  for (int i = 0; i < kRollouts * kRolloutTasks; ++i) {
-    const int64_t at =
-        static_cast<int64_t>(SplitMix(static_cast<uint64_t>(i)) % static_cast<uint64_t>(weights));
-    rollouts_.push_back(
-        static_cast<int32_t>(std::upper_bound(until.begin(), until.end(), at) - until.begin()));
+  for (const KindCount& of : kinds) {
+    kinds_.push_back(of.kind);
+    hosts_ += of.hosts;
+    OnKind& on = on_.emplace_back();
+    const HostRoom empty = Empty(of.kind);
+    for (size_t t = 0; t < typical_.size(); ++t) {
+      const SliceWish& wish = typical_[t].wish;
+      const std::optional<Demand> demand = DemandOn(wish, of.kind);
+      on.demands.push_back(demand.value_or(Demand{-1, 0, 0, 0}));
+      on.holds.push_back(demand.has_value() && Holds(empty, of.kind, *demand, wish.one_island));
+      if (on.holds.back()) could_hold_[t] += of.hosts;
+    }
+  }
+  if (policy_ != PlacementPolicy::kV) return;
+  // Neighbours in the running sum are alike, so that a stratum of it holds much the same tasks.
+  std::vector<int32_t> by_size(typical_.size());
+  std::iota(by_size.begin(), by_size.end(), 0);
+  std::stable_sort(by_size.begin(), by_size.end(), [&](int32_t a, int32_t b) {
+    const auto size = [&](int32_t t) {
+      const SliceWish& wish = typical_[t].wish;
+      return std::make_tuple(wish.workers * wish.worker.gpus_milli,
+                             wish.workers * wish.worker.cpus_milli,
+                             wish.workers * wish.worker.memory_bytes);
+    };
+    return size(a) < size(b);
+  });
+  for (size_t kind = 0; kind < kinds_.size(); ++kind) {
+    Draw(static_cast<int32_t>(kind), by_size);
+    SetPrices(static_cast<int32_t>(kind));
   }
 }
 
-int32_t HostScorer::AddKind(const HostKind& kind) {
-  kinds_.push_back(kind);
-  KindDemands& on = typical_on_.emplace_back();
-  for (const TypicalSlice& task : typical_)
-    on.demands.push_back(DemandOn(task.wish, kind).value_or(Demand{-1, 0, 0, 0}));
-  return static_cast<int32_t>(kinds_.size()) - 1;
+int64_t HostScorer::Weight(int32_t kind, int32_t task) const {
+  if (!on_[kind].holds[task] || could_hold_[task] == 0) return 0;
+  const SliceWish& wish = typical_[task].wish;
+  return typical_[task].count * SizeWeight(wish.workers * wish.worker.gpus_milli) * hosts_ /
+         could_hold_[task];
 }
 
-int64_t HostScorer::ExpectedWaste(const HostRoom& host) {
-  HostRoom key = host;
-  key.memory_bytes /= kMemoryGrain;
-  key.disk_bytes = 0;
-  const auto found = waste_.find(key);
-  if (found != waste_.end()) return found->second;
+void HostScorer::Draw(int32_t kind, const std::vector<int32_t>& by_size) {
+  std::vector<int64_t> until;  // running sum of the weights
+  int64_t sum = 0;
+  for (const int32_t task : by_size) until.push_back(sum += Weight(kind, task));
+  if (sum == 0) return;  // it holds none of them
+  for (const int64_t point : Points()) {
+    const __int128 at = static_cast<__int128>(point) * sum / (int64_t{kRollouts} << kPointBits);
+    const auto drawn = std::upper_bound(until.begin(), until.end(), static_cast<int64_t>(at));
+    on_[kind].drawn.push_back(by_size[drawn - until.begin()]);
+  }
+}
 
+void HostScorer::SetPrices(int32_t kind) {
+  const auto gpus_milli = [&](size_t t) {
+    return typical_[t].wish.workers * typical_[t].wish.worker.gpus_milli;
+  };
+  __int128 asked = 0;  // GPUs, by what finds a host at all
+  for (size_t t = 0; t < typical_.size(); ++t) {
+    if (could_hold_[t] > 0)
+      asked += static_cast<__int128>(typical_[t].count) * SizeWeight(gpus_milli(t)) * gpus_milli(t);
+  }
+  for (size_t t = 0; t < typical_.size(); ++t) {
+    const __int128 weight = Weight(kind, static_cast<int32_t>(t));
+    if (weight == 0 || gpus_milli(t) < kGangMilli) continue;
+    on_[kind].gangs.push_back(
+        {on_[kind].demands[t],
+         static_cast<int64_t>(weight * gpus_milli(t) * kRollouts * kPlaceMilli / asked)});
+  }
+}
+
+int64_t HostScorer::GangPlaces(const HostRoom& host) const {
+  const int64_t whole = WholeFree(host);
+  int64_t sum = 0;
+  for (const auto& [demand, each] : on_[host.kind].gangs) {
+    int64_t places = whole / (demand.gpus_milli / 1000);
+    if (demand.cpus_milli > 0)
+      places = std::min(places, std::max<int64_t>(0, host.cpus_milli) / demand.cpus_milli);
+    if (demand.memory_bytes > 0)
+      places = std::min(places, std::max<int64_t>(0, host.memory_bytes) / demand.memory_bytes);
+    sum += places * each;
+  }
+  return sum;
+}
+
+int64_t HostScorer::ExpectedWaste(const HostRoom& host) const {
   int32_t whole_free = 0;
   absl::InlinedVector<int32_t, 16> shares_free;
   int64_t idle_at_first = 0;
@@ -165,15 +255,15 @@ int64_t HostScorer::ExpectedWaste(const HostRoom& host) {
       shares_free.push_back(milli);
   }
   int64_t waste = 0;
-  const std::vector<Demand>& demands = typical_on_[host.kind].demands;
-  for (int r = 0; idle_at_first > 0 && r < kRollouts && !rollouts_.empty(); ++r) {
-    int64_t idle = idle_at_first, cpus = host.cpus_milli, memory = key.memory_bytes * kMemoryGrain;
+  const OnKind& on = on_[host.kind];
+  if (on.drawn.empty()) return kRollouts * idle_at_first;
+  for (int r = 0; idle_at_first > 0 && r < kRollouts; ++r) {
+    int64_t idle = idle_at_first, cpus = host.cpus_milli, memory = host.memory_bytes;
     int32_t whole = whole_free;
     absl::InlinedVector<int32_t, 16> shares = shares_free;
     for (int k = 0; k < kRolloutTasks && idle > 0; ++k) {
-      const Demand& demand = demands[rollouts_[r * kRolloutTasks + k]];
-      if (demand.gpus_milli < 0 || demand.gpus_milli > idle || demand.cpus_milli > cpus ||
-          demand.memory_bytes > memory)
+      const Demand& demand = on.demands[on.drawn[r * kRolloutTasks + k]];
+      if (demand.gpus_milli > idle || demand.cpus_milli > cpus || demand.memory_bytes > memory)
         continue;
       if (demand.gpus_milli >= 1000) {
         const int32_t count = static_cast<int32_t>(demand.gpus_milli / 1000);
@@ -199,8 +289,6 @@ int64_t HostScorer::ExpectedWaste(const HostRoom& host) {
     }
     waste += idle;
   }
-  if (waste_.size() >= kMostRemembered) waste_.clear();
-  waste_.emplace(std::move(key), waste);
   return waste;
 }
 
@@ -212,7 +300,7 @@ int64_t HostScorer::Fragment(const HostRoom& host) const {
     most = std::max<int64_t>(most, milli);
   }
   int64_t sum = 0;
-  const std::vector<Demand>& demands = typical_on_[host.kind].demands;
+  const std::vector<Demand>& demands = on_[host.kind].demands;
   for (size_t t = 0; t < typical_.size(); ++t) {
     const Demand& demand = demands[t];
     const int64_t device_milli = std::min<int64_t>(demand.gpus_milli, 1000);
@@ -247,7 +335,16 @@ int32_t HostScorer::SigmoidBucket(int64_t decrease, int64_t total) {
 }
 
 int64_t HostScorer::Score(const HostRoom& host) {
-  return policy_ == PlacementPolicy::kV ? ExpectedWaste(host) : Fragment(host);
+  if (policy_ != PlacementPolicy::kV) return Fragment(host);
+  HostRoom key = host;
+  key.memory_bytes -= key.memory_bytes % kMemoryGrain;
+  key.disk_bytes = 0;
+  const auto found = scores_.find(key);
+  if (found != scores_.end()) return found->second;
+  const int64_t score = ExpectedWaste(key) - GangPlaces(key);
+  if (scores_.size() >= kMostRemembered) scores_.clear();
+  scores_.emplace(std::move(key), score);
+  return score;
 }
 
 HostScorer::Cost HostScorer::Of(const HostRoom& host, const Demand& demand) {

@@ -6,7 +6,8 @@
 //   what typical tasks couldn't use, compared
 //             in 100 buckets of a sigmoid, as its reference implementation does.
 //   v         least growth of V, the idle GPU expected on the host after 32 more typical tasks came
-//   by.
+//             by, and of what it costs that typical gangs lose their place there
+//             (docs/decisions/061-rare-shapes.md).
 //
 // Where several devices of a host would do equally, a share goes to the fullest.
 //
@@ -86,17 +87,21 @@ bool Holds(const HostRoom& host, const HostKind& kind, const Demand& demand, boo
 // must hold it.
 void Subtract(HostRoom* host, const HostKind& kind, const Demand& demand, int32_t device);
 
+// A kind of host, and how many of the hosts are of it.
+struct KindCount {
+  HostKind kind;
+  int64_t hosts = 0;
+
+  bool operator==(const KindCount&) const = default;
+};
+
 class HostScorer {
  public:
-  // `typical` is what may come: for fgd and v. Counts are positive and sum to less than 2^20. The
-  // larger `whole_host_weight`, the less V breaks hosts of eight GPUs, at the cost of what it
-  // allocates: a typical task of eight GPUs counts so many times.
-  static constexpr int64_t kWholeHostWeight = 4;
+  // `typical` is what may come, all of it: for fgd and v. Counts are positive and sum to less than
+  // 2^20. Kinds are numbered from 0 in this order.
   HostScorer(PlacementPolicy policy, std::vector<TypicalSlice> typical,
-             int64_t whole_host_weight = kWholeHostWeight);
+             const std::vector<KindCount>& kinds);
 
-  // Kinds are numbered from 0 in the order they are added.
-  int32_t AddKind(const HostKind& kind);
   const std::vector<HostKind>& kinds() const { return kinds_; }
 
   // Compared as a pair. `device` is the position in device_milli that a share takes, else -1.
@@ -107,8 +112,21 @@ class HostScorer {
   // The host must hold the demand.
   Cost Of(const HostRoom& host, const Demand& demand);
 
-  // V of a host, in thousandths of a GPU times kRollouts.
-  int64_t ExpectedWaste(const HostRoom& host);
+  // V of a host: the GPU that stays idle, in thousandths times kRollouts.
+  int64_t ExpectedWaste(const HostRoom& host) const;
+  // What the places that typical gangs (two whole GPUs and more) have on the host are worth, in the
+  // unit of V: summed over the gangs, how often each finds a place there times what one is worth.
+  int64_t GangPlaces(const HostRoom& host) const;
+  // How likely the task is to come to a host of the kind, in proportion to the others: its count,
+  // times 1 + 5 * GPUs, times (all hosts / hosts that could hold it when empty), in thousandths. 0:
+  // the kind can't hold it. A task is the likelier to need this host, the fewer others could take
+  // it.
+  int64_t Weight(int32_t kind, int32_t task) const;
+  // The typical task that a roll-out on a host of the kind draws at this position. Over the
+  // roll-outs, each position draws a task as often as its weight says, give or take one.
+  int32_t Drawn(int32_t kind, int rollout, int position) const {
+    return on_[kind].drawn[rollout * kRolloutTasks + position];
+  }
   // F of a host: GPU thousandths that a typical task couldn't use, times the sum of the counts.
   int64_t Fragment(const HostRoom& host) const;
   // floor(100 * sigmoid(x)) of x = decrease / total / 1000.
@@ -117,19 +135,29 @@ class HostScorer {
   static constexpr int kRollouts = 48, kRolloutTasks = 32;
 
  private:
-  struct KindDemands {  // by typical task; gpus_milli -1: doesn't accept the kind
-    std::vector<Demand> demands;
+  struct GangPrice {
+    Demand demand;
+    int64_t each = 0;  // what one place for it is worth
+  };
+  struct OnKind {
+    std::vector<Demand> demands;  // by typical task; gpus_milli -1: doesn't accept the kind
+    std::vector<bool> holds;      // when empty, by typical task
+    std::vector<int32_t> drawn;   // [kRollouts][kRolloutTasks]: typical tasks
+    std::vector<GangPrice> gangs;
   };
 
+  void Draw(int32_t kind, const std::vector<int32_t>& by_size);
+  void SetPrices(int32_t kind);
   int64_t Score(const HostRoom& host);
 
   PlacementPolicy policy_;
   std::vector<TypicalSlice> typical_;
   int64_t total_count_ = 0;
-  std::vector<int32_t> rollouts_;  // [kRollouts][kRolloutTasks]: index in typical_
+  int64_t hosts_ = 0;                // of all kinds
+  std::vector<int64_t> could_hold_;  // by typical task: hosts that hold it when empty
   std::vector<HostKind> kinds_;
-  std::vector<KindDemands> typical_on_;
-  absl::btree_map<HostRoom, int64_t> waste_;
+  std::vector<OnKind> on_;  // by kind
+  absl::btree_map<HostRoom, int64_t> scores_;
 };
 
 }  // namespace muster

@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <random>
+#include <vector>
 
 namespace muster {
 namespace {
@@ -44,8 +47,9 @@ TEST(Score, BucketsAreThoseOfTheSigmoid) {
 }
 
 TEST(Score, FragmentIsWhatTypicalTasksCannotUse) {
-  HostScorer scorer(PlacementPolicy::kFgd, {{Wish(500), 3}, {Wish(2000), 1}, {Wish(0), 2}});
-  const int32_t kind = scorer.AddKind(Kind({4}));
+  HostScorer scorer(PlacementPolicy::kFgd, {{Wish(500), 3}, {Wish(2000), 1}, {Wish(0), 2}},
+                    {{Kind({4}), 1}});
+  const int32_t kind = 0;
   struct Case {
     const char* why;
     std::vector<int16_t> devices;
@@ -66,8 +70,8 @@ TEST(Score, FragmentIsWhatTypicalTasksCannotUse) {
 }
 
 TEST(Score, ExpectedWasteIsWhatNoTypicalTaskCanEverUse) {
-  HostScorer scorer(PlacementPolicy::kV, {{Wish(2000, 4), 1}});
-  const int32_t kind = scorer.AddKind(Kind({4}));
+  HostScorer scorer(PlacementPolicy::kV, {{Wish(2000, 4), 1}}, {{Kind({4}), 1}});
+  const int32_t kind = 0;
   struct Case {
     const char* why;
     std::vector<int16_t> devices;
@@ -83,6 +87,126 @@ TEST(Score, ExpectedWasteIsWhatNoTypicalTaskCanEverUse) {
     EXPECT_EQ(scorer.ExpectedWaste(Room(scorer, kind, c.devices, c.cpus)),
               c.wanted_milli * HostScorer::kRollouts)
         << c.why;
+  }
+}
+
+// Three kinds of hosts, and tasks that fit some of them only.
+struct Mixed {
+  std::vector<TypicalSlice> typical = {{Wish(300, 2), 400},  {Wish(1000, 8), 300},
+                                       {Wish(2000, 8), 40},  {Wish(8000, 60), 9},
+                                       {Wish(8000, 120), 1}, {Wish(0, 4), 50}};
+  std::vector<KindCount> kinds = {{Kind({8}, 96), 500}, {Kind({8}, 128), 20}, {Kind({2}, 32), 80}};
+  HostScorer scorer{PlacementPolicy::kV, typical, kinds};
+};
+
+TEST(Score, ATaskWeighsTheMoreTheFewerHostsCouldHoldIt) {
+  const Mixed mixed;
+  for (size_t k = 0; k < mixed.kinds.size(); ++k) {
+    for (size_t t = 0; t < mixed.typical.size(); ++t) {
+      const auto holds = [&](const KindCount& of) {
+        const Demand& worker = mixed.typical[t].wish.worker;
+        return worker.cpus_milli <= of.kind.cpus_milli &&
+               worker.gpus_milli <= 1000 * of.kind.devices();
+      };
+      int64_t could = 0;
+      for (const KindCount& of : mixed.kinds) could += holds(of) ? of.hosts : 0;
+      const double gpus = static_cast<double>(mixed.typical[t].wish.worker.gpus_milli) / 1000;
+      const double wanted = holds(mixed.kinds[k])
+                                ? static_cast<double>(mixed.typical[t].count) * (1 + 5 * gpus) *
+                                      600 / static_cast<double>(could)
+                                : 0;
+      const int64_t weight = mixed.scorer.Weight(static_cast<int32_t>(k), static_cast<int32_t>(t));
+      EXPECT_NEAR(static_cast<double>(weight) / 1000, wanted, 0.001)
+          << "kind " << k << " task " << t;
+    }
+  }
+}
+
+TEST(Score, EachPositionOfTheRollOutsDrawsATaskAsOftenAsItsWeightSays) {
+  const Mixed mixed;
+  for (int32_t k = 0; k < 3; ++k) {
+    double sum = 0;
+    for (int32_t t = 0; t < 6; ++t) sum += static_cast<double>(mixed.scorer.Weight(k, t));
+    for (int position = 0; position < HostScorer::kRolloutTasks; ++position) {
+      std::vector<int> drawn(6);
+      for (int r = 0; r < HostScorer::kRollouts; ++r) ++drawn[mixed.scorer.Drawn(k, r, position)];
+      for (int32_t t = 0; t < 6; ++t) {
+        const double wanted =
+            HostScorer::kRollouts * static_cast<double>(mixed.scorer.Weight(k, t)) / sum;
+        EXPECT_LE(std::abs(drawn[t] - wanted), 2) << "kind " << k << " task " << t;
+      }
+    }
+  }
+}
+
+// V by its definition, on devices one by one.
+int64_t PlainWaste(const HostScorer& scorer, const std::vector<TypicalSlice>& typical,
+                   const HostRoom& host) {
+  int64_t waste = 0;
+  for (int r = 0; r < HostScorer::kRollouts; ++r) {
+    HostRoom left = host;
+    for (int k = 0; k < HostScorer::kRolloutTasks; ++k) {
+      const Demand& demand = typical[scorer.Drawn(host.kind, r, k)].wish.worker;
+      if (!Holds(left, scorer.kinds()[host.kind], demand, false)) continue;
+      int32_t fullest = -1;
+      for (size_t d = 0; d < left.device_milli.size() && demand.gpus_milli < 1000; ++d) {
+        if (left.device_milli[d] >= demand.gpus_milli &&
+            (fullest < 0 || left.device_milli[d] < left.device_milli[fullest]))
+          fullest = static_cast<int32_t>(d);
+      }
+      Subtract(&left, scorer.kinds()[host.kind], demand, fullest);
+    }
+    for (const int16_t milli : left.device_milli) waste += milli;
+  }
+  return waste;
+}
+
+TEST(Score, AgreesWithThePlainFormsAndWithItself) {
+  const Mixed mixed;
+  const HostScorer again(PlacementPolicy::kV, mixed.typical, mixed.kinds);
+  double asked = 0;
+  for (const TypicalSlice& task : mixed.typical) {
+    const double gpus = static_cast<double>(task.wish.worker.gpus_milli) / 1000;
+    asked += static_cast<double>(task.count) * (1 + 5 * gpus) * gpus;
+  }
+  std::mt19937 random(7);
+  for (int i = 0; i < 300; ++i) {
+    const int32_t kind = static_cast<int32_t>(random() % 3);
+    std::vector<int16_t> devices(mixed.kinds[kind].kind.devices());
+    for (int16_t& milli : devices)
+      milli = random() % 2 == 0 ? 1000 : static_cast<int16_t>(100 * (random() % 10));
+    std::sort(devices.begin(), devices.end(), std::greater<int16_t>());
+    const HostRoom host = Room(mixed.scorer, kind, devices, static_cast<int64_t>(random() % 129));
+    ASSERT_EQ(mixed.scorer.ExpectedWaste(host), PlainWaste(mixed.scorer, mixed.typical, host)) << i;
+    ASSERT_EQ(mixed.scorer.ExpectedWaste(host), again.ExpectedWaste(host)) << i;
+
+    const int64_t whole = std::count(devices.begin(), devices.end(), 1000);
+    double places = 0;
+    for (int32_t t = 2; t < 5; ++t) {  // the gangs
+      const Demand& worker = mixed.typical[t].wish.worker;
+      const int64_t fit =
+          std::min(whole / (worker.gpus_milli / 1000), host.cpus_milli / worker.cpus_milli);
+      places += static_cast<double>(fit * mixed.scorer.Weight(kind, t)) / 1000 *
+                static_cast<double>(worker.gpus_milli) / 1000 / asked * 80 * HostScorer::kRollouts;
+    }
+    // Each place's worth is rounded down.
+    ASSERT_NEAR(static_cast<double>(mixed.scorer.GangPlaces(host)), places, 8) << i;
+  }
+}
+
+TEST(Slices, ASmallTaskLeavesTheOnlyHostThatCouldHoldARareLargeOne) {
+  // Host 0 alone holds the gang with 120 CPUs, one of a thousand tasks.
+  const std::vector<TypicalSlice> typical = {
+      {Wish(500, 4), 500}, {Wish(1000, 8), 480}, {Wish(8000, 80), 19}, {Wish(8000, 120), 1}};
+  HostScorer scorer(PlacementPolicy::kV, typical, {{Kind({8}, 128), 1}, {Kind({8}, 96), 30}});
+  for (const int64_t gpus_milli : {500, 1000, 2000, 4000}) {
+    SliceIndex index(&scorer);
+    const std::vector<int16_t> free(8, 1000);
+    index.Set(0, Room(scorer, 0, free, 128));
+    for (int32_t slot = 1; slot <= 30; ++slot) index.Set(slot, Room(scorer, 1, free, 96));
+    const auto choice = index.Pick(Wish(gpus_milli, gpus_milli / 125));
+    ASSERT_TRUE(choice.has_value());
+    EXPECT_NE(choice->slot, 0) << gpus_milli;
   }
 }
 
@@ -148,8 +272,8 @@ TEST(Slices, PoliciesChooseTheirHosts) {
             -1,
             0},
        }) {
-    HostScorer scorer(c.policy, c.typical);
-    const int32_t kind = scorer.AddKind(Kind({2}));
+    HostScorer scorer(c.policy, c.typical, {{Kind({2}), 2}});
+    const int32_t kind = 0;
     SliceIndex index(&scorer);
     for (size_t h = 0; h < c.hosts.size(); ++h)
       index.Set(static_cast<int32_t>(h), Room(scorer, kind, c.hosts[h]));
@@ -166,14 +290,10 @@ TEST(Slices, TheIndexChoosesWhatALookAtEveryHostChooses) {
       {Wish(1000, 8), 5}, {Wish(300, 2), 4}, {Wish(2000, 16), 2}, {Wish(0, 4), 1}};
   for (const PlacementPolicy policy :
        {PlacementPolicy::kV, PlacementPolicy::kFgd, PlacementPolicy::kBestFit}) {
-    HostScorer scorer(policy, typical), plain(policy, typical);
-    for (HostScorer* s : {&scorer, &plain}) {
-      s->AddKind(Kind({4}));
-      s->AddKind(Kind({2, 2}, 32));
-      HostKind other = Kind({4}, 48);
-      other.label = 2;
-      s->AddKind(other);
-    }
+    HostKind other = Kind({4}, 48);
+    other.label = 2;
+    const std::vector<KindCount> kinds = {{Kind({4}), 20}, {Kind({2, 2}, 32), 15}, {other, 5}};
+    HostScorer scorer(policy, typical, kinds), plain(policy, typical, kinds);
     SliceIndex index(&scorer);
     std::vector<std::optional<HostRoom>> hosts(40);
     for (int step = 0; step < 4000; ++step) {

@@ -1,6 +1,6 @@
 """Row `openb`: GPU allocation on Alibaba's 2023 GPU trace at 130 % load, V against FGD, by the protocol of docs/scheduling.md §3.
 
-The seeds are none of those that V's parameters were chosen on (801-806), nor those seen when FGD's typical pods were settled (101-110).
+The seeds are none of those that V's parameters were chosen on (801-806), nor those seen when FGD's typical pods were settled (101-110). Seeds 700-702 were looked at since, to see why multigpu20 misses: the next choice is reported on others.
 FGD is our own implementation; its published means stand beside it. Allocation can be bought by refusing 8-GPU pods, so those refused
 before 100 % load have a bar, too; and gangs (two GPUs and more) that an empty fleet would hold may not be refused below 80 % load.
 """

@@ -184,6 +184,11 @@ ROWS = {
         [sys.executable, "bench/kueue.py", "tas"],
         900,
     ),
+    "kueue-large": (
+        "Kueue's large-scale generator, 50,000 workloads in 1,000 queues in real time",
+        [sys.executable, "bench/kueue.py", "large"],
+        900,
+    ),
     "scale-500k": (
         "Decide in the steady state of 500,000 GPUs, 100 clusters, 62,500 hosts, 1,031 queues, 20,000 waiting gangs, 100 events a step",
         [sys.executable, "bench/scale_500k.py"],

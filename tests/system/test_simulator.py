@@ -122,7 +122,7 @@ def busy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("busy")
     (folder / "clusters.yaml").write_text(TWO_CLUSTERS)
     (folder / "queues.yaml").write_text(QUEUES)
-    (folder / "day.csv").write_text(draw(150))
+    (folder / "day.csv").write_text(draw(300))
     return folder / "day.csv", [
         "--cluster",
         folder / "clusters.yaml",

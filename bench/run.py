@@ -210,7 +210,7 @@ ROWS = {
         14400,
     ),
     "planted-bugs": (
-        "bugs planted in a copy of the tree, looked for by the fault simulator",
+        "bugs planted in a copy of the tree, looked for by the simulator, the fuzzer and tests",
         [sys.executable, "bench/planted_bugs.py"],
         7200,
     ),

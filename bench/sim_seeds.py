@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 """Row `sim-seeds`: the fault simulator (sim/faults) over many seeds.
 
-    sim_seeds.py [--quick | --all-large]
+    sim_seeds.py [--quick | --all-large] [--seed N]
 
 Speed: 20 virtual minutes, 100 hosts, 200 jobs, by CPU time, as the machine has other work. Violations: 10,000 seeds, a hundred of them of
 that size, the others of the small system of tests/mutants/config, where a seed takes a tenth of a second; --all-large runs all at the full size,
 which takes about five hours of a core: a run that was ended goes on where it was, as long as muster-sim is the same. Rare events: each that
 the simulator has a name for has to happen in one of the seeds.
+
+The seeds are other ones at each run, counted from a first one that is drawn and printed: those that somebody has looked at have been mended
+against. --seed N runs those from N on again.
 """
 
 import concurrent.futures
 import hashlib
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -53,11 +57,12 @@ def kept_parts() -> tuple[Path, dict]:
     return file, kept if kept.get("program") == program else {"program": program, "parts": {}}
 
 
-def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> dict:
-    """Seeds 1 to `seeds`, as many parts at a time as there are cores; a line of how far it is after each, for whoever waits."""
+def run_all(base: int, size: str, seeds: int, config: Path | None, keep: bool = False) -> dict:
+    """So many seeds from `base` on, as many parts at a time as there are cores; a line of how far it is after each, for whoever waits."""
     totals = {"counters": {}, "seeds": 0, "failed": 0, "first_failed": 0, "virtual_s": 0}
     at_once = AT_ONCE if config else LARGE_AT_ONCE
     file, kept = kept_parts() if keep else (None, {"parts": {}})
+    kept["base"] = base
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     kept_s, kept_cpu_s = kept.get("wall_s", 0), kept.get("cpu_s", 0)
 
@@ -70,12 +75,12 @@ def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> d
 
     def part(first: int) -> tuple[int, dict]:
         done = kept["parts"].get(str(first))
-        return first, done or run(first, min(at_once, seeds + 1 - first), config)
+        return first, done or run(first, min(at_once, base + seeds - first), config)
 
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     try:
         for future in concurrent.futures.as_completed(
-            [pool.submit(part, first) for first in range(1, seeds + 1, at_once)]
+            [pool.submit(part, first) for first in range(base, base + seeds, at_once)]
         ):
             first, done = future.result()
             if done["failed"] and (
@@ -104,6 +109,14 @@ def run_all(size: str, seeds: int, config: Path | None, keep: bool = False) -> d
     return totals
 
 
+def first_seed(keep: bool) -> int:
+    """The one that was asked for, or that of the run that goes on, or any."""
+    if "--seed" in sys.argv:
+        return int(sys.argv[sys.argv.index("--seed") + 1])
+    kept = kept_parts()[1] if keep else {}
+    return kept.get("base", random.SystemRandom().randrange(1, 1 << 48))
+
+
 def small_size() -> str:
     values = dict(
         line.split(": ") for line in SMALL.read_text().splitlines() if not line.startswith("#")
@@ -113,10 +126,16 @@ def small_size() -> str:
 
 def main() -> int:
     quick, all_large = "--quick" in sys.argv, "--all-large" in sys.argv
+    base = first_seed(all_large and not quick)
+    print(f"seeds from {base} on; again: --seed {base}", flush=True)
     large = run_all(
-        "full", 3 if quick else SEEDS if all_large else LARGE, None, keep=all_large and not quick
+        base,
+        "full",
+        3 if quick else SEEDS if all_large else LARGE,
+        None,
+        keep=all_large and not quick,
     )
-    small = run_all("small", 50 if quick else 0 if all_large else SEEDS - LARGE, SMALL)
+    small = run_all(base, "small", 50 if quick else 0 if all_large else SEEDS - LARGE, SMALL)
     speed = large["virtual_s"] / large["cpu_s"]
     counters = {
         name: count + small["counters"].get(name, 0) for name, count in large["counters"].items()

@@ -38,6 +38,7 @@ MAY_INCLUDE = {
         "scheduler/ask",
         "scheduler/engine",
         "scheduler/agents",
+        "scheduler/api",  # submit.h, which needs no gRPC
         "scheduler/store",
         "agent/reconcile",
         "agent/host",

@@ -57,6 +57,9 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream,
     if (entry.session != session || message.session().session() != session->id)
       return absl::OkStatus();  // of a dead session
     Heard(&entry, *session);
+    // It names the session, so it has its Welcome, and remembers the epoch: no other server of this
+    // store is followed from now on.
+    entry.answered = true;
   }
   const auto key_of = [&] { return message.SerializeAsString(); };
   switch (message.body_case()) {

@@ -137,9 +137,11 @@ class Sessions : public AgentLink {
     int64_t heard_wall_ns = 0;
     pb::HostState posted = pb::HOST_STATE_UNSPECIFIED;  // what the engine was last told
     int64_t posted_quiet_ns = 0;
-    bool answered = false;  // to this process, with all that it runs: that is in the store
-    uint64_t hellos = 0;    // accepted ones
-    struct Check {          // before a quarantine ends: the newest that was asked for
+    // To this process, with all that it runs, which is in the store; and it knows this epoch, so
+    // that it runs nothing by another one's word from then on.
+    bool answered = false;
+    uint64_t hellos = 0;  // accepted ones
+    struct Check {        // before a quarantine ends: the newest that was asked for
       uint64_t request = 0;
       int32_t device = -1;
       std::string session;   // that was asked

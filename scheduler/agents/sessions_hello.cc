@@ -188,7 +188,6 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session,
   std::lock_guard lock(mutex_);
   if (hosts_[Name(session->cluster, session->host)].session != session) return;
   session->welcomed = true;
-  hosts_[Name(session->cluster, session->host)].answered = true;
   pb::SchedulerMessage message;
   message.mutable_welcome()->set_lease_ns(options_.lease_ns);
   message.mutable_welcome()->set_heartbeat_ns(options_.heartbeat_ns);

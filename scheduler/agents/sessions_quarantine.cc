@@ -48,7 +48,9 @@ void Sessions::LookAtQuarantines(const State& state, HostId id) {
            {"device", q.device()},
            {"why", q.reason()}});
     }
-    if (q.release_ns() == 0 || q.release_ns() > clock_->WallNs()) continue;
+    // A wall clock that was set back doesn't make it longer: State's time goes on.
+    if (q.release_ns() == 0 || q.release_ns() > std::max(clock_->WallNs(), state.now_ns()))
+      continue;
     due = true;
     EndQuarantine(cluster, row, q);
   }

@@ -634,6 +634,54 @@ TEST_F(SessionsTest, AFaultIsOneEventForAsLongAsItsHostRepeatsIt) {
   EXPECT_THAT(state().host(state().FindHost("lab", "h1")).blames, SizeIs(1));
 }
 
+// Device 1 of h1 is in quarantine, for an hour.
+class SessionsWithQuarantine : public SessionsTest {
+ protected:
+  SessionsWithQuarantine() {
+    pb::Event clusters = LabConfigured();
+    pb::QuarantineRule* rule = clusters.mutable_clusters_configured()
+                                   ->mutable_file()
+                                   ->mutable_clusters(0)
+                                   ->mutable_quarantine();
+    rule->set_device_blames(1);
+    rule->set_max_percent(100);
+    rule->set_release_after_ns(kHour);
+    engine_->Post(clusters);
+    const StreamPtr stream = Connect();
+    pb::AgentMessage fault;
+    fault.mutable_fault()->set_device(1);
+    fault.mutable_fault()->set_code(79);
+    fault.mutable_fault()->set_detail("Xid 79: GPU has fallen off the bus");
+    fault.mutable_fault()->set_at_ns(clock_.now_ns);
+    Say(stream, fault);
+    Settle();
+  }
+  bool OutAfter(int64_t more_ns) {
+    clock_.now_ns += more_ns;
+    sessions_->Tick();
+    Settle();
+    const HostRow& host = state().host(state().FindHost("lab", "h1"));
+    EXPECT_EQ(host.quarantines.empty(), host.inventory.devices(1).healthy());
+    return !host.quarantines.empty();
+  }
+};
+
+TEST_F(SessionsWithQuarantine, IsLiftedOnceItsTimeIsOver) {
+  EXPECT_TRUE(OutAfter(0));
+  EXPECT_TRUE(OutAfter(kHour - 1));
+  EXPECT_FALSE(OutAfter(1));
+  sessions_->Tick();
+  EXPECT_EQ(Commits(), 0u) << "said once";
+}
+
+// State's time never goes back: while the clock is behind, it goes at half its speed.
+TEST_F(SessionsWithQuarantine, IsLiftedAlthoughTheWallClockWasSetBack) {
+  clock_.behind_ns = 10 * kHour;
+  int64_t hours = 0;
+  while (hours < 9 && OutAfter(kHour)) ++hours;
+  EXPECT_LE(hours, 3);
+}
+
 TEST_F(SessionsTest, EachFailedTryToPublishCountsAndNothingIsForgottenMeanwhile) {
   const StreamPtr stream = Connect();
   Submit();
@@ -835,9 +883,12 @@ TEST_F(SessionsTest, ARestoredStoreAwaitsItsHostsForALeaseAtMost) {
   const State before = state();
   Start(before);
   EXPECT_TRUE(sessions_->AwaitsHosts(state()));
-  Connect("h1");
+  const StreamPtr h1 = Connect("h1"), h2 = Connect("h2");
+  EXPECT_TRUE(sessions_->AwaitsHosts(state()))
+      << "where the store was copied, they may not know yet that another one serves it";
+  Say(h1, Beat());
   EXPECT_TRUE(sessions_->AwaitsHosts(state())) << "h2 has not answered";
-  Connect("h2");
+  Say(h2, Beat());
   EXPECT_FALSE(sessions_->AwaitsHosts(state()));
   Start(before);
   clock_.now_ns += SessionOptions().lease_ns;

@@ -105,6 +105,34 @@ TEST(Decide, ShrinksTheBorrowerForAGuaranteedClaimAndGrowsItWhenTheClaimantLeave
   EXPECT_EQ(WorkersOf(system, borrower), 4);
 }
 
+// Its old size and its new one together would be more than its queue may hold: what is kept for it
+// would be taken back, and the next in line could have it.
+TEST(Decide, AGangThatShrinksIsChargedByTheSizeThatItComesBackWith) {
+  SystemBuilder system;
+  system.Cluster("lab").Hosts("lab", 2, 2).Queue("research", 0, 4).Queue("prod", 2);
+  system.GuaranteeIn("prod", "lab", 2);
+  const uint64_t borrower = JobBuilder("research").Workers(2, 4).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, borrower);
+  ASSERT_EQ(WorkersOf(system, borrower), 4);
+  system.Step(1);
+  const uint64_t claimant = JobBuilder("prod").Workers(2).SubmitTo(&system);
+  ASSERT_EQ(ActsOf(Go(&system)), 1);
+  const auto kept = [&] {
+    const auto& reservation = TaskOf(system.state, borrower).reservation;
+    return reservation != nullptr && reservation->held ? reservation->workers : 0;
+  };
+  ASSERT_EQ(kept(), 2);
+  const Plan plan = Go(&system);
+  EXPECT_EQ(plan.events.size(), 0u) << plan.events[0].ShortDebugString();
+  EXPECT_EQ(kept(), 2);
+  system.Step(2);
+  ReportAll(&system, borrower, pb::GONE, 0, true);
+  Go(&system);
+  EXPECT_EQ(WorkersOf(system, borrower), 2);
+  EXPECT_EQ(WorkersOf(system, claimant), 2);
+}
+
 TEST(Decide, SpillsWhenTheNextClusterStartsItSoonerByMoreThanItCosts) {
   for (const int64_t left_s : {5, 60}) {
     SystemBuilder system = DemoSystem();
@@ -320,6 +348,38 @@ TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
       system.HostState("c", system.state.host(id).name, pb::HOST_UNREACHABLE);
   }
   EXPECT_EQ(ActsOf(Go(&system)), 0);
+}
+
+// A mass loss is told by silence: hosts fall silent at different times, and the first lease to run
+// out is that of one host alone.
+TEST(Decide, OneUnreachableHostIsNotLostWhileOthersAreMerelySilent) {
+  struct Case {
+    int hosts, silent;  // beside the one that is unreachable
+    bool lost;
+  };
+  for (const Case& c : {Case{5, 0, true}, Case{5, 1, true}, Case{5, 2, false}, Case{6, 2, true},
+                        Case{6, 3, false}, Case{3, 2, false}}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", c.hosts, 1).Queue("q");
+    JobBuilder builder("q");
+    builder.task()->set_when_unreachable(pb::REPLACE);
+    const uint64_t job = builder.SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, job);
+    const HostId first = TaskOf(system.state, job).attempts.back().parts[0].host;
+    system.HostState("c", system.state.host(first).name, pb::HOST_UNREACHABLE);
+    int silent = 0;
+    for (const HostId id : system.state.hosts()) {
+      if (id != first && silent++ < c.silent)
+        system.HostState("c", system.state.host(id).name, pb::HOST_SILENT);
+    }
+    if (c.silent + 1 == c.hosts) {  // nobody is left to start it elsewhere
+      EXPECT_EQ(ActsOf(Go(&system)), 0);
+      continue;
+    }
+    EXPECT_EQ(ActsOf(Go(&system)) > 0, c.lost)
+        << "1 of " << c.hosts << " is unreachable, and " << c.silent << " are silent";
+  }
 }
 
 TEST(Decide, HostsThatWereLongUnreachableCountNeitherAmongTheSilentNorAmongAll) {

@@ -266,12 +266,19 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
   if (transaction.commit != commit_ + 1)
     Violate(now_ns, absl::StrCat("contract 23: commit ", transaction.commit, " follows ", commit_));
   commit_ = transaction.commit;
+  now_ns_ = now_ns;
   ++counters_["commits"];
   for (const RowChange& row :
        transaction.rows) {  // hosts first: what is decided of jobs rests on them
+    if (row.kind == "configuration" && row.bytes.has_value()) {
+      pb::ConfigurationRecord configuration;
+      MUSTER_CHECK(configuration.ParseFromString(*row.bytes));
+      rows_.OnConfiguration(configuration);
+    }
     if (row.kind != "host" || !row.bytes.has_value()) continue;
     pb::HostRecord host;
     MUSTER_CHECK(host.ParseFromString(*row.bytes));
+    rows_.OnHost(transaction.now_ns, row.id, host);
     hosts_[row.id] = std::move(host);
   }
   placed_.clear();
@@ -285,8 +292,12 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
       }
       pb::JobRecord job;
       MUSTER_CHECK(job.ParseFromString(*row.bytes));
-      const auto before = jobs_.find(job.uid());
-      CheckJob(now_ns, before == jobs_.end() ? nullptr : &before->second, job);
+      const auto known = jobs_.find(job.uid());
+      const pb::JobRecord* before = known == jobs_.end() ? nullptr : &known->second;
+      if (before == nullptr) CheckUid(now_ns, job.uid());
+      engine_now_ns_ = transaction.now_ns;
+      CheckJob(now_ns, before, job);
+      rows_.OnJob(transaction.now_ns, before, job);
       uid_of_row_[row.id] = job.uid();
       committed_key_[job.idempotency_key()] = job.number();
       jobs_[job.uid()] = std::move(job);
@@ -313,7 +324,19 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
   if (restoring_ && !placed_.empty())
     Violate(now_ns, absl::StrCat("contract 19: placed before what was restored is settled: ",
                                  Text(placed_[0])));
-  for (const pb::AttemptKey& key : placed_) CheckDevices(now_ns, key);
+  std::set<std::string> placed;
+  for (const pb::AttemptKey& key : placed_) {
+    CheckDevices(now_ns, key);
+    placed.insert(key.job_uid());
+  }
+  rows_.Committed(transaction.now_ns, now_ns, restoring_, placed);
+}
+
+// Contract 16. Whoever submits once more what a restored store doesn't know any more gets another
+// job: what a host still has of the one before isn't its.
+void Checker::CheckUid(int64_t now_ns, const std::string& uid) {
+  if (!uids_.insert(uid).second)
+    Violate(now_ns, absl::StrCat("contract 16: a second job is given the uid ", uid));
 }
 
 // S3, contract 14, of an attempt that this commit has placed: nobody holds its devices, and no Lost
@@ -345,6 +368,14 @@ void Checker::CheckDevices(int64_t now_ns, const pb::AttemptKey& placed) {
           }
         }
       }
+    }
+    for (const pb::Quarantine& quarantine : row->second.quarantines()) {
+      const auto& devices = mine.devices();
+      const bool uses = quarantine.device() < 0 || std::find(devices.begin(), devices.end(),
+                                                             quarantine.device()) != devices.end();
+      if (!uses || quarantine.withheld()) continue;
+      Violate(now_ns, absl::StrCat("placed on what is in quarantine, ", host, " device ",
+                                   quarantine.device(), ": ", Text(placed)));
     }
     for (const int32_t device : mine.devices()) {
       if (used[device] > 1000)
@@ -407,6 +438,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
                         [&](const pb::Checkpoint& c) { return c.path() == checkpoint.path(); });
         if (known) continue;
         ++counters_["checkpoints recorded"];
+        checkpoints_.insert(checkpoint.path());
         pb::AttemptKey by;
         by.set_job_uid(after.uid());
         by.set_task(after.spec().tasks(t).name());
@@ -474,6 +506,7 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,
       } else if (!confirmed && !Replaceable(job, t, after)) {
         violate("S1 lost although its task waits for its host");
       }
+      if (!confirmed) rows_.OnLost(engine_now_ns_, after.cluster(), name);
       const auto heard = heard_ns_.find(host);
       if (heard != heard_ns_.end() && now_ns - heard->second < lease_ns_)
         violate(absl::StrCat("contract 9: lost within a lease of a word of ", host));
@@ -592,7 +625,6 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host,
       return;
     }
     case pb::SchedulerMessage::kWelcome:
-      answered_.insert(host);
       std::erase_if(publishes_sent_alone_, [&](const auto& sent) { return sent.second == host; });
       std::erase_if(renewed_alone_, [&](const auto& renewed) {
         if (renewed.second != host) return false;
@@ -635,6 +667,8 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host,
         violate("Forget", message.forget().key());
       return;
     }
+    case pb::SchedulerMessage::kCheckpointAck:
+      return CheckCheckpointAck(now_ns, host, message.checkpoint_ack());
     case pb::SchedulerMessage::kHeartbeatAck:
       for (const pb::AttemptKey& key : message.heartbeat_ack().renews()) {
         const Known known = Find(key, host);
@@ -647,12 +681,31 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host,
   }
 }
 
+// S4. Of an attempt that isn't its task's newest, or is Lost, or whose job has ended, a checkpoint
+// is acknowledged without effect.
+void Checker::CheckCheckpointAck(int64_t now_ns, const std::string& host,
+                                 const pb::CheckpointAck& ack) {
+  const Known known = Find(ack.key(), host);
+  const auto reported = reported_.find({Text(ack.key()), ack.sequence()});
+  if (known.part < 0 || reported == reported_.end() || known.job->end_ns() != 0) return;
+  if (known.task->attempts().rbegin()->number() != known.attempt->number()) return;
+  const auto& parts = known.attempt->parts();
+  if (std::any_of(parts.begin(), parts.end(), [](const pb::HostPart& part) { return part.lost(); }))
+    return;
+  ++counters_["checkpoints acknowledged that count"];
+  if (!checkpoints_.contains(reported->second))
+    Violate(now_ns, absl::StrCat("S4 a checkpoint is acknowledged and not in the store: ",
+                                 reported->second));
+}
+
 // What it decides from now on, the store that counts doesn't know.
 void Checker::OnCommitAlone(const Transaction& transaction) {
   for (const RowChange& row : transaction.rows) {
     if (row.kind != "job" || !row.bytes.has_value()) continue;
     pb::JobRecord job;
     MUSTER_CHECK(job.ParseFromString(*row.bytes));
+    if (!jobs_.contains(job.uid()) && uids_alone_.insert(job.uid()).second)
+      CheckUid(now_ns_, job.uid());
     ForEachAttempt(job, [&](const pb::AttemptKey& key) {
       if (Find(key, "").attempt == nullptr) abandoned_.insert(Text(key));
     });
@@ -727,6 +780,10 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
       jobs_[job.uid()] = std::move(job);
     } else if (name.first == "host") {
       MUSTER_CHECK(hosts_[name.second].ParseFromString(bytes));
+    } else if (name.first == "configuration") {
+      pb::ConfigurationRecord configuration;
+      MUSTER_CHECK(configuration.ParseFromString(bytes));
+      rows_.OnConfiguration(configuration);
     }
   }
   for (const std::string& name : before) {
@@ -735,6 +792,7 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
   of_backup_ = std::move(known);
   ++restores_;
   RestoreHistories();
+  rows_.OnRestored();
   // Their ends may have been told and acknowledged since; nobody keeps them any more.
   for (auto end = ends_.begin(); end != ends_.end() && !newest; ++end)
     records_lost_.insert(end->first);
@@ -757,11 +815,14 @@ void Checker::RestoreHistories() {
   published_for_.clear();
   records_.clear();
   struck_.clear();
+  checkpoints_.clear();
   for (const auto& [uid, job] : jobs_) {
     for (int t = 0; t < job.tasks_size(); ++t) {
       const pb::TaskRecord& task = job.tasks(t);
       const std::string name = absl::StrCat(uid, "/", job.spec().tasks(t).name());
       records_[name].assign(task.checkpoints().begin(), task.checkpoints().end());
+      for (const pb::Checkpoint& checkpoint : task.checkpoints())
+        checkpoints_.insert(checkpoint.path());
       for (const pb::AttemptRecord& attempt : task.attempts()) {
         if (task.export_state() == "published" && !attempt.export_staged().empty())
           published_for_[name] = Text(KeyOf(job, t, attempt));
@@ -784,6 +845,13 @@ void Checker::OnRecovered(int64_t now_ns) {
       Violate(now_ns, absl::StrCat("S4 an acknowledged cancel is lost: job ", number));
     }
   }
+}
+
+std::vector<std::string> Checker::Leaks() const {
+  std::vector<std::string> leaks = rows_.Leaks();
+  for (const auto& [where, live] : live_)
+    leaks.push_back(absl::StrCat("processes of ", where.first, " run on ", where.second));
+  return leaks;
 }
 
 int64_t Checker::unfinished_jobs() const {

@@ -18,6 +18,7 @@
 #include "scheduler/engine/ports.h"
 #include "scheduler/state/plan.h"
 #include "sim/faults/counters.h"
+#include "sim/faults/row_checks.h"
 
 namespace muster::sim::faults {
 
@@ -30,7 +31,10 @@ struct TrueEnd {
 
 class Checker {
  public:
-  explicit Checker(Counters* counters) : counters_(*counters) {}
+  explicit Checker(Counters* counters)
+      : counters_(*counters), rows_(&jobs_, &hosts_, counters, [this](const std::string& what) {
+          Violate(now_ns_, what);
+        }) {}
 
   const std::vector<std::string>& violations() const { return violations_; }
   void Violate(int64_t now_ns, const std::string& what);
@@ -66,9 +70,19 @@ class Checker {
 
   // ---- what the scheduler does ----
   void OnEpoch(int64_t now_ns, uint64_t epoch);
-  // A session's message of this host has reached the scheduler that owns the store.
-  void OnHeard(int64_t now_ns, const std::string& host) { heard_ns_[host] = now_ns; }
+  // A message of this host has reached the scheduler that owns the store, in a session of the
+  // epoch.
+  void OnHeard(int64_t now_ns, const std::string& host, uint64_t epoch) {
+    heard_ns_[host] = now_ns;
+    if (epoch == epoch_) answered_.insert(host);
+  }
   void OnCommit(const Transaction& transaction, int64_t true_now_ns);
+  // Its wall clock was set.
+  void OnClockSet() { rows_.OnClockSet(); }
+  // A host's word of a checkpoint has reached the scheduler that owns the store.
+  void OnCheckpointReport(const pb::CheckpointReport& report) {
+    reported_[{Text(report.key()), report.sequence()}] = report.checkpoint().path();
+  }
   void OnPlan(int64_t now_ns, const Plan& plan);
   void OnDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message);
   // By a scheduler that another has replaced: the other may already have decided that a fence has
@@ -94,8 +108,13 @@ class Checker {
   static std::string Text(const pb::AttemptKey& key);
   // Some of what its programs say may be lost from now on, though the host is heard.
   void OnMuted(const std::string& host) { muted_.insert(host); }
-  void set_lease_ns(int64_t lease_ns) { lease_ns_ = lease_ns; }
+  void set_lease_ns(int64_t lease_ns) {
+    lease_ns_ = lease_ns;
+    rows_.set_lease_ns(lease_ns);
+  }
   int64_t unfinished_jobs() const;
+  // What is left although every job has ended; empty: nothing.
+  std::vector<std::string> Leaks() const;
   const std::map<std::string, pb::JobRecord>& jobs() const { return jobs_; }  // by uid
 
  private:
@@ -121,6 +140,8 @@ class Checker {
   void Record(const pb::AttemptKey& key, const pb::Checkpoint& checkpoint);
   void CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord& attempt);
   void CheckDevices(int64_t now_ns, const pb::AttemptKey& placed);
+  void CheckUid(int64_t now_ns, const std::string& uid);
+  void CheckCheckpointAck(int64_t now_ns, const std::string& host, const pb::CheckpointAck& ack);
   void CheckLedger(int64_t now_ns, const pb::MetaRecord& meta);
   bool AnyTaskWaits() const;
   void RestoreHistories();
@@ -169,7 +190,7 @@ class Checker {
   std::set<std::pair<std::string, std::string>> renewed_alone_;  // (attempt, host)
   std::set<std::pair<std::string, std::string>>
       publishes_sent_alone_;        // (attempt, host), until the other scheduler serves the host
-  std::set<std::string> answered_;  // hosts, since the newest restore
+  std::set<std::string> answered_;  // hosts that know of the newest restore
   std::set<std::string> unheard_;   // hosts that nobody waited for any more
   std::set<std::string>
       forgot_;  // hosts that lost their memory since: nothing keeps them from a store's original
@@ -179,6 +200,14 @@ class Checker {
   uint64_t epoch_ = 0;
   int64_t epoch_ns_ = 0;  // when its scheduler started
   uint64_t commit_ = 0;
+  int64_t now_ns_ = 0;                // of the newest commit
+  int64_t engine_now_ns_ = 0;         // the same by its engine's clock
+  std::set<std::string> uids_;        // of jobs, ever, of whichever store
+  std::set<std::string> uids_alone_;  // of jobs that only the original of a cloned store knows
+  std::map<std::pair<std::string, uint64_t>, std::string>
+      reported_;                       // paths of checkpoints, by (attempt, sequence)
+  std::set<std::string> checkpoints_;  // paths that were committed, since the newest restore
+  RowChecks rows_;
 };
 
 }  // namespace muster::sim::faults

@@ -20,11 +20,9 @@ struct Duration {
   const char* name;
   int64_t Config::*field;
 };
-constexpr Number kNumbers[] = {{"hosts", &Config::hosts},
-                               {"gpus", &Config::gpus},
-                               {"jobs", &Config::jobs},
-                               {"faults", &Config::faults},
-                               {"sqlite", &Config::sqlite}};
+constexpr Number kNumbers[] = {{"hosts", &Config::hosts},   {"gpus", &Config::gpus},
+                               {"jobs", &Config::jobs},     {"faults", &Config::faults},
+                               {"sqlite", &Config::sqlite}, {"long-leases", &Config::long_leases}};
 constexpr Duration kDurations[] = {
     {"duration", &Config::duration_ns}, {"patience", &Config::patience_ns},
     {"lease", &Config::lease_ns},       {"heartbeat", &Config::heartbeat_ns},
@@ -64,7 +62,10 @@ constexpr const char* kKindNames[] = {"cut",
                                       "edit-queues",
                                       "reboot-at-marker",
                                       "sleep",
-                                      "clone"};
+                                      "clone",
+                                      "stagger",
+                                      "hold-ack",
+                                      "device-fault"};
 static_assert(std::size(kKindNames) == static_cast<size_t>(FaultKind::kLast) + 1);
 
 }  // namespace
@@ -104,6 +105,12 @@ absl::StatusOr<Config> ParseConfig(const std::string& text) {
   return config;
 }
 
+Config ForSeed(Config config, uint64_t seed) {
+  if (config.long_leases > 0 && seed % static_cast<uint64_t>(config.long_leases) == 0)
+    config.lease_ns *= 3;
+  return config;
+}
+
 std::string ConfigText(const Config& config) {
   std::string text;
   for (const Number& n : kNumbers) absl::StrAppend(&text, n.name, ": ", config.*n.field, "\n");
@@ -118,7 +125,8 @@ std::string FaultText(const Fault& fault) {
                       FormatDuration(fault.duration_ns), " value ", fault.value);
 }
 
-std::vector<Fault> DrawFaults(const Config& config, uint64_t seed) {
+std::vector<Fault> DrawFaults(const Config& all, uint64_t seed) {
+  const Config config = ForSeed(all, seed);
   Random random(seed * 0x9e3779b97f4a7c15ull + 1);
   std::vector<FaultKind> kinds;
   const uint64_t one_in = random.OneIn(2) ? 2 : 8;
@@ -171,7 +179,15 @@ std::vector<Fault> DrawFaults(const Config& config, uint64_t seed) {
         fault.value = random.Between(0, 1);
         break;
       case FaultKind::kMassCut:
+      case FaultKind::kStagger:
         fault.value = random.Between(55, 100);
+        break;
+      case FaultKind::kHoldAck:
+        fault.value =
+            random.Between(config.lease_ns / 3, config.lease_ns - config.heartbeat_ns / 2);
+        break;
+      case FaultKind::kDeviceFault:
+        fault.value = random.Between(0, config.gpus - 1);
         break;
       default:
         break;

@@ -17,7 +17,8 @@ struct Config {
   int32_t gpus = 4;     // a host
   int32_t jobs = 200;
   int32_t faults = 120;
-  int32_t sqlite = 8;  // each seed that this divides has the real store; 0: none
+  int32_t sqlite = 8;       // each seed that this divides has the real store; 0: none
+  int32_t long_leases = 3;  // each seed that this divides has leases three times as long; 0: none
   int64_t duration_ns =
       20 * kMinute;  // faults and submissions; then they stop, and everything has to end
   int64_t patience_ns = 60 * kMinute;  // for that
@@ -26,6 +27,8 @@ struct Config {
   int64_t work_ns = 2 * kMinute;          // of a job, at most
   int64_t latency_ns = 4 * kMillisecond;  // of a message, at most
 };
+// As it is for a seed.
+Config ForSeed(Config config, uint64_t seed);
 absl::StatusOr<Config> ParseConfig(const std::string& text);
 std::string ConfigText(const Config& config);
 
@@ -68,7 +71,12 @@ enum class FaultKind {
   kSleep,           // of a machine: nothing runs on it for a time
   kClone,  // a copy of the store is adopted, and the scheduler of the original goes on with it, and
            // with some hosts, for a time
-  kLast = kClone,
+  kStagger,  // `value` of a hundred hosts of a cluster fall silent, one after the other, within a
+             // lease
+  kHoldAck,  // the acknowledgement of the host's next heartbeat that renews something is on its way
+             // for `value`, and meanwhile the host isn't heard any more
+  kDeviceFault,  // a host's driver tells of a device
+  kLast = kDeviceFault,
 };
 
 struct Fault {

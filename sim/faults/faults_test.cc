@@ -2,14 +2,17 @@
 // the faults stop, and a seed replays.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <random>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -79,6 +82,23 @@ TEST_F(FaultsTest, AHundredAndFiftySeedsBreakNoContract) {
     const std::string name = kCounterNames[i];
     if (std::find(std::begin(kTooRare), std::end(kTooRare), name) == std::end(kTooRare))
       EXPECT_GT(counters.at(i), 0) << name;
+  }
+}
+
+// The code has been mended until the seeds above pass. These are other ones at each run, or those
+// from $MUSTER_SEED on.
+TEST_F(FaultsTest, FiftySeedsThatNobodyHasSeenBreakNoContract) {
+  const char* const given = ::getenv("MUSTER_SEED");
+  uint64_t first = std::random_device()();
+  if (given != nullptr) {
+    ASSERT_TRUE(absl::SimpleAtoi(given, &first)) << "MUSTER_SEED=" << given;
+  }
+  std::printf("seeds from %llu on; again: MUSTER_SEED=%llu\n",
+              static_cast<unsigned long long>(first), static_cast<unsigned long long>(first));
+  for (uint64_t seed = first; seed < first + 50; ++seed) {
+    const RunResult result = faults::Run(Small(), seed, DrawFaults(Small(), seed));
+    ASSERT_TRUE(result.violations.empty())
+        << "MUSTER_SEED=" << seed << ": " << absl::StrJoin(result.violations, "\n");
   }
 }
 

@@ -126,7 +126,8 @@ void Network::SendDown(uint64_t id, const pb::SchedulerMessage& message) {
   }
   for (int i = 0; i < times; ++i) {
     const int64_t lag_ns = wire->lag_ns > 0 ? link.random.Between(0, wire->lag_ns) : 0;
-    wire->down_ns = std::max(wire->down_ns, shared_->heap.now_ns() + Delay(&link) + lag_ns);
+    wire->down_ns = std::max(wire->down_ns, shared_->heap.now_ns() + Delay(&link) + lag_ns +
+                                                std::exchange(link.hold_next_ns, 0));
     ++wire->under_way;
     shared_->heap.At(wire->down_ns, [this, id, message] {
       if (Wire* const arrived = Find(id); arrived != nullptr) --arrived->under_way;
@@ -245,7 +246,7 @@ void Network::Heal() {
   for (size_t host = 0; host < links_.size(); ++host) {
     Link& link = links_[host];
     link.up_cut_until_ns = link.down_cut_until_ns = link.lossy_until_ns = link.slow_until_ns =
-        link.no_new_until_ns = 0;
+        link.no_new_until_ns = link.hold_next_ns = 0;
     Flush(static_cast<int32_t>(host));
   }
   for (auto& [id, wire] : wires_) wire.lag_ns = 0;

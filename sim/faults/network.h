@@ -54,6 +54,8 @@ class Network {
   void Cut(int32_t host, bool up, bool down, int64_t until_ns);
   void Lossy(int32_t host, int64_t until_ns) { links_[host].lossy_until_ns = until_ns; }
   void Slow(int32_t host, int64_t until_ns, int64_t by_ns);
+  // What is sent to the host next takes so much longer, and what follows on its stream with it.
+  void HoldNext(int32_t host, int64_t by_ns) { links_[host].hold_next_ns = by_ns; }
   void Reset(int32_t host);
   void Age(int32_t host, int64_t by_ns);  // of its streams that are open now; those that it opens
                                           // later are as fast as ever
@@ -65,7 +67,7 @@ class Network {
  private:
   struct Link {
     int64_t up_cut_until_ns = 0, down_cut_until_ns = 0, lossy_until_ns = 0, slow_until_ns = 0,
-            slow_ns = 0, no_new_until_ns = 0;
+            slow_ns = 0, no_new_until_ns = 0, hold_next_ns = 0;
     SchedulerEnd* misdirected_to = nullptr;
     int64_t misdirected_until_ns = 0;
     Random random{0};

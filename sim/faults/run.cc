@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
+#include "scheduler/api/submit.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/store/admin.h"
 #include "sim/faults/scheduler.h"
@@ -85,8 +86,11 @@ class World {
   // Once, with the store as it was when the gang's first host was told to prepare, and with the
   // word to start on its way.
   void RestoreAtStart();
+  void Stagger(const Fault& fault);
+  void HoldAck(int32_t host, const pb::SchedulerMessage& message);
   void HealAll();
   void TellStuck();
+  std::vector<std::string> Leaks() const;
   void CheckJournal();
 
   const std::vector<Fault> faults_;
@@ -104,17 +108,19 @@ class World {
   std::vector<std::unique_ptr<Scheduler>>
       schedulers_;  // the newest last; dead ones stay until the end
   std::vector<User> users_;
+  std::map<int32_t, Fault> held_acks_;  // by host
   bool healed_ = false;
   int64_t began_ns_ = 0;
   int64_t restored_ns_ = 0;  // the newest one; 0: none
 };
 
-World::World(const Config& config, uint64_t seed, const std::vector<Fault>& faults)
+World::World(const Config& drawn, uint64_t seed, const std::vector<Fault>& faults)
     : faults_(faults),
       seed_(seed),
-      shared_(config, seed),
+      shared_(ForSeed(drawn, seed), seed),
       random_(seed * 0x2545f4914f6cdd1dull + 7),
-      network_(&shared_, config.hosts, seed ^ 0x1234567) {
+      network_(&shared_, drawn.hosts, seed ^ 0x1234567) {
+  const Config& config = shared_.config;
   shared_.checker.set_lease_ns(config.lease_ns);
   shared_.checker.hangs = [this](const pb::AttemptKey& key, const pb::TaskSpec& task) {
     return shared_.programs.Hangs(key, task);
@@ -152,6 +158,10 @@ void World::MakeHosts() {
     cluster->set_sku("node");
     cluster->set_job_storage("shared");
     shared.add_clusters(cluster->name());
+    // One word of a driver takes a device out, for a while.
+    cluster->mutable_quarantine()->set_device_blames(1);
+    cluster->mutable_quarantine()->set_max_percent(40);
+    cluster->mutable_quarantine()->set_release_after_ns(kMinute);
     for (int32_t h = c == 0 ? 0 : first; h < (c == 0 ? first : config.hosts); ++h) {
       pb::HostSpec* host = cluster->add_hosts();
       host->set_name(absl::StrFormat("n%03d", h));
@@ -161,10 +171,8 @@ void World::MakeHosts() {
           absl::StrCat(workplace_.path(), "/", host->name()), random_.Next()));
     }
   }
-  for (const char* name : {"a", "b"}) {
-    pb::QueueSpec* queue = setup_.queues.add_queues();
-    queue->set_name(name);
-  }
+  for (const char* name : {"a", "b"}) setup_.queues.add_queues()->set_name(name);
+  for (const char* name : {"x", "y"}) setup_.queues.mutable_queues(0)->add_queues()->set_name(name);
   setup_.scheduling.lease_ns = config.lease_ns;
   setup_.scheduling.min_runtime_ns = 20 * kSecond;
   setup_.scheduling.grow_interval_ns = 30 * kSecond;
@@ -193,7 +201,7 @@ void World::MakeHosts() {
 pb::JobSpec World::DrawSpec() {
   pb::JobSpec spec;
   spec.set_name("job");
-  spec.set_queue(random_.OneIn(2) ? "a" : "b");
+  spec.set_queue(random_.OneIn(2) ? "b" : random_.OneIn(2) ? "a/x" : "a/y");
   const int tasks = random_.OneIn(8) ? 2 : 1;
   for (int t = 0; t < tasks; ++t) {
     pb::TaskSpec* task = spec.add_tasks();
@@ -274,6 +282,9 @@ void World::StartScheduler() {
       std::make_unique<Scheduler>(&shared_, &database_, &network_, setup_, random_.Next(),
                                   [this](Scheduler* died) { SchedulerDied(died); }));
   schedulers_.back()->name_of = [this](int32_t host) { return machines_[host]->full_name(); };
+  schedulers_.back()->sends = [this](int32_t host, const pb::SchedulerMessage& message) {
+    HoldAck(host, message);
+  };
 }
 
 void World::SchedulerDied(Scheduler* scheduler) {
@@ -291,32 +302,19 @@ void World::Submit(size_t i) {
     shared_.heap.After(after_ns, [this, i] { Submit(i); });
   };
   if (scheduler == nullptr) return again(random_.Between(kSecond, 3 * kSecond));
-  const auto number = std::make_shared<uint64_t>(0);
-  const std::string uid = absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
-  scheduler->engine()->Call(
-      [this, i, uid, number](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
-        *number = state.FindByIdempotencyKey("user", users_[i].key);
-        if (*number != 0) return std::vector<pb::Event>();
-        const Resolution resolution = ResolveSpec(state, users_[i].spec, SpecDefaults{});
-        if (!resolution.ok())
-          return absl::UnavailableError(
-              resolution.problems.empty() ? "not now" : resolution.problems[0].message);
-        std::vector<pb::Event> events(1);
-        pb::JobSubmitted* submitted = events[0].mutable_job_submitted();
-        *number = state.next_job_number();
-        submitted->set_uid(uid);
-        submitted->set_number(*number);
-        submitted->set_owner("user");
-        *submitted->mutable_spec() = resolution.resolved;
-        submitted->set_idempotency_key(users_[i].key);
-        return events;
-      },
-      [this, i, number, scheduler](absl::Status status) {
-        if (!status.ok() || scheduler->alone()) return;
-        shared_.checker.OnAcknowledgedSubmission(shared_.heap.now_ns(), users_[i].key, *number);
+  auto request = std::make_shared<pb::SubmitRequest>();
+  *request->mutable_spec() = users_[i].spec;
+  request->set_idempotency_key(users_[i].key);
+  muster::Submit(
+      scheduler->engine(), SpecDefaults{}, "user", request,
+      [this, i, scheduler](const SubmitOutcome& outcome) {
+        if (!outcome.status.ok() || scheduler->alone()) return;
+        shared_.checker.OnAcknowledgedSubmission(shared_.heap.now_ns(), users_[i].key,
+                                                 outcome.number);
         if (!random_.OneIn(10))
-          users_[i].number = *number;  // else the reply is lost, and the user tries again
-      });
+          users_[i].number = outcome.number;  // else the reply is lost, and the user tries again
+      },
+      [this] { return absl::StrFormat("%016x%016x", random_.Next(), random_.Next()); });
   scheduler->Wake();
   shared_.heap.After(kClientPatienceNs, [this, i] {
     if (users_[i].number == 0) Submit(i);
@@ -369,19 +367,28 @@ void World::Drain(const std::string& target, bool drained) {
     shared_.heap.After(kClientPatienceNs, [this, target] { Drain(target, false); });
 }
 
-// The same queues, with guarantees of at most half of what there is.
+// The same queues, with guarantees of at most half of what there is, and limits on all levels.
 pb::QueueTree World::DrawQueues(uint64_t seed) const {
   Random random(seed);
   pb::QueueTree tree = setup_.queues;
   const int64_t all_milli = int64_t{shared_.config.hosts} * shared_.config.gpus * 1000;
-  for (pb::QueueSpec& queue : *tree.mutable_queues()) {
-    pb::Quota& quota = (*queue.mutable_quota())[kFlavour];
-    if (!random.OneIn(3)) quota.set_guarantee_milli(random.Between(0, all_milli / 4000) * 1000);
-    if (random.OneIn(3))
+  const auto draw = [&](const auto& self, pb::QueueSpec* queue) -> int64_t {
+    int64_t below_milli = 0;
+    for (pb::QueueSpec& child : *queue->mutable_queues()) below_milli += self(self, &child);
+    pb::Quota& quota = (*queue->mutable_quota())[kFlavour];
+    const bool inner = queue->queues_size() > 0;
+    const int64_t most_milli = inner ? all_milli / 8000 : all_milli / 4000;
+    quota.set_guarantee_milli(below_milli);
+    if (!random.OneIn(3))
+      quota.set_guarantee_milli(below_milli +
+                                random.Between(0, most_milli / (inner ? 1 : 2)) * 1000);
+    if (random.OneIn(inner ? 2 : 3))
       quota.set_limit_milli(quota.guarantee_milli() + random.Between(1, all_milli / 2000) * 1000);
     quota.set_weight(random.Between(0, 3));
-    if (random.OneIn(2)) queue.set_min_runtime_ns(random.Between(kSecond, kMinute));
-  }
+    if (random.OneIn(2)) queue->set_min_runtime_ns(random.Between(kSecond, kMinute));
+    return quota.guarantee_milli();
+  };
+  for (pb::QueueSpec& queue : *tree.mutable_queues()) draw(draw, &queue);
   return tree;
 }
 
@@ -498,8 +505,14 @@ void World::Clone(int64_t both_ns) {
     if (random_.OneIn(2)) agents_[h]->Reconnect(/*silently=*/true);
     if (random_.OneIn(4)) network_.KeepFromNew(h, until_ns);
     if (!random_.OneIn(8)) continue;
-    // It finds its way back.
-    shared_.heap.After(random_.Between(0, both_ns), [this, h, old, until_ns] {
+    // It finds its way back; perhaps before it has heard a word of the new one.
+    int64_t back_ns = random_.Between(0, both_ns);
+    if (random_.OneIn(2)) {
+      agents_[h]->Reconnect(/*silently=*/true);
+      network_.HoldNext(h, shared_.config.lease_ns);
+      back_ns = std::min(back_ns, random_.Between(kSecond, shared_.config.lease_ns));
+    }
+    shared_.heap.After(back_ns, [this, h, old, until_ns] {
       if (!old->alive() || healed_) return;
       network_.Misdirect(h, old, until_ns);
       agents_[h]->Reconnect();
@@ -524,6 +537,35 @@ void World::RestoreAtStart() {
       key.clear();  // it won't start: the next gang will do
     }
   };
+}
+
+// A power failure that spreads, or a network that breaks piece by piece: the first lease is over
+// while others have only begun to be silent.
+void World::Stagger(const Fault& fault) {
+  const int64_t lease_ns = shared_.config.lease_ns;
+  for (size_t h = 0; h < machines_.size(); ++h) {
+    if (machines_[h]->cluster() != machines_[fault.host]->cluster() ||
+        static_cast<int64_t>(random_.Below(100)) >= fault.value)
+      continue;
+    const int64_t for_ns = std::max(fault.duration_ns, 3 * lease_ns);
+    shared_.heap.After(random_.Between(0, lease_ns), [this, h, for_ns] {
+      if (healed_) return;
+      ++shared_.counters["hosts silent one after the other"];
+      network_.Cut(static_cast<int32_t>(h), true, true, shared_.heap.now_ns() + for_ns);
+    });
+  }
+}
+
+// The scheduler counts from the host's word, and so has the host, however late it hears that.
+void World::HoldAck(int32_t host, const pb::SchedulerMessage& message) {
+  const auto held = held_acks_.find(host);
+  if (healed_ || held == held_acks_.end() || message.heartbeat_ack().renews().empty()) return;
+  const Fault fault = held->second;
+  held_acks_.erase(held);
+  ++shared_.counters["acknowledgements held up"];
+  network_.HoldNext(host, fault.value);
+  const int64_t for_ns = std::max(fault.duration_ns, 5 * shared_.config.lease_ns);
+  network_.Cut(host, true, false, shared_.heap.now_ns() + for_ns);
 }
 
 void World::Inject(const Fault& fault) {
@@ -557,6 +599,14 @@ void World::Inject(const Fault& fault) {
       }
       return;
     }
+    case FaultKind::kStagger:
+      return Stagger(fault);
+    case FaultKind::kHoldAck:
+      held_acks_[fault.host] = fault;
+      return;
+    case FaultKind::kDeviceFault:
+      ++shared_.counters["faults of devices told"];
+      return agents_[fault.host]->TellFault(static_cast<int32_t>(fault.value));
     case FaultKind::kCrashBeforeCommit:
       database_.dies_before = fault.value;
       return;
@@ -735,6 +785,23 @@ void World::TellStuck() {
   }
 }
 
+// Rows of what is lost, processes, and what agents know of attempts that the scheduler needs no
+// more.
+std::vector<std::string> World::Leaks() const {
+  std::vector<std::string> leaks = shared_.checker.Leaks();
+  for (const auto& machine : machines_) {
+    std::error_code error;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(machine->state_directory() + "/attempts", error)) {
+      const std::string name = entry.path().filename();
+      agent::AttemptId id;
+      if (agent::ParseDirectoryName(name, &id))
+        leaks.push_back(absl::StrCat(machine->full_name(), " keeps the record of ", name));
+    }
+  }
+  return leaks;
+}
+
 // The journal makes the rows, and its steps are decided the same again.
 void World::CheckJournal() {
   schedulers_.clear();
@@ -764,14 +831,21 @@ RunResult World::Run() {
            std::all_of(users_.begin(), users_.end(),
                        [](const User& user) { return user.number != 0; });
   };
-  int64_t looked_ns = 0;
+  int64_t looked_ns = 0, over_ns = 0;
   bool ended = false;
   while (!shared_.heap.empty() && shared_.heap.next_ns() < end_ns &&
          shared_.checker.violations().empty()) {
     shared_.heap.RunNext();
     if (!healed_ || shared_.heap.now_ns() < looked_ns + kSecond) continue;
     looked_ns = shared_.heap.now_ns();
-    if (ended = over(); ended) break;
+    if (!over()) continue;
+    // What is left of it goes within ten leases.
+    if (over_ns == 0) over_ns = looked_ns;
+    ended = true;
+    if (Leaks().empty()) break;
+    if (looked_ns - over_ns < 10 * shared_.config.lease_ns) continue;
+    for (const std::string& leak : Leaks())
+      shared_.checker.Violate(looked_ns, absl::StrCat("left behind: ", leak));
   }
   if (!ended && shared_.checker.violations().empty()) TellStuck();
   if (!database_.sqlite.empty() && shared_.checker.violations().empty()) CheckJournal();

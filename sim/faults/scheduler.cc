@@ -259,7 +259,9 @@ void Scheduler::Received(const std::shared_ptr<AgentStream>& stream, int32_t hos
   if (pause_.now())
     return pause_.Defer([this, stream, host, message] { Received(stream, host, message); });
   if (owns_store() && !message.has_hello())
-    shared_->checker.OnHeard(shared_->heap.now_ns(), name_of(host));
+    shared_->checker.OnHeard(shared_->heap.now_ns(), name_of(host), message.session().epoch());
+  if (owns_store() && message.has_checkpoint())
+    shared_->checker.OnCheckpointReport(message.checkpoint());
   const absl::Status status = sessions_->Receive(stream, message);
   MUSTER_CHECK_MSG(status.ok(), status.ToString().c_str());
   Wake();
@@ -281,6 +283,7 @@ void Scheduler::Sends(int32_t host, const pb::SchedulerMessage& message) {
   if (owns_store()) {
     shared_->checker.OnDispatch(shared_->heap.now_ns(), name_of(host), message);
     if (shared_->sends != nullptr) shared_->sends(message);
+    if (sends != nullptr) sends(host, message);
   } else {
     shared_->checker.OnStaleDispatch(shared_->heap.now_ns(), name_of(host), message, alone_);
   }
@@ -328,9 +331,17 @@ void Scheduler::Look() {
 
 void Scheduler::Tick() {
   if (pause_.now()) return pause_.Defer([this] { Tick(); });
+  // As musterd does.
+  const int64_t tick_ns = std::min(kSecond, shared_->config.heartbeat_ns / 2);
+  const int64_t now_ns = shared_->heap.now_ns();
+  if (ticked_ns_ != 0 && now_ns - ticked_ns_ > tick_ns + shared_->config.lease_ns / 2) {
+    ++shared_->counters["schedulers that stood still"];
+    sessions_->StoodStill();
+  }
+  ticked_ns_ = now_ns;
   sessions_->Tick();
   Wake();
-  shared_->heap.After(std::min(kSecond, shared_->config.heartbeat_ns / 2), [this, life = life_] {
+  shared_->heap.After(tick_ns, [this, life = life_] {
     if (*life) Tick();
   });
 }

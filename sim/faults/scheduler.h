@@ -64,6 +64,7 @@ class Scheduler final : public Network::SchedulerEnd {
   void Pause(int64_t until_ns);  // SIGSTOP; what comes meanwhile is taken in later
   void JumpClock(int64_t by_ns) {
     wall_offset_ns_ += by_ns;
+    shared_->checker.OnClockSet();
     Wake();
   }
   // Something was queued for the engine.
@@ -73,6 +74,8 @@ class Scheduler final : public Network::SchedulerEnd {
                 const pb::AgentMessage& message) override;
   void Closed(const AgentStream* stream) override;
   void Sends(int32_t host, const pb::SchedulerMessage& message) override;
+  // It owns the store and sends this to host i, now.
+  std::function<void(int32_t, const pb::SchedulerMessage&)> sends;
   // Of host i: cluster/host.
   std::function<std::string(int32_t)> name_of;
 
@@ -102,6 +105,7 @@ class Scheduler final : public Network::SchedulerEnd {
   bool step_planned_ = false;
   bool stepping_ = false;
   int64_t wake_ns_ = INT64_MAX;
+  int64_t ticked_ns_ = 0;
   std::shared_ptr<bool> life_ = std::make_shared<bool>(true);  // false: timers do nothing
   std::unique_ptr<SchedulerClock> clock_;
   std::unique_ptr<FaultyStore> store_;

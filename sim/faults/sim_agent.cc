@@ -12,6 +12,7 @@
 namespace muster::sim::faults {
 namespace {
 
+constexpr int32_t kXid = 94;  // a contained memory error: blames its device, which needs no reset
 constexpr int64_t kRestartNs = 3 * kSecond;  // until who started it starts it again
 
 }  // namespace
@@ -178,6 +179,10 @@ void SimAgent::Reconnect(bool silently) {
     network_->Leave(stream_, silently);
     Disconnected();
   });
+}
+
+void SimAgent::TellFault(int32_t device) {
+  Act([this, device] { Tell([&] { loop_->OnDeviceEvent(device, kXid); }); });
 }
 
 void SimAgent::Closed(uint64_t stream) {

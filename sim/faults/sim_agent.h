@@ -96,6 +96,8 @@ class SimAgent final : public Network::AgentEnd,
   // It gives up its stream, what is under way on it included, and opens another; with `silently`
   // the scheduler isn't told.
   void Reconnect(bool silently = false);
+  // Its driver tells of a critical error of a device.
+  void TellFault(int32_t device);
   bool runs() const { return loop_ != nullptr; }
 
   void Received(uint64_t stream, const pb::SchedulerMessage& message) override;

@@ -64,6 +64,40 @@ TEST(Decide, StopsAtTheTimeLimitAndOnAHang) {
   EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::HANG);
 }
 
+TEST(Decide, ATimeLimitCountsTheRunsOfAllAttempts) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+  const uint64_t job = JobBuilder("q").TimeLimit(60).SubmitTo(&system);
+  DecideQuickly(&system);
+  int64_t ran = 0;
+  const auto start_at = [&](int64_t second) {
+    system.Step(second);
+    DecideQuickly(&system);
+    StartAll(&system, job);
+    ASSERT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING) << second;
+    EXPECT_EQ(DecideQuickly(&system).next_wake_ns,
+              SystemBuilder::kStart + (second + 60 - ran) * kSecond)
+        << "what it ran before counts: " << ran << " s";
+  };
+  start_at(0);
+  system.Step(25);
+  ran += 25;
+  ReportAll(&system, job, pb::GONE, 1);
+  DecideQuickly(&system);
+  start_at(100);  // what it waited for doesn't count
+  system.Step(120);
+  ran += 20;
+  ReportAll(&system, job, pb::GONE, 1);
+  DecideQuickly(&system);
+  start_at(300);
+  system.Step(314);
+  EXPECT_EQ(ActsOf(DecideQuickly(&system)), 0);
+  system.Step(315);
+  const Plan plan = DecideQuickly(&system);
+  ASSERT_EQ(ActsOf(plan), 1);
+  EXPECT_EQ(plan.events[0].attempt_stopping().cause(), pb::TIME_LIMIT);
+}
+
 // A task that has told a line at 0 s and is silent since, with a hang_timeout of 100 s.
 struct SilentTask {
   SystemBuilder system;

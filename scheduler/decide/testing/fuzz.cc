@@ -13,6 +13,7 @@
 #include "scheduler/decide/decider.h"
 #include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model/model_upkeep.h"
+#include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
 #include "scheduler/state/validate.h"
 
@@ -510,7 +511,8 @@ class Case {
     const Model before = Entitled();
     for (const std::string& broken :
          {CheckReserved(s_, now_ns_, options_, before, plan, &totals_.lent),
-          CheckClaims(s_, now_ns_, options_, before, plan, &totals_.judged)}) {
+          CheckClaims(s_, now_ns_, options_, before, plan, &totals_.judged),
+          CheckSpared(s_, plan, &totals_.spared)}) {
       if (!broken.empty()) Fail(broken);
     }
     round_ = s_.round();
@@ -528,6 +530,7 @@ class Case {
       if (!error_.empty()) return acts;
     }
     if (!opened) CheckAfter(before, plan);
+    if (const std::string broken = CheckLimitsOutside(s_, plan); !broken.empty()) Fail(broken);
     next_wake_ns_ = plan.next_wake_ns;
     return acts;
   }
@@ -944,6 +947,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   lent += o.lent;
   judged += o.judged;
   beside += o.beside;
+  spared += o.spared;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;
   steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);

@@ -30,6 +30,7 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.lent, 0);
   EXPECT_GT(totals.judged, 50);
   EXPECT_GT(totals.beside, 10);
+  EXPECT_GT(totals.spared, 10);
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
 }
 

@@ -1,0 +1,280 @@
+#include "sim/faults/row_checks.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/job_defaults.h"
+#include "common/base/units.h"
+
+namespace muster::sim::faults {
+namespace {
+
+constexpr int64_t kSlackNs = 2 * kSecond;  // of a decision that is made when it is due
+// Of what a scheduler does once a second, while it commits without a gap.
+constexpr int64_t kTickSlackNs = 5 * kSecond;
+
+bool Over(const pb::HostPart& part) { return part.lost() || part.phase() == pb::GONE; }
+
+bool Released(const pb::AttemptRecord& attempt) {
+  return std::all_of(attempt.parts().begin(), attempt.parts().end(), Over);
+}
+
+// The program's own fault, which spends its budget.
+bool SpendsBudget(pb::Cause cause) {
+  return cause == pb::PROGRAM_ERROR || cause == pb::SETUP_FAILED || cause == pb::HANG;
+}
+
+std::string TaskName(const pb::JobRecord& job, int t) {
+  return absl::StrCat(job.uid(), "/", job.spec().tasks(t).name());
+}
+
+// The queue and those above it: a/x, a.
+std::vector<std::string> Path(std::string queue) {
+  std::vector<std::string> path;
+  while (!queue.empty()) {
+    path.push_back(queue);
+    const size_t slash = queue.rfind('/');
+    queue.resize(slash == std::string::npos ? 0 : slash);
+  }
+  return path;
+}
+
+bool IsBelow(const std::string& queue, const std::string& above) {
+  return queue == above || absl::StartsWith(queue, above + "/");
+}
+
+std::string FlavourOf(const pb::TaskSpec& spec, const pb::AttemptRecord& attempt) {
+  return spec.resources().gpus_milli() > 0 ? attempt.flavour() : "cpu";
+}
+
+int64_t WorkerMilli(const pb::TaskSpec& spec) {
+  return spec.resources().gpus_milli() > 0 ? spec.resources().gpus_milli()
+                                           : spec.resources().cpus_milli();
+}
+
+const pb::AttemptRecord* Current(const pb::TaskRecord& task) {
+  if (task.attempts().empty()) return nullptr;
+  const pb::AttemptRecord& newest = *task.attempts().rbegin();
+  return newest.end_ns() == 0 ? &newest : nullptr;
+}
+
+}  // namespace
+
+void RowChecks::ReadQueues(const std::string& above, const pb::QueueSpec& spec) {
+  const std::string path = above.empty() ? spec.name() : absl::StrCat(above, "/", spec.name());
+  Queue& queue = queues_[path];
+  for (const auto& [flavour, quota] : spec.quota()) {
+    if (quota.has_limit_milli()) queue.limit_milli[flavour] = quota.limit_milli();
+  }
+  for (const pb::QueueSpec& child : spec.queues()) ReadQueues(path, child);
+}
+
+void RowChecks::OnConfiguration(const pb::ConfigurationRecord& configuration) {
+  queues_.clear();
+  for (const pb::QueueSpec& queue : configuration.queues().queues()) ReadQueues("", queue);
+}
+
+void RowChecks::OnHost(int64_t now_ns, const std::string& name, const pb::HostRecord& after) {
+  const auto in_force = [](const pb::HostRecord& host) {
+    return std::count_if(host.quarantines().begin(), host.quarantines().end(),
+                         [](const pb::Quarantine& row) { return !row.withheld(); });
+  };
+  const auto before = hosts_.find(name);
+  const auto was = before == hosts_.end() ? 0 : in_force(before->second), is = in_force(after);
+  if (is > was) ++counters_["devices taken out by quarantine"];
+  if (is < was) ++counters_["quarantines lifted"];
+  HostTimes& times = times_[name];
+  const bool speaks = after.state() == pb::HOST_UP || after.state() == pb::HOST_NEVER_SEEN;
+  if (speaks && times.left_ns != 0) times = {0, now_ns};
+  if (!speaks && times.left_ns == 0) times.left_ns = now_ns;
+}
+
+void RowChecks::CheckTimeLimit(int64_t now_ns, const std::string& name, const pb::TaskSpec& spec,
+                               const pb::TaskRecord* before, const pb::TaskRecord& after) {
+  const auto runs = limit_over_ns_.find(name);
+  const bool ran = runs != limit_over_ns_.end();
+  const int64_t was_over_ns = ran ? runs->second : 0;
+  if (ran) limit_over_ns_.erase(runs);
+  const pb::AttemptRecord* current = Current(after);
+  if (spec.time_limit_ns() == 0 || current == nullptr) return;
+  if (current->state() == pb::TASK_STOPPING) {
+    const pb::AttemptRecord* known = before != nullptr ? Current(*before) : nullptr;
+    const bool stops_now = known == nullptr || known->state() != pb::TASK_STOPPING;
+    if (stops_now && current->cause() == pb::TIME_LIMIT) {
+      ++counters_["attempts stopped at their time limit"];
+      if (current->number() > 1) ++counters_["later attempts stopped at their time limit"];
+      if (ran && now_ns < was_over_ns)
+        violate_(absl::StrCat("its time limit would be over in ",
+                              FormatDuration(was_over_ns - now_ns), ": ", name));
+    }
+    return;
+  }
+  if (current->start_ns() == 0 || Released(*current)) return;
+  limit_over_ns_[name] = current->start_ns() + spec.time_limit_ns() - progress_[name].ran_ns;
+}
+
+void RowChecks::OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {
+  const bool ends = after.end_ns() != 0 || after.cancel_requested();
+  for (int t = 0; t < after.tasks_size(); ++t) {
+    const pb::TaskRecord& task = after.tasks(t);
+    const pb::TaskSpec& spec = after.spec().tasks(t);
+    const std::string name = TaskName(after, t);
+    if (ends && task.has_reservation())
+      violate_(absl::StrCat("devices are kept for a job that ",
+                            after.end_ns() != 0 ? "has ended" : "is cancelled", ": ", name));
+    const bool moved =
+        task.cause() == pb::PREEMPTION || task.cause() == pb::DRAIN || task.cause() == pb::RESIZE;
+    if (task.state() == pb::TASK_FAILED && moved)
+      violate_(absl::StrCat("it fails because others were let in: ", name));
+    Progress& progress = progress_[name];
+    for (const pb::AttemptRecord& attempt : task.attempts()) {
+      if (attempt.number() <= progress.ended) continue;
+      const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : kDefaultMaxRestarts;
+      if (attempt.end_ns() == 0) {
+        if (progress.failed > budget)
+          violate_(absl::StrCat("it is started once more after ", progress.failed,
+                                " failures of its own, with a budget of ", budget, ": ", name));
+        continue;
+      }
+      progress.ended = attempt.number();
+      if (attempt.start_ns() != 0) progress.ran_ns += attempt.end_ns() - attempt.start_ns();
+      if (SpendsBudget(attempt.cause())) ++progress.failed;
+      if (progress.failed == budget + 1) ++counters_["budgets of restarts that were spent"];
+    }
+    CheckTimeLimit(now_ns, name, spec, before != nullptr ? &before->tasks(t) : nullptr, task);
+  }
+}
+
+void RowChecks::Committed(int64_t now_ns, int64_t true_ns, bool restoring,
+                          const std::set<std::string>& placed) {
+  for (const std::string& uid : placed) CheckLimits(jobs_.at(uid));
+  if (!restoring) {
+    for (const auto& [name, over_ns] : limit_over_ns_) {
+      if (now_ns > over_ns + kSlackNs)
+        violate_(absl::StrCat("its time limit is over since ", FormatDuration(now_ns - over_ns),
+                              ", and it isn't stopped: ", name));
+    }
+  }
+  // By time a quarantine is lifted by whoever looks once a second, while its host has a session;
+  // one without is silent within a lease. It can't be lifted while the scheduler stands still.
+  if (true_ns - committed_ns_ > kTickSlackNs / 2) overdue_.clear();
+  committed_ns_ = true_ns;
+  for (const auto& [name, host] : hosts_) {
+    const bool over = std::any_of(host.quarantines().begin(), host.quarantines().end(),
+                                  [&](const pb::Quarantine& row) {
+                                    return row.release_ns() != 0 && row.release_ns() <= now_ns;
+                                  });
+    if (!over || clock_was_set_ || host.state() != pb::HOST_UP) {
+      overdue_.erase(name);
+    } else if (true_ns - overdue_.emplace(name, true_ns).first->second > lease_ns_ + kTickSlackNs) {
+      violate_(absl::StrCat("a quarantine is over and isn't lifted: ", name));
+    }
+  }
+}
+
+bool RowChecks::CantBeReached(const pb::AttemptRecord& attempt) const {
+  for (int p = 0; p < attempt.placements_size(); ++p) {
+    const auto host =
+        hosts_.find(absl::StrCat(attempt.cluster(), "/", attempt.placements(p).host()));
+    if (host != hosts_.end() && host->second.state() == pb::HOST_UNREACHABLE) return true;
+  }
+  return false;
+}
+
+// What can't be reached may have been given to others, and is left out.
+int64_t RowChecks::HeldBelow(const std::string& queue, const std::string& flavour) const {
+  int64_t milli = 0;
+  for (const auto& [uid, job] : jobs_) {
+    if (job.end_ns() != 0 || !IsBelow(job.spec().queue(), queue)) continue;
+    for (int t = 0; t < job.tasks_size(); ++t) {
+      const pb::AttemptRecord* current = Current(job.tasks(t));
+      const pb::TaskSpec& spec = job.spec().tasks(t);
+      if (current == nullptr || Released(*current) || FlavourOf(spec, *current) != flavour ||
+          CantBeReached(*current))
+        continue;
+      milli += current->workers() * WorkerMilli(spec);
+    }
+  }
+  return milli;
+}
+
+void RowChecks::CheckLimits(const pb::JobRecord& placed) {
+  std::set<std::string> flavours;
+  for (int t = 0; t < placed.tasks_size(); ++t) {
+    if (const pb::AttemptRecord* current = Current(placed.tasks(t)); current != nullptr)
+      flavours.insert(FlavourOf(placed.spec().tasks(t), *current));
+  }
+  const std::vector<std::string> path = Path(placed.spec().queue());
+  for (const std::string& queue : path) {
+    for (const std::string& flavour : flavours) {
+      const auto known = queues_.find(queue);
+      if (known == queues_.end()) continue;
+      const auto limit = known->second.limit_milli.find(flavour);
+      if (limit == known->second.limit_milli.end()) continue;
+      ++counters_["starts below a limit"];
+      if (queue != path.front()) ++counters_["starts below a limit further up"];
+      const int64_t held = HeldBelow(queue, flavour);
+      if (held > limit->second)
+        violate_(absl::StrCat("queue ", queue, " holds ", held, " of at most ", limit->second, " ",
+                              flavour, " once job ", placed.number(), " is placed"));
+    }
+  }
+}
+
+// Contract 11.
+void RowChecks::OnLost(int64_t now_ns, const std::string& cluster, const std::string& attempt) {
+  int64_t newest_ns = 0, silent = 0, all = 0;
+  const auto each = [&](const auto& look) {
+    for (const auto& [name, host] : hosts_) {
+      if (host.cluster() == cluster && host.state() != pb::HOST_NEVER_SEEN) look(name, host);
+    }
+  };
+  each([&](const std::string& name, const pb::HostRecord&) {
+    newest_ns = std::max(newest_ns, times_[name].left_ns);
+  });
+  each([&](const std::string& name, const pb::HostRecord& host) {
+    const HostTimes& times = times_[name];
+    // It was unreachable for two leases, after one of silence, when the others fell silent.
+    if (host.state() == pb::HOST_UNREACHABLE && times.left_ns + 3 * lease_ns_ < newest_ns) return;
+    ++all;
+    const bool just_back = times.back_ns != 0 && times.back_ns + lease_ns_ > now_ns;
+    silent += host.state() != pb::HOST_UP || just_back;
+  });
+  if (silent > 1) ++counters_["lost while other hosts of its cluster are silent"];
+  if (silent >= 3 && 2 * silent > all)
+    violate_(absl::StrCat("contract 11: lost while ", silent, " of ", all, " hosts of ", cluster,
+                          " are silent: ", attempt));
+}
+
+void RowChecks::OnRestored() {
+  progress_.clear();
+  limit_over_ns_.clear();
+  times_.clear();
+  overdue_.clear();
+  for (const auto& [name, host] : hosts_) times_[name] = {host.silent_since_ns(), host.spoke_ns()};
+  for (const auto& [uid, job] : jobs_) {
+    for (int t = 0; t < job.tasks_size(); ++t) {
+      Progress& progress = progress_[TaskName(job, t)];
+      progress.ran_ns = job.tasks(t).ran_ns();
+      for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {
+        if (attempt.end_ns() == 0) continue;
+        progress.ended = attempt.number();
+        if (SpendsBudget(attempt.cause())) ++progress.failed;
+      }
+    }
+  }
+}
+
+std::vector<std::string> RowChecks::Leaks() const {
+  std::vector<std::string> leaks;
+  for (const auto& [name, host] : hosts_) {
+    for (const pb::LostAttempt& lost : host.lost())
+      leaks.push_back(absl::StrCat(name, " has the row of a Lost attempt still, ",
+                                   lost.key().job_uid(), "/", lost.key().task(), "/",
+                                   lost.key().attempt()));
+  }
+  return leaks;
+}
+
+}  // namespace muster::sim::faults

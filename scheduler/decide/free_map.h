@@ -29,8 +29,6 @@
 
 namespace muster {
 
-using HostSlices = std::vector<HostSlice>;
-
 // What one host has free.
 struct HostFree {
   bool usable = false;  // may get work

@@ -15,7 +15,6 @@ using testing::JobBuilder;
 using testing::Report;
 using testing::StartAll;
 using testing::SystemBuilder;
-using testing::TaskOf;
 
 // A gang on two hosts: a time limit of 1000 s, and it is hung after 300 s without a word.
 struct TwoHosts {

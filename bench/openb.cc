@@ -17,7 +17,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "scheduler/decide/slices.h"
+#include "scheduler/decide/place/slices.h"
 
 namespace muster {
 namespace {

@@ -11,9 +11,9 @@
 #include <optional>
 #include <string>
 
-#include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model/model_upkeep.h"
-#include "scheduler/decide/task_mix.h"
+#include "scheduler/decide/place/free_map.h"
+#include "scheduler/decide/place/task_mix.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"

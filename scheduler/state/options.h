@@ -8,7 +8,7 @@
 
 namespace muster {
 
-// How one-host slices choose their host (scheduler/decide/score.h).
+// How one-host slices choose their host (scheduler/decide/place/score.h).
 enum class PlacementPolicy { kV, kFgd, kBestFit };
 
 struct SchedulingOptions {

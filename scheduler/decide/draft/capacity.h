@@ -10,8 +10,8 @@
 #include <optional>
 #include <vector>
 
-#include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model/queue_use.h"
+#include "scheduler/decide/place/free_map.h"
 
 namespace muster {
 

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model/inputs.h"
 #include "scheduler/decide/model/queue_use.h"
+#include "scheduler/decide/place/free_map.h"
 
 namespace muster {
 

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/decide/draft/draft.h"
-#include "scheduler/decide/free_map.h"
 #include "scheduler/decide/model/inputs.h"
 #include "scheduler/decide/model/model_upkeep.h"
+#include "scheduler/decide/place/free_map.h"
 #include "scheduler/state/testing/builders.h"
 
 namespace muster::testing {

@@ -1,4 +1,4 @@
-#include "scheduler/decide/slices.h"
+#include "scheduler/decide/place/slices.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "scheduler/decide/score.h"
+#include "scheduler/decide/place/score.h"
 
 #include <algorithm>
 #include <array>

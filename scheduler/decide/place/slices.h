@@ -13,7 +13,7 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
-#include "scheduler/decide/score.h"
+#include "scheduler/decide/place/score.h"
 
 namespace muster {
 

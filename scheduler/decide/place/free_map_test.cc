@@ -1,6 +1,6 @@
 // Places of gangs and slices: tables with the reason, a brute-force twin, and what is kept against
 // what is built anew.
-#include "scheduler/decide/free_map.h"
+#include "scheduler/decide/place/free_map.h"
 
 #include <gtest/gtest.h>
 

@@ -22,8 +22,8 @@
 
 #include "absl/container/btree_set.h"
 #include "scheduler/decide/model/model.h"
-#include "scheduler/decide/slices.h"
-#include "scheduler/decide/task_mix.h"
+#include "scheduler/decide/place/slices.h"
+#include "scheduler/decide/place/task_mix.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/state.h"
 

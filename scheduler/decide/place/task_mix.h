@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
-#include "scheduler/decide/score.h"
+#include "scheduler/decide/place/score.h"
 #include "scheduler/state/state.h"
 
 namespace muster {

@@ -1,6 +1,6 @@
 // One-host slices: the policies' scores against plain reference forms, and the index against a look
 // at every host.
-#include "scheduler/decide/slices.h"
+#include "scheduler/decide/place/slices.h"
 
 #include <gtest/gtest.h>
 

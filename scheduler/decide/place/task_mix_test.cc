@@ -1,5 +1,5 @@
 // What tasks come, by pool; and what is kept against what is built anew.
-#include "scheduler/decide/task_mix.h"
+#include "scheduler/decide/place/task_mix.h"
 
 #include <gtest/gtest.h>
 

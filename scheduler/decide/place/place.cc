@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "common/base/check.h"
-#include "scheduler/decide/free_map.h"
+#include "scheduler/decide/place/free_map.h"
 
 namespace muster {
 namespace {

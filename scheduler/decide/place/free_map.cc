@@ -1,4 +1,4 @@
-#include "scheduler/decide/free_map.h"
+#include "scheduler/decide/place/free_map.h"
 
 #include <algorithm>
 #include <functional>

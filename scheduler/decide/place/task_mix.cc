@@ -1,4 +1,4 @@
-#include "scheduler/decide/task_mix.h"
+#include "scheduler/decide/place/task_mix.h"
 
 #include <algorithm>
 #include <bit>

@@ -38,7 +38,7 @@ class Applier {
   // Derives which of the task's attempts stages the export that is still to be published, if one
   // does.
   void RefreshStagedExport(const JobRow& job, int32_t task);
-  // Derives the host's use and what its devices are booked to.
+  // Derives the host's use and what its devices are booked to (host_use.cc).
   void RefreshHost(HostId id);
 
  private:
@@ -63,6 +63,8 @@ class Applier {
   // Remembers a finished job's tasks that succeeded as the newest of their names, unless a later
   // one is known.
   void IndexDone(const JobRow& job);
+  // The job is forgotten: nothing finds it any more.
+  void DropFromIndexes(const JobRow& job);
   // How long the newest equal task of the owner ran, for this many workers (linear); 0 = unknown.
   int64_t ExpectedRun(const JobRow& job, int32_t task, int32_t workers) const;
   // Keeps these devices for the task; nullptr: none. `task` is a row of a job that Job() gave.
@@ -71,6 +73,7 @@ class Applier {
   // The named attempt if it is the task's newest. Finished jobs' too.
   Found FindNewest(const pb::AttemptKey& key);
   void RefreshHostsOf(const AttemptRow& attempt);
+  void CountShares(const HostRow& host, int64_t sign);
 
   void On(const pb::StepStarted& e);
   void On(const pb::JobSubmitted& e);

@@ -8,6 +8,13 @@
 
 namespace muster {
 
+int LedgerClassOf(std::string_view name) {
+  for (int c = 0; c < static_cast<int>(std::size(kLedgerClasses)); ++c) {
+    if (name == kLedgerClasses[c]) return c;
+  }
+  return -1;
+}
+
 // Of the idle devices those that tasks with a reservation lack, by queue: they would run, were the
 // devices in their shape. In turn, while the idle ones of the pool hold all of what a task lacks.
 std::map<std::string, int64_t> Applier::FragmentedMilli() const {

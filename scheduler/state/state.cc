@@ -35,8 +35,8 @@ State::State()
       queues_(std::make_shared<QueueIndex>(BuildQueues(pb::QueueTree()))),
       ledger_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
       ledger_rate_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
-      idle_(std::make_shared<std::map<std::pair<std::string, std::string>, int64_t>>()),
       history_(std::make_shared<std::map<std::string, QueueHistory>>()),
+      idle_(std::make_shared<std::map<std::pair<std::string, std::string>, int64_t>>()),
       configuration_changed_(true) {}  // it has no row yet
 
 const JobRow* State::FindJob(uint64_t number) const { return jobs_.Find(number); }

@@ -1,5 +1,6 @@
 // bench_kueue GENERATOR DATA_DIR [--divide N] [--guarantees]: one of Kueue's performance generators
-// (sim/kueue.h) through the real engine with a real store, in real time. Prints one JSON line.
+// (sim/peers/kueue.h) through the real engine with a real store, in real time. Prints one JSON
+// line.
 //
 // Wall time is from the first creation to the commit that ends the last workload. Admission is the
 // commit of the placement with which a workload runs to its end, counted from its creation time, so
@@ -26,7 +27,7 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "scheduler/api/submit.h"
-#include "sim/kueue.h"
+#include "sim/peers/kueue.h"
 
 namespace muster::bench {
 namespace {

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
+sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
 from cuts import CUTS, LEASE_S, Fleet, attempts_of, lives, partition  # noqa: E402
 from figures import figure, say_failed  # noqa: E402

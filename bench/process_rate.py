@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [
-    str(ROOT / "deploy" / "demo"),
+    str(ROOT / "deploy" / "local"),
     str(ROOT / "tests" / "system"),
     str(ROOT / "bench" / "peers"),
 ]

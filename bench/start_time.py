@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
+sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
 from figures import figure  # noqa: E402
 from local_system import LocalSystem, system_folder  # noqa: E402

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "deploy" / "demo"), str(ROOT / "tests" / "system")]
+sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
 from figures import figure, quantile  # noqa: E402
 from local_system import LocalSystem, system_folder, wait_for  # noqa: E402

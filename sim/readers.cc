@@ -18,7 +18,7 @@
 #include "absl/strings/strip.h"
 #include "common/base/files.h"
 #include "common/base/units.h"
-#include "sim/shockwave.h"
+#include "sim/peers/shockwave.h"
 
 namespace muster::sim {
 namespace {

@@ -8,7 +8,7 @@
 //   GPUs, mode, weight, SLO,
 //              duration, arrival. With throughputs (SHOCKWAVE_throughputs.json[.gz]) the duration
 //              follows the batch sizes that the job's mode (accordion, gns) gives each epoch
-//              (sim/shockwave.h); else it is the listed one.
+//              (sim/peers/shockwave.h); else it is the listed one.
 //   openb      Alibaba's openb_pod_list: pods with CPUs, memory, whole GPUs or a share of one, GPU
 //   models, from creation to
 //              deletion.

@@ -8,7 +8,7 @@
 #include "common/base/units.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/shockwave.h"
+#include "sim/peers/shockwave.h"
 
 namespace muster::sim {
 namespace {

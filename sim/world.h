@@ -4,8 +4,8 @@
 // while all of its hosts run it: its work is workers x duration, done at one worker-second a second
 // and worker; it checkpoints at its interval and when it is stopped, tells its expected end, and
 // exits 0 when the work is done. Nothing is random; the same input gives the same run. Who decides
-// is Muster's Decide, or a peer's policy in its place (sim/policies.h): everything else is the
-// same.
+// is Muster's Decide, or a peer's policy in its place (sim/peers/policies.h): everything else is
+// the same.
 #pragma once
 
 #include <cstdint>

@@ -8,12 +8,13 @@ import signal
 import sys
 from pathlib import Path
 
-from local_system import Failed, LocalSystem, kill_all, processes_of
-from reference import Reference
-from screen import Screen
-from story import Story
-
 SOURCE = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(1, str(SOURCE / "deploy" / "local"))
+
+from local_system import Failed, LocalSystem, kill_all, processes_of  # noqa: E402
+from reference import Reference  # noqa: E402
+from screen import Screen  # noqa: E402
+from story import Story  # noqa: E402
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-#include "sim/free_gpus.h"
+#include "sim/peers/free_gpus.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "sim/shockwave.h"
+#include "sim/peers/shockwave.h"
 
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>

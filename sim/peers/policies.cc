@@ -1,4 +1,4 @@
-#include "sim/policies.h"
+#include "sim/peers/policies.h"
 
 #include <algorithm>
 #include <map>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/check.h"
 #include "common/base/units.h"
-#include "sim/free_gpus.h"
+#include "sim/peers/free_gpus.h"
 
 namespace muster::sim {
 namespace {

@@ -1,4 +1,4 @@
-#include "sim/policies.h"
+#include "sim/peers/policies.h"
 
 #include "common/base/files.h"
 #include "common/base/units.h"
@@ -264,7 +264,7 @@ TEST(Policies, AFixedSimulationGivesTheTableThatIsWrittenDown) {
     if (policy != "muster") runs.emplace_back(policy, fixture.Run(policy, trace));
   }
   const std::string table = PolicyTable(runs, WorldOptions{}.patience_ns);
-  const auto expected = ReadFile("sim/testdata/policies.txt");
+  const auto expected = ReadFile("sim/peers/policies.txt");
   ASSERT_TRUE(expected.ok()) << expected.status();
   EXPECT_EQ(table, *expected);
   const Summary muster = Summarize(fixture.Run("muster", trace), "", WorldOptions{}.patience_ns);

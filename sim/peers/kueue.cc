@@ -1,4 +1,4 @@
-#include "sim/kueue.h"
+#include "sim/peers/kueue.h"
 
 #include <algorithm>
 

@@ -56,7 +56,7 @@ class Explainer {
     options.expired = [this] { return Expired(kShareAsIs); };
     options.decider = &decider_;
     Future as_is(state_, now_ns_, scheduling_, options);
-    if (const Turn* placed = as_is.RunUntilPlaced(Ref()); placed != nullptr) {
+    if (const Foreseen* placed = as_is.RunUntilPlaced(Ref()); placed != nullptr) {
       start_ns_ = placed->at_ns;
       response->set_start_ns(placed->at_ns);
       response->set_place(PlaceText(state_, placed->hosts));
@@ -135,8 +135,8 @@ class Explainer {
   }
 
   int64_t FirstEnd(const Future& as_is, const TaskRef& task) const {
-    for (const Turn& turn : as_is.turns()) {
-      if (turn.kind == Turn::kEnded && turn.task == task) return turn.at_ns;
+    for (const Foreseen& seen : as_is.foreseen()) {
+      if (seen.kind == Foreseen::kEnded && seen.task == task) return seen.at_ns;
     }
     return as_is.EndOf(task);
   }
@@ -171,11 +171,11 @@ class Explainer {
     }
     State changed = trial.state;
     Future future(std::move(trial.state), now_ns_, scheduling_, options);
-    const Turn* placed = future.RunUntilPlaced(Ref());
+    const Foreseen* placed = future.RunUntilPlaced(Ref());
     const int64_t gain_ns = std::max(kSecond, std::min(kGainNs, (start_ns_ - now_ns_) / 10));
     if (placed == nullptr || (start_ns_ != 0 && placed->at_ns + gain_ns > start_ns_)) return false;
     if (!flavour.empty() && placed->flavour != flavour) return false;
-    const Turn start = *placed;
+    const Foreseen start = *placed;
     future.Step();
     if (!HelpsByItself(std::move(changed), options)) return false;
     Response::Relaxation* found = response->add_relaxations();
@@ -319,7 +319,7 @@ class Explainer {
       FutureOptions options = TrialOptions();
       options.horizon_ns = kSoonNs;
       Future future(Own(kind, "", Sized(base, middle)).state, now_ns_, scheduling_, options);
-      const Turn* placed = future.RunUntilPlaced(Ref());
+      const Foreseen* placed = future.RunUntilPlaced(Ref());
       const bool now = placed != nullptr && (flavour.empty() || placed->flavour == flavour);
       (now ? starts : fails) = middle;
     }
@@ -371,7 +371,7 @@ class Explainer {
       if (number == job_.number || other.spec->queue() != job_.spec->queue()) continue;
       for (size_t t = 0; t < other.tasks.size(); ++t) {
         const TaskRef ref{number, static_cast<int32_t>(t)};
-        const Turn *at = without.PlacedAt(ref), *then = with.PlacedAt(ref);
+        const Foreseen *at = without.PlacedAt(ref), *then = with.PlacedAt(ref);
         if (at == nullptr || (then == nullptr && with.now_ns() <= at->at_ns)) continue;
         const int64_t by_ns = then == nullptr ? kUnknownNs : then->at_ns - at->at_ns;
         if (by_ns >= kSoonNs) later[number] = std::max(later[number], by_ns);

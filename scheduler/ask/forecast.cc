@@ -18,12 +18,12 @@ Forecast MakeForecast(const State& state, int64_t now_ns, const SchedulingOption
   bool more = !forecast.later.empty();
   while (more && !forecast.later.empty()) {
     more = future.Step();
-    for (; seen < future.turns().size(); ++seen) {
-      const Turn& turn = future.turns()[seen];
-      if (turn.kind != Turn::kPlaced || forecast.later.erase(turn.task) == 0)
+    for (; seen < future.foreseen().size(); ++seen) {
+      const Foreseen& start = future.foreseen()[seen];
+      if (start.kind != Foreseen::kPlaced || forecast.later.erase(start.task) == 0)
         continue;  // else it ran, and comes back
-      forecast.starts[turn.task] = {turn.at_ns, turn.workers, turn.cluster, turn.flavour,
-                                    PlaceText(state, turn.hosts)};
+      forecast.starts[start.task] = {start.at_ns, start.workers, start.cluster, start.flavour,
+                                     PlaceText(state, start.hosts)};
     }
   }
   forecast.complete = !future.cut();

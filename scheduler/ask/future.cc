@@ -172,8 +172,8 @@ void Future::ApplyPlan() {
     Apply(&state_, event);
     if (!event.has_attempt_placed()) continue;
     NotePlaced(event.attempt_placed());
-    placed.push_back(
-        {turns_.back().task.job, turns_.back().task.task, event.attempt_placed().key().attempt()});
+    placed.push_back({foreseen_.back().task.job, foreseen_.back().task.task,
+                      event.attempt_placed().key().attempt()});
   }
   for (const AttemptRef& ref : placed) Launch(ref);
 }
@@ -265,45 +265,45 @@ void Future::Leave(const AttemptRef& ref) {
 
 void Future::NotePlaced(const pb::AttemptPlaced& placed) {
   const JobRow* job = nullptr;
-  Turn turn;
-  turn.at_ns = now_ns_;
-  const AttemptRow* attempt = state_.FindAttempt(placed.key(), &job, &turn.task.task);
-  if (attempt != nullptr) turn.task.job = job->number;
-  turn.workers = placed.workers();
-  turn.cluster = placed.cluster();
-  turn.flavour = placed.flavour();
+  Foreseen seen;
+  seen.at_ns = now_ns_;
+  const AttemptRow* attempt = state_.FindAttempt(placed.key(), &job, &seen.task.task);
+  if (attempt != nullptr) seen.task.job = job->number;
+  seen.workers = placed.workers();
+  seen.cluster = placed.cluster();
+  seen.flavour = placed.flavour();
   for (const pb::Placement& part : placed.placements())
-    turn.hosts.push_back(state_.FindHost(placed.cluster(), part.host()));
-  placed_.try_emplace(turn.task, turns_.size());
-  turns_.push_back(std::move(turn));
+    seen.hosts.push_back(state_.FindHost(placed.cluster(), part.host()));
+  placed_.try_emplace(seen.task, foreseen_.size());
+  foreseen_.push_back(std::move(seen));
 }
 
 void Future::NoteStopping(const pb::AttemptStopping& stopping) {
   const JobRow* job = nullptr;
-  Turn turn;
-  turn.kind = Turn::kStopping;
-  const AttemptRow* attempt = state_.FindAttempt(stopping.key(), &job, &turn.task.task);
+  Foreseen seen;
+  seen.kind = Foreseen::kStopping;
+  const AttemptRow* attempt = state_.FindAttempt(stopping.key(), &job, &seen.task.task);
   if (attempt == nullptr || attempt->ended() || attempt->state == pb::TASK_STOPPING) return;
-  turn.at_ns = now_ns_;
-  turn.task.job = job->number;
-  turn.workers = stopping.next_workers();
-  turn.before = attempt->workers;
-  turn.cause = stopping.cause();
-  turn.cluster = state_.clusters()[attempt->cluster].name;
-  turn.flavour = attempt->flavour;
+  seen.at_ns = now_ns_;
+  seen.task.job = job->number;
+  seen.workers = stopping.next_workers();
+  seen.before = attempt->workers;
+  seen.cause = stopping.cause();
+  seen.cluster = state_.clusters()[attempt->cluster].name;
+  seen.flavour = attempt->flavour;
   if (const JobRow* claimant = state_.FindJobByUid(stopping.claimant().job_uid());
       claimant != nullptr)
-    turn.claimant = claimant->number;
+    seen.claimant = claimant->number;
   const int64_t since_ns = std::max(attempt->last_checkpoint_ns, attempt->start_ns);
   if (since_ns > 0) {
-    turn.lost_gpu_ms = (now_ns_ - since_ns) / kMillisecond * attempt->workers *
-                       job->task_spec(turn.task.task).resources().gpus_milli() / 1000;
+    seen.lost_gpu_ms = (now_ns_ - since_ns) / kMillisecond * attempt->workers *
+                       job->task_spec(seen.task.task).resources().gpus_milli() / 1000;
   }
-  turn.starts_over = attempt->start_ns != 0 &&
-                     StartsOver(job->tasks[turn.task.task], job->task_spec(turn.task.task));
-  if (const auto work = work_.find(turn.task); work != work_.end() && work->second.left >= 0) {
+  seen.starts_over = attempt->start_ns != 0 &&
+                     StartsOver(job->tasks[seen.task.task], job->task_spec(seen.task.task));
+  if (const auto work = work_.find(seen.task); work != work_.end() && work->second.left >= 0) {
     // To do is what is left, less what it did since; or all that the attempt has begun with.
-    const int64_t kept_ns = turn.starts_over
+    const int64_t kept_ns = seen.starts_over
                                 ? std::min<int64_t>(0, attempt->start_ns - work->second.since_ns)
                                 : now_ns_ - work->second.since_ns;
     const __int128 left = work->second.left - static_cast<__int128>(kept_ns) * attempt->workers;
@@ -312,28 +312,28 @@ void Future::NoteStopping(const pb::AttemptStopping& stopping) {
   }
   pending_.emplace(
       now_ns_ + std::min(stopping.grace_ns(), options_.leave_ns),
-      Pending{Pending::kLeave, {}, AttemptRef{turn.task.job, turn.task.task, attempt->number}});
-  turns_.push_back(std::move(turn));
+      Pending{Pending::kLeave, {}, AttemptRef{seen.task.job, seen.task.task, attempt->number}});
+  foreseen_.push_back(std::move(seen));
 }
 
 void Future::NoteEnded(const AttemptRef& ref) {
   const AttemptRow& attempt = *state_.FindAttempt(ref);
-  Turn turn;
-  turn.kind = Turn::kEnded;
-  turn.at_ns = now_ns_;
-  turn.task = {ref.job, ref.task};
-  turn.workers = attempt.workers;
-  turn.cluster = state_.clusters()[attempt.cluster].name;
-  turn.flavour = attempt.flavour;
-  turns_.push_back(std::move(turn));
+  Foreseen seen;
+  seen.kind = Foreseen::kEnded;
+  seen.at_ns = now_ns_;
+  seen.task = {ref.job, ref.task};
+  seen.workers = attempt.workers;
+  seen.cluster = state_.clusters()[attempt.cluster].name;
+  seen.flavour = attempt.flavour;
+  foreseen_.push_back(std::move(seen));
 }
 
-const Turn* Future::PlacedAt(const TaskRef& task) const {
+const Foreseen* Future::PlacedAt(const TaskRef& task) const {
   const auto it = placed_.find(task);
-  return it == placed_.end() ? nullptr : &turns_[it->second];
+  return it == placed_.end() ? nullptr : &foreseen_[it->second];
 }
 
-const Turn* Future::RunUntilPlaced(const TaskRef& task) {
+const Foreseen* Future::RunUntilPlaced(const TaskRef& task) {
   while (PlacedAt(task) == nullptr && Step()) {
   }
   return PlacedAt(task);

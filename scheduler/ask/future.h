@@ -40,7 +40,7 @@ struct FutureOptions {
 using Spent = std::function<bool(int percent)>;
 
 // Something that a plan did, or that came of one.
-struct Turn {
+struct Foreseen {
   enum Kind { kPlaced, kStopping, kEnded };
   Kind kind = kPlaced;
   int64_t at_ns = 0;
@@ -72,8 +72,9 @@ class Future {
   // so that what differs between them is what was put into them. False: nothing will happen any
   // more in either, or one of them can't go on.
   static bool StepBoth(Future* one, Future* other);
-  // Steps until the task has been placed; its Turn, or nullptr if that doesn't come before the end.
-  const Turn* RunUntilPlaced(const TaskRef& task);
+  // Steps until the task has been placed; that placement, or nullptr if it doesn't come before the
+  // end.
+  const Foreseen* RunUntilPlaced(const TaskRef& task);
   void Run() {
     while (Step()) {
     }
@@ -82,9 +83,9 @@ class Future {
   const State& state() const { return state_; }
   const Plan& plan() const { return plan_; }  // of the newest Step
   int64_t now_ns() const { return now_ns_; }
-  const std::vector<Turn>& turns() const { return turns_; }
+  const std::vector<Foreseen>& foreseen() const { return foreseen_; }
   // The task's first placement, or nullptr.
-  const Turn* PlacedAt(const TaskRef& task) const;
+  const Foreseen* PlacedAt(const TaskRef& task) const;
   // Ended before its time: `expired` or steps_max. What has not happened by then is unknown.
   bool cut() const { return cut_; }
   // When what runs is expected to end; 0 = unknown, or it doesn't run.
@@ -134,8 +135,8 @@ class Future {
   int64_t hang_timeout_ns_ = std::numeric_limits<int64_t>::max();  // the shortest of theirs
   std::multimap<int64_t, Pending> pending_;
   std::map<TaskRef, Work> work_;
-  std::map<TaskRef, size_t> placed_;  // index of the first kPlaced in turns_
-  std::vector<Turn> turns_;
+  std::map<TaskRef, size_t> placed_;  // index of the first kPlaced in foreseen_
+  std::vector<Foreseen> foreseen_;
   Plan plan_;
 };
 

@@ -128,7 +128,7 @@ class Previewer {
     }
     pb::PreviewResponse::Candidate* candidate = Add(response, cluster, flavour);
     Future future = Submitted(spec);
-    const Turn* placed = future.RunUntilPlaced(ref_);
+    const Foreseen* placed = future.RunUntilPlaced(ref_);
     if (placed == nullptr) {
       if (const JobRow* job = future.state().FindJob(ref_.job); job != nullptr) {
         candidate->set_reason(future.cut() ? "the time to look ahead ran out"
@@ -136,7 +136,7 @@ class Previewer {
       }
       return;
     }
-    const Turn start = *placed;  // further steps move turns
+    const Foreseen start = *placed;  // further steps move what is foreseen
     candidate->set_start_ns(start.at_ns);
     candidate->set_workers(start.workers);
     candidate->set_within(WithinText(state_, start.hosts));
@@ -145,10 +145,10 @@ class Previewer {
     for (pb::PreviewResponse::Taken& taken : TakenFor(future, ref_.job))
       *candidate->add_takes_from() = std::move(taken);
     if (start.at_ns <= now_ns_ || candidate->takes_from_size() > 0) return;
-    for (const Turn& turn : future.turns()) {
-      if (turn.kind == Turn::kEnded && turn.at_ns == start.at_ns && turn.cluster == start.cluster &&
-          candidate->after_jobs_size() < 3) {
-        candidate->add_after_jobs(turn.task.job);
+    for (const Foreseen& seen : future.foreseen()) {
+      if (seen.kind == Foreseen::kEnded && seen.at_ns == start.at_ns &&
+          seen.cluster == start.cluster && candidate->after_jobs_size() < 3) {
+        candidate->add_after_jobs(seen.task.job);
       }
     }
   }
@@ -184,7 +184,7 @@ class Previewer {
   // What the whole job really gets, if that can be told; else the candidate that starts first.
   void Choose(pb::PreviewResponse* response) {
     Future future = Submitted(alone_);
-    const Turn* placed = future.RunUntilPlaced(ref_);
+    const Foreseen* placed = future.RunUntilPlaced(ref_);
     pb::PreviewResponse::Candidate* chosen = nullptr;
     for (pb::PreviewResponse::Candidate& candidate : *response->mutable_candidates()) {
       const bool best =

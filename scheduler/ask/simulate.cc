@@ -26,17 +26,17 @@ bool KnownTarget(const State& state, const std::string& target) {
 struct Fate {
   int64_t start_ns = 0;
   int64_t end_ns = 0;
-  int stop = -1;  // index in turns()
+  int stop = -1;  // index in foreseen()
 };
 
 std::map<TaskRef, Fate> Fates(const Future& future) {
   std::map<TaskRef, Fate> fates;
-  for (size_t i = 0; i < future.turns().size(); ++i) {
-    const Turn& turn = future.turns()[i];
-    Fate& fate = fates[turn.task];
-    if (turn.kind == Turn::kPlaced && fate.start_ns == 0) fate.start_ns = turn.at_ns;
-    if (turn.kind == Turn::kEnded) fate.end_ns = turn.at_ns;
-    if (turn.kind == Turn::kStopping && turn.workers < turn.before && fate.stop < 0)
+  for (size_t i = 0; i < future.foreseen().size(); ++i) {
+    const Foreseen& seen = future.foreseen()[i];
+    Fate& fate = fates[seen.task];
+    if (seen.kind == Foreseen::kPlaced && fate.start_ns == 0) fate.start_ns = seen.at_ns;
+    if (seen.kind == Foreseen::kEnded) fate.end_ns = seen.at_ns;
+    if (seen.kind == Foreseen::kStopping && seen.workers < seen.before && fate.stop < 0)
       fate.stop = static_cast<int>(i);
   }
   for (auto& [task, fate] : fates) {
@@ -85,7 +85,7 @@ bool StoppedForIt(const Future& before, const Fate& without, const Future& after
                   int64_t now_ns) {
   if (with.stop < 0) return false;
   if (without.stop < 0) return true;
-  const Turn &a = before.turns()[without.stop], &b = after.turns()[with.stop];
+  const Foreseen &a = before.foreseen()[without.stop], &b = after.foreseen()[with.stop];
   if (Differs(a.at_ns, b.at_ns, now_ns)) return b.at_ns < a.at_ns;
   return b.workers < a.workers || (b.cause == pb::DRAIN && a.cause != pb::DRAIN);
 }
@@ -173,7 +173,7 @@ void DescribeSubmitted(const State& state, const pb::JobSpec& spec, uint64_t num
   s->set_workers(spec.tasks(ref.task).workers().min());
   for (pb::PreviewResponse::Taken& taken : TakenFor(told.future, number))
     *s->add_takes_from() = std::move(taken);
-  const Turn* placed = told.future.PlacedAt(ref);
+  const Foreseen* placed = told.future.PlacedAt(ref);
   if (placed == nullptr) return;
   s->set_start_ns(placed->at_ns);
   s->set_workers(placed->workers);
@@ -185,13 +185,13 @@ void DescribeSubmitted(const State& state, const pb::JobSpec& spec, uint64_t num
 }
 
 void DescribeStop(const JobRow& job, const Future& future, size_t stop, Response::Effect* effect) {
-  const Turn& turn = future.turns()[stop];
-  effect->set_stopped_ns(turn.at_ns);
-  effect->set_cause(turn.cause);
+  const Foreseen& seen = future.foreseen()[stop];
+  effect->set_stopped_ns(seen.at_ns);
+  effect->set_cause(seen.cause);
   effect->set_outcome(OutcomeOf(future, stop));
-  effect->set_gpus_milli((turn.before - turn.workers) *
-                         job.task_spec(turn.task.task).resources().gpus_milli());
-  effect->set_lost_gpu_ms(turn.lost_gpu_ms);
+  effect->set_gpus_milli((seen.before - seen.workers) *
+                         job.task_spec(seen.task.task).resources().gpus_milli());
+  effect->set_lost_gpu_ms(seen.lost_gpu_ms);
 }
 
 // What the changes do to one task; nullopt if nothing that matters.

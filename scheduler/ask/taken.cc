@@ -22,37 +22,37 @@ std::string Outcome(int32_t workers, int32_t before, bool starts_over, bool gpus
                       starts_over ? " from its start: it has no checkpoint" : "");
 }
 
-const pb::Resources& WantsOf(const Future& future, const Turn& turn) {
-  return future.state().FindJob(turn.task.job)->task_spec(turn.task.task).resources();
+const pb::Resources& WantsOf(const Future& future, const Foreseen& foreseen) {
+  return future.state().FindJob(foreseen.task.job)->task_spec(foreseen.task.task).resources();
 }
 
 // That the stop of work without devices frees; 0 of work with.
-int64_t CoresMilli(const Future& future, const Turn& stop) {
+int64_t CoresMilli(const Future& future, const Foreseen& stop) {
   const pb::Resources& wants = WantsOf(future, stop);
   if (wants.gpus_milli() > 0 || stop.workers >= stop.before) return 0;
   return (stop.before - stop.workers) * (wants.cpus_milli() == 0 ? 1000 : wants.cpus_milli());
 }
 
 std::string WhatBecomesOf(const Future& future, size_t index) {
-  const Turn& stop = future.turns()[index];
+  const Foreseen& stop = future.foreseen()[index];
   const bool gpus = WantsOf(future, stop).gpus_milli() > 0;
   if (stop.cause == pb::CANCEL || stop.cause == pb::TIME_LIMIT) return "ends";
   constexpr int64_t kAtOnceNs = kMinute;
   if (stop.workers == stop.before)
     return Outcome(stop.workers, stop.before, stop.starts_over, gpus);  // it moves aside
   const std::string from = stop.starts_over ? "from its start: it has no checkpoint" : "";
-  for (size_t i = index + 1; i < future.turns().size(); ++i) {
-    const Turn& turn = future.turns()[i];
-    if (turn.kind != Turn::kPlaced || turn.task != stop.task) continue;
-    const bool at_once = turn.at_ns <= stop.at_ns + kAtOnceNs;
+  for (size_t i = index + 1; i < future.foreseen().size(); ++i) {
+    const Foreseen& other = future.foreseen()[i];
+    if (other.kind != Foreseen::kPlaced || other.task != stop.task) continue;
+    const bool at_once = other.at_ns <= stop.at_ns + kAtOnceNs;
     std::string text =
         at_once
             ? "goes on"
-            : absl::StrCat("waits ", FormatDuration((turn.at_ns - stop.at_ns) / kMinute * kMinute),
+            : absl::StrCat("waits ", FormatDuration((other.at_ns - stop.at_ns) / kMinute * kMinute),
                            ", then goes on");
-    if (turn.cluster != stop.cluster) absl::StrAppend(&text, " in ", turn.cluster);
-    if (turn.workers != stop.before)
-      absl::StrAppend(&text, " with ", turn.workers, turn.workers == 1 ? " worker" : " workers");
+    if (other.cluster != stop.cluster) absl::StrAppend(&text, " in ", other.cluster);
+    if (other.workers != stop.before)
+      absl::StrAppend(&text, " with ", other.workers, other.workers == 1 ? " worker" : " workers");
     return absl::StrCat(text, !from.empty() ? absl::StrCat(" ", from)
                               : at_once     ? ""
                                             : " from its checkpoint");
@@ -63,7 +63,7 @@ std::string WhatBecomesOf(const Future& future, size_t index) {
 }  // namespace
 
 std::string OutcomeOf(const Future& future, size_t index) {
-  const int64_t cores_milli = CoresMilli(future, future.turns()[index]);
+  const int64_t cores_milli = CoresMilli(future, future.foreseen()[index]);
   const std::string cores = cores_milli == 0
                                 ? ""
                                 : absl::StrCat(" (", FormatMilli(cores_milli),
@@ -75,16 +75,16 @@ namespace {
 
 using Taken = pb::PreviewResponse::Taken;
 
-// Of a kStopping turn.
+// Of what is kStopping.
 Taken TakenAt(const Future& future, size_t index) {
-  const Turn& turn = future.turns()[index];
-  const JobRow& from = *future.state().FindJob(turn.task.job);
+  const Foreseen& stop = future.foreseen()[index];
+  const JobRow& from = *future.state().FindJob(stop.task.job);
   Taken entry;
   entry.set_job(from.number);
   entry.set_queue(from.spec->queue());
-  entry.set_gpus_milli((turn.before - turn.workers) * WantsOf(future, turn).gpus_milli());
+  entry.set_gpus_milli((stop.before - stop.workers) * WantsOf(future, stop).gpus_milli());
   entry.set_outcome(OutcomeOf(future, index));
-  entry.set_lost_gpu_ms(turn.lost_gpu_ms);
+  entry.set_lost_gpu_ms(stop.lost_gpu_ms);
   return entry;
 }
 
@@ -96,10 +96,10 @@ struct Loss {
 // What has been stopped or shrunk so far, whoever for.
 std::map<TaskRef, Loss> TakenSoFar(const Future& future) {
   std::map<TaskRef, Loss> taken;
-  for (size_t i = 0; i < future.turns().size(); ++i) {
-    const Turn& turn = future.turns()[i];
-    if (turn.kind == Turn::kStopping && turn.workers <= turn.before)
-      taken[turn.task] = {TakenAt(future, i), turn.before - turn.workers};  // above: it grows
+  for (size_t i = 0; i < future.foreseen().size(); ++i) {
+    const Foreseen& stop = future.foreseen()[i];
+    if (stop.kind == Foreseen::kStopping && stop.workers <= stop.before)
+      taken[stop.task] = {TakenAt(future, i), stop.before - stop.workers};  // above: it grows
   }
   return taken;
 }
@@ -108,9 +108,10 @@ std::map<TaskRef, Loss> TakenSoFar(const Future& future) {
 
 std::vector<Taken> TakenFor(const Future& future, uint64_t job) {
   std::vector<Taken> taken;
-  for (size_t i = 0; i < future.turns().size(); ++i) {
-    const Turn& turn = future.turns()[i];
-    if (turn.kind == Turn::kStopping && turn.claimant == job) taken.push_back(TakenAt(future, i));
+  for (size_t i = 0; i < future.foreseen().size(); ++i) {
+    const Foreseen& stop = future.foreseen()[i];
+    if (stop.kind == Foreseen::kStopping && stop.claimant == job)
+      taken.push_back(TakenAt(future, i));
   }
   return taken;
 }

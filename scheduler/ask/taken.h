@@ -12,10 +12,10 @@
 
 namespace muster {
 
-// What becomes of what is stopped at turns()[turn]: "goes on with 2 workers", "goes on in dal",
+// What becomes of what is stopped at foreseen()[index]: "goes on with 2 workers", "goes on in dal",
 // "waits 36m, then goes on from its checkpoint", "goes on with other devices"; as far as the future
 // saw it.
-std::string OutcomeOf(const Future& future, size_t turn);
+std::string OutcomeOf(const Future& future, size_t index);
 // One entry for each task that is stopped or shrunk for the job.
 std::vector<pb::PreviewResponse::Taken> TakenFor(const Future& future, uint64_t job);
 // The jobs that the decision right after this tree was applied would stop or shrink, and that it

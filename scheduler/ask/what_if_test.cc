@@ -117,8 +117,8 @@ int64_t EndOfTheShrunk(bool checkpoint) {
   Future future(s.state, s.now_ns, SchedulingOptions(), FutureOptions());
   future.Run();
   int64_t end_ns = 0;
-  for (const Turn& turn : future.turns()) {
-    if (turn.kind == Turn::kEnded && turn.task.job == elastic) end_ns = turn.at_ns;
+  for (const Foreseen& turn : future.foreseen()) {
+    if (turn.kind == Foreseen::kEnded && turn.task.job == elastic) end_ns = turn.at_ns;
   }
   return end_ns;
 }

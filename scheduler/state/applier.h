@@ -27,6 +27,7 @@ class Applier {
 
   // For State::Load, too.
   void SetQueues(const pb::QueueTree& tree);
+  void SetBinding(const pb::Binding& binding, bool revoked);
   void SetClusters(const pb::ClusterFile& file);
   void SetClusterDrained(const std::string& name, bool drained, const std::string& reason);
   HostId FindOrAddHost(const std::string& cluster,

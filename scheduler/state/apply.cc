@@ -38,6 +38,8 @@ void Applier::Carry(const pb::Event& event) {
       return;
     case pb::Event::kDrainChanged:
       return On(event.drain_changed());
+    case pb::Event::kBindingChanged:
+      return SetBinding(event.binding_changed().binding(), event.binding_changed().revoked());
     case pb::Event::kHostConfirmedOff:
       return On(event.host_confirmed_off());
     case pb::Event::kStoreAdopted:

@@ -12,6 +12,29 @@ void Applier::SetQueues(const pb::QueueTree& tree) {
   s_.configuration_changed_ = true;
   s_.queue_tree_ = std::make_shared<const pb::QueueTree>(tree);
   s_.queues_ = std::make_shared<const QueueIndex>(BuildQueues(tree));
+  // A queue that comes back under an old name is another queue: it gives nobody what they had.
+  const auto gone = [&](const Bindings::value_type& row) {
+    return s_.queues_->Node(row.first.queue) < 0;
+  };
+  if (std::none_of(s_.bindings_->begin(), s_.bindings_->end(), gone)) return;
+  Bindings kept = *s_.bindings_;
+  std::erase_if(kept, gone);
+  s_.bindings_ = std::make_shared<const Bindings>(std::move(kept));
+}
+
+void Applier::SetBinding(const pb::Binding& binding, bool revoked) {
+  const BindingKey key{binding.queue(), binding.user().empty(),
+                       binding.user().empty() ? binding.group() : binding.user()};
+  if (key.name.empty() || s_.queues_->Node(key.queue) < 0) return;
+  if (!revoked && binding.role() == pb::ROLE_UNSPECIFIED) return;
+  Bindings bindings = *s_.bindings_;
+  if (revoked) {
+    bindings.erase(key);
+  } else {
+    bindings[key] = binding.role();
+  }
+  s_.bindings_ = std::make_shared<const Bindings>(std::move(bindings));
+  s_.configuration_changed_ = true;
 }
 
 // Clusters that left the file but still have hosts stay, at the end, closed.

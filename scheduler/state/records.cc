@@ -350,6 +350,12 @@ struct StateRecords {
       d->set_name(cluster.name);
       d->set_reason(cluster.drain_reason);
     }
+    for (const auto& [key, role] : *s.bindings_) {
+      pb::Binding* b = r.add_bindings();
+      (key.group ? b->mutable_group() : b->mutable_user())->assign(key.name);
+      b->set_role(role);
+      b->set_queue(key.queue);
+    }
     return {"configuration", "", DeterministicBytes(r)};
   }
   static RowChange Meta(const State& s) {
@@ -471,6 +477,7 @@ void Configure(const pb::ConfigurationRecord& r, Applier* applier) {
   applier->SetClusters(r.clusters());
   for (const pb::DrainedCluster& d : r.drained())
     applier->SetClusterDrained(d.name(), true, d.reason());
+  for (const pb::Binding& b : r.bindings()) applier->SetBinding(b, false);
 }
 
 }  // namespace

@@ -291,11 +291,22 @@ struct QueueIndex {
     const auto it = by_path.find(path);
     return it == by_path.end() ? -1 : it->second;
   }
+  // The root for the empty path.
+  int32_t Node(const std::string& path) const { return path.empty() ? 0 : Find(path); }
   bool leaf(int32_t node) const { return nodes[node].children.empty(); }
   std::map<std::string, int32_t> by_path;
 };
 // An empty tree has one leaf, `default`.
 QueueIndex BuildQueues(const pb::QueueTree& tree);
+
+// Whose role it is, and where: a binding's identity.
+struct BindingKey {
+  std::string queue;  // path; empty for the root
+  bool group = false;
+  std::string name;  // of the user or group
+  auto operator<=>(const BindingKey&) const = default;
+};
+using Bindings = std::map<BindingKey, pb::Role>;
 
 // What a queue has used, decayed: it orders equal shares (docs/scheduling.md §4, History). Changes
 // at ticks only.

@@ -33,6 +33,7 @@ State::State()
       cluster_file_(std::make_shared<pb::ClusterFile>()),
       queue_tree_(std::make_shared<pb::QueueTree>()),
       queues_(std::make_shared<QueueIndex>(BuildQueues(pb::QueueTree()))),
+      bindings_(std::make_shared<Bindings>()),
       ledger_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
       ledger_rate_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
       history_(std::make_shared<std::map<std::string, QueueHistory>>()),

@@ -131,6 +131,9 @@ class State {
   const pb::QueueTree& queue_tree() const { return *queue_tree_; }
   uint64_t queue_version() const { return queue_version_; }
 
+  // Roles that were granted, by node. Those of a queue that is gone went with it.
+  const Bindings& bindings() const { return *bindings_; }
+
   // ---- the rest ----
   int64_t now_ns() const { return now_ns_; }  // of the newest step
   uint64_t epoch() const { return epoch_; }
@@ -203,6 +206,7 @@ class State {
   std::shared_ptr<const pb::ClusterFile> cluster_file_;
   std::shared_ptr<const pb::QueueTree> queue_tree_;
   std::shared_ptr<const QueueIndex> queues_;  // derived
+  std::shared_ptr<const Bindings> bindings_;
   std::shared_ptr<const std::map<std::pair<std::string, int>, int64_t>> ledger_;
   std::shared_ptr<std::map<std::pair<std::string, int>, int64_t>>
       ledger_rate_;  // derived: devices' thousandths by (queue, class) now

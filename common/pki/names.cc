@@ -1,0 +1,64 @@
+#include "common/pki/names.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kMaxNameBytes = 63;
+
+bool GoodName(std::string_view name) {
+  return !name.empty() && name.size() <= kMaxNameBytes && name != "." && name != ".." &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' ||
+                  c == '-';
+         });
+}
+
+}  // namespace
+
+std::string UriOf(const Principal& principal) {
+  const std::string start = absl::StrCat("muster://", principal.trust_id, "/");
+  switch (principal.kind) {
+    case Principal::kServer:
+      return start + "server";
+    case Principal::kUser:
+      return absl::StrCat(start, "user/", principal.name);
+    case Principal::kHost:
+      return absl::StrCat(start, "host/", principal.cluster, "/", principal.name);
+  }
+  return "";
+}
+
+std::optional<Principal> ParsePrincipal(std::string_view uri) {
+  static constexpr std::string_view kScheme = "muster://";
+  if (uri.substr(0, kScheme.size()) != kScheme) return std::nullopt;
+  const std::vector<std::string> parts =
+      absl::StrSplit(std::string(uri.substr(kScheme.size())), '/');
+  if (parts.size() < 2 || parts.size() > 4) return std::nullopt;
+  if (!std::all_of(parts.begin(), parts.end(), GoodName)) return std::nullopt;
+  Principal principal;
+  principal.trust_id = parts[0];
+  if (parts.size() == 2 && parts[1] == "server") {
+    principal.kind = Principal::kServer;
+  } else if (parts.size() == 3 && parts[1] == "user") {
+    principal.kind = Principal::kUser;
+    principal.name = parts[2];
+  } else if (parts.size() == 4 && parts[1] == "host") {
+    principal.kind = Principal::kHost;
+    principal.cluster = parts[2];
+    principal.name = parts[3];
+  } else {
+    return std::nullopt;
+  }
+  return principal;
+}
+
+std::string ServerName(std::string_view trust_id) { return "musterd." + std::string(trust_id); }
+
+}  // namespace muster

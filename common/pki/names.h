@@ -1,0 +1,33 @@
+// Who a certificate speaks for. A certificate of Muster names its holder in one URI among its
+// subject's alternative names, and nowhere else:
+//   muster://TRUST/user/ID         a user, by the id of the account
+//   muster://TRUST/host/CLUSTER/NAME
+//   muster://TRUST/server          the scheduler, at whatever address it is served
+// TRUST is the trust id: the scheduler's own, drawn once. A certificate of another one is foreign.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace muster {
+
+struct Principal {
+  enum Kind { kServer, kUser, kHost };
+  Kind kind = kServer;
+  std::string trust_id;
+  std::string cluster;  // of a host
+  std::string name;     // of a host; of a user the id
+
+  bool operator==(const Principal&) const = default;
+};
+
+std::string UriOf(const Principal& principal);
+// Exactly what UriOf writes, or nothing: a name with other characters than letters, digits, '.',
+// '_' and '-', or of more than 63, is refused, and so is any further part.
+std::optional<Principal> ParsePrincipal(std::string_view uri);
+// The name that a scheduler's certificate is valid for, as TLS has names of servers; no address
+// has it, so that the scheduler may move: "musterd.TRUST".
+std::string ServerName(std::string_view trust_id);
+
+}  // namespace muster

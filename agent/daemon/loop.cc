@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/failures/rules.h"
+#include "agent/host/shim_files.h"
 #include "common/base/log.h"
 #include "common/base/rank_devices.h"
 #include "common/base/units.h"

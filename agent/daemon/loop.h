@@ -17,6 +17,7 @@
 
 #include "agent/daemon/log_sender.h"
 #include "agent/daemon/ports.h"
+#include "agent/host/causes.h"
 #include "agent/host/state_dir.h"
 #include "agent/host/storage_threads.h"
 #include "agent/reconcile/reconciler.h"

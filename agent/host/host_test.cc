@@ -17,6 +17,7 @@
 #include "agent/host/environment.h"
 #include "agent/host/inventory.h"
 #include "agent/host/processes.h"
+#include "agent/host/shim_files.h"
 #include "agent/host/state_dir.h"
 #include "agent/host/unit.h"
 #include "agent/shim/cgroup.h"

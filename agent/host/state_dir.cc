@@ -17,11 +17,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "agent/host/causes.h"
 #include "agent/host/exports.h"
+#include "agent/host/shim_files.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
-#include "agent/shim/progress.h"
 #include "common/base/files.h"
 #include "common/base/fnv.h"
 #include "common/base/ids.h"
@@ -82,12 +81,6 @@ absl::Status CheckOurs(const std::string& path) {
   return absl::OkStatus();
 }
 
-template <typename Number>
-void ReadNumber(const Line& line, const char* key, Number* out) {
-  int64_t value = 0;
-  if (line.GetInt(key, &value)) *out = static_cast<Number>(value);
-}
-
 int64_t SumOf(std::string_view message) { return static_cast<int64_t>(Fnv1a(message) >> 1); }
 
 bool SumFits(const Line& line, std::string_view message) {
@@ -112,18 +105,6 @@ bool ParsePrepared(const std::string& text, AttemptRecord* record) {
   record->boot_id = lines[0].Get("boot_id");
   ReadNumber(lines[0], "port", &record->port);
   return true;
-}
-
-v1::WorkerExit ToProto(const shim::Exit& exit) {
-  v1::WorkerExit out;
-  out.set_rank(exit.rank);
-  out.set_exit_code(exit.exit_code);
-  out.set_signal(exit.signal);
-  out.set_detail(exit.detail);
-  out.set_at_ns(exit.at_ns);
-  out.set_own(exit.own);
-  out.set_oom(exit.oom);
-  return out;
 }
 
 int64_t BytesBelow(const std::string& directory) {
@@ -539,92 +520,6 @@ bool StateDirectory::PruneLogs(const Retention& retention, int64_t now_ns, int m
     kept_logs_.pop_front();
   }
   return false;
-}
-
-absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events,
-                           int64_t* events_read, ShimNews* news) {
-  shim::Claim claim = shim::Claim::kNone;
-  // The exits first: whatever else is read later is then complete.
-  std::string text, error;
-  int failed = shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kExitsFile), &text);
-  shim::Exits exits;
-  if (failed == 0 && shim::ParseExits(text, &exits, &error)) {
-    news->final = true;
-    news->start_ns = exits.start_ns;
-    news->end_ns = exits.end_ns;
-    news->stop_sent = exits.stop_sent;
-    news->fenced = exits.fenced;
-  } else if (failed != 0 && failed != ENOENT) {
-    return ErrnoStatus(failed, directory + "/exits");
-  }
-  if (news->claim == Claim::kNone) {  // the first one stays
-    if (failed = shim::ReadClaim(directory, &claim); failed != 0)
-      return ErrnoStatus(failed, directory + "/claim");
-    news->claim = claim == shim::Claim::kStarted   ? Claim::kStarted
-                  : claim == shim::Claim::kStopped ? Claim::kStopped
-                                                   : Claim::kNone;
-  }
-
-  const int fd = ::open(absl::StrCat(directory, "/", shim::kEventsFile).c_str(),
-                        O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd >= 0) {
-    std::string tail;
-    char buffer[65536];
-    ssize_t got = 0;
-    while ((got = ::pread(fd, buffer, sizeof buffer,
-                          *events_read + static_cast<int64_t>(tail.size()))) > 0)
-      tail.append(buffer, static_cast<size_t>(got));
-    ::close(fd);
-    tail.resize(
-        tail.rfind('\n') == std::string::npos ? 0 : tail.rfind('\n') + 1);  // complete lines only
-    *events_read += static_cast<int64_t>(tail.size());
-    for (size_t at = 0; at < tail.size();) {
-      const size_t end = tail.find('\n', at);
-      const std::optional<Line> line = shim::ParseLine(std::string_view(tail).substr(at, end - at));
-      at = end + 1;
-      if (!line.has_value()) continue;
-      shim::Exit exit;
-      int64_t at_ns = 0;
-      ReadNumber(*line, "at_ns", &at_ns);
-      if (line->kind == "started") news->start_ns = at_ns;
-      if (shim::ReadExitLine(*line, &exit)) news->exits.push_back(ToProto(exit));
-      if (line->kind == "line") {
-        news->lines.push_back(line->Get("json"));
-        news->lines_at_ns.push_back(at_ns);
-      }
-    }
-  }
-  if (news->final) {
-    news->exits.clear();
-    for (const shim::Exit& exit : exits.exits) news->exits.push_back(ToProto(exit));
-  }
-  // What Muster ended itself needs no cause; before the last has ended, who was stopped isn't
-  // known.
-  if (!news->stop_sent)
-    TellCauses(absl::StrCat(directory, "/", shim::kLogsDirectory), events,
-               news->start_ns.value_or(0), &news->exits);
-  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kProgressFile), &text) == 0 &&
-      !text.empty()) {
-    const std::optional<Line> line =
-        shim::ParseLine(std::string_view(text).substr(0, text.size() - 1));
-    if (line.has_value()) {
-      news->metrics = line->Get("json");
-      ReadNumber(*line, "at_ns", &news->metrics_at_ns);
-    }
-  }
-  std::vector<shim::StepTimes::Row> rows;
-  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kTimesFile), &text) == 0 &&
-      shim::ParseTimes(text, &rows, &error)) {
-    news->times.clear();
-    for (const shim::StepTimes::Row& row : rows) {
-      v1::RankTime& time = news->times.emplace_back();
-      time.set_rank(row.rank);
-      time.set_step(row.step);
-      time.set_steps(row.steps);
-      time.set_own_us(row.own_us);
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace muster::agent

@@ -23,7 +23,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "agent/host/causes.h"
 #include "agent/host/storage_threads.h"
 #include "agent/reconcile/ports.h"
 
@@ -106,11 +105,5 @@ std::string DirectoryName(const AttemptId& id);  // <uid>.<task>.<attempt>
 // Of a .seen-<epoch>-<commit>.
 bool ParseSeenName(const std::string& name, uint64_t* epoch, uint64_t* commit);
 bool ParseDirectoryName(const std::string& name, AttemptId* id);
-
-// Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: bytes of
-// DIR/events taken in before are kept in `news` and not read again. `alive` is the caller's to
-// fill.
-absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events,
-                           int64_t* events_read, ShimNews* news);
 
 }  // namespace muster::agent

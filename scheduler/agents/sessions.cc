@@ -61,7 +61,6 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream,
     // store is followed from now on.
     entry.answered = true;
   }
-  const auto key_of = [&] { return message.SerializeAsString(); };
   switch (message.body_case()) {
     case pb::AgentMessage::kHeartbeat:
       Heartbeat(session, message.heartbeat());
@@ -69,52 +68,18 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream,
     case pb::AgentMessage::kReport:
       Report(session, message.report());
       break;
-    case pb::AgentMessage::kProgress: {
-      const std::shared_ptr<const View> view = engine_->Snapshot();
-      if (!IsOn(view->state, message.progress().key(), session->cluster, session->host)) break;
-      if (message.progress().times_size() > 0) Timed(*view, message.progress());
-      if (!message.progress().has_progress()) break;
-      pb::ProgressSeen seen;
-      *seen.mutable_key() = message.progress().key();
-      *seen.mutable_progress() = message.progress().progress();
-      seen.mutable_progress()->set_attempt(seen.key().attempt());
-      engine_->PostProgress(seen);
+    case pb::AgentMessage::kProgress:
+      Progressed(*session, message.progress());
       break;
-    }
     case pb::AgentMessage::kCheckpoint:
       Checkpointed(session, message.checkpoint());
       break;
-    case pb::AgentMessage::kExportReport: {
-      const pb::ExportReport& report = message.export_report();
-      pb::Event event;
-      if (report.published() || !report.detail().empty()) {
-        *event.mutable_export_published()->mutable_key() = report.key();
-        event.mutable_export_published()->set_detail(report.detail());
-      } else {
-        *event.mutable_export_staged()->mutable_key() = report.key();
-        event.mutable_export_staged()->set_staged(report.staged());
-        event.mutable_export_staged()->set_target(report.target());
-      }
-      const std::shared_ptr<const View> view = engine_->Snapshot();
-      if (!IsOn(view->state, report.key(), session->cluster, session->host)) break;
-      if (report.detail().empty()) {
-        PostOnce(session, report.key(), key_of(), std::move(event));
-      } else if (AwaitsExport(view->state, report.key())) {
-        engine_->Post(std::move(event));  // each failed try counts, however alike they are
-      }
+    case pb::AgentMessage::kExportReport:
+      Exported(session, message);
       break;
-    }
-    case pb::AgentMessage::kLoaded: {
-      const pb::LoadedReport& report = message.loaded();
-      pb::Event event;
-      *event.mutable_loaded_seen()->mutable_key() = report.key();
-      event.mutable_loaded_seen()->set_step(report.step());
-      event.mutable_loaded_seen()->set_path(report.path());
-      *event.mutable_loaded_seen()->mutable_refused() = report.refused();
-      if (IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host))
-        PostOnce(session, report.key(), key_of(), std::move(event));
+    case pb::AgentMessage::kLoaded:
+      Loaded(session, message);
       break;
-    }
     case pb::AgentMessage::kLogChunk:
       Deliver(*session, message.log_chunk());
       break;
@@ -219,6 +184,49 @@ void Sessions::Report(const std::shared_ptr<Session>& session, const pb::Attempt
   reported->set_state_id(session->state_id);
   *reported->mutable_report() = report;
   engine_->Post(std::move(event));
+}
+
+void Sessions::Progressed(const Session& session, const pb::ProgressReport& report) {
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  if (!IsOn(view->state, report.key(), session.cluster, session.host)) return;
+  if (report.times_size() > 0) Timed(*view, report);
+  if (!report.has_progress()) return;
+  pb::ProgressSeen seen;
+  *seen.mutable_key() = report.key();
+  *seen.mutable_progress() = report.progress();
+  seen.mutable_progress()->set_attempt(seen.key().attempt());
+  engine_->PostProgress(seen);
+}
+
+void Sessions::Exported(const std::shared_ptr<Session>& session, const pb::AgentMessage& message) {
+  const pb::ExportReport& report = message.export_report();
+  const std::shared_ptr<const View> view = engine_->Snapshot();
+  if (!IsOn(view->state, report.key(), session->cluster, session->host)) return;
+  pb::Event event;
+  if (report.published() || !report.detail().empty()) {
+    *event.mutable_export_published()->mutable_key() = report.key();
+    event.mutable_export_published()->set_detail(report.detail());
+  } else {
+    *event.mutable_export_staged()->mutable_key() = report.key();
+    event.mutable_export_staged()->set_staged(report.staged());
+    event.mutable_export_staged()->set_target(report.target());
+  }
+  if (report.detail().empty()) {
+    PostOnce(session, report.key(), message.SerializeAsString(), std::move(event));
+  } else if (AwaitsExport(view->state, report.key())) {
+    engine_->Post(std::move(event));  // each failed try counts, however alike they are
+  }
+}
+
+void Sessions::Loaded(const std::shared_ptr<Session>& session, const pb::AgentMessage& message) {
+  const pb::LoadedReport& report = message.loaded();
+  if (!IsOn(engine_->Snapshot()->state, report.key(), session->cluster, session->host)) return;
+  pb::Event event;
+  *event.mutable_loaded_seen()->mutable_key() = report.key();
+  event.mutable_loaded_seen()->set_step(report.step());
+  event.mutable_loaded_seen()->set_path(report.path());
+  *event.mutable_loaded_seen()->mutable_refused() = report.refused();
+  PostOnce(session, report.key(), message.SerializeAsString(), std::move(event));
 }
 
 void Sessions::Checkpointed(const std::shared_ptr<Session>& session,

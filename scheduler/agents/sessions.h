@@ -163,6 +163,12 @@ class Sessions : public AgentLink {
     return cluster + "/" + host;
   }
   absl::Status ReceiveHello(const std::shared_ptr<AgentStream>& stream, const pb::Hello& hello);
+  // The host's session from now on; its number among the host's, and the one that it replaces.
+  uint64_t Replace(const std::shared_ptr<AgentStream>& stream,
+                   const std::shared_ptr<Session>& session, const pb::Hello& hello,
+                   std::shared_ptr<Session>* replaced);  // under mutex_
+  void RefuseHello(AgentStream* stream, const pb::Hello& hello, const std::string& why,
+                   bool final);  // under mutex_
   std::string WhyRefuse(const pb::Hello& hello, const View& view,
                         bool* final) const;  // under mutex_
   void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned,
@@ -179,6 +185,9 @@ class Sessions : public AgentLink {
   void Checked(const std::shared_ptr<Session>& session, const pb::HostChecked& checked);
   void Report(const std::shared_ptr<Session>& session, const pb::AttemptReport& report);
   void Checkpointed(const std::shared_ptr<Session>& session, const pb::CheckpointReport& report);
+  void Progressed(const Session& session, const pb::ProgressReport& report);
+  void Exported(const std::shared_ptr<Session>& session, const pb::AgentMessage& message);
+  void Loaded(const std::shared_ptr<Session>& session, const pb::AgentMessage& message);
   void PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt,
                 const std::string& identity, pb::Event event);
   void Fault(const std::shared_ptr<Session>& session, const pb::HostFault& fault);

@@ -28,6 +28,25 @@ bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View
          (hello.epoch_seen() >= since_epoch && hello.commit_seen() > view.commit);
 }
 
+// What a Hello says, in one operation, so that the whole of it is one step.
+std::vector<pb::Event> EventsOf(const pb::Hello& hello) {
+  std::vector<pb::Event> events(1);
+  pb::HostHello* joined = events[0].mutable_host_hello();
+  joined->set_cluster(hello.cluster());
+  joined->set_host(hello.host());
+  joined->set_state_id(hello.state_id());
+  joined->set_boot_id(hello.boot_id());
+  *joined->mutable_inventory() = hello.inventory();
+  for (const pb::AttemptReport& report : hello.attempts()) {
+    pb::AttemptReported* reported = events.emplace_back().mutable_attempt_reported();
+    reported->set_cluster(hello.cluster());
+    reported->set_host(hello.host());
+    reported->set_state_id(hello.state_id());
+    *reported->mutable_report() = report;
+  }
+  return events;
+}
+
 }  // namespace
 
 std::string WhyNotSpoken(int32_t theirs, int32_t ours) {
@@ -87,6 +106,40 @@ std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* 
   return "";
 }
 
+void Sessions::RefuseHello(AgentStream* stream, const pb::Hello& hello, const std::string& why,
+                           bool final) {
+  if (why == kRestored) SawLater(hello);
+  LogWarn("agent refused", {{"cluster", hello.cluster()}, {"host", hello.host()}, {"why", why}});
+  pb::SchedulerMessage message;
+  message.mutable_refused()->set_reason(why);
+  message.mutable_refused()->set_final(final);
+  stream->Send(message);
+  stream->End(absl::FailedPreconditionError(why));
+}
+
+uint64_t Sessions::Replace(const std::shared_ptr<AgentStream>& stream,
+                           const std::shared_ptr<Session>& session, const pb::Hello& hello,
+                           std::shared_ptr<Session>* replaced) {
+  session->stream = stream;
+  session->cluster = hello.cluster();
+  session->host = hello.host();
+  session->state_id = hello.state_id();
+  session->id = options_.new_id();
+  session->checks_host = hello.checks_host();
+  HostEntry& entry = hosts_[Name(hello.cluster(), hello.host())];
+  *replaced = std::move(entry.session);
+  entry.session = session;
+  entry.state_id = hello.state_id();
+  entry.heard_ns = clock_->BootNs();
+  entry.heard_wall_ns = clock_->WallNs();
+  entry.posted_quiet_ns = 0;
+  entry.posted = pb::HOST_UP;  // HostHello says so
+  streams_[stream.get()] = session;
+  for (const pb::AttemptReport& report : hello.attempts())
+    session->reports[AttemptText(report.key())] = report.SerializeAsString();
+  return ++entry.hellos;
+}
+
 absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
                                     const pb::Hello& hello) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
@@ -100,58 +153,20 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
       return absl::InvalidArgumentError("a second hello on the same stream");
     bool final = false;
     if (const std::string why = WhyRefuse(hello, *view, &final); !why.empty()) {
-      if (why == kRestored) SawLater(hello);
-      LogWarn("agent refused",
-              {{"cluster", hello.cluster()}, {"host", hello.host()}, {"why", why}});
-      pb::SchedulerMessage message;
-      message.mutable_refused()->set_reason(why);
-      message.mutable_refused()->set_final(final);
-      stream->Send(message);
-      stream->End(absl::FailedPreconditionError(why));
+      RefuseHello(stream.get(), hello, why, final);
       return absl::OkStatus();
     }
-    session->stream = stream;
-    session->cluster = hello.cluster();
-    session->host = hello.host();
-    session->state_id = hello.state_id();
-    session->id = options_.new_id();
-    session->checks_host = hello.checks_host();
-    HostEntry& entry = hosts_[Name(hello.cluster(), hello.host())];
-    number = ++entry.hellos;
-    replaced = std::move(entry.session);
+    number = Replace(stream, session, hello, &replaced);
     if (replaced != nullptr) broken = TakeLogsOf(*replaced);
-    entry.session = session;
-    entry.state_id = hello.state_id();
-    entry.heard_ns = clock_->BootNs();
-    entry.heard_wall_ns = clock_->WallNs();
-    entry.posted_quiet_ns = 0;
-    entry.posted = pb::HOST_UP;  // HostHello says so
-    streams_[stream.get()] = session;
-    for (const pb::AttemptReport& report : hello.attempts())
-      session->reports[AttemptText(report.key())] = report.SerializeAsString();
   }
   if (replaced != nullptr)
     replaced->stream->End(
         absl::AbortedError("a newer session of this agent has replaced this one"));
   EndLogs(broken, kDisconnected);
 
-  // One operation, so that the whole Hello is one step.
-  std::vector<pb::Event> events(1);
-  pb::HostHello* joined = events[0].mutable_host_hello();
-  joined->set_cluster(hello.cluster());
-  joined->set_host(hello.host());
-  joined->set_state_id(hello.state_id());
-  joined->set_boot_id(hello.boot_id());
-  *joined->mutable_inventory() = hello.inventory();
   std::set<std::string> mentioned;
-  for (const pb::AttemptReport& report : hello.attempts()) {
+  for (const pb::AttemptReport& report : hello.attempts())
     mentioned.insert(AttemptText(report.key()));
-    pb::AttemptReported* reported = events.emplace_back().mutable_attempt_reported();
-    reported->set_cluster(hello.cluster());
-    reported->set_host(hello.host());
-    reported->set_state_id(hello.state_id());
-    *reported->mutable_report() = report;
-  }
   LogInfo("agent connected", {{"cluster", hello.cluster()},
                               {"host", hello.host()},
                               {"session", session->id.substr(0, 8)},
@@ -166,7 +181,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
   // before this one: then this one says nothing any more.
   engine_->Call(
       [this, number, name = Name(hello.cluster(), hello.host()),
-       events = std::move(events)](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+       events = EventsOf(hello)](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
         std::lock_guard lock(mutex_);
         if (hosts_[name].hellos != number)
           return absl::AbortedError("a newer session of this agent has replaced this one");

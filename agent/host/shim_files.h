@@ -1,0 +1,29 @@
+// What shims leave in attempts' directories, as the Reconciler takes it in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "agent/host/causes.h"
+#include "agent/reconcile/record.h"
+#include "agent/shim/format.h"
+
+namespace muster::agent {
+
+// Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: bytes of
+// DIR/events taken in before are kept in `news` and not read again. `alive` is the caller's to
+// fill.
+absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events,
+                           int64_t* events_read, ShimNews* news);
+
+v1::WorkerExit ToProto(const shim::Exit& exit);
+
+// `*out` stays as it is where the line has no such number.
+template <typename Number>
+void ReadNumber(const shim::Line& line, const char* key, Number* out) {
+  int64_t value = 0;
+  if (line.GetInt(key, &value)) *out = static_cast<Number>(value);
+}
+
+}  // namespace muster::agent

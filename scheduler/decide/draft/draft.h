@@ -51,6 +51,11 @@ class Draft {
   // Waiting gangs of S that found nothing, in order of acceptance.
   const std::vector<int32_t>& unserved() const { return unserved_; }
   bool Stops(int32_t gang) const { return stops_[gang]; }
+  // So many more of the gang's workers may start in the pool: no limit is broken now, nor once what
+  // devices are held for has started.
+  bool WithinLimits(const Gang& gang, int32_t pool, int32_t workers) const {
+    return now_.WithinLimits(gang, pool, workers) && later_.WithinLimits(gang, pool, workers);
+  }
   // It starts, or devices are held for it.
   bool Serves(int32_t gang) const { return serves_[gang]; }
   // The gang's job comes to its end by what this plan declares lost: it is placed nowhere, and

@@ -46,7 +46,7 @@ bool StartAnywhere(const Inputs& in, const Gang& gang, WaitingClaims* claims, Dr
     const int32_t pool = gang.pools[i];
     if (!gang.opened[i] || now->FreeMilli(pool, gang.gpus) < gang.worker_milli * gang.min_workers)
       continue;
-    if (!now->WithinLimits(gang, pool, gang.min_workers)) continue;
+    if (!draft->WithinLimits(gang, pool, gang.min_workers)) continue;
     const Search search{.kind = Search::kNow,
                         .pool = pool,
                         .shape = gang.shape,

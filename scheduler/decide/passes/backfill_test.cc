@@ -199,5 +199,26 @@ TEST(Backfill, LeavesWhatMayBeLostTheRestOfItsLimit) {
   }
 }
 
+// Found by sched-fuzz, seed 3264: the claim's devices are held for it, and its queue's limit would
+// be used up when they are free.
+TEST(Backfill, LeavesWhatDevicesAreHeldForTheRestOfItsLimit) {
+  for (const int64_t limit : {4, 6}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 1, 4).Hosts("c", 1, 2).Queue("q", 4, limit).Queue("other");
+    const uint64_t other = JobBuilder("other").Gpus(4).SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, other);
+    system.Step(20);
+    const uint64_t claimant = JobBuilder("q").Gpus(4).SubmitTo(&system);
+    EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1) << limit;
+    const uint64_t small = JobBuilder("q").Gpus(2).SubmitTo(&system);
+    DecideQuickly(&system);
+    EXPECT_EQ(IsRunning(system, small), limit == 6) << limit;
+    ReportAll(&system, other, pb::GONE, 0, true);
+    DecideQuickly(&system);
+    EXPECT_TRUE(IsRunning(system, claimant)) << limit;
+  }
+}
+
 }  // namespace
 }  // namespace muster

@@ -18,7 +18,7 @@ void ExtendStarts(const Inputs& in, Draft* draft) {
     int32_t workers = most;
     std::optional<HostSlices> slices;
     for (; workers > place.workers; --workers) {
-      if (!draft->now()->WithinLimits(gang, place.pool, workers - place.workers)) continue;
+      if (!draft->WithinLimits(gang, place.pool, workers - place.workers)) continue;
       slices = draft->FindPlace(draft->now(), gang, place.pool, workers, in.EndIfStarted(gang));
       if (slices.has_value()) break;
     }

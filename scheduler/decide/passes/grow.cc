@@ -28,7 +28,7 @@ std::optional<HostSlices> PlaceFor(const Inputs& in, const Gang& gang, int32_t w
                                    Draft* draft) {
   Capacity& now = *draft->now();
   const int32_t more = workers - gang.workers;
-  if (!now.WithinLimits(gang, gang.charge, more)) return std::nullopt;
+  if (!draft->WithinLimits(gang, gang.charge, more)) return std::nullopt;
   if (now.FreeMilli(gang.charge, gang.gpus) < gang.worker_milli * more) return std::nullopt;
   Try trial(draft, &now);
   trial.LeaveReserved(gang.charge, gang, ExpectedEnd(gang, in.now_ns));

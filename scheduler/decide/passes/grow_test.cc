@@ -68,6 +68,36 @@ TEST(Grow, DoesNotCountOnWhatNobodyGivesBack) {
   EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1) << "it grows";
 }
 
+// Found by sched-fuzz, seed 320: of six devices the parent may use, the claim will have four, what
+// is outside S has one and the elastic gang one. While the claim waits for its devices, one more
+// breaks no limit; when it has them, it does.
+TEST(Grow, CountsWhatDevicesAreHeldForAgainstLimits) {
+  for (const int64_t limit : {6, 7}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 2, 4).Queue("p", 6, limit).Queue("p/own", 6).Queue("p/lent");
+    system.Queue("other");
+    const auto start = [&](const JobBuilder& builder) {
+      const uint64_t job = JobBuilder(builder).SubmitTo(&system);
+      DecideQuickly(&system);
+      StartAll(&system, job);
+      return job;
+    };
+    start(JobBuilder("other").Gpus(4));
+    const uint64_t filler = start(JobBuilder("other").Gpus(2));
+    const uint64_t lent = start(JobBuilder("p/lent"));
+    const uint64_t elastic = start(JobBuilder("p/own").Workers(1, 2));
+    ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 1);
+    system.Step(30);
+    ReportAll(&system, filler, pb::GONE, 0);
+    JobBuilder("p/own").Gpus(4).Priority(1).SubmitTo(&system);
+    const Plan plan = DecideQuickly(&system);
+    ASSERT_EQ(TaskOf(system.state, elastic).current()->state, pb::TASK_STOPPING) << "it grows";
+    EXPECT_EQ(TaskOf(system.state, lent).current()->state == pb::TASK_STOPPING, limit == 6)
+        << "what is outside S makes way for that";
+    EXPECT_EQ(StopsIn(plan), limit == 6 ? 3 : 2);
+  }
+}
+
 TEST(HeldQueue, WhatRunsThereDoesNotGrow) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4).Queue("b");

@@ -88,7 +88,7 @@ void EntitledPlacer::Place(const Gang& gang) {
 }
 
 bool EntitledPlacer::StartNow(const Gang& gang) {
-  if (!draft_->now()->WithinLimits(gang, gang.charge, gang.min_workers)) return false;
+  if (!draft_->WithinLimits(gang, gang.charge, gang.min_workers)) return false;
   const int64_t end_ns = in_.EndIfStarted(gang);
   const Search search{.kind = Search::kNow,
                       .pool = gang.charge,

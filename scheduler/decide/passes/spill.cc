@@ -342,7 +342,7 @@ std::optional<HostSlices> Spiller::FreeNow(const Gang& gang, int32_t pool) {
   // To start as one of S it has to be charged there.
   if (gang.entitled && there.charged_milli + there.host_cpus_milli + demand > there.capacity_milli)
     return std::nullopt;
-  if (!now->WithinLimits(gang, pool, gang.min_workers)) return std::nullopt;
+  if (!draft_->WithinLimits(gang, pool, gang.min_workers)) return std::nullopt;
   const int64_t end_ns = in_.EndIfStarted(gang);
   const Search search{.kind = Search::kNow,
                       .pool = pool,

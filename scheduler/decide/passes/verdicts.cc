@@ -98,7 +98,7 @@ bool VerdictGiver::Drained(int32_t pool) {
 
 pb::VerdictCode VerdictGiver::InSCode(const Gang& gang, int32_t pool, int64_t free_milli) {
   const int64_t demand = gang.worker_milli * gang.min_workers;
-  if (free_milli >= demand && draft_->now()->WithinLimits(gang, pool, gang.min_workers))
+  if (free_milli >= demand && draft_->WithinLimits(gang, pool, gang.min_workers))
     return pb::V_PLACEMENT;
   // Another of its clusters has room: it keeps to its charged one until spilling pays.
   const bool elsewhere = std::any_of(gang.pools.begin(), gang.pools.end(), [&](int32_t other) {

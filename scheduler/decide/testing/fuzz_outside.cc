@@ -57,11 +57,14 @@ void EachTask(const State& state, F f) {
   }
 }
 
-// By queue node and flavour. What can't be reached may be given to others, and counts nowhere.
+// By queue node and flavour.
+using Use = std::map<std::pair<int32_t, std::string>, int64_t>;
+
+// What can't be reached may be given to others, and counts nowhere.
 // `stopping` says by how many workers what is being stopped counts.
 template <typename F>
-std::map<std::pair<int32_t, std::string>, int64_t> UseOf(const State& state, F stopping) {
-  std::map<std::pair<int32_t, std::string>, int64_t> use;
+Use UseOf(const State& state, F stopping) {
+  Use use;
   EachTask(state, [&](const JobRow& job, int32_t, const TaskRow& row, const pb::TaskSpec& spec) {
     const AttemptRow* current = row.current();
     if (current == nullptr || current->released() || OnUnreachable(state, *current)) return;
@@ -198,20 +201,43 @@ std::optional<OneClaim> ReadOneClaim(const State& before, const Plan& plan) {
 }  // namespace
 
 std::string CheckLimitsOutside(const State& after, const Plan& plan) {
-  const auto use = UseOf(after, [](const AttemptRow& stopping) { return stopping.workers; });
-  for (const pb::Event& event : plan.events) {
-    if (!event.has_attempt_placed()) continue;
-    const pb::AttemptPlaced& e = event.attempt_placed();
-    const JobRow& job = *after.FindJobByUid(e.key().job_uid());
-    const std::string flavour =
-        FlavourOf(job.task_spec(TaskIndex(*job.spec, e.key().task())), e.flavour());
+  const bool acts = std::any_of(plan.events.begin(), plan.events.end(), [](const pb::Event& event) {
+    return event.has_attempt_placed() || event.has_reservation();
+  });
+  if (!acts) return "";
+  // Now; and when what is being stopped has gone and what devices are held for has started.
+  const Use now = UseOf(after, [](const AttemptRow& stopping) { return stopping.workers; });
+  Use later = UseOf(after, [](const AttemptRow&) { return 0; });
+  EachTask(after, [&](const JobRow& job, int32_t, const TaskRow& row, const pb::TaskSpec& spec) {
+    const Reservation* held = row.reservation.get();
+    if (held == nullptr || !held->held || held->attempt != row.next_attempt) return;
+    for (const int32_t n : Path(after, job.spec->queue()))
+      later[{n, FlavourOf(spec, held->flavour)}] += held->workers * WorkerMilli(spec);
+  });
+  const auto check = [&](const pb::AttemptKey& key, const std::string& on, const Use& use,
+                         const char* how) -> std::string {
+    const JobRow& job = *after.FindJobByUid(key.job_uid());
+    const std::string flavour = FlavourOf(job.task_spec(TaskIndex(*job.spec, key.task())), on);
     for (const int32_t n : Path(after, job.spec->queue())) {
       const std::optional<int64_t> limit = LimitOf(after, n, flavour);
       const auto used = use.find({n, flavour});
       if (limit.has_value() && used != use.end() && used->second > *limit)
-        return absl::StrCat("queue ", after.queues().nodes[n].path, " holds ", used->second,
+        return absl::StrCat("queue ", after.queues().nodes[n].path, how, used->second,
                             " of at most ", *limit, " ", flavour);
     }
+    return "";
+  };
+  for (const pb::Event& event : plan.events) {
+    std::string broken;
+    if (event.has_attempt_placed()) {
+      const pb::AttemptPlaced& e = event.attempt_placed();
+      broken = check(e.key(), e.flavour(), now, " holds ");
+      if (broken.empty()) broken = check(e.key(), e.flavour(), later, " will hold ");
+    } else if (event.has_reservation() && event.reservation().held()) {
+      const pb::ReservationChanged& e = event.reservation();
+      broken = check(e.key(), e.flavour(), later, " will hold ");
+    }
+    if (!broken.empty()) return broken;
   }
   return "";
 }

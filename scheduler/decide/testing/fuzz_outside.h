@@ -12,8 +12,9 @@
 
 namespace muster {
 
-// No queue that the plan has placed something of holds more than its limit, nor any above it.
-// `after`: with the plan applied.
+// No queue that the plan has placed something of, or keeps devices for, holds more than its limit,
+// nor any above it; nor will it when what is being stopped has gone and what devices are held for
+// has started. `after`: with the plan applied.
 std::string CheckLimitsOutside(const State& after, const Plan& plan);
 
 // Nobody was stopped who could have been spared: with any single victim left where it is, its

@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2034
 # Which unit tests are built again with sanitizers (sourced by tests/run.sh). Libraries without gRPC only, to keep builds short.
-# asan: parsers, whatever reads bytes from outside, a short run of each fuzz target, and Apply with random events. tsan: what several threads share.
+# asan: parsers, whatever reads bytes from outside, a short run of each fuzz target, Apply with random events, decisions, the store, and answers. tsan: what several threads share.
 # Out: agent_shim_test under asan (LeakSanitizer can't work inside the PID namespaces that the shim makes); agent_reconcile_test
 # under tsan (protobuf's Map is inlined into instrumented code and handed to Debian's uninstrumented library: it crashes there).
 asan_tests=(base_test spec_job_test spec_config_test trace_test transitions_test snapshot_test
+            place_test rounds_test fuzz_test store_test store_faults_test ask_test narrate_test
             fuzz_agent_commands fuzz_agent_stream fuzz_checkpoint_index fuzz_config_files fuzz_job_file fuzz_job_proto fuzz_progress_line fuzz_safetensors fuzz_shim_files fuzz_trace)
 tsan_tests=(base_test engine_test commands_test sessions_test snapshot_test)

@@ -56,6 +56,8 @@ void Reservations::ChangeRests(const Gang& gang, int32_t pool, const HostSlices&
         rest.memory_bytes -= sign * part.workers * demand.memory_bytes;
         rest.disk_bytes -= sign * part.workers * demand.disk_bytes;
         for (size_t d = 0; d < part.devices.size(); ++d) {
+          // What runs may have a device that the host no longer tells of.
+          if (part.devices[d] >= static_cast<int32_t>(rest.device_milli.size())) continue;
           rest.device_milli[part.devices[d]] -=
               sign * (d < part.device_milli.size() ? part.device_milli[d] : 1000);
         }

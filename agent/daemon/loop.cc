@@ -115,13 +115,11 @@ void AgentLoop::OnMessage(uint64_t generation, const v1::SchedulerMessage& messa
     case v1::SchedulerMessage::kLogCancel:
       if (in_session()) logs_.Cancel(message.log_cancel().request());
       return;
-    case v1::SchedulerMessage::kWelcome:
-      OnWelcome(message);
-      break;
     default:
       break;
   }
   Tell(message);
+  if (message.has_welcome() && in_session()) OnWelcome(message);
 }
 
 void AgentLoop::OnWelcome(const v1::SchedulerMessage& message) {

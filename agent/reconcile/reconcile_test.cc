@@ -637,6 +637,27 @@ TEST_F(ReconcilerTest, TheCommitNumberOfACommandIsKeptBeforeItIsActedOn) {
   EXPECT_EQ(world_.Take(), (Log{"seen 3:8", "claim"}));
 }
 
+// Of a restored store: its scheduler takes a host that has answered for one that serves no other.
+TEST_F(ReconcilerTest, AWelcomeWhoseEpochCantBeKeptBeginsNoSession) {
+  const auto welcome = [&](uint64_t epoch, const char* session) {
+    agent_->OnDisconnected();
+    session_.set_epoch(epoch);
+    session_.set_session(session);
+    v1::SchedulerMessage message;
+    message.mutable_welcome();
+    EXPECT_TRUE(Tell(message));
+    return agent_->has_session();
+  };
+  world_.seen_error = absl::InternalError("Input/output error");
+  EXPECT_FALSE(welcome(1'800'000'000'000, "s2"));
+  EXPECT_EQ(agent_->Hello({}, 1).hello().epoch_seen(), 3u);
+  EXPECT_TRUE(welcome(4, "s3")) << "the scheduler was only started again";
+  EXPECT_FALSE(welcome(1'800'000'000'000, "s4"));
+  world_.seen_error = absl::OkStatus();
+  EXPECT_TRUE(welcome(1'800'000'000'000, "s5"));
+  EXPECT_EQ(agent_->Hello({}, 1).hello().epoch_seen(), 1'800'000'000'000u);
+}
+
 TEST_F(ReconcilerTest, CheckpointsAreRepeatedUntilAcknowledgedByNumber) {
   Prepare(true);
   ShimNews news = Running();

@@ -87,6 +87,7 @@ void Reconciler::OnDisconnected() {
 
 bool Reconciler::See(const v1::SchedulerMessage& message) {
   const v1::SessionKey& key = message.session();
+  const Seen before = seen_;
   Seen next = seen_;
   if (key.epoch() > next.epoch || next.store_id.empty()) {
     next.store_id = key.store_id();
@@ -105,6 +106,12 @@ bool Reconciler::See(const v1::SchedulerMessage& message) {
     LogError("agent failed",
              {{"doing", other ? "remember the epoch" : "remember the commit number"},
               {"error", std::string(status.message())}});
+    // An epoch beyond the next one may be that of an adopted store, while the one that it is a copy
+    // of is still served: whoever forgets the epoch could follow that one again.
+    if (seen_.epoch > before.epoch + 1) {
+      seen_ = before;
+      return false;
+    }
     return !acts;
   }
   seen_kept_ = seen_;
@@ -115,11 +122,11 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
   if (message.has_welcome()) {
     if (message.session().session().empty() || message.session().state_id() != identity_.state_id)
       return false;
+    if (!See(message)) return true;  // as if it had never come
     session_ = message.session();
     metrics_sent_.clear();  // what was said meanwhile reached nobody
     acknowledged_ns_ = hello_ns_;
     forgotten_.clear();
-    See(message);
     RepeatReports();
     return true;
   }

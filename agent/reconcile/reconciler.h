@@ -37,9 +37,9 @@ class Reconciler {
 
   // A stream ended: its session is over, and with it what was remembered of forgotten attempts.
   void OnDisconnected();
-  // Any message but log requests. A Welcome begins the session; commands of another session are
-  // dropped (contract 1). False: the message is not one that a scheduler may send; the stream
-  // should end.
+  // Any message but log requests. A Welcome begins the session, unless its epoch has to be kept and
+  // can't be (contract 19); commands of another session are dropped (contract 1). False: the
+  // message is not one that a scheduler may send; the stream should end.
   bool OnMessage(const v1::SchedulerMessage& message, int64_t now_ns);
 
   // What a shim's files say now. Any order, any number of times.
@@ -67,7 +67,7 @@ class Reconciler {
   void OnHeartbeatAck(const v1::HeartbeatAck& ack);
   void OnPublish(const v1::Publish& publish);
   void OnLine(AttemptRecord* record, const std::string& json, int64_t at_ns);
-  // False: it is to be acted on and its commit number can't be kept.
+  // False: it is to be acted on and its commit number, or the epoch of a Welcome, can't be kept.
   bool See(const v1::SchedulerMessage& message);
   void Send(v1::AgentMessage message);
   void Report(const AttemptRecord& record);

@@ -1,5 +1,7 @@
 #include "scheduler/engine/commands.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/state/directories.h"
@@ -58,7 +60,12 @@ void AppendPartCommand(const State& state, const JobRow& job, int32_t task,
         StopCommand(KeyOf(job, task, attempt.number), attempt.cause, attempt.grace_ns));
     return;
   }
-  if (part.state_id != state.host(part.host).state_id) return;  // its agent has never heard of it
+  const HostRow& host = state.host(part.host);
+  if (part.state_id != host.state_id) return;  // its agent has never heard of it
+  // What nobody knows may hold the very devices, and is stopped first.
+  if (std::any_of(host.lost.begin(), host.lost.end(),
+                  [](const LostRow& lost) { return lost.stray(); }))
+    return;
   if (part.phase == pb::ATTEMPT_PHASE_UNSPECIFIED) {
     const bool at_once = attempt.state == pb::TASK_STARTING && attempt.parts.size() == 1;
     if (attempt.state == pb::TASK_PREPARING || at_once) {

@@ -252,6 +252,20 @@ TEST_F(CommandsTest, ALostAttemptIsStoppedAtOnceUntilItsHostIsGoneForThatAttempt
   EXPECT_THAT(Asked("h00"), IsEmpty());
 }
 
+// A restored store waits a lease for its hosts, and then places on one that knows of it and says
+// nothing; that one may be served by the store's original meanwhile.
+TEST_F(CommandsTest, AHostThatRunsWhatNobodyKnowsStopsThatBeforeItIsToldToStartAnything) {
+  Gang(1);
+  pb::Event stray = Report(s_.state, 1, 0, 1, 0, pb::STARTED);
+  pb::AttemptReport* report = stray.mutable_attempt_reported()->mutable_report();
+  report->mutable_key()->set_attempt(7);
+  s_.Do(stray);
+  EXPECT_THAT(To("h00"), ElementsAre("stop uid1/main/7 HOST_LOST 0s"));
+  report->set_phase(pb::GONE);
+  s_.Do(stray);
+  EXPECT_THAT(To("h00"), ElementsAre("prepare uid1/main/1 and start"));
+}
+
 TEST_F(CommandsTest, AHostWithAnotherStateIdIsToldToStopAndNothingElse) {
   const uint64_t starting = Gang(2);
   const uint64_t preparing = Gang(2);

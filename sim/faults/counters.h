@@ -63,6 +63,7 @@ inline constexpr auto kCounterNames = std::to_array<const char*>({
     "compared with the store",
     "sessions",
     "sessions ended by the agent's lease",
+    "welcomes that an agent could not keep the epoch of",
     "agents refused",
     "agents refused for good",
     "commands of another session",

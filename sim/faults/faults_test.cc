@@ -19,6 +19,7 @@
 #include "common/base/quiet_log.h"
 #include "sim/faults/command.h"
 #include "sim/faults/run.h"
+#include "sim/random.h"
 
 namespace muster::sim::faults {
 namespace {
@@ -112,6 +113,34 @@ TEST_F(FaultsTest, TheSeedThatFailedBreaksNoContract) {
   const RunResult result = faults::Run(Config(), 5838, faults);
   EXPECT_TRUE(result.violations.empty()) << absl::StrJoin(result.violations, "\n");
   Counters counters = result.counters;
+  EXPECT_GT(counters[Counter("replaced what a restored store didn't know, unheard")], 0);
+}
+
+// Stores are cloned while hosts can't write, whose agents then die and find to the original again.
+// They may not have answered the copy; and what is placed there for them waits until what the
+// original has started meanwhile is gone.
+TEST_F(FaultsTest, HostsThatCantRememberACloneAreServedByItsOriginalAndBreakNoContract) {
+  Counters counters;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    Config config = Small();
+    config.sqlite = config.long_leases = 0;
+    sim::Random random(seed);
+    std::vector<Fault> faults;
+    for (const int64_t clone_ns : {30 * kSecond, 110 * kSecond, 190 * kSecond}) {
+      faults.push_back({clone_ns, FaultKind::kClone, 0, kMinute, 0});
+      for (int32_t host = 0; host < config.hosts; ++host) {
+        if (random.OneIn(2)) continue;
+        faults.push_back({clone_ns - kSecond, FaultKind::kDiskFull, host, 30 * kSecond, 0});
+        faults.push_back({clone_ns + random.Between(1, 10) * kSecond, FaultKind::kAgentAway, host,
+                          random.Between(1, 3) * kSecond, 0});
+      }
+    }
+    const RunResult result = faults::Run(config, seed, faults);
+    counters.Add(result.counters);
+    ASSERT_TRUE(result.violations.empty())
+        << "seed " << seed << ": " << absl::StrJoin(result.violations, "\n");
+  }
+  EXPECT_GT(counters[Counter("welcomes that an agent could not keep the epoch of")], 0);
   EXPECT_GT(counters[Counter("replaced what a restored store didn't know, unheard")], 0);
 }
 

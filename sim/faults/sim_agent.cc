@@ -217,6 +217,8 @@ void SimAgent::Hear(uint64_t stream, const pb::SchedulerMessage& message) {
     loop_->OnMessage(stream, message);
     acting_.reset();
   });
+  if (message.has_welcome() && runs() && !loop_->attempts().has_session())
+    ++shared_->counters["welcomes that an agent could not keep the epoch of"];
 }
 
 void SimAgent::Send(uint64_t generation, v1::AgentMessage message) {

@@ -125,7 +125,7 @@ TEST(Reduce, SumsOverRanksAndNormsCountEveryElementOnce) {
           flat->Gradient(static_cast<int>(s)).fill_(world.rank() + 1);
         flat->StartReduce();
       }
-      for (auto& flat : flats) flat->FinishReduce();
+      for (auto& flat : flats) flat->WaitReduce();
       double squared = 0;
       for (const auto& row : world.GatherRows({ShardSquaredNorm(flats)})) squared += row[0];
       EXPECT_EQ(squared, 36.0 * (35 + 3 + 36 + 150));
@@ -144,8 +144,8 @@ TEST(Gather, BringsEveryRanksMastersToAll) {
   OnRanks(3, [&](World& world) {
     Flats sharded = MakeFlats(world, 1, true), whole = MakeFlats(world, 0, true);
     for (size_t i = 0; i < sharded.size(); ++i) {
-      sharded[i]->StartGather();
-      sharded[i]->FinishGather();
+      sharded[i]->StartUnshard();
+      sharded[i]->WaitUnshard();
       for (int s = 0; s < static_cast<int>(sharded[i]->layout().segments().size()); ++s)
         EXPECT_TRUE(at::equal(sharded[i]->Weight(s), whole[i]->Weight(s)));
     }

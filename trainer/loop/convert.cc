@@ -182,7 +182,7 @@ absl::Status WriteExport(const Checkpoint& checkpoint, const ModelConfig& model,
           std::move(layout), world.get(),
           FlatOptions{.dtype = meta.dtype == "bf16" ? at::kBFloat16 : at::kFloat}));
       if (absl::Status s = checkpoint.Read(*adapters.back()); !s.ok()) return s;
-      adapters.back()->StartGather();
+      adapters.back()->StartUnshard();
     }
   }
   const std::vector<FlatLayout> layouts = MakeLlamaLayout(model).flats;

@@ -42,9 +42,9 @@ struct LayerShape {
   bool qk_norm;
 
   int64_t Attention() const { return 2 * q + 2 * kv + scores + (qk_norm ? q + kv : 0); }
-  int64_t Saved(Recompute recompute) const {
-    if (recompute == Recompute::kFull) return d;
-    return d + Attention() + (recompute == Recompute::kNone ? 3 * d + 3 * f : 0);
+  int64_t Saved(RecomputeMode recompute) const {
+    if (recompute == RecomputeMode::kFull) return d;
+    return d + Attention() + (recompute == RecomputeMode::kNone ? 3 * d + 3 * f : 0);
   }
   // Beyond what is saved by recompute: none, at the worse of its backward's two widest moments: in
   // the MLP, where the gradient of gate and up stands beside two products, and in attention, where
@@ -101,7 +101,7 @@ FlatsEstimate EstimateFlats(const Setting& s) {
     }
     for (FlatLayout& flat : adapters.flats) layout.flats.push_back(std::move(flat));
   }
-  e.needs.restore = s.options.recompute != Recompute::kNone;
+  e.needs.recompute = s.options.recompute != RecomputeMode::kNone;
   // A GPU's allocator of pinned memory gives out powers of two.
   const auto pinned = [&](int64_t bytes, bool on_host) {
     return s.gpus && on_host && bytes > 0
@@ -152,11 +152,11 @@ WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
                          model.intermediate_size,
                          flash ? 2 * model.num_heads : model.num_heads * length,
                          model.qk_norm};
-  const int64_t kept = layer.Saved(s.options.recompute), whole = layer.Saved(Recompute::kNone);
+  const int64_t kept = layer.Saved(s.options.recompute), whole = layer.Saved(RecomputeMode::kNone);
   const int64_t chunk = std::min<int64_t>(
       tokens, std::max<int64_t>(
                   1, (s.gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
-  // Of the layer whose backward runs all is there, restored or not.
+  // Of the layer whose backward runs all is there, recomputed or not.
   // On a GPU a product of bf16 that goes into a gradient is there whole in fp32 before it is added:
   // of the MLP's joined gate and up, and of the head.
   const int64_t product = s.gpus && element == 2 && !config.lora.on() ? 4 * model.hidden_size : 0;
@@ -187,7 +187,7 @@ void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) 
     const auto ring = [](int64_t bytes, int n) {
       return bytes / n * (n - 1);
     };  // what each of n sends so that all have all
-    if (action.kind == Action::kGather &&
+    if (action.kind == Action::kUnshard &&
         (flats.weight_slots[action.index] > 0 ||
          (s.config.zero_stage > 0 && flats.needs.trained[action.index]))) {
       e->gather_bytes += ring(flats.padded[action.index] * s.element, group);
@@ -228,23 +228,23 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
     return bytes;
   };
   if (!gpus) runtime_bytes += element == 2 ? kBf16ProductBuffers : kProductBuffers;
-  e.memory = {
-      {gpus ? "runtime (CUDA context and libraries, about)"
-            : "runtime (libraries and their buffers)",
-       gpus ? int64_t{1} << 30 : runtime_bytes},
-      {config.zero_stage == 3 ? "weights, this rank's share" : "weights", flats.sum.weights,
-       gpus && options.flats.host_weights},
-      {"gathered weights (slots)",
-       slot_bytes(Action::kGather, {Action::kRelease}, flats.weight_slots, element)},
-      {"gradients", flats.sum.gradients},
-      {"gradients of one micro-batch (slots)",
-       slot_bytes(Action::kOpen, {Action::kFold, Action::kFinish}, flats.gradient_slots, 4)},
-      {"masters", flats.sum.masters, gpus && options.flats.host_state},
-      {"moments", flats.sum.moments, gpus && options.flats.host_state},
-      {"activations kept", work.kept},
-      {"work of the widest block", work.widest},
-      {"unused between activations", work.holes},
-      {"tables (rotary, mask)", work.tables}};
+  e.memory = {{gpus ? "runtime (CUDA context and libraries, about)"
+                    : "runtime (libraries and their buffers)",
+               gpus ? int64_t{1} << 30 : runtime_bytes},
+              {config.zero_stage == 3 ? "weights, this rank's share" : "weights", flats.sum.weights,
+               gpus && options.flats.host_weights},
+              {"gathered weights (slots)",
+               slot_bytes(Action::kUnshard, {Action::kReshard}, flats.weight_slots, element)},
+              {"gradients", flats.sum.gradients},
+              {"gradients of one micro-batch (slots)",
+               slot_bytes(Action::kOpen, {Action::kAccumulate, Action::kWaitReduce},
+                          flats.gradient_slots, 4)},
+              {"masters", flats.sum.masters, gpus && options.flats.host_state},
+              {"moments", flats.sum.moments, gpus && options.flats.host_state},
+              {"activations kept", work.kept},
+              {"work of the widest block", work.widest},
+              {"unused between activations", work.holes},
+              {"tables (rotary, mask)", work.tables}};
   e.memory.erase(std::remove_if(e.memory.begin(), e.memory.end(),
                                 [](const MemoryClass& one) { return one.bytes == 0; }),
                  e.memory.end());

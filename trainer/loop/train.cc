@@ -601,7 +601,7 @@ class Run {
   int ExportModel() {
     world_.SetTimeout(kStartTimeout);  // NCCL's clocks run from where a rank asks: the others ask
                                        // for all at once, rank 0 copies the model meanwhile
-    engine_.GatherAll();
+    engine_.UnshardAll();
     world_.SetTimeout(StepTimeout());
     // Rank 0 writes in a thread, so that the others need not wait for it in one long exchange. When
     // one of them has died nobody waits for the thread: it ends with the process.

@@ -75,18 +75,18 @@ class Projection {
       const int64_t out =
           flat.layout().segments()[FindSegment(flat, modules[i] + ".weight")].shape[0];
       if (const auto found = adapters.modules.find(modules[i]); found != adapters.modules.end())
-        detours_.push_back({modules[i], found->second, begin, out});
+        branches_.push_back({modules[i], found->second, begin, out});
       begin += out;
     }
   }
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta) const {
     at::Tensor y = ops::Linear(x, base_.w, bias_.w);
-    for (const Detour& detour : detours_) {
-      const at::Tensor keep = dropout_.Keep(detour.module, x, meta);
+    for (const LowRankBranch& branch : branches_) {
+      const at::Tensor keep = dropout_.Keep(branch.module, x, meta);
       const at::Tensor inner =
-          ops::Linear(keep.defined() ? x * keep : x, detour.adapter.a);  // [T, rank]
-      y.narrow(1, detour.begin, detour.out).add_(ops::Linear(inner, detour.adapter.b), scale_);
+          ops::Linear(keep.defined() ? x * keep : x, branch.adapter.a);  // [T, rank]
+      y.narrow(1, branch.begin, branch.out).add_(ops::Linear(inner, branch.adapter.b), scale_);
     }
     return y;
   }
@@ -94,14 +94,14 @@ class Projection {
   at::Tensor Backward(const at::Tensor& dy, const at::Tensor& x, const BatchMeta& meta) const {
     at::Tensor dx = ops::LinearBackward(dy, x, base_.w, base_.d);
     ops::AddBiasGradient(dy, bias_.d);
-    for (const Detour& detour : detours_) {
-      const at::Tensor keep = dropout_.Keep(detour.module, x, meta);
+    for (const LowRankBranch& branch : branches_) {
+      const at::Tensor keep = dropout_.Keep(branch.module, x, meta);
       const at::Tensor kept = keep.defined() ? x * keep : x;
-      const at::Tensor inner = ops::Linear(kept, detour.adapter.a);
+      const at::Tensor inner = ops::Linear(kept, branch.adapter.a);
       const at::Tensor d_inner =
-          ops::LinearBackward(dy.narrow(1, detour.begin, detour.out) * scale_, inner,
-                              detour.adapter.b, detour.adapter.d_b);
-      at::Tensor d = ops::LinearBackward(d_inner, kept, detour.adapter.a, detour.adapter.d_a);
+          ops::LinearBackward(dy.narrow(1, branch.begin, branch.out) * scale_, inner,
+                              branch.adapter.b, branch.adapter.d_b);
+      at::Tensor d = ops::LinearBackward(d_inner, kept, branch.adapter.a, branch.adapter.d_a);
       if (keep.defined()) d.mul_(keep);
       dx.add_(d);
     }
@@ -109,17 +109,17 @@ class Projection {
   }
 
   // Whether anything in it is drawn on the host.
-  bool Draws() const { return dropout_.on() && !detours_.empty(); }
+  bool Draws() const { return dropout_.on() && !branches_.empty(); }
 
  private:
-  struct Detour {
+  struct LowRankBranch {
     std::string module;
     Adapter adapter;
     int64_t begin = 0, out = 0;  // its columns of y
   };
 
   Parameter base_, bias_;
-  std::vector<Detour> detours_;
+  std::vector<LowRankBranch> branches_;
   double scale_ = 1;
   Dropout dropout_;
 };
@@ -161,7 +161,7 @@ class LayerBlock : public Block {
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
     saved.assign(kSavedCount, at::Tensor());
     saved[kX] = x;
-    Restore(meta, saved);
+    Recompute(meta, saved);
     return down_.Forward(saved[kAct], meta).add_(saved[kMiddle]);
   }
 
@@ -196,11 +196,11 @@ class LayerBlock : public Block {
                                 d_middle);
   }
 
-  void Thin(Saved& saved, Recompute recompute) const override {
-    if (recompute == Recompute::kNone) return;
+  void Drop(Saved& saved, RecomputeMode recompute) const override {
+    if (recompute == RecomputeMode::kNone) return;
     for (int i = 0; i < kSavedCount; ++i) {
       const bool attention = i >= kHeadQ && i <= kAttention;
-      if (i != kX && !(attention && recompute == Recompute::kKeepAttention))
+      if (i != kX && !(attention && recompute == RecomputeMode::kKeepAttention))
         saved[i] = at::Tensor();
     }
   }
@@ -211,7 +211,7 @@ class LayerBlock : public Block {
   }
 
   // Computes whatever isn't there.
-  void Restore(const BatchMeta& meta, Saved& saved) override {
+  void Recompute(const BatchMeta& meta, Saved& saved) override {
     if (!saved[kNorm1].defined()) {
       ops::RmsNormResult norm = ops::RmsNorm(saved[kX], input_norm_.w, config_.rms_norm_eps);
       saved[kNorm1] = norm.y, saved[kRstd1] = norm.rstd;
@@ -321,12 +321,12 @@ class HeadBlock : public Block {
   ops::LossResult Adapted(const at::Tensor& x, const BatchMeta& meta) const {
     const at::Tensor keep = dropout_.Keep(kModule, x, meta);
     const at::Tensor kept = keep.defined() ? x * keep : x;
-    ops::LossDetour detour{ops::Linear(kept, adapter_->a) * scale_, adapter_->b, {}, adapter_->d_b};
-    if (!meta.loss_only) detour.d_inner = at::empty_like(detour.inner);
+    ops::LossBranch branch{ops::Linear(kept, adapter_->a) * scale_, adapter_->b, {}, adapter_->d_b};
+    if (!meta.loss_only) branch.d_inner = at::empty_like(branch.inner);
     ops::LossResult loss = ops::LinearCrossEntropy(x, projection_.w, meta.targets, meta.weights,
-                                                   projection_.d, meta.loss_only, z_loss_, &detour);
+                                                   projection_.d, meta.loss_only, z_loss_, &branch);
     if (meta.loss_only) return loss;
-    at::Tensor d = ops::LinearBackward(detour.d_inner * scale_, kept, adapter_->a, adapter_->d_a);
+    at::Tensor d = ops::LinearBackward(branch.d_inner * scale_, kept, adapter_->a, adapter_->d_a);
     if (keep.defined()) d.mul_(keep);
     loss.dx.add_(d);
     return loss;

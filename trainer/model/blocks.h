@@ -38,7 +38,7 @@ using Saved = std::vector<at::Tensor>;
 // What of them isn't kept until then, but computed once more: nothing; all but attention's inputs
 // and results (its cost grows with the square of the length); all but the block's input. The
 // results are the same bits.
-enum class Recompute { kNone, kKeepAttention, kFull };
+enum class RecomputeMode { kNone, kKeepAttention, kFull };
 
 // Stateless apart from tables. Called under at::NoGradGuard.
 class Block {
@@ -51,8 +51,8 @@ class Block {
   // Empties `saved`, each tensor when it isn't needed any more.
   virtual at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, Saved& saved) = 0;
   // Drops from `saved` what Restore, called before the backward, computes once more.
-  virtual void Thin(Saved& saved, Recompute recompute) const {}
-  virtual void Restore(const BatchMeta& meta, Saved& saved) {}
+  virtual void Drop(Saved& saved, RecomputeMode recompute) const {}
+  virtual void Recompute(const BatchMeta& meta, Saved& saved) {}
   // Whether what it starts on a GPU depends on the micro-batch's shape alone, not on the host's
   // view of what is in it.
   virtual bool Recordable(const BatchMeta& meta) const { return false; }
@@ -67,7 +67,7 @@ struct ModelLayout {
 // embedding.
 ModelLayout MakeLlamaLayout(const ModelConfig& config);
 
-// LoRA's detour beside one linear: views of its flat.
+// LoRA's low-rank branch beside one linear: views of its flat.
 struct Adapter {
   at::Tensor a, b;      // [rank, in], [out, rank]
   at::Tensor d_a, d_b;  // their gradients

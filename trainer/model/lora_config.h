@@ -1,4 +1,5 @@
-// LoRA (Hu et al., arXiv 2106.09685): beside a frozen linear y = x·wᵀ stands a trained detour,
+// LoRA (Hu et al., arXiv 2106.09685): beside a frozen linear y = x·wᵀ stands a trained low-rank
+// branch,
 // scale · drop(x)·Aᵀ·Bᵀ with A [rank, in] and B [out, rank]. What of it a user says, and which of a
 // model's linears it is for.
 #pragma once

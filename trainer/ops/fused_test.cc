@@ -236,7 +236,7 @@ TEST_P(Fused, AdamWGivesTheBitsOfTheCpusKernel) {
       AdamWSpan span;
       if (!split) span.masters = static_cast<float*>(from(t[0]));
       if (weights) span.weights = static_cast<uint16_t*>(from(t[1]));
-      if (split) span.rest = static_cast<uint16_t*>(from(t[2]));
+      if (split) span.low_bits = static_cast<uint16_t*>(from(t[2]));
       span.gradient = from(t[3]), span.gradient_bf16 = gradient16, span.exp_avg = from(t[4]),
       span.exp_avg_sq = from(t[5]), span.moments_bf16 = moments16;
       span.first_element = static_cast<uint32_t>(5 + at), span.numel = numel;
@@ -260,13 +260,13 @@ TEST_P(Fused, AdamWGivesTheBitsOfTheCpusKernel) {
 
 TEST_P(Fused, SplitMastersByAtenAreTheKernels) {
   const at::Tensor masters = at::randn({777}).mul_(at::exp(at::randn({777}).mul_(20)));
-  at::Tensor weights = at::empty({777}, at::kBFloat16), rest = at::empty({777}, at::kShort);
+  at::Tensor weights = at::empty({777}, at::kBFloat16), low_bits = at::empty({777}, at::kShort);
   SplitMasters(masters.data_ptr<float>(), static_cast<uint16_t*>(weights.data_ptr()),
-               static_cast<uint16_t*>(rest.data_ptr()), 777);
+               static_cast<uint16_t*>(low_bits.data_ptr()), 777);
   const at::Tensor w = at::empty({777}, weights.options().device(device_)),
-                   r = at::empty({777}, rest.options().device(device_));
+                   r = at::empty({777}, low_bits.options().device(device_));
   SplitByAten(masters.to(device_), w, r);
-  EXPECT_TRUE(at::equal(w.cpu(), weights) && at::equal(r.cpu(), rest));
+  EXPECT_TRUE(at::equal(w.cpu(), weights) && at::equal(r.cpu(), low_bits));
   EXPECT_TRUE(at::equal(JoinByAten(w, r).cpu(), masters));
 }
 

@@ -58,7 +58,7 @@ void AdamWOnHost(const AdamWArguments& a, Stream) {
     };
     AdamWSpan span = a.span;
     span.masters = forward(span.masters, 4), span.weights = forward(span.weights, 2),
-    span.rest = forward(span.rest, 2);
+    span.low_bits = forward(span.low_bits, 2);
     span.gradient = forward(span.gradient, span.gradient_bf16 ? 2 : 4);
     span.exp_avg = forward(span.exp_avg, span.moments_bf16 ? 2 : 4),
     span.exp_avg_sq = forward(span.exp_avg_sq, span.moments_bf16 ? 2 : 4);

@@ -43,7 +43,7 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
 
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                               const at::Tensor& weights, const at::Tensor& d_w, bool loss_only,
-                              double z_loss, const LossDetour* detour) {
+                              double z_loss, const LossBranch* branch) {
   const int64_t tokens = x.size(0);
   const int64_t chunk = std::max<int64_t>(
       1, std::min(tokens, (x.is_cuda() ? kLogitsChunkOnGpu : kLogitsChunk) / w.size(0)));
@@ -57,8 +57,8 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
     const at::Tensor weight = weights.narrow(0, begin, length).unsqueeze(1);  // [n, 1]
     at::Tensor logits = at::mm(x_part, w.t());                                // [n, V]
     const at::Tensor inner =
-        detour != nullptr ? detour->inner.narrow(0, begin, length) : at::Tensor();
-    if (inner.defined()) logits.addmm_(inner, detour->b.t());
+        branch != nullptr ? branch->inner.narrow(0, begin, length) : at::Tensor();
+    if (inner.defined()) logits.addmm_(inner, branch->b.t());
     at::Tensor d_logits;
     if (const auto sums = fused::CrossEntropy(logits, target, weight, loss_only, z_loss)) {
       result.loss.add_(*sums);
@@ -88,9 +88,9 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
     at::Tensor dx = result.dx.narrow(0, begin, length);
     at::mm_out(dx, d_logits, w);
     if (!inner.defined()) continue;
-    AddOuter(detour->d_b, d_logits, inner);
-    at::Tensor d_inner = detour->d_inner.narrow(0, begin, length);
-    at::mm_out(d_inner, d_logits, detour->b);
+    AddOuter(branch->d_b, d_logits, inner);
+    at::Tensor d_inner = branch->d_inner.narrow(0, begin, length);
+    at::mm_out(d_inner, d_logits, branch->b);
   }
   return result;
 }

@@ -138,18 +138,19 @@ inline constexpr int64_t kLogitsChunk = int64_t{1} << 22;
 inline constexpr int64_t kLogitsChunkOnGpu = int64_t{1} << 27;  // fewer would not fill it
 // `z_loss` > 0 adds, to the gradients, those of z_loss · Σ weight · (log Σ exp logits)² (PaLM,
 // arXiv 2204.02311, section 5). Returns the weighted loss and that sum times z_loss (in double, [2]
-// on x's device) and dx [T, d]; adds to d_w [V, d]. loss_only: neither. `detour`, if there is one,
+// on x's device) and dx [T, d]; adds to d_w [V, d]. loss_only: neither. `branch`, if there is one,
 // adds inner·bᵀ to the logits: inner [T, r], b [V, r]; its gradients come into d_inner and, added,
 // d_b.
 struct LossResult {
   at::Tensor loss, dx;
 };
-struct LossDetour {
+// A low-rank branch beside the output projection.
+struct LossBranch {
   at::Tensor inner, b, d_inner, d_b;
 };
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                               const at::Tensor& weights, const at::Tensor& d_w,
                               bool loss_only = false, double z_loss = 0,
-                              const LossDetour* detour = nullptr);
+                              const LossBranch* branch = nullptr);
 
 }  // namespace muster::trainer::ops

@@ -233,7 +233,7 @@ TEST_F(Ops, LinearCrossEntropyInOneOrManyChunks) {
   }
 }
 
-TEST_F(Ops, ADetourOfTheOutputProjectionTrainsBesideIt) {
+TEST_F(Ops, ALowRankBranchOfTheOutputProjectionTrainsBesideIt) {
   const at::Tensor x = Random({9, 4}), inner = Random({9, 2}),
                    targets = at::randint(0, 11, {9}, at::kLong), weights = at::rand({9});
   for (const int64_t vocab : {int64_t{11}, int64_t{1} << 22}) {
@@ -243,14 +243,14 @@ TEST_F(Ops, ADetourOfTheOutputProjectionTrainsBesideIt) {
                                     at::Reduction::None);
     };
     const auto wanted = Autograd({x, inner, b}, f, weights);
-    const ops::LossDetour detour{inner, b, at::empty_like(inner), at::zeros_like(b)};
+    const ops::LossBranch branch{inner, b, at::empty_like(inner), at::zeros_like(b)};
     const ops::LossResult result =
-        ops::LinearCrossEntropy(x, w, targets, weights, {}, false, 0, &detour);
+        ops::LinearCrossEntropy(x, w, targets, weights, {}, false, 0, &branch);
     EXPECT_NEAR(result.loss[0].item<double>(),
                 (f(std::vector<at::Tensor>{x, inner, b}) * weights).sum().item<double>(), 1e-5);
     ExpectClose(result.dx, wanted[0], "dx");
-    ExpectClose(detour.d_inner, wanted[1], "d_inner");
-    ExpectClose(detour.d_b, wanted[2], "d_b");
+    ExpectClose(branch.d_inner, wanted[1], "d_inner");
+    ExpectClose(branch.d_b, wanted[2], "d_b");
   }
 }
 
@@ -313,7 +313,7 @@ ModelConfig WithEverything() {
   c.sliding_window = 3, c.sliding_layers = {false, true};
   return c;
 }
-class Model : public ::testing::TestWithParam<std::tuple<const char*, int, Recompute>> {};
+class Model : public ::testing::TestWithParam<std::tuple<const char*, int, RecomputeMode>> {};
 
 TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   at::NoGradGuard no_grad;
@@ -333,7 +333,7 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
     }
     flat->SetOwned(FlatParam::kMaster, masters);
   }
-  engine.GatherAll();
+  engine.UnshardAll();
   at::manual_seed(2);
   const at::Tensor ids = at::randint(0, 37, {batch * s}, at::kLong),
                    targets = at::randint(0, 37, {batch * s}, at::kLong);
@@ -398,9 +398,9 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
 INSTANTIATE_TEST_SUITE_P(KindsMicroBatchesAndRecompute, Model,
                          ::testing::Combine(::testing::Values("untied", "tied", "everything"),
                                             ::testing::Values(1, 2),
-                                            ::testing::Values(Recompute::kNone,
-                                                              Recompute::kKeepAttention,
-                                                              Recompute::kFull)));
+                                            ::testing::Values(RecomputeMode::kNone,
+                                                              RecomputeMode::kKeepAttention,
+                                                              RecomputeMode::kFull)));
 
 }  // namespace
 }  // namespace muster::trainer

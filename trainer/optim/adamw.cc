@@ -18,8 +18,8 @@ constexpr int64_t kGrain = 1 << 15;
 
 double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
   double sum = 0;
-  at::Tensor rest;  // of what isn't summed here, where it lies: asking a GPU for each part would
-                    // wait for it each time
+  at::Tensor on_device;  // of what isn't summed here, where it lies: asking a GPU for each part
+                         // would wait for it each time
   for (const std::unique_ptr<FlatParam>& flat : flats) {
     // In double from the first addition on: the norm may not depend on how the shards lie.
     const at::Tensor gradient = flat->ShardGradient();
@@ -27,16 +27,16 @@ double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
       sum += kernels::SumOfSquares(gradient.data_ptr<float>(), gradient.numel());
       continue;
     }
-    if (!rest.defined()) rest = at::zeros({}, gradient.options().dtype(at::kDouble));
+    if (!on_device.defined()) on_device = at::zeros({}, gradient.options().dtype(at::kDouble));
     const int64_t chunk =
         gradient.is_cuda() ? 1 << 22 : 1 << 18;  // each costs a GPU three kernels, however short
     for (int64_t begin = 0; begin < gradient.numel(); begin += chunk) {
       const at::Tensor part =
           gradient.narrow(0, begin, std::min(chunk, gradient.numel() - begin)).to(at::kDouble);
-      rest.add_(at::dot(part, part));
+      on_device.add_(at::dot(part, part));
     }
   }
-  return rest.defined() ? sum + rest.item<double>() : sum;
+  return on_device.defined() ? sum + on_device.item<double>() : sum;
 }
 
 double ClipCoefficient(double norm, double max_norm) {
@@ -100,7 +100,7 @@ void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
     };
     char* masters = pointer(flat.masters());
     char* weights = bf16 ? pointer(made) : nullptr;
-    char* rest = pointer(flat.rest());
+    char* low_bits = pointer(flat.low_bits());
     const char* gradients = pointer(gradient);
     char *exp_avg = pointer(flat.exp_avg()), *exp_avg_sq = pointer(flat.exp_avg_sq());
     const bool gradient16 = gradient.scalar_type() == at::kBFloat16,
@@ -112,7 +112,7 @@ void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
         AdamWSpan span;
         if (masters != nullptr) span.masters = reinterpret_cast<float*>(masters) + at;
         if (weights != nullptr) span.weights = reinterpret_cast<uint16_t*>(weights) + at;
-        if (rest != nullptr) span.rest = reinterpret_cast<uint16_t*>(rest) + at;
+        if (low_bits != nullptr) span.low_bits = reinterpret_cast<uint16_t*>(low_bits) + at;
         span.gradient = gradients + at * gradient_size, span.gradient_bf16 = gradient16;
         span.exp_avg = exp_avg + at * moment_size, span.exp_avg_sq = exp_avg_sq + at * moment_size,
         span.moments_bf16 = moments16;
@@ -142,7 +142,8 @@ void AdamW::StepOnDevice(const AdamWStep& numbers, double learning_rate) {
     span = {};
     if (flat.masters().defined()) span.masters = flat.masters().data_ptr<float>();
     if (kept.scalar_type() == at::kBFloat16) span.weights = static_cast<uint16_t*>(kept.data_ptr());
-    if (flat.rest().defined()) span.rest = static_cast<uint16_t*>(flat.rest().data_ptr());
+    if (flat.low_bits().defined())
+      span.low_bits = static_cast<uint16_t*>(flat.low_bits().data_ptr());
     span.gradient = gradient.data_ptr(),
     span.gradient_bf16 = gradient.scalar_type() == at::kBFloat16;
     span.exp_avg = flat.exp_avg().data_ptr(), span.exp_avg_sq = flat.exp_avg_sq().data_ptr(),

@@ -46,7 +46,7 @@ MUSTER_LANE_FUNCTION typename V::I Noise(typename V::I element, uint32_t key) {
 
 struct Pointers {
   float* masters;
-  uint16_t *weights, *rest;
+  uint16_t *weights, *low_bits;
   const void* gradient;
   void *exp_avg, *exp_avg_sq;
 };
@@ -72,9 +72,10 @@ MUSTER_LANE_FUNCTION inline void UpdateLanes(const AdamWStep& s, const Pointers&
     v = V::LoadF(static_cast<const float*>(at.exp_avg_sq));
   }
   if constexpr (kSplit) {
-    // weight·2^16 + (rest as a signed number)
-    const I rest = V::AddI(V::Xor(V::LoadH(at.rest), V::SetI(0x8000)), V::SetI(0xFFFF8000u));
-    p = V::AsF(V::AddI(V::template ShiftLeft<16>(V::LoadH(at.weights)), rest));
+    // weight·2^16 + (low_bits as a signed number)
+    const I low_bits =
+        V::AddI(V::Xor(V::LoadH(at.low_bits), V::SetI(0x8000)), V::SetI(0xFFFF8000u));
+    p = V::AsF(V::AddI(V::template ShiftLeft<16>(V::LoadH(at.weights)), low_bits));
   } else {
     p = V::LoadF(at.masters);
   }
@@ -86,7 +87,7 @@ MUSTER_LANE_FUNCTION inline void UpdateLanes(const AdamWStep& s, const Pointers&
     const I weight = ToBf16<V>(p);
     V::StoreH(at.weights, weight);
     V::StoreH(
-        at.rest,
+        at.low_bits,
         V::AsI(p));  // what is below the weight's bits is what the signed distance is modulo 2^16
   } else {
     V::StoreF(at.masters, p);
@@ -115,7 +116,8 @@ inline void Copy(void* to, const void* from, int64_t numel) {
 
 template <class V, bool kSplit, bool kWeights, bool kGradient16, bool kMoments16>
 void UpdateRange(const AdamWStep& step, const AdamWSpan& span) {
-  Pointers at{span.masters, span.weights, span.rest, span.gradient, span.exp_avg, span.exp_avg_sq};
+  Pointers at{span.masters,  span.weights, span.low_bits,
+              span.gradient, span.exp_avg, span.exp_avg_sq};
   const AdamWStep s = step;
   int64_t done = 0;
   for (; done + V::kLanes <= span.numel; done += V::kLanes) {
@@ -123,7 +125,7 @@ void UpdateRange(const AdamWStep& step, const AdamWSpan& span) {
         s, at, span.first_element + static_cast<uint32_t>(done));
     if constexpr (!kSplit) at.masters += V::kLanes;
     if constexpr (kWeights) at.weights += V::kLanes;
-    if constexpr (kSplit) at.rest += V::kLanes;
+    if constexpr (kSplit) at.low_bits += V::kLanes;
     at.gradient = static_cast<const char*>(at.gradient) + V::kLanes * (kGradient16 ? 2 : 4);
     at.exp_avg = Forward<kMoments16>(at.exp_avg, V::kLanes);
     at.exp_avg_sq = Forward<kMoments16>(at.exp_avg_sq, V::kLanes);
@@ -132,19 +134,20 @@ void UpdateRange(const AdamWStep& step, const AdamWSpan& span) {
   if (left == 0) return;
   // The rest goes through a full group beside it, so that each element sees the same operations.
   alignas(64) float masters[V::kLanes] = {};
-  alignas(64) uint16_t weights[V::kLanes] = {}, rest[V::kLanes] = {};
+  alignas(64) uint16_t weights[V::kLanes] = {}, low_bits[V::kLanes] = {};
   alignas(64) float gradient[V::kLanes] = {}, exp_avg[V::kLanes] = {}, exp_avg_sq[V::kLanes] = {};
   if constexpr (!kSplit) Copy<false>(masters, at.masters, left);
-  if constexpr (kSplit) Copy<true>(weights, at.weights, left), Copy<true>(rest, at.rest, left);
+  if constexpr (kSplit)
+    Copy<true>(weights, at.weights, left), Copy<true>(low_bits, at.low_bits, left);
   Copy<kGradient16>(gradient, at.gradient, left);
   Copy<kMoments16>(exp_avg, at.exp_avg, left);
   Copy<kMoments16>(exp_avg_sq, at.exp_avg_sq, left);
   UpdateLanes<V, kSplit, kWeights, kGradient16, kMoments16>(
-      s, {masters, weights, rest, gradient, exp_avg, exp_avg_sq},
+      s, {masters, weights, low_bits, gradient, exp_avg, exp_avg_sq},
       span.first_element + static_cast<uint32_t>(done));
   if constexpr (!kSplit) Copy<false>(at.masters, masters, left);
   if constexpr (kWeights) Copy<true>(at.weights, weights, left);
-  if constexpr (kSplit) Copy<true>(at.rest, rest, left);
+  if constexpr (kSplit) Copy<true>(at.low_bits, low_bits, left);
   Copy<kMoments16>(at.exp_avg, exp_avg, left);
   Copy<kMoments16>(at.exp_avg_sq, exp_avg_sq, left);
 }

@@ -75,18 +75,18 @@ void UpdateAdamW(CpuForm form, const AdamWStep& step, const AdamWSpan& span) {
   Update<V>(step, span);
 }
 
-void SplitMasters(const float* masters, uint16_t* weights, uint16_t* rest, int64_t numel) {
+void SplitMasters(const float* masters, uint16_t* weights, uint16_t* low_bits, int64_t numel) {
   for (int64_t i = 0; i < numel; ++i) {
     const uint32_t bits = V::AsI(masters[i]);
     weights[i] = static_cast<uint16_t>((bits + 0x8000u) >> 16);
-    if (rest != nullptr) rest[i] = static_cast<uint16_t>(bits);
+    if (low_bits != nullptr) low_bits[i] = static_cast<uint16_t>(bits);
   }
 }
 
-void JoinMasters(const uint16_t* weights, const uint16_t* rest, float* masters, int64_t numel) {
+void JoinMasters(const uint16_t* weights, const uint16_t* low_bits, float* masters, int64_t numel) {
   for (int64_t i = 0; i < numel; ++i) {
     const uint32_t distance =
-        (static_cast<uint32_t>(rest[i]) ^ 0x8000u) + 0xFFFF8000u;  // sign-extended
+        (static_cast<uint32_t>(low_bits[i]) ^ 0x8000u) + 0xFFFF8000u;  // sign-extended
     masters[i] = V::AsF((static_cast<uint32_t>(weights[i]) << 16) + distance);
   }
 }

@@ -23,10 +23,10 @@ struct AdamWStep {
 
 // A range of elements. Tensors of bf16 are given as their bits.
 struct AdamWSpan {
-  float* masters = nullptr;     // null: a master is `weights` and, below it, the 16 bits of `rest`
+  float* masters = nullptr;  // null: a master is `weights` and, below it, the 16 bits of `low_bits`
   uint16_t* weights = nullptr;  // bf16, rounded from the masters (half away from zero); null: the
                                 // model computes with the masters
-  uint16_t* rest = nullptr;
+  uint16_t* low_bits = nullptr;
   const void* gradient = nullptr;
   bool gradient_bf16 = false;
   void* exp_avg = nullptr;
@@ -44,9 +44,10 @@ CpuForm BestCpuForm();
 // Thread-safe for ranges that don't overlap.
 void UpdateAdamW(CpuForm form, const AdamWStep& step, const AdamWSpan& span);
 
-// fp32 → bf16 as UpdateAdamW rounds, and what is missing to the exact value (`rest`, may be null).
-void SplitMasters(const float* masters, uint16_t* weights, uint16_t* rest, int64_t numel);
+// fp32 → bf16 as UpdateAdamW rounds, and what is missing to the exact value (`low_bits`, may be
+// null).
+void SplitMasters(const float* masters, uint16_t* weights, uint16_t* low_bits, int64_t numel);
 // The exact value again.
-void JoinMasters(const uint16_t* weights, const uint16_t* rest, float* masters, int64_t numel);
+void JoinMasters(const uint16_t* weights, const uint16_t* low_bits, float* masters, int64_t numel);
 
 }  // namespace muster::trainer

@@ -42,7 +42,7 @@ struct Variant {
 
 // Masters, moments and bf16 weights after `steps` updates, in spans cut at `cuts`.
 struct State {
-  at::Tensor masters, weights, rest, exp_avg, exp_avg_sq;
+  at::Tensor masters, weights, low_bits, exp_avg, exp_avg_sq;
 };
 State Train(CpuForm form, const Variant& v, int steps,
             const std::vector<int64_t>& cuts = {0, kNumel}) {
@@ -50,9 +50,9 @@ State Train(CpuForm form, const Variant& v, int steps,
   const at::Tensor start =
       at::randn({kNumel}, at::make_generator<at::CPUGeneratorImpl>(uint64_t{99}));
   s.masters = start.clone();
-  s.weights = at::zeros({kNumel}, at::kBFloat16), s.rest = at::zeros({kNumel}, at::kShort);
+  s.weights = at::zeros({kNumel}, at::kBFloat16), s.low_bits = at::zeros({kNumel}, at::kShort);
   SplitMasters(start.data_ptr<float>(), static_cast<uint16_t*>(s.weights.data_ptr()),
-               static_cast<uint16_t*>(s.rest.data_ptr()), kNumel);
+               static_cast<uint16_t*>(s.low_bits.data_ptr()), kNumel);
   const at::ScalarType moments = v.moments16 ? at::kBFloat16 : at::kFloat;
   s.exp_avg = at::zeros({kNumel}, moments), s.exp_avg_sq = at::zeros({kNumel}, moments);
   for (int step = 1; step <= steps; ++step) {
@@ -64,7 +64,7 @@ State Train(CpuForm form, const Variant& v, int steps,
       AdamWSpan span;
       if (!v.split) span.masters = static_cast<float*>(at(s.masters));
       if (v.split || v.weights) span.weights = static_cast<uint16_t*>(at(s.weights));
-      if (v.split) span.rest = static_cast<uint16_t*>(at(s.rest));
+      if (v.split) span.low_bits = static_cast<uint16_t*>(at(s.low_bits));
       span.gradient = at(gradient), span.gradient_bf16 = v.gradient16;
       span.exp_avg = at(s.exp_avg), span.exp_avg_sq = at(s.exp_avg_sq),
       span.moments_bf16 = v.moments16;
@@ -74,7 +74,7 @@ State Train(CpuForm form, const Variant& v, int steps,
   }
   if (v.split)
     JoinMasters(static_cast<uint16_t*>(s.weights.data_ptr()),
-                static_cast<uint16_t*>(s.rest.data_ptr()), s.masters.data_ptr<float>(), kNumel);
+                static_cast<uint16_t*>(s.low_bits.data_ptr()), s.masters.data_ptr<float>(), kNumel);
   return s;
 }
 
@@ -133,9 +133,9 @@ TEST(AdamWKernel, EveryFloatSurvivesTheSplit) {
   for (const uint32_t bits : patterns) {
     float value = 0, back = 0;
     std::memcpy(&value, &bits, 4);
-    uint16_t weight = 0, rest = 0;
-    SplitMasters(&value, &weight, &rest, 1);
-    JoinMasters(&weight, &rest, &back, 1);
+    uint16_t weight = 0, low_bits = 0;
+    SplitMasters(&value, &weight, &low_bits, 1);
+    JoinMasters(&weight, &low_bits, &back, 1);
     EXPECT_EQ(std::memcmp(&value, &back, 4), 0) << bits;
   }
 }

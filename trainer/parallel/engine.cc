@@ -39,13 +39,18 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 
-// "forward layer 3", "gather embedding", with the micro-batch where there are several.
+// "forward layer 3", "unshard embedding", with the micro-batch where there are several.
 std::string Engine::RangeName(const Action& action, size_t micro_batches) const {
-  static constexpr const char* kNames[] = {
-      "gather",   "release",           "forward",           "restore",
-      "backward", "open gradients of", "fold gradients of", "reduce",
-      "finish"};
-  const bool of_block = action.kind == Action::kForward || action.kind == Action::kRestore ||
+  static constexpr const char* kNames[] = {"unshard",
+                                           "reshard",
+                                           "forward",
+                                           "recompute",
+                                           "backward",
+                                           "open gradients of",
+                                           "accumulate gradients of",
+                                           "reduce",
+                                           "wait for the sum of"};
+  const bool of_block = action.kind == Action::kForward || action.kind == Action::kRecompute ||
                         action.kind == Action::kBackward;
   int block = action.index;
   if (!of_block) {
@@ -73,7 +78,7 @@ ScheduleNeeds Engine::Needs() const {
     needs.gradients_in_slot |= flat->gradients_in_slot();
     needs.reduce_each_micro_batch |= flat->reduces_each_micro_batch();
   }
-  needs.restore = options_.recompute != Recompute::kNone;
+  needs.recompute = options_.recompute != RecomputeMode::kNone;
   return needs;
 }
 
@@ -89,16 +94,17 @@ void Engine::BindSlots() {
       numel.push_back((weights ? flat->weights_in_slot() : flat->gradients_in_slot())
                           ? flat->padded_numel()
                           : 0);
-    const SlotMap map =
-        weights ? AssignSlots(schedules, Action::kGather, {Action::kRelease}, numel)
-                : AssignSlots(schedules, Action::kOpen, {Action::kFold, Action::kFinish}, numel);
+    const SlotMap map = weights
+                            ? AssignSlots(schedules, Action::kUnshard, {Action::kReshard}, numel)
+                            : AssignSlots(schedules, Action::kOpen,
+                                          {Action::kAccumulate, Action::kWaitReduce}, numel);
     const size_t first = slots_.size();
     int64_t bytes = 0;
     for (const int64_t slot : map.slot_numel) {
       slots_.push_back(at::empty({slot}, at::TensorOptions()
                                              .device(world_->device())
                                              .dtype(weights ? options_.flats.dtype : at::kFloat)));
-      // Poisoned from the start: what was never gathered is as wrong as what was released.
+      // Poisoned from the start: what was never whole is as wrong as what was resharded.
       if (options_.flats.poison) slots_.back().fill_(std::numeric_limits<double>::quiet_NaN());
       bytes += static_cast<int64_t>(slots_.back().nbytes());
     }
@@ -123,16 +129,16 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
       batches.size());  // what the last block handed on, per micro-batch
   at::Tensor losses;
   const auto await = [&](int block) {
-    for (const int flat : block_flats_[block]) all_[flat]->FinishGather();
+    for (const int flat : block_flats_[block]) all_[flat]->WaitUnshard();
   };
   for (const Action& action : schedule) {
     const Range range([&] { return RangeName(action, batches.size()); });
     switch (action.kind) {
-      case Action::kGather:
-        all_[action.index]->StartGather();
+      case Action::kUnshard:
+        all_[action.index]->StartUnshard();
         break;
-      case Action::kRelease:
-        all_[action.index]->Release();
+      case Action::kReshard:
+        all_[action.index]->Reshard();
         break;
       case Action::kForward: {
         await(action.index);
@@ -147,17 +153,17 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
         if (batches[action.micro].loss_only)
           kept.clear();
         else
-          blocks_[action.index]->Thin(kept, options_.recompute);
+          blocks_[action.index]->Drop(kept, options_.recompute);
         if (action.index + 1 == static_cast<int>(blocks_.size())) {
           losses = losses.defined() ? losses + x : x;
           x = at::Tensor();
         }
         break;
       }
-      case Action::kRestore:
+      case Action::kRecompute:
         if (action.index > 0) await(action.index);
         if (graphs_ && graphs_->Runs(action.index)) break;
-        blocks_[action.index]->Restore(batches[action.micro], saved[action.micro][action.index]);
+        blocks_[action.index]->Recompute(batches[action.micro], saved[action.micro][action.index]);
         break;
       case Action::kBackward: {
         if (action.index > 0) await(action.index);  // the first reads no weights
@@ -174,14 +180,14 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
       case Action::kOpen:
         all_[action.index]->OpenGradient();
         break;
-      case Action::kFold:
-        all_[action.index]->FoldGradient();
+      case Action::kAccumulate:
+        all_[action.index]->AccumulateGradient();
         break;
       case Action::kReduce:
         all_[action.index]->StartReduce();
         break;
-      case Action::kFinish:
-        all_[action.index]->FinishReduce();
+      case Action::kWaitReduce:
+        all_[action.index]->WaitReduce();
         break;
     }
   }
@@ -210,14 +216,14 @@ double Engine::Evaluate(std::vector<BatchMeta>& batches) {
   return loss.loss;
 }
 
-void Engine::GatherAll() {
+void Engine::UnshardAll() {
   for (FlatParam* flat : all_) {
-    flat->StartGather();
-    flat->FinishGather();
+    flat->StartUnshard();
+    flat->WaitUnshard();
     if (world_->rank() == 0)
       flat->LeaveSlot();
     else
-      flat->Release();
+      flat->Reshard();
   }
 }
 

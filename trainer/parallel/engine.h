@@ -19,7 +19,7 @@ namespace muster::trainer {
 struct EngineOptions {
   int64_t max_length = 0;  // tokens of the longest row
   FlatOptions flats;       // of what is trained
-  Recompute recompute = Recompute::kNone;
+  RecomputeMode recompute = RecomputeMode::kNone;
   LoraConfig lora;    // on: the model's own flats are frozen and the adapters' are what is trained
   uint64_t seed = 0;  // decides what dropout drops
   MakeGraph graphs = {};  // layers run by them; null: by plain launches
@@ -52,7 +52,7 @@ class Engine {
 
   // Brings all weights up to date on every rank; those in slots stay on rank 0 alone, in the host's
   // memory. Collective; nothing is trained afterwards.
-  void GatherAll();
+  void UnshardAll();
 
   // Micro-batches so far whose layers ran as CUDA graphs that had been recorded before.
   int64_t replayed_micro_batches() const { return graphs_ ? graphs_->replayed() : 0; }

@@ -102,7 +102,7 @@ Outcome Train(const Way& way, bool tied = false) {
       }
       losses.push_back(sum(engine.Evaluate(again)));
     }
-    engine.GatherAll();
+    engine.UnshardAll();
     if (world.rank() != 0) return;
     const std::lock_guard<std::mutex> lock(mutex);
     outcome.losses = losses;
@@ -189,12 +189,12 @@ TEST(Engine, WhatSavesMemoryChangesNoBit) {
     std::vector<Way> ways = {
         {"slots poisoned", 2, 2, {.flats = with([](FlatOptions& o) { o.poison = true; })}},
         {"weights resident", 2, 2, {.flats = with([](FlatOptions& o) { o.zero_stage = 2; })}},
-        {"recompute all", 2, 2, {.flats = plain, .recompute = Recompute::kFull}},
+        {"recompute all", 2, 2, {.flats = plain, .recompute = RecomputeMode::kFull}},
         {"recompute all but attention, poisoned",
          2,
          2,
          {.flats = with([](FlatOptions& o) { o.poison = true; }),
-          .recompute = Recompute::kKeepAttention}},
+          .recompute = RecomputeMode::kKeepAttention}},
         {"state on the host", 2, 2, {.flats = with([](FlatOptions& o) { o.host_state = true; })}},
         {"weights on the host", 2, 2, {.flats = with([](FlatOptions& o) {
                                          o.host_state = o.host_weights = o.poison = true;
@@ -241,8 +241,8 @@ TEST(Engine, LayersRunAsGraphsToTheSameBits) {
        {Way{"plain", 1, 1},
         {"micro-batches", 1, 4},
         {"stage 3", 2, 2, {.flats = three}},
-        {"recompute all", 2, 2, {.flats = three, .recompute = Recompute::kFull}},
-        {"recompute all but attention", 1, 2, {.recompute = Recompute::kKeepAttention}}}) {
+        {"recompute all", 2, 2, {.flats = three, .recompute = RecomputeMode::kFull}},
+        {"recompute all but attention", 1, 2, {.recompute = RecomputeMode::kKeepAttention}}}) {
     SCOPED_TRACE(way.name);
     const Outcome wanted = Train(way);
     Way graphs = way;
@@ -261,7 +261,7 @@ TEST(Engine, WhatCantBeRecordedRunsByPlainLaunches) {
       TORCH_CHECK(false, "operation not permitted when stream is capturing");
     }
   };
-  const Way plain{"plain", 1, 2, {.recompute = Recompute::kFull}};
+  const Way plain{"plain", 1, 2, {.recompute = RecomputeMode::kFull}};
   Way second = plain;  // the second layer's forward is the first that can't be
   second.options.graphs = [made = 0]() mutable -> std::unique_ptr<Graph> {
     return ++made == 1 ? std::make_unique<HostGraph>() : std::make_unique<Refusing>();
@@ -383,7 +383,7 @@ TEST(Engine, ReductionsAreSumsInFp32) {
     flat.OpenGradient();
     flat.Gradient(0).fill_(world.rank() == 0 ? 256.0 : 1.0);
     flat.StartReduce();
-    flat.FinishReduce();
+    flat.WaitReduce();
     for (const SegmentPiece& p : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
       EXPECT_TRUE(
           (flat.OwnedGradient().narrow(0, p.range_begin, p.numel) == 258).all().item<bool>());
@@ -398,10 +398,10 @@ TEST(Engine, WhatWasReleasedIsPoison) {
     for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
     at::Tensor weight = engine.flats()[1]->Weight(1);
     EXPECT_TRUE(weight.isnan().all().item<bool>());
-    engine.flats()[1]->StartGather();
-    engine.flats()[1]->FinishGather();
+    engine.flats()[1]->StartUnshard();
+    engine.flats()[1]->WaitUnshard();
     EXPECT_FALSE(weight.isnan().any().item<bool>());
-    engine.flats()[1]->Release();
+    engine.flats()[1]->Reshard();
     EXPECT_TRUE(weight.isnan().all().item<bool>());
   });
 }

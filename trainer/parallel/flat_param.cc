@@ -162,7 +162,7 @@ FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options
     sums_ = grads_ = Zeros(padded, fp32);
   }
   if (options.split_masters)
-    rest_ = Zeros(owned_numel_, on_host(fp32.dtype(at::kShort), options.host_state));
+    low_bits_ = Zeros(owned_numel_, on_host(fp32.dtype(at::kShort), options.host_state));
   else
     masters_ = memory.masters == 0 ? owned_weights_
                                    : Zeros(owned_numel_, on_host(fp32, options.host_state));
@@ -177,7 +177,7 @@ FlatMemory FlatParam::Memory() const {
   };
   return {weights_in_slot_ ? bytes(owned_weights_) : bytes(params_),
           bytes(sums_),
-          (masters_.is_same(owned_weights_) ? 0 : bytes(masters_)) + bytes(rest_),
+          (masters_.is_same(owned_weights_) ? 0 : bytes(masters_)) + bytes(low_bits_),
           bytes(exp_avg_) + bytes(exp_avg_sq_),
           weights_in_slot_,
           gradients_in_slot_,
@@ -192,9 +192,9 @@ void FlatParam::Bind(at::Tensor& tensor, void* memory) {
 at::Tensor FlatParam::Owned(State which) const {
   if (which != kMaster) return (which == kExpAvg ? exp_avg_ : exp_avg_sq_).to(at::kFloat);
   if (masters_.defined()) return masters_;
-  if (owned_weights_.is_cuda()) return JoinByAten(owned_weights_, rest_);
-  const at::Tensor joined = at::empty({owned_numel_}, rest_.options().dtype(at::kFloat));
-  JoinMasters(Bits(owned_weights_), Bits(rest_), joined.data_ptr<float>(), owned_numel_);
+  if (owned_weights_.is_cuda()) return JoinByAten(owned_weights_, low_bits_);
+  const at::Tensor joined = at::empty({owned_numel_}, low_bits_.options().dtype(at::kFloat));
+  JoinMasters(Bits(owned_weights_), Bits(low_bits_), joined.data_ptr<float>(), owned_numel_);
   return joined;
 }
 
@@ -227,25 +227,25 @@ void FlatParam::MakeWeights(const at::Tensor& masters) {
   if (frozen() || owned_weights_.scalar_type() == at::kFloat) {
     owned_weights_.copy_(masters);
   } else if (owned_weights_.is_cuda() || masters.is_cuda()) {
-    SplitByAten(masters.to(owned_weights_.device()), owned_weights_, rest_);
+    SplitByAten(masters.to(owned_weights_.device()), owned_weights_, low_bits_);
   } else {
     SplitMasters(masters.contiguous().data_ptr<float>(), Bits(owned_weights_),
-                 rest_.defined() ? Bits(rest_) : nullptr, owned_numel_);
+                 low_bits_.defined() ? Bits(low_bits_) : nullptr, owned_numel_);
   }
 }
 
-void SplitByAten(const at::Tensor& masters, const at::Tensor& weights, const at::Tensor& rest) {
+void SplitByAten(const at::Tensor& masters, const at::Tensor& weights, const at::Tensor& low_bits) {
   const at::Tensor bits = masters.contiguous().view(at::kInt);
   weights.view(at::kShort).copy_(bits.add(0x8000).bitwise_right_shift(16));
-  if (rest.defined()) rest.copy_(bits.bitwise_left_shift(16).bitwise_right_shift(16));
+  if (low_bits.defined()) low_bits.copy_(bits.bitwise_left_shift(16).bitwise_right_shift(16));
 }
 
-at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& rest) {
-  // `rest` is a signed distance.
+at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& low_bits) {
+  // `low_bits` is a signed distance.
   return weights.view(at::kShort)
       .to(at::kInt)
       .bitwise_left_shift(16)
-      .add_(rest.to(at::kInt))
+      .add_(low_bits.to(at::kInt))
       .view(at::kFloat);
 }
 
@@ -267,25 +267,25 @@ at::Tensor FlatParam::View(const at::Tensor& flat, int segment, int count) const
   return flat.narrow(0, first.offset, numel).view(shape);
 }
 
-void FlatParam::StartGather() {
+void FlatParam::StartUnshard() {
   if (weights_in_slot_) {
-    if (gathered_) return;
-    gathered_ = true;
-    if (options_.host_weights && params_.is_cuda()) return GatherFromHost();
+    if (unsharded_) return;
+    unsharded_ = true;
+    if (options_.host_weights && params_.is_cuda()) return UnshardFromHost();
     if (world_->shard().size == 1)
       params_.copy_(owned_weights_);
     else
-      GatherOwned();
+      UnshardOwned();
     return;
   }
   if (!stale_) return;
   stale_ = false;
-  if (owned_numel_ < params_.numel()) GatherOwned();
+  if (owned_numel_ < params_.numel()) UnshardOwned();
 }
 
 // Gloo's all-gather makes a copy of the whole; where each rank sends its part by a broadcast, the
 // same bytes go straight to their place.
-void FlatParam::GatherOwned() {
+void FlatParam::UnshardOwned() {
   const Group& group = world_->shard();
   if (!world_->prefers_all_reduce()) {
     gathers_.push_back(group.backend->_allgather_base(params_, staging_ = owned_weights_, {}));
@@ -300,9 +300,9 @@ void FlatParam::GatherOwned() {
   }
 }
 
-// The copy from the host runs on a stream of its own, beside what is computed until FinishGather,
+// The copy from the host runs on a stream of its own, beside what is computed until WaitUnshard,
 // and so does what follows from it.
-void FlatParam::GatherFromHost() {
+void FlatParam::UnshardFromHost() {
   static const c10::cuda::CUDAStream copies =
       c10::cuda::getStreamFromPool(/*isHighPriority=*/false, params_.device().index());
   // Whoever had the slot before is done with it where the computing stream stands now.
@@ -320,7 +320,7 @@ void FlatParam::GatherFromHost() {
   copied_->record(copies.unwrap());
 }
 
-void FlatParam::FinishGather() {
+void FlatParam::WaitUnshard() {
   if (copied_) {
     const c10::cuda::CUDAStream computing =
         c10::cuda::getCurrentCUDAStream(params_.device().index());
@@ -333,10 +333,10 @@ void FlatParam::FinishGather() {
   staging_ = at::Tensor();
 }
 
-void FlatParam::Release() {
+void FlatParam::Reshard() {
   if (!weights_in_slot_) return;
-  TORCH_CHECK(gathers_.empty(), "released while it is gathered");
-  gathered_ = false;
+  TORCH_CHECK(gathers_.empty(), "resharded while it is made whole");
+  unsharded_ = false;
   if (options_.poison) params_.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
@@ -353,7 +353,7 @@ void FlatParam::OpenGradient() {
   if (gradients_in_slot_) grads_.zero_();
 }
 
-void FlatParam::FoldGradient() {
+void FlatParam::AccumulateGradient() {
   if (!gradients_in_slot_ || reduces_slot_) return;
   sums_.add_(grads_);
   if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -377,7 +377,7 @@ void FlatParam::StartReduce() {
   }
 }
 
-void FlatParam::FinishReduce() {
+void FlatParam::WaitReduce() {
   if (!reduce_) return;
   Wait(reduce_);
   at::Tensor owned = (reduces_slot_ ? grads_ : sums_).narrow(0, owned_begin_, owned_numel_);

@@ -11,8 +11,8 @@
 // Which of a flat's memory is whole on every rank follows the stages of ZeRO (Rajbhandari et al.,
 // arXiv 1910.02054): 1 shards masters and moments, 2 gradients as well, 3 weights as well. What is
 // sharded is whole for a while only, in a *slot*: memory that flats take turns in. Weights are in
-// theirs from StartGather to Release, the gradient of one micro-batch from OpenGradient to
-// FinishReduce. A flat has the same slots all the time, so its views keep their addresses.
+// theirs from StartUnshard to Reshard, the gradient of one micro-batch from OpenGradient to
+// WaitReduce. A flat has the same slots all the time, so its views keep their addresses.
 #pragma once
 
 #include <cstdint>
@@ -83,9 +83,9 @@ struct FlatOptions {
 };
 
 // SplitMasters and JoinMasters (adamw_kernel.h) by ATen, for memory on any device: fp32 [n] into
-// bf16 weights and, unless undefined, int16 `rest`; and back.
-void SplitByAten(const at::Tensor& masters, const at::Tensor& weights, const at::Tensor& rest);
-at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& rest);
+// bf16 weights and, unless undefined, int16 `low_bits`; and back.
+void SplitByAten(const at::Tensor& masters, const at::Tensor& weights, const at::Tensor& low_bits);
+at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& low_bits);
 
 // Bytes that a flat takes on a rank, its slots aside, by what they hold; and which are in slots.
 struct FlatMemory {
@@ -138,7 +138,7 @@ class FlatParam {
   // Memory to read `which` into before it is given to SetOwned, fp32 [owned] on the host, zero
   // where nothing was set: the place where it is kept, if it is kept so, which spares a copy.
   at::Tensor Landing(State which) const;
-  // The sum of the step's gradients in the owned range; complete after FinishReduce.
+  // The sum of the step's gradients in the owned range; complete after WaitReduce.
   at::Tensor OwnedGradient() const {
     return sums_.numel() == owned_numel_ ? sums_ : sums_.narrow(0, owned_begin_, owned_numel_);
   }
@@ -147,7 +147,7 @@ class FlatParam {
   // masters' low bits (int16).
   const at::Tensor& masters() const { return masters_; }
   const at::Tensor& owned_weights() const { return owned_weights_; }
-  const at::Tensor& rest() const { return rest_; }
+  const at::Tensor& low_bits() const { return low_bits_; }
   const at::Tensor& exp_avg() const { return exp_avg_; }
   const at::Tensor& exp_avg_sq() const { return exp_avg_sq_; }
   const FlatOptions& options() const { return options_; }
@@ -166,10 +166,10 @@ class FlatParam {
   // The owned weights changed: they must be gathered before they are used again.
   void MarkStale() { stale_ = true; }
   // Starts bringing the weights up to date with all ranks' owned ones; nothing to do when they are.
-  void StartGather();
-  void FinishGather();
+  void StartUnshard();
+  void WaitUnshard();
   // Weights in a slot: another flat may take it.
-  void Release();
+  void Reshard();
   // Gathered weights in a slot get memory of their own for good, on the host, and another flat may
   // take the slot.
   void LeaveSlot();
@@ -180,16 +180,16 @@ class FlatParam {
   void OpenGradient();
   // Gradients in a slot that aren't summed over the ranks yet: adds this micro-batch's to the
   // step's.
-  void FoldGradient();
+  void AccumulateGradient();
   // Starts summing the step's gradient (of stage 2 and 3: the micro-batch's) over all ranks; after
-  // FinishReduce at least the owned range of the step's holds it.
+  // WaitReduce at least the owned range of the step's holds it.
   void StartReduce();
-  void FinishReduce();
+  void WaitReduce();
 
   // What it really takes.
   FlatMemory Memory() const;
 
-  // Seconds that FinishGather and FinishReduce waited since the last call; on GPUs, that the stream
+  // Seconds that WaitUnshard and WaitReduce waited since the last call; on GPUs, that the stream
   // which computes stood still there.
   double TakeWaited();
 
@@ -198,8 +198,8 @@ class FlatParam {
   at::Tensor View(const at::Tensor& flat, int segment, int count) const;
   void MakeWeights(const at::Tensor& masters);
   void Wait(c10::intrusive_ptr<c10d::Work>& work);
-  void GatherFromHost();
-  void GatherOwned();
+  void UnshardFromHost();
+  void UnshardOwned();
   bool SumsWhole() const;
 
   FlatLayout layout_;
@@ -211,12 +211,12 @@ class FlatParam {
   at::Tensor grads_;   // [padded], fp32
   at::Tensor
       sums_;  // grads_ itself; where they are in a slot: [padded], or [owned] from stage 2 on
-  at::Tensor owned_weights_;   // [owned], dtype: a view of params_, or memory of their own where
-                               // those are in a slot
-  at::Tensor masters_, rest_;  // [owned], fp32 and int16
+  at::Tensor owned_weights_;  // [owned], dtype: a view of params_, or memory of their own where
+                              // those are in a slot
+  at::Tensor masters_, low_bits_;    // [owned], fp32 and int16
   at::Tensor exp_avg_, exp_avg_sq_;  // [owned], fp32 or bf16
   at::Tensor staging_;               // owned weights on their way from the host
-  bool stale_ = true, gathered_ = false;
+  bool stale_ = true, unsharded_ = false;
   bool zero_ = true;  // sums_ are as they were made
   double waited_s_ = 0;
   std::vector<std::pair<c10::Event, c10::Event>>

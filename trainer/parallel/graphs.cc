@@ -68,7 +68,7 @@ MakeGraph CudaGraphs(at::Device device) {
   };
 }
 
-BlockGraphs::BlockGraphs(const std::vector<std::unique_ptr<Block>>& blocks, Recompute recompute,
+BlockGraphs::BlockGraphs(const std::vector<std::unique_ptr<Block>>& blocks, RecomputeMode recompute,
                          MakeGraph make)
     : blocks_(blocks), recompute_(recompute), make_(std::move(make)), layers_(blocks.size()) {}
 
@@ -130,7 +130,7 @@ at::Tensor BlockGraphs::Forward(int block, const at::Tensor& x, Saved& saved) {
     std::vector<at::Tensor> made = layer.forward->Record([this, block, input] {
       Saved kept;
       std::vector<at::Tensor> results = {blocks_[block]->Forward(input, meta_, kept)};
-      blocks_[block]->Thin(kept, recompute_);
+      blocks_[block]->Drop(kept, recompute_);
       results.insert(results.end(), kept.begin(), kept.end());
       return results;
     });
@@ -149,7 +149,7 @@ at::Tensor BlockGraphs::Forward(int block, const at::Tensor& x, Saved& saved) {
     layer.forward.reset();
     off_ = true, way_ = kPlain;
     at::Tensor y = blocks_[block]->Forward(input, meta_, saved);
-    blocks_[block]->Thin(saved, recompute_);
+    blocks_[block]->Drop(saved, recompute_);
     return y;
   }
 }
@@ -168,7 +168,7 @@ at::Tensor BlockGraphs::Backward(int block, const at::Tensor& dy, Saved& saved) 
   // `kept` goes as the backward goes on, and so does its memory to what comes behind it.
   const Graph::Work work = [this, block, input = block == last() ? dy_ : dy,
                             kept = std::move(saved)]() mutable -> std::vector<at::Tensor> {
-    if (recompute_ != Recompute::kNone) blocks_[block]->Restore(meta_, kept);
+    if (recompute_ != RecomputeMode::kNone) blocks_[block]->Recompute(meta_, kept);
     return {blocks_[block]->Backward(input, meta_, kept)};
   };
   saved.clear();

@@ -49,7 +49,7 @@ MakeGraph CudaGraphs(at::Device device);
 class BlockGraphs {
  public:
   // Layers are the blocks between the first and the last; they must outlive it.
-  BlockGraphs(const std::vector<std::unique_ptr<Block>>& blocks, Recompute recompute,
+  BlockGraphs(const std::vector<std::unique_ptr<Block>>& blocks, RecomputeMode recompute,
               MakeGraph make);
 
   // A step begins.
@@ -79,7 +79,7 @@ class BlockGraphs {
   void TakeOver(const BatchMeta& meta);
 
   const std::vector<std::unique_ptr<Block>>& blocks_;
-  const Recompute recompute_;
+  const RecomputeMode recompute_;
   const MakeGraph make_;
   std::vector<Layer> layers_;  // by block
   int steps_ = 0;

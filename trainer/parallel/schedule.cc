@@ -7,7 +7,7 @@
 namespace muster::trainer {
 namespace {
 
-// Uses between two of one flat that don't make it worth to gather it again: from the last layer's
+// Uses between two of one flat that don't make it worth to unshard it again: from the last layer's
 // forward to its backward.
 constexpr int kKeepAcross = 3;
 
@@ -32,21 +32,21 @@ class Builder {
   std::vector<Action> Build() {
     for (int u = 0; u < static_cast<int>(uses_.size()); ++u) {
       const Use& use = uses_[u];
-      if (u == 0) Gather(0);
-      Gather(u + 1);
+      if (u == 0) Unshard(0);
+      Unshard(u + 1);
       std::vector<int> finishing;
       finishing.swap(reducing_);
       OpenGradients(use);
-      if (use.backward && needs_.restore)
-        actions_.push_back({Action::kRestore, use.block, use.micro});
+      if (use.backward && needs_.recompute)
+        actions_.push_back({Action::kRecompute, use.block, use.micro});
       actions_.push_back(
           {use.backward ? Action::kBackward : Action::kForward, use.block, use.micro});
-      Release(u);
-      for (const int flat : finishing) actions_.push_back({Action::kFinish, flat});
+      Reshard(u);
+      for (const int flat : finishing) actions_.push_back({Action::kWaitReduce, flat});
       if (use.backward) CloseGradients(use);
     }
-    for (const int flat : reducing_) actions_.push_back({Action::kFinish, flat});
-    for (const int flat : at_end_) actions_.push_back({Action::kFinish, flat});
+    for (const int flat : reducing_) actions_.push_back({Action::kWaitReduce, flat});
+    for (const int flat : at_end_) actions_.push_back({Action::kWaitReduce, flat});
     return std::move(actions_);
   }
 
@@ -58,14 +58,15 @@ class Builder {
            blocks_[use.block].end();
   }
 
-  void Gather(int u) {
+  void Unshard(int u) {
     if (u >= static_cast<int>(uses_.size())) return;
     for (const int flat : blocks_[uses_[u].block]) {
-      if (Reads(u, flat) && there_.insert(flat).second) actions_.push_back({Action::kGather, flat});
+      if (Reads(u, flat) && there_.insert(flat).second)
+        actions_.push_back({Action::kUnshard, flat});
     }
   }
 
-  void Release(int u) {
+  void Reshard(int u) {
     if (!needs_.weights_in_slot) return;
     for (const int flat : blocks_[uses_[u].block]) {
       if (!Reads(u, flat)) continue;
@@ -74,7 +75,7 @@ class Builder {
            ++next)
         soon |= Reads(next, flat);
       if (soon || there_.erase(flat) == 0) continue;
-      actions_.push_back({Action::kRelease, flat});
+      actions_.push_back({Action::kReshard, flat});
     }
   }
 
@@ -97,7 +98,7 @@ class Builder {
       if (used_below || !needs_.trained[flat]) continue;
       open_.erase(flat);
       if (needs_.gradients_in_slot && !needs_.reduce_each_micro_batch)
-        actions_.push_back({Action::kFold, flat});
+        actions_.push_back({Action::kAccumulate, flat});
       if (!needs_.reduce_each_micro_batch && !last_micro) continue;
       actions_.push_back({Action::kReduce, flat});
       (needs_.reduce_each_micro_batch ? reducing_ : at_end_).push_back(flat);

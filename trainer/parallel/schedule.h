@@ -10,18 +10,18 @@ namespace muster::trainer {
 
 struct Action {
   enum Kind {
-    kGather,   // start bringing flat `index`'s weights up to date
-    kRelease,  // flat `index`'s gathered weights are not needed until the next kGather: its slot is
-               // free
-    kForward,  // block `index`, micro-batch `micro`; waits for the gathers of its flats
-    kRestore,  // block `index`, micro-batch `micro`: compute again what its forward didn't keep;
-               // waits as kForward does
-    kBackward,  // block `index`, micro-batch `micro`; waits as kForward does
-    kOpen,      // flat `index`'s gradient of this micro-batch begins in its slot
-    kFold,      // it is complete and added to the step's; the slot is free
+    kUnshard,  // start bringing flat `index`'s weights up to date
+    kReshard,  // flat `index`'s gathered weights are not needed until the next kUnshard: its slot
+               // is free
+    kForward,     // block `index`, micro-batch `micro`; waits until its flats are whole
+    kRecompute,   // block `index`, micro-batch `micro`: compute again what its forward didn't keep;
+                  // waits as kForward does
+    kBackward,    // block `index`, micro-batch `micro`; waits as kForward does
+    kOpen,        // flat `index`'s gradient of this micro-batch begins in its slot
+    kAccumulate,  // it is complete and added to the step's; the slot is free
     kReduce,  // start summing flat `index`'s gradient over the ranks (that of the micro-batch where
               // it is in a slot, else the step's)
-    kFinish,  // wait for that; the slot is free
+    kWaitReduce,  // wait for that; the slot is free
   };
   Kind kind;
   int index = 0;
@@ -40,11 +40,11 @@ struct ScheduleNeeds {
   bool weights_in_slot = false;
   bool gradients_in_slot = false;
   bool reduce_each_micro_batch = false;
-  bool restore = false;  // blocks don't keep all that their backward needs
+  bool recompute = false;  // blocks don't keep all that their backward needs
 };
 
 // Micro-batches run one after another. Each flat is gathered one block ahead of its first use (of
-// each use, where weights are in slots, unless it is still there) and released when it isn't used
+// each use, where weights are in slots, unless it is still there) and resharded when it isn't used
 // by the next three; its gradient is reduced after its last backward (so tied embeddings after the
 // embedding's own), once a step where the stage allows, and that is waited for one block later
 // where it is in a slot, else at the end. `training` false: forwards alone.

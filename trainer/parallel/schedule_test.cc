@@ -23,13 +23,13 @@ struct Case {
   int layers;
   bool tied;
   int micro_batches;
-  bool slots, gradient_slots, each, restore;
+  bool slots, gradient_slots, each, recompute;
 };
 
 std::string Name(const Case& c) {
   return std::to_string(c.layers) + " layers" + (c.tied ? " tied" : "") +
          (c.slots ? " slots" : "") + (c.gradient_slots ? " gradient slots" : "") +
-         (c.each ? " each" : "") + (c.restore ? " restore" : "") + " x" +
+         (c.each ? " each" : "") + (c.recompute ? " recompute" : "") + " x" +
          std::to_string(c.micro_batches);
 }
 
@@ -38,11 +38,11 @@ std::vector<Case> Cases() {
   for (const int layers : {1, 2, 3, 7}) {
     for (const bool tied : {false, true}) {
       for (const int micros : {1, 2, 3}) {
-        for (const bool restore : {false, true}) {
-          cases.push_back({layers, tied, micros, false, false, false, restore});
-          cases.push_back({layers, tied, micros, false, true, false, restore});
-          cases.push_back({layers, tied, micros, false, true, true, restore});
-          cases.push_back({layers, tied, micros, true, true, true, restore});
+        for (const bool recompute : {false, true}) {
+          cases.push_back({layers, tied, micros, false, false, false, recompute});
+          cases.push_back({layers, tied, micros, false, true, false, recompute});
+          cases.push_back({layers, tied, micros, false, true, true, recompute});
+          cases.push_back({layers, tied, micros, true, true, true, recompute});
         }
       }
     }
@@ -52,7 +52,7 @@ std::vector<Case> Cases() {
 
 ScheduleNeeds Needs(const Case& c) {
   return {std::vector<bool>(static_cast<size_t>(c.layers + 2), true), c.slots, c.gradient_slots,
-          c.each, c.restore};
+          c.each, c.recompute};
 }
 
 TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
@@ -61,18 +61,18 @@ TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
     const BlockFlats blocks = Blocks(c.layers, c.tied);
     const int n = static_cast<int>(blocks.size());
     std::set<int> there, open, reducing;
-    std::map<int, int> reduces, backwards, restores;
+    std::map<int, int> reduces, backwards, recomputes;
     for (const Action& a : MakeSchedule(blocks, Needs(c), c.micro_batches)) {
       switch (a.kind) {
-        case Action::kGather:
+        case Action::kUnshard:
           EXPECT_TRUE(there.insert(a.index).second);
           break;
-        case Action::kRelease:
+        case Action::kReshard:
           EXPECT_TRUE(c.slots);
           EXPECT_EQ(there.erase(a.index), 1u);
           break;
         case Action::kForward:
-        case Action::kRestore:
+        case Action::kRecompute:
         case Action::kBackward:
           for (const int flat : blocks[a.index]) {
             EXPECT_TRUE(there.contains(flat) || (a.index == 0 && a.kind != Action::kForward))
@@ -83,19 +83,19 @@ TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
             EXPECT_TRUE(!c.gradient_slots || open.contains(flat));
           }
           backwards[a.index] += a.kind == Action::kBackward;
-          restores[a.index] += a.kind == Action::kRestore;
+          recomputes[a.index] += a.kind == Action::kRecompute;
           break;
         case Action::kOpen:
           EXPECT_TRUE(open.insert(a.index).second);
           break;
-        case Action::kFold:
+        case Action::kAccumulate:
           EXPECT_EQ(open.erase(a.index), 1u);
           break;
         case Action::kReduce:
           reducing.insert(a.index);
           ++reduces[a.index];
           break;
-        case Action::kFinish:
+        case Action::kWaitReduce:
           EXPECT_EQ(reducing.erase(a.index), 1u);
           EXPECT_TRUE(!c.each || open.erase(a.index) == 1u);
           break;
@@ -106,7 +106,7 @@ TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
     for (int flat = 0; flat < n; ++flat) {
       EXPECT_EQ(reduces[flat], c.each ? c.micro_batches : 1);
       EXPECT_EQ(backwards[flat], c.micro_batches);
-      EXPECT_EQ(restores[flat], c.restore ? c.micro_batches : 0);
+      EXPECT_EQ(recomputes[flat], c.recompute ? c.micro_batches : 0);
     }
   }
 }
@@ -124,7 +124,7 @@ TEST(Schedule, EvaluatingOnlyGoesForward) {
   for (const Action& a :
        MakeSchedule(Blocks(3, false), {std::vector<bool>(5, true), true, true, true, true}, 2,
                     /*training=*/false)) {
-    EXPECT_TRUE(a.kind == Action::kGather || a.kind == Action::kRelease ||
+    EXPECT_TRUE(a.kind == Action::kUnshard || a.kind == Action::kReshard ||
                 a.kind == Action::kForward);
   }
 }
@@ -134,9 +134,9 @@ TEST(Schedule, FrozenFlatsAreGatheredAndNeverReduced) {
   const BlockFlats blocks = {{0}, {1, 3}, {2}};
   int gathers = 0;
   for (const Action& a : MakeSchedule(blocks, needs, 1)) {
-    gathers += a.kind == Action::kGather;
+    gathers += a.kind == Action::kUnshard;
     EXPECT_TRUE(
-        (a.kind != Action::kOpen && a.kind != Action::kReduce && a.kind != Action::kFinish) ||
+        (a.kind != Action::kOpen && a.kind != Action::kReduce && a.kind != Action::kWaitReduce) ||
         a.index == 3);
   }
   EXPECT_EQ(gathers, 4);
@@ -151,20 +151,20 @@ TEST(Slots, GatheredWeightsAreAtMostTwoLayersAndTheLargerOfHeadAndEmbedding) {
     std::vector<int64_t> numel(blocks.size(), kLayer);
     numel.front() = kEmbedding, numel.back() = c.tied ? kNorm : kHead;
     const std::vector<Action> schedule = MakeSchedule(blocks, Needs(c), c.micro_batches);
-    const SlotMap weights = AssignSlots({schedule}, Action::kGather, {Action::kRelease}, numel);
+    const SlotMap weights = AssignSlots({schedule}, Action::kUnshard, {Action::kReshard}, numel);
     const int64_t bound = std::min(2, c.layers) * kLayer + (c.tied ? kEmbedding + kNorm : kHead);
     EXPECT_LE(std::accumulate(weights.slot_numel.begin(), weights.slot_numel.end(), int64_t{0}),
               c.layers == 1 ? bound + kEmbedding : bound);
     const SlotMap gradients =
-        AssignSlots({schedule}, Action::kOpen, {Action::kFold, Action::kFinish}, numel);
+        AssignSlots({schedule}, Action::kOpen, {Action::kAccumulate, Action::kWaitReduce}, numel);
     EXPECT_LE(std::accumulate(gradients.slot_numel.begin(), gradients.slot_numel.end(), int64_t{0}),
               c.layers == 1 ? bound + kEmbedding : bound);
     // No two that are there together are in one slot.
     std::map<int, int> holder;
     for (const Action& a : schedule) {
-      EXPECT_TRUE(a.kind != Action::kGather ||
+      EXPECT_TRUE(a.kind != Action::kUnshard ||
                   holder.emplace(weights.slot_of[a.index], a.index).second);
-      if (a.kind == Action::kRelease) holder.erase(weights.slot_of[a.index]);
+      if (a.kind == Action::kReshard) holder.erase(weights.slot_of[a.index]);
     }
   }
 }

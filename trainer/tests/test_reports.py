@@ -92,7 +92,7 @@ def test_a_profile_is_a_chrome_trace_with_named_ranges_from_every_rank(gang):
         ):
             assert names.count(name) == count, name
         for name in (
-            "gather layer 1",
+            "unshard layer 1",
             "forward layer 0",
             "backward layer 1",
             "reduce layer 0",

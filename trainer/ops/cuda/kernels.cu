@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kThreads) AdamWKernel(AdamWArguments a) {
     Pointers p;
     p.masters = kSplit ? nullptr : span.masters + at;
     p.weights = kWeights || kSplit ? span.weights + at : nullptr;
-    p.rest = kSplit ? span.rest + at : nullptr;
+    p.low_bits = kSplit ? span.low_bits + at : nullptr;
     p.gradient = static_cast<const char*>(span.gradient) + at * (kGradient16 ? 2 : 4);
     p.exp_avg = static_cast<char*>(span.exp_avg) + at * (kMoments16 ? 2 : 4);
     p.exp_avg_sq = static_cast<char*>(span.exp_avg_sq) + at * (kMoments16 ? 2 : 4);

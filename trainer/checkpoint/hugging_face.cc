@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "trainer/model/family.h"
 #include "trainer/model/lora.h"
 
 namespace muster::trainer {
@@ -238,8 +239,8 @@ absl::Status WriteExport(const ReadParameter& read, const ModelConfig& config,
                          const AdapterExport* adapters) {
   std::error_code error;
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
-  if (absl::Status s = WriteWeights(read, MakeLlamaLayout(config).flats, dtype,
-                                    staging + "/" + kSingle, adapters);
+  if (absl::Status s =
+          WriteWeights(read, MakeLayout(config).flats, dtype, staging + "/" + kSingle, adapters);
       !s.ok())
     return s;
   if (adapters != nullptr) {
@@ -310,7 +311,7 @@ absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfi
                              const std::string& source, const std::string& staging) {
   RemoveTree(staging);
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
-  const std::vector<FlatLayout> layouts = MakeLlamaLayout(config).flats;
+  const std::vector<FlatLayout> layouts = MakeLayout(config).flats;
   std::vector<const FlatLayout*> pointers;
   std::vector<SafetensorsTensor> tensors;
   for (int flat = 0; flat < static_cast<int>(layouts.size()); ++flat) {

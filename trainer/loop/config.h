@@ -2,6 +2,7 @@
 // JSON Schema.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -71,6 +72,9 @@ struct TrainConfig {
   double step_timeout_s = 300;
   int64_t threads = 0;  // 0: cores / LOCAL_WORLD_SIZE
 
+  std::chrono::milliseconds StepTimeout() const {
+    return std::chrono::milliseconds(static_cast<int64_t>(step_timeout_s * 1000));
+  }
   int64_t WarmupSteps() const;
   int64_t DecaySteps() const;
   // The inputs with their weights: the mixture, or `data` alone.

@@ -11,6 +11,7 @@
 #include "trainer/checkpoint/objects.h"
 #include "trainer/loop/failures.h"
 #include "trainer/model/blocks.h"
+#include "trainer/model/family.h"
 #include "trainer/model/lora.h"
 
 namespace muster::trainer {
@@ -99,7 +100,7 @@ int ImportCheckpoint(const ConvertOptions& options) {
       ParseModelConfig(content, "--input/config.json", /*strict=*/false, problems);
   if (!problems.empty()) return Refuse("convert", problems);
   const HuggingFaceWeights weights = HuggingFaceWeights::Open(
-      options.input, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--input", problems);
+      options.input, MakeLayout(model).flats, model.tie_word_embeddings, "--input", problems);
   if (!problems.empty()) return Refuse("convert", problems);
   const std::string told =
       HasTokenizer(options.input)
@@ -150,7 +151,7 @@ Base FindBase(const ConvertOptions& options, const CheckpointMeta& meta, const M
                                                base.init, "; name their directory")});
   } else {
     base.weights = std::make_unique<HuggingFaceWeights>(HuggingFaceWeights::Open(
-        base.init, MakeLlamaLayout(model).flats, model.tie_word_embeddings, "--init", problems));
+        base.init, MakeLayout(model).flats, model.tie_word_embeddings, "--init", problems));
   }
   return base;
 }
@@ -185,7 +186,7 @@ absl::Status WriteExport(const Checkpoint& checkpoint, const ModelConfig& model,
       adapters.back()->StartUnshard();
     }
   }
-  const std::vector<FlatLayout> layouts = MakeLlamaLayout(model).flats;
+  const std::vector<FlatLayout> layouts = MakeLayout(model).flats;
   const ReadParameter read = [&](int flat, int segment, int64_t begin,
                                  at::Tensor out) -> absl::Status {
     const Segment& wanted = layouts[flat].segments()[segment];

@@ -13,7 +13,9 @@
 #include "trainer/loop/engine_options.h"
 #include "trainer/loop/memory.h"
 #include "trainer/loop/mfu.h"
+#include "trainer/model/family.h"
 #include "trainer/model/lora.h"
+#include "trainer/model/parts.h"
 #include "trainer/parallel/schedule.h"
 
 namespace muster::trainer {
@@ -34,25 +36,15 @@ constexpr int kDoesNotFit = 3;  // exit code
 // Share of a GPU's peak that training reaches, for predictions.
 constexpr double kUsualShareOfPeak = 0.5;
 
-// A layer's tensors in elements a token: LayerBlock's saved ones (trainer/model/blocks.cc) and what
-// its operations need besides.
-struct LayerShape {
-  int64_t d, q, kv, f,
-      scores;  // hidden, query and key widths, MLP width, attention's row of probabilities
-  bool qk_norm;
-
-  int64_t Attention() const { return 2 * q + 2 * kv + scores + (qk_norm ? q + kv : 0); }
-  int64_t Saved(RecomputeMode recompute) const {
-    if (recompute == RecomputeMode::kFull) return d;
-    return d + Attention() + (recompute == RecomputeMode::kNone ? 3 * d + 3 * f : 0);
-  }
-  // Beyond what is saved by recompute: none, at the worse of its backward's two widest moments: in
-  // the MLP, where the gradient of gate and up stands beside two products, and in attention, where
-  // what the MLP saved is gone.
-  int64_t Backward() const {
-    return d + std::max(5 * f, 2 * scores + 3 * q + 2 * kv + 2 * d - 3 * f - d);
-  }
-};
+// What a layer's backward needs beyond what is saved by recompute: none, in elements a token, at
+// the worse of its two widest moments: in the MLP, where the gradient of gate and up stands beside
+// two products, and in attention, where what the MLP saved is gone.
+int64_t BackwardElements(const ModelConfig& model, ops::AttentionKind kind, int64_t length) {
+  const int64_t d = model.hidden_size, f = model.intermediate_size;
+  const int64_t q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
+  const int64_t scores = AttentionPart::Width(AttentionPart::kScores, model, kind, length);
+  return d + std::max(5 * f, 2 * scores + 3 * q + 2 * kv + 2 * d - 3 * f - d);
+}
 
 }  // namespace
 
@@ -90,7 +82,7 @@ struct FlatsEstimate {
 
 FlatsEstimate EstimateFlats(const Setting& s) {
   FlatsEstimate e;
-  ModelLayout layout = MakeLlamaLayout(s.model);
+  ModelLayout layout = MakeLayout(s.model);
   const size_t own = layout.flats.size();
   e.blocks = layout.block_flats;
   if (s.config.lora.on()) {
@@ -143,16 +135,12 @@ WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
   const int64_t tokens = micro_batch * length;
   // FlashAttention keeps a sum a head instead of a row of probabilities; our kernels turn logits
   // into their gradients in place.
-  const bool kernels = !config.reference_ops, flash = s.gpus && kernels && element == 2 &&
-                                                      model.head_dim <= 256 &&
-                                                      model.head_dim % 8 == 0;
-  const LayerShape layer{model.hidden_size,
-                         model.num_heads * model.head_dim,
-                         model.num_kv_heads * model.head_dim,
-                         model.intermediate_size,
-                         flash ? 2 * model.num_heads : model.num_heads * length,
-                         model.qk_norm};
-  const int64_t kept = layer.Saved(s.options.recompute), whole = layer.Saved(RecomputeMode::kNone);
+  const bool kernels = !config.reference_ops;
+  const ops::AttentionKind kind =
+      ops::ChooseAttention(s.gpus, kernels, s.options.flats.dtype, model.head_dim);
+  const Family& family = FamilyFor(model);
+  const int64_t kept = family.SavedByLayer(model, kind, length, s.options.recompute).all(),
+                whole = family.SavedByLayer(model, kind, length, RecomputeMode::kNone).all();
   const int64_t chunk = std::min<int64_t>(
       tokens, std::max<int64_t>(
                   1, (s.gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
@@ -161,7 +149,8 @@ WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
   // of the MLP's joined gate and up, and of the head.
   const int64_t product = s.gpus && element == 2 && !config.lora.on() ? 4 * model.hidden_size : 0;
   const int64_t layer_work =
-      tokens * element * (whole - kept + layer.Backward()) + product * 2 * model.intermediate_size;
+      tokens * element * (whole - kept + BackwardElements(model, kind, length)) +
+      product * 2 * model.intermediate_size;
   const int64_t head_work =
       tokens * element * 3 * model.hidden_size +
       chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0)) +
@@ -175,7 +164,9 @@ WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
     e.holes =
         tokens * element * model.num_layers * kept / (element == 2 ? kBf16HolesShare : kHolesShare);
   e.tables = length * model.head_dim * 4 +
-             (flash ? 0 : length * length * (model.num_heads / model.num_kv_heads) * element);
+             (kind == ops::AttentionKind::kFlash
+                  ? 0
+                  : length * length * (model.num_heads / model.num_kv_heads) * element);
   return e;
 }
 

@@ -15,6 +15,7 @@
 #include "trainer/data/batches.h"
 #include "trainer/loop/guard.h"
 #include "trainer/loop/progress.h"
+#include "trainer/model/family.h"
 #include "trainer/model/init.h"
 #include "trainer/model/lora.h"
 #include "trainer/parallel/engine.h"
@@ -132,7 +133,7 @@ void CheckInit(Setup& setup, Problems& problems) {
   if (problems.size() > before) return;
   setup.init_directory = directory;
   setup.init_weights = std::make_shared<HuggingFaceWeights>(
-      HuggingFaceWeights::Open(directory, MakeLlamaLayout(setup.model).flats,
+      HuggingFaceWeights::Open(directory, MakeLayout(setup.model).flats,
                                setup.model.tie_word_embeddings, "trainer.init", problems));
 }
 

@@ -1,4 +1,4 @@
-// The blocks of a Llama-like model (model/config.h): embedding, layers, head. Each has an explicit
+// What a model is made of: blocks, such as the embedding, a layer, the head. Each has an explicit
 // forward and backward and reads its weights from FlatParams; what the backward needs is kept by
 // the caller, per block and micro-batch.
 #pragma once
@@ -50,8 +50,8 @@ class Block {
   // Adds the weights' gradients to the flats, returns d x. `dy` is undefined for the last block.
   // Empties `saved`, each tensor when it isn't needed any more.
   virtual at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, Saved& saved) = 0;
-  // Drops from `saved` what Restore, called before the backward, computes once more.
-  virtual void Drop(Saved& saved, RecomputeMode recompute) const {}
+  // Drops from `saved` what Recompute, called before the backward, computes once more.
+  virtual void Drop(Saved& saved, RecomputeMode mode) const {}
   virtual void Recompute(const BatchMeta& meta, Saved& saved) {}
   // Whether what it starts on a GPU depends on the micro-batch's shape alone, not on the host's
   // view of what is in it.
@@ -63,9 +63,6 @@ struct ModelLayout {
   std::vector<FlatLayout> flats;
   std::vector<std::vector<int>> block_flats;  // flats of each block
 };
-// Flat 0: embedding. 1..L: layers. L+1: final norm, and lm_head where it isn't tied to the
-// embedding.
-ModelLayout MakeLlamaLayout(const ModelConfig& config);
 
 // LoRA's low-rank branch beside one linear: views of its flat.
 struct Adapter {
@@ -78,12 +75,5 @@ struct Adapters {
   double scale = 1, dropout = 0;
   uint64_t seed = 0;
 };
-
-// Builds the blocks over `flats` (made from MakeLlamaLayout's layouts, which they must outlive) and
-// over `adapters`.
-std::vector<std::unique_ptr<Block>> MakeLlamaBlocks(const ModelConfig& config,
-                                                    std::vector<std::unique_ptr<FlatParam>>& flats,
-                                                    const Adapters& adapters, int64_t max_length,
-                                                    at::Device device, double z_loss = 0);
 
 }  // namespace muster::trainer

@@ -13,9 +13,9 @@ namespace {
 
 using nlohmann::json;
 
-std::string FamilyNames(const char* Family::*name) {
+std::string FamilyNames(const char* FamilyFields::*name) {
   std::string names;
-  for (const Family& family : kFamilies)
+  for (const FamilyFields& family : kFamilies)
     absl::StrAppend(&names, names.empty() ? "" : ", ", family.*name);
   return names;
 }
@@ -233,7 +233,7 @@ int64_t ModelConfig::NumParameters() const {
 namespace {
 
 // Which layers have a window, as transformers reads it.
-void ParseWindows(Reader& r, const json& value, const Family& family, ModelConfig& config) {
+void ParseWindows(Reader& r, const json& value, const FamilyFields& family, ModelConfig& config) {
   // Llama has no such field; Mistral's is for all layers; Qwen's are for layers from
   // max_window_layers on, or those named.
   const bool known = family.sliding_window > 0;
@@ -287,7 +287,7 @@ void ParseWindows(Reader& r, const json& value, const Family& family, ModelConfi
 }
 
 // The biases of the linears, and q/k norms.
-void ParseExtras(Reader& r, const Family& family, ModelConfig& config) {
+void ParseExtras(Reader& r, const FamilyFields& family, ModelConfig& config) {
   config.qk_norm = family.qk_norm;
   const bool attention = r.Bool("attention_bias", family.qkv_bias), mlp = r.Bool("mlp_bias", false);
   config.qkv_bias = family.qkv_bias;
@@ -306,27 +306,27 @@ void ParseExtras(Reader& r, const Family& family, ModelConfig& config) {
 
 // The family that model_type and architectures name; complains where they name none that can be
 // trained, or two.
-const Family& ParseFamily(Reader& r, bool strict) {
+const FamilyFields& ParseFamily(Reader& r, bool strict) {
   const json& type = r.At("model_type");
   const json& names = r.At("architectures");
-  const Family* family = nullptr;
-  for (const Family& one : kFamilies) {
+  const FamilyFields* family = nullptr;
+  for (const FamilyFields& one : kFamilies) {
     if (type.is_null() ? names == json::array({one.architecture}) : type == one.model_type)
       family = &one;
   }
   if (type.is_null() && names.is_null()) {
     if (!strict)
       r.Bad("model_type",
-            absl::StrCat("is missing; can be trained: ", FamilyNames(&Family::model_type)));
+            absl::StrCat("is missing; can be trained: ", FamilyNames(&FamilyFields::model_type)));
     return kFamilies[0];
   }
   if (family == nullptr) {
     if (!type.is_null())
       r.Bad("model_type", absl::StrCat(type.dump(), " can't be trained; can be: ",
-                                       FamilyNames(&Family::model_type)));
+                                       FamilyNames(&FamilyFields::model_type)));
     else
       r.Bad("architectures", absl::StrCat(names.dump(), " can't be trained; can be: ",
-                                          FamilyNames(&Family::architecture)));
+                                          FamilyNames(&FamilyFields::architecture)));
     return kFamilies[0];
   }
   if (!names.is_null() && names != json::array({family->architecture})) {
@@ -337,7 +337,7 @@ const Family& ParseFamily(Reader& r, bool strict) {
   return *family;
 }
 
-void ParseHeads(Reader& r, const Family& family, ModelConfig& config) {
+void ParseHeads(Reader& r, const FamilyFields& family, ModelConfig& config) {
   if (config.num_heads % config.num_kv_heads != 0) {
     r.Bad("num_key_value_heads",
           absl::StrCat(config.num_kv_heads, " doesn't divide num_attention_heads, ",
@@ -438,7 +438,7 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
     return config;
   }
   Reader r(value, path, problems);
-  const Family& family = ParseFamily(r, strict);
+  const FamilyFields& family = ParseFamily(r, strict);
   config.family = family.model_type;
   config.vocab_size = r.Size("vocab_size", 1, true);
   config.hidden_size = r.Size("hidden_size", 1, true);

@@ -86,7 +86,7 @@ ordered_json ModelSchema() {
   schema["properties"] = ordered_json::object();
   ordered_json properties;
   ordered_json types = ordered_json::array();
-  for (const Family& family : kFamilies) types.push_back(family.model_type);
+  for (const FamilyFields& family : kFamilies) types.push_back(family.model_type);
   Add(properties, "model_type", "string",
       "The family; llama if neither this nor architectures is given.", OneOf(types));
   Add(properties, "architectures", "array",
@@ -150,7 +150,7 @@ ordered_json ModelSchema() {
 
 nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::string& dtype) {
   nlohmann::ordered_json out;
-  const Family& family = FamilyOf(config.family);
+  const FamilyFields& family = FieldsOfFamily(config.family);
   out["architectures"] = {family.architecture};
   out["model_type"] = family.model_type;
   out["vocab_size"] = config.vocab_size;

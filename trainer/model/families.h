@@ -10,7 +10,7 @@ inline constexpr int64_t kSizeMax = 1'000'000'000;
 
 // What transformers means by a field that a config.json of this family leaves out, and what it
 // can't say at all.
-struct Family {
+struct FamilyFields {
   const char* model_type;
   const char* architecture;
   int64_t max_position_embeddings;
@@ -21,7 +21,7 @@ struct Family {
   bool windows_by_layer;  // use_sliding_window, max_window_layers and layer_types are fields;
                           // otherwise sliding_window is for all
 };
-inline constexpr Family kFamilies[] = {
+inline constexpr FamilyFields kFamilies[] = {
     {"llama", "LlamaForCausalLM", 2048, 0, 0, false, true, true, false, false},
     {"mistral", "MistralForCausalLM", 131072, 0, 4096, false, false, false, false, false},
     {"qwen2", "Qwen2ForCausalLM", 32768, 0, 4096, true, false, false, false, true},
@@ -29,8 +29,8 @@ inline constexpr Family kFamilies[] = {
 };
 
 // The first of them where none has the name.
-inline const Family& FamilyOf(const std::string& model_type) {
-  for (const Family& family : kFamilies) {
+inline const FamilyFields& FieldsOfFamily(const std::string& model_type) {
+  for (const FamilyFields& family : kFamilies) {
     if (model_type == family.model_type) return family;
   }
   return kFamilies[0];

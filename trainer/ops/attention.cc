@@ -236,9 +236,15 @@ Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads,
   return d_heads;
 }
 
-bool UsesFlashAttention(const at::TensorOptions& options, int64_t head_dim) {
-  return options.device().is_cuda() && fused::Allowed() && options.dtype() == at::kBFloat16 &&
-         head_dim <= 256 && head_dim % 8 == 0;
+AttentionKind ChooseAttention(bool gpu, bool kernels, at::ScalarType dtype, int64_t head_dim) {
+  const bool flash =
+      gpu && kernels && dtype == at::kBFloat16 && head_dim <= 256 && head_dim % 8 == 0;
+  return flash ? AttentionKind::kFlash : AttentionKind::kPlain;
+}
+
+AttentionKind ChooseAttention(const at::TensorOptions& options, int64_t head_dim) {
+  return ChooseAttention(options.device().is_cuda(), fused::Allowed(),
+                         options.dtype().toScalarType(), head_dim);
 }
 
 std::vector<int32_t> SequenceBounds(const std::vector<DocumentSpan>& documents, int64_t batch,

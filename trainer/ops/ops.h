@@ -84,9 +84,13 @@ AttentionResult Attention(const Heads& heads, const at::Tensor& mask);
 Heads AttentionBackward(const at::Tensor& d_out, const Heads& heads,
                         const at::Tensor& probabilities);
 
-// Whether attention of these heads' shape and memory goes to FlashAttention (GPU, bf16, heads of at
-// most 256 elements), which needs neither masks nor room for the probabilities.
-bool UsesFlashAttention(const at::TensorOptions& options, int64_t head_dim);
+// How attention is computed: by plain batched products, or by FlashAttention, which needs neither
+// masks nor room for the probabilities.
+enum class AttentionKind { kPlain, kFlash };
+// FlashAttention takes bf16 heads of at most 256 elements, on GPUs, where kernels are allowed.
+AttentionKind ChooseAttention(bool gpu, bool kernels, at::ScalarType dtype, int64_t head_dim);
+// For heads in memory of `options`, by this process.
+AttentionKind ChooseAttention(const at::TensorOptions& options, int64_t head_dim);
 
 // Tokens [begin, end) of a row.
 struct DocumentSpan {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/model/family.h"
 #include "trainer/model/lora.h"
 #include "trainer/parallel/range.h"
 
@@ -12,7 +13,8 @@ namespace muster::trainer {
 
 Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& options)
     : world_(world), options_(options), frozen_(options.lora.on()) {
-  ModelLayout layout = MakeLlamaLayout(config);
+  const Family& family = FamilyFor(config);
+  ModelLayout layout = family.Layout(config);
   block_flats_ = std::move(layout.block_flats);
   FlatOptions own = options.flats;
   own.frozen = frozen_;
@@ -34,8 +36,8 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   Adapters adapters;
   if (frozen_)
     adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
-  blocks_ = MakeLlamaBlocks(config, model_, adapters, options.max_length, world->device(),
-                            options.z_loss);
+  blocks_ = family.MakeBlocks(config, model_, adapters,
+                              {options.max_length, world->device(), options.z_loss});
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 

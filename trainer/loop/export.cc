@@ -1,0 +1,78 @@
+#include "trainer/loop/export.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <future>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <c10/cuda/CUDAFunctions.h>
+
+#include "trainer/checkpoint/files.h"
+#include "trainer/checkpoint/hugging_face.h"
+#include "trainer/loop/exchange.h"
+
+namespace muster::trainer {
+namespace {
+
+// On rank 0, once all weights are there.
+int WriteExport(const Setup& setup, at::Device device, Engine& engine, Progress& progress) {
+  at::NoGradGuard no_grad;
+  if (device.is_cuda()) c10::cuda::set_device(device.index());
+  const bool managed = !setup.surroundings.export_staging.empty();
+  const std::string staged =
+      managed ? setup.surroundings.export_staging + "/export" : setup.export_target + ".staging";
+  const std::string unfinished = staged + ".unfinished";
+  const AdapterExport adapters{&engine.flats(), setup.config.lora, setup.init_directory};
+  const ReadParameter read = [&](int flat, int segment, int64_t first, at::Tensor out) {
+    out.copy_(engine.model_flats()[flat]->Weight(segment).view(-1).narrow(0, first, out.numel()));
+    return absl::OkStatus();
+  };
+  const bool replaces = std::filesystem::exists(setup.export_target + "/config.json");
+  absl::Status status =
+      StageExport(read, setup.model, setup.config.dtype, setup.TokenizerDirectory(),
+                  setup.init_directory, unfinished, setup.config.lora.on() ? &adapters : nullptr);
+  if (status.ok()) status = ReplaceDirectory(unfinished, managed ? staged : setup.export_target);
+  if (!status.ok()) {
+    std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  if (managed)
+    std::printf("export staged=%s target=%s\n", staged.c_str(), setup.export_target.c_str());
+  else
+    std::printf("exported to %s%s\n", setup.export_target.c_str(),
+                replaces ? ", in place of the export that was there" : "");
+  std::fflush(stdout);
+  progress.Send(
+      {{"export",
+        {{"staged", managed ? staged : setup.export_target}, {"target", setup.export_target}}}},
+      Progress::kDurable);
+  return 0;
+}
+
+}  // namespace
+
+int ExportModel(const Setup& setup, World& world, Engine& engine, Progress& progress) {
+  const bool leads = world.rank() == 0;
+  world.SetTimeout(kStartTimeout);  // NCCL's clocks run from where a rank asks: the others ask for
+                                    // all at once, rank 0 copies the model meanwhile
+  engine.UnshardAll();
+  world.SetTimeout(setup.config.StepTimeout());
+  // Rank 0 writes in a thread, so that the others need not wait for it in one long exchange. When
+  // one of them has died nobody waits for the thread: it ends with the process.
+  std::packaged_task<int()> task([&setup, &engine, &progress, device = world.device()] {
+    return WriteExport(setup, device, engine, progress);
+  });
+  std::future<int> written = task.get_future();
+  if (leads) std::thread(std::move(task)).detach();
+  Await(
+      world,
+      [&](std::chrono::milliseconds moment) {
+        return !leads || written.wait_for(moment) == std::future_status::ready;
+      },
+      nullptr);
+  return leads ? written.get() : 0;
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,107 @@
+#include "trainer/loop/saving.h"
+
+#include <cstdio>
+
+#include "trainer/data/packing.h"
+
+namespace muster::trainer {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::ordered_json;
+
+Saving::Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress)
+    : setup_(setup), world_(world), progress_(progress) {
+  const Surroundings& s = setup.surroundings;
+  if (!s.checkpoint_directory.empty())
+    writer_.emplace(world, flats, s.checkpoint_directory, s.checkpoint_keep);
+}
+
+void Saving::Loaded(int64_t step, const std::string& path) {
+  last_step_ = loaded_step_ = step;
+  loaded_path_ = path;
+}
+
+void Saving::Begin() { last_time_ = Clock::now(); }
+
+bool Saving::IsDue(int64_t step) const {
+  if (!writer_) return false;
+  if (setup_.config.save_steps > 0 && step % setup_.config.save_steps == 0) return true;
+  const double interval_s = setup_.surroundings.checkpoint_interval_s;
+  return interval_s > 0 && !writer_->busy() &&
+         std::chrono::duration<double>(Clock::now() - last_time_).count() >= interval_s;
+}
+
+CheckpointWriter::Report Saving::Mine() const {
+  return writer_ ? writer_->Mine() : CheckpointWriter::Report{};
+}
+
+void Saving::Take(const std::vector<CheckpointWriter::Report>& all) {
+  if (!writer_) return;
+  if (const auto outcome = writer_->Take(all)) Tell(*outcome);
+}
+
+void Saving::Start(const RunState& state) {
+  if (writer_->busy()) Tell(Finish());
+  if (untold_) PruneIfTold();
+  CheckpointMeta meta;
+  meta.step = state.step;
+  meta.next_sequence = state.next_sequence;
+  meta.seed = setup_.config.seed;
+  meta.recent_losses = state.recent_losses;
+  meta.packing_version = kPackingVersion;
+  meta.data_fingerprint = setup_.DataFingerprint();
+  meta.zero_stage = static_cast<int>(setup_.config.zero_stage);
+  meta.dtype = setup_.config.dtype;
+  meta.model = ToHuggingFace(setup_.model, setup_.config.dtype == "bf16" ? "bfloat16" : "float32");
+  meta.trainer = setup_.trainer;
+  meta.source = setup_.init_directory;
+  meta.tokenizer = setup_.TokenizerDirectory();
+  last_time_ = Clock::now();
+  writer_->Start(meta);
+  if (!setup_.config.save_in_background) Tell(Finish());
+}
+
+bool Saving::SaveNow(const RunState& state) {
+  if (writer_->busy()) Tell(Finish());
+  if (last_step_ != state.step) Start(state);
+  if (writer_->busy()) Tell(Finish());
+  return last_step_ == state.step;
+}
+
+CheckpointOutcome Saving::Finish() {
+  world_.SetTimeout(kStartTimeout);  // storage may be slower than any step
+  CheckpointOutcome outcome = writer_->Finish();
+  world_.SetTimeout(setup_.config.StepTimeout());
+  return outcome;
+}
+
+// Says that a checkpoint was published, or why not.
+void Saving::Tell(const CheckpointOutcome& outcome) {
+  const bool leads = world_.rank() == 0;
+  if (!outcome.status.ok()) {
+    if (leads)
+      std::fprintf(stderr, "checkpoint of step %lld failed: %s\n",
+                   static_cast<long long>(outcome.step),
+                   std::string(outcome.status.message()).c_str());
+    return;
+  }
+  last_step_ = outcome.step;
+  if (!leads) return;
+  std::printf("checkpoint step=%lld path=%s seconds=%.3f copy_s=%.3f\n",
+              static_cast<long long>(outcome.step), outcome.path.c_str(), outcome.total_s,
+              outcome.copy_s);
+  std::fflush(stdout);
+  ordered_json told = {{"step", outcome.step}, {"path", outcome.path}};
+  if (loaded_step_ >= 0) told["loaded_step"] = loaded_step_, told["loaded_path"] = loaded_path_;
+  progress_.Send({{"checkpoint", told}}, Progress::kDurable);
+  PruneIfTold();
+}
+
+// Old checkpoints may go once the word of the newest is out: until then the scheduler knows no
+// other than those.
+void Saving::PruneIfTold() {
+  untold_ = !progress_.Delivered();
+  if (!untold_) writer_->Told(last_step_);
+}
+
+}  // namespace muster::trainer

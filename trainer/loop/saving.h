@@ -1,0 +1,57 @@
+// When a run saves a checkpoint, and what it tells of it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trainer/checkpoint/writer.h"
+#include "trainer/loop/progress.h"
+#include "trainer/loop/resume.h"
+#include "trainer/loop/setup.h"
+
+namespace muster::trainer {
+
+// Every rank has one and calls the same methods in the same steps. Without a place for checkpoints
+// nothing is saved. Not thread-safe.
+class Saving {
+ public:
+  // `setup`, `world`, `flats` and `progress` must outlive it.
+  Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress);
+
+  bool on() const { return writer_.has_value(); }
+  // The run goes on from there.
+  void Loaded(int64_t step, const std::string& path);
+  // Training begins: the interval counts from here.
+  void Begin();
+  // Whether rank 0 wants the state after step `step` saved.
+  bool IsDue(int64_t step) const;
+
+  // What this rank tells the others in each step, and what all have told.
+  CheckpointWriter::Report Mine() const;
+  void Take(const std::vector<CheckpointWriter::Report>& all);
+
+  // Copies the state and has it written beside the next steps; ends what is still being written
+  // first. Collective.
+  void Start(const RunState& state);
+  // Returns once a checkpoint of `state` is published; false if that failed. Collective.
+  bool SaveNow(const RunState& state);
+
+ private:
+  CheckpointOutcome Finish();
+  void Tell(const CheckpointOutcome& outcome);
+  void PruneIfTold();
+
+  const Setup& setup_;
+  World& world_;
+  Progress& progress_;
+  std::optional<CheckpointWriter> writer_;
+  int64_t loaded_step_ = -1, last_step_ = -1;
+  std::string loaded_path_;
+  bool untold_ = false;  // of rank 0: the line of the newest checkpoint waits in progress_
+  std::chrono::steady_clock::time_point last_time_;
+};
+
+}  // namespace muster::trainer

@@ -1,0 +1,191 @@
+#include "trainer/model/parts.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster::trainer {
+namespace {
+
+at::Tensor Take(SavedPart saved, int slot) { return std::exchange(saved[slot], at::Tensor()); }
+
+std::string LayerPrefix(int64_t layer) { return absl::StrCat("model.layers.", layer, "."); }
+
+}  // namespace
+
+AttentionPart::AttentionPart(const ModelConfig& config, int64_t layer, const FlatParam& flat,
+                             const Adapters& adapters, AttentionTables tables)
+    : config_(config), tables_(std::move(tables)) {
+  const std::string attention = LayerPrefix(layer) + "self_attn.";
+  norm_ = Parameter(flat, LayerPrefix(layer) + "input_layernorm.weight");
+  q_norm_ = Parameter(flat, attention + "q_norm.weight");
+  k_norm_ = Parameter(flat, attention + "k_norm.weight");
+  qkv_ = Projection(flat, {attention + "q_proj", attention + "k_proj", attention + "v_proj"},
+                    adapters);
+  out_ = Projection(flat, {attention + "o_proj"}, adapters);
+}
+
+bool AttentionPart::IsKept(int slot, RecomputeMode mode) {
+  const bool own = slot >= kHeadQ && slot <= kResult;
+  return mode == RecomputeMode::kNone || slot == kX ||
+         (own && mode == RecomputeMode::kKeepAttention);
+}
+
+int64_t AttentionPart::Width(int slot, const ModelConfig& config, ops::AttentionKind kind,
+                             int64_t length) {
+  const int64_t q = config.num_heads * config.head_dim, kv = config.num_kv_heads * config.head_dim;
+  switch (slot) {
+    case kX:
+    case kNorm:
+      return config.hidden_size;
+    case kHeadQ:
+    case kResult:
+      return q;
+    case kHeadK:
+    case kHeadV:
+      return kv;
+    case kQ:
+      return config.qk_norm ? q : 0;
+    case kK:
+      return config.qk_norm ? kv : 0;
+    case kScores:  // fp32 log-sums count as two of bf16
+      return kind == ops::AttentionKind::kFlash ? 2 * config.num_heads : config.num_heads * length;
+    default:
+      return 0;
+  }
+}
+
+int64_t AttentionPart::SavedElements(const ModelConfig& config, ops::AttentionKind kind,
+                                     int64_t length, RecomputeMode mode) {
+  int64_t sum = 0;
+  for (int slot = 0; slot < kCount; ++slot) {
+    if (IsKept(slot, mode)) sum += Width(slot, config, kind, length);
+  }
+  return sum;
+}
+
+bool AttentionPart::Recordable(const BatchMeta& meta) const {
+  return (tables_.kind == ops::AttentionKind::kFlash || !meta.positions.defined()) &&
+         !qkv_.Draws() && !out_.Draws();
+}
+
+void AttentionPart::Recompute(const BatchMeta& meta, SavedPart saved) const {
+  if (!saved[kNorm].defined()) {
+    ops::RmsNormResult norm = ops::RmsNorm(saved[kX], norm_.w, config_.rms_norm_eps);
+    saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
+  }
+  if (saved[kResult].defined()) return;
+  {
+    const at::Tensor qkv = qkv_.Forward(saved[kNorm], meta);
+    if (config_.qk_norm) {
+      const ops::HeadNormResult q =
+          ops::NormHeads(qkv, 0, config_.num_heads, q_norm_.w, config_.rms_norm_eps);
+      const ops::HeadNormResult k =
+          ops::NormHeads(qkv, KeyColumns(), config_.num_kv_heads, k_norm_.w, config_.rms_norm_eps);
+      saved[kQ] = q.x, saved[kRstdQ] = q.rstd, saved[kK] = k.x, saved[kRstdK] = k.rstd;
+    }
+    const ops::Heads heads =
+        ops::SplitAndRotate(qkv, meta.batch, config_, tables_.rope, meta.positions);
+    saved[kHeadQ] = heads.q, saved[kHeadK] = heads.k, saved[kHeadV] = heads.v;
+    Attend(meta, saved);
+  }
+}
+
+void AttentionPart::Attend(const BatchMeta& meta, SavedPart saved) const {
+  const ops::Heads heads{saved[kHeadQ], saved[kHeadK], saved[kHeadV]};
+  if (tables_.kind == ops::AttentionKind::kFlash) {
+    const ops::FlashResult flash = ops::FlashAttention(heads, meta.sequences, tables_.window);
+    saved[kScores] = flash.log_sum, saved[kRandomState] = flash.random_state,
+    saved[kResult] = flash.out;
+    return;
+  }
+  const ops::AttentionResult attention =
+      meta.positions.defined() ? ops::DocumentAttention(heads, tables_.mask, meta.documents)
+                               : ops::Attention(heads, tables_.mask);
+  saved[kScores] = attention.probabilities, saved[kResult] = attention.out;
+}
+
+at::Tensor AttentionPart::Forward(const BatchMeta& meta, SavedPart saved) const {
+  return out_.Forward(saved[kResult], meta);
+}
+
+at::Tensor AttentionPart::Backward(const at::Tensor& d_out, const BatchMeta& meta,
+                                   SavedPart saved) const {
+  const bool flash = tables_.kind == ops::AttentionKind::kFlash;
+  ops::FlashResult attention{Take(saved, kResult), Take(saved, kScores), Take(saved, kRandomState)};
+  const at::Tensor d_attention = out_.Backward(d_out, attention.out, meta);
+  const ops::Heads heads{Take(saved, kHeadQ), Take(saved, kHeadK), Take(saved, kHeadV)};
+  if (!flash) attention.out.reset();
+  const ops::Heads d_heads =
+      flash ? ops::FlashAttentionBackward(d_attention, heads, attention, meta.sequences,
+                                          tables_.window)
+      : meta.positions.defined()
+          ? ops::DocumentAttentionBackward(d_attention, heads, attention.log_sum, meta.documents)
+          : ops::AttentionBackward(d_attention, heads, attention.log_sum);
+  attention = {};
+  const at::Tensor d_qkv =
+      ops::SplitAndRotateBackward(d_heads, config_, tables_.rope, meta.positions);
+  if (config_.qk_norm) {
+    ops::NormHeadsBackward(d_qkv, 0, {Take(saved, kQ), Take(saved, kRstdQ)}, q_norm_.w, q_norm_.d);
+    ops::NormHeadsBackward(d_qkv, KeyColumns(), {Take(saved, kK), Take(saved, kRstdK)}, k_norm_.w,
+                           k_norm_.d);
+  }
+  const at::Tensor d_norm = qkv_.Backward(d_qkv, Take(saved, kNorm), meta);
+  return ops::RmsNormBackward(d_norm, Take(saved, kX), norm_.w, Take(saved, kRstd), norm_.d, d_out);
+}
+
+MlpPart::MlpPart(const ModelConfig& config, int64_t layer, const FlatParam& flat,
+                 const Adapters& adapters)
+    : epsilon_(config.rms_norm_eps) {
+  const std::string mlp = LayerPrefix(layer) + "mlp.";
+  norm_ = Parameter(flat, LayerPrefix(layer) + "post_attention_layernorm.weight");
+  gate_up_ = Projection(flat, {mlp + "gate_proj", mlp + "up_proj"}, adapters);
+  down_ = Projection(flat, {mlp + "down_proj"}, adapters);
+}
+
+int64_t MlpPart::Width(int slot, const ModelConfig& config) {
+  switch (slot) {
+    case kMiddle:
+    case kNorm:
+      return config.hidden_size;
+    case kGateUp:
+      return 2 * config.intermediate_size;
+    case kAct:
+      return config.intermediate_size;
+    default:
+      return 0;
+  }
+}
+
+int64_t MlpPart::SavedElements(const ModelConfig& config, RecomputeMode mode) {
+  int64_t sum = 0;
+  for (int slot = 0; slot < kCount; ++slot) {
+    if (IsKept(slot, mode)) sum += Width(slot, config);
+  }
+  return sum;
+}
+
+void MlpPart::Recompute(at::Tensor attention, const at::Tensor& residual, const BatchMeta& meta,
+                        SavedPart saved) const {
+  ops::ResidualNormResult norm =
+      ops::ResidualRmsNorm(std::move(attention), residual, norm_.w, epsilon_);
+  saved[kMiddle] = norm.sum, saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
+  saved[kGateUp] = gate_up_.Forward(norm.y, meta);
+  saved[kAct] = ops::SwiGlu(saved[kGateUp]);
+}
+
+at::Tensor MlpPart::Forward(const BatchMeta& meta, SavedPart saved) const {
+  return down_.Forward(saved[kAct], meta).add_(saved[kMiddle]);
+}
+
+at::Tensor MlpPart::Backward(const at::Tensor& dy, const BatchMeta& meta, SavedPart saved) const {
+  at::Tensor d_act = down_.Backward(dy, Take(saved, kAct), meta);
+  at::Tensor d_gate_up = ops::SwiGluBackward(d_act, Take(saved, kGateUp));
+  d_act.reset();
+  const at::Tensor d_norm = gate_up_.Backward(d_gate_up, Take(saved, kNorm), meta);
+  d_gate_up.reset();
+  return ops::RmsNormBackward(d_norm, Take(saved, kMiddle), norm_.w, Take(saved, kRstd), norm_.d,
+                              dy);
+}
+
+}  // namespace muster::trainer

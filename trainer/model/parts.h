@@ -1,0 +1,106 @@
+// The two parts of a layer, attention and MLP. A part owns a stretch of what its layer saves and
+// says of each tensor there how wide it is and whether it is kept, so that dropping, recomputing
+// and the memory estimate agree.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <ATen/ATen.h>
+
+#include "trainer/model/blocks.h"
+#include "trainer/model/config.h"
+#include "trainer/model/projection.h"
+#include "trainer/ops/ops.h"
+
+namespace muster::trainer {
+
+// A part's stretch of its layer's saved tensors.
+using SavedPart = std::span<at::Tensor>;
+
+// Tables and masks that layers share.
+struct AttentionTables {
+  ops::RopeTables rope;
+  ops::AttentionKind kind = ops::AttentionKind::kPlain;
+  at::Tensor mask;     // kPlain
+  int64_t window = 0;  // tokens that a token sees; 0: all before it
+};
+
+// Attention of norm(x), without the residual.
+class AttentionPart {
+ public:
+  enum Slot {
+    kX,
+    kNorm,
+    kRstd,
+    kHeadQ,  // from here to kResult: attention's own
+    kHeadK,
+    kHeadV,
+    kQ,  // q, k and their norms' statistics before Qwen3's norms
+    kRstdQ,
+    kK,
+    kRstdK,
+    kScores,  // probabilities; with FlashAttention the rows' log-sums
+    kRandomState,
+    kResult,
+    kCount
+  };
+  AttentionPart(const ModelConfig& config, int64_t layer, const FlatParam& flat,
+                const Adapters& adapters, AttentionTables tables);
+
+  // Computes what isn't in `saved`, where kX is, up to kResult.
+  void Recompute(const BatchMeta& meta, SavedPart saved) const;
+  // Of what is saved, the output projection's result.
+  at::Tensor Forward(const BatchMeta& meta, SavedPart saved) const;
+  // d_out: of Forward's result and of the residual beside it. Returns d x; empties `saved`.
+  at::Tensor Backward(const at::Tensor& d_out, const BatchMeta& meta, SavedPart saved) const;
+  bool Recordable(const BatchMeta& meta) const;
+
+  // Whether a slot is kept until the backward.
+  static bool IsKept(int slot, RecomputeMode mode);
+  // Elements a token of all that is kept, beside the norms' few.
+  static int64_t SavedElements(const ModelConfig& config, ops::AttentionKind kind, int64_t length,
+                               RecomputeMode mode);
+  // Of one slot; for kScores what a token's row of probabilities, or of log-sums, takes.
+  static int64_t Width(int slot, const ModelConfig& config, ops::AttentionKind kind,
+                       int64_t length);
+
+ private:
+  // Where the columns of k begin in those of q, k and v.
+  int64_t KeyColumns() const { return config_.num_heads * config_.head_dim; }
+  void Attend(const BatchMeta& meta, SavedPart saved) const;
+
+  const ModelConfig config_;
+  const AttentionTables tables_;
+  Parameter norm_, q_norm_, k_norm_;
+  Projection qkv_, out_;  // q, k, v are one matrix
+};
+
+// MLP of norm(middle), where middle is attention's result and the residual; and that added.
+class MlpPart {
+ public:
+  enum Slot { kMiddle, kNorm, kRstd, kGateUp, kAct, kCount };
+  MlpPart(const ModelConfig& config, int64_t layer, const FlatParam& flat,
+          const Adapters& adapters);
+
+  // Computes all of `saved` from attention's result, whose memory it may take, and the residual.
+  void Recompute(at::Tensor attention, const at::Tensor& residual, const BatchMeta& meta,
+                 SavedPart saved) const;
+  // Of what is saved, the layer's result.
+  at::Tensor Forward(const BatchMeta& meta, SavedPart saved) const;
+  // Returns d middle; empties `saved`.
+  at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, SavedPart saved) const;
+  bool Recordable() const { return !gate_up_.Draws() && !down_.Draws(); }
+
+  static bool IsKept(int slot, RecomputeMode mode) { return mode == RecomputeMode::kNone; }
+  static int64_t SavedElements(const ModelConfig& config, RecomputeMode mode);
+  static int64_t Width(int slot, const ModelConfig& config);
+
+ private:
+  const double epsilon_;
+  Parameter norm_;
+  Projection gate_up_, down_;  // gate and up are one matrix
+};
+
+}  // namespace muster::trainer

@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Folder -> folders whose headers it may include, besides its own. The longest prefix of a file's path decides.
 MAY_INCLUDE = {
     "common/base": [],
+    "common/pki": ["common/base"],
     "common/spec": ["common/base"],
     "scheduler/state": ["common/base", "common/spec"],
     "scheduler/decide": ["common/base", "scheduler/state"],
@@ -62,7 +63,7 @@ NO_GRPC = [
     "sim",
     "trainer",
 ]
-NO_PROTO = ["common/base", "agent/shim", "trainer"]
+NO_PROTO = ["common/base", "common/pki", "agent/shim", "trainer"]
 PURE = ["scheduler/state", "scheduler/decide", "agent/reconcile"]
 IMPURE_HEADERS = [
     "<chrono>",

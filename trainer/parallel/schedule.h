@@ -10,14 +10,14 @@ namespace muster::trainer {
 
 struct Action {
   enum Kind {
-    kUnshard,  // start bringing flat `index`'s weights up to date
-    kReshard,  // flat `index`'s gathered weights are not needed until the next kUnshard: its slot
-               // is free
-    kForward,     // block `index`, micro-batch `micro`; waits until its flats are whole
-    kRecompute,   // block `index`, micro-batch `micro`: compute again what its forward didn't keep;
-                  // waits as kForward does
-    kBackward,    // block `index`, micro-batch `micro`; waits as kForward does
-    kOpen,        // flat `index`'s gradient of this micro-batch begins in its slot
+    kUnshard,    // start bringing flat `index`'s weights up to date
+    kReshard,    // flat `index`'s gathered weights are not needed until the next kUnshard: its slot
+                 // is free
+    kForward,    // block `index`, micro-batch `micro`; waits until its flats are whole
+    kRecompute,  // block `index`, micro-batch `micro`: compute again what its forward didn't keep;
+                 // waits as kForward does
+    kBackward,   // block `index`, micro-batch `micro`; waits as kForward does
+    kOpen,       // flat `index`'s gradient of this micro-batch begins in its slot
     kAccumulate,  // it is complete and added to the step's; the slot is free
     kReduce,  // start summing flat `index`'s gradient over the ranks (that of the micro-batch where
               // it is in a slot, else the step's)

@@ -175,6 +175,16 @@ class FakeScheduler final : public pb::AgentService::Service {
 
 class AgentTest : public ::testing::Test {
  protected:
+  // The programs without a trainer beside them: a second after the start, its schema would begin a
+  // new session in the midst of a test.
+  static void SetUpTestSuite() {
+    char name[] = "/tmp/muster-agent-bin-XXXXXX";
+    programs_ = ::mkdtemp(name);
+    for (const std::string program : {"/muster-agent", "/muster-shim"})
+      std::filesystem::copy_file(MUSTER_TEST_BIN + program, programs_ + program);
+  }
+  static void TearDownTestSuite() { std::filesystem::remove_all(programs_); }
+
   void SetUp() override {
     char name[] = "/tmp/muster-agent-test-XXXXXX";
     directory_ = ::mkdtemp(name);
@@ -194,7 +204,7 @@ class AgentTest : public ::testing::Test {
   }
 
   void StartAgent() {
-    const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-agent";
+    const std::string program = programs_ + "/muster-agent";
     std::vector<std::string> words = {"muster-agent",
                                       "--server",
                                       "unix://" + directory_ + "/s.sock",
@@ -281,6 +291,7 @@ class AgentTest : public ::testing::Test {
     return ReadFile(directory_ + "/" + path).value_or("");
   }
 
+  inline static std::string programs_;  // the directory of those that are tested
   std::string directory_;
   std::unique_ptr<FakeScheduler> scheduler_;
   pid_t agent_ = -1;

@@ -15,7 +15,8 @@ Tally::Tally(const Trace& trace, int64_t epoch_ns, int64_t patience_ns, WorldRes
       leaf_of_(trace.jobs.size()),
       promises_of_(trace.jobs.size()),
       runs_in_(trace.jobs.size(), -1),
-      held_milli_(trace.jobs.size()) {
+      held_milli_(trace.jobs.size()),
+      bands_(trace.jobs.size()) {
   for (const TraceJob& job : trace.jobs) {
     JobResult row;
     row.name = job.name;
@@ -33,6 +34,7 @@ void Tally::Begin(const State& state) {
   for (size_t n = 1; n < queues.nodes.size(); ++n) {
     if (!queues.leaf(static_cast<int32_t>(n))) continue;
     Leaf& leaf = leaves_[queues.nodes[n].path];
+    leaf.shortest_first = queues.nodes[n].shortest_first;
     for (const auto& [flavour, quota] : queues.nodes[n].spec.quota()) {
       if (flavour == "cpu") continue;
       for (const auto& [cluster, milli] : quota.guarantee_per_cluster()) {
@@ -82,7 +84,7 @@ Tally::Leaf* Tally::Changed(size_t index) {
 
 void Tally::Submit(size_t index) {
   if (Leaf* const leaf = Changed(index); leaf != nullptr) {
-    leaf->unfinished.insert({-trace_.jobs[index].priority, trace_.jobs[index].submit_ns, index});
+    leaf->unfinished.insert({RankOf(index), trace_.jobs[index].submit_ns, index});
   }
 }
 
@@ -102,8 +104,7 @@ void Tally::Start(size_t index, int32_t cluster, const std::string& flavour, int
 
 void Tally::Keep(size_t index, int64_t sign) {
   if (runs_in_[index] < 0) return;
-  int64_t& kept_milli =
-      leaf_of_[index]->promises[runs_in_[index]].kept_milli[-trace_.jobs[index].priority];
+  int64_t& kept_milli = leaf_of_[index]->promises[runs_in_[index]].kept_milli[RankOf(index)];
   kept_milli += sign * std::min(held_milli_[index], result_->jobs[index].gpus_milli);
 }
 
@@ -122,7 +123,7 @@ void Tally::End(size_t index) {
   result_->end_ns = std::max(result_->end_ns, now_ns_);
   ++over_;
   if (Leaf* const leaf = Changed(index); leaf != nullptr) {
-    leaf->unfinished.erase({-trace_.jobs[index].priority, trace_.jobs[index].submit_ns, index});
+    leaf->unfinished.erase({RankOf(index), trace_.jobs[index].submit_ns, index});
   }
 }
 
@@ -130,16 +131,16 @@ void Tally::End(size_t index) {
 // still leaves, whether it runs or waits: that is a place in the entitled set (docs/scheduling.md
 // §1). Who waits although it is covered is late where, in one of the pools in which it is covered,
 // its queue's jobs hold less than what is promised: counted are those that are not stopped for it
-// (§2), which are of its priority or a higher one, at their least size. Elsewhere its own queue's
-// younger jobs have what it is promised.
+// (§2), which are of its priority or a higher one, and of its band or an earlier one, at their
+// least size. Elsewhere its own queue's younger jobs have what it is promised.
 void Tally::SeeGuarantees() {
   for (Leaf* const leaf : changed_) {
     leaf->changed = false;
     const size_t promises = leaf->promises.size();
     std::vector<int64_t> left_milli(promises),
         unused_milli(promises);  // by promise: of the order's, and of what is held
-    std::vector<std::map<int32_t, int64_t>::const_iterator> kept(
-        promises);  // by promise: the next lower priority
+    std::vector<std::map<Rank, int64_t>::const_iterator> kept(
+        promises);  // by promise: the next lower rank
     int64_t any_milli = 0;
     for (size_t p = 0; p < promises; ++p) {
       left_milli[p] = unused_milli[p] = leaf->promises[p].milli;
@@ -147,13 +148,12 @@ void Tally::SeeGuarantees() {
       any_milli += left_milli[p];
     }
     std::map<size_t, Covered> covered;
-    for (const auto& [priority, submit_ns, index] : leaf->unfinished) {
+    for (const auto& [rank, submit_ns, index] : leaf->unfinished) {
       if (any_milli == 0) break;
       const int64_t demand_milli = result_->jobs[index].gpus_milli;
       int32_t at = -1, unused = -1;
       for (const int32_t p : promises_of_[index]) {
-        for (; kept[p] != leaf->promises[p].kept_milli.end() && kept[p]->first <= priority;
-             ++kept[p])
+        for (; kept[p] != leaf->promises[p].kept_milli.end() && kept[p]->first <= rank; ++kept[p])
           unused_milli[p] -= kept[p]->second;
         if (left_milli[p] < demand_milli) continue;
         if (at < 0 || p == runs_in_[index]) at = p;  // where it runs comes first
@@ -202,6 +202,25 @@ void Tally::EndWait(size_t index, Covered covered) {
 // The promise is a place in the entitled set (docs/scheduling.md §1): who has it and waits lacks
 // devices in its shape, or waits for those that stop for it. A policy that gives no verdicts
 // promises nothing.
+void Tally::SeeBands(const State& state) {
+  for (auto& [path, leaf] : leaves_) {
+    if (!leaf.shortest_first) continue;
+    std::vector<size_t> moved;
+    for (const auto& [rank, submit_ns, index] : leaf.unfinished) {
+      const JobRow* row = state.FindJob(result_->jobs[index].number);
+      if (row != nullptr && row->band != rank.second) moved.push_back(index);
+    }
+    for (const size_t index : moved) {
+      leaf.unfinished.erase({RankOf(index), trace_.jobs[index].submit_ns, index});
+      Keep(index, -1);
+      bands_[index] = state.FindJob(result_->jobs[index].number)->band;
+      Keep(index, 1);
+      leaf.unfinished.insert({RankOf(index), trace_.jobs[index].submit_ns, index});
+      Changed(index);
+    }
+  }
+}
+
 void Tally::SeeEntitled(const Plan& plan) {
   for (auto& [path, leaf] : leaves_) {
     for (auto& [index, covered] : leaf.covered) {
@@ -266,6 +285,7 @@ void Tally::OnStep(const StepRecord& step) {
         break;
     }
   }
+  SeeBands(state);
   SeeGuarantees();
   SeeEntitled(*step.view->plan);
 }

@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "scheduler/engine/engine.h"
@@ -40,22 +41,25 @@ class Tally {
         -1;  // its own queue has held what it is promised since then; -1: it doesn't
     int64_t overtaken_ns = 0;  // all of that before
   };
+  // Of a job in its leaf: -priority, and its band where the shortest goes first.
+  using Rank = std::pair<int32_t, int32_t>;
   // What a leaf is guaranteed in one pool.
   struct Promise {
     int32_t cluster = 0;
     std::string flavour;
     int64_t milli = 0;
-    // By -priority: what jobs of the leaf hold there, at their least size. More than that can be
-    // taken back for others of the leaf.
-    std::map<int32_t, int64_t> kept_milli;
+    // What jobs of the leaf hold there, at their least size. More than that can be taken back for
+    // others of the leaf.
+    std::map<Rank, int64_t> kept_milli;
   };
   // A leaf of the tree: who of it is unfinished, in leaf order, and whom of those that wait its
   // guarantee covers.
   struct Leaf {
     std::vector<Promise> promises;
-    std::set<std::tuple<int32_t, int64_t, size_t>> unfinished;  // -priority, submit, index
-    std::map<size_t, Covered> covered;                          // by index
+    std::set<std::tuple<Rank, int64_t, size_t>> unfinished;  // with submit and index
+    std::map<size_t, Covered> covered;                       // by index
     bool changed = false;
+    bool shortest_first = false;
   };
 
   void Submit(size_t index);
@@ -67,6 +71,8 @@ class Tally {
   void SeeGuarantees();
   void SeeEntitled(const Plan& plan);
   void Keep(size_t index, int64_t sign);
+  Rank RankOf(size_t index) const { return {-trace_.jobs[index].priority, bands_[index]}; }
+  void SeeBands(const State& state);
   void SeeCovered(size_t index, bool unused, Covered* covered);
   void EndWait(size_t index, Covered covered);
 
@@ -81,6 +87,7 @@ class Tally {
       promises_of_;  // by index: those of its leaf that it may use, the preferred first
   std::vector<int32_t> runs_in_;     // by index: the promise whose pool it runs in; -1: none's
   std::vector<int64_t> held_milli_;  // by index
+  std::vector<int32_t> bands_;       // by index
   size_t over_ = 0;
   int64_t used_milli_ = 0;
   int64_t now_ns_ = 0;     // since the epoch

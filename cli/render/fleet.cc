@@ -100,6 +100,7 @@ Table QueuesTable(const std::vector<pb::Queue>& queues) {
                {"WEIGHT", Table::kRight, false, 2},
                {"JOBS RUN", Table::kRight},
                {"JOBS WAIT", Table::kRight},
+               {"ORDER", Table::kLeft, true},
                {"SUBMIT", Table::kLeft, true},
                {"HELD", Table::kLeft, true}});
   for (const pb::Queue& queue : queues) {
@@ -107,16 +108,17 @@ Table QueuesTable(const std::vector<pb::Queue>& queues) {
                 waiting = absl::StrCat(queue.waiting_jobs());
     std::string submit = absl::StrJoin(queue.spec().submit(), ","),
                 held = queue.spec().held() ? "held" : "";
+    const std::string order = queue.spec().order() == pb::SHORTEST ? "shortest" : "fifo";
     if (queue.use_size() == 0)
-      table.AddRow({queue.path(), "", "", "", "", "", "", running, waiting, submit, held});
+      table.AddRow({queue.path(), "", "", "", "", "", "", running, waiting, order, submit, held});
     bool first = true;
     for (const pb::QueueUse& use : queue.use()) {
       table.AddRow({queue.path(), FlavourName(use.flavour(), use.declared()),
                     FormatMilli(use.guarantee_milli()), FormatMilli(use.entitled_milli()),
                     FormatMilli(use.used_milli()),
                     use.limit_milli() < 0 ? "none" : FormatMilli(use.limit_milli()),
-                    absl::StrCat(use.weight()), first ? running : "", first ? waiting : "", submit,
-                    held});
+                    absl::StrCat(use.weight()), first ? running : "", first ? waiting : "", order,
+                    submit, held});
       first = false;
     }
   }

@@ -76,6 +76,8 @@ constexpr char kQueues[] = R"(queues:
       - name: nlp
         quota: {h100-80g: {guarantee: 16.5, weight: 2}, cpu: {guarantee: 0.5}}
         min_runtime: 10m
+        order: shortest
+        max_wait: 12h
       - name: vision
         quota: {h100-80g: {guarantee: 7.5}}
         max_gpus_per_job: 64
@@ -160,6 +162,9 @@ TEST(QueueFile, TheTreeIsReadAndWrittenBack) {
   EXPECT_TRUE(tree.queues(0).quota().at("a100-80g").has_limit_milli());
   EXPECT_FALSE(tree.queues(0).quota().at("a100-80g").has_weight());
   EXPECT_EQ(tree.queues(1).queues(0).min_runtime_ns(), 10 * kMinute);
+  EXPECT_EQ(tree.queues(1).queues(0).order(), pb::SHORTEST);
+  EXPECT_EQ(tree.queues(1).queues(0).max_wait_ns(), 12 * kHour);
+  EXPECT_EQ(tree.queues(0).order(), pb::QUEUE_ORDER_UNSPECIFIED);
   EXPECT_EQ(tree.queues(1).queues(1).max_gpus_per_job_milli(), 64'000);
   EXPECT_EQ(CheckQueueTree(tree).size(), 0u);
   ASSERT_TRUE(ParseQueueFile(QueueTreeToYaml(tree), "q.yaml", {}, &again, &problems))

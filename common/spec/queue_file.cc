@@ -58,6 +58,9 @@ class QueueReader {
     if (fields.Duration("min_runtime", &value)) queue->set_min_runtime_ns(value);
     if (fields.Duration("max_time_limit", &value)) queue->set_max_time_limit_ns(value);
     if (fields.Milli("max_gpus_per_job", &value)) queue->set_max_gpus_per_job_milli(value);
+    if (fields.Choice("order", {"fifo", "shortest"}, 0, &text))
+      queue->set_order(text == "fifo" ? pb::FIFO : pb::SHORTEST);
+    if (fields.Duration("max_wait", &value)) queue->set_max_wait_ns(value);
     if (fields.Bool("held", &held)) queue->set_held(held);
     fields.ForEach("queues", [&](const YamlNode& child, const std::string& at) {
       ReadQueue(child, at, queue->add_queues());
@@ -186,6 +189,9 @@ class QueueChecker {
       }
     }
     if (queue.min_runtime_ns() < 0) to_.emit(at + ".min_runtime", "may not be negative");
+    if (queue.max_wait_ns() < 0) to_.emit(at + ".max_wait", "may not be negative");
+    if (!pb::QueueOrder_IsValid(queue.order()))
+      to_.emit(at + ".order", "must be one of fifo, shortest");
     if (queue.max_time_limit_ns() < 0) to_.emit(at + ".max_time_limit", "may not be negative");
     CheckMilli(queue.max_gpus_per_job_milli(), at + ".max_gpus_per_job");
   }
@@ -282,6 +288,9 @@ void WriteQueues(YamlWriter& out, const google::protobuf::RepeatedPtrField<pb::Q
       out.Plain("max_time_limit", ExactDuration(queue.max_time_limit_ns()));
     if (queue.max_gpus_per_job_milli() != 0)
       out.Plain("max_gpus_per_job", FormatMilli(queue.max_gpus_per_job_milli()));
+    if (queue.order() != pb::QUEUE_ORDER_UNSPECIFIED)
+      out.Plain("order", queue.order() == pb::SHORTEST ? "shortest" : "fifo");
+    if (queue.max_wait_ns() != 0) out.Plain("max_wait", ExactDuration(queue.max_wait_ns()));
     if (queue.held()) out.Plain("held", "true");
     if (!queue.queues().empty()) WriteQueues(out, queue.queues());
     out.Close();

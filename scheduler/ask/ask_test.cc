@@ -7,6 +7,7 @@
 #include "scheduler/ask/explain.h"
 #include "scheduler/ask/forecast.h"
 #include "scheduler/ask/taken.h"
+#include "scheduler/ask/words/order_text.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/state/testing/builders.h"
 
@@ -562,6 +563,41 @@ TEST_F(Sentences, SayShareOnlyWhereThereIsAnotherQueue) {
 
 // Two run, one each host; a job for all four devices comes first and gets a reservation, so the two
 // that are free are kept for it.
+TEST_F(Sentences, TellHowManyShorterOnesAreBeforeIt) {
+  s_.ShortestFirst("research", /*max_wait_s=*/5000);
+  s_.Step(0);
+  const uint64_t last = testing::JobBuilder("research").SubmitTo(&s_);
+  s_.Do(testing::Placed(s_.state, last, "lab", {{"h01", {0}}}));
+  testing::StartAll(&s_, last);
+  testing::TellEnd(&s_, last, 100'000);
+  const uint64_t longer = testing::JobBuilder("research").SubmitTo(&s_);
+  s_.Do(testing::Placed(s_.state, longer, "lab", {{"h00", {0}}}));
+  testing::StartAll(&s_, longer);
+  testing::TellEnd(&s_, longer, 5'000);
+  s_.Step(400);
+  s_.Do(testing::Stopping(s_.state, longer, pb::PREEMPTION));
+  testing::ReportAll(&s_, longer, pb::GONE, 0, true);
+  const auto told = [&](uint64_t job) { return OrderText(s_.state, *s_.state.FindJob(job)); };
+  EXPECT_EQ(told(longer), "behind 1 that goes first of research, whose order is shortest");
+  const uint64_t first = testing::JobBuilder("research").SubmitTo(&s_);
+  const uint64_t second = testing::JobBuilder("research").SubmitTo(&s_);
+  testing::JobBuilder("research").Priority(1).SubmitTo(&s_);  // what is more urgent isn't shorter
+  EXPECT_EQ(told(longer),
+            "behind 2 shorter jobs, 1 that goes first of research, whose order is shortest");
+  EXPECT_EQ(told(second),
+            "behind 1 older job, 1 that goes first of research, whose order is shortest");
+  EXPECT_EQ(told(last),
+            "goes before the other jobs of research, whose order is shortest: it is the one that "
+            "will end last");
+  s_.Step(6000);
+  EXPECT_EQ(told(first),
+            "goes before the other jobs of research, whose order is shortest: it has waited for "
+            "1h33m in all");
+  s_.Queue("prod");
+  const uint64_t elsewhere = testing::JobBuilder("prod").SubmitTo(&s_);
+  EXPECT_EQ(told(elsewhere), "");
+}
+
 TEST_F(Sentences, NameWhoseTurnComesFirst) {
   s_.Queue("prod");
   for (int i = 0; i < 2; ++i)

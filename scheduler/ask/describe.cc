@@ -112,6 +112,10 @@ pb::Queue DescribeNode(const State& state, const Plan& plan, int32_t node,
       line->set_used_milli(held->second);
     line->set_declared(figures.declared.contains(flavour));
   }
+  if (row.shortest_first) {  // whichever queue above says so
+    queue.mutable_spec()->set_order(pb::SHORTEST);
+    queue.mutable_spec()->set_max_wait_ns(row.max_wait_ns);
+  }
   queue.set_running_jobs(figures.jobs[node].running);
   queue.set_waiting_jobs(figures.jobs[node].waiting);
   return queue;

@@ -13,6 +13,7 @@
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/taken.h"
+#include "scheduler/ask/words/order_text.h"
 #include "scheduler/ask/words/share_text.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/state/what_if.h"
@@ -527,6 +528,30 @@ std::optional<pb::QueueUse> ShareOf(const State& state, const Plan& plan, const 
   return std::nullopt;
 }
 
+// The verdict's sentence, with its queue's share and its place in the queue.
+std::string WhyText(const State& state, const Plan& plan, const JobRow& job,
+                    const pb::Verdict& verdict) {
+  std::string text = verdict.text();
+  const pb::VerdictCode code = verdict.code();
+  const std::optional<pb::QueueUse> share = ShareOf(state, plan, job, verdict.flavour());
+  if (share.has_value() && (code == pb::V_SHARE || code == pb::V_LIMIT)) {
+    const bool enough = code == pb::V_SHARE && verdict.missing_milli() == 0;
+    text = enough ? absl::StrCat(text, "; ", ShareText(job, *share)) : ShareText(job, *share);
+    if (code == pb::V_SHARE && !enough && share->used_milli() < share->entitled_milli()) {
+      absl::StrAppend(&text, "; ",
+                      ShareLeftText(job, PoolHolders(state).Entitled(plan, job.spec->queue(),
+                                                                     verdict.flavour())));
+    }
+  }
+  if (share.has_value() && code == pb::V_CAPACITY && share->used_milli() >= share->entitled_milli())
+    absl::StrAppend(&text, "; ", BeyondText(job, *share));
+  const bool by_turn = code == pb::V_SHARE || code == pb::V_LIMIT || code == pb::V_CAPACITY ||
+                       code == pb::V_PLACEMENT;
+  if (const std::string order = OrderText(state, job); by_turn && !order.empty())
+    absl::StrAppend(&text, "; ", order);
+  return text;
+}
+
 }  // namespace
 
 Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t now_ns,
@@ -548,24 +573,7 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
     why->set_cluster(verdict.cluster());
     why->set_flavour(verdict.flavour() == "cpu" ? "" : verdict.flavour());
     why->set_missing_milli(verdict.missing_milli());
-    why->set_text(verdict.text());
-    const std::optional<pb::QueueUse> share = ShareOf(state, plan, *job, verdict.flavour());
-    if (!share.has_value()) continue;
-    if (verdict.code() == pb::V_SHARE || verdict.code() == pb::V_LIMIT) {
-      std::string text = ShareText(*job, *share);
-      if (verdict.code() == pb::V_SHARE && verdict.missing_milli() == 0) {
-        text = absl::StrCat(verdict.text(), "; ",
-                            text);  // enough is free: its share isn't what it lacks
-      } else if (verdict.code() == pb::V_SHARE && share->used_milli() < share->entitled_milli()) {
-        absl::StrAppend(&text, "; ",
-                        ShareLeftText(*job, PoolHolders(state).Entitled(plan, job->spec->queue(),
-                                                                        verdict.flavour())));
-      }
-      why->set_text(text);
-    }
-    if (verdict.code() == pb::V_CAPACITY && share->used_milli() >= share->entitled_milli()) {
-      why->set_text(absl::StrCat(why->text(), "; ", BeyondText(*job, *share)));
-    }
+    why->set_text(WhyText(state, plan, *job, verdict));
   }
   if (first >= 0)
     Explainer(state, *job, first, std::max(now_ns, state.now_ns()), scheduling, spent)

@@ -234,6 +234,14 @@ std::string SettingsText(const pb::QueueSpec& before, const pb::QueueSpec& after
   };
   say("max_gpus_per_job", gpus(before.max_gpus_per_job_milli()),
       gpus(after.max_gpus_per_job_milli()));
+  const auto order = [](const pb::QueueSpec& queue) {
+    return queue.order() == pb::QUEUE_ORDER_UNSPECIFIED ? "as the queue above it"
+           : queue.order() == pb::SHORTEST              ? "shortest"
+                                                        : "fifo";
+  };
+  say("order", order(before), order(after));
+  say("max_wait", duration(before.max_wait_ns(), "as the queue above it"),
+      duration(after.max_wait_ns(), "as the queue above it"));
   say("held", before.held() ? "yes" : "no", after.held() ? "yes" : "no");
   return absl::StrJoin(said, "; ");
 }

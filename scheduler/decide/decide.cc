@@ -1,5 +1,6 @@
 #include "scheduler/decide/decide.h"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "scheduler/decide/decider.h"
 #include "scheduler/decide/model/inputs.h"
 #include "scheduler/decide/passes/passes.h"
+#include "scheduler/state/queue_order.h"
 
 namespace muster {
 namespace {
@@ -21,6 +23,16 @@ std::map<std::pair<std::string, std::string>, int64_t> EntitledMilli(const Input
     }
   }
   return milli;
+}
+
+// Of a queue that takes the shortest first, who waits may have another band from the next tick on.
+bool WaitsByBand(const Inputs& in) {
+  const auto by_band = [&](int32_t b) {
+    const int32_t leaf = in.gang(b).leaf;  // -1: it was removed
+    return leaf >= 0 && in.state.queues().nodes[leaf].shortest_first;
+  };
+  return std::any_of(in.entitled.begin(), in.entitled.end(), by_band) ||
+         std::any_of(in.others.begin(), in.others.end(), by_band);
 }
 
 }  // namespace
@@ -61,6 +73,7 @@ Plan RunPasses(const Inputs& in, FreeMap* now, FreeMap* later) {
   // This changes the entitled set, so it counts from the next decision on.
   Spill(in, &draft);
 
+  if (WaitsByBand(in)) draft.WakeAt((in.now_ns / kOrderTickNs + 1) * kOrderTickNs);
   Plan plan;
   draft.Finish();
   plan.verdicts = GiveVerdicts(in, &draft);

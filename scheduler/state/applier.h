@@ -117,6 +117,9 @@ class Applier {
   void BookLedger(int64_t now_ns);
   std::map<std::string, int64_t> FragmentedMilli() const;
   void TickHistory();
+  // The jobs' bands (queue_order.h).
+  void TickOrder();
+  bool SetBand(uint64_t number, int32_t band);  // it had another one
   void ForgetOldJobs();
   void KeepStray(HostId id, const pb::AttemptReported& e);
   void SetHostState(HostRow* host, pb::HostState state);

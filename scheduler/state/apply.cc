@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "common/base/units.h"
 #include "scheduler/state/applier.h"
+#include "scheduler/state/queue_order.h"
 
 namespace muster {
 
@@ -30,6 +31,7 @@ void Applier::Carry(const pb::Event& event) {
       SetQueues(event.queues_applied().tree());
       s_.queue_version_ = std::max(s_.queue_version_ + 1, event.queues_applied().version());
       NewRound();
+      TickOrder();
       return;
     case pb::Event::kClustersConfigured:
       SetClusters(event.clusters_configured().file());
@@ -130,6 +132,7 @@ void Applier::RefreshHostsOf(const AttemptRow& attempt) {
 // ---- steps and users ----
 
 void Applier::On(const pb::StepStarted& e) {
+  const int64_t before_ns = s_.now_ns_;
   s_.now_ns_ = std::max(s_.now_ns_, e.now_ns());
   if (e.epoch() != 0) s_.epoch_ = e.epoch();
   if (e.restart_backoff_ns() > 0) s_.restart_backoff_ns_ = e.restart_backoff_ns();
@@ -137,6 +140,10 @@ void Applier::On(const pb::StepStarted& e) {
   s_.meta_changed_ = true;
   BookLedger(s_.now_ns_);
   TickHistory();
+  const std::vector<QueueNode>& nodes = s_.queues_->nodes;
+  const bool by_length = std::any_of(nodes.begin(), nodes.end(),
+                                     [](const QueueNode& node) { return node.shortest_first; });
+  if (by_length && before_ns / kOrderTickNs != s_.now_ns_ / kOrderTickNs) TickOrder();
   ForgetOldJobs();
 }
 
@@ -186,6 +193,9 @@ void Applier::On(const pb::JobSubmitted& e) {
         ExpectedRun(job, static_cast<int32_t>(t),
                     std::max(1, e.spec().tasks(static_cast<int>(t)).workers().min()));
   }
+  const int32_t queue = s_.queues_->Find(e.spec().queue());
+  if (queue >= 0 && s_.queues_->nodes[queue].shortest_first)
+    job.band = BandOf(WorkLeftOf(job, s_.now_ns_).milli_ns, kFrontBand);
   s_.next_job_number_ = std::max(s_.next_job_number_, e.number() + 1);
   NewRound();
   s_.changed_jobs_.insert(e.number());

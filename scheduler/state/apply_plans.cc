@@ -46,6 +46,7 @@ void Applier::On(const pb::AttemptPlaced& e) {
         attempt.resumed_step = checkpoint.step();
     }
   }
+  if (task->waiting()) task->waited_ns += s_.now_ns_ - task->waiting_since_ns;
   task->state = attempt.state;
   task->next_attempt = attempt.number + 1;
   task->claimed_attempt = 0;

@@ -160,6 +160,7 @@ pb::TaskRecord ToRecord(const State& state, const TaskRow& row) {
   r.set_next_attempt(row.next_attempt);
   r.set_backoff_until_ns(row.backoff_until_ns);
   r.set_waiting_since_ns(row.waiting_since_ns);
+  r.set_waited_ns(row.waited_ns);
   r.set_wanted_workers(row.wanted_workers);
   r.set_last_resize_ns(row.last_resize_ns);
   for (const pb::Checkpoint& checkpoint : row.checkpoints) *r.add_checkpoints() = checkpoint;
@@ -199,6 +200,7 @@ absl::Status FromRecord(const State& state, const pb::TaskRecord& r, TaskRow* ro
   row->next_attempt = r.next_attempt();
   row->backoff_until_ns = r.backoff_until_ns();
   row->waiting_since_ns = r.waiting_since_ns();
+  row->waited_ns = r.waited_ns();
   row->wanted_workers = r.wanted_workers();
   row->last_resize_ns = r.last_resize_ns();
   row->checkpoints.assign(r.checkpoints().begin(), r.checkpoints().end());
@@ -255,6 +257,7 @@ pb::JobRecord ToRecord(const State& state, const JobRow& row) {
   r.set_cluster(row.cluster);
   r.set_cancel_requested(row.cancel_requested);
   r.set_version(row.version);
+  r.set_band(row.band);
   for (const TaskRow& task : row.tasks) *r.add_tasks() = ToRecord(state, task);
   return r;
 }
@@ -276,6 +279,7 @@ absl::Status FromRecord(const State& state, const pb::JobRecord& r, JobRow* row)
   row->cluster = r.cluster();
   row->cancel_requested = r.cancel_requested();
   row->version = r.version();
+  row->band = r.band();
   if (r.number() == 0 || r.tasks_size() != r.spec().tasks_size())
     return absl::DataLossError("job's tasks don't fit its spec");
   for (const pb::TaskRecord& task : r.tasks()) {

@@ -126,6 +126,7 @@ struct TaskRow {
   int32_t next_attempt = 1;
   int64_t backoff_until_ns = 0;
   int64_t waiting_since_ns = 0;
+  int64_t waited_ns = 0;                    // in waits that are over
   int32_t wanted_workers = 0;               // that it was stopped to come back with; 0 = what fits
   int64_t last_resize_ns = 0;               // last growth
   std::vector<pb::Checkpoint> checkpoints;  // oldest first
@@ -182,6 +183,9 @@ struct JobRow {
   std::string cluster;  // bound to once a task was placed; decides the storage of its directory
   bool cancel_requested = false;
   uint64_t version = 1;
+  // In a queue that takes the shortest first: its place among jobs of one priority, the lowest
+  // first (queue_order.h). Changes at ticks only. 0 in other queues.
+  int32_t band = 0;
   std::vector<TaskRow> tasks;  // parallel to spec->tasks()
 
   void SetSpec(const pb::JobSpec& resolved);
@@ -274,14 +278,20 @@ struct ClusterRow {
   std::string drain_reason;
 };
 
+// A queue that takes the shortest first and names no max_wait.
+inline constexpr int64_t kMaxWaitNs = 86'400'000'000'000;
+
 // A queue of the tree, flattened: parents before children, siblings in file order.
 struct QueueNode {
   std::string path;  // research/nlp; empty for the root
   int32_t parent = -1;
   std::vector<int32_t> children;
-  pb::QueueSpec spec;          // without children
-  bool held = false;           // it or a queue above it
-  int64_t min_runtime_ns = 0;  // its own or the nearest above; 0 = the configuration's
+  pb::QueueSpec spec;  // without children
+  bool held = false;   // it or a queue above it
+  // Its own or the nearest above:
+  int64_t min_runtime_ns = 0;  // 0 = the configuration's
+  bool shortest_first = false;
+  int64_t max_wait_ns = 0;  // with shortest_first
 };
 
 struct QueueIndex {

@@ -138,6 +138,9 @@ void AddQueue(const pb::QueueSpec& spec, int32_t parent, QueueIndex* index) {
   node.spec.clear_queues();
   node.held = above.held || spec.held();
   node.min_runtime_ns = spec.min_runtime_ns() != 0 ? spec.min_runtime_ns() : above.min_runtime_ns;
+  node.shortest_first = spec.order() == pb::QUEUE_ORDER_UNSPECIFIED ? above.shortest_first
+                                                                    : spec.order() == pb::SHORTEST;
+  node.max_wait_ns = spec.max_wait_ns() != 0 ? spec.max_wait_ns() : above.max_wait_ns;
   index->by_path[node.path] = id;
   index->nodes[parent].children.push_back(id);
   index->nodes.push_back(std::move(node));
@@ -149,6 +152,7 @@ void AddQueue(const pb::QueueSpec& spec, int32_t parent, QueueIndex* index) {
 QueueIndex BuildQueues(const pb::QueueTree& tree) {
   QueueIndex index;
   index.nodes.emplace_back();
+  index.nodes.back().max_wait_ns = kMaxWaitNs;
   for (const pb::QueueSpec& queue : tree.queues()) AddQueue(queue, 0, &index);
   if (tree.queues().empty()) {
     pb::QueueSpec only;

@@ -30,6 +30,7 @@ struct Search {
   int32_t shape = 0;  // Gang::shape
   int32_t leaf = -1;
   int32_t priority = 0;
+  int32_t band = 0;
   int32_t workers = 0;
   int32_t grows = -1;  // the gang that wants more; else -1
   uint64_t lent = 0;   // which reservations lend to it (Draft::WhichLend)

@@ -116,7 +116,7 @@ class Entitlement {
     bool growth = false;
   };
   struct Leaf {
-    std::vector<int32_t> members;  // gangs, by priority, submission, id
+    std::vector<int32_t> members;  // gangs, by priority, band, submission, id
     bool stale = true;             // `members` or their figures changed
     std::vector<Unit> units;       // parallel to members
     std::vector<uint8_t> taken;    // likewise: Unit::part.taken, close together for the cursors

@@ -208,17 +208,18 @@ class Twin {
 
   std::optional<Found> CandOfLeaf(int32_t n, const Room& room, bool guaranteed,
                                   bool promised) const {
-    std::vector<std::tuple<bool, int32_t, int64_t, int32_t>>
-        order;  // gangs before growth, then priority, submission, id
+    std::vector<std::tuple<bool, int32_t, int32_t, int64_t, int32_t>>
+        order;  // gangs before growth, then priority, band, submission, id
     for (size_t b = 0; b < m_.gangs.size(); ++b) {
       const Gang& gang = m_.gangs[b];
       if (gang.leaf != n || gang.pools.empty()) continue;
       const bool growth = gang.entitled;
       if (growth && gang.min_workers + gang.growth >= gang.max_workers) continue;
-      order.emplace_back(growth, -gang.priority, gang.submit_ns, static_cast<int32_t>(b));
+      order.emplace_back(growth, -gang.priority, gang.band, gang.submit_ns,
+                         static_cast<int32_t>(b));
     }
     std::sort(order.begin(), order.end());
-    for (const auto& [growth, priority, submit_ns, b] : order) {
+    for (const auto& [growth, priority, band, submit_ns, b] : order) {
       const Gang& gang = m_.gangs[b];
       for (size_t i = 0; i < (growth ? 1 : gang.pools.size()); ++i) {
         const int32_t pool = growth ? gang.charge : gang.pools[i];
@@ -366,6 +367,7 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
       gang.leaf = 1 + static_cast<int32_t>(dice->Of(nodes - 1));
     } while (!instance.quotas[gang.leaf].children.empty());
     gang.priority = static_cast<int32_t>(dice->Of(3));
+    gang.band = dice->Chance(30) ? static_cast<int32_t>(dice->Of(4)) : 0;
     gang.submit_ns = dice->Of(4);
     gang.worker_milli = dice->Chance(80) ? 1000 * (1 + dice->Of(3)) : 250 * (1 + dice->Of(3));
     if (with_cpus && dice->Chance(60)) gang.worker_cpus_milli = 500 * (1 + dice->Of(4));
@@ -395,6 +397,7 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
     if (sibling) {
       gang.leaf = m.gangs[b - 1].leaf;
       gang.priority = m.gangs[b - 1].priority;
+      gang.band = m.gangs[b - 1].band;
       gang.submit_ns = m.gangs[b - 1].submit_ns;
       if (dice->Chance(70)) gang.binds_others = m.gangs[b - 1].binds_others = true;
     }

@@ -9,11 +9,11 @@
 namespace muster {
 namespace {
 
-// Leaf order: priority, submission, id.
+// Leaf order: priority, band, submission, id.
 bool Before(const Model& model, int32_t a, int32_t b) {
   const Gang &x = model.gangs[a], &y = model.gangs[b];
   if (x.priority != y.priority) return x.priority > y.priority;
-  return std::make_tuple(x.submit_ns, a) < std::make_tuple(y.submit_ns, b);
+  return std::tie(x.band, x.submit_ns, a) < std::tie(y.band, y.submit_ns, b);
 }
 
 // The pool where it runs; -1 also if that isn't one of its list.
@@ -195,7 +195,7 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
       unit.growth_at = static_cast<int32_t>(leaf->growing.size());
       leaf->growing.push_back(index);
     }
-    // Tasks of a job stand side by side: they have its priority and its time of submission.
+    // Tasks of a job stand side by side: they have its priority, band and time of submission.
     if (gang.binds_others) {
       const bool same = index > 0 && leaf->units[index - 1].group >= 0 &&
                         model.gangs[leaf->units[index - 1].gang].ref.job == gang.ref.job;

@@ -98,6 +98,7 @@ struct alignas(64) Gang {
   int64_t ran_ns = 0;  // so far, in attempts that have ended
   int64_t waiting_since_ns = 0;
   int32_t priority = 0;
+  int32_t band = 0;         // of its job: among equal priorities the lowest goes first
   int32_t bound_pool = -1;  // where it runs
 
   // Of what runs, so that no row is read for it (ReadRun):

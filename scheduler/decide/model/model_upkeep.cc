@@ -13,11 +13,11 @@ constexpr size_t kOverGangsKept = 256;  // and a fifth of all: then the gangs mo
 
 // Everything that the entitled set follows from but the binding.
 bool SameUnits(const Gang& a, const Gang& b) {
-  return a.leaf == b.leaf && a.priority == b.priority && a.submit_ns == b.submit_ns &&
-         a.min_workers == b.min_workers && a.max_workers == b.max_workers &&
-         a.worker_milli == b.worker_milli && a.host_cpus_milli == b.host_cpus_milli &&
-         a.worker_cpus_milli == b.worker_cpus_milli && a.binds_others == b.binds_others &&
-         a.pools == b.pools && a.opened == b.opened;
+  return a.leaf == b.leaf && a.priority == b.priority && a.band == b.band &&
+         a.submit_ns == b.submit_ns && a.min_workers == b.min_workers &&
+         a.max_workers == b.max_workers && a.worker_milli == b.worker_milli &&
+         a.host_cpus_milli == b.host_cpus_milli && a.worker_cpus_milli == b.worker_cpus_milli &&
+         a.binds_others == b.binds_others && a.pools == b.pools && a.opened == b.opened;
 }
 
 // Puts the gang into an ascending list, or takes it out of it.

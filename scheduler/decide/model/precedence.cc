@@ -37,7 +37,11 @@ bool MayTake(const Inputs& in, const Gang& claimant, const Gang& victim, bool gr
   const bool for_cpus =
       claimant.gpus != victim.gpus && claimant.ref.job != victim.ref.job && !grows;
   return victim.leaf != claimant.leaf || grown ||
-         victim.priority < claimant.priority + (for_cpus ? 1 : 0);
+         victim.priority < claimant.priority + (for_cpus ? 1 : 0) || IsAhead(claimant, victim);
+}
+
+bool IsAhead(const Gang& a, const Gang& b) {
+  return a.leaf == b.leaf && a.priority == b.priority && a.band < b.band;
 }
 
 bool LevelsCount(const Inputs& in, const Gang& claimant, const Gang& victim) {
@@ -84,7 +88,8 @@ int64_t MinRuntimeNs(const Inputs& in, int32_t leaf) {
   return own_ns != 0 ? own_ns : in.options.min_runtime_ns;
 }
 
-int64_t ProtectedUntil(const Inputs& in, const Gang& victim) {
+int64_t ProtectedUntil(const Inputs& in, const Gang& claimant, const Gang& victim, bool grows) {
+  if (claimant.guaranteed && !grows && !IsAhead(claimant, victim)) return 0;
   return victim.since_ns() + MinRuntimeNs(in, victim.leaf);
 }
 

@@ -25,6 +25,10 @@ QueueLevel LevelOf(const Model& model, int32_t node, int32_t flavour, int64_t us
 // The claimant may stop the victim, min_runtime and levels apart. `grows`: to grow.
 bool MayTake(const Inputs& in, const Gang& claimant, const Gang& victim, bool grows = false);
 
+// Of the same queue and priority, and in front by its band: it may stop the other one only after
+// that one's min_runtime, whatever is guaranteed.
+bool IsAhead(const Gang& a, const Gang& b);
+
 // Levels have a say between these two, unless the claimant is within its guarantee: their queues
 // differ.
 bool LevelsCount(const Inputs& in, const Gang& claimant, const Gang& victim);
@@ -47,8 +51,10 @@ bool OnlyMoves(const Model& model, const Gang& victim);
 
 // How long what starts in the queue is left alone by claims beyond a guarantee.
 int64_t MinRuntimeNs(const Inputs& in, int32_t leaf);
-// Until when the victim is.
-int64_t ProtectedUntil(const Inputs& in, const Gang& victim);
+// Until when the victim, which runs, is left alone by the claimant; 0: not at all. `grows`: it
+// claims to grow.
+int64_t ProtectedUntil(const Inputs& in, const Gang& claimant, const Gang& victim,
+                       bool grows = false);
 // The claimant has waited within its guarantee for so long that what others do for it may cost
 // more.
 bool Overdue(const Inputs& in, const Gang& claimant);

@@ -45,6 +45,7 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   gang.min_workers = std::max(1, gang.spec->workers().min());
   gang.max_workers = std::max(gang.min_workers, gang.spec->workers().max());
   gang.priority = job.spec->priority();
+  gang.band = job.band;
   gang.submit_ns = job.submit_ns;
   gang.ran_ns = row.ran_ns;
   gang.waiting_since_ns = row.waiting_since_ns;

@@ -78,7 +78,8 @@ std::optional<Guest> Consolidation::GuestOf(int32_t g) const {
   if (&gang == &claimant_ || !gang.running() || draft_->Stops(g) || gang.may_be_lost)
     return std::nullopt;
   const bool in_place = gang.entitled && gang.charge == gang.bound_pool;
-  const bool stops = !in_place && MayTake(in_, claimant_, gang);
+  const bool stops = !in_place && MayTake(in_, claimant_, gang) &&
+                     ProtectedUntil(in_, claimant_, gang) <= in_.now_ns;
   // What is charged to where it runs only because it runs there would be charged elsewhere while it
   // waits.
   const bool moves = in_place && gang.current->parts.size() == 1 && gang.hosts_up &&

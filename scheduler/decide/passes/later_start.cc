@@ -56,7 +56,8 @@ std::vector<std::pair<int32_t, int64_t>> LaterStartSearch::Stoppable(int32_t poo
     if (!MayTake(in_, gang_, other)) return;
     if (!LevelAllows(in_, gang_, request_.pool, demand_milli_, other, draft_->later()->use()))
       return;
-    gangs.emplace_back(v, std::max(ProtectedUntil(in_, other), in_.now_ns) + GraceOf(*other.spec));
+    const int64_t protected_ns = other.since_ns() + MinRuntimeNs(in_, other.leaf);
+    gangs.emplace_back(v, std::max(protected_ns, in_.now_ns) + GraceOf(*other.spec));
   });
   return gangs;
 }

@@ -15,8 +15,8 @@ constexpr int64_t kPassedOverNs = 14 * kDay;
 
 InLine PlaceInLine(const Inputs& in, const Gang& gang) {
   const bool long_enough = gang.waiting_since_ns <= in.now_ns - kPassedOverNs;
-  return {gang.leaf, -gang.priority, long_enough ? 0 : gang.ran_ns, gang.submit_ns,
-          in.IndexOf(gang)};
+  return {gang.leaf,      -gang.priority,  gang.band, long_enough ? 0 : gang.ran_ns,
+          gang.submit_ns, in.IndexOf(gang)};
 }
 
 WaitingClaims::WaitingClaims(const Inputs& in, const Draft& draft)

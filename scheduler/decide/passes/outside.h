@@ -14,17 +14,19 @@
 
 namespace muster {
 
-// A waiting gang's place in line: queue by queue, in each by priority, then the least run so far,
-// then submission. What has waited for very long counts as never having run, so that it isn't
-// passed over for ever (docs/decisions/041).
+// A waiting gang's place in line: queue by queue, in each by priority, then band, then the least
+// run so far, then submission. What has waited for very long counts as never having run, so that it
+// isn't passed over for ever (docs/decisions/041).
 struct InLine {
   int32_t leaf = 0;
   int32_t minus_priority = 0;
+  int32_t band = 0;
   int64_t ran_ns = 0, submit_ns = 0;
   int32_t gang = 0;
   bool operator<(const InLine& other) const {
-    return std::tie(leaf, minus_priority, ran_ns, submit_ns, gang) <
-           std::tie(other.leaf, other.minus_priority, other.ran_ns, other.submit_ns, other.gang);
+    return std::tie(leaf, minus_priority, band, ran_ns, submit_ns, gang) <
+           std::tie(other.leaf, other.minus_priority, other.band, other.ran_ns, other.submit_ns,
+                    other.gang);
   }
 };
 InLine PlaceInLine(const Inputs& in, const Gang& gang);

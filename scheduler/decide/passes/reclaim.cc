@@ -272,6 +272,7 @@ Reclaimed Claim::Run() {
   Search search{.kind = guaranteed_ ? Search::kGuaranteedClaim : Search::kOtherClaim,
                 .pool = request_.pool,
                 .priority = claimant_.priority,
+                .band = claimant_.band,
                 .lent = draft_->WhichLend(claimant_, request_.pool, end_ns_)};
   if (request_.grows) {
     search.grows = request_.gang;

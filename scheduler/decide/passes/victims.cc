@@ -94,8 +94,8 @@ std::vector<Victim> VictimsFor(const Inputs& in, const Gang& claimant, int32_t p
   EachOf(in.model.gangs, CandidatesFor(in, claimant, pool, workers, use), [&](int32_t v) {
     const Gang& gang = in.gang(v);
     if (&gang == &claimant || draft->Stops(v) || !MayTake(in, claimant, gang, grows)) return;
-    const int64_t protected_ns = ProtectedUntil(in, gang);
-    if (!guaranteed && protected_ns > in.now_ns) {
+    const int64_t protected_ns = ProtectedUntil(in, claimant, gang, grows);
+    if (protected_ns > in.now_ns) {
       draft->WakeAt(protected_ns);
       return;
     }

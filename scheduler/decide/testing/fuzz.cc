@@ -15,11 +15,13 @@
 #include "scheduler/decide/place/free_map.h"
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
+#include "scheduler/state/queue_order.h"
 #include "scheduler/state/validate.h"
 
 namespace muster {
 namespace {
 
+constexpr int kBandsInQuiet = 24;   // that a job is in, one after the other, in one quiet time
 constexpr int kSettlesWithin = 60;  // decisions with an effect in one quiet time
 constexpr const char* kFlavours[] = {"a100", "h100"};
 
@@ -42,7 +44,12 @@ class Dice {
 class Case {
  public:
   Case(uint64_t seed, FuzzTotals* totals, bool trace)
-      : dice_(seed), cpu_heavy_(seed % 8 == 3), totals_(*totals), trace_(trace) {}
+      : dice_(seed),
+        order_dice_(~seed),
+        cpu_heavy_(seed % 8 == 3),
+        by_length_(seed % 4 == 1),
+        totals_(*totals),
+        trace_(trace) {}
 
   std::string Run() {
     ++totals_.trees;
@@ -52,8 +59,11 @@ class Case {
       const int steps = 1 + dice_.Of(8);
       for (int i = 0; i < steps && error_.empty(); ++i) {
         Advance(dice_.Of(4) * kSecond);
+        if (by_length_ && order_dice_.Percent(40))
+          Advance(order_dice_.Of(2 * kOrderTickNs / kSecond) * kSecond);
         const int events = dice_.Of(4) + (burst == 0 && i == 0 ? 3 : 0);
         for (int e = 0; e < events; ++e) Outside();
+        if (by_length_) ExpectEnds();
         Agents(/*quiet=*/false);
         Step();
       }
@@ -172,6 +182,10 @@ class Case {
     queue->set_name(name);
     const std::string path = above.empty() ? name : absl::StrCat(above, "/", name);
     if (dice_.Percent(20)) queue->set_min_runtime_ns((1 + dice_.Of(3)) * 5 * kSecond);
+    if (by_length_ && order_dice_.Percent(60)) {
+      queue->set_order(order_dice_.Percent(80) ? pb::SHORTEST : pb::FIFO);
+      queue->set_max_wait_ns((1 + order_dice_.Of(40)) * kMinute);
+    }
     const bool inner = depth < 2 && dice_.Percent(30);
     std::map<std::string, std::map<std::string, int64_t>> guaranteed;
     if (inner) {
@@ -420,6 +434,24 @@ class Case {
     Do(event);
   }
 
+  // Programs say when they will end, some of them in hours.
+  void ExpectEnds() {
+    for (const uint64_t number : std::vector<uint64_t>(s_.active_jobs())) {
+      const JobRow& job = *s_.FindJob(number);
+      for (size_t t = 0; t < job.tasks.size(); ++t) {
+        const AttemptRow* current = job.tasks[t].current();
+        if (current == nullptr || current->start_ns == 0 || order_dice_.Percent(70)) continue;
+        pb::Event event;
+        pb::ProgressSeen* e = event.mutable_progress_seen();
+        *e->mutable_key() = KeyOf(job, static_cast<int32_t>(t), current->number);
+        e->mutable_progress()->set_at_ns(now_ns_);
+        e->mutable_progress()->set_expected_end_ns(now_ns_ + (kMinute << order_dice_.Of(12)));
+        Do(event);
+        break;
+      }
+    }
+  }
+
   // ---- hosts do as they are told ----
 
   // True if something is on its way still.
@@ -619,12 +651,16 @@ class Case {
     const int32_t leaf = s_.queues().Find(victim->job->spec->queue());
     const int64_t own_ns = leaf < 0 ? 0 : s_.queues().nodes[leaf].min_runtime_ns;
     const int64_t start_ns = attempt.start_ns != 0 ? attempt.start_ns : attempt.place_ns;
+    const bool ahead = victim->leaf == claimant->leaf &&
+                       victim->job->spec->priority() == claimant->job->spec->priority() &&
+                       claimant->job->band < victim->job->band;
+    totals_.overtaken += ahead && !mover && !victim->entitled;
     if (now_ns_ < start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns) &&
-        (!claimant->guaranteed || grows)) {
+        (!claimant->guaranteed || grows || ahead)) {
       Fail(absl::StrCat("job ", victim->ref.job,
                         " is stopped within its min_runtime by a claim outside the guarantees"));
     }
-    if (!mover && !victim->entitled && victim->leaf == claimant->leaf &&
+    if (!mover && !victim->entitled && victim->leaf == claimant->leaf && !ahead &&
         victim->job->spec->priority() >=
             claimant->job->spec->priority() +
                 (beside && !grows && victim->ref.job != claimant->ref.job)) {
@@ -702,8 +738,17 @@ class Case {
   // started.
   void Settle() {
     int effects = 0;
+    std::map<uint64_t, std::pair<int32_t, int>>
+        bands;  // by job: its band, and how often it changed
+    int64_t tick = now_ns_ / kOrderTickNs;
     for (int jumps = 0; error_.empty();) {
       Advance(kSecond);
+      // A tick is an outside event: from there on it has to settle anew.
+      if (by_length_ && now_ns_ / kOrderTickNs != tick) {
+        tick = now_ns_ / kOrderTickNs;
+        effects = 0;
+        SeeBands(&bands);
+      }
       const bool moving = Agents(/*quiet=*/true);
       const int acts = Step();
       if (!error_.empty()) return;
@@ -726,6 +771,19 @@ class Case {
         return Fail(absl::StrCat("the same time again, and: ", again.events[0].ShortDebugString()));
     }
     CheckSettled();
+  }
+
+  // What was expected comes true while nothing else happens: bands rise or fall by and by, and do
+  // not follow from who runs with how many workers.
+  void SeeBands(std::map<uint64_t, std::pair<int32_t, int>>* bands) {
+    for (const uint64_t number : s_.active_jobs()) {
+      const int32_t band = s_.FindJob(number)->band;
+      const auto [at, fresh] = bands->try_emplace(number, band, 0);
+      if (at->second.first == band) continue;
+      at->second.first = band;
+      if (++at->second.second > kBandsInQuiet)
+        Fail(absl::StrCat("the band of job ", number, " changes again and again"));
+    }
   }
 
   // An attempt that reachable hosts will still say something of.
@@ -875,8 +933,8 @@ class Case {
     for (auto& [leaf, gangs] : leaves) {
       if (!s_.queues().leaf(leaf)) continue;  // an edit made it one
       std::sort(gangs.begin(), gangs.end(), [](const Gang* x, const Gang* y) {
-        return std::make_tuple(-x->job->spec->priority(), x->job->submit_ns, x->ref) <
-               std::make_tuple(-y->job->spec->priority(), y->job->submit_ns, y->ref);
+        return std::make_tuple(-x->job->spec->priority(), x->job->band, x->job->submit_ns, x->ref) <
+               std::make_tuple(-y->job->spec->priority(), y->job->band, y->job->submit_ns, y->ref);
       });
       std::map<int32_t, int64_t> used;
       for (const Gang* gang : gangs) {
@@ -909,7 +967,9 @@ class Case {
   }
 
   Dice dice_;
+  Dice order_dice_;       // of its own: trees by submission are drawn as without it
   const bool cpu_heavy_;  // much of the work wants no devices
+  const bool by_length_;  // some queues take the shortest first
   FuzzTotals& totals_;
   const bool trace_;
   State s_;
@@ -947,6 +1007,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   lent += o.lent;
   judged += o.judged;
   beside += o.beside;
+  overtaken += o.overtaken;
   spared += o.spared;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;

@@ -181,12 +181,15 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
       if (gang.entitled) return what + ", both of S";
       if (reservation->draining()) return what + ", which drains";
       const int64_t own_ns = state.queues().nodes[gang.leaf].min_runtime_ns;
-      const int64_t protected_ns = claimant->guaranteed ? 0
-                                   : own_ns != 0        ? own_ns
-                                                        : options.min_runtime_ns;
+      const bool ahead = gang.leaf == claimant->leaf && gang.priority == claimant->priority &&
+                         claimant->job->band < gang.job->band;
+      const bool stops_at_once = claimant->guaranteed && !ahead;
+      const int64_t protected_ns = stops_at_once ? 0
+                                   : own_ns != 0 ? own_ns
+                                                 : options.min_runtime_ns;
       const int64_t adds = gang.worker_milli * e.workers(),
                     demand = claimant->worker_milli * claimant->min_workers;
-      if (gang.leaf == claimant->leaf &&
+      if (gang.leaf == claimant->leaf && !ahead &&
           gang.priority >= claimant->priority + (beside && gang.ref.job != claimant->ref.job))
         return what + ", an equal of its own queue";
       if (now_ns + protected_ns + gang.spec->grace_ns() > start_ns)

@@ -92,6 +92,15 @@ class SystemBuilder {
     quota.set_weight(weight);
     return ApplyTree();
   }
+  // The leaf below the root takes the shortest first.
+  SystemBuilder& ShortestFirst(const std::string& leaf, int64_t max_wait_s = 0) {
+    for (pb::QueueSpec& queue : *tree_.mutable_queues()) {
+      if (queue.name() != leaf) continue;
+      queue.set_order(pb::SHORTEST);
+      queue.set_max_wait_ns(max_wait_s * kSecond);
+    }
+    return ApplyTree();
+  }
   SystemBuilder& GuaranteeIn(const std::string& leaf, const std::string& cluster, int64_t guarantee,
                              const std::string& flavour = "gpu") {
     for (pb::QueueSpec& queue : *tree_.mutable_queues()) {
@@ -286,6 +295,17 @@ inline void StartAll(SystemBuilder* system, uint64_t job, int task = 0) {
     system->Do(event);
   }
   ReportAll(system, job, pb::STARTED, -1, false, task);
+}
+
+// The program of the task's unfinished attempt says when it will end.
+inline void TellEnd(SystemBuilder* system, uint64_t job, int64_t in_seconds, int task = 0) {
+  pb::Event event;
+  pb::ProgressSeen* e = event.mutable_progress_seen();
+  *e->mutable_key() = KeyOf(*system->state.FindJob(job), task,
+                            TaskOf(system->state, job, task).attempts.back().number);
+  e->mutable_progress()->set_at_ns(system->now_ns);
+  e->mutable_progress()->set_expected_end_ns(system->now_ns + in_seconds * kSecond);
+  system->Do(event);
 }
 
 // A placement by hand, for tests of Apply and Validate: workers on hosts, devices by index.

@@ -134,6 +134,8 @@ class RandomEvents {
       pb::QueueSpec* queue = event.mutable_queues_applied()->mutable_tree()->add_queues();
       queue->set_name(name);
       queue->set_held(Chance(10));
+      queue->set_order(static_cast<pb::QueueOrder>(Below(3)));
+      queue->set_max_wait_ns(Below(3) * kMinute);
       (*queue->mutable_quota())["gpu"].set_guarantee_milli(Below(8) * 1000);
       if (Chance(30)) queue->add_queues()->set_name("nlp");
     }

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/base/check.h"
+#include "muster/v1/access_service.grpc.pb.h"
 #include "muster/v1/cluster_service.grpc.pb.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/queue_service.grpc.pb.h"
@@ -143,10 +144,11 @@ absl::Status CheckReachable(const std::string& server) {
 
 struct Client::Stubs {
   explicit Stubs(const std::shared_ptr<grpc::Channel>& channel)
-      : jobs(channel), queues(channel), clusters(channel) {}
+      : jobs(channel), queues(channel), clusters(channel), access(channel) {}
   pb::JobService::Stub jobs;
   pb::QueueService::Stub queues;
   pb::ClusterService::Stub clusters;
+  pb::AccessService::Stub access;
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server) {
@@ -300,6 +302,29 @@ absl::StatusOr<pb::TopResponse> Client::Top(const pb::TopRequest& request) {
 }
 absl::StatusOr<pb::PingResponse> Client::Ping() {
   return Call(stubs_->clusters, &pb::ClusterService::Stub::Ping, pb::PingRequest());
+}
+
+absl::StatusOr<pb::ListAccessResponse> Client::ListAccess() {
+  return Call(stubs_->access, &pb::AccessService::Stub::List, pb::ListAccessRequest());
+}
+absl::StatusOr<pb::GrantResponse> Client::Grant(const pb::Binding& binding) {
+  pb::GrantRequest request;
+  *request.mutable_binding() = binding;
+  return Call(stubs_->access, &pb::AccessService::Stub::Grant, request);
+}
+absl::StatusOr<pb::RevokeResponse> Client::Revoke(const pb::Binding& binding) {
+  pb::RevokeRequest request;
+  *request.mutable_binding() = binding;
+  return Call(stubs_->access, &pb::AccessService::Stub::Revoke, request);
+}
+absl::StatusOr<pb::CheckAccessResponse> Client::CheckAccess(const pb::CheckAccessRequest& request) {
+  return Call(stubs_->access, &pb::AccessService::Stub::Check, request);
+}
+absl::StatusOr<pb::ListAuditResponse> Client::ListAudit(const pb::ListAuditRequest& request) {
+  return Call(stubs_->access, &pb::AccessService::Stub::ListAudit, request);
+}
+absl::StatusOr<pb::VerifyAuditResponse> Client::VerifyAudit(const pb::VerifyAuditRequest& request) {
+  return Call(stubs_->access, &pb::AccessService::Stub::VerifyAudit, request);
 }
 
 }  // namespace muster

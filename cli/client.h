@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cli/interrupt.h"
+#include "muster/v1/access_service.pb.h"
 #include "muster/v1/cluster_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
@@ -67,6 +68,13 @@ class Client {
   absl::StatusOr<pb::LedgerResponse> Ledger(const pb::GetLedgerRequest& request = {});
   absl::StatusOr<pb::TopResponse> Top(const pb::TopRequest& request);
   absl::StatusOr<pb::PingResponse> Ping();
+
+  absl::StatusOr<pb::ListAccessResponse> ListAccess();
+  absl::StatusOr<pb::GrantResponse> Grant(const pb::Binding& binding);
+  absl::StatusOr<pb::RevokeResponse> Revoke(const pb::Binding& binding);
+  absl::StatusOr<pb::CheckAccessResponse> CheckAccess(const pb::CheckAccessRequest& request);
+  absl::StatusOr<pb::ListAuditResponse> ListAudit(const pb::ListAuditRequest& request);
+  absl::StatusOr<pb::VerifyAuditResponse> VerifyAudit(const pb::VerifyAuditRequest& request);
 
  private:
   struct Stubs;

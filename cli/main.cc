@@ -109,6 +109,7 @@ int Main(Session& session, int argc, char** argv) {
   AddTop(root, session);
   AddQueue(root, session);
   AddFleet(root, session);
+  AddAccess(root, session);
   AddSandbox(root, session);
   AddAdmin(root, session);
   AddAbout(root, session);

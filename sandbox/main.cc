@@ -23,7 +23,9 @@
 #include "common/base/units.h"
 #include "sandbox/agents.h"
 #include "sandbox/scenario.h"
+#include "scheduler/access/users.h"
 #include "scheduler/agents/sessions.h"
+#include "scheduler/api/guard.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/server.h"
 #include "scheduler/api/watch.h"
@@ -223,8 +225,11 @@ int Run(const std::string& directory, uint64_t seed) {
   WatchHub hub(&engine);
   engine.Observe(hub.observer());
   Outlook outlook(&engine, &clock, engine_options.scheduling);
+  Users users({}, geteuid(), true, &clock);
+  Guard guard({&engine, nullptr, &users, nullptr, &clock});
   ApiContext context;
   context.engine = &engine;
+  context.guard = &guard;
   context.sessions = &sessions;
   context.outlook = &outlook;
   context.clock = &clock;

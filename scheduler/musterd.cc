@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
+#include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
@@ -25,8 +26,12 @@
 #include "common/base/signals.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
+#include "scheduler/access/audit.h"
+#include "scheduler/access/policy.h"
+#include "scheduler/access/users.h"
 #include "scheduler/agents/fencer.h"
 #include "scheduler/agents/sessions.h"
+#include "scheduler/api/guard.h"
 #include "scheduler/api/metrics.h"
 #include "scheduler/api/metrics_server.h"
 #include "scheduler/api/outlook.h"
@@ -214,6 +219,8 @@ int Administer(const std::string& what, const std::string& file, const MusterdCo
 absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig& config,
                                                             const ApiContext& context) {
   if (config.metrics_listen.empty()) return std::unique_ptr<MetricsServer>();
+  // The only route; it asks nothing of whoever reaches the address, which is a loopback one.
+  MUSTER_CHECK(RouteOf(MetricsServer::kPath).policy().right() == pb::RIGHT_ANYBODY);
   const auto render = [&context, directory = config.data_dir,
                        started_ns = context.clock->MonotonicNs()] {
     const std::shared_ptr<const View> view = context.engine->Snapshot();
@@ -263,10 +270,6 @@ void WaitForSignal(int signals, Sessions* sessions, Fencer* fencer, Clock* clock
 std::string WhyNotServe(const MusterdConfig& config) {
   if (config.data_dir.empty())
     return "no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:";
-  if (!config.single_user)
-    return "serving several users is not there yet: no agent runs jobs as their owners. Set "
-           "`single_user: true` in musterd.yaml, or "
-           "--single-user: then it serves only the user who starts it";
   if (config.listen.empty())
     return "nowhere to listen: give --listen unix:///PATH, or --config musterd.yaml with listen:";
   return WhyNotListen(config.listen);
@@ -311,6 +314,7 @@ SessionOptions OptionsOfSessions(const MusterdConfig& config, const Start& start
   options.lease_ns = config.lease_ns;
   options.heartbeat_ns = config.heartbeat_ns;
   options.adopts = adopt_restored;
+  options.several_users = !config.single_user;
   pb::ClusterFile clusters = start.state.cluster_file();
   for (const pb::Event& event : start.first) {
     if (event.has_clusters_configured()) clusters = event.clusters_configured().file();
@@ -362,7 +366,8 @@ int Serve(const MusterdConfig& config, const Recovered& recovered,
   const std::string path(absl::StripPrefix(config.listen, "unix://"));
   absl::StatusOr<std::unique_ptr<MetricsServer>> metrics = ServeMetrics(config, context);
   if (!metrics.ok()) return Fail(std::string(metrics.status().message()));
-  if (absl::Status status = server->Listen(path, 0600); !status.ok())
+  // Whoever is nobody here is refused by the Guard, in words.
+  if (absl::Status status = server->Listen(path, config.single_user ? 0600 : 0666); !status.ok())
     return Fail(std::string(status.message()));
   LogInfo("ready", {{"socket", path},
                     {"version", MUSTER_VERSION},
@@ -379,6 +384,20 @@ int Serve(const MusterdConfig& config, const Recovered& recovered,
   }
   metrics->reset();  // takes up to 2 s, while everybody else is still served
   return 0;
+}
+
+std::vector<ListedUser> ListedUsers(const MusterdConfig& config) {
+  std::vector<ListedUser> users;
+  for (const MusterdUser& user : config.users) users.push_back({user.name, user.uid, user.groups});
+  return users;
+}
+
+std::string WhatToDoWithAudit(const absl::Status& status) {
+  return absl::StrCat(status.message(),
+                      absl::IsDataLoss(status)
+                          ? ". Keep the folder for whoever looks into it, and move it away: a new "
+                            "audit begins"
+                          : "");
 }
 
 int Run(const MusterdConfig& config, bool adopt_restored) {
@@ -406,8 +425,14 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   Fencer fencer(&engine, &sessions, clock, config.lease_ns);
   Outlook outlook(&engine, clock, engine_options.scheduling);
 
+  const absl::StatusOr<std::unique_ptr<Audit>> audit = Audit::Open(config.data_dir + "/audit");
+  if (!audit.ok()) return Fail(WhatToDoWithAudit(audit.status()));
+  Users users(ListedUsers(config), geteuid(), config.single_user, clock);
+  Guard guard({&engine, history->get(), &users, audit->get(), clock});
+
   ApiContext context;
   context.outlook = &outlook;
+  context.guard = &guard;
   context.engine = &engine;
   context.sessions = &sessions;
   context.history = history->get();

@@ -13,6 +13,7 @@ MAY_INCLUDE = {
     "common/pki": ["common/base"],
     "common/spec": ["common/base"],
     "scheduler/state": ["common/base", "common/spec"],
+    "scheduler/access": ["common/base", "scheduler/state"],
     "scheduler/decide": ["common/base", "scheduler/state"],
     "scheduler/ask": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
     "scheduler/engine": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
@@ -54,6 +55,7 @@ MAY_INCLUDE = {
 NO_GRPC = [
     "common",
     "scheduler/state",
+    "scheduler/access",
     "scheduler/decide",
     "scheduler/ask",
     "scheduler/engine",

@@ -18,6 +18,8 @@ void AddFollow(CLI::App& root, Session& session);    // attach, wait, cancel, lo
 void AddQueue(CLI::App& root, Session& session);     // queue list, show, apply, diff
 void AddFleet(CLI::App& root,
               Session& session);  // cluster, host: list, show, drain, resume; host confirm-off
+void AddAccess(CLI::App& root,
+               Session& session);  // access list, grant, revoke, check; audit list, verify
 void AddExplain(CLI::App& root, Session& session);  // explain, simulate
 void AddTop(CLI::App& root, Session& session);      // top, ledger
 void AddSandbox(CLI::App& root, Session& session);  // sandbox

@@ -76,6 +76,11 @@ std::string QueueTreeToYaml(const pb::QueueTree& tree);
 
 // musterd.yaml. `http`, `tls` and `auth` are refused with "not yet"; `listen` must be unix:///PATH,
 // `metrics_listen` loopback.
+struct MusterdUser {
+  std::string name;
+  uint32_t uid = 0;
+  std::vector<std::string> groups;
+};
 struct MusterdConfig {
   std::string listen;          // unix:///path
   std::string metrics_listen;  // 127.0.0.1:PORT; empty: no metrics
@@ -83,6 +88,7 @@ struct MusterdConfig {
   std::string clusters;  // path; empty: none
   std::string queues;    // path; read once, into an empty store
   bool single_user = false;
+  std::vector<MusterdUser> users;  // beside those of the machine; by name
   SpecDefaults defaults;
   // scheduling:
   std::string placement = "v";  // v, fgd or best_fit

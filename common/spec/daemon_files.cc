@@ -76,6 +76,46 @@ std::string WhyNotMetricsListen(std::string_view listen) {
   return "";
 }
 
+namespace {
+
+constexpr int64_t kNobody = 65'534, kMostUid = 4'294'967'294;
+
+// users: {ann: {uid: 20001, groups: [nlp]}}
+void ReadUsers(Document& document, Fields& fields, std::vector<MusterdUser>* users) {
+  fields.ForEachEntry("users", [&](const YamlNode& key, const YamlNode& value,
+                                   const std::string& path) {
+    MusterdUser user;
+    user.name = key.text;
+    const bool plain = !user.name.empty() && user.name.size() <= 32 &&
+                       std::all_of(user.name.begin(), user.name.end(), [](char c) {
+                         return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' ||
+                                c == '-' || c == '.';
+                       });
+    if (!plain) document.AddAtPath(path, "a user's name is 1 to 32 of a-z, 0-9, '_', '-' and '.'");
+    Fields of(document, value, path);
+    int64_t uid = 0;
+    if (!of.Has("uid")) {
+      document.AddAtPath(path, "has no uid; write {uid: 20001}");
+    } else if (of.Int("uid", 1, kMostUid, &uid)) {
+      const auto same = std::find_if(users->begin(), users->end(), [&](const MusterdUser& other) {
+        return other.uid == static_cast<uint32_t>(uid);
+      });
+      if (uid == kNobody) {
+        document.AddAtPath(of.PathOf("uid"), "65534 is what the kernel calls nobody");
+      } else if (same != users->end()) {
+        document.AddAtPath(of.PathOf("uid"), absl::StrCat("is ", same->name, "'s already"));
+      }
+    }
+    of.TextList("groups", [&](std::string group) { user.groups.push_back(std::move(group)); });
+    of.Finish();
+    user.uid = static_cast<uint32_t>(uid);
+    std::sort(user.groups.begin(), user.groups.end());
+    users->push_back(std::move(user));
+  });
+}
+
+}  // namespace
+
 bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out,
                         std::vector<Problem>* problems) {
   *out = MusterdConfig();
@@ -94,6 +134,7 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     fields.Text("clusters", &out->clusters);
     fields.Text("queues", &out->queues);
     fields.Bool("single_user", &out->single_user);
+    ReadUsers(document, fields, &out->users);
     fields.NotYet("http", "the dashboard. Leave it out");
     fields.NotYet("tls", "only a Unix socket is served. Leave it out");
     fields.NotYet("auth", "users are those of the Unix socket. Leave it out");

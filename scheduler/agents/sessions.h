@@ -44,6 +44,8 @@ struct SessionOptions {
   uint64_t epoch = 0;
   int64_t lease_ns = 45'000'000'000;
   int64_t heartbeat_ns = 5'000'000'000;
+  // Jobs belong to several users: an agent that runs them all as one is refused.
+  bool several_users = false;
   bool adopts = false;  // this epoch is the first after a backup was restored
   // An agent has seen what this store hasn't: it is a backup that was restored. Called with the
   // highest epoch and commit seen, on an agent's thread, each time they rise; the engine serves

@@ -71,6 +71,11 @@ std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* 
                         ") and may run its attempts; this one is ", options_.store_id,
                         ". Stop what it runs and give it a fresh --state-dir");
   }
+  if (options_.several_users && !hello.runs_as_owner()) {
+    return "this musterd serves several users, and the agent would run the jobs of all of them as "
+           "one. Start the agent as root without --single-user, or give musterd `single_user: "
+           "true`";
+  }
   if (restored_ || SeenLater(hello, options_, view)) {
     *final = false;
     return kRestored;

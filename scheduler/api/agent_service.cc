@@ -76,20 +76,14 @@ void StreamHandle::End(const absl::Status& status) {
     stream->Finally(ToGrpc(status));
 }
 
-// Refuses at once.
-class Refusal : public Bidi {
- public:
-  explicit Refusal(const grpc::Status& status) { Finish(status); }
-  void OnDone() override { delete this; }
-};
-
 }  // namespace
 
-Bidi* AgentServiceImpl::Connect(grpc::CallbackServerContext* call) {
-  if (!who_.operator_) {
-    return new Refusal(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
-                                    "agents run as root or as the user who runs musterd"));
-  }
+AgentServiceImpl::AgentServiceImpl(const ApiContext* context, uint32_t uid)
+    : GuardedService(context->guard, uid), context_(context) {
+  BidiStream("AgentService/Connect", &AgentServiceImpl::Connect);
+}
+
+Bidi* AgentServiceImpl::Connect(const Caller&, grpc::CallbackServerContext*) {
   const auto stream = std::make_shared<Stream>(context_->sessions);
   stream->Begin();
   return stream.get();

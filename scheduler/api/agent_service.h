@@ -1,21 +1,20 @@
 // AgentService over gRPC: each stream is handed to Sessions, which knows the rules.
 #pragma once
 
-#include "muster/v1/agent_service.grpc.pb.h"
+#include "muster/v1/agent.pb.h"
 #include "scheduler/api/context.h"
+#include "scheduler/api/guarded_service.h"
 
 namespace muster {
 
-class AgentServiceImpl : public pb::AgentService::CallbackService {
+class AgentServiceImpl : public GuardedService {
  public:
-  AgentServiceImpl(const ApiContext* context, Identity who)
-      : context_(context), who_(std::move(who)) {}
+  AgentServiceImpl(const ApiContext* context, uint32_t uid);
   grpc::ServerBidiReactor<pb::AgentMessage, pb::SchedulerMessage>* Connect(
-      grpc::CallbackServerContext* call) override;
+      const Caller& caller, grpc::CallbackServerContext* call);
 
  private:
   const ApiContext* const context_;
-  const Identity who_;
 };
 
 }  // namespace muster

@@ -1,6 +1,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "scheduler/api/errors.h"
+#include "scheduler/api/mask.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/services.h"
 #include "scheduler/ask/ask.h"
@@ -23,7 +24,23 @@ grpc::Status NotFound(const std::string& what, const std::string& name) {
 
 }  // namespace
 
-pb::Host ClusterServiceImpl::Describe(const View& view, HostId id) const {
+ClusterServiceImpl::ClusterServiceImpl(const ApiContext* context, uint32_t uid)
+    : GuardedService(context->guard, uid), context_(context) {
+  Unary("ClusterService/GetCluster", &ClusterServiceImpl::GetCluster);
+  Unary("ClusterService/ListClusters", &ClusterServiceImpl::ListClusters);
+  Unary("ClusterService/GetHost", &ClusterServiceImpl::GetHost);
+  Unary("ClusterService/ListHosts", &ClusterServiceImpl::ListHosts);
+  Unary("ClusterService/Drain", &ClusterServiceImpl::Drain);
+  Unary("ClusterService/Resume", &ClusterServiceImpl::Resume);
+  Unary("ClusterService/ConfirmOff", &ClusterServiceImpl::ConfirmOff);
+  Unary("ClusterService/ReleaseQuarantine", &ClusterServiceImpl::ReleaseQuarantine);
+  Unary("ClusterService/GetTrainerSchema", &ClusterServiceImpl::GetTrainerSchema);
+  Unary("ClusterService/GetLedger", &ClusterServiceImpl::GetLedger);
+  Unary("ClusterService/Top", &ClusterServiceImpl::Top);
+  Unary("ClusterService/Ping", &ClusterServiceImpl::Ping);
+}
+
+pb::Host ClusterServiceImpl::Describe(const Sight& sight, const View& view, HostId id) const {
   pb::Host host = DescribeHost(view.state, id);
   const HostRow& row = view.state.host(id);
   if (const int64_t heard_ns =
@@ -34,105 +51,114 @@ pb::Host ClusterServiceImpl::Describe(const View& view, HostId id) const {
   if (row.state != pb::HOST_NEVER_SEEN)
     host.set_differs(context_->sessions->HowDiffers(host.cluster(), row.name, row.inventory));
   host.mutable_inventory()->clear_trainer_schema_json();
+  Mask(sight, &host);
   return host;
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::GetCluster(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetCluster(const Caller& caller,
+                                                         grpc::CallbackServerContext* call,
                                                          const pb::GetClusterRequest* request,
                                                          pb::Cluster* response) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   const int32_t cluster = view->state.FindCluster(request->name());
   if (cluster < 0) return Reply(call, NotFound("cluster", request->name()));
   *response = DescribeCluster(view->state, cluster);
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::ListClusters(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::ListClusters(const Caller& caller,
+                                                           grpc::CallbackServerContext* call,
                                                            const pb::ListClustersRequest*,
                                                            pb::ListClustersResponse* response) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   for (size_t i = 0; i < view->state.clusters().size(); ++i)
     *response->add_clusters() = DescribeCluster(view->state, i);
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::GetHost(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetHost(const Caller& caller,
+                                                      grpc::CallbackServerContext* call,
                                                       const pb::GetHostRequest* request,
                                                       pb::Host* response) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   const HostId id = FindHostByName(view->state, request->name());
   if (id == kNoHost) return Reply(call, NotFound("host (cluster/host)", request->name()));
-  *response = Describe(*view, id);
+  *response = Describe(Sight(view->state, caller.who()), *view, id);
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::ListHosts(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::ListHosts(const Caller& caller,
+                                                        grpc::CallbackServerContext* call,
                                                         const pb::ListHostsRequest* request,
                                                         pb::ListHostsResponse* response) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   const int32_t cluster = view->state.FindCluster(request->cluster());
   if (!request->cluster().empty() && cluster < 0)
     return Reply(call, NotFound("cluster", request->cluster()));
+  const Sight sight(view->state, caller.who());
   for (const HostId id : view->state.hosts()) {
     if (request->cluster().empty() || view->state.host(id).cluster == cluster)
-      *response->add_hosts() = Describe(*view, id);
+      *response->add_hosts() = Describe(sight, *view, id);
   }
   return Reply(call, grpc::Status::OK);
 }
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::SetDrained(
-    grpc::CallbackServerContext* call, const std::string& target, bool drained,
-    const std::string& reason, google::protobuf::RepeatedField<uint64_t>* jobs) {
-  if (grpc::Status status = OperatorOnly(who_, drained ? "draining" : "resuming"); !status.ok())
-    return Reply(call, status);
+    const Caller& caller, grpc::CallbackServerContext* call, const std::string& target,
+    bool drained, const std::string& reason, google::protobuf::RepeatedField<uint64_t>* jobs) {
   if (reason.size() > 1000)
     return Reply(call,
                  BadRequest("the request is wrong", {{"reason", "longer than 1000 characters"}}));
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   if (view->state.FindCluster(target) < 0 && FindHostByName(view->state, target) == kNoHost) {
     return Reply(call, NotFound("cluster or host (cluster/host)", target));
   }
   if (jobs != nullptr) {
     for (const uint64_t job : JobsOn(view->state, target)) jobs->Add(job);
   }
-  pb::Event event;
-  event.mutable_drain_changed()->set_target(target);
-  event.mutable_drain_changed()->set_drained(drained);
-  event.mutable_drain_changed()->set_reason(reason);
   LogInfo(drained ? "drained" : "resumed",
-          {{"target", target}, {"by", who_.user}, {"reason", reason}});
+          {{"target", target}, {"by", caller.user()}, {"reason", reason}});
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  context_->engine->Post(std::move(event),
-                         [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
+  caller.Change(
+      [target, drained, reason](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+        std::vector<pb::Event> events(1);
+        events[0].mutable_drain_changed()->set_target(target);
+        events[0].mutable_drain_changed()->set_drained(drained);
+        events[0].mutable_drain_changed()->set_reason(reason);
+        return events;
+      },
+      [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
   return reactor;
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::Drain(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::Drain(const Caller& caller,
+                                                    grpc::CallbackServerContext* call,
                                                     const pb::DrainRequest* request,
                                                     pb::DrainResponse* response) {
-  return SetDrained(call, request->target(), true, request->reason(), response->mutable_jobs());
+  return SetDrained(caller, call, request->target(), true, request->reason(),
+                    response->mutable_jobs());
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::Resume(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::Resume(const Caller& caller,
+                                                     grpc::CallbackServerContext* call,
                                                      const pb::ResumeRequest* request,
                                                      pb::ResumeResponse*) {
-  return SetDrained(call, request->target(), false, "", nullptr);
+  return SetDrained(caller, call, request->target(), false, "", nullptr);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(const Caller& caller,
+                                                         grpc::CallbackServerContext* call,
                                                          const pb::ConfirmOffRequest* request,
                                                          pb::ConfirmOffResponse* response) {
-  if (grpc::Status status = OperatorOnly(who_, "confirming that a host is off"); !status.ok())
-    return Reply(call, status);
   const std::string name = request->host();
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   if (FindHostByName(view->state, name) == kNoHost)
     return Reply(call, NotFound("host (cluster/host)", name));
   for (const uint64_t job : JobsOn(view->state, name)) response->add_jobs(job);
-  LogWarn("an operator says that a host is off", {{"host", name}, {"by", who_.user}});
+  LogWarn("an operator says that a host is off", {{"host", name}, {"by", caller.user()}});
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  context_->engine->Call(
-      [name, by = who_.user](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+  caller.Change(
+      [name, by = caller.user()](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         const HostId id = FindHostByName(state, name);
         if (id == kNoHost || state.host(id).state != pb::HOST_UNREACHABLE) {
           return absl::FailedPreconditionError(
@@ -150,22 +176,20 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(grpc::CallbackServerCon
 }
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::ReleaseQuarantine(
-    grpc::CallbackServerContext* call, const pb::ReleaseQuarantineRequest* request,
-    pb::ReleaseQuarantineResponse* response) {
-  if (grpc::Status status = OperatorOnly(who_, "releasing from quarantine"); !status.ok())
-    return Reply(call, status);
+    const Caller& caller, grpc::CallbackServerContext* call,
+    const pb::ReleaseQuarantineRequest* request, pb::ReleaseQuarantineResponse* response) {
   const std::string name = request->host();
   const int32_t device = request->has_device() ? request->device() : -1;
   if (request->has_device() && device < 0)
     return Reply(call, BadRequest("the request is wrong", {{"device", "must not be negative"}}));
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   if (FindHostByName(view->state, name) == kNoHost)
     return Reply(call, NotFound("host (cluster/host)", name));
   LogWarn("an operator releases from quarantine",
-          {{"host", name}, {"device", device}, {"by", who_.user}});
+          {{"host", name}, {"device", device}, {"by", caller.user()}});
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  context_->engine->Call(
-      [name, device, by = who_.user,
+  caller.Change(
+      [name, device, by = caller.user(),
        response](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         const HostId id = FindHostByName(state, name);
         for (size_t i = 0; id != kNoHost && i < state.host(id).quarantines.size(); ++i) {
@@ -191,9 +215,9 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::ReleaseQuarantine(
 }
 
 grpc::ServerUnaryReactor* ClusterServiceImpl::GetTrainerSchema(
-    grpc::CallbackServerContext* call, const pb::GetTrainerSchemaRequest*,
+    const Caller& caller, grpc::CallbackServerContext* call, const pb::GetTrainerSchemaRequest*,
     pb::GetTrainerSchemaResponse* response) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   for (const HostId id : view->state.hosts()) {
     const HostRow& host = view->state.host(id);
     if (host.inventory.trainer_schema_json().empty()) continue;
@@ -204,40 +228,47 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::GetTrainerSchema(
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::GetLedger(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::GetLedger(const Caller& caller,
+                                                        grpc::CallbackServerContext* call,
                                                         const pb::GetLedgerRequest* request,
                                                         pb::LedgerResponse* response) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   *response = DescribeLedger(view->state);
-  const Sees sees = [this](const JobRow& job) { return MaySee(who_, job); };
+  const Sight sight(view->state, caller.who());
+  const Sees sees = [&](const JobRow& job) { return sight.Sees(job); };
   for (pb::LedgerResponse::Row& row : LedgerRows(view->state, request->by(), sees))
     *response->add_rows() = std::move(row);
+  Mask(sight, request->by(), response);
   const Stranded stranded = StrandedNow(view->state, *view->plan);
   response->mutable_fragmentation()->set_now_milli(stranded.milli);
   response->mutable_fragmentation()->set_now_tasks(stranded.tasks);
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::Top(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::Top(const Caller& caller,
+                                                  grpc::CallbackServerContext* call,
                                                   const pb::TopRequest* request,
                                                   pb::TopResponse* response) {
   if (request->limit() < 0 || request->limit() > 1000)
     return Reply(call, BadRequest("the request is wrong", {{"limit", "must be 0..1000"}}));
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
+  const Sight sight(view->state, caller.who());
   *response = DescribeTop(view->state, *view->plan, *request,
                           std::max(view->now_ns, context_->clock->WallNs()),
-                          [this](const JobRow& job) { return MaySee(who_, job); });
+                          [&](const JobRow& job) { return sight.Sees(job); });
+  Mask(sight, request->by(), response);
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* ClusterServiceImpl::Ping(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* ClusterServiceImpl::Ping(const Caller& caller,
+                                                   grpc::CallbackServerContext* call,
                                                    const pb::PingRequest*,
                                                    pb::PingResponse* response) {
   response->set_version(context_->version);
   response->set_epoch(context_->epoch);
   response->set_store_id(context_->store_id);
   response->set_single_user(context_->single_user);
-  response->set_user(who_.user);
+  response->set_user(caller.user());
   response->set_why_not(WhyNoSubmissions(*context_));
   response->set_accepts_submissions(response->why_not().empty());
   const EngineStats stats = context_->engine->Stats();

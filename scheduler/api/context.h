@@ -1,4 +1,4 @@
-// What the services share, and who asks.
+// What the services share.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,13 @@
 
 namespace muster {
 
-// The caller, as the kernel named it when the connection was accepted (SO_PEERCRED). Never taken
-// from a request.
-struct Identity {
-  uint32_t uid = 0;
-  std::string user;  // name of the uid, or its number
-  bool operator_ =
-      false;  // root, or the user who runs musterd: may do everything, and speak as an agent
-};
-
+class Guard;
 class Outlook;
 
 // Lives as long as the servers do; read-only but for what is thread-safe itself.
 struct ApiContext {
-  Engine* engine = nullptr;
+  const Engine* engine = nullptr;  // to read; what changes State goes through Caller::Change
+  Guard* guard = nullptr;
   Sessions* sessions = nullptr;
   History* history = nullptr;  // null: what State forgets is gone
   Outlook* outlook = nullptr;
@@ -45,10 +38,6 @@ struct ApiContext {
 
 inline std::string WhyNoSubmissions(const ApiContext& context) {
   return context.why_no_submissions ? context.why_no_submissions() : "";
-}
-
-inline bool MaySee(const Identity& who, const JobRow& job) {
-  return who.operator_ || job.owner == who.user;
 }
 
 }  // namespace muster

@@ -7,6 +7,7 @@
 #include "scheduler/api/errors.h"
 #include "scheduler/api/find_jobs.h"
 #include "scheduler/api/log_stream.h"
+#include "scheduler/api/mask.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/queued_writer.h"
 #include "scheduler/api/services.h"
@@ -17,16 +18,6 @@
 
 namespace muster {
 namespace {
-
-// NOT_FOUND, too, of what the caller may not see.
-absl::StatusOr<std::shared_ptr<const JobRow>> FindSeen(const ApiContext& context,
-                                                       const std::shared_ptr<const View>& view,
-                                                       const std::string& id, const Identity& who) {
-  absl::StatusOr<std::shared_ptr<const JobRow>> job = FindJob(view, context.history, id);
-  if (job.ok() && (*job == nullptr || !MaySee(who, **job)))
-    return absl::NotFoundError(absl::StrCat("there is no job \"", id, "\". See: muster jobs"));
-  return job;
-}
 
 grpc::Status RefusedSpec(const Resolution& resolution) {
   if (!resolution.not_now.empty()) return NotNow(resolution.not_now, "TRAINER_SCHEMA_UNKNOWN");
@@ -57,14 +48,14 @@ class WatchStream
     : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobResponse>, pb::WatchJobResponse> {
  public:
   // `streams` are the user's.
-  WatchStream(const ApiContext* context, WatchHub* hub, std::atomic<int>* streams)
-      : context_(context), hub_(hub), streams_(streams) {}
+  WatchStream(const ApiContext* context, WatchHub* hub, std::atomic<int>* streams, Caller caller)
+      : context_(context), hub_(hub), streams_(streams), caller_(std::move(caller)) {}
 
-  void Begin(const std::shared_ptr<const JobRow>& job) {
+  void Begin() {
     {
       std::lock_guard lock(mutex_);
       if (streams_->fetch_add(1) < kWatchesMax) {
-        id_ = hub_->Add(job, [this](const WatchHub::News& news) { Changed(news); });
+        id_ = hub_->Add(caller_.job(), [this](const WatchHub::News& news) { Changed(news); });
         return;
       }
       streams_->fetch_sub(1);
@@ -74,8 +65,6 @@ class WatchStream
         absl::StrCat("you follow ", kWatchesMax,
                      " jobs now, and no more are served at once; end one, or try again later")));
   }
-  // Nothing to follow.
-  void Refuse(const grpc::Status& status) { Finally(status); }
 
  protected:
   void Gone() override {
@@ -103,15 +92,21 @@ class WatchStream
           grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
       return;
     }
+    const Sight sight(news.view.state, caller_.who());
+    if (!sight.Sees(*row)) {  // not any more
+      Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, "you may not see this job any more"));
+      return;
+    }
     // A slow reader gets fewer messages, not older ones: what happened is told once it has read
     // what waits.
-    held_.insert(held_.end(), news.events.begin(), news.events.end());
+    // They quote what processes wrote.
+    if (sight.Output(*row)) held_.insert(held_.end(), news.events.begin(), news.events.end());
     behind_ = true;
     if (backlog() > 0 && !row->finished()) return;
     behind_ = false;
     pb::WatchJobResponse response;
-    *response.mutable_job() = TellJob(*context_, news.view, *row, &news.holders);
-    for (std::string& sentence : held_) response.add_events(std::move(sentence));
+    *response.mutable_job() = TellJob(*context_, sight, news.view, *row, &news.holders);
+    for (const std::string& sentence : held_) response.add_events(HideJobs(sight, sentence));
     held_.clear();
     Push(std::move(response));
     if (row->finished()) Finally(grpc::Status::OK);
@@ -120,6 +115,7 @@ class WatchStream
   const ApiContext* const context_;
   WatchHub* const hub_;
   std::atomic<int>* const streams_;
+  const Caller caller_;
   std::mutex mutex_;
   uint64_t id_ = 0;
   std::atomic<bool> behind_ = false;  // something is to be told, but a message waits
@@ -128,19 +124,25 @@ class WatchStream
 
 }  // namespace
 
+JobServiceImpl::JobServiceImpl(const ApiContext* context, WatchHub* hub, uint32_t uid)
+    : GuardedService(context->guard, uid), context_(context), hub_(hub) {
+  Unary("JobService/Preview", &JobServiceImpl::Preview);
+  Unary("JobService/Submit", &JobServiceImpl::Submit);
+  Unary("JobService/Get", &JobServiceImpl::Get);
+  Unary("JobService/List", &JobServiceImpl::List);
+  ServerStream("JobService/Watch", &JobServiceImpl::Watch);
+  Unary("JobService/Cancel", &JobServiceImpl::Cancel);
+  ServerStream("JobService/Logs", &JobServiceImpl::Logs);
+  Unary("JobService/Explain", &JobServiceImpl::Explain);
+  Unary("JobService/Simulate", &JobServiceImpl::Simulate);
+}
+
 grpc::Status CheckSize(const google::protobuf::Message& request) {
   if (request.ByteSizeLong() <= kMaxRequestBytes) return grpc::Status::OK;
   return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the request is larger than 1 MiB");
 }
 
-grpc::Status OperatorOnly(const Identity& who, const char* what) {
-  if (who.operator_) return grpc::Status::OK;
-  return grpc::Status(
-      grpc::StatusCode::PERMISSION_DENIED,
-      absl::StrCat(what, " takes root or the user who runs musterd; you are ", who.user));
-}
-
-pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job,
+pb::Job TellJob(const ApiContext& context, const Sight& sight, const View& view, const JobRow& job,
                 PoolHolders* holders) {
   pb::Job told = DescribeJob(view.state, *view.plan, job, holders);
   for (size_t i = 0; i < job.tasks.size() && i < static_cast<size_t>(told.tasks_size()); ++i) {
@@ -158,10 +160,12 @@ pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job,
         forecast != nullptr)
       AddForecast(*forecast, job.number, view.now_ns, &told);
   }
+  MaskJob(sight, job, &told);
   return told;
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* JobServiceImpl::Preview(const Caller& caller,
+                                                  grpc::CallbackServerContext* call,
                                                   const pb::PreviewRequest* request,
                                                   pb::PreviewResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
@@ -169,33 +173,36 @@ grpc::ServerUnaryReactor* JobServiceImpl::Preview(grpc::CallbackServerContext* c
   // The budget counts from here: one that waited for its turn looks less far ahead.
   const Spent spent =
       SpentOf(context_->clock, kPreviewBudgetNs, [call] { return call->IsCancelled(); });
-  const bool asked = context_->outlook->AskBriefly([this, reactor, request, response, spent] {
-    const std::shared_ptr<const View> view = context_->engine->Snapshot();
-    const Resolution resolution =
-        ResolveSpec(view->state, request->spec(), context_->defaults, request->wait_for_capacity());
-    if (!resolution.ok()) {
-      reactor->Finish(RefusedSpec(resolution));
-      return;
-    }
-    FutureOptions options;
-    options.expired = [&spent] { return spent(100); };
-    *response = muster::Preview(view->state, resolution.resolved, who_.user,
-                                std::max(view->now_ns, context_->clock->WallNs()),
-                                context_->scheduling, options);
-    reactor->Finish(grpc::Status::OK);
-  });
+  const bool asked =
+      context_->outlook->AskBriefly([this, caller, reactor, request, response, spent] {
+        const std::shared_ptr<const View> view = context_->engine->Snapshot();
+        const Resolution resolution = ResolveSpec(view->state, request->spec(), context_->defaults,
+                                                  request->wait_for_capacity());
+        if (!resolution.ok()) {
+          reactor->Finish(RefusedSpec(resolution));
+          return;
+        }
+        FutureOptions options;
+        options.expired = [&spent] { return spent(100); };
+        *response = muster::Preview(view->state, resolution.resolved, caller.user(),
+                                    std::max(view->now_ns, context_->clock->WallNs()),
+                                    context_->scheduling, options);
+        Mask(Sight(view->state, caller.who()), response);
+        reactor->Finish(grpc::Status::OK);
+      });
   if (!asked) reactor->Finish(BusyForNow());
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
+                                                 grpc::CallbackServerContext* call,
                                                  const pb::SubmitRequest* request,
                                                  pb::SubmitResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
   // One that is known already needs no room, and has to be told as what it is: done.
   const auto known = [&] {
     return context_->engine->Snapshot()->state.FindByIdempotencyKey(
-               who_.user, request->idempotency_key()) != 0;
+               caller.user(), request->idempotency_key()) != 0;
   };
   if (const std::string why = WhyNoSubmissions(*context_); !why.empty() && !known()) {
     return Reply(
@@ -204,51 +211,61 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(grpc::CallbackServerContext* ca
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   // The request is there until Finish.
   const std::shared_ptr<const pb::SubmitRequest> kept(std::shared_ptr<void>(), request);
-  muster::Submit(context_->engine, context_->defaults, who_.user, kept,
-                 [this, reactor, response](const SubmitOutcome& outcome) {
-                   if (!outcome.resolution.ok()) {
-                     reactor->Finish(RefusedSpec(outcome.resolution));
-                     return;
-                   }
-                   if (outcome.status.ok()) {
-                     const std::shared_ptr<const View> view = context_->engine->Snapshot();
-                     if (answered_.lock() != view) {
-                       answered_holders_.emplace(view->state);
-                       answered_ = view;
-                     }
-                     if (const JobRow* job = view->state.FindJob(outcome.number); job != nullptr) {
-                       *response->mutable_job() =
-                           TellJob(*context_, *view, *job, &*answered_holders_);
-                     }
-                     response->set_existed(outcome.existed);
-                   }
-                   reactor->Finish(ToGrpc(outcome.status));
-                 });
+  muster::Submit(
+      context_->engine,
+      [caller](Engine::Operation operation, Engine::Done done) {
+        caller.Change(std::move(operation), std::move(done));
+      },
+      context_->defaults, caller.user(), kept,
+      [this, caller, reactor, response](const SubmitOutcome& outcome) {
+        if (!outcome.resolution.ok()) {
+          reactor->Finish(RefusedSpec(outcome.resolution));
+          return;
+        }
+        if (outcome.status.ok()) {
+          const std::shared_ptr<const View> view = context_->engine->Snapshot();
+          if (answered_.lock() != view) {
+            answered_holders_.emplace(view->state);
+            answered_ = view;
+          }
+          if (const JobRow* job = view->state.FindJob(outcome.number); job != nullptr) {
+            *response->mutable_job() = TellJob(*context_, Sight(view->state, caller.who()), *view,
+                                               *job, &*answered_holders_);
+          }
+          response->set_existed(outcome.existed);
+        }
+        reactor->Finish(ToGrpc(outcome.status));
+      });
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Get(grpc::CallbackServerContext* call,
-                                              const pb::GetJobRequest* request, pb::Job* response) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> job =
-      FindSeen(*context_, view, request->id(), who_);
-  if (!job.ok()) return Reply(call, ToGrpc(job.status()));
-  *response = TellJob(*context_, *view, **job);
+grpc::ServerUnaryReactor* JobServiceImpl::Get(const Caller& caller,
+                                              grpc::CallbackServerContext* call,
+                                              const pb::GetJobRequest*, pb::Job* response) {
+  const View& view = *caller.view();
+  *response = TellJob(*context_, Sight(view.state, caller.who()), view, *caller.job());
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* JobServiceImpl::List(const Caller& caller,
+                                               grpc::CallbackServerContext* call,
                                                const pb::ListJobsRequest* request,
                                                pb::ListJobsResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
+  const Sight sight(view->state, caller.who());
+  if (!request->queue().empty() && !sight.all() && !sight.Knows(request->queue())) {
+    return Reply(call, grpc::Status(grpc::StatusCode::NOT_FOUND,
+                                    absl::StrCat("there is no queue \"", request->queue(),
+                                                 "\" for you. See: muster queue list")));
+  }
   absl::StatusOr<JobPage> page = ListJobs(view, context_->history, *request,
-                                          [this](const JobRow& job) { return MaySee(who_, job); });
+                                          [&](const JobRow& job) { return sight.Sees(job); });
   if (!page.ok()) return Reply(call, ToGrpc(page.status()));
   PoolHolders holders(view->state);
   for (const std::shared_ptr<const JobRow>& row : page->jobs) {
     pb::Job* job = response->add_jobs();
-    *job = TellJob(*context_, *view, *row, &holders);
+    *job = TellJob(*context_, sight, *view, *row, &holders);
     for (pb::TaskSpec& task : *job->mutable_spec()->mutable_tasks()) {
       task.clear_run();
       task.clear_setup();
@@ -259,94 +276,79 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(grpc::CallbackServerContext* call
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(
-    grpc::CallbackServerContext* call, const pb::WatchJobRequest* request) {
-  const auto stream = std::make_shared<WatchStream>(context_, hub_, &watches_);
+grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(const Caller& caller,
+                                                                      grpc::CallbackServerContext*,
+                                                                      const pb::WatchJobRequest*) {
+  const auto stream = std::make_shared<WatchStream>(context_, hub_, &watches_, caller);
   stream->KeepAlive(stream);
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> job =
-      FindSeen(*context_, view, request->id(), who_);
-  if (job.ok()) {
-    stream->Begin(*job);
-  } else {
-    stream->Refuse(ToGrpc(job.status()));
-  }
+  stream->Begin();
   return stream.get();
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Cancel(grpc::CallbackServerContext* call,
-                                                 const pb::CancelJobRequest* request,
-                                                 pb::Job* response) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> job =
-      FindSeen(*context_, view, request->id(), who_);
-  if (!job.ok()) return Reply(call, ToGrpc(job.status()));
-  const uint64_t number = (*job)->number;
-  if (view->state.FindJob(number) == nullptr) {  // it ended long ago
-    *response = TellJob(*context_, *view, **job);
+grpc::ServerUnaryReactor* JobServiceImpl::Cancel(const Caller& caller,
+                                                 grpc::CallbackServerContext* call,
+                                                 const pb::CancelJobRequest*, pb::Job* response) {
+  const View& view = *caller.view();
+  const uint64_t number = caller.job()->number;
+  if (view.state.FindJob(number) == nullptr) {  // it ended long ago
+    *response = TellJob(*context_, Sight(view.state, caller.who()), view, *caller.job());
     return Reply(call, grpc::Status::OK);
   }
-  pb::Event event;
-  event.mutable_job_cancel()->set_number(number);
-  event.mutable_job_cancel()->set_by(who_.user);
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  context_->engine->Post(std::move(event), [this, reactor, response, number](absl::Status status) {
-    if (status.ok()) {
-      const std::shared_ptr<const View> now = context_->engine->Snapshot();
-      if (const JobRow* row = now->state.FindJob(number); row != nullptr)
-        *response = TellJob(*context_, *now, *row);
-    }
-    reactor->Finish(ToGrpc(status));
-  });
+  caller.Change(
+      [number, by = caller.user()](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+        std::vector<pb::Event> events(1);
+        events[0].mutable_job_cancel()->set_number(number);
+        events[0].mutable_job_cancel()->set_by(by);
+        return events;
+      },
+      [this, caller, reactor, response, number](absl::Status status) {
+        if (status.ok()) {
+          const std::shared_ptr<const View> now = context_->engine->Snapshot();
+          if (const JobRow* row = now->state.FindJob(number); row != nullptr)
+            *response = TellJob(*context_, Sight(now->state, caller.who()), *now, *row);
+        }
+        reactor->Finish(ToGrpc(status));
+      });
   return reactor;
 }
 
-grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(grpc::CallbackServerContext* call,
+grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(const Caller& caller,
+                                                                 grpc::CallbackServerContext*,
                                                                  const pb::LogsRequest* request) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> job =
-      FindSeen(*context_, view, request->id(), who_);
-  const auto stream = std::make_shared<LogStream>(context_, hub_, *request);
+  const auto stream = std::make_shared<LogStream>(context_, hub_, *request, caller);
   stream->KeepAlive(stream);
-  if (job.ok()) {
-    stream->Begin(*job);
-  } else {
-    stream->Finally(ToGrpc(job.status()));
-  }
+  stream->Begin();
   return stream.get();
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Explain(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* JobServiceImpl::Explain(const Caller& caller,
+                                                  grpc::CallbackServerContext* call,
                                                   const pb::ExplainRequest* request,
                                                   pb::ExplainResponse* response) {
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
-  const absl::StatusOr<std::shared_ptr<const JobRow>> found =
-      FindSeen(*context_, view, request->id(), who_);
-  if (!found.ok()) return Reply(call, ToGrpc(found.status()));
   const int64_t budget_ns = BudgetNs(request->budget_ms(), 2000);
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked =
-      context_->outlook->Ask([this, call, reactor, response, view, job = *found, budget_ns] {
-        const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
-        *response = muster::Explain(
-            view->state, *view->plan, job->number, now_ns, context_->scheduling,
-            SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }));
-        *response->mutable_job() = TellJob(*context_, *view, *job);
-        reactor->Finish(grpc::Status::OK);
-      });
+  const bool asked = context_->outlook->Ask([this, caller, call, reactor, response, budget_ns] {
+    const std::shared_ptr<const View>& view = caller.view();
+    const std::shared_ptr<const JobRow>& job = caller.job();
+    const Sight sight(view->state, caller.who());
+    const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
+    *response = muster::Explain(
+        view->state, *view->plan, job->number, now_ns, context_->scheduling,
+        SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }));
+    *response->mutable_job() = TellJob(*context_, sight, *view, *job);
+    Mask(sight, response);
+    reactor->Finish(grpc::Status::OK);
+  });
   if (!asked) reactor->Finish(Busy());
   return reactor;
 }
 
-grpc::ServerUnaryReactor* JobServiceImpl::Simulate(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* JobServiceImpl::Simulate(const Caller& caller,
+                                                   grpc::CallbackServerContext* call,
                                                    const pb::SimulateRequest* request,
                                                    pb::SimulateResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
-  if (request->change_queues() || request->drain_size() > 0 || request->resume_size() > 0) {
-    if (grpc::Status status = OperatorOnly(who_, "trying changes of queues and hosts");
-        !status.ok())
-      return Reply(call, status);
-  }
   std::vector<FieldProblem> problems;
   if (request->jobs_size() > kMaxHypotheticalJobs)
     problems.push_back({"jobs", absl::StrCat("at most ", kMaxHypotheticalJobs, " at once")});
@@ -354,7 +356,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::Simulate(grpc::CallbackServerContext* 
     problems.push_back({"delay", "0..30d"});
   if (request->horizon_ns() < 0 || request->horizon_ns() > kMaxHorizonNs)
     problems.push_back({"horizon", "0..30d"});
-  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const std::shared_ptr<const View>& view = caller.view();
   const auto changes = std::make_shared<Changes>();
   if (problems.empty()) {
     *changes = ResolveChanges(view->state, *request, context_->defaults);
@@ -370,13 +372,15 @@ grpc::ServerUnaryReactor* JobServiceImpl::Simulate(grpc::CallbackServerContext* 
   options.horizon_ns += request->delay_ns();
   const int64_t budget_ns = BudgetNs(request->budget_ms(), 5000);
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked = context_->outlook->Ask([this, call, reactor, response, view, changes, options,
-                                             budget_ns, delay_ns = request->delay_ns()] {
+  const bool asked = context_->outlook->Ask([this, caller, call, reactor, response, view, changes,
+                                             options, budget_ns, delay_ns = request->delay_ns()] {
     const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
+    const Sight sight(view->state, caller.who());
     *response = muster::Simulate(
-        view->state, *changes, who_.user, delay_ns, now_ns, context_->scheduling, options,
+        view->state, *changes, caller.user(), delay_ns, now_ns, context_->scheduling, options,
         SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }),
-        [this](const JobRow& job) { return MaySee(who_, job); });
+        [&](const JobRow& job) { return sight.Sees(job); });
+    Mask(sight, response);
     reactor->Finish(grpc::Status::OK);
   });
   if (!asked) reactor->Finish(Busy());

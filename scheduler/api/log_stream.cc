@@ -49,21 +49,23 @@ constexpr int64_t kAwaitHostNs =
 
 }  // namespace
 
-LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request)
-    : context_(context), hub_(hub), request_(std::move(request)) {
+LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request,
+                     Caller caller)
+    : context_(context), hub_(hub), request_(std::move(request)), caller_(std::move(caller)) {
   if (!request_.has_from()) return;
   task_ = request_.from().task();
   attempt_ = request_.from().attempt() - 1;
   begun_ = true;
 }
 
-void LogStream::Begin(const std::shared_ptr<const JobRow>& job) {
+void LogStream::Begin() {
   {
     std::lock_guard lock(state_mutex_);
     if (g_readers.fetch_add(1) < kLogReadersMax) {
       counted_ = true;
       // Of one that State has forgotten since it ended, hosts may have output yet.
-      watch_ = hub_->Add(job, [this](const WatchHub::News& news) { Look(news.view, news.job); });
+      watch_ = hub_->Add(caller_.job(),
+                         [this](const WatchHub::News& news) { Look(news.view, news.job); });
       return;
     }
     g_readers.fetch_sub(1);
@@ -107,6 +109,11 @@ void LogStream::Look(const View& view, const JobRow* job) {
       if (over_ || !open_.empty()) return;
     }
     EndNotFound("the job was forgotten: it ended long ago");
+    return;
+  }
+  if (!Sight(view.state, caller_.who()).Output(*job)) {
+    Finally(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
+                         "you may not read this job's output any more"));
     return;
   }
   const std::string& name = task_.empty() ? request_.task() : task_;

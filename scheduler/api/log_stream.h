@@ -14,6 +14,7 @@
 
 #include "muster/v1/job_service.pb.h"
 #include "scheduler/api/context.h"
+#include "scheduler/api/guard.h"
 #include "scheduler/api/queued_writer.h"
 #include "scheduler/api/watch.h"
 
@@ -24,8 +25,8 @@ inline constexpr int kLogReadersMax = 256;  // Logs calls of this process at onc
 class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>, pb::LogsResponse>,
                   public std::enable_shared_from_this<LogStream> {
  public:
-  LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request);
-  void Begin(const std::shared_ptr<const JobRow>& job);
+  LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request, Caller caller);
+  void Begin();
 
  protected:
   void Gone() override;
@@ -60,6 +61,7 @@ class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>
   const ApiContext* const context_;
   WatchHub* const hub_;
   const pb::LogsRequest request_;
+  const Caller caller_;
 
   // The hub's thread's.
   int32_t attempt_ = 0;  // the newest that was begun, or the one before that to go on with

@@ -77,7 +77,7 @@ int MetricsServer::Answer(mg_connection* connection) {
     code = 405;
     response = Response("405 Method Not Allowed", "Allow: GET, HEAD\r\n", "text/plain",
                         "GET only\n", true);
-  } else if (std::string_view(request->local_uri) != "/metrics") {
+  } else if (std::string_view(request->local_uri) != kPath) {
     code = 404;
     response = Response("404 Not Found", "", "text/plain", "there is /metrics only\n", !head);
   } else {

@@ -23,6 +23,8 @@ namespace muster {
 
 class MetricsServer {
  public:
+  static constexpr char kPath[] = "/metrics";
+
   // `address` is one that WhyNotMetricsListen accepts. `render` gives the text; it is called on the
   // server's threads, by one at a time and at most once a second. UNAVAILABLE says why it can't be
   // served there.

@@ -17,6 +17,7 @@
 
 #include "common/base/protocol.h"
 #include "muster/v1/agent_service.grpc.pb.h"
+#include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/queue_service.grpc.pb.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/server.h"
@@ -99,6 +100,8 @@ class BurstTest : public ::testing::Test {
     context_.engine = engine_.get();
     context_.sessions = sessions_.get();
     context_.outlook = outlook_.get();
+    guard_ = std::make_unique<Guard>(GuardParts{engine_.get(), nullptr, &users_, nullptr, &clock_});
+    context_.guard = guard_.get();
     context_.clock = &clock_;
     context_.single_user = true;
     server_ = std::make_unique<ApiServer>(&context_, hub_.get());
@@ -129,6 +132,8 @@ class BurstTest : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<WatchHub> hub_;
   std::unique_ptr<Outlook> outlook_;
+  Users users_{{}, geteuid(), true, &clock_};
+  std::unique_ptr<Guard> guard_;
   ApiContext context_;
   std::unique_ptr<ApiServer> server_;
   std::thread stepping_;

@@ -1,6 +1,6 @@
 // Listens on a Unix socket. Connections are accepted here: the kernel says who is at the other end
-// (SO_PEERCRED), and the descriptor goes to the gRPC server of that user, whose services are built
-// for that identity. No call can borrow another's.
+// (SO_PEERCRED), and the descriptor goes to the gRPC server of that uid, whose services are built
+// for it. No call can borrow another's. Who is nobody here shares one server that refuses all.
 #pragma once
 
 #include <grpcpp/server.h>
@@ -18,11 +18,11 @@
 
 namespace muster {
 
-inline constexpr size_t kMaxUsers = 256;  // distinct uids served at once
+inline constexpr size_t kMaxUsers = 256;  // distinct uids served
 
 class ApiServer {
  public:
-  // Context and hub must outlive it.
+  // Context, what it points to, and hub must outlive it.
   ApiServer(const ApiContext* context, WatchHub* hub);
   ~ApiServer();
 

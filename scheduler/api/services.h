@@ -1,15 +1,18 @@
-// The public gRPC services. One object a caller's identity: the listener keeps a server for each
-// uid, so what a call is allowed to is known before its first byte is read.
+// The public gRPC services. Each handler gets an admitted Caller (guarded_service.h), and answers
+// with what that caller may see (mask.h).
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 
-#include "muster/v1/cluster_service.grpc.pb.h"
-#include "muster/v1/job_service.grpc.pb.h"
-#include "muster/v1/queue_service.grpc.pb.h"
+#include "muster/v1/access_service.pb.h"
+#include "muster/v1/cluster_service.pb.h"
+#include "muster/v1/job_service.pb.h"
+#include "muster/v1/queue_service.pb.h"
 #include "scheduler/api/context.h"
+#include "scheduler/api/guarded_service.h"
 #include "scheduler/api/watch.h"
 #include "scheduler/ask/holders.h"
 
@@ -19,38 +22,37 @@ inline constexpr size_t kMaxRequestBytes =
     1 << 20;                              // of one RPC's message; the agents' stream may send 4 MiB
 inline constexpr int kWatchesMax = 1024;  // at once, of one user
 
-class JobServiceImpl : public pb::JobService::CallbackService {
+class JobServiceImpl : public GuardedService {
  public:
-  JobServiceImpl(const ApiContext* context, WatchHub* hub, Identity who)
-      : context_(context), hub_(hub), who_(std::move(who)) {}
-  grpc::ServerUnaryReactor* Preview(grpc::CallbackServerContext* call,
+  JobServiceImpl(const ApiContext* context, WatchHub* hub, uint32_t uid);
+  grpc::ServerUnaryReactor* Preview(const Caller& caller, grpc::CallbackServerContext* call,
                                     const pb::PreviewRequest* request,
-                                    pb::PreviewResponse* response) override;
-  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* call,
-                                   const pb::SubmitRequest* request,
-                                   pb::SubmitResponse* response) override;
-  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* call, const pb::GetJobRequest* request,
-                                pb::Job* response) override;
-  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* call,
+                                    pb::PreviewResponse* response);
+  grpc::ServerUnaryReactor* Submit(const Caller& caller, grpc::CallbackServerContext* call,
+                                   const pb::SubmitRequest* request, pb::SubmitResponse* response);
+  grpc::ServerUnaryReactor* Get(const Caller& caller, grpc::CallbackServerContext* call,
+                                const pb::GetJobRequest* request, pb::Job* response);
+  grpc::ServerUnaryReactor* List(const Caller& caller, grpc::CallbackServerContext* call,
                                  const pb::ListJobsRequest* request,
-                                 pb::ListJobsResponse* response) override;
-  grpc::ServerWriteReactor<pb::WatchJobResponse>* Watch(
-      grpc::CallbackServerContext* call, const pb::WatchJobRequest* request) override;
-  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* call,
-                                   const pb::CancelJobRequest* request, pb::Job* response) override;
-  grpc::ServerWriteReactor<pb::LogsResponse>* Logs(grpc::CallbackServerContext* call,
-                                                   const pb::LogsRequest* request) override;
-  grpc::ServerUnaryReactor* Explain(grpc::CallbackServerContext* call,
+                                 pb::ListJobsResponse* response);
+  grpc::ServerWriteReactor<pb::WatchJobResponse>* Watch(const Caller& caller,
+                                                        grpc::CallbackServerContext* call,
+                                                        const pb::WatchJobRequest* request);
+  grpc::ServerUnaryReactor* Cancel(const Caller& caller, grpc::CallbackServerContext* call,
+                                   const pb::CancelJobRequest* request, pb::Job* response);
+  grpc::ServerWriteReactor<pb::LogsResponse>* Logs(const Caller& caller,
+                                                   grpc::CallbackServerContext* call,
+                                                   const pb::LogsRequest* request);
+  grpc::ServerUnaryReactor* Explain(const Caller& caller, grpc::CallbackServerContext* call,
                                     const pb::ExplainRequest* request,
-                                    pb::ExplainResponse* response) override;
-  grpc::ServerUnaryReactor* Simulate(grpc::CallbackServerContext* call,
+                                    pb::ExplainResponse* response);
+  grpc::ServerUnaryReactor* Simulate(const Caller& caller, grpc::CallbackServerContext* call,
                                      const pb::SimulateRequest* request,
-                                     pb::SimulateResponse* response) override;
+                                     pb::SimulateResponse* response);
 
  private:
   const ApiContext* const context_;
   WatchHub* const hub_;
-  const Identity who_;
   std::atomic<int> watches_ = 0;
   // Answers to submissions of one step describe one State. The engine's thread only; of a view that
   // nobody has any more: void.
@@ -58,71 +60,96 @@ class JobServiceImpl : public pb::JobService::CallbackService {
   std::optional<PoolHolders> answered_holders_;
 };
 
-class QueueServiceImpl : public pb::QueueService::CallbackService {
+class QueueServiceImpl : public GuardedService {
  public:
-  QueueServiceImpl(const ApiContext* context, Identity who)
-      : context_(context), who_(std::move(who)) {}
-  grpc::ServerUnaryReactor* Apply(grpc::CallbackServerContext* call,
+  QueueServiceImpl(const ApiContext* context, uint32_t uid);
+  grpc::ServerUnaryReactor* Apply(const Caller& caller, grpc::CallbackServerContext* call,
                                   const pb::ApplyQueuesRequest* request,
-                                  pb::ApplyQueuesResponse* response) override;
-  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* call,
-                                const pb::GetQueueRequest* request, pb::Queue* response) override;
-  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* call,
+                                  pb::ApplyQueuesResponse* response);
+  grpc::ServerUnaryReactor* Get(const Caller& caller, grpc::CallbackServerContext* call,
+                                const pb::GetQueueRequest* request, pb::Queue* response);
+  grpc::ServerUnaryReactor* List(const Caller& caller, grpc::CallbackServerContext* call,
                                  const pb::ListQueuesRequest* request,
-                                 pb::ListQueuesResponse* response) override;
+                                 pb::ListQueuesResponse* response);
 
  private:
   const ApiContext* const context_;
-  const Identity who_;
 };
 
-class ClusterServiceImpl : public pb::ClusterService::CallbackService {
+class ClusterServiceImpl : public GuardedService {
  public:
-  ClusterServiceImpl(const ApiContext* context, Identity who)
-      : context_(context), who_(std::move(who)) {}
-  grpc::ServerUnaryReactor* GetCluster(grpc::CallbackServerContext* call,
-                                       const pb::GetClusterRequest* request,
-                                       pb::Cluster* response) override;
-  grpc::ServerUnaryReactor* ListClusters(grpc::CallbackServerContext* call,
+  ClusterServiceImpl(const ApiContext* context, uint32_t uid);
+  grpc::ServerUnaryReactor* GetCluster(const Caller& caller, grpc::CallbackServerContext* call,
+                                       const pb::GetClusterRequest* request, pb::Cluster* response);
+  grpc::ServerUnaryReactor* ListClusters(const Caller& caller, grpc::CallbackServerContext* call,
                                          const pb::ListClustersRequest* request,
-                                         pb::ListClustersResponse* response) override;
-  grpc::ServerUnaryReactor* GetHost(grpc::CallbackServerContext* call,
-                                    const pb::GetHostRequest* request, pb::Host* response) override;
-  grpc::ServerUnaryReactor* ListHosts(grpc::CallbackServerContext* call,
+                                         pb::ListClustersResponse* response);
+  grpc::ServerUnaryReactor* GetHost(const Caller& caller, grpc::CallbackServerContext* call,
+                                    const pb::GetHostRequest* request, pb::Host* response);
+  grpc::ServerUnaryReactor* ListHosts(const Caller& caller, grpc::CallbackServerContext* call,
                                       const pb::ListHostsRequest* request,
-                                      pb::ListHostsResponse* response) override;
-  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* call,
-                                  const pb::DrainRequest* request,
-                                  pb::DrainResponse* response) override;
-  grpc::ServerUnaryReactor* Resume(grpc::CallbackServerContext* call,
-                                   const pb::ResumeRequest* request,
-                                   pb::ResumeResponse* response) override;
-  grpc::ServerUnaryReactor* ConfirmOff(grpc::CallbackServerContext* call,
+                                      pb::ListHostsResponse* response);
+  grpc::ServerUnaryReactor* Drain(const Caller& caller, grpc::CallbackServerContext* call,
+                                  const pb::DrainRequest* request, pb::DrainResponse* response);
+  grpc::ServerUnaryReactor* Resume(const Caller& caller, grpc::CallbackServerContext* call,
+                                   const pb::ResumeRequest* request, pb::ResumeResponse* response);
+  grpc::ServerUnaryReactor* ConfirmOff(const Caller& caller, grpc::CallbackServerContext* call,
                                        const pb::ConfirmOffRequest* request,
-                                       pb::ConfirmOffResponse* response) override;
-  grpc::ServerUnaryReactor* ReleaseQuarantine(grpc::CallbackServerContext* call,
+                                       pb::ConfirmOffResponse* response);
+  grpc::ServerUnaryReactor* ReleaseQuarantine(const Caller& caller,
+                                              grpc::CallbackServerContext* call,
                                               const pb::ReleaseQuarantineRequest* request,
-                                              pb::ReleaseQuarantineResponse* response) override;
-  grpc::ServerUnaryReactor* GetTrainerSchema(grpc::CallbackServerContext* call,
+                                              pb::ReleaseQuarantineResponse* response);
+  grpc::ServerUnaryReactor* GetTrainerSchema(const Caller& caller,
+                                             grpc::CallbackServerContext* call,
                                              const pb::GetTrainerSchemaRequest* request,
-                                             pb::GetTrainerSchemaResponse* response) override;
-  grpc::ServerUnaryReactor* GetLedger(grpc::CallbackServerContext* call,
+                                             pb::GetTrainerSchemaResponse* response);
+  grpc::ServerUnaryReactor* GetLedger(const Caller& caller, grpc::CallbackServerContext* call,
                                       const pb::GetLedgerRequest* request,
-                                      pb::LedgerResponse* response) override;
-  grpc::ServerUnaryReactor* Top(grpc::CallbackServerContext* call, const pb::TopRequest* request,
-                                pb::TopResponse* response) override;
-  grpc::ServerUnaryReactor* Ping(grpc::CallbackServerContext* call, const pb::PingRequest* request,
-                                 pb::PingResponse* response) override;
+                                      pb::LedgerResponse* response);
+  grpc::ServerUnaryReactor* Top(const Caller& caller, grpc::CallbackServerContext* call,
+                                const pb::TopRequest* request, pb::TopResponse* response);
+  grpc::ServerUnaryReactor* Ping(const Caller& caller, grpc::CallbackServerContext* call,
+                                 const pb::PingRequest* request, pb::PingResponse* response);
 
  private:
-  pb::Host Describe(const View& view, HostId id) const;
+  pb::Host Describe(const Sight& sight, const View& view, HostId id) const;
   // *jobs, if any, gets those that are there now.
-  grpc::ServerUnaryReactor* SetDrained(grpc::CallbackServerContext* call, const std::string& target,
-                                       bool drained, const std::string& reason,
+  grpc::ServerUnaryReactor* SetDrained(const Caller& caller, grpc::CallbackServerContext* call,
+                                       const std::string& target, bool drained,
+                                       const std::string& reason,
                                        google::protobuf::RepeatedField<uint64_t>* jobs);
 
   const ApiContext* const context_;
-  const Identity who_;
+};
+
+// Bindings and the audit.
+class AccessServiceImpl : public GuardedService {
+ public:
+  AccessServiceImpl(const ApiContext* context, uint32_t uid);
+  grpc::ServerUnaryReactor* List(const Caller& caller, grpc::CallbackServerContext* call,
+                                 const pb::ListAccessRequest* request,
+                                 pb::ListAccessResponse* response);
+  grpc::ServerUnaryReactor* Grant(const Caller& caller, grpc::CallbackServerContext* call,
+                                  const pb::GrantRequest* request, pb::GrantResponse* response);
+  grpc::ServerUnaryReactor* Revoke(const Caller& caller, grpc::CallbackServerContext* call,
+                                   const pb::RevokeRequest* request, pb::RevokeResponse* response);
+  grpc::ServerUnaryReactor* Check(const Caller& caller, grpc::CallbackServerContext* call,
+                                  const pb::CheckAccessRequest* request,
+                                  pb::CheckAccessResponse* response);
+  grpc::ServerUnaryReactor* ListAudit(const Caller& caller, grpc::CallbackServerContext* call,
+                                      const pb::ListAuditRequest* request,
+                                      pb::ListAuditResponse* response);
+  grpc::ServerUnaryReactor* VerifyAudit(const Caller& caller, grpc::CallbackServerContext* call,
+                                        const pb::VerifyAuditRequest* request,
+                                        pb::VerifyAuditResponse* response);
+
+ private:
+  grpc::ServerUnaryReactor* Change(const Caller& caller, grpc::CallbackServerContext* call,
+                                   const pb::Binding& binding, bool revoked,
+                                   std::function<void(pb::Role before)> done);
+
+  const ApiContext* const context_;
 };
 
 // ---- shared by the services ----
@@ -135,10 +162,9 @@ inline grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* call,
 }
 // OK, or what a caller with this request gets at once.
 grpc::Status CheckSize(const google::protobuf::Message& request);
-grpc::Status OperatorOnly(const Identity& who, const char* what);
 
-// A job with the newest progress, as it is told to users.
-pb::Job TellJob(const ApiContext& context, const View& view, const JobRow& job,
+// A job with the newest progress, as it is told to the user of `sight`, which is of `view`.
+pb::Job TellJob(const ApiContext& context, const Sight& sight, const View& view, const JobRow& job,
                 PoolHolders* holders = nullptr);
 
 }  // namespace muster

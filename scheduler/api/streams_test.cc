@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "common/base/protocol.h"
+#include "muster/v1/cluster_service.grpc.pb.h"
+#include "muster/v1/job_service.grpc.pb.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/log_stream.h"
 #include "scheduler/api/server.h"
@@ -161,6 +163,9 @@ class StreamsTest : public ::testing::Test {
     context_.clock = RealClock();
     context_.scheduling = options.scheduling;
     context_.single_user = true;
+    guard_ =
+        std::make_unique<Guard>(GuardParts{engine_.get(), nullptr, &users_, nullptr, RealClock()});
+    context_.guard = guard_.get();
     server_ = std::make_unique<ApiServer>(&context_, hub_.get());
     stepping_ = std::thread([this] { engine_->Run(); });
     ASSERT_TRUE(server_->Listen(folder_ + "/s", 0600).ok());
@@ -184,10 +189,7 @@ class StreamsTest : public ::testing::Test {
   }
   // The same services as another, ordinary user meets them.
   std::unique_ptr<pb::JobService::Stub> StubOfBob() {
-    Identity bob;
-    bob.uid = 4711;
-    bob.user = "bob";
-    others_service_ = std::make_unique<JobServiceImpl>(&context_, hub_.get(), bob);
+    others_service_ = std::make_unique<JobServiceImpl>(&context_, hub_.get(), 4711);
     grpc::ServerBuilder builder;
     builder.AddListeningPort("unix://" + folder_ + "/bob", grpc::InsecureServerCredentials());
     builder.RegisterService(others_service_.get());
@@ -269,6 +271,8 @@ class StreamsTest : public ::testing::Test {
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<WatchHub> hub_;
+  Users users_{{{"bob", 4711, {}}}, geteuid(), false, RealClock()};
+  std::unique_ptr<Guard> guard_;
   ApiContext context_;
   std::unique_ptr<ApiServer> server_;
   std::unique_ptr<JobServiceImpl> others_service_;

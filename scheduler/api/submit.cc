@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/log.h"
-#include "scheduler/api/sha256.h"
+#include "scheduler/access/sha256.h"
 #include "scheduler/state/bytes.h"
 
 namespace muster {
@@ -78,6 +78,15 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
 void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner,
             std::shared_ptr<const pb::SubmitRequest> request,
             std::function<void(const SubmitOutcome&)> done, std::function<std::string()> new_id) {
+  const Change change = [engine](Engine::Operation operation, Engine::Done then) {
+    engine->Call(std::move(operation), std::move(then));
+  };
+  Submit(engine, change, defaults, owner, std::move(request), std::move(done), std::move(new_id));
+}
+
+void Submit(const Engine* engine, const Change& change, const SpecDefaults& defaults,
+            const std::string& owner, std::shared_ptr<const pb::SubmitRequest> request,
+            std::function<void(const SubmitOutcome&)> done, std::function<std::string()> new_id) {
   auto pending = std::make_shared<Pending>();
   const std::string& key = request->idempotency_key();
   const bool printable =
@@ -108,17 +117,17 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
   pending->outcome.resolution =
       ResolveSpec(pending->view->state, request->spec(), defaults, request->wait_for_capacity());
   pending->request = std::move(request);
-  engine->Call(
-      [pending](const State& state) { return EventsOf(pending.get(), state); },
-      [pending](absl::Status status) {
-        SubmitOutcome& outcome = pending->outcome;
-        outcome.status = std::move(status);
-        if (outcome.status.ok() && !outcome.existed) {
-          LogInfo("job submitted",
-                  {{"job", outcome.number}, {"owner", pending->owner}, {"queue", pending->queue}});
-        }
-        pending->done(outcome);
-      });
+  change([pending](const State& state) { return EventsOf(pending.get(), state); },
+         [pending](absl::Status status) {
+           SubmitOutcome& outcome = pending->outcome;
+           outcome.status = std::move(status);
+           if (outcome.status.ok() && !outcome.existed) {
+             LogInfo(
+                 "job submitted",
+                 {{"job", outcome.number}, {"owner", pending->owner}, {"queue", pending->queue}});
+           }
+           pending->done(outcome);
+         });
 }
 
 }  // namespace muster

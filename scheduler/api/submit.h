@@ -25,6 +25,13 @@ struct SubmitOutcome {
 // can't be checked yet (Resolution::not_now), or the engine is full. `request` is not looked at any
 // more once `done` is called. `new_id` draws the job's uid (contract 16), on the engine's thread;
 // the fault simulation draws it from its seed.
+// `change` is Engine::Call, or what stands before it.
+using Change = std::function<void(Engine::Operation, Engine::Done)>;
+void Submit(const Engine* engine, const Change& change, const SpecDefaults& defaults,
+            const std::string& owner, std::shared_ptr<const pb::SubmitRequest> request,
+            std::function<void(const SubmitOutcome&)> done,
+            std::function<std::string()> new_id = RandomId);
+// Changes by Engine::Call itself.
 void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner,
             std::shared_ptr<const pb::SubmitRequest> request,
             std::function<void(const SubmitOutcome&)> done,

@@ -144,6 +144,9 @@ void WatchHub::Process(const StepRecord& step) {
   };
   const std::shared_ptr<const View> before = std::exchange(view_, step.view);
   holders_.emplace(view_->state);
+  // Who follows a job may have lost the right to: each watcher looks.
+  const bool access = &before->state.bindings() != &view_->state.bindings() ||
+                      &before->state.queues() != &view_->state.queues();
   std::map<uint64_t, Change> jobs;
   {
     std::lock_guard lock(mutex_);
@@ -155,7 +158,7 @@ void WatchHub::Process(const StepRecord& step) {
     change.job = view_->state.FindJob(number);
     // Rows are shared between snapshots until they are written: the same row has not changed.
     change.changed = change.job != was;
-    change.verdict = !SameVerdicts(*before, *view_, number);
+    change.verdict = access || !SameVerdicts(*before, *view_, number);
     if (change.job == nullptr && was != nullptr && was->finished())
       change.ended = std::make_shared<const JobRow>(*was);
     if (change.job != nullptr && change.changed)

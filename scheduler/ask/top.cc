@@ -265,7 +265,7 @@ Top DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& requ
   const Clusters flavours_in = CountHosts(state, by, &rows, &top);
   for (const uint64_t number : state.active_jobs()) {
     const JobRow& job = *state.FindJob(number);
-    if (by == pb::TopRequest::JOB && !sees(job)) continue;
+    if ((by == pb::TopRequest::JOB || by == pb::TopRequest::USER) && !sees(job)) continue;
     for (size_t i = 0; i < job.tasks.size(); ++i) {
       const int32_t t = static_cast<int32_t>(i);
       const AttemptRow* held = job.tasks[i].current();

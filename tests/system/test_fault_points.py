@@ -5,6 +5,7 @@ n-th. Runs differ by a call or two.
 """
 
 import itertools
+import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
@@ -183,8 +184,7 @@ def each_of_a_new_store(bin_dir, call: str, when: str) -> list[str]:
     points = Points()
     with faulty_system(bin_dir, queues=QUEUES, hosts=("h01",), scheduling=SCHEDULING) as system:
         for number in points:
-            for path in (system.folder / "store").glob("*"):
-                path.unlink()
+            shutil.rmtree(system.folder / "store", ignore_errors=True)
             system.point.set(call, when, number, f"{system.folder}/store*")
             system.faulty("musterd")
             system.spawn_musterd()

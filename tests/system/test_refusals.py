@@ -187,16 +187,6 @@ def test_only_unix_sockets_are_served(bare, listen):
     assert done.returncode != 0 and "unix://" in done.stderr
 
 
-def test_serving_several_users_is_refused(bare):
-    configure(bare)
-    config = bare.folder / "etc" / "musterd.yaml"
-    config.write_text(config.read_text().replace("single_user: true", "single_user: false"))
-    done = subprocess.run(
-        [bare.bin_dir / "musterd", "--config", config], capture_output=True, text=True, timeout=20
-    )
-    assert done.returncode == 2 and "single_user: true" in done.stderr
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a socket to another user")
 def test_another_users_daemon_is_told_from_a_dead_one(system):
     os.chown(system.socket, 12345, -1)

@@ -43,7 +43,7 @@ class RandomEvents {
         {40, &RandomEvents::Stopping},       {40, &RandomEvents::Lost},
         {10, &RandomEvents::Opened},         {6, &RandomEvents::Failed},
         {4, &RandomEvents::AnyClusters},     {4, &RandomEvents::AnyQueues},
-        {4, &RandomEvents::Nothing},
+        {6, &RandomEvents::Binding},         {4, &RandomEvents::Nothing},
     };
     int total = 0;
     for (const Kind& kind : kKinds) total += kind.weight;
@@ -140,6 +140,19 @@ class RandomEvents {
       if (Chance(30)) queue->add_queues()->set_name("nlp");
     }
     event.mutable_queues_applied()->set_version(static_cast<uint64_t>(Below(10)));
+    return event;
+  }
+
+  pb::Event Binding(const State&) {
+    static constexpr const char* kPaths[] = {"", "research", "research/nlp", "product", "gone"};
+    pb::Event event;
+    pb::BindingChanged* changed = event.mutable_binding_changed();
+    pb::Binding* binding = changed->mutable_binding();
+    (Chance(50) ? binding->mutable_user() : binding->mutable_group())
+        ->assign(absl::StrCat("u", Below(3)));
+    binding->set_queue(kPaths[Below(5)]);
+    binding->set_role(static_cast<pb::Role>(Below(5)));
+    changed->set_revoked(Chance(30));
     return event;
   }
 

@@ -1,4 +1,4 @@
-#include "scheduler/api/sha256.h"
+#include "scheduler/access/sha256.h"
 
 #include <openssl/evp.h>
 

@@ -1,0 +1,119 @@
+#include "scheduler/access/users.h"
+
+#include <grp.h>
+#include <pwd.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kNamesBytes = 16 << 10;
+constexpr size_t kUsersKept = 4'096;
+constexpr int kGroupsMax = 1'024;
+
+struct Account {
+  uint32_t uid = 0, gid = 0;
+  std::string name;
+};
+
+std::optional<Account> ToAccount(const passwd* found) {
+  if (found == nullptr || found->pw_name == nullptr || found->pw_name[0] == '\0')
+    return std::nullopt;
+  return Account{found->pw_uid, found->pw_gid, found->pw_name};
+}
+
+std::optional<Account> AccountOf(uint32_t uid) {
+  std::vector<char> buffer(kNamesBytes);
+  passwd entry{};
+  passwd* found = nullptr;
+  if (getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) != 0) return std::nullopt;
+  return ToAccount(found);
+}
+
+std::optional<Account> AccountNamed(const std::string& name) {
+  std::vector<char> buffer(kNamesBytes);
+  passwd entry{};
+  passwd* found = nullptr;
+  if (getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0)
+    return std::nullopt;
+  return ToAccount(found);
+}
+
+std::vector<std::string> GroupsOf(const Account& account) {
+  std::vector<gid_t> ids(kGroupsMax);
+  int count = kGroupsMax;
+  if (getgrouplist(account.name.c_str(), account.gid, ids.data(), &count) < 0) return {};
+  ids.resize(static_cast<size_t>(count));
+  std::vector<std::string> groups;
+  for (const gid_t id : ids) {
+    std::vector<char> buffer(kNamesBytes);
+    group entry{};
+    group* found = nullptr;
+    if (getgrgid_r(id, &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr)
+      groups.push_back(found->gr_name);
+  }
+  std::sort(groups.begin(), groups.end());
+  return groups;
+}
+
+}  // namespace
+
+Users::Users(std::vector<ListedUser> listed, uint32_t own_uid, bool single_user, Clock* clock)
+    : listed_(std::move(listed)), own_uid_(own_uid), single_user_(single_user), clock_(clock) {}
+
+Principal Users::LookUp(uint32_t uid) const {
+  Principal who;
+  who.uid = uid;
+  if (single_user_ && uid != own_uid_) return who;
+  who.trusted = uid == 0 || uid == own_uid_;
+  for (const ListedUser& user : listed_) {
+    if (user.uid != uid) continue;
+    who.user = user.name;
+    who.groups = user.groups;
+    return who;
+  }
+  const bool ordinary = uid >= kFirstOrdinaryUid && uid != kOverflowUid;
+  if (!ordinary && !who.trusted) return who;
+  if (const std::optional<Account> account = AccountOf(uid); account.has_value()) {
+    const bool taken = std::any_of(listed_.begin(), listed_.end(), [&](const ListedUser& user) {
+      return user.name == account->name;
+    });
+    if (!taken) {
+      who.user = account->name;
+      who.groups = GroupsOf(*account);
+    }
+  }
+  // Whoever started it has no account in some containers.
+  if (who.user.empty() && who.trusted) who.user = absl::StrCat(uid);
+  return who;
+}
+
+std::shared_ptr<const Principal> Users::Of(uint32_t uid) {
+  const int64_t now_ns = clock_->MonotonicNs();
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = kept_.find(uid);
+    if (it != kept_.end() && now_ns - it->second.at_ns < kUserKeptNs) return it->second.who;
+  }
+  auto who = std::make_shared<const Principal>(LookUp(uid));
+  std::lock_guard lock(mutex_);
+  if (kept_.size() >= kUsersKept) kept_.clear();
+  kept_[uid] = {who, now_ns};
+  return who;
+}
+
+std::shared_ptr<const Principal> Users::Named(const std::string& name) {
+  for (const ListedUser& user : listed_) {
+    if (user.name == name) return Of(user.uid);
+  }
+  const std::optional<Account> account = AccountNamed(name);
+  if (!account.has_value()) return nullptr;
+  std::shared_ptr<const Principal> who = Of(account->uid);
+  return who->user == name ? who : nullptr;
+}
+
+}  // namespace muster

@@ -209,6 +209,11 @@ ROWS = {
         [sys.executable, "bench/sim_seeds.py"],
         14400,
     ),
+    "authorization": (
+        "every RPC, eleven callers, what is theirs, what isn't and what isn't there, against a model; three planted holes",
+        [sys.executable, "bench/authorization.py"],
+        1800,
+    ),
     "planted-bugs": (
         "bugs planted in a copy of the tree, looked for by the simulator, the fuzzer and tests",
         [sys.executable, "bench/planted_bugs.py"],

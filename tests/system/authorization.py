@@ -1,0 +1,377 @@
+"""Who may call what: a model of docs/access.md in a few lines, written apart from the code, and a musterd that is asked all of it.
+
+Eleven callers call each RPC about what lies in one part of the queue tree ("own"), about what lies in another ("foreign") and about what
+isn't there ("missing"). The model says what each has to be told; and no answer may hold the name, queue or environment of a job that
+its reader may not see.
+"""
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+
+import small_system
+from local_system import LocalSystem
+
+VIEWER, SUBMITTER, OPERATOR, ADMIN = 1, 2, 3, 4
+OWN, FOREIGN = (
+    "research/nlp",
+    "research2/nlp",
+)  # the second: no part of `research`, whatever its name begins with
+PLACES = ("own", "foreign", "missing")
+
+
+@dataclass
+class Who:
+    name: str
+    uid: int
+    roles: dict = field(default_factory=dict)  # by queue; "" is the root
+    known: bool = True
+    trusted: bool = False
+    owns: tuple = ()  # places of jobs that it submitted
+    group: str = "others"
+
+    def role(self, queue: str) -> int:
+        """The highest of the queue itself and of those above it."""
+        parts = queue.split("/") if queue else []
+        above = ["/".join(parts[:n]) for n in range(len(parts) + 1)]
+        return ADMIN if self.trusted else max(self.roles.get(path, 0) for path in above)
+
+    def best(self) -> int:
+        return ADMIN if self.trusted else max(self.roles.values(), default=0)
+
+    def knows(self, queue: str) -> bool:
+        """Sees it or one below it."""
+        below = any(role and path.startswith(queue + "/") for path, role in self.roles.items())
+        return self.role(queue) >= VIEWER or below
+
+
+WHO = [
+    Who("stranger", 20099, known=False),
+    Who("nobody", 65534, known=False),
+    Who("eve", 20001),
+    Who("vic", 20002, {OWN: VIEWER}),
+    Who("sam", 20003, {OWN: SUBMITTER}),
+    Who("ann", 20004, {OWN: SUBMITTER}, owns=("own",), group="nlp"),
+    Who("oli", 20005, {"research": OPERATOR}),
+    Who("sib", 20006, {"research2": OPERATOR}),
+    Who("lea", 20007, {"research": ADMIN}),
+    Who("amy", 20008, {"": ADMIN}),
+    Who("root", 0, trusted=True),
+]
+BOB = Who(
+    "bob", 20009, {FOREIGN: SUBMITTER}, owns=("foreign",)
+)  # submits the foreign job, asks nothing
+
+QUEUES = """\
+queues:
+  - name: research
+    admin: [lea]
+    queues:
+      - {name: nlp, submit: [nlp, sam]}
+      - {name: vision}
+  - name: research2
+    queues:
+      - {name: nlp, submit: [bob]}
+"""
+GRANTS = (
+    ("vic", "viewer", OWN),
+    ("oli", "operator", "research"),
+    ("sib", "operator", "research2"),
+    ("amy", "admin", "/"),
+)
+QUEUE = {"own": OWN, "foreign": FOREIGN, "missing": "research/none"}
+MARKS = {"own": ("name-of-ours", "env-of-ours"), "foreign": ("name-of-theirs", "env-of-theirs")}
+JOB = 'name: {}\nqueue: {}\nenv: {{TOKEN: {}}}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\nrun: "true"\n'
+
+OK, INVALID, ENDED_BY_US, NOT_FOUND, DENIED, FAILED_PRECONDITION, UNAUTHENTICATED = (
+    0,
+    3,
+    4,
+    5,
+    7,
+    9,
+    16,
+)
+NOTHING_RAN = -1  # NOT_FOUND, of the output of a job that may be read
+NAMES = {OK: "OK", INVALID: "INVALID_ARGUMENT", NOT_FOUND: "NOT_FOUND", DENIED: "PERMISSION_DENIED"}
+NAMES |= {FAILED_PRECONDITION: "FAILED_PRECONDITION", UNAUTHENTICATED: "UNAUTHENTICATED"}
+
+
+# ---- the model: the codes that one may be told ----
+
+
+def of_job(needed: int, then=(OK,)):
+    def told(who: Who, place: str):
+        if place == "missing":
+            return (NOT_FOUND,)
+        if place in who.owns or who.role(QUEUE[place]) >= needed:
+            return then
+        return (DENIED,) if who.role(QUEUE[place]) >= VIEWER else (NOT_FOUND,)
+
+    return told
+
+
+def of_queue(needed: int, then=(OK,), missing=(NOT_FOUND, INVALID)):
+    def told(who: Who, place: str):
+        if place == "missing":
+            return missing
+        if who.role(QUEUE[place]) >= needed:
+            return then
+        return (DENIED,) if who.knows(QUEUE[place]) else (NOT_FOUND,)
+
+    return told
+
+
+def of_root(needed: int, then=(OK,), missing=(NOT_FOUND,)):
+    return lambda who, place: (
+        (missing if place == "missing" else then) if who.role("") >= needed else (DENIED,)
+    )
+
+
+def anywhere(needed: int, missing=(NOT_FOUND,)):
+    return lambda who, place: (
+        (missing if place == "missing" else (OK,)) if who.best() >= needed else (DENIED,)
+    )
+
+
+def anybody(who: Who, place: str):
+    return (OK,)
+
+
+def of_tree(who: Who, place: str):
+    """Takes admin above the queue that changes: research, research2, and the root for a new one, or for one that they can't see."""
+    above = {"own": "research", "foreign": "research2", "missing": ""}[place]
+    return (OK,) if who.role(above) >= ADMIN else (DENIED,)
+
+
+def about_oneself(who: Who, place: str):
+    return (OK,) if place != "missing" and who.knows(QUEUE[place]) else (NOT_FOUND,)
+
+
+def agents(who: Who, place: str):
+    return (OK, ENDED_BY_US) if who.trusted else (DENIED,)
+
+
+NEVER_FITS = (OK, FAILED_PRECONDITION)  # it has no agents: what is asked was admitted
+MODEL = {
+    "JobService/Preview": of_queue(SUBMITTER, NEVER_FITS),
+    "JobService/Submit": of_queue(SUBMITTER, NEVER_FITS),
+    "JobService/Get": of_job(VIEWER),
+    "JobService/List": about_oneself,
+    "JobService/Watch": of_job(VIEWER, (OK, ENDED_BY_US)),
+    "JobService/Cancel": of_job(OPERATOR),
+    "JobService/Logs": of_job(OPERATOR, (NOTHING_RAN,)),
+    "JobService/Explain": of_job(VIEWER),
+    "JobService/Simulate": of_queue(SUBMITTER),
+    "QueueService/Apply": of_tree,
+    "QueueService/Get": of_queue(VIEWER),
+    "QueueService/List": anybody,
+    "ClusterService/GetCluster": anywhere(VIEWER),
+    "ClusterService/ListClusters": anywhere(VIEWER, (OK,)),
+    "ClusterService/GetHost": anywhere(VIEWER),
+    "ClusterService/ListHosts": anywhere(VIEWER, (OK, NOT_FOUND)),
+    "ClusterService/Drain": of_root(OPERATOR),
+    "ClusterService/Resume": of_root(OPERATOR),
+    "ClusterService/ConfirmOff": of_root(OPERATOR, (OK, FAILED_PRECONDITION)),
+    "ClusterService/ReleaseQuarantine": of_root(OPERATOR, (OK, FAILED_PRECONDITION)),
+    "ClusterService/GetTrainerSchema": anybody,
+    "ClusterService/GetLedger": anywhere(VIEWER, (OK,)),
+    "ClusterService/Top": anywhere(VIEWER, (OK,)),
+    "ClusterService/Ping": anybody,
+    "AccessService/List": anybody,
+    "AccessService/Grant": of_queue(ADMIN),
+    "AccessService/Revoke": of_queue(ADMIN),
+    "AccessService/Check": about_oneself,
+    "AccessService/ListAudit": of_root(ADMIN, missing=(OK,)),
+    "AccessService/VerifyAudit": of_root(ADMIN, missing=(OK,)),
+    "AgentService/Connect": agents,
+}
+
+
+def sees(who: Who, place: str, mark: str) -> bool:
+    """Whether an answer to them may hold this mark of that place's job."""
+    needed = OPERATOR if mark.startswith("env") else VIEWER
+    return who.known and (place in who.owns or who.role(QUEUE[place]) >= needed)
+
+
+# ---- the musterd that is asked ----
+
+
+class Asked:
+    def __init__(self, system: LocalSystem):
+        self.system = system
+        self.tree = None
+        self.jobs = {}
+
+    def start(self) -> None:
+        small_system.configure(self.system, QUEUES)
+        config = self.system.folder / "etc" / "musterd.yaml"
+        users = ", ".join(
+            f"{w.name}: {{uid: {w.uid}, groups: [{w.group}]}}"
+            for w in [*WHO, BOB]
+            if w.known and not w.trusted
+        )
+        config.write_text(
+            config.read_text().replace("single_user: true\n", f"users: {{{users}}}\n")
+        )
+        for path in (self.system.folder, self.system.folder / "etc"):
+            path.chmod(0o755)
+        self.system.start_musterd()
+        for name, role, queue in GRANTS:
+            self.system.run(["access", "grant", name, role, queue])
+        ann = next(w for w in WHO if w.name == "ann")
+        for place, owner in (("own", ann), ("foreign", BOB)):
+            spec = JOB.format(MARKS[place][0], QUEUE[place], MARKS[place][1])
+            done = self.as_user(
+                owner, ["muster", "submit", "--wait-for-capacity", "-o", "json", "-"], spec
+            )
+            self.jobs[place] = json.loads(done.stdout)["number"]
+        self.jobs["missing"] = 4711
+
+    def as_user(self, who: Who, words: list, text: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [self.system.bin_dir / words[0], *words[1:]],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+            user=who.uid,
+            group=who.uid if who.uid else 0,
+            extra_groups=[],
+            cwd="/",
+            env=self.system.environment() | {"HOME": "/"},
+        )
+
+    def methods(self) -> list[str]:
+        return subprocess.run(
+            [self.system.bin_dir / "call_rpcs", "--list"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+
+    def request(self, method: str, who: Who, place: str) -> dict:
+        queue, job = QUEUE[place], str(self.jobs[place])
+        host = "lab/none" if place == "missing" else "lab/h01"
+        spec = {
+            "name": "asked",
+            "queue": queue,
+            "tasks": [
+                {
+                    "name": "main",
+                    "run": {"exec": ["true"]},
+                    "workers": {"min": 1, "max": 1},
+                    "resources": {"gpusMilli": 1000, "gpuTypes": ["cpu-slot"]},
+                }
+            ],
+        }
+        binding = {"user": "zed", "role": "ROLE_VIEWER", "queue": queue}
+        return {
+            "JobService/Preview": {"spec": spec, "waitForCapacity": True},
+            "JobService/Submit": {
+                "spec": spec,
+                "waitForCapacity": True,
+                "idempotencyKey": f"{who.name}-{place}",
+            },
+            "JobService/Get": {"id": job},
+            "JobService/List": {"queue": queue},
+            "JobService/Watch": {"id": job},
+            "JobService/Cancel": {"id": job},
+            "JobService/Logs": {"id": job, "rank": -1},
+            "JobService/Explain": {"id": job, "budgetMs": 50},
+            "JobService/Simulate": {"jobs": [spec], "budgetMs": 50, "horizonNs": 10**9},
+            "QueueService/Apply": {"tree": self.changed_tree(who, place), "dryRun": True},
+            "QueueService/Get": {"path": queue},
+            "ClusterService/GetCluster": {"name": "none" if place == "missing" else "lab"},
+            "ClusterService/GetHost": {"name": host},
+            "ClusterService/ListHosts": {"cluster": "none" if place == "missing" else "lab"},
+            "ClusterService/Drain": {"target": host, "reason": "asked"},
+            "ClusterService/Resume": {"target": host},
+            "ClusterService/ConfirmOff": {"host": host},
+            "ClusterService/ReleaseQuarantine": {"host": host},
+            "ClusterService/GetLedger": {
+                "by": {"own": "QUEUE", "foreign": "USER", "missing": "JOB"}[place]
+            },
+            "ClusterService/Top": {
+                "by": {"own": "QUEUE", "foreign": "USER", "missing": "JOB"}[place]
+            },
+            "AccessService/Grant": {"binding": binding},
+            "AccessService/Revoke": {"binding": binding},
+            "AccessService/Check": {"queue": queue},
+            "AgentService/Connect": {
+                "hello": {
+                    "cluster": "lab",
+                    "host": "h01",
+                    "stateId": "5" * 32,
+                    "bootId": "b",
+                    "protocolVersion": 1,
+                    "runsAsOwner": True,
+                }
+            },
+        }.get(method, {})
+
+    def changed_tree(self, who: Who, place: str) -> dict:
+        """The part of the tree that they see (or all of it, if it is about what they don't), with one queue changed or made."""
+
+        def queue(name, below=(), **more):
+            return {"name": name, "queues": list(below)} | more
+
+        held = {"held": True}
+        ours = queue(
+            "research",
+            [
+                queue("nlp", submit=["nlp", "sam"], **(held if place == "own" else {})),
+                queue("vision"),
+            ],
+            admin=["lea"],
+        )
+        theirs = queue(
+            "research2", [queue("nlp", submit=["bob"], **(held if place == "foreign" else {}))]
+        )
+        tops = [ours, theirs] if who.knows("research2") or place == "foreign" else [ours]
+        if place == "missing":
+            tops.append(queue("new"))
+        return {"queues": tops}
+
+    def ask(self, who: Who) -> list[str]:
+        """What was answered otherwise than the model says."""
+        cells = [(method, place) for method in self.methods() for place in PLACES]
+        lines = [
+            f"{method}\t{json.dumps(self.request(method, who, place))}\n" for method, place in cells
+        ]
+        done = self.as_user(who, ["call_rpcs", self.system.server], "".join(lines))
+        wrong = []
+        for (method, place), line in zip(cells, done.stdout.splitlines(), strict=True):
+            answer = json.loads(line)
+            if answer["message"].endswith("nothing of it has run"):
+                answer["code"] = NOTHING_RAN
+            expected = MODEL[method](who, place) if who.known else (UNAUTHENTICATED,)
+            cell = f"{who.name} {method} {place}"
+            if answer["code"] not in expected:
+                told = NAMES.get(answer["code"], answer["code"])
+                wrong.append(
+                    f"{cell}: {told}, not {[NAMES.get(c, c) for c in expected]}: {answer['message']}"
+                )
+            wrong += [
+                f"{cell}: holds {mark}"
+                for whose, marks in MARKS.items()
+                for mark in marks
+                if mark in line and not sees(who, whose, mark)
+            ]
+            if "research2" in line and not who.knows("research2") and place != "foreign":
+                wrong.append(f"{cell}: holds the name of a queue that they don't see")
+        return wrong
+
+    def ask_all(self) -> tuple[int, list[str]]:
+        """How many cells, and those that are wrong. Whoever changes something comes last."""
+        wrong = [
+            f"{method}: the model doesn't know it"
+            for method in self.methods()
+            if method not in MODEL
+        ]
+        if wrong:
+            return 0, wrong
+        for who in WHO:
+            wrong += self.ask(who)
+        return len(WHO) * len(MODEL) * len(PLACES), wrong

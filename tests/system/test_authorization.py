@@ -1,0 +1,15 @@
+"""Every RPC, eleven callers, what is theirs, what isn't and what isn't there: what they are told is what the model says."""
+
+import os
+
+import authorization
+import pytest
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be several users")
+def test_every_call_is_answered_as_the_model_of_access_says(bare):
+    asked = authorization.Asked(bare)
+    asked.start()
+    cells, wrong = asked.ask_all()
+    assert cells > 1000
+    assert not wrong, "\n".join(wrong)

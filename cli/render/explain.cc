@@ -129,7 +129,9 @@ std::string When(int64_t at_ns, const Simulated& simulated) {
 std::string TakenText(const google::protobuf::RepeatedPtrField<pb::PreviewResponse::Taken>& taken) {
   std::string text;
   for (const auto& one : taken) {
-    absl::StrAppend(&text, text.empty() ? "" : "; ", Plain(one.queue()), " ", one.job());
+    absl::StrAppend(&text, text.empty() ? "" : "; ",
+                    one.job() == 0 ? "another's job"  // not the reader's to see
+                                   : absl::StrCat(Plain(one.queue()), " ", one.job()));
     if (one.gpus_milli() > 0)
       absl::StrAppend(&text, ": ", FormatMilli(one.gpus_milli()));  // else it only moves
     if (!one.outcome().empty()) absl::StrAppend(&text, ", ", Plain(one.outcome()));
@@ -258,7 +260,8 @@ std::string RenderSimulation(const Simulated& simulated, const Screen& screen) {
   for (const auto& effect : simulated.effects()) {
     const bool waits = effect.start_before_ns() != 0 || effect.start_after_ns() != 0;
     effects.AddRow(
-        {absl::StrCat(effect.job()), effect.name(), effect.queue(),
+        {effect.job() == 0 ? "another's" : absl::StrCat(effect.job()), effect.name(),
+         effect.queue(),
          effect.stopped_ns() == 0 ? ""
                                   : absl::StrCat(FormatStart(effect.stopped_ns(), now_ns), ", ",
                                                  CauseName(effect.cause())),

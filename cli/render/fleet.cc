@@ -52,9 +52,10 @@ std::string WhyNotHealthy(const pb::Host& host, const pb::Device& device) {
 }
 
 std::string BlameLine(const pb::Blame& blame, int64_t now_ns) {
-  const std::string who = blame.job() == 0 ? "its host"
-                                           : absl::StrCat("job ", blame.job(), " ", blame.task(),
-                                                          " attempt ", blame.attempt());
+  const std::string who = blame.job() != 0 ? absl::StrCat("job ", blame.job(), " ", blame.task(),
+                                                          " attempt ", blame.attempt())
+                          : blame.attempt() != 0 ? "another's job"
+                                                 : "its host";
   const char* how = blame.kind() == pb::BLAME_CERTAIN ? "certain"
                     : blame.kind() == pb::BLAME_SLOW  ? "slow"
                                                       : "by its log";

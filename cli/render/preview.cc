@@ -31,7 +31,9 @@ std::string LossLine(const pb::PreviewResponse& preview) {
       double seconds = static_cast<double>(taken.lost_gpu_ms()) / 1000;
       std::string loss = seconds < 360 ? absl::StrFormat("%.0f %s-seconds", seconds, unit)
                                        : absl::StrFormat("%.1f %s-h", seconds / 3600, unit);
-      absl::StrAppend(&text, text.empty() ? "" : " ", taken.job(), " loses about ", loss, ".");
+      absl::StrAppend(&text, text.empty() ? "" : " ",
+                      taken.job() == 0 ? "Another's job" : absl::StrCat(taken.job()),
+                      " loses about ", loss, ".");
     }
   }
   return text;

@@ -393,6 +393,23 @@ TEST(ExplainTest, SaysWhenNothingHelpsAndWhenTimeRanOut) {
   EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("--budget 20s looks longer"));
 }
 
+// musterd leaves out their numbers.
+TEST(RenderTest, WhatIsNotTheReadersToSeeIsCalledAnothers) {
+  pb::PreviewResponse preview;
+  pb::PreviewResponse::Taken* taken = preview.add_candidates()->add_takes_from();
+  preview.mutable_candidates(0)->set_chosen(true);
+  taken->set_gpus_milli(2000);
+  taken->set_lost_gpu_ms(3'600'000);
+  EXPECT_EQ(TakenText(preview.candidates(0).takes_from()), "another's job: 2");
+  EXPECT_THAT(RenderPreview(preview, Screen(), kNow),
+              HasSubstr("Another's job loses about 1.0 GPU-h."));
+  pb::Host host;
+  host.add_blames()->set_attempt(1);
+  EXPECT_THAT(HostNotes(host, 0), HasSubstr("another's job (by its log)"));
+  host.mutable_blames(0)->set_attempt(0);
+  EXPECT_THAT(HostNotes(host, 0), HasSubstr("its host (by its log)"));
+}
+
 TEST(SimulateTest, ShowsStartsQueuesAndEffects) {
   pb::SimulateResponse simulated;
   simulated.set_now_ns(kNow);

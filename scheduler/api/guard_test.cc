@@ -166,12 +166,16 @@ TEST_F(GuardTest, ATreeIsChangedByThoseWhoAdministerTheNodeAbove) {
   pb::ApplyQueuesRequest apply;
   *apply.mutable_tree() = lab_.engine.Snapshot()->state.queue_tree();
   apply.mutable_tree()->mutable_queues(0)->mutable_queues(0)->set_held(true);
+  EXPECT_EQ(Admitted("QueueService/Apply", kLea, apply).code(), kPermissionDenied)
+      << "a queue that she doesn't see is a new one, for those above";
+  pb::ApplyQueuesRequest whole = apply;
+  apply.mutable_tree()->mutable_queues()->RemoveLast();
   EXPECT_EQ(Admitted("QueueService/Apply", kLea, apply).code(), kOk);
   EXPECT_EQ(Admitted("QueueService/Apply", kOli, apply).code(), kPermissionDenied);
   apply.mutable_tree()->mutable_queues(0)->set_held(true);
   EXPECT_EQ(Admitted("QueueService/Apply", kLea, apply).code(), kPermissionDenied)
       << "her own queue is for those above";
-  EXPECT_EQ(Admitted("QueueService/Apply", kOwn, apply).code(), kOk);
+  EXPECT_EQ(Admitted("QueueService/Apply", kOwn, whole).code(), kOk);
 }
 
 // The right is looked at again where the change is made.

@@ -110,8 +110,7 @@ void MaskBlame(const Sight& sight, pb::Blame* blame) {
   if (!sight.ReadsOutputOf(blame->job())) blame->clear_detail();
   if (sight.SeesJob(blame->job())) return;
   blame->clear_job();
-  blame->clear_task();
-  blame->clear_attempt();
+  blame->clear_task();  // its attempt stays: it tells this from a host's own word
 }
 
 template <typename Row>

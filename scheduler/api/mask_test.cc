@@ -86,6 +86,7 @@ TEST_F(MaskTest, BlamesAndQuarantinesQuoteOutputToThoseWhoMayReadIt) {
   host.add_blames()->set_job(2);
   host.mutable_blames(1)->set_detail("s3cret of job 2");
   host.mutable_blames(1)->set_task("main");
+  host.mutable_blames(1)->set_attempt(3);
   host.add_blames()->set_detail("the driver says Xid 79");
   pb::Quarantine* quarantine = host.add_quarantines();
   quarantine->set_reason("blamed 2 times in 24h, last: s3cret of job 2");
@@ -100,6 +101,8 @@ TEST_F(MaskTest, BlamesAndQuarantinesQuoteOutputToThoseWhoMayReadIt) {
   EXPECT_THAT(for_vic.DebugString(), Not(HasSubstr("s3cret")));
   EXPECT_EQ(for_vic.blames(0).job(), 1u);
   EXPECT_EQ(for_vic.blames(1).job(), 0u);
+  EXPECT_EQ(for_vic.blames(1).task(), "");
+  EXPECT_EQ(for_vic.blames(1).attempt(), 3) << "else it would be the host's own word";
   EXPECT_EQ(for_vic.blames(2).detail(), "the driver says Xid 79") << "of nobody's job";
   EXPECT_EQ(for_vic.quarantines(0).reason(), "blamed 2 times in 24h");
   EXPECT_THAT(for_vic.use(0).jobs(), ElementsAre(1));

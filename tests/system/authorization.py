@@ -148,6 +148,11 @@ def about_oneself(who: Who, place: str):
     return (OK,) if place != "missing" and who.knows(QUEUE[place]) else (NOT_FOUND,)
 
 
+def of_list(who: Who, place: str):
+    """Of a queue; as "missing" of no queue in particular."""
+    return (OK,) if place == "missing" or who.knows(QUEUE[place]) else (NOT_FOUND,)
+
+
 def agents(who: Who, place: str):
     return (OK, ENDED_BY_US) if who.trusted else (DENIED,)
 
@@ -157,7 +162,7 @@ MODEL = {
     "JobService/Preview": of_queue(SUBMITTER, NEVER_FITS),
     "JobService/Submit": of_queue(SUBMITTER, NEVER_FITS),
     "JobService/Get": of_job(VIEWER),
-    "JobService/List": about_oneself,
+    "JobService/List": of_list,
     "JobService/Watch": of_job(VIEWER, (OK, ENDED_BY_US)),
     "JobService/Cancel": of_job(OPERATOR),
     "JobService/Logs": of_job(OPERATOR, (NOTHING_RAN,)),
@@ -275,7 +280,7 @@ class Asked:
                 "idempotencyKey": f"{who.name}-{place}",
             },
             "JobService/Get": {"id": job},
-            "JobService/List": {"queue": queue},
+            "JobService/List": {} if place == "missing" else {"queue": queue},
             "JobService/Watch": {"id": job},
             "JobService/Cancel": {"id": job},
             "JobService/Logs": {"id": job, "rank": -1},

@@ -77,6 +77,7 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
     meta.targets = targets.to(device_);
     meta.weights = weights.to(device_);
     if (documents) meta.positions = positions.to(device_);
+    if (device_.is_cuda()) meta.row_numbers = at::tensor(meta.rows, at::kLong).to(device_);
     if (documents && device_.is_cuda()) {
       const std::vector<int32_t> bounds = ops::SequenceBounds(meta.documents, n, length);
       for (size_t i = 0; i + 1 < bounds.size(); ++i)

@@ -145,16 +145,11 @@ WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
       tokens, std::max<int64_t>(
                   1, (s.gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
   // Of the layer whose backward runs all is there, recomputed or not.
-  // On a GPU a product of bf16 that goes into a gradient is there whole in fp32 before it is added:
-  // of the MLP's joined gate and up, and of the head.
-  const int64_t product = s.gpus && element == 2 && !config.lora.on() ? 4 * model.hidden_size : 0;
   const int64_t layer_work =
-      tokens * element * (whole - kept + BackwardElements(model, kind, length)) +
-      product * 2 * model.intermediate_size;
+      tokens * element * (whole - kept + BackwardElements(model, kind, length));
   const int64_t head_work =
       tokens * element * 3 * model.hidden_size +
-      chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0)) +
-      product * model.vocab_size;
+      chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0));
   WorkEstimate e;
   e.kept = tokens * element * (model.num_layers * kept + model.hidden_size);
   // CUDA graphs' memory is theirs alone.

@@ -29,7 +29,9 @@ struct BatchMeta {
   std::vector<ops::DocumentSpan> documents = {};
   ops::FlashSequences sequences = {};  // the same, where FlashAttention may be used
   bool loss_only = false;              // no backward follows
-  std::vector<int64_t> rows = {};  // each row's number in the data's order: what dropout depends on
+  // Each row's number in the data's order: what dropout depends on; and the same on a GPU.
+  std::vector<int64_t> rows = {};
+  at::Tensor row_numbers = {};
 };
 
 // Tensors that a block's forward leaves for its backward.

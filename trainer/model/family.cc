@@ -111,16 +111,15 @@ class HeadBlock : public Block {
   static constexpr char kModule[] = "lm_head";
 
   ops::LossResult Adapted(const at::Tensor& x, const BatchMeta& meta) const {
-    const at::Tensor keep = dropout_.Keep(kModule, x, meta);
-    const at::Tensor kept = keep.defined() ? x * keep : x;
+    const Dropout::Mask mask = dropout_.For(kModule, x, meta);
+    const at::Tensor kept = mask.Apply(x);
     ops::LossBranch branch{ops::Linear(kept, adapter_->a) * scale_, adapter_->b, {}, adapter_->d_b};
     if (!meta.loss_only) branch.d_inner = at::empty_like(branch.inner);
     ops::LossResult loss = ops::LinearCrossEntropy(x, projection_.w, meta.targets, meta.weights,
                                                    projection_.d, meta.loss_only, z_loss_, &branch);
     if (meta.loss_only) return loss;
-    at::Tensor d = ops::LinearBackward(branch.d_inner * scale_, kept, adapter_->a, adapter_->d_a);
-    if (keep.defined()) d.mul_(keep);
-    loss.dx.add_(d);
+    loss.dx.add_(
+        mask.Apply(ops::LinearBackward(branch.d_inner * scale_, kept, adapter_->a, adapter_->d_a)));
     return loss;
   }
 

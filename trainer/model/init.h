@@ -9,6 +9,9 @@
 
 namespace muster::trainer {
 
+// Of a stream's name (philox.h).
+uint64_t NameHash(const std::string& name);
+
 // Writes elements [begin, begin + n) of the parameter `name` drawn from normal(0, stddev):
 // Philox4x32-10 (Salmon et al., SC 2011) keyed by seed and name, Box-Muller on pairs.
 void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t begin, int64_t n,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/model/init.h"
+#include "trainer/ops/fused.h"
 
 namespace muster::trainer {
 namespace {
@@ -25,7 +26,6 @@ Parameter::Parameter(const FlatParam& flat, const std::string& name, int count) 
 
 at::Tensor Dropout::Keep(const std::string& module, const at::Tensor& x,
                          const BatchMeta& meta) const {
-  if (share_ == 0 || meta.loss_only) return {};
   const at::Tensor keep = at::empty({meta.batch, meta.length, x.size(1)}, at::kFloat);
   for (int64_t row = 0; row < meta.batch; ++row) {
     at::Tensor part = keep.select(0, row);
@@ -33,6 +33,29 @@ at::Tensor Dropout::Keep(const std::string& module, const at::Tensor& x,
                 part.data_ptr<float>());
   }
   return (keep > share_).to(at::kFloat).div_(1 - share_).view_as(x).to(x.options());
+}
+
+Dropout::Mask Dropout::For(const std::string& module, const at::Tensor& x,
+                           const BatchMeta& meta) const {
+  Mask mask;
+  if (share_ == 0 || meta.loss_only) return mask;
+  if (meta.row_numbers.defined() && ops::fused::DrawsBeside(x)) {
+    mask.numbers_ = meta.row_numbers;
+    mask.seed_ = seed_, mask.share_ = share_;
+    mask.prefix_ = NameHash(absl::StrCat("dropout ", module, " "));
+  } else {
+    mask.keep_ = Keep(module, x, meta);
+  }
+  return mask;
+}
+
+at::Tensor Dropout::Mask::Apply(const at::Tensor& x) const {
+  if (keep_.defined()) return x * keep_;
+  return numbers_.defined() ? ops::fused::Dropout(x, numbers_, seed_, prefix_, share_) : x;
+}
+
+bool Dropout::DrawsOnHost(const at::Tensor& weight) const {
+  return share_ > 0 && !ops::fused::DrawsBeside(weight);
 }
 
 Projection::Projection(const FlatParam& flat, const std::vector<std::string>& modules,
@@ -53,9 +76,8 @@ Projection::Projection(const FlatParam& flat, const std::vector<std::string>& mo
 at::Tensor Projection::Forward(const at::Tensor& x, const BatchMeta& meta) const {
   at::Tensor y = ops::Linear(x, base_.w, bias_.w);
   for (const LowRankBranch& branch : branches_) {
-    const at::Tensor keep = dropout_.Keep(branch.module, x, meta);
-    const at::Tensor inner =
-        ops::Linear(keep.defined() ? x * keep : x, branch.adapter.a);  // [T, rank]
+    const at::Tensor kept = dropout_.For(branch.module, x, meta).Apply(x);
+    const at::Tensor inner = ops::Linear(kept, branch.adapter.a);  // [T, rank]
     y.narrow(1, branch.begin, branch.out).add_(ops::Linear(inner, branch.adapter.b), scale_);
   }
   return y;
@@ -66,14 +88,12 @@ at::Tensor Projection::Backward(const at::Tensor& dy, const at::Tensor& x,
   at::Tensor dx = ops::LinearBackward(dy, x, base_.w, base_.d);
   ops::AddBiasGradient(dy, bias_.d);
   for (const LowRankBranch& branch : branches_) {
-    const at::Tensor keep = dropout_.Keep(branch.module, x, meta);
-    const at::Tensor kept = keep.defined() ? x * keep : x;
+    const Dropout::Mask mask = dropout_.For(branch.module, x, meta);
+    const at::Tensor kept = mask.Apply(x);
     const at::Tensor inner = ops::Linear(kept, branch.adapter.a);
     const at::Tensor d_inner = ops::LinearBackward(dy.narrow(1, branch.begin, branch.out) * scale_,
                                                    inner, branch.adapter.b, branch.adapter.d_b);
-    at::Tensor d = ops::LinearBackward(d_inner, kept, branch.adapter.a, branch.adapter.d_a);
-    if (keep.defined()) d.mul_(keep);
-    dx.add_(d);
+    dx.add_(mask.Apply(ops::LinearBackward(d_inner, kept, branch.adapter.a, branch.adapter.d_a)));
   }
   return dx;
 }

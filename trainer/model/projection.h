@@ -29,12 +29,27 @@ class Dropout {
   Dropout() = default;
   explicit Dropout(const Adapters& adapters) : share_(adapters.dropout), seed_(adapters.seed) {}
 
-  // What it leaves of x for `module`, already scaled up: by seed, module and the row's number,
-  // whoever computes it and how often. Undefined where it leaves everything.
-  at::Tensor Keep(const std::string& module, const at::Tensor& x, const BatchMeta& meta) const;
-  bool on() const { return share_ > 0; }
+  // What is kept of x [T, d] for one module: by seed, module and the row's number, whoever computes
+  // it and how often.
+  class Mask {
+   public:
+    // x with what is kept scaled up, and the rest zero.
+    at::Tensor Apply(const at::Tensor& x) const;
+
+   private:
+    friend class Dropout;
+    at::Tensor keep_;     // drawn on the host; undefined where it is drawn by a kernel
+    at::Tensor numbers_;  // of the rows; undefined where nothing is dropped
+    uint64_t seed_ = 0, prefix_ = 0;
+    double share_ = 0;
+  };
+  Mask For(const std::string& module, const at::Tensor& x, const BatchMeta& meta) const;
+  // Whether it draws on the host for inputs beside `weight`.
+  bool DrawsOnHost(const at::Tensor& weight) const;
 
  private:
+  at::Tensor Keep(const std::string& module, const at::Tensor& x, const BatchMeta& meta) const;
+
   double share_ = 0;
   uint64_t seed_ = 0;
 };
@@ -53,7 +68,7 @@ class Projection {
   at::Tensor Backward(const at::Tensor& dy, const at::Tensor& x, const BatchMeta& meta) const;
 
   // Whether anything in it is drawn on the host.
-  bool Draws() const { return dropout_.on() && !branches_.empty(); }
+  bool Draws() const { return !branches_.empty() && dropout_.DrawsOnHost(base_.w); }
 
  private:
   struct LowRankBranch {

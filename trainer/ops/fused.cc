@@ -179,6 +179,89 @@ std::optional<at::Tensor> SwiGluBackward(const at::Tensor& d_y, const at::Tensor
   return d;
 }
 
+namespace {
+
+// Heads of width w.size(0) among the columns of `all` from `begin` on: whether a kernel can take
+// them where they are.
+bool SuitsHeads(const at::Tensor& all, int64_t begin, const at::Tensor& w) {
+  const int64_t size = all.element_size();
+  return Suits(all, w.size(0)) && all.dim() == 2 && all.size(1) * size % 16 == 0 &&
+         begin * size % 16 == 0 && Like(all, w);
+}
+
+}  // namespace
+
+std::optional<HeadNormResult> NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads,
+                                        const at::Tensor& w, double eps) {
+  const kernels::Kernels* table = KernelsFor(qkv);
+  if (table == nullptr || !SuitsHeads(qkv, begin, w)) return std::nullopt;
+  const int64_t rows = qkv.size(0) * heads, d = w.size(0);
+  HeadNormResult before{at::empty({rows, d}, qkv.options()), Fp32(qkv, {rows, 1})};
+  kernels::RmsNormArguments a;
+  a.bf16 = IsBf16(qkv), a.rows = rows, a.width = d, a.heads = heads, a.stride = qkv.size(1);
+  a.y = static_cast<char*>(qkv.data_ptr()) + begin * qkv.element_size(), a.x = a.y;
+  a.sum = before.x.data_ptr(), a.weight = w.data_ptr(), a.rstd = before.rstd.data_ptr<float>();
+  a.epsilon = static_cast<float>(eps);
+  table->rms_norm(a, StreamOf(qkv));
+  CheckLaunch(qkv);
+  return before;
+}
+
+bool NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
+                       const at::Tensor& w, const at::Tensor& d_w) {
+  const kernels::Kernels* table = KernelsFor(d_qkv);
+  const int64_t d = w.size(0);
+  if (table == nullptr || !SuitsHeads(d_qkv, begin, w) || !Like(d_qkv, before.x) ||
+      d > kernels::kMostNormWidth)
+    return false;
+  at::Tensor partial;
+  kernels::RmsNormBackwardArguments a;
+  a.bf16 = IsBf16(d_qkv), a.rows = before.x.size(0), a.width = d;
+  a.heads = a.rows / d_qkv.size(0), a.stride = d_qkv.size(1);
+  a.dx = static_cast<char*>(d_qkv.data_ptr()) + begin * d_qkv.element_size(), a.dy = a.dx;
+  a.x = before.x.data_ptr(), a.weight = w.data_ptr(), a.rstd = before.rstd.data_ptr<float>();
+  if (d_w.defined()) {
+    partial = Fp32(d_qkv, {kernels::NormBackwardBlocks(a.rows), d});
+    a.partial = partial.data_ptr<float>(), a.d_weight = d_w.data_ptr<float>();
+  }
+  table->rms_norm_backward(a, StreamOf(d_qkv));
+  CheckLaunch(d_qkv);
+  return true;
+}
+
+bool EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w) {
+  const kernels::Kernels* table = KernelsFor(dy);
+  if (table == nullptr || !Suits(dy, 0) || !d_w.is_contiguous()) return false;
+  const auto [sorted, order] = ids.sort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
+  kernels::EmbeddingArguments a;
+  a.bf16 = IsBf16(dy), a.rows = dy.size(0), a.width = dy.size(1);
+  a.ids = sorted.data_ptr<int64_t>(), a.order = order.data_ptr<int64_t>();
+  a.dy = dy.data_ptr(), a.d_weight = d_w.data_ptr<float>();
+  table->embedding_backward(a, StreamOf(dy));
+  CheckLaunch(dy);
+  return true;
+}
+
+bool DrawsBeside(const at::Tensor& x) {
+  const kernels::Kernels* table = KernelsFor(x);
+  return table != nullptr && table->dropout != nullptr && Suits(x, x.size(-1));
+}
+
+at::Tensor Dropout(const at::Tensor& x, const at::Tensor& numbers, uint64_t seed, uint64_t prefix,
+                   double share) {
+  const at::Tensor given = x.contiguous();
+  at::Tensor y = at::empty_like(given);
+  kernels::DropoutArguments a;
+  a.bf16 = IsBf16(x), a.rows = numbers.numel(), a.width = x.numel() / a.rows;
+  a.x = given.data_ptr(), a.y = y.data_ptr(), a.numbers = numbers.data_ptr<int64_t>();
+  a.seed = seed, a.prefix = prefix, a.share = static_cast<float>(share);
+  a.scale = 1.0f / static_cast<float>(1 - share);
+  if (a.bf16) a.scale = static_cast<float>(c10::BFloat16(a.scale));
+  KernelsFor(x)->dropout(a, StreamOf(x));
+  CheckLaunch(x);
+  return y;
+}
+
 std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tensor& targets,
                                        const at::Tensor& weights, bool loss_only, double z_loss) {
   const kernels::Kernels* table = KernelsFor(logits);

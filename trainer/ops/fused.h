@@ -40,6 +40,17 @@ std::optional<at::Tensor> SplitAndRotateBackward(const Heads& d_heads, const Mod
                                                  const at::Tensor& positions);
 std::optional<at::Tensor> SwiGlu(const at::Tensor& gate_up);
 std::optional<at::Tensor> SwiGluBackward(const at::Tensor& d_y, const at::Tensor& gate_up);
+// In place; what stood there. Nothing where the columns don't begin at multiples of 16 bytes.
+std::optional<HeadNormResult> NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads,
+                                        const at::Tensor& w, double eps);
+bool NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
+                       const at::Tensor& w, const at::Tensor& d_w);
+bool EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w);
+// Whether Dropout can draw beside x; and x [B·S, d] as it leaves it: of row r, the stream named by
+// what hashes to `prefix` and numbers[r].
+bool DrawsBeside(const at::Tensor& x);
+at::Tensor Dropout(const at::Tensor& x, const at::Tensor& numbers, uint64_t seed, uint64_t prefix,
+                   double share);
 // Turns logits [n, V] into d logits, in place (loss_only: leaves them); loss and z-loss sums in
 // double, [2].
 std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tensor& targets,

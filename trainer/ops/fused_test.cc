@@ -9,7 +9,9 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <gtest/gtest.h>
 
+#include "trainer/model/projection.h"
 #include "trainer/ops/host_kernels.h"
+#include "trainer/ops/testing/allocations.h"
 #include "trainer/parallel/flat_param.h"
 #include "trainer/parallel/groups.h"
 
@@ -192,6 +194,85 @@ TEST_P(Fused, LinearCrossEntropyWithItsGradients) {
   }
 }
 
+TEST_P(Fused, NormOfHeadsInPlaceAndItsBackward) {
+  for (const at::ScalarType type : kTypes) {
+    for (const auto& [begin, heads, d] :
+         {std::tuple<int64_t, int64_t, int64_t>{0, 3, 16}, {48, 2, 8}, {64, 1, 32}}) {
+      const at::Tensor qkv = Random({5, 96}, type), d_qkv = Random({5, 96}, type),
+                       w = Random({d}, type);
+      const auto [fused, plain] = Both([&, begin = begin, heads = heads] {
+        const at::Tensor all = qkv.clone();
+        return std::pair{ops::NormHeads(all, begin, heads, w, 1e-5), all};
+      });
+      EXPECT_TRUE(at::equal(fused.first.x, plain.first.x)) << "what stood there";
+      ExpectSame(fused.first.rstd, plain.first.rstd, "rstd");
+      ExpectSame(fused.second, plain.second, "normed");
+      const auto [d_fused, d_plain] = Both([&, begin = begin, d = d, &plain = plain] {
+        const at::Tensor all = d_qkv.clone(), d_w = at::ones({d}, w.options().dtype(at::kFloat));
+        ops::NormHeadsBackward(all, begin, plain.first, w, d_w);
+        return std::pair{all, d_w};
+      });
+      ExpectSame(d_fused.first, d_plain.first, "d qkv");
+      EXPECT_LT((d_fused.second - d_plain.second).abs().max().item<double>() /
+                    d_plain.second.abs().max().item<double>(),
+                1e-5)
+          << "dw";
+    }
+  }
+}
+
+// Bit for bit: rows of one id are summed in their order before they are added.
+TEST_P(Fused, EmbeddingBackwardAddsRowsWithoutAnotherTable) {
+  constexpr int64_t kVocabulary = 1000, kWidth = 24;
+  for (const at::ScalarType type : kTypes) {
+    const at::Tensor dy = Random({40, kWidth}, type),
+                     ids = at::randint(12, {40}, at::kLong).mul_(83).to(device_);
+    int64_t largest = 0;
+    const auto [fused, plain] = Both([&] {
+      const at::Tensor d_w = at::ones({kVocabulary, kWidth}, dy.options().dtype(at::kFloat));
+      const Allocations allocations;
+      ops::EmbeddingBackward(dy, ids, d_w);
+      if (largest == 0) largest = allocations.largest();
+      return d_w;
+    });
+    EXPECT_TRUE(at::equal(fused, plain));
+    EXPECT_LT(largest, kVocabulary * kWidth);
+  }
+}
+
+// On a GPU a product goes straight into the gradient; the CPU's has a temporary.
+TEST_P(Fused, LinearBackwardAddsToTheGradient) {
+  for (const at::ScalarType type : kTypes) {
+    const at::Tensor dy = Random({40, 24}, type), x = Random({40, 16}, type),
+                     w = Random({24, 16}, type);
+    const at::Tensor d_w = at::ones({24, 16}, x.options().dtype(at::kFloat));
+    const Allocations allocations;
+    ops::LinearBackward(dy, x, w, d_w);
+    const at::Tensor wanted = dy.to(at::kDouble).t().mm(x.to(at::kDouble)).add_(1);
+    EXPECT_LT(((d_w - wanted).norm() / wanted.norm()).item<double>(),
+              type == at::kFloat || gpu() ? 1e-6 : 5e-3);
+    if (gpu()) {
+      EXPECT_LT(allocations.largest(), 4 * d_w.numel());
+    }
+  }
+}
+
+// Bit for bit, and none of it on the host.
+TEST_P(Fused, DropoutIsThatOfTheHostsNumbers) {
+  constexpr int64_t kRows = 3, kLength = 5, kWidth = 16;
+  for (const at::ScalarType type : kTypes) {
+    const at::Tensor x = Random({kRows * kLength, kWidth}, type);
+    Kernels(true);
+    if (!ops::fused::DrawsBeside(x)) GTEST_SKIP() << "the CPU's stays with ATen";
+    const Dropout dropout(Adapters{{}, 1, 0.3, 1234567890123});
+    BatchMeta meta{.batch = kRows, .length = kLength, .rows = {7, 0, 1234567}};
+    const at::Tensor wanted = dropout.For("model.layers.0.mlp", x.cpu(), meta).Apply(x.cpu());
+    EXPECT_GT((wanted == 0).sum().item<int64_t>(), 0);
+    meta.row_numbers = at::tensor(meta.rows, at::kLong).to(device_);
+    EXPECT_TRUE(at::equal(dropout.For("model.layers.0.mlp", x, meta).Apply(x).cpu(), wanted));
+  }
+}
+
 TEST_P(Fused, WhatAKernelCantDoStaysWithTheReference) {
   const at::Tensor odd = Random({3, 10}, at::kBFloat16), w = Random({10}, at::kBFloat16);
   Kernels(true);
@@ -216,7 +297,7 @@ TEST_P(Fused, AdamWGivesTheBitsOfTheCpusKernel) {
   step.step_size = 0.01f, step.inverse_root = 1.5f;
   step.epsilon = 1e-8f, step.clip = 0.5f, step.noise = 77;
   const kernels::AdamWArguments::Run runs[] = {
-      {0, 1100, true}, {1120, 7, false}, {1200, 1300, true}};
+      {0, 1100, true, 5}, {1123, 7, false, 3000000000u}, {1203, 1297, true, 77}};
   for (int bits = 0; bits < 16; ++bits) {
     const bool split = (bits & 1) != 0, weights = (bits & 2) != 0 || split,
                gradient16 = (bits & 4) != 0, moments16 = (bits & 8) != 0;
@@ -239,7 +320,7 @@ TEST_P(Fused, AdamWGivesTheBitsOfTheCpusKernel) {
       if (split) span.low_bits = static_cast<uint16_t*>(from(t[2]));
       span.gradient = from(t[3]), span.gradient_bf16 = gradient16, span.exp_avg = from(t[4]),
       span.exp_avg_sq = from(t[5]), span.moments_bf16 = moments16;
-      span.first_element = static_cast<uint32_t>(5 + at), span.numel = numel;
+      span.numel = numel;
       return span;
     };
     kernels::AdamWArguments a;
@@ -249,7 +330,9 @@ TEST_P(Fused, AdamWGivesTheBitsOfTheCpusKernel) {
       a.run[a.runs++] = run;
       AdamWStep own = step;
       own.keep = run.decay ? 0.999f : 1.0f;
-      UpdateAdamW(CpuForm::kPlain, own, span_of(first, run.begin, run.numel));
+      AdamWSpan span = span_of(first, run.begin, run.numel);
+      span.first_element = run.number;
+      UpdateAdamW(CpuForm::kPlain, own, span);
     }
     Kernels(true);
     ops::fused::KernelsFor(second[0])->adamw(a, ops::fused::StreamOf(second[0]));
@@ -275,7 +358,7 @@ TEST(Kernels, AreCompiledForGpusToo) {
 #if defined(MUSTER_CUDA_KERNELS)
   const kernels::Kernels& table = kernels::DeviceKernels();
   EXPECT_TRUE(table.rms_norm && table.rms_norm_backward && table.rope && table.swiglu &&
-              table.cross_entropy && table.adamw);
+              table.cross_entropy && table.adamw && table.embedding_backward && table.dropout);
 #endif
 }
 

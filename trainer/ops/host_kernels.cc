@@ -62,7 +62,7 @@ void AdamWOnHost(const AdamWArguments& a, Stream) {
     span.gradient = forward(span.gradient, span.gradient_bf16 ? 2 : 4);
     span.exp_avg = forward(span.exp_avg, span.moments_bf16 ? 2 : 4),
     span.exp_avg_sq = forward(span.exp_avg_sq, span.moments_bf16 ? 2 : 4);
-    span.first_element += static_cast<uint32_t>(at), span.numel = a.run[r].numel;
+    span.first_element = a.run[r].number, span.numel = a.run[r].numel;
     UpdateAdamW(BestCpuForm(), step, span);
   }
 }

@@ -114,13 +114,19 @@ inline void ForRow(int64_t width, Body body) {
 // Rows that a thread takes at a time.
 constexpr int kRows = 16;
 
+// Where row `row` begins; with a stride, rows are heads among the columns of a matrix.
+template <class Arguments>
+inline int64_t PlaceOf(int64_t row, const Arguments& a) {
+  return a.stride > 0 ? row / a.heads * a.stride + row % a.heads * a.width : row * a.width;
+}
+
 template <class T>
 void RmsNormOf(const RmsNormArguments& a) {
   const T *all_x = static_cast<const T*>(a.x), *all_residual = static_cast<const T*>(a.residual),
           *w = static_cast<const T*>(a.weight);
 #pragma omp parallel for schedule(static, kRows)
   for (int64_t row = 0; row < a.rows; ++row) {
-    const T* x = all_x + row * a.width;
+    const T* x = all_x + PlaceOf(row, a);
     F squares = {};
     if (all_residual != nullptr) {
       const T* residual = all_residual + row * a.width;
@@ -134,13 +140,14 @@ void RmsNormOf(const RmsNormArguments& a) {
     } else {
       ForRow(a.width, [&](int64_t i, int64_t n) {
         const F s = Load(x + i, n);
+        if (a.sum != nullptr) Store(static_cast<T*>(a.sum) + row * a.width + i, s, n);
         squares += s * s;
       });
     }
     const float rstd =
         1.0f / __builtin_sqrtf(Sum(squares) / static_cast<float>(a.width) + a.epsilon);
     a.rstd[row] = rstd;
-    T* y = static_cast<T*>(a.y) + row * a.width;
+    T* y = static_cast<T*>(a.y) + PlaceOf(row, a);
     ForRow(a.width, [&](int64_t i, int64_t n) {
       Store(y + i, Round<T>(Load(x + i, n) * rstd) * Load(w + i, n), n);
     });
@@ -161,7 +168,7 @@ void RmsNormBackwardOf(const RmsNormBackwardArguments& a) {
     float* partial = a.partial == nullptr ? nullptr : a.partial + block * a.width;
     if (partial != nullptr) memset(partial, 0, static_cast<size_t>(a.width) * sizeof *partial);
     for (int64_t row = block * a.rows / blocks; row < (block + 1) * a.rows / blocks; ++row) {
-      const T *dy = all_dy + row * a.width, *x = all_x + row * a.width;
+      const T *dy = all_dy + PlaceOf(row, a), *x = all_x + row * a.width;
       const float rstd = a.rstd[row];
       F dots = {};
       ForRow(a.width, [&](int64_t i, int64_t n) {
@@ -170,7 +177,7 @@ void RmsNormBackwardOf(const RmsNormBackwardArguments& a) {
         if (partial != nullptr) Store(partial + i, Load(partial + i, n) + d * normed, n);
       });
       const float mean = Sum(dots) / static_cast<float>(a.width);
-      T* dx = static_cast<T*>(a.dx) + row * a.width;
+      T* dx = static_cast<T*>(a.dx) + PlaceOf(row, a);
       const T* residual = all_residual == nullptr ? nullptr : all_residual + row * a.width;
       ForRow(a.width, [&](int64_t i, int64_t n) {
         F d = (Load(dy + i, n) * Load(w + i, n) - Load(x + i, n) * rstd * mean) * rstd;
@@ -308,7 +315,32 @@ void CrossEntropy(const CrossEntropyArguments& a, Stream) {
   a.bf16 ? CrossEntropyOf<Bf16>(a) : CrossEntropyOf<float>(a);
 }
 
-constexpr Kernels kAll = {RmsNorm, RmsNormBackward, Rope, SwiGlu, CrossEntropy, AdamWOnHost};
+// Threads take columns; each id's rows are summed before they are added.
+template <class T>
+void EmbeddingBackwardOf(const EmbeddingArguments& a) {
+  const int64_t groups = (a.width + kLanes - 1) / kLanes;
+#pragma omp parallel for schedule(static)
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t column = group * kLanes,
+                  n = a.width - column < kLanes ? a.width - column : kLanes;
+    for (int64_t first = 0; first < a.rows;) {
+      F sum = {};
+      int64_t i = first;
+      for (; i < a.rows && a.ids[i] == a.ids[first]; ++i)
+        sum += Load(static_cast<const T*>(a.dy) + a.order[i] * a.width + column, n);
+      float* to = a.d_weight + a.ids[first] * a.width + column;
+      Store(to, Load(to, n) + sum, n);
+      first = i;
+    }
+  }
+}
+
+void EmbeddingBackward(const EmbeddingArguments& a, Stream) {
+  a.bf16 ? EmbeddingBackwardOf<Bf16>(a) : EmbeddingBackwardOf<float>(a);
+}
+
+constexpr Kernels kAll = {RmsNorm,     RmsNormBackward,   Rope,   SwiGlu, CrossEntropy,
+                          AdamWOnHost, EmbeddingBackward, nullptr};
 
 }  // namespace MUSTER_KERNELS_FORM
 }  // namespace

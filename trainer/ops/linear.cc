@@ -9,7 +9,8 @@ void AddOuter(const at::Tensor& d_w, const at::Tensor& dy, const at::Tensor& x) 
   if (x.scalar_type() == at::kFloat) {
     d_w.addmm_(dy.t(), x);
   } else if (x.is_cuda()) {
-    d_w.add_(at::mm(dy.t(), x, at::kFloat));
+    at::Tensor sum = d_w;  // in place: a temporary of it would be written and read once more
+    at::addmm_out(sum, d_w, dy.t(), x, at::kFloat);
   } else {
     d_w.add_(at::mm(dy.t(), x));  // the CPU has no product with an fp32 result
   }
@@ -36,7 +37,7 @@ at::Tensor Embedding(const at::Tensor& ids, const at::Tensor& w) {
 }
 
 void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w) {
-  if (d_w.defined())
+  if (d_w.defined() && !fused::EmbeddingBackward(dy, ids, d_w))
     d_w.add_(at::embedding_dense_backward(dy.to(at::kFloat), ids, d_w.size(0), /*padding_idx=*/-1,
                                           /*scale_grad_by_freq=*/false));
 }

@@ -35,6 +35,7 @@ at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::
 
 HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, const at::Tensor& w,
                          double eps) {
+  if (const auto done = fused::NormHeads(qkv, begin, heads, w, eps)) return *done;
   const int64_t d = w.size(0);
   at::Tensor columns = qkv.narrow(1, begin, heads * d);
   const at::Tensor x = columns.reshape({qkv.size(0) * heads, d}).clone();
@@ -45,6 +46,7 @@ HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, co
 
 void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
                        const at::Tensor& w, const at::Tensor& d_w) {
+  if (fused::NormHeadsBackward(d_qkv, begin, before, w, d_w)) return;
   const int64_t d = w.size(0), width = before.x.numel() / d_qkv.size(0);
   at::Tensor columns = d_qkv.narrow(1, begin, width);
   columns.copy_(RmsNormBackward(columns.reshape({-1, d}), before.x, w, before.rstd, d_w)

@@ -5,6 +5,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "trainer/model/init.h"
 #include "trainer/ops/fused.h"
 #include "trainer/ops/host_kernels.h"
 
@@ -52,9 +53,11 @@ AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& 
     // The gaps between segments belong to none.
     for (const SegmentPiece& piece :
          PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end())) {
-      runs.push_back(
-          {piece.range_begin, piece.numel,
-           config_.weight_decay != 0 && flat->layout().segments()[piece.segment].weight_decay});
+      const Segment& segment = flat->layout().segments()[piece.segment];
+      runs.push_back({piece.range_begin, piece.numel,
+                      config_.weight_decay != 0 && segment.weight_decay,
+                      static_cast<uint32_t>(NameHash(segment.name) +
+                                            static_cast<uint64_t>(piece.segment_begin))});
     }
   }
 }
@@ -116,9 +119,7 @@ void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
         span.gradient = gradients + at * gradient_size, span.gradient_bf16 = gradient16;
         span.exp_avg = exp_avg + at * moment_size, span.exp_avg_sq = exp_avg_sq + at * moment_size,
         span.moments_bf16 = moments16;
-        // Of the flat, not of the range: what is rounded how doesn't depend on the number of ranks.
-        span.first_element =
-            static_cast<uint32_t>(flat.owned_begin() + at) + static_cast<uint32_t>(f) * 0x85EBCA6Bu;
+        span.first_element = run.number + static_cast<uint32_t>(from);
         span.numel = to - from;
         UpdateAdamW(form_, run.decay ? decaying : numbers, span);
       });
@@ -148,14 +149,12 @@ void AdamW::StepOnDevice(const AdamWStep& numbers, double learning_rate) {
     span.gradient_bf16 = gradient.scalar_type() == at::kBFloat16;
     span.exp_avg = flat.exp_avg().data_ptr(), span.exp_avg_sq = flat.exp_avg_sq().data_ptr(),
     span.moments_bf16 = flat.exp_avg().scalar_type() == at::kBFloat16;
-    span.first_element =
-        static_cast<uint32_t>(flat.owned_begin()) + static_cast<uint32_t>(f) * 0x85EBCA6Bu;
     for (size_t first = 0; first < runs_[f].size(); first += kernels::AdamWArguments::kMostRuns) {
       a.runs = static_cast<int>(
           std::min<size_t>(kernels::AdamWArguments::kMostRuns, runs_[f].size() - first));
       for (int r = 0; r < a.runs; ++r)
-        a.run[r] = {runs_[f][first + r].begin, runs_[f][first + r].numel,
-                    runs_[f][first + r].decay};
+        a.run[r] = {runs_[f][first + r].begin, runs_[f][first + r].numel, runs_[f][first + r].decay,
+                    runs_[f][first + r].number};
       ops::fused::KernelsFor(gradient)->adamw(a, ops::fused::StreamOf(gradient));
       ops::fused::CheckLaunch(gradient);
     }

@@ -40,6 +40,7 @@ class AdamW {
   struct Run {
     int64_t begin = 0, numel = 0;  // inside the owned range
     bool decay = false;
+    uint32_t number = 0;  // of its first element: by the parameter's name and the place in it
   };
   void StepOnHost(const AdamWStep& numbers, double learning_rate);
   void StepOnDevice(const AdamWStep& numbers, double learning_rate);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "trainer/model/init.h"
+#include "trainer/parallel/testing/test_ranks.h"
 
 namespace muster::trainer {
 namespace {
@@ -155,6 +156,40 @@ TEST(AdamWKernel, Bf16MomentsStayNearFp32OnesAlthoughEachChangeIsBelowTheirPreci
   }
   const double wanted = 1 - std::pow(0.999, 2000);
   EXPECT_NEAR(exp_avg_sq.to(at::kFloat).mean().item<double>(), wanted, 0.01 * wanted);
+}
+
+// Of bf16 moments: a model that is sharded another way goes on with the same bits.
+TEST(AdamW, RoundsByAParametersNameAndPlaceWhereverItLies) {
+  using Names = std::vector<std::vector<std::string>>;  // of each flat
+  std::vector<std::map<std::string, at::Tensor>> found;
+  for (const Names& names : {Names{{"a", "b", "c"}}, Names{{"c"}, {"b", "a"}}}) {
+    OnRanks(1, [&](World& world) {
+      std::vector<std::unique_ptr<FlatParam>> flats;
+      for (const std::vector<std::string>& of_flat : names) {
+        FlatLayout layout;
+        for (const std::string& name : of_flat) layout.Add(name, {37}, true);
+        flats.push_back(
+            std::make_unique<FlatParam>(layout, &world, FlatOptions{.bf16_moments = true}));
+        InitialiseMasters(*flats.back(), 5, 0.5);
+      }
+      AdamW optimizer(flats, {});
+      std::map<std::string, at::Tensor>& weights = found.emplace_back();
+      for (int step = 1; step <= 5; ++step) {
+        for (size_t f = 0; f < names.size(); ++f) {
+          for (int s = 0; s < static_cast<int>(names[f].size()); ++s)
+            FillNormal(static_cast<uint64_t>(step), names[f][s], 1, 0, 37,
+                       flats[f]->Gradient(s).data_ptr<float>());
+        }
+        optimizer.Step(step, 1e-2, 1);
+      }
+      for (size_t f = 0; f < names.size(); ++f) {
+        for (int s = 0; s < static_cast<int>(names[f].size()); ++s)
+          weights[names[f][s]] = flats[f]->Weight(s).clone();
+      }
+    });
+  }
+  for (const auto& [name, weights] : found[0])
+    EXPECT_TRUE(at::equal(weights, found[1].at(name))) << name;
 }
 
 TEST(AdamW, WeightDecayFollowsTheSegmentTable) {

@@ -6,10 +6,10 @@
 //
 // What is recorded: the first shape of micro-batch that is met after a step by plain launches
 // (which loads kernels and libraries' buffers). Micro-batches of another shape, with more documents
-// than were left room for, or with LoRA's dropout (drawn on the host) run by plain launches, as do
-// embedding, head and evaluations. The numbers are the same bits either way, but for rounding where
-// documents are packed: FlashAttention may cut its work by the longest document, which graphs take
-// from the row.
+// than were left room for, or with LoRA's dropout where no kernel draws it run by plain launches,
+// as do embedding, head and evaluations. The numbers are the same bits either way, but for rounding
+// where documents are packed: FlashAttention may cut its work by the longest document, which graphs
+// take from the row.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,6 @@
 #include "trainer/ops/cuda/kernels.h"
 
+#include "trainer/model/philox.h"
 #include "trainer/ops/cuda/device.h"
 #include "trainer/optim/adamw_body.h"
 
@@ -15,31 +16,38 @@ constexpr int64_t kShortRow = 512;
 constexpr int kOwnElements = 32;
 static_assert(kOwnElements * kThreads == kMostNormWidth);
 
+// Where a head's row begins in a matrix of which heads are some of the columns.
+template <class Arguments>
+__device__ __forceinline__ int64_t PlaceOfHead(int64_t row, const Arguments& a) {
+  return row / a.heads * a.stride + row % a.heads * a.width;
+}
+
 template <class T, int threads>
 __global__ void __launch_bounds__(threads) RmsNormKernel(RmsNormArguments a) {
   using P = Pack<T>;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * a.width, packs = a.width / P::kCount;
-  const P* x = reinterpret_cast<const P*>(static_cast<const T*>(a.x) + first);
+  const int64_t place = a.stride > 0 ? PlaceOfHead(blockIdx.x, a) : first;
+  const P* x = reinterpret_cast<const P*>(static_cast<const T*>(a.x) + place);
   const P* residual = a.residual == nullptr
                           ? nullptr
                           : reinterpret_cast<const P*>(static_cast<const T*>(a.residual) + first);
-  P* sum = a.residual == nullptr ? nullptr : reinterpret_cast<P*>(static_cast<T*>(a.sum) + first);
+  P* sum = a.sum == nullptr ? nullptr : reinterpret_cast<P*>(static_cast<T*>(a.sum) + first);
   float squares = 0;
   for (int64_t i = threadIdx.x; i < packs; i += threads) {
     P p = x[i];
     if (residual != nullptr) {
       const P r = residual[i];
       for (int k = 0; k < P::kCount; ++k) p.at[k] = From<T>(ToFloat(p.at[k]) + ToFloat(r.at[k]));
-      sum[i] = p;
     }
+    if (sum != nullptr) sum[i] = p;
     for (int k = 0; k < P::kCount; ++k) squares += ToFloat(p.at[k]) * ToFloat(p.at[k]);
   }
   const float rstd = __fdiv_rn(
       1.0f, __fsqrt_rn(OverBlock<threads>(squares) / static_cast<float>(a.width) + a.epsilon));
   if (threadIdx.x == 0) a.rstd[blockIdx.x] = rstd;
-  const P* in = residual != nullptr ? sum : x;  // each thread reads what it wrote
+  const P* in = sum != nullptr ? sum : x;  // each thread reads what it wrote
   const P* weight = static_cast<const P*>(a.weight);
-  P* y = reinterpret_cast<P*>(static_cast<T*>(a.y) + first);
+  P* y = reinterpret_cast<P*>(static_cast<T*>(a.y) + place);
   for (int64_t i = threadIdx.x; i < packs; i += threads) {
     const P p = in[i], w = weight[i];
     P out;
@@ -59,8 +67,8 @@ __global__ void __launch_bounds__(threads) RmsNormBackwardKernel(RmsNormBackward
   const P* weight = static_cast<const P*>(a.weight);
   float sums[kOwnElements] = {};
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const int64_t first = row * a.width;
-    const P* dy = reinterpret_cast<const P*>(static_cast<const T*>(a.dy) + first);
+    const int64_t first = row * a.width, place = a.stride > 0 ? PlaceOfHead(row, a) : first;
+    const P* dy = reinterpret_cast<const P*>(static_cast<const T*>(a.dy) + place);
     const P* x = reinterpret_cast<const P*>(static_cast<const T*>(a.x) + first);
     const float rstd = a.rstd[row];
     float dot = 0;
@@ -75,7 +83,7 @@ __global__ void __launch_bounds__(threads) RmsNormBackwardKernel(RmsNormBackward
       }
     }
     const float mean = OverBlock<threads>(dot) / static_cast<float>(a.width);
-    P* dx = reinterpret_cast<P*>(static_cast<T*>(a.dx) + first);
+    P* dx = reinterpret_cast<P*>(static_cast<T*>(a.dx) + place);
     const P* residual = a.residual == nullptr
                             ? nullptr
                             : reinterpret_cast<const P*>(static_cast<const T*>(a.residual) + first);
@@ -118,15 +126,17 @@ __global__ void __launch_bounds__(kFewThreads) AddColumnsKernel(ColumnSums a) {
 }
 
 // A thread turns a pack of a head's first half and the pack that belongs to it in the second.
-template <class T>
+// Numbers are N: 32 bits divide several times as fast as 64.
+template <class T, class N>
 __global__ void __launch_bounds__(kThreads) RopeKernel(RopeArguments a) {
   using P = Pack<T>;
-  const int64_t half = a.width / 2, packs = half / P::kCount, all_heads = a.heads + 2 * a.kv_heads;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= a.batch * a.length * all_heads * packs) return;
-  const int64_t pack = index % packs, head = index / packs % all_heads,
-                token = index / packs / all_heads;
-  const int64_t row = token / a.length, place = token % a.length;
+  const int64_t half = a.width / 2, all_heads = a.heads + 2 * a.kv_heads;
+  const N packs = static_cast<N>(half / P::kCount), every_head = static_cast<N>(all_heads);
+  const N index = static_cast<N>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= static_cast<N>(a.batch * a.length) * every_head * packs) return;
+  const int64_t pack = index % packs, head = index / packs % every_head;
+  const N of_token = index / packs / every_head, length = static_cast<N>(a.length);
+  const int64_t token = of_token, row = of_token / length, place = of_token % length;
   T* flat = static_cast<T*>(a.qkv) + (token * all_heads + head) * a.width;
   T* own;
   if (head < a.heads)
@@ -159,13 +169,13 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeArguments a) {
 
 __device__ __forceinline__ float Sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + exp(-x)); }
 
-template <class T, bool backward>
+template <class T, bool backward, class N>
 __global__ void __launch_bounds__(kThreads) SwiGluKernel(SwiGluArguments a) {
   using P = Pack<T>;
-  const int64_t packs = a.width / P::kCount,
-                index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= a.rows * packs) return;
-  const int64_t row = index / packs, pack = index % packs;
+  const N of_row = static_cast<N>(a.width / P::kCount),
+          number = static_cast<N>(blockIdx.x) * kThreads + threadIdx.x;
+  if (number >= static_cast<N>(a.rows) * of_row) return;
+  const int64_t index = number, packs = of_row, row = number / of_row, pack = number % of_row;
   const P* in = static_cast<const P*>(a.gate_up) + row * 2 * packs;
   const P gate = in[pack], up = in[packs + pack];
   if (!backward) {
@@ -273,7 +283,77 @@ struct Lane {
   }
 };
 
-constexpr int64_t kAdamWChunk = 4 * kThreads;  // elements of a block
+// Elements that a thread takes, in loads of 16 bytes; and of a block.
+constexpr int kAdamWPack = 8;
+constexpr int64_t kAdamWChunk = kAdamWPack * kThreads;
+
+// A thread's elements of one array.
+template <class T>
+struct alignas(16) Eight {
+  T at[kAdamWPack];
+};
+template <class T>
+__device__ __forceinline__ void CopyEight(void* to, const void* from) {
+  *static_cast<Eight<T>*>(to) = *static_cast<const Eight<T>*>(from);
+}
+template <bool k16>
+__device__ __forceinline__ void CopyEightOf(void* to, const void* from) {
+  if (k16)
+    CopyEight<uint16_t>(to, from);
+  else
+    CopyEight<float>(to, from);
+}
+
+template <bool kSplit, bool kWeights, bool kGradient16, bool kMoments16>
+__device__ __forceinline__ Pointers PointersAt(const AdamWSpan& span, int64_t at) {
+  Pointers p;
+  p.masters = kSplit ? nullptr : span.masters + at;
+  p.weights = kWeights || kSplit ? span.weights + at : nullptr;
+  p.low_bits = kSplit ? span.low_bits + at : nullptr;
+  p.gradient = static_cast<const char*>(span.gradient) + at * (kGradient16 ? 2 : 4);
+  p.exp_avg = static_cast<char*>(span.exp_avg) + at * (kMoments16 ? 2 : 4);
+  p.exp_avg_sq = static_cast<char*>(span.exp_avg_sq) + at * (kMoments16 ? 2 : 4);
+  return p;
+}
+
+// Eight elements that begin at a multiple of eight of the range, and so at 16 bytes in every array.
+template <bool kSplit, bool kWeights, bool kGradient16, bool kMoments16>
+__device__ __forceinline__ void UpdateEight(const AdamWStep& step, const Pointers& p,
+                                            uint32_t number) {
+  Eight<float> masters, gradient, exp_avg, exp_avg_sq;
+  Eight<uint16_t> weights, low_bits;
+  if (!kSplit) CopyEight<float>(&masters, p.masters);
+  if (kSplit) CopyEight<uint16_t>(&weights, p.weights);
+  if (kSplit) CopyEight<uint16_t>(&low_bits, p.low_bits);
+  CopyEightOf<kGradient16>(&gradient, p.gradient);
+  CopyEightOf<kMoments16>(&exp_avg, p.exp_avg);
+  CopyEightOf<kMoments16>(&exp_avg_sq, p.exp_avg_sq);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int k = 0; k < kAdamWPack; ++k) {
+    const Pointers own = {kSplit ? nullptr : &masters.at[k],
+                          &weights.at[k],
+                          &low_bits.at[k],
+                          reinterpret_cast<const char*>(&gradient) + k * (kGradient16 ? 2 : 4),
+                          reinterpret_cast<char*>(&exp_avg) + k * (kMoments16 ? 2 : 4),
+                          reinterpret_cast<char*>(&exp_avg_sq) + k * (kMoments16 ? 2 : 4)};
+    UpdateLanes<Lane, kSplit, kWeights, kGradient16, kMoments16>(step, own,
+                                                                 number + static_cast<uint32_t>(k));
+  }
+  if (!kSplit) CopyEight<float>(p.masters, &masters);
+  if (kSplit || kWeights) CopyEight<uint16_t>(p.weights, &weights);
+  if (kSplit) CopyEight<uint16_t>(p.low_bits, &low_bits);
+  CopyEightOf<kMoments16>(p.exp_avg, &exp_avg);
+  CopyEightOf<kMoments16>(p.exp_avg_sq, &exp_avg_sq);
+}
+
+// The chunks of a run begin at multiples of eight elements of the range: the first and the last may
+// lie beyond it in part.
+MUSTER_ON_BOTH inline int64_t AdamWChunks(int64_t begin, int64_t numel) {
+  const int64_t first = begin / kAdamWPack * kAdamWPack;
+  return numel == 0 ? 0 : (begin + numel - first + kAdamWChunk - 1) / kAdamWChunk;
+}
 
 template <bool kSplit, bool kWeights, bool kGradient16, bool kMoments16>
 __global__ void __launch_bounds__(kThreads) AdamWKernel(AdamWArguments a) {
@@ -281,28 +361,63 @@ __global__ void __launch_bounds__(kThreads) AdamWKernel(AdamWArguments a) {
   int64_t chunk = blockIdx.x;
   int r = 0;
   for (; r < a.runs; ++r) {
-    const int64_t chunks = (a.run[r].numel + kAdamWChunk - 1) / kAdamWChunk;
+    const int64_t chunks = AdamWChunks(a.run[r].begin, a.run[r].numel);
     if (chunk < chunks) break;
     chunk -= chunks;
   }
   if (r == a.runs) return;
   AdamWStep step = a.step;
   if (!a.run[r].decay) step.keep = 1.0f;
-  const int64_t end = a.run[r].begin + a.run[r].numel;
-  for (int part = 0; part < kAdamWChunk / kThreads; ++part) {
-    const int64_t at = a.run[r].begin + chunk * kAdamWChunk + part * kThreads + threadIdx.x;
-    if (at >= end) return;
-    const AdamWSpan& span = a.span;
-    Pointers p;
-    p.masters = kSplit ? nullptr : span.masters + at;
-    p.weights = kWeights || kSplit ? span.weights + at : nullptr;
-    p.low_bits = kSplit ? span.low_bits + at : nullptr;
-    p.gradient = static_cast<const char*>(span.gradient) + at * (kGradient16 ? 2 : 4);
-    p.exp_avg = static_cast<char*>(span.exp_avg) + at * (kMoments16 ? 2 : 4);
-    p.exp_avg_sq = static_cast<char*>(span.exp_avg_sq) + at * (kMoments16 ? 2 : 4);
-    UpdateLanes<Lane, kSplit, kWeights, kGradient16, kMoments16>(
-        step, p, span.first_element + static_cast<uint32_t>(at));
+  const int64_t begin = a.run[r].begin, end = begin + a.run[r].numel;
+  const int64_t at = begin / kAdamWPack * kAdamWPack + chunk * kAdamWChunk +
+                     static_cast<int64_t>(threadIdx.x) * kAdamWPack;
+  const uint32_t number = a.run[r].number - static_cast<uint32_t>(begin);  // of element 0
+  if (at >= begin && at + kAdamWPack <= end) {
+    const Pointers p = PointersAt<kSplit, kWeights, kGradient16, kMoments16>(a.span, at);
+    UpdateEight<kSplit, kWeights, kGradient16, kMoments16>(step, p,
+                                                           number + static_cast<uint32_t>(at));
+    return;
   }
+  for (int64_t one = at < begin ? begin : at; one < at + kAdamWPack && one < end; ++one) {
+    const Pointers p = PointersAt<kSplit, kWeights, kGradient16, kMoments16>(a.span, one);
+    UpdateLanes<Lane, kSplit, kWeights, kGradient16, kMoments16>(
+        step, p, number + static_cast<uint32_t>(one));
+  }
+}
+
+// A block takes the rows of one id: the one whose first place in the sorted ids is the block's.
+template <class T>
+__global__ void __launch_bounds__(kThreads) EmbeddingKernel(EmbeddingArguments a) {
+  const int64_t first = blockIdx.x, id = a.ids[first];
+  if (first > 0 && a.ids[first - 1] == id) return;
+  float* to = a.d_weight + id * a.width;
+  for (int64_t column = threadIdx.x; column < a.width; column += kThreads) {
+    float sum = 0;
+    for (int64_t i = first; i < a.rows && a.ids[i] == id; ++i)
+      sum += ToFloat(static_cast<const T*>(a.dy)[a.order[i] * a.width + column]);
+    to[column] += sum;
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) DropoutKernel(DropoutArguments a) {
+  using P = Pack<T>;
+  const int64_t packs = a.width / P::kCount,
+                index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= a.rows * packs) return;
+  const int64_t row = index / packs, first = index % packs * P::kCount;
+  const uint64_t stream = HashDecimal(a.prefix, a.numbers[row]);
+  const P x = static_cast<const P*>(a.x)[index];
+  P y;
+  for (int k = 0; k < P::kCount; k += 2) {
+    const uint64_t element = static_cast<uint64_t>(first + k);
+    const UniformNumbers pair = UniformPair(a.seed, stream, element / 2);
+    for (int half = 0; half < 2; ++half)
+      y.at[k + half] =
+          From<T>(ToFloat(x.at[k + half]) *
+                  (UniformOf(pair, element + static_cast<uint64_t>(half)) > a.share ? a.scale : 0));
+  }
+  static_cast<P*>(a.y)[index] = y;
 }
 
 int64_t Blocks(int64_t count, int64_t of) { return (count + of - 1) / of; }
@@ -335,26 +450,36 @@ void RmsNormBackward(const RmsNormBackwardArguments& a, Stream stream) {
   Launch<kFewThreads>(AddColumnsKernel, Blocks(a.width, kFewThreads), stream, sums);
 }
 
-void Rope(const RopeArguments& a, Stream stream) {
-  const int64_t pairs = a.batch * a.length * (a.heads + 2 * a.kv_heads) * (a.width / 2);
-  if (a.bf16)
-    Launch<kThreads>(RopeKernel<Bf16>, Blocks(pairs / Pack<Bf16>::kCount, kThreads), stream, a);
+// Whether a kernel's numbers, those of the last block's idle threads among them, fit 32 bits.
+bool Fits32(int64_t numbers) { return numbers < (int64_t{1} << 32) - kThreads; }
+
+template <class T>
+void RopeOf(const RopeArguments& a, Stream stream) {
+  const int64_t packs =
+      a.batch * a.length * (a.heads + 2 * a.kv_heads) * (a.width / 2) / Pack<T>::kCount;
+  if (Fits32(packs))
+    Launch<kThreads>(RopeKernel<T, uint32_t>, Blocks(packs, kThreads), stream, a);
   else
-    Launch<kThreads>(RopeKernel<float>, Blocks(pairs / Pack<float>::kCount, kThreads), stream, a);
+    Launch<kThreads>(RopeKernel<T, int64_t>, Blocks(packs, kThreads), stream, a);
+}
+void Rope(const RopeArguments& a, Stream stream) {
+  a.bf16 ? RopeOf<Bf16>(a, stream) : RopeOf<float>(a, stream);
 }
 
-void SwiGlu(const SwiGluArguments& a, Stream stream) {
-  const int64_t blocks =
-      Blocks(a.rows * a.width / (a.bf16 ? Pack<Bf16>::kCount : Pack<float>::kCount), kThreads);
-  const bool backward = a.dy != nullptr;
-  if (a.bf16 && backward)
-    Launch<kThreads>(SwiGluKernel<Bf16, true>, blocks, stream, a);
-  else if (a.bf16)
-    Launch<kThreads>(SwiGluKernel<Bf16, false>, blocks, stream, a);
-  else if (backward)
-    Launch<kThreads>(SwiGluKernel<float, true>, blocks, stream, a);
+template <class T, bool backward>
+void SwiGluOf(const SwiGluArguments& a, Stream stream) {
+  const int64_t packs = a.rows * a.width / Pack<T>::kCount;
+  if (Fits32(packs))
+    Launch<kThreads>(SwiGluKernel<T, backward, uint32_t>, Blocks(packs, kThreads), stream, a);
   else
-    Launch<kThreads>(SwiGluKernel<float, false>, blocks, stream, a);
+    Launch<kThreads>(SwiGluKernel<T, backward, int64_t>, Blocks(packs, kThreads), stream, a);
+}
+void SwiGlu(const SwiGluArguments& a, Stream stream) {
+  const bool backward = a.dy != nullptr;
+  if (a.bf16)
+    backward ? SwiGluOf<Bf16, true>(a, stream) : SwiGluOf<Bf16, false>(a, stream);
+  else
+    backward ? SwiGluOf<float, true>(a, stream) : SwiGluOf<float, false>(a, stream);
 }
 
 void CrossEntropy(const CrossEntropyArguments& a, Stream stream) {
@@ -385,7 +510,7 @@ void AdamWOfMasters(const AdamWArguments& a, int64_t blocks, Stream stream) {
 
 void AdamW(const AdamWArguments& a, Stream stream) {
   int64_t blocks = 0;
-  for (int r = 0; r < a.runs; ++r) blocks += Blocks(a.run[r].numel, kAdamWChunk);
+  for (int r = 0; r < a.runs; ++r) blocks += AdamWChunks(a.run[r].begin, a.run[r].numel);
   if (a.span.masters == nullptr)
     AdamWOfMasters<true, true>(a, blocks, stream);
   else if (a.span.weights != nullptr)
@@ -394,7 +519,24 @@ void AdamW(const AdamWArguments& a, Stream stream) {
     AdamWOfMasters<false, false>(a, blocks, stream);
 }
 
-constexpr Kernels kAll = {RmsNorm, RmsNormBackward, Rope, SwiGlu, CrossEntropy, AdamW};
+void EmbeddingBackward(const EmbeddingArguments& a, Stream stream) {
+  if (a.bf16)
+    Launch<kThreads>(EmbeddingKernel<Bf16>, a.rows, stream, a);
+  else
+    Launch<kThreads>(EmbeddingKernel<float>, a.rows, stream, a);
+}
+
+void Dropout(const DropoutArguments& a, Stream stream) {
+  if (a.bf16)
+    Launch<kThreads>(DropoutKernel<Bf16>, Blocks(a.rows * a.width / Pack<Bf16>::kCount, kThreads),
+                     stream, a);
+  else
+    Launch<kThreads>(DropoutKernel<float>, Blocks(a.rows * a.width / Pack<float>::kCount, kThreads),
+                     stream, a);
+}
+
+constexpr Kernels kAll = {RmsNorm, RmsNormBackward,   Rope,   SwiGlu, CrossEntropy,
+                          AdamW,   EmbeddingBackward, Dropout};
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "trainer/model/philox.h"
 #include "trainer/optim/adamw_kernel.h"
 
 struct CUstream_st;
@@ -27,6 +28,9 @@ struct RmsNormArguments {
   void* y = nullptr;
   float* rstd = nullptr;  // [rows]
   float epsilon = 0;
+  // The norms of single heads, in place: `stride` > 0 puts row r of x and y at r / heads · stride +
+  // r % heads · width; `sum` gets what x was.
+  int64_t heads = 1, stride = 0;
 };
 
 struct RmsNormBackwardArguments {
@@ -38,7 +42,8 @@ struct RmsNormBackwardArguments {
   void* dx = nullptr;
   float* partial =
       nullptr;  // [NormBackwardBlocks(rows), width] to work in; null: no gradient of the weight
-  float* d_weight = nullptr;  // [width], added to
+  float* d_weight = nullptr;      // [width], added to
+  int64_t heads = 1, stride = 0;  // of dy and dx, as RmsNormArguments' of x and y
 };
 inline constexpr int64_t kMostNormWidth = 8192;
 // Blocks of rows that sum the weight's gradient by themselves.
@@ -74,14 +79,38 @@ struct CrossEntropyArguments {
   float z_loss = 0;
 };
 
+// Adds rows of dy to those of d_weight that ids name: `ids` sorted, `order` where each of them
+// stands in dy; rows of one id are summed in that order before.
+struct EmbeddingArguments {
+  bool bf16 = false;
+  int64_t rows = 0, width = 0;
+  const int64_t *ids = nullptr, *order = nullptr;  // [rows]
+  const void* dy = nullptr;                        // [rows, width]
+  float* d_weight = nullptr;                       // [vocabulary, width]
+};
+
+// y = x where the element is kept, scaled up, and 0 where it is dropped: row `numbers[r]` of
+// `width` elements by the stream that is named PREFIX and its number in decimals
+// (trainer/model/philox.h).
+struct DropoutArguments {
+  bool bf16 = false;
+  int64_t rows = 0, width = 0;
+  const void* x = nullptr;
+  void* y = nullptr;                 // may be x
+  const int64_t* numbers = nullptr;  // [rows]
+  uint64_t seed = 0, prefix = 0;     // prefix: the hash of the name up to the number
+  float share = 0, scale = 1;        // kept elements are multiplied by scale, a number of x's type
+};
+
 struct AdamWArguments {
   AdamWStep step;  // with `keep` as it is where weights decay
-  AdamWSpan span;  // of the whole owned range; first_element is its first element's
+  AdamWSpan span;  // of the whole owned range; first_element doesn't count
   static constexpr int kMostRuns = 32;
   int runs = 0;
   struct Run {
     int64_t begin = 0, numel = 0;  // inside the range
     bool decay = false;
+    uint32_t number = 0;  // of its first element, for the rounding of bf16 moments
   } run[kMostRuns];
 };
 
@@ -92,6 +121,8 @@ struct Kernels {
   void (*swiglu)(const SwiGluArguments&, Stream);
   void (*cross_entropy)(const CrossEntropyArguments&, Stream);
   void (*adamw)(const AdamWArguments&, Stream);
+  void (*embedding_backward)(const EmbeddingArguments&, Stream);
+  void (*dropout)(const DropoutArguments&, Stream);  // null: the CPU's stays with ATen
 };
 
 // For GPUs (kernels.cu as nvcc makes it), and for the CPU's memory (the same file with the

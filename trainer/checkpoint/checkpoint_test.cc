@@ -127,7 +127,7 @@ TEST(Reduce, SumsOverRanksAndNormsCountEveryElementOnce) {
       }
       for (auto& flat : flats) flat->WaitReduce();
       double squared = 0;
-      for (const auto& row : world.GatherRows({ShardSquaredNorm(flats)})) squared += row[0];
+      for (const auto& row : world.GatherRows({ShardSquaredNorm(flats).Value()})) squared += row[0];
       EXPECT_EQ(squared, 36.0 * (35 + 3 + 36 + 150));
       for (auto& flat : flats) {
         for (const SegmentPiece& p :

@@ -8,21 +8,37 @@ namespace {
 // Between two exchanges of ranks that wait; far below the least step_timeout_s.
 constexpr std::chrono::milliseconds kMoment{200};
 
+// A sum as four halves of its words and whether it is out of range, which doubles hold exactly.
+void AppendSum(const kernels::ExactSum& sum, std::vector<double>& row) {
+  for (const uint64_t word : {sum.low, sum.high}) {
+    row.push_back(static_cast<double>(word & 0xFFFFFFFFu));
+    row.push_back(static_cast<double>(word >> 32));
+  }
+  row.push_back(sum.out_of_range != 0 ? 1 : 0);
+}
+kernels::ExactSum SumAt(const std::vector<double>& row, size_t at) {
+  const auto word = [&](size_t first) {
+    return static_cast<uint64_t>(row[first]) | static_cast<uint64_t>(row[first + 1]) << 32;
+  };
+  return {word(at), word(at + 2), row[at + 4] != 0 ? uint64_t{1} : 0};
+}
+
 }  // namespace
 
 StepExchange Exchange(World& world, const StepExchange& mine,
                       const CheckpointWriter::Report& writer) {
-  const auto rows =
-      world.GatherRows({mine.loss, mine.squared_norm, mine.stop ? 1.0 : 0.0,
-                        mine.checkpoint ? 1.0 : 0.0, mine.z_loss, writer[0], writer[1], writer[2]});
+  std::vector<double> row = {mine.loss, mine.z_loss, mine.stop ? 1.0 : 0.0,
+                             mine.checkpoint ? 1.0 : 0.0};
+  row.insert(row.end(), writer.begin(), writer.end());
+  AppendSum(mine.squared_norm, row);
   StepExchange all;
-  for (const std::vector<double>& row : rows) {
-    all.loss += row[0];
-    all.squared_norm += row[1];
-    all.stop |= row[2] != 0;
-    all.checkpoint |= row[3] != 0;
-    all.z_loss += row[4];
-    all.writers.push_back({row[5], row[6], row[7]});
+  for (const std::vector<double>& one : world.GatherRows(row)) {
+    all.loss += one[0];
+    all.z_loss += one[1];
+    all.stop |= one[2] != 0;
+    all.checkpoint |= one[3] != 0;
+    all.writers.push_back({one[4], one[5], one[6]});
+    all.squared_norm.Add(SumAt(one, 7));
   }
   return all;
 }

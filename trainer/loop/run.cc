@@ -159,7 +159,8 @@ StepExchange Run::ForwardAndBackward(const StepBatches& batches, StepReport& rep
 
 // One update, unless the step isn't fit to be learned from.
 void Run::Update(const StepExchange& all, StepReport& report) {
-  report.loss = all.loss, report.z_loss = all.z_loss, report.norm = std::sqrt(all.squared_norm);
+  report.loss = all.loss, report.z_loss = all.z_loss,
+  report.norm = std::sqrt(all.squared_norm.Value());
   report.skipped = guard_.Judge(report.loss, report.norm);
   report.skipped_steps = guard_.skipped();
   TORCH_CHECK(guard_.MaySkip(), report.skipped,

@@ -242,6 +242,20 @@ bool EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
   return true;
 }
 
+bool AddSquares(const at::Tensor& values, kernels::ExactSum* total) {
+  const kernels::Kernels* table = values.is_cuda() ? KernelsFor(values) : on_cpu;
+  if (table == nullptr || !Suits(values, 0)) return false;
+  static_assert(sizeof(kernels::ExactSum) == 24);
+  const at::Tensor partial =
+      at::empty({3 * kernels::SquaresBlocks(values.numel())}, values.options().dtype(at::kLong));
+  kernels::SquaresArguments a;
+  a.bf16 = IsBf16(values), a.count = values.numel(), a.values = values.data_ptr();
+  a.partial = reinterpret_cast<kernels::ExactSum*>(partial.data_ptr<int64_t>()), a.total = total;
+  table->squares(a, StreamOf(values));
+  CheckLaunch(values);
+  return true;
+}
+
 bool DrawsBeside(const at::Tensor& x) {
   const kernels::Kernels* table = KernelsFor(x);
   return table != nullptr && table->dropout != nullptr && Suits(x, x.size(-1));

@@ -46,6 +46,8 @@ std::optional<HeadNormResult> NormHeads(const at::Tensor& qkv, int64_t begin, in
 bool NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
                        const at::Tensor& w, const at::Tensor& d_w);
 bool EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w);
+// Adds the squares of all of `values` to *total, which lies beside them.
+bool AddSquares(const at::Tensor& values, kernels::ExactSum* total);
 // Whether Dropout can draw beside x; and x [B·S, d] as it leaves it: of row r, the stream named by
 // what hashes to `prefix` and numbers[r].
 bool DrawsBeside(const at::Tensor& x);

@@ -273,6 +273,25 @@ TEST_P(Fused, DropoutIsThatOfTheHostsNumbers) {
   }
 }
 
+// The gradient norm: the same whole numbers as on the CPU, in two launches.
+TEST_P(Fused, SquaresAreExact) {
+  for (const at::ScalarType type : kTypes) {
+    for (const int64_t count : {1, 15, 4096, 100003}) {
+      const at::Tensor values = Random({count}, type).mul_(100);
+      const at::Tensor total = at::zeros({3}, values.options().dtype(at::kLong));
+      Kernels(true);
+      ASSERT_TRUE(ops::fused::AddSquares(
+          values, reinterpret_cast<kernels::ExactSum*>(total.data_ptr<int64_t>())));
+      kernels::SquaresInOrder plain;
+      const at::Tensor host = values.cpu().to(at::kFloat);
+      for (int64_t i = 0; i < count; ++i) plain.Add(host.data_ptr<float>()[i]);
+      const at::Tensor found = total.cpu();
+      EXPECT_EQ(static_cast<uint64_t>(found[0].item<int64_t>()), plain.Sum().low) << count;
+      EXPECT_EQ(static_cast<uint64_t>(found[1].item<int64_t>()), plain.Sum().high) << count;
+    }
+  }
+}
+
 TEST_P(Fused, WhatAKernelCantDoStaysWithTheReference) {
   const at::Tensor odd = Random({3, 10}, at::kBFloat16), w = Random({10}, at::kBFloat16);
   Kernels(true);
@@ -358,7 +377,8 @@ TEST(Kernels, AreCompiledForGpusToo) {
 #if defined(MUSTER_CUDA_KERNELS)
   const kernels::Kernels& table = kernels::DeviceKernels();
   EXPECT_TRUE(table.rms_norm && table.rms_norm_backward && table.rope && table.swiglu &&
-              table.cross_entropy && table.adamw && table.embedding_backward && table.dropout);
+              table.cross_entropy && table.adamw && table.embedding_backward && table.squares &&
+              table.dropout);
 #endif
 }
 

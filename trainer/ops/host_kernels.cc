@@ -21,31 +21,6 @@ const Kernels& HostKernels() {
   return best;
 }
 
-double SumOfSquares(const float* values, int64_t numel) {
-  constexpr int64_t kChunk = 1 << 16, kMost = 64;  // elements of a chunk; chunks at a time
-  double sum = 0;
-  for (int64_t first = 0; first < numel; first += kChunk * kMost) {
-    double chunks[kMost] = {};
-    const int64_t count = (numel - first + kChunk - 1) / kChunk < kMost
-                              ? (numel - first + kChunk - 1) / kChunk
-                              : kMost;
-#pragma omp parallel for schedule(static)
-    for (int64_t c = 0; c < count; ++c) {
-      const int64_t begin = first + c * kChunk,
-                    end = begin + kChunk < numel ? begin + kChunk : numel;
-      double lanes[8] = {};
-      int64_t i = begin;
-      for (; i + 8 <= end; i += 8) {
-        for (int k = 0; k < 8; ++k) lanes[k] += static_cast<double>(values[i + k]) * values[i + k];
-      }
-      for (; i < end; ++i) lanes[0] += static_cast<double>(values[i]) * values[i];
-      for (const double lane : lanes) chunks[c] += lane;
-    }
-    for (int64_t c = 0; c < count; ++c) sum += chunks[c];
-  }
-  return sum;
-}
-
 void AdamWOnHost(const AdamWArguments& a, Stream) {
   for (int r = 0; r < a.runs; ++r) {
     AdamWStep step = a.step;

@@ -10,9 +10,6 @@ namespace muster::trainer::kernels {
 const Kernels& HostKernels(CpuForm form);
 const Kernels& HostKernels();
 
-// The sum of squares, in double, added in an order that doesn't depend on the number of threads.
-double SumOfSquares(const float* values, int64_t numel);
-
 // UpdateAdamW over the runs.
 void AdamWOnHost(const AdamWArguments& a, Stream);
 

@@ -315,6 +315,66 @@ void CrossEntropy(const CrossEntropyArguments& a, Stream) {
   a.bf16 ? CrossEntropyOf<Bf16>(a) : CrossEntropyOf<float>(a);
 }
 
+// Eight values at a time; big ones one by one.
+typedef float F8 __attribute__((vector_size(32)));
+typedef double D8 __attribute__((vector_size(64)));
+typedef int64_t L8 __attribute__((vector_size(64)));
+
+inline F8 LoadEight(const float* p) {
+  F8 x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+inline F8 LoadEight(const Bf16* p) {
+  uint32_t bits[8];
+  for (int k = 0; k < 8; ++k) bits[k] = static_cast<uint32_t>(p[k].bits) << 16;
+  F8 x;
+  memcpy(&x, bits, sizeof x);
+  return x;
+}
+
+template <class T>
+ExactSum SquaresIn(const T* values, int64_t count) {
+  ExactSum sum;
+  L8 coarse_sum = {}, fine_sum = {};
+  int64_t added = 0;
+  const auto flush = [&] {
+    for (int k = 0; k < 8; ++k) sum.Add(coarse_sum[k], fine_sum[k]);
+    coarse_sum = fine_sum = L8{};
+    added = 0;
+  };
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const D8 x = __builtin_convertvector(LoadEight(values + i), D8), square = x * x;
+    const L8 small = square < kSquareLimit;
+    bool all = true;
+    for (int k = 0; k < 8; ++k) all &= small[k] != 0;
+    if (!all) {
+      for (int k = 0; k < 8; ++k) sum.Add(ExactSquare(Load(values + i + k, 1)[0]));
+      continue;
+    }
+    const D8 coarse = square + kCoarse, fine = (square - (coarse - kCoarse)) + kFine;
+    coarse_sum += (L8)coarse - BitsOf(kCoarse);
+    fine_sum += (L8)fine - BitsOf(kFine);
+    if (++added == kSquaresAtOnce) flush();
+  }
+  flush();
+  for (; i < count; ++i) sum.Add(ExactSquare(Load(values + i, 1)[0]));
+  return sum;
+}
+
+template <class T>
+void SquaresOf(const SquaresArguments& a) {
+  const int64_t blocks = SquaresBlocks(a.count), packs = (a.count + 7) / 8;
+  const T* values = static_cast<const T*>(a.values);
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t begin = packs * block / blocks * 8, end = packs * (block + 1) / blocks * 8;
+    a.partial[block] = SquaresIn(values + begin, (end < a.count ? end : a.count) - begin);
+  }
+  for (int64_t block = 0; block < blocks; ++block) a.total->Add(a.partial[block]);
+}
+
 // Threads take columns; each id's rows are summed before they are added.
 template <class T>
 void EmbeddingBackwardOf(const EmbeddingArguments& a) {
@@ -335,12 +395,15 @@ void EmbeddingBackwardOf(const EmbeddingArguments& a) {
   }
 }
 
+void Squares(const SquaresArguments& a, Stream) {
+  a.bf16 ? SquaresOf<Bf16>(a) : SquaresOf<float>(a);
+}
 void EmbeddingBackward(const EmbeddingArguments& a, Stream) {
   a.bf16 ? EmbeddingBackwardOf<Bf16>(a) : EmbeddingBackwardOf<float>(a);
 }
 
-constexpr Kernels kAll = {RmsNorm,     RmsNormBackward,   Rope,   SwiGlu, CrossEntropy,
-                          AdamWOnHost, EmbeddingBackward, nullptr};
+constexpr Kernels kAll = {RmsNorm,     RmsNormBackward,   Rope,    SwiGlu, CrossEntropy,
+                          AdamWOnHost, EmbeddingBackward, Squares, nullptr};
 
 }  // namespace MUSTER_KERNELS_FORM
 }  // namespace

@@ -7,7 +7,6 @@
 
 #include "trainer/model/init.h"
 #include "trainer/ops/fused.h"
-#include "trainer/ops/host_kernels.h"
 
 namespace muster::trainer {
 namespace {
@@ -15,29 +14,50 @@ namespace {
 // Elements that one thread takes at a time.
 constexpr int64_t kGrain = 1 << 15;
 
+// On a GPU without kernels: [3], as an ExactSum. Rounded to double a part.
+void AddSquaresByAten(const at::Tensor& gradient, const at::Tensor& sum) {
+  constexpr int64_t kPart = 1 << 22;  // each costs three launches, however short
+  double all = 0;
+  for (int64_t begin = 0; begin < gradient.numel(); begin += kPart) {
+    const at::Tensor part =
+        gradient.narrow(0, begin, std::min(kPart, gradient.numel() - begin)).to(at::kDouble);
+    all += at::dot(part, part).item<double>();
+  }
+  const at::Tensor host = sum.cpu();
+  auto* to = reinterpret_cast<kernels::ExactSum*>(host.data_ptr<int64_t>());
+  kernels::ExactSum one;
+  if (all < 0x1p+62) {
+    one.high = static_cast<uint64_t>(all);
+    one.low = static_cast<uint64_t>((all - static_cast<double>(one.high)) * 0x1p+64);
+  } else {
+    one.out_of_range = 1;
+  }
+  to->Add(one);
+  sum.copy_(host);
+}
+
 }  // namespace
 
-double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
-  double sum = 0;
-  at::Tensor on_device;  // of what isn't summed here, where it lies: asking a GPU for each part
-                         // would wait for it each time
+kernels::ExactSum ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats) {
+  kernels::ExactSum sum;
+  at::Tensor on_device;  // what isn't summed here: asking a GPU for each part would wait for it
+                         // each time
   for (const std::unique_ptr<FlatParam>& flat : flats) {
-    // In double from the first addition on: the norm may not depend on how the shards lie.
     const at::Tensor gradient = flat->ShardGradient();
-    if (!gradient.is_cuda() && gradient.scalar_type() == at::kFloat) {
-      sum += kernels::SumOfSquares(gradient.data_ptr<float>(), gradient.numel());
+    if (!gradient.is_cuda()) {
+      TORCH_CHECK(ops::fused::AddSquares(gradient, &sum), "gradients of another type");
       continue;
     }
-    if (!on_device.defined()) on_device = at::zeros({}, gradient.options().dtype(at::kDouble));
-    const int64_t chunk =
-        gradient.is_cuda() ? 1 << 22 : 1 << 18;  // each costs a GPU three kernels, however short
-    for (int64_t begin = 0; begin < gradient.numel(); begin += chunk) {
-      const at::Tensor part =
-          gradient.narrow(0, begin, std::min(chunk, gradient.numel() - begin)).to(at::kDouble);
-      on_device.add_(at::dot(part, part));
-    }
+    if (!on_device.defined())
+      on_device = at::zeros({sizeof(kernels::ExactSum) / 8}, gradient.options().dtype(at::kLong));
+    auto* total = reinterpret_cast<kernels::ExactSum*>(on_device.data_ptr<int64_t>());
+    if (!ops::fused::AddSquares(gradient, total)) AddSquaresByAten(gradient, on_device);
   }
-  return on_device.defined() ? sum + on_device.item<double>() : sum;
+  if (on_device.defined()) {
+    const at::Tensor host = on_device.cpu();
+    sum.Add(*reinterpret_cast<const kernels::ExactSum*>(host.data_ptr<int64_t>()));
+  }
+  return sum;
 }
 
 double ClipCoefficient(double norm, double max_norm) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "trainer/ops/cuda/squares.h"
 #include "trainer/optim/adamw_kernel.h"
 #include "trainer/parallel/flat_param.h"
 
@@ -17,9 +18,10 @@ struct AdamWConfig {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
 };
 
-// Sum of squares, in double, of the gradients in this rank's shards: over all ranks each element is
-// counted once.
-double ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats);
+// Sum of squares of the gradients in this rank's shards: over all ranks each element is counted
+// once. Exact (trainer/ops/cuda/squares.h): the sum over the ranks is the same however the model is
+// sharded.
+kernels::ExactSum ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats);
 
 // min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0.
 double ClipCoefficient(double norm, double max_norm);

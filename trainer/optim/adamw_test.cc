@@ -1,11 +1,16 @@
 #include "trainer/optim/adamw.h"
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 
 #include <gtest/gtest.h>
 
 #include "trainer/model/init.h"
+#include "trainer/ops/fused.h"
+#include "trainer/ops/host_kernels.h"
+#include "trainer/ops/testing/allocations.h"
 #include "trainer/parallel/testing/test_ranks.h"
 
 namespace muster::trainer {
@@ -158,6 +163,65 @@ TEST(AdamWKernel, Bf16MomentsStayNearFp32OnesAlthoughEachChangeIsBelowTheirPreci
   EXPECT_NEAR(exp_avg_sq.to(at::kFloat).mean().item<double>(), wanted, 0.01 * wanted);
 }
 
+// Every layout of a sharded model adds the same whole numbers.
+TEST(ExactSum, IsTheSameHoweverItIsCutAndNearTheSumInDouble) {
+  const at::Tensor values = at::randn({10007}).mul_(at::exp(at::randn({10007}).mul_(4)));
+  const float* v = values.data_ptr<float>();
+  const auto sum_of = [&](const std::vector<int64_t>& cuts) {
+    kernels::ExactSum all;
+    for (size_t c = cuts.size() - 1; c > 0; --c) {
+      kernels::SquaresInOrder part;
+      for (int64_t i = cuts[c - 1]; i < cuts[c]; ++i) part.Add(v[i]);
+      all.Add(part.Sum());
+    }
+    return all;
+  };
+  const kernels::ExactSum whole = sum_of({0, 10007});
+  EXPECT_EQ(whole.out_of_range, 0u);
+  const double wanted = values.to(at::kDouble).square().sum().item<double>();
+  EXPECT_NEAR(whole.Value() / wanted, 1, 1e-13);
+  for (const std::vector<int64_t>& cuts :
+       {std::vector<int64_t>{0, 1, 10007}, {0, 17, 4096, 5000, 10007}}) {
+    const kernels::ExactSum found = sum_of(cuts);
+    EXPECT_EQ(found.low, whole.low);
+    EXPECT_EQ(found.high, whole.high);
+  }
+}
+
+TEST(ExactSum, HoldsWhatSquaresCanBe) {
+  for (const float value : {0.0f, 1.0f, -3.5f, 46340.0f, 46341.0f, 1e6f, -1.9e9f, 0x1p-31f}) {
+    const double square = static_cast<double>(value) * value;
+    EXPECT_EQ(kernels::ExactSquare(value).Value(), square) << value;
+  }
+  EXPECT_EQ(kernels::ExactSquare(0x1p-32f).low, 1u) << "the smallest number";
+  EXPECT_EQ(kernels::ExactSquare(0x1p-33f).low, 0u);
+  for (const float value : {2.2e9f, std::numeric_limits<float>::infinity(), std::nanf("")})
+    EXPECT_TRUE(std::isinf(kernels::ExactSquare(value).Value())) << value;
+  kernels::ExactSum sum;
+  for (int i = 0; i < 4; ++i) sum.Add(kernels::ExactSquare(1.9e9f));
+  EXPECT_TRUE(std::isinf(sum.Value())) << "beyond what it can hold";
+}
+
+TEST(ExactSum, IsTheSameInEveryFormOfTheKernels) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t count : {1, 7, 8, 1000, 70001}) {
+      at::Tensor values = at::randn({count}).mul_(at::exp(at::randn({count}).mul_(3)));
+      values[count / 2].fill_(70000);
+      values = values.to(type);
+      kernels::SquaresInOrder plain;
+      for (int64_t i = 0; i < count; ++i) plain.Add(values[i].to(at::kFloat).item<float>());
+      for (const CpuForm form : Forms()) {
+        ops::fused::UseOnCpu(&kernels::HostKernels(form));
+        kernels::ExactSum found;
+        ASSERT_TRUE(ops::fused::AddSquares(values, &found));
+        EXPECT_EQ(found.low, plain.Sum().low) << count;
+        EXPECT_EQ(found.high, plain.Sum().high) << count;
+      }
+      ops::fused::UseOnCpu(&kernels::HostKernels());
+    }
+  }
+}
+
 // Of bf16 moments: a model that is sharded another way goes on with the same bits.
 TEST(AdamW, RoundsByAParametersNameAndPlaceWhereverItLies) {
   using Names = std::vector<std::vector<std::string>>;  // of each flat
@@ -190,6 +254,35 @@ TEST(AdamW, RoundsByAParametersNameAndPlaceWhereverItLies) {
   }
   for (const auto& [name, weights] : found[0])
     EXPECT_TRUE(at::equal(weights, found[1].at(name))) << name;
+}
+
+const kernels::Kernels* counted;
+int squares_kernels = 0;
+
+// Thousands of short launches were a good part of a step.
+TEST(ShardSquaredNorm, TakesOneKernelAFlatAndNoCopyOfTheGradients) {
+  constexpr int64_t kElements = 1 << 20;
+  OnRanks(1, [&](World& world) {
+    std::vector<std::unique_ptr<FlatParam>> flats;
+    for (int f = 0; f < 3; ++f) {
+      FlatLayout layout;
+      layout.Add("w", {kElements}, true);
+      flats.push_back(std::make_unique<FlatParam>(layout, &world, FlatOptions{}));
+      flats.back()->OwnedGradient().fill_(0.5);
+    }
+    counted = &kernels::HostKernels();
+    kernels::Kernels counting = *counted;
+    counting.squares = [](const kernels::SquaresArguments& a, kernels::Stream stream) {
+      ++squares_kernels;
+      counted->squares(a, stream);
+    };
+    ops::fused::UseOnCpu(&counting);
+    const Allocations allocations;
+    EXPECT_EQ(ShardSquaredNorm(flats).Value(), 3 * kElements * 0.25);
+    ops::fused::UseOnCpu(counted);
+    EXPECT_EQ(squares_kernels, 3);
+    EXPECT_LE(allocations.largest(), kernels::SquaresBlocks(kElements) * 24);
+  });
 }
 
 TEST(AdamW, WeightDecayFollowsTheSegmentTable) {

@@ -91,7 +91,7 @@ Outcome Train(const Way& way, bool tied = false) {
               Rows(step, world.rank() * share + m * micro, world.rank() * share + (m + 1) * micro));
       }
       losses.push_back(sum(engine.Run(batches).loss));
-      const double norm = std::sqrt(sum(ShardSquaredNorm(engine.flats())));
+      const double norm = std::sqrt(sum(ShardSquaredNorm(engine.flats()).Value()));
       optimizer.Step(step + 1, 1e-2, ClipCoefficient(norm, way.clip_norm));
       std::vector<BatchMeta> again;
       {

@@ -420,6 +420,45 @@ __global__ void __launch_bounds__(kThreads) DropoutKernel(DropoutArguments a) {
   static_cast<P*>(a.y)[index] = y;
 }
 
+// The sum of all threads' sums; in thread 0. To be called by all.
+template <int threads>
+__device__ __forceinline__ ExactSum SumOverBlock(const ExactSum& mine) {
+  __shared__ uint64_t parts[3][threads];
+  parts[0][threadIdx.x] = mine.low;
+  parts[1][threadIdx.x] = mine.high;
+  parts[2][threadIdx.x] = mine.out_of_range;
+  __syncthreads();
+  ExactSum sum;
+  if (threadIdx.x == 0) {
+    for (int t = 0; t < threads; ++t) sum.Add(ExactSum{parts[0][t], parts[1][t], parts[2][t]});
+  }
+  return sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) SquaresKernel(SquaresArguments a) {
+  using P = Pack<T>;
+  const int64_t packs = a.count / P::kCount, all = static_cast<int64_t>(gridDim.x) * kThreads,
+                mine = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  SquaresInOrder squares;
+  for (int64_t i = mine; i < packs; i += all) {
+    const P p = static_cast<const P*>(a.values)[i];
+    for (int k = 0; k < P::kCount; ++k) squares.Add(ToFloat(p.at[k]));
+  }
+  if (const int64_t rest = packs * P::kCount + mine; rest < a.count)
+    squares.Add(ToFloat(static_cast<const T*>(a.values)[rest]));
+  const ExactSum sum = SumOverBlock<kThreads>(squares.Sum());
+  if (threadIdx.x == 0) a.partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kFewThreads) AddSquaresKernel(SquaresArguments a) {
+  ExactSum mine;
+  for (int64_t block = threadIdx.x; block < SquaresBlocks(a.count); block += kFewThreads)
+    mine.Add(a.partial[block]);
+  const ExactSum sum = SumOverBlock<kFewThreads>(mine);
+  if (threadIdx.x == 0) a.total->Add(sum);
+}
+
 int64_t Blocks(int64_t count, int64_t of) { return (count + of - 1) / of; }
 
 void RmsNorm(const RmsNormArguments& a, Stream stream) {
@@ -526,6 +565,15 @@ void EmbeddingBackward(const EmbeddingArguments& a, Stream stream) {
     Launch<kThreads>(EmbeddingKernel<float>, a.rows, stream, a);
 }
 
+void Squares(const SquaresArguments& a, Stream stream) {
+  if (a.count == 0) return;
+  if (a.bf16)
+    Launch<kThreads>(SquaresKernel<Bf16>, SquaresBlocks(a.count), stream, a);
+  else
+    Launch<kThreads>(SquaresKernel<float>, SquaresBlocks(a.count), stream, a);
+  Launch<kFewThreads>(AddSquaresKernel, 1, stream, a);
+}
+
 void Dropout(const DropoutArguments& a, Stream stream) {
   if (a.bf16)
     Launch<kThreads>(DropoutKernel<Bf16>, Blocks(a.rows * a.width / Pack<Bf16>::kCount, kThreads),
@@ -535,8 +583,8 @@ void Dropout(const DropoutArguments& a, Stream stream) {
                      stream, a);
 }
 
-constexpr Kernels kAll = {RmsNorm, RmsNormBackward,   Rope,   SwiGlu, CrossEntropy,
-                          AdamW,   EmbeddingBackward, Dropout};
+constexpr Kernels kAll = {RmsNorm, RmsNormBackward,   Rope,    SwiGlu, CrossEntropy,
+                          AdamW,   EmbeddingBackward, Squares, Dropout};
 
 }  // namespace
 

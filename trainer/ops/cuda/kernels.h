@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "trainer/model/philox.h"
+#include "trainer/ops/cuda/squares.h"
 #include "trainer/optim/adamw_kernel.h"
 
 struct CUstream_st;
@@ -102,6 +102,19 @@ struct DropoutArguments {
   float share = 0, scale = 1;        // kept elements are multiplied by scale, a number of x's type
 };
 
+// Adds the squares of all values to *total, exactly (squares.h): the same for every order.
+struct SquaresArguments {
+  bool bf16 = false;
+  int64_t count = 0;
+  const void* values = nullptr;
+  ExactSum* partial = nullptr;  // [SquaresBlocks(count)] to work in
+  ExactSum* total = nullptr;
+};
+MUSTER_ON_BOTH inline int64_t SquaresBlocks(int64_t count) {
+  const int64_t blocks = (count + 8191) / 8192;
+  return blocks < 528 ? blocks : 528;
+}
+
 struct AdamWArguments {
   AdamWStep step;  // with `keep` as it is where weights decay
   AdamWSpan span;  // of the whole owned range; first_element doesn't count
@@ -122,6 +135,7 @@ struct Kernels {
   void (*cross_entropy)(const CrossEntropyArguments&, Stream);
   void (*adamw)(const AdamWArguments&, Stream);
   void (*embedding_backward)(const EmbeddingArguments&, Stream);
+  void (*squares)(const SquaresArguments&, Stream);
   void (*dropout)(const DropoutArguments&, Stream);  // null: the CPU's stays with ATen
 };
 

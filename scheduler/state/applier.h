@@ -28,6 +28,8 @@ class Applier {
   // For State::Load, too.
   void SetQueues(const pb::QueueTree& tree);
   void SetBinding(const pb::Binding& binding, bool revoked);
+  void SetTrust(const pb::TrustRecord& record);
+  void SetCertificate(const pb::IssuedCertificate& certificate);
   void SetClusters(const pb::ClusterFile& file);
   void SetClusterDrained(const std::string& name, bool drained, const std::string& reason);
   HostId FindOrAddHost(const std::string& cluster,
@@ -76,6 +78,10 @@ class Applier {
   void RefreshHostsOf(const AttemptRow& attempt);
   void CountShares(const HostRow& host, int64_t sign);
 
+  void On(const pb::AuthorityMade& e);
+  void On(const pb::HostTokenChanged& e);
+  void On(const pb::CertificateIssued& e);
+  void On(const pb::CertificatesRevoked& e);
   void On(const pb::StepStarted& e);
   void On(const pb::JobSubmitted& e);
   void On(const pb::JobCancelRequested& e);
@@ -121,6 +127,7 @@ class Applier {
   void TickOrder();
   bool SetBand(uint64_t number, int32_t band);  // it had another one
   void ForgetOldJobs();
+  void ForgetExpired();  // tokens and certificates
   void KeepStray(HostId id, const pb::AttemptReported& e);
   void SetHostState(HostRow* host, pb::HostState state);
   // All its processes are gone or lost: frees its devices, and ends it unless it waits for its

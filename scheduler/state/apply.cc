@@ -1,6 +1,7 @@
 // Apply: each event to its method; steps and what users say. Queues, clusters and drains are in
-// apply_configuration.cc, plans in apply_plans.cc, what hosts say in apply_reports.cc and
-// apply_quarantine.cc. What is derived: indexes.cc, host_use.cc, ledger.cc.
+// apply_configuration.cc, who may come over a network in apply_trust.cc, plans in apply_plans.cc,
+// what hosts say in apply_reports.cc and apply_quarantine.cc. What is derived: indexes.cc,
+// host_use.cc, ledger.cc.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -42,6 +43,14 @@ void Applier::Carry(const pb::Event& event) {
       return On(event.drain_changed());
     case pb::Event::kBindingChanged:
       return SetBinding(event.binding_changed().binding(), event.binding_changed().revoked());
+    case pb::Event::kAuthorityMade:
+      return On(event.authority_made());
+    case pb::Event::kHostToken:
+      return On(event.host_token());
+    case pb::Event::kCertificateIssued:
+      return On(event.certificate_issued());
+    case pb::Event::kCertificatesRevoked:
+      return On(event.certificates_revoked());
     case pb::Event::kHostConfirmedOff:
       return On(event.host_confirmed_off());
     case pb::Event::kStoreAdopted:
@@ -145,6 +154,7 @@ void Applier::On(const pb::StepStarted& e) {
                                      [](const QueueNode& node) { return node.shortest_first; });
   if (by_length && before_ns / kOrderTickNs != s_.now_ns_ / kOrderTickNs) TickOrder();
   ForgetOldJobs();
+  ForgetExpired();
 }
 
 void Applier::ForgetOldJobs() {

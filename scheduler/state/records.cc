@@ -362,6 +362,20 @@ struct StateRecords {
     }
     return {"configuration", "", DeterministicBytes(r)};
   }
+  static RowChange TrustRow(const State& s) {
+    const Trust& trust = s.trust();
+    pb::TrustRecord r;
+    r.set_trust_id(trust.trust_id);
+    *r.mutable_root() = trust.root;
+    *r.mutable_issuing() = trust.issuing;
+    for (const auto& [id, token] : trust.tokens) *r.add_tokens() = token;
+    return {"trust", "", DeterministicBytes(r)};
+  }
+  static RowChange Certificate(const State& s, const std::string& serial) {
+    const auto it = s.trust().certificates.find(serial);
+    if (it == s.trust().certificates.end()) return {"certificate", serial, std::nullopt};
+    return {"certificate", serial, DeterministicBytes(it->second)};
+  }
   static RowChange Meta(const State& s) {
     pb::MetaRecord r;
     r.set_next_job_number(s.next_job_number_);
@@ -432,20 +446,25 @@ struct StateRecords {
 };
 
 ChangedRows State::TakeChanges() {
-  ChangedRows changed{configuration_changed_, meta_changed_};
+  ChangedRows changed{configuration_changed_, meta_changed_, trust_changed_};
   std::map<std::string, HostId> hosts;
   for (const HostId id : changed_hosts_) hosts[HostName(id)] = id;
   for (const auto& [name, id] : hosts) changed.hosts.push_back(id);
   changed.jobs.assign(changed_jobs_.begin(), changed_jobs_.end());
-  meta_changed_ = configuration_changed_ = false;
+  changed.certificates.assign(changed_certificates_.begin(), changed_certificates_.end());
+  meta_changed_ = configuration_changed_ = trust_changed_ = false;
   changed_jobs_.clear();
   changed_hosts_.clear();
+  changed_certificates_.clear();
   return changed;
 }
 
 std::vector<RowChange> State::RowsOf(const ChangedRows& changed) const {
   std::vector<RowChange> rows;
   if (changed.configuration) rows.push_back(StateRecords::Configuration(*this));
+  if (changed.trust) rows.push_back(StateRecords::TrustRow(*this));
+  for (const std::string& serial : changed.certificates)
+    rows.push_back(StateRecords::Certificate(*this, serial));
   for (const HostId id : changed.hosts) rows.push_back(StateRecords::Host(*this, id));
   for (const uint64_t number : changed.jobs) rows.push_back(StateRecords::Job(*this, number));
   if (changed.meta) rows.push_back(StateRecords::Meta(*this));
@@ -454,6 +473,9 @@ std::vector<RowChange> State::RowsOf(const ChangedRows& changed) const {
 
 std::vector<RowChange> State::AllRows() const {
   std::vector<RowChange> rows = {StateRecords::Configuration(*this)};
+  if (!trust().trust_id.empty()) rows.push_back(StateRecords::TrustRow(*this));
+  for (const auto& [serial, certificate] : trust().certificates)
+    rows.push_back(StateRecords::Certificate(*this, serial));
   std::map<std::string, HostId> hosts;
   for (const HostId id : *host_order_) hosts[HostName(id)] = id;
   for (const auto& [name, id] : hosts) rows.push_back(StateRecords::Host(*this, id));
@@ -504,6 +526,14 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
       if (!r.ParseFromString(*row.bytes)) return Damaged(row, "can't be parsed");
       Configure(r, &applier);
       configured = true;
+    } else if (row.kind == "trust") {
+      pb::TrustRecord r;
+      if (!r.ParseFromString(*row.bytes)) return Damaged(row, "can't be parsed");
+      applier.SetTrust(r);
+    } else if (row.kind == "certificate") {
+      pb::IssuedCertificate r;
+      if (!r.ParseFromString(*row.bytes)) return Damaged(row, "can't be parsed");
+      applier.SetCertificate(r);
     } else if (row.kind == "meta") {
       pb::MetaRecord r;
       if (!r.ParseFromString(*row.bytes)) return Damaged(row, "can't be parsed");
@@ -540,8 +570,10 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
   s.round_ = round;  // reading the configuration is no outside event
   s.meta_changed_ = false;
   s.configuration_changed_ = !configured;
+  s.trust_changed_ = false;
   s.changed_jobs_.clear();
   s.changed_hosts_.clear();
+  s.changed_certificates_.clear();
   return s;
 }
 

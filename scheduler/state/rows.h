@@ -318,6 +318,15 @@ struct BindingKey {
 };
 using Bindings = std::map<BindingKey, pb::Role>;
 
+// Who may come over a network. Without a trust id nobody may.
+struct Trust {
+  std::string trust_id;
+  pb::Authority root, issuing;
+  std::map<std::string, pb::HostToken> tokens;                // by id
+  std::map<std::string, pb::IssuedCertificate> certificates;  // by serial
+  int64_t next_end_ns = 0;  // derived: no token or certificate expires before
+};
+
 // What a queue has used, decayed: it orders equal shares (docs/scheduling.md §4, History). Changes
 // at ticks only.
 struct QueueHistory {

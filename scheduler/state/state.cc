@@ -34,6 +34,7 @@ State::State()
       queue_tree_(std::make_shared<pb::QueueTree>()),
       queues_(std::make_shared<QueueIndex>(BuildQueues(pb::QueueTree()))),
       bindings_(std::make_shared<Bindings>()),
+      trust_(std::make_shared<Trust>()),
       ledger_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
       ledger_rate_(std::make_shared<std::map<std::pair<std::string, int>, int64_t>>()),
       history_(std::make_shared<std::map<std::string, QueueHistory>>()),

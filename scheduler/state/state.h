@@ -27,8 +27,8 @@
 
 namespace muster {
 
-// A row for the store. Kinds: "configuration" and "meta" (one row each, id ""), "job" (id: its
-// number in 20 digits), "host" (id: cluster/host).
+// A row for the store. Kinds: "configuration", "trust" and "meta" (one row each, id ""), "job" (id:
+// its number in 20 digits), "host" (id: cluster/host), "certificate" (id: its serial).
 struct RowChange {
   std::string kind;
   std::string id;
@@ -38,10 +38,15 @@ struct RowChange {
 struct ChangedRows {
   bool configuration = false;
   bool meta = false;
-  std::vector<HostId> hosts;   // by cluster/host
-  std::vector<uint64_t> jobs;  // by number; those that are gone, too
+  bool trust = false;
+  std::vector<HostId> hosts;                // by cluster/host
+  std::vector<uint64_t> jobs;               // by number; those that are gone, too
+  std::vector<std::string> certificates{};  // by serial; those that are gone, too
 
-  bool empty() const { return !configuration && !meta && hosts.empty() && jobs.empty(); }
+  bool empty() const {
+    return !configuration && !meta && !trust && hosts.empty() && jobs.empty() &&
+           certificates.empty();
+  }
 };
 
 // Finished jobs stay in State, for lists and for idempotency keys, until one of these is exceeded;
@@ -133,6 +138,7 @@ class State {
 
   // Roles that were granted, by node. Those of a queue that is gone went with it.
   const Bindings& bindings() const { return *bindings_; }
+  const Trust& trust() const { return *trust_; }
 
   // ---- the rest ----
   int64_t now_ns() const { return now_ns_; }  // of the newest step
@@ -207,6 +213,7 @@ class State {
   std::shared_ptr<const pb::QueueTree> queue_tree_;
   std::shared_ptr<const QueueIndex> queues_;  // derived
   std::shared_ptr<const Bindings> bindings_;
+  std::shared_ptr<Trust> trust_;
   std::shared_ptr<const std::map<std::pair<std::string, int>, int64_t>> ledger_;
   std::shared_ptr<std::map<std::pair<std::string, int>, int64_t>>
       ledger_rate_;  // derived: devices' thousandths by (queue, class) now
@@ -229,6 +236,8 @@ class State {
   // What TakeChanges has to write.
   bool meta_changed_ = false;
   bool configuration_changed_ = false;
+  bool trust_changed_ = false;
+  std::set<std::string> changed_certificates_;
   std::set<uint64_t> changed_jobs_;
   std::set<HostId> changed_hosts_;
 };

@@ -276,35 +276,17 @@ absl::StatusOr<std::string> NewRoot(std::string_view key_pem, std::string_view n
   const Cert cert = Blank(key->get(), validity);
   SetCommonName(X509_get_subject_name(cert.get()), name);
   X509_set_issuer_name(cert.get(), X509_get_subject_name(cert.get()));
-  AddExtension(cert.get(), cert.get(), NID_basic_constraints, "critical,CA:TRUE");
+  AddExtension(cert.get(), cert.get(), NID_basic_constraints, "critical,CA:TRUE,pathlen:0");
   AddExtension(cert.get(), cert.get(), NID_key_usage, "critical,keyCertSign,cRLSign");
   AddExtension(cert.get(), cert.get(), NID_subject_key_identifier, "hash");
   return SignedPem(cert.get(), key->get());
 }
 
-absl::StatusOr<std::string> IssueAuthority(std::string_view request_pem, std::string_view name,
-                                           Validity validity, std::string_view issuer_pem,
-                                           std::string_view issuer_key_pem) {
-  absl::StatusOr<Request> request = CheckedRequest(request_pem);
-  if (!request.ok()) return request.status();
-  absl::StatusOr<Issuer> issuer = ReadIssuer(issuer_pem, issuer_key_pem);
-  if (!issuer.ok()) return issuer.status();
-  X509* above = issuer->cert.get();
-  const Cert cert = Blank(X509_REQ_get0_pubkey(request->get()), Within(validity, above));
-  SetCommonName(X509_get_subject_name(cert.get()), name);
-  X509_set_issuer_name(cert.get(), X509_get_subject_name(above));
-  AddExtension(cert.get(), above, NID_basic_constraints, "critical,CA:TRUE,pathlen:0");
-  AddExtension(cert.get(), above, NID_key_usage, "critical,keyCertSign,cRLSign");
-  AddExtension(cert.get(), above, NID_subject_key_identifier, "hash");
-  AddExtension(cert.get(), above, NID_authority_key_identifier, "keyid:always");
-  return SignedPem(cert.get(), issuer->key.get());
-}
-
-absl::StatusOr<std::string> Issue(std::string_view request_pem, const Principal& holder,
+absl::StatusOr<std::string> Issue(std::string_view request_pem, const Holder& holder,
                                   Validity validity, std::string_view issuer_pem,
                                   std::string_view issuer_key_pem) {
   const std::string uri = UriOf(holder);
-  if (ParsePrincipal(uri) != holder)
+  if (ParseHolder(uri) != holder)
     return absl::InvalidArgumentError(absl::StrCat(uri, " can't name the holder of a certificate"));
   absl::StatusOr<Request> request = CheckedRequest(request_pem);
   if (!request.ok()) return request.status();
@@ -313,9 +295,9 @@ absl::StatusOr<std::string> Issue(std::string_view request_pem, const Principal&
   X509* above = issuer->cert.get();
   const Cert cert = Blank(X509_REQ_get0_pubkey(request->get()), Within(validity, above));
   SetCommonName(X509_get_subject_name(cert.get()),
-                holder.kind == Principal::kServer ? ServerName(holder.trust_id) : holder.name);
+                holder.kind == Holder::kServer ? ServerName(holder.trust_id) : holder.name);
   X509_set_issuer_name(cert.get(), X509_get_subject_name(above));
-  const bool server = holder.kind == Principal::kServer;
+  const bool server = holder.kind == Holder::kServer;
   AddExtension(cert.get(), above, NID_basic_constraints, "critical,CA:FALSE");
   AddExtension(cert.get(), above, NID_key_usage, "critical,digitalSignature");
   AddExtension(cert.get(), above, NID_ext_key_usage, server ? "serverAuth" : "clientAuth");
@@ -341,8 +323,8 @@ absl::StatusOr<Certificate> ReadCertificate(std::string_view pem) {
   return all->front();
 }
 
-absl::StatusOr<Principal> VerifyHolder(std::string_view chain_pem, std::string_view roots_pem,
-                                       int64_t now_s) {
+absl::StatusOr<Holder> VerifyHolder(std::string_view chain_pem, std::string_view roots_pem,
+                                    int64_t now_s) {
   absl::StatusOr<std::vector<Cert>> chain = ReadChain(chain_pem);
   if (!chain.ok()) return chain.status();
   absl::StatusOr<std::vector<Cert>> roots = ReadChain(roots_pem);
@@ -355,12 +337,12 @@ absl::StatusOr<Principal> VerifyHolder(std::string_view chain_pem, std::string_v
   const StoreContext context(X509_STORE_CTX_new());
   X509* leaf = chain->front().get();
   MUSTER_CHECK(X509_STORE_CTX_init(context.get(), store.get(), leaf, others.get()) == 1);
-  const std::optional<Principal> holder = ParsePrincipal(UriAmong(leaf));
+  const std::optional<Holder> holder = ParseHolder(UriAmong(leaf));
   if (!holder.has_value())
     return absl::UnauthenticatedError("the certificate names no user, host or server of Muster");
   X509_VERIFY_PARAM* parameters = X509_STORE_CTX_get0_param(context.get());
   X509_VERIFY_PARAM_set_time(parameters, now_s);
-  X509_STORE_CTX_set_purpose(context.get(), holder->kind == Principal::kServer
+  X509_STORE_CTX_set_purpose(context.get(), holder->kind == Holder::kServer
                                                 ? X509_PURPOSE_SSL_SERVER
                                                 : X509_PURPOSE_SSL_CLIENT);
   if (X509_verify_cert(context.get()) != 1) {

@@ -40,16 +40,12 @@ absl::StatusOr<std::string> NewRequest(std::string_view key_pem);
 // The public key's hash of a request whose signature is right.
 absl::StatusOr<std::string> ReadRequest(std::string_view request_pem);
 
-// An authority that signs itself. `name` is what people see ("Muster lab root").
+// An authority, which signs itself and holders only. `name` is what people see ("Muster t1 1").
 absl::StatusOr<std::string> NewRoot(std::string_view key_pem, std::string_view name,
                                     Validity validity);
-// An authority below another, which can sign holders only (path length 0).
-absl::StatusOr<std::string> IssueAuthority(std::string_view request_pem, std::string_view name,
-                                           Validity validity, std::string_view issuer_pem,
-                                           std::string_view issuer_key_pem);
 // The certificate of a user, a host (client authentication) or the server (server authentication,
 // by ServerName). Not valid longer than the issuer's.
-absl::StatusOr<std::string> Issue(std::string_view request_pem, const Principal& holder,
+absl::StatusOr<std::string> Issue(std::string_view request_pem, const Holder& holder,
                                   Validity validity, std::string_view issuer_pem,
                                   std::string_view issuer_key_pem);
 
@@ -59,8 +55,8 @@ absl::StatusOr<Certificate> ReadCertificate(std::string_view pem);
 absl::StatusOr<std::vector<Certificate>> ReadCertificates(std::string_view pem);
 // Who holds the first certificate of `chain_pem`, if it is valid at `now_s` and leads to one of
 // `roots_pem` over the others of the chain. UNAUTHENTICATED with the reason otherwise.
-absl::StatusOr<Principal> VerifyHolder(std::string_view chain_pem, std::string_view roots_pem,
-                                       int64_t now_s);
+absl::StatusOr<Holder> VerifyHolder(std::string_view chain_pem, std::string_view roots_pem,
+                                    int64_t now_s);
 // Whether one text holds a key and a chain that belong together: what a server or client is given
 // as its one file of identity. INVALID_ARGUMENT says what is wrong.
 absl::Status CheckIdentity(std::string_view pem);

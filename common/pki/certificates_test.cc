@@ -12,29 +12,25 @@ constexpr int64_t kNow = 1'800'000'000;
 constexpr Validity kYear{kNow - 3600, kNow + 365 * 86400};
 constexpr Validity kDay{kNow - 3600, kNow + 86400};
 
-const Principal kHostH7{Principal::kHost, "t1", "lab", "h7"};
-const Principal kAnn{Principal::kUser, "t1", "", "ann"};
+const Holder kHostH7{Holder::kHost, "t1", "lab", "h7"};
+const Holder kAnn{Holder::kUser, "t1", "", "ann"};
 
-// A root, an authority below it, and what that issues.
+// An authority, and what it issues.
 class CertificatesTest : public testing::Test {
  protected:
-  CertificatesTest()
-      : root_key_(NewKey()),
-        root_(*NewRoot(root_key_, "Muster t1 root", kYear)),
-        key_(NewKey()),
-        authority_(*IssueAuthority(*NewRequest(key_), "Muster t1", kYear, root_, root_key_)) {}
+  CertificatesTest() : key_(NewKey()), root_(*NewRoot(key_, "Muster t1 1", kYear)) {}
 
-  std::string Chain(const Principal& holder, Validity validity = kDay) {
-    const auto leaf = Issue(*NewRequest(NewKey()), holder, validity, authority_, key_);
+  std::string Chain(const Holder& holder, Validity validity = kDay) {
+    const auto leaf = Issue(*NewRequest(NewKey()), holder, validity, root_, key_);
     EXPECT_TRUE(leaf.ok()) << leaf.status();
-    return *leaf + authority_;
+    return *leaf + root_;
   }
 
-  const std::string root_key_, root_, key_, authority_;
+  const std::string key_, root_;
 };
 
 TEST_F(CertificatesTest, AChainLeadsFromItsHolderToTheRoot) {
-  for (const Principal& holder : {kHostH7, kAnn, Principal{Principal::kServer, "t1", "", ""}}) {
+  for (const Holder& holder : {kHostH7, kAnn, Holder{Holder::kServer, "t1", "", ""}}) {
     const auto got = VerifyHolder(Chain(holder), root_, kNow);
     ASSERT_TRUE(got.ok()) << got.status();
     EXPECT_EQ(*got, holder);
@@ -43,12 +39,11 @@ TEST_F(CertificatesTest, AChainLeadsFromItsHolderToTheRoot) {
 
 TEST_F(CertificatesTest, WhatIsNotValidNowOrNotSignedByTheRootIsRefused) {
   const std::string other_key = NewKey();
-  const std::string other_root = *NewRoot(other_key, "Muster t1 root", kYear);
+  const std::string other_root = *NewRoot(other_key, "Muster t1 1", kYear);
   const std::string chain = Chain(kHostH7);
-  const std::string leaf_alone = chain.substr(0, chain.size() - authority_.size());
   // A holder's certificate is no authority, whatever is signed with its key.
   const std::string host_key = NewKey();
-  const std::string host = *Issue(*NewRequest(host_key), kHostH7, kDay, authority_, key_);
+  const std::string host = *Issue(*NewRequest(host_key), kHostH7, kDay, root_, key_);
   const std::string by_host = *Issue(*NewRequest(NewKey()), kAnn, kDay, host, host_key);
   const struct {
     const char* what;
@@ -58,9 +53,8 @@ TEST_F(CertificatesTest, WhatIsNotValidNowOrNotSignedByTheRootIsRefused) {
       {"expired", chain, root_, kDay.end_s + 1},
       {"not yet valid", chain, root_, kDay.begin_s - 1},
       {"another root of the same name", chain, other_root, kNow},
-      {"without the authority between", leaf_alone, root_, kNow},
-      {"signed by a holder", by_host + host + authority_, root_, kNow},
-      {"an authority itself", authority_, root_, kNow},
+      {"signed by a holder", by_host + host + root_, root_, kNow},
+      {"an authority itself", root_, root_, kNow},
   };
   for (const auto& c : kCases) {
     const auto got = VerifyHolder(c.chain, c.roots, c.now_s);
@@ -76,10 +70,9 @@ TEST_F(CertificatesTest, NoneOutlivesItsIssuer) {
 
 TEST_F(CertificatesTest, SaysWhoseItIs) {
   const std::string key = NewKey();
-  const auto all = ReadCertificates(*Issue(*NewRequest(key), kHostH7, kDay, authority_, key_) +
-                                    authority_ + root_);
+  const auto all = ReadCertificates(*Issue(*NewRequest(key), kHostH7, kDay, root_, key_) + root_);
   ASSERT_TRUE(all.ok()) << all.status();
-  ASSERT_EQ(all->size(), 3u);
+  ASSERT_EQ(all->size(), 2u);
   EXPECT_EQ((*all)[0].uri, "muster://t1/host/lab/h7");
   EXPECT_EQ((*all)[0].key_hash, *KeyHash(key));
   EXPECT_FALSE((*all)[0].authority);
@@ -87,7 +80,7 @@ TEST_F(CertificatesTest, SaysWhoseItIs) {
   EXPECT_EQ((*all)[1].uri, "");
   EXPECT_EQ((*all)[0].serial.size(), 40u);
   EXPECT_NE((*all)[0].serial, (*all)[1].serial);
-  EXPECT_TRUE(absl::StartsWith((*all)[2].fingerprint, "sha256:"));
+  EXPECT_TRUE(absl::StartsWith((*all)[1].fingerprint, "sha256:"));
 }
 
 TEST_F(CertificatesTest, OfARequestOnlyTheKeyCounts) {
@@ -99,15 +92,14 @@ TEST_F(CertificatesTest, OfARequestOnlyTheKeyCounts) {
   const size_t at = forged.find("\n-----END") - 6;
   forged[at] = forged[at] == 'A' ? 'B' : 'A';
   EXPECT_FALSE(ReadRequest(forged).ok());
-  EXPECT_FALSE(Issue(forged, kAnn, kDay, authority_, key_).ok());
+  EXPECT_FALSE(Issue(forged, kAnn, kDay, root_, key_).ok());
 }
 
 TEST_F(CertificatesTest, NamesThatAreNoneAreNotIssued) {
-  for (const Principal& bad :
-       {Principal{Principal::kUser, "t1", "", "ann,DNS:musterd.t1"},
-        Principal{Principal::kUser, "t1", "", ""}, Principal{Principal::kHost, "t1", "", "h7"},
-        Principal{Principal::kHost, "t1", "lab/x", "h7"}}) {
-    EXPECT_EQ(Issue(*NewRequest(NewKey()), bad, kDay, authority_, key_).status().code(),
+  for (const Holder& bad :
+       {Holder{Holder::kUser, "t1", "", "ann,DNS:musterd.t1"}, Holder{Holder::kUser, "t1", "", ""},
+        Holder{Holder::kHost, "t1", "", "h7"}, Holder{Holder::kHost, "t1", "lab/x", "h7"}}) {
+    EXPECT_EQ(Issue(*NewRequest(NewKey()), bad, kDay, root_, key_).status().code(),
               absl::StatusCode::kInvalidArgument)
         << UriOf(bad);
   }
@@ -115,11 +107,12 @@ TEST_F(CertificatesTest, NamesThatAreNoneAreNotIssued) {
 
 TEST_F(CertificatesTest, AnIdentityIsAKeyAndItsOwnChain) {
   const std::string key = NewKey();
-  const std::string leaf = *Issue(*NewRequest(key), kHostH7, kDay, authority_, key_);
-  EXPECT_TRUE(CheckIdentity(key + leaf + authority_).ok());
-  EXPECT_TRUE(CheckIdentity(leaf + authority_ + key).ok());
+  const std::string leaf = *Issue(*NewRequest(key), kHostH7, kDay, root_, key_);
+  const std::string other = *NewRoot(NewKey(), "Muster t1 1", kYear);
+  EXPECT_TRUE(CheckIdentity(key + leaf + root_).ok());
+  EXPECT_TRUE(CheckIdentity(leaf + root_ + key).ok());
   for (const std::string& bad :
-       {key, leaf, NewKey() + leaf + authority_, key + leaf + root_, key + authority_ + leaf}) {
+       {key, leaf, NewKey() + leaf + root_, key + leaf + other, key + root_ + leaf}) {
     EXPECT_FALSE(CheckIdentity(bad).ok());
   }
 }
@@ -136,7 +129,7 @@ TEST_F(CertificatesTest, WhatCanNotBeReadIsRefusedWithAReason) {
   }
   EXPECT_TRUE(absl::StrContains(KeyHash(root_).status().message(), "no private key"));
   EXPECT_FALSE(NewRoot(root_, "x", kYear).ok());
-  EXPECT_FALSE(Issue(*NewRequest(NewKey()), kAnn, kDay, authority_, root_key_).ok());
+  EXPECT_FALSE(Issue(*NewRequest(NewKey()), kAnn, kDay, root_, NewKey()).ok());
 }
 
 }  // namespace

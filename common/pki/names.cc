@@ -22,41 +22,41 @@ bool GoodName(std::string_view name) {
 
 }  // namespace
 
-std::string UriOf(const Principal& principal) {
-  const std::string start = absl::StrCat("muster://", principal.trust_id, "/");
-  switch (principal.kind) {
-    case Principal::kServer:
+std::string UriOf(const Holder& holder) {
+  const std::string start = absl::StrCat("muster://", holder.trust_id, "/");
+  switch (holder.kind) {
+    case Holder::kServer:
       return start + "server";
-    case Principal::kUser:
-      return absl::StrCat(start, "user/", principal.name);
-    case Principal::kHost:
-      return absl::StrCat(start, "host/", principal.cluster, "/", principal.name);
+    case Holder::kUser:
+      return absl::StrCat(start, "user/", holder.name);
+    case Holder::kHost:
+      return absl::StrCat(start, "host/", holder.cluster, "/", holder.name);
   }
   return "";
 }
 
-std::optional<Principal> ParsePrincipal(std::string_view uri) {
+std::optional<Holder> ParseHolder(std::string_view uri) {
   static constexpr std::string_view kScheme = "muster://";
   if (uri.substr(0, kScheme.size()) != kScheme) return std::nullopt;
   const std::vector<std::string> parts =
       absl::StrSplit(std::string(uri.substr(kScheme.size())), '/');
   if (parts.size() < 2 || parts.size() > 4) return std::nullopt;
   if (!std::all_of(parts.begin(), parts.end(), GoodName)) return std::nullopt;
-  Principal principal;
-  principal.trust_id = parts[0];
+  Holder holder;
+  holder.trust_id = parts[0];
   if (parts.size() == 2 && parts[1] == "server") {
-    principal.kind = Principal::kServer;
+    holder.kind = Holder::kServer;
   } else if (parts.size() == 3 && parts[1] == "user") {
-    principal.kind = Principal::kUser;
-    principal.name = parts[2];
+    holder.kind = Holder::kUser;
+    holder.name = parts[2];
   } else if (parts.size() == 4 && parts[1] == "host") {
-    principal.kind = Principal::kHost;
-    principal.cluster = parts[2];
-    principal.name = parts[3];
+    holder.kind = Holder::kHost;
+    holder.cluster = parts[2];
+    holder.name = parts[3];
   } else {
     return std::nullopt;
   }
-  return principal;
+  return holder;
 }
 
 std::string ServerName(std::string_view trust_id) { return "musterd." + std::string(trust_id); }

@@ -12,20 +12,20 @@
 
 namespace muster {
 
-struct Principal {
+struct Holder {
   enum Kind { kServer, kUser, kHost };
   Kind kind = kServer;
   std::string trust_id;
   std::string cluster;  // of a host
   std::string name;     // of a host; of a user the id
 
-  bool operator==(const Principal&) const = default;
+  bool operator==(const Holder&) const = default;
 };
 
-std::string UriOf(const Principal& principal);
+std::string UriOf(const Holder& holder);
 // Exactly what UriOf writes, or nothing: a name with other characters than letters, digits, '.',
 // '_' and '-', or of more than 63, is refused, and so is any further part.
-std::optional<Principal> ParsePrincipal(std::string_view uri);
+std::optional<Holder> ParseHolder(std::string_view uri);
 // The name that a scheduler's certificate is valid for, as TLS has names of servers; no address
 // has it, so that the scheduler may move: "musterd.TRUST".
 std::string ServerName(std::string_view trust_id);

@@ -5,17 +5,17 @@
 namespace muster {
 namespace {
 
-TEST(Principal, IsReadFromWhatItIsWrittenAs) {
-  for (const Principal& principal :
-       {Principal{Principal::kServer, "t1", "", ""}, Principal{Principal::kUser, "t1", "", "u42"},
-        Principal{Principal::kHost, "t1", "lab", "h7.rack-2"}}) {
-    const auto read = ParsePrincipal(UriOf(principal));
-    ASSERT_TRUE(read.has_value()) << UriOf(principal);
-    EXPECT_EQ(*read, principal);
+TEST(Holder, IsReadFromWhatItIsWrittenAs) {
+  for (const Holder& holder :
+       {Holder{Holder::kServer, "t1", "", ""}, Holder{Holder::kUser, "t1", "", "u42"},
+        Holder{Holder::kHost, "t1", "lab", "h7.rack-2"}}) {
+    const auto read = ParseHolder(UriOf(holder));
+    ASSERT_TRUE(read.has_value()) << UriOf(holder);
+    EXPECT_EQ(*read, holder);
   }
 }
 
-TEST(Principal, AnythingElseIsNobody) {
+TEST(Holder, AnythingElseIsNobody) {
   for (const char* uri :
        {"",
         "muster://",
@@ -39,9 +39,9 @@ TEST(Principal, AnythingElseIsNobody) {
         "muster://t1/user/ann\n",
         "muster:///user/ann",
         "muster://t1/user/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}) {
-    EXPECT_FALSE(ParsePrincipal(uri).has_value()) << uri;
+    EXPECT_FALSE(ParseHolder(uri).has_value()) << uri;
   }
-  EXPECT_FALSE(ParsePrincipal(std::string_view("muster://t1/user/ann\0bob", 24)).has_value());
+  EXPECT_FALSE(ParseHolder(std::string_view("muster://t1/user/ann\0bob", 24)).has_value());
 }
 
 }  // namespace

@@ -78,8 +78,9 @@ class Applier {
   void RefreshHostsOf(const AttemptRow& attempt);
   void CountShares(const HostRow& host, int64_t sign);
 
-  void On(const pb::AuthorityMade& e);
-  void On(const pb::HostTokenChanged& e);
+  void On(const pb::AuthorityChanged& e);
+  void On(const pb::JoinTokenChanged& e);
+  void On(const pb::NetworkUserChanged& e);
   void On(const pb::CertificateIssued& e);
   void On(const pb::CertificatesRevoked& e);
   void On(const pb::StepStarted& e);

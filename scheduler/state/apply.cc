@@ -43,10 +43,12 @@ void Applier::Carry(const pb::Event& event) {
       return On(event.drain_changed());
     case pb::Event::kBindingChanged:
       return SetBinding(event.binding_changed().binding(), event.binding_changed().revoked());
-    case pb::Event::kAuthorityMade:
-      return On(event.authority_made());
-    case pb::Event::kHostToken:
-      return On(event.host_token());
+    case pb::Event::kAuthorityChanged:
+      return On(event.authority_changed());
+    case pb::Event::kJoinToken:
+      return On(event.join_token());
+    case pb::Event::kNetworkUser:
+      return On(event.network_user());
     case pb::Event::kCertificateIssued:
       return On(event.certificate_issued());
     case pb::Event::kCertificatesRevoked:

@@ -1,6 +1,5 @@
-// Apply: who may come over a network: the authority, tokens of hosts, certificates.
+// Apply: who may come over a network: authorities, tokens, users, certificates.
 #include <algorithm>
-#include <limits>
 
 #include "common/base/units.h"
 #include "scheduler/state/applier.h"
@@ -8,8 +7,14 @@
 namespace muster {
 namespace {
 
+constexpr int64_t kRevokedKeptNs = 90 * kDay;  // a host may renew for so long after the end
+
 void NotBefore(int64_t* next_end_ns, int64_t end_ns) {
   *next_end_ns = *next_end_ns == 0 ? end_ns : std::min(*next_end_ns, end_ns);
+}
+
+int64_t ForgetNs(const pb::IssuedCertificate& certificate) {
+  return certificate.end_s() * kSecond + (certificate.revoked_ns() == 0 ? 0 : kRevokedKeptNs);
 }
 
 }  // namespace
@@ -17,9 +22,11 @@ void NotBefore(int64_t* next_end_ns, int64_t end_ns) {
 void Applier::SetTrust(const pb::TrustRecord& record) {
   Trust& trust = *Own(&s_.trust_);
   trust.trust_id = record.trust_id();
-  trust.root = record.root();
-  trust.issuing = record.issuing();
-  for (const pb::HostToken& token : record.tokens()) {
+  trust.signer = record.signer();
+  for (const pb::Authority& authority : record.authorities())
+    trust.authorities[authority.version()] = authority;
+  for (const pb::NetworkUser& user : record.users()) trust.users[user.name()] = user;
+  for (const pb::JoinToken& token : record.tokens()) {
     trust.tokens[token.id()] = token;
     NotBefore(&trust.next_end_ns, token.expires_ns());
   }
@@ -28,20 +35,46 @@ void Applier::SetTrust(const pb::TrustRecord& record) {
 void Applier::SetCertificate(const pb::IssuedCertificate& certificate) {
   Trust& trust = *Own(&s_.trust_);
   trust.certificates[certificate.serial()] = certificate;
-  NotBefore(&trust.next_end_ns, certificate.end_s() * kSecond);
+  NotBefore(&trust.next_end_ns, ForgetNs(certificate));
   s_.changed_certificates_.insert(certificate.serial());
 }
 
-void Applier::On(const pb::AuthorityMade& e) {
-  if (!s_.trust_->trust_id.empty() || e.trust_id().empty()) return;
-  Trust& trust = *Own(&s_.trust_);
-  trust.trust_id = e.trust_id();
-  trust.root = e.root();
-  trust.issuing = e.issuing();
+// At most two are trusted, and of two the older one signs until the newer one does. A step out of
+// its turn changes nothing.
+void Applier::On(const pb::AuthorityChanged& e) {
+  const Trust& now = *s_.trust_;
+  const bool first = now.trust_id.empty();
+  if (first != (e.step() == pb::AuthorityChanged::MADE)) return;
+  const uint64_t newest = now.authorities.empty() ? 0 : now.authorities.rbegin()->first;
+  const bool two = now.authorities.size() == 2;
+  switch (e.step()) {
+    case pb::AuthorityChanged::MADE:
+    case pb::AuthorityChanged::PREPARED: {
+      if (two || e.authority().version() <= newest || (first && e.trust_id().empty())) return;
+      Trust& trust = *Own(&s_.trust_);
+      trust.authorities[e.authority().version()] = e.authority();
+      if (!first) break;
+      trust.trust_id = e.trust_id();
+      trust.signer = e.authority().version();
+      break;
+    }
+    case pb::AuthorityChanged::SIGNS:
+      if (!two) return;
+      Own(&s_.trust_)->signer = newest;
+      break;
+    case pb::AuthorityChanged::DROPPED: {
+      if (!two || now.signer != newest) return;
+      Trust& trust = *Own(&s_.trust_);
+      trust.authorities.erase(trust.authorities.begin());
+      break;
+    }
+    default:
+      return;
+  }
   s_.trust_changed_ = true;
 }
 
-void Applier::On(const pb::HostTokenChanged& e) {
+void Applier::On(const pb::JoinTokenChanged& e) {
   if (s_.trust_->trust_id.empty() || e.token().id().empty()) return;
   Trust& trust = *Own(&s_.trust_);
   if (e.revoked()) {
@@ -52,27 +85,45 @@ void Applier::On(const pb::HostTokenChanged& e) {
   s_.trust_changed_ = true;
 }
 
+void Applier::On(const pb::NetworkUserChanged& e) {
+  if (s_.trust_->trust_id.empty() || e.user().name().empty()) return;
+  Trust& trust = *Own(&s_.trust_);
+  if (e.removed()) {
+    trust.users.erase(e.user().name());
+  } else {
+    trust.users[e.user().name()] = e.user();
+  }
+  s_.trust_changed_ = true;
+}
+
 // A token is spent for one key. The same key may ask again, as a reply may be lost.
 void Applier::On(const pb::CertificateIssued& e) {
-  if (s_.trust_->trust_id.empty() || e.certificate().serial().empty()) return;
+  if (s_.trust_->trust_id.empty() || e.certificate().serial().empty() ||
+      s_.trust_->certificates.count(e.certificate().serial()) != 0)
+    return;
   if (!e.token().empty()) {
     const auto known = s_.trust_->tokens.find(e.token());
-    if (known == s_.trust_->tokens.end()) return;
+    if (known == s_.trust_->tokens.end() || known->second.uri() != e.certificate().uri()) return;
     const std::string& spent_for = known->second.key_hash();
     if (!spent_for.empty() && spent_for != e.certificate().key_hash()) return;
-    Own(&s_.trust_)->tokens[e.token()].set_key_hash(e.certificate().key_hash());
-    s_.trust_changed_ = true;
+    if (!known->second.reusable() && spent_for.empty()) {
+      Own(&s_.trust_)->tokens[e.token()].set_key_hash(e.certificate().key_hash());
+      s_.trust_changed_ = true;
+    }
   }
   SetCertificate(e.certificate());
 }
 
 void Applier::On(const pb::CertificatesRevoked& e) {
+  if (s_.trust_->trust_id.empty()) return;
   Trust& trust = *Own(&s_.trust_);
   for (auto& [serial, certificate] : trust.certificates) {
     if (certificate.uri() != e.uri() || certificate.revoked_ns() != 0) continue;
     certificate.set_revoked_ns(s_.now_ns_);
     s_.changed_certificates_.insert(serial);
   }
+  if (std::erase_if(trust.tokens, [&](const auto& row) { return row.second.uri() == e.uri(); }) > 0)
+    s_.trust_changed_ = true;
 }
 
 void Applier::ForgetExpired() {
@@ -88,8 +139,9 @@ void Applier::ForgetExpired() {
     s_.trust_changed_ = true;
   }
   for (auto it = trust.certificates.begin(); it != trust.certificates.end();) {
-    if (it->second.end_s() * kSecond > s_.now_ns_) {
-      NotBefore(&trust.next_end_ns, (it++)->second.end_s() * kSecond);
+    if (const int64_t forget_ns = ForgetNs(it->second); forget_ns > s_.now_ns_) {
+      NotBefore(&trust.next_end_ns, forget_ns);
+      ++it;
       continue;
     }
     s_.changed_certificates_.insert(it->first);

@@ -366,9 +366,10 @@ struct StateRecords {
     const Trust& trust = s.trust();
     pb::TrustRecord r;
     r.set_trust_id(trust.trust_id);
-    *r.mutable_root() = trust.root;
-    *r.mutable_issuing() = trust.issuing;
+    r.set_signer(trust.signer);
+    for (const auto& [version, authority] : trust.authorities) *r.add_authorities() = authority;
     for (const auto& [id, token] : trust.tokens) *r.add_tokens() = token;
+    for (const auto& [name, user] : trust.users) *r.add_users() = user;
     return {"trust", "", DeterministicBytes(r)};
   }
   static RowChange Certificate(const State& s, const std::string& serial) {

@@ -321,8 +321,10 @@ using Bindings = std::map<BindingKey, pb::Role>;
 // Who may come over a network. Without a trust id nobody may.
 struct Trust {
   std::string trust_id;
-  pb::Authority root, issuing;
-  std::map<std::string, pb::HostToken> tokens;                // by id
+  std::map<uint64_t, pb::Authority> authorities;  // that are trusted, by version; at most two
+  uint64_t signer = 0;                            // version of the one that signs
+  std::map<std::string, pb::JoinToken> tokens;    // by id
+  std::map<std::string, pb::NetworkUser> users;   // by name
   std::map<std::string, pb::IssuedCertificate> certificates;  // by serial
   int64_t next_end_ns = 0;  // derived: no token or certificate expires before
 };

@@ -1,4 +1,4 @@
-// The authority, tokens of hosts and certificates, as State keeps them.
+// Authorities, tokens, users and certificates, as State keeps them.
 #include <gtest/gtest.h>
 
 #include "common/base/units.h"
@@ -8,22 +8,36 @@ namespace muster {
 namespace {
 
 using testing::SystemBuilder;
+using Change = pb::AuthorityChanged;
+
+constexpr char kHost[] = "muster://t1/host/lab/h1", kOther[] = "muster://t1/host/lab/h10";
 
 class TrustTest : public ::testing::Test {
  protected:
-  TrustTest() { Made("t1"); }
+  TrustTest() { Turn(Change::MADE, 1); }
 
-  void Made(const std::string& trust_id) {
+  void Turn(Change::Step step, uint64_t version = 0, const std::string& trust_id = "t1") {
     pb::Event event;
-    event.mutable_authority_made()->set_trust_id(trust_id);
-    event.mutable_authority_made()->mutable_root()->set_certificate(trust_id + " root");
+    Change* change = event.mutable_authority_changed();
+    change->set_step(step);
+    if (step == Change::MADE) change->set_trust_id(trust_id);
+    if (version != 0) change->mutable_authority()->set_version(version);
     system_.Do(event);
   }
-  void Token(const std::string& id, int64_t expires_ns, bool revoked = false) {
+  void Token(const std::string& id, int64_t expires_ns, const std::string& uri = kHost,
+             bool reusable = false) {
     pb::Event event;
-    event.mutable_host_token()->mutable_token()->set_id(id);
-    event.mutable_host_token()->mutable_token()->set_expires_ns(expires_ns);
-    event.mutable_host_token()->set_revoked(revoked);
+    pb::JoinToken* token = event.mutable_join_token()->mutable_token();
+    token->set_id(id);
+    token->set_expires_ns(expires_ns);
+    token->set_uri(uri);
+    token->set_reusable(reusable);
+    system_.Do(event);
+  }
+  void DropToken(const std::string& id) {
+    pb::Event event;
+    event.mutable_join_token()->mutable_token()->set_id(id);
+    event.mutable_join_token()->set_revoked(true);
     system_.Do(event);
   }
   void Issue(const std::string& serial, const std::string& uri, const std::string& key,
@@ -42,52 +56,125 @@ class TrustTest : public ::testing::Test {
     event.mutable_certificates_revoked()->set_uri(uri);
     system_.Do(event);
   }
+  void User(const std::string& name, const std::string& group, bool removed = false) {
+    pb::Event event;
+    event.mutable_network_user()->mutable_user()->set_name(name);
+    event.mutable_network_user()->mutable_user()->add_groups(group);
+    event.mutable_network_user()->set_removed(removed);
+    system_.Do(event);
+  }
   const Trust& trust() const { return system_.state.trust(); }
+  std::vector<uint64_t> Trusted() const {
+    std::vector<uint64_t> versions;
+    for (const auto& [version, authority] : trust().authorities) versions.push_back(version);
+    return versions;
+  }
   int64_t now_s() const { return system_.state.now_ns() / kSecond; }
+  int64_t InAnHour() const { return system_.state.now_ns() + kHour; }
 
   SystemBuilder system_;
 };
 
+using Versions = std::vector<uint64_t>;
+
 TEST_F(TrustTest, AnAuthorityIsMadeOnce) {
-  Made("t2");
+  Turn(Change::MADE, 2, "t2");
   EXPECT_EQ(trust().trust_id, "t1");
-  EXPECT_EQ(trust().root.certificate(), "t1 root");
+  EXPECT_EQ(Trusted(), Versions{1});
+  EXPECT_EQ(trust().signer, 1u);
+}
+
+TEST_F(TrustTest, NothingIsKeptBeforeThereIsAnAuthority) {
+  system_ = SystemBuilder();
+  Turn(Change::PREPARED, 1);
+  Token("a", InAnHour());
+  User("ann", "nlp");
+  Issue("01", kHost, "key1", "", now_s() + 100);
+  EXPECT_TRUE(trust().authorities.empty());
+  EXPECT_TRUE(trust().tokens.empty());
+  EXPECT_TRUE(trust().users.empty());
+  EXPECT_TRUE(trust().certificates.empty());
+}
+
+TEST_F(TrustTest, ARotationGoesStepByStepAndNoStepOutOfItsTurn) {
+  Turn(Change::SIGNS);
+  Turn(Change::DROPPED);
+  EXPECT_EQ(Trusted(), Versions{1});
+  Turn(Change::PREPARED, 1);  // no newer one
+  EXPECT_EQ(Trusted(), Versions{1});
+  Turn(Change::PREPARED, 2);
+  EXPECT_EQ(Trusted(), (Versions{1, 2}));
+  EXPECT_EQ(trust().signer, 1u);
+  Turn(Change::PREPARED, 3);
+  Turn(Change::DROPPED);  // the one that signs
+  EXPECT_EQ(Trusted(), (Versions{1, 2}));
+  Turn(Change::SIGNS);
+  EXPECT_EQ(trust().signer, 2u);
+  EXPECT_EQ(Trusted(), (Versions{1, 2}));
+  Turn(Change::DROPPED);
+  EXPECT_EQ(Trusted(), Versions{2});
 }
 
 TEST_F(TrustTest, ATokenIsSpentForOneKey) {
-  Token("a", system_.state.now_ns() + kHour);
-  Issue("01", "muster://t1/host/lab/h1", "key1", "a", now_s() + 100);
-  Issue("02", "muster://t1/host/lab/h1", "key2", "a", now_s() + 100);
-  Issue("03", "muster://t1/host/lab/h1", "key1", "a", now_s() + 100);  // its reply was lost
-  Issue("04", "muster://t1/host/lab/h1", "key1", "b", now_s() + 100);  // there is no such token
+  Token("a", InAnHour());
+  Issue("01", kHost, "key1", "a", now_s() + 100);
+  Issue("02", kHost, "key2", "a", now_s() + 100);
+  Issue("03", kHost, "key1", "a", now_s() + 100);   // its reply was lost
+  Issue("04", kHost, "key1", "b", now_s() + 100);   // there is no such token
+  Issue("05", kOther, "key1", "a", now_s() + 100);  // it is another's
   ASSERT_EQ(trust().certificates.size(), 2u);
   EXPECT_EQ(trust().certificates.count("01"), 1u);
   EXPECT_EQ(trust().certificates.count("03"), 1u);
   EXPECT_EQ(trust().tokens.at("a").key_hash(), "key1");
   // Made again under its number, it would be unspent.
-  Token("a", system_.state.now_ns() + kHour);
+  Token("a", InAnHour());
   EXPECT_EQ(trust().tokens.at("a").key_hash(), "key1");
 }
 
+TEST_F(TrustTest, AReusableTokenIsNeverSpent) {
+  Token("a", InAnHour(), kHost, /*reusable=*/true);
+  Issue("01", kHost, "key1", "a", now_s() + 100);
+  Issue("02", kHost, "key2", "a", now_s() + 100);
+  EXPECT_EQ(trust().certificates.size(), 2u);
+  EXPECT_EQ(trust().tokens.at("a").key_hash(), "");
+}
+
 TEST_F(TrustTest, ARevokedTokenIsGone) {
-  Token("a", system_.state.now_ns() + kHour);
-  Token("a", 0, /*revoked=*/true);
+  Token("a", InAnHour());
+  DropToken("a");
   EXPECT_TRUE(trust().tokens.empty());
 }
 
 TEST_F(TrustTest, RevokesAllThatNameAHolderAndNobodyElse) {
-  Issue("01", "muster://t1/host/lab/h1", "key1", "", now_s() + 100);
-  Issue("02", "muster://t1/host/lab/h1", "key2", "", now_s() + 100);
-  Issue("03", "muster://t1/host/lab/h10", "key3", "", now_s() + 100);
-  Revoke("muster://t1/host/lab/h1");
+  Issue("01", kHost, "key1", "", now_s() + 100);
+  Issue("02", kHost, "key2", "", now_s() + 100);
+  Issue("03", kOther, "key3", "", now_s() + 100);
+  Token("a", InAnHour(), kHost);
+  Token("b", InAnHour(), kOther);
+  Revoke(kHost);
   EXPECT_NE(trust().certificates.at("01").revoked_ns(), 0);
   EXPECT_NE(trust().certificates.at("02").revoked_ns(), 0);
   EXPECT_EQ(trust().certificates.at("03").revoked_ns(), 0);
+  EXPECT_EQ(trust().tokens.count("a"), 0u) << "it would buy another";
+  EXPECT_EQ(trust().tokens.count("b"), 1u);
+  // What is revoked stays so: a serial is issued once.
+  Issue("01", kHost, "key1", "", now_s() + 100);
+  EXPECT_NE(trust().certificates.at("01").revoked_ns(), 0);
+}
+
+TEST_F(TrustTest, UsersComeAndGo) {
+  User("ann", "nlp");
+  User("bob", "vision");
+  User("ann", "speech");
+  EXPECT_EQ(trust().users.at("ann").groups(0), "speech");
+  User("ann", "", /*removed=*/true);
+  EXPECT_EQ(trust().users.count("ann"), 0u);
+  EXPECT_EQ(trust().users.count("bob"), 1u);
 }
 
 TEST_F(TrustTest, WhatHasExpiredIsForgottenAndNothingElse) {
-  Issue("01", "muster://t1/host/lab/h1", "key1", "", now_s() + 100);
-  Issue("02", "muster://t1/host/lab/h2", "key2", "", now_s() + 200);
+  Issue("01", kHost, "key1", "", now_s() + 100);
+  Issue("02", kOther, "key2", "", now_s() + 200);
   Token("a", system_.state.now_ns() + 150 * kSecond);
   system_.state.TakeChanges();
   system_.Step(120);
@@ -102,10 +189,22 @@ TEST_F(TrustTest, WhatHasExpiredIsForgottenAndNothingElse) {
   EXPECT_TRUE(trust().tokens.empty());
 }
 
+TEST_F(TrustTest, ARevokedCertificateIsKnownFor90DaysAfterItsEnd) {
+  Issue("01", kHost, "key1", "", now_s() + 100);
+  Revoke(kHost);
+  system_.Step(89 * 86'400);
+  EXPECT_EQ(trust().certificates.count("01"), 1u);
+  system_.Step(91 * 86'400);
+  EXPECT_EQ(trust().certificates.count("01"), 0u);
+}
+
 TEST_F(TrustTest, IsTheSameAfterItWasStoredAndRead) {
-  Token("a", system_.state.now_ns() + kHour);
-  Issue("01", "muster://t1/host/lab/h1", "key1", "a", now_s() + 100);
-  Revoke("muster://t1/host/lab/h1");
+  Turn(Change::PREPARED, 2);
+  Token("a", InAnHour());
+  User("ann", "nlp");
+  Issue("01", kHost, "key1", "a", now_s() + 100);
+  Issue("02", kOther, "key2", "", now_s() + 100);
+  Revoke(kOther);
   const auto loaded = State::Load(system_.state.AllRows());
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   const auto rows = [](const State& state) {
@@ -115,6 +214,7 @@ TEST_F(TrustTest, IsTheSameAfterItWasStoredAndRead) {
   };
   EXPECT_EQ(rows(*loaded), rows(system_.state));
   EXPECT_EQ(loaded->trust().next_end_ns, trust().next_end_ns);
+  EXPECT_EQ(loaded->trust().signer, 1u);
 }
 
 }  // namespace

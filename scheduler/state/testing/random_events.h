@@ -43,7 +43,8 @@ class RandomEvents {
         {40, &RandomEvents::Stopping},       {40, &RandomEvents::Lost},
         {10, &RandomEvents::Opened},         {6, &RandomEvents::Failed},
         {4, &RandomEvents::AnyClusters},     {4, &RandomEvents::AnyQueues},
-        {6, &RandomEvents::Binding},         {4, &RandomEvents::Nothing},
+        {6, &RandomEvents::Binding},         {24, &RandomEvents::Trusting},
+        {4, &RandomEvents::Nothing},
     };
     int total = 0;
     for (const Kind& kind : kKinds) total += kind.weight;
@@ -143,6 +144,7 @@ class RandomEvents {
     return event;
   }
 
+<<<<<<< HEAD
   pb::Event Binding(const State&) {
     static constexpr const char* kPaths[] = {"", "research", "research/nlp", "product", "gone"};
     pb::Event event;
@@ -153,6 +155,49 @@ class RandomEvents {
     binding->set_queue(kPaths[Below(5)]);
     binding->set_role(static_cast<pb::Role>(Below(5)));
     changed->set_revoked(Chance(30));
+=======
+  // Authorities, tokens, users and certificates.
+  pb::Event Trusting(const State& state) {
+    const auto uri = [this] { return absl::StrCat("muster://t1/host/lab/", HostName(Below(3))); };
+    pb::Event event;
+    switch (Below(6)) {
+      case 0: {
+        pb::AuthorityChanged* changed = event.mutable_authority_changed();
+        const bool first = state.trust().trust_id.empty();
+        changed->set_step(static_cast<pb::AuthorityChanged::Step>(first ? 1 : Below(5)));
+        changed->set_trust_id(absl::StrCat("t", Below(2)));
+        changed->mutable_authority()->set_version(static_cast<uint64_t>(Below(20)));
+        break;
+      }
+      case 1: {
+        pb::JoinToken* token = event.mutable_join_token()->mutable_token();
+        token->set_id(absl::StrCat("k", Below(4)));
+        token->set_uri(uri());
+        token->set_expires_ns(state.now_ns() + Below(kHour));
+        token->set_reusable(Chance(20));
+        event.mutable_join_token()->set_revoked(Chance(20));
+        break;
+      }
+      case 2: {
+        pb::NetworkUser* user = event.mutable_network_user()->mutable_user();
+        user->set_name(absl::StrCat("u", Below(3)));
+        user->add_groups(absl::StrCat("g", Below(3)));
+        event.mutable_network_user()->set_removed(Chance(30));
+        break;
+      }
+      case 3:
+        event.mutable_certificates_revoked()->set_uri(uri());
+        break;
+      default: {
+        pb::IssuedCertificate* issued = event.mutable_certificate_issued()->mutable_certificate();
+        issued->set_serial(absl::StrCat(Below(1000)));
+        issued->set_uri(uri());
+        issued->set_end_s(state.now_ns() / kSecond + Below(3600));
+        issued->set_key_hash(absl::StrCat("key", Below(3)));
+        if (Chance(50)) event.mutable_certificate_issued()->set_token(absl::StrCat("k", Below(4)));
+      }
+    }
+>>>>>>> cc0ee4a (Keep rotation, users and tokens for whoever joins in State; authorities sign holders themselves)
     return event;
   }
 

@@ -326,7 +326,7 @@ struct Trust {
   std::map<std::string, pb::JoinToken> tokens;    // by id
   std::map<std::string, pb::NetworkUser> users;   // by name
   std::map<std::string, pb::IssuedCertificate> certificates;  // by serial
-  int64_t next_end_ns = 0;  // derived: no token or certificate expires before
+  int64_t next_end_ns = 0;  // derived: none is forgotten before; 0: there are none
 };
 
 // What a queue has used, decayed: it orders equal shares (docs/scheduling.md §4, History). Changes

@@ -144,7 +144,6 @@ class RandomEvents {
     return event;
   }
 
-<<<<<<< HEAD
   pb::Event Binding(const State&) {
     static constexpr const char* kPaths[] = {"", "research", "research/nlp", "product", "gone"};
     pb::Event event;
@@ -155,7 +154,9 @@ class RandomEvents {
     binding->set_queue(kPaths[Below(5)]);
     binding->set_role(static_cast<pb::Role>(Below(5)));
     changed->set_revoked(Chance(30));
-=======
+    return event;
+  }
+
   // Authorities, tokens, users and certificates.
   pb::Event Trusting(const State& state) {
     const auto uri = [this] { return absl::StrCat("muster://t1/host/lab/", HostName(Below(3))); };
@@ -197,7 +198,6 @@ class RandomEvents {
         if (Chance(50)) event.mutable_certificate_issued()->set_token(absl::StrCat("k", Below(4)));
       }
     }
->>>>>>> cc0ee4a (Keep rotation, users and tokens for whoever joins in State; authorities sign holders themselves)
     return event;
   }
 

@@ -20,6 +20,7 @@
 #include <functional>
 #include <iterator>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -186,8 +187,8 @@ class AgentTest : public ::testing::Test {
   static void TearDownTestSuite() { std::filesystem::remove_all(programs_); }
 
   void SetUp() override {
-    char name[] = "/tmp/muster-agent-test-XXXXXX";
-    directory_ = ::mkdtemp(name);
+    std::string name = place_ + "/muster-agent-test-XXXXXX";
+    directory_ = ::mkdtemp(name.data());
     std::ofstream(directory_ + "/host.yaml")
         << "{flavour: cpu-slot, gpus: 2, cpus: 2, memory: 1GiB, disk: 1GiB}\n";
     scheduler_ = std::make_unique<FakeScheduler>(directory_ + "/s.sock");
@@ -213,8 +214,8 @@ class AgentTest : public ::testing::Test {
                                       "--host",
                                       "a",
                                       "--state-dir",
-                                      directory_ + "/state",
-                                      "--single-user"};
+                                      directory_ + "/state"};
+    if (owner_.empty()) words.emplace_back("--single-user");
     if (declared_) words.insert(words.end(), {"--inventory", directory_ + "/host.yaml"});
     words.insert(words.end(), flags_.begin(), flags_.end());
     if (!shell_.empty()) {  // $0 is the program, with what it is started with
@@ -245,6 +246,7 @@ class AgentTest : public ::testing::Test {
     prepare->mutable_key()->set_task(task);
     prepare->mutable_key()->set_attempt(1);
     prepare->set_job_number(7);
+    prepare->set_owner(owner_);
     prepare->mutable_task()->set_name(task);
     prepare->mutable_task()->mutable_run()->set_shell(script);
     prepare->mutable_here()->set_host("a");
@@ -252,9 +254,9 @@ class AgentTest : public ::testing::Test {
     prepare->set_processes_per_worker(1);
     prepare->set_gang_workers(1);
     prepare->set_hosts_rendezvous(true);
-    prepare->set_job_directory(directory_ + "/job");
-    prepare->set_attempt_directory(directory_ + "/job/" + task + "/attempt-1");
-    prepare->set_checkpoint_directory(directory_ + "/ckpt/" + task);
+    prepare->set_job_directory(directory_ + storage_ + "/job");
+    prepare->set_attempt_directory(directory_ + storage_ + "/job/" + task + "/attempt-1");
+    prepare->set_checkpoint_directory(directory_ + storage_ + "/ckpt/" + task);
     prepare->set_umask(022);
     prepare->set_start_at_once(at_once);
     return message;
@@ -292,6 +294,8 @@ class AgentTest : public ::testing::Test {
   }
 
   inline static std::string programs_;  // the directory of those that are tested
+  std::string place_ = "/tmp", storage_;  // the test's directory is in it; the jobs' in that
+  std::string owner_;                     // of jobs; empty: the agent serves one user
   std::string directory_;
   std::unique_ptr<FakeScheduler> scheduler_;
   pid_t agent_ = -1;
@@ -734,6 +738,151 @@ TEST_F(AgentTest, ForwardsProgressAndRepeatsCheckpointsUntilAcknowledged) {
     EXPECT_EQ(checkpoint.checkpoint().loaded_step(), -1);
   }
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+}
+
+// An agent that runs jobs as their owners: as root, with an account of a private /etc in a mount
+// namespace of this process.
+class OwnersAgentTest : public AgentTest {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "wants root";
+    place_ = "/var/lib";
+    storage_ = "/ann";
+    owner_ = "ann";
+    flags_ = {"--max-processes", "60"};
+    char name[] = "/var/lib/muster-agent-accounts-XXXXXX";
+    accounts_ = ::mkdtemp(name);
+    std::ofstream(accounts_ + "/passwd") << "root:x:0:0::/root:/bin/bash\n"
+                                            "ann:x:61001:61001::/home/ann:/bin/bash\n";
+    ASSERT_EQ(::unshare(CLONE_NEWNS), 0);
+    ASSERT_EQ(::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0);
+    ASSERT_EQ(::mount((accounts_ + "/passwd").c_str(), "/etc/passwd", nullptr, MS_BIND, nullptr),
+              0);
+    AgentTest::SetUp();
+    ::chmod(directory_.c_str(), 0755);
+    std::filesystem::create_directory(directory_ + "/ann");
+    ASSERT_EQ(::chown((directory_ + "/ann").c_str(), 61001, 61001), 0);
+  }
+  void TearDown() override {
+    if (accounts_.empty()) return;
+    AgentTest::TearDown();
+    ::umount2("/etc/passwd", MNT_DETACH);
+    std::filesystem::remove_all(accounts_);
+  }
+  // Of ann's, that live.
+  static int Processes() {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const std::string status = ReadFile(entry.path().string() + "/status").value_or("");
+      count +=
+          absl::StrContains(status, "\nUid:\t61001\t") && !absl::StrContains(status, "\nState:\tZ")
+              ? 1
+              : 0;
+    }
+    return count;
+  }
+
+  std::string accounts_;
+};
+
+TEST_F(OwnersAgentTest, AJobRunsAsItsOwner) {
+  const pb::AttemptKey key = Launch(
+      "main", "echo $(id -u) $(id -g) $USER $HOME > $MUSTER_JOB_DIR/who; test -O $MUSTER_JOB_DIR");
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
+  ASSERT_EQ(report.exits_size(), 1) << report.DebugString();
+  EXPECT_EQ(report.exits(0).exit_code(), 0) << report.DebugString();
+  EXPECT_EQ(Read("ann/job/who"), "61001 61001 ann /home/ann\n");
+  EXPECT_NE(scheduler_->hello().inventory().isolation().find("as their owners"), std::string::npos);
+}
+
+TEST_F(OwnersAgentTest, AJobOfRootsIsRefused) {
+  owner_ = "root";
+  const pb::AttemptKey key = Launch("main", "touch $MUSTER_JOB_DIR/ran");
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
+  EXPECT_NE(report.detail().find("uid 0 (root) runs no jobs"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/ann/job"));
+}
+
+TEST_F(OwnersAgentTest, APublishedExportIsTheOwnersAndWhereTheOwnerMayWrite) {
+  const pb::AttemptKey key =
+      Launch("main", "mkdir $MUSTER_EXPORT_STAGING; echo w > $MUSTER_EXPORT_STAGING/w");
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+  const auto publish = [&](const std::string& target) {
+    pb::SchedulerMessage message;
+    *message.mutable_publish()->mutable_key() = key;
+    message.mutable_publish()->set_staged(directory_ + "/ann/job/main/attempt-1/export-staging");
+    message.mutable_publish()->set_target(target);
+    scheduler_->Send(message);
+    pb::AgentMessage answer;
+    EXPECT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_export_report(); },
+                                    &answer));
+    return answer.export_report();
+  };
+  const std::string target = "/etc/cron.d/muster-agent-test";
+  EXPECT_NE(publish(target).detail().find("Permission denied"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(target));
+  EXPECT_NE(publish("../../../state/x").detail().find("leads out"), std::string::npos);
+  EXPECT_TRUE(publish("model").published());
+  EXPECT_EQ(Read("ann/job/model/w"), "w\n");
+}
+
+TEST_F(OwnersAgentTest, WhatWasPreparedStartsAsItsOwnerAfterTheAgentWasKilled) {
+  pb::AttemptReport report;
+  const pb::AttemptKey key = PrepareGang("id -u > $MUSTER_JOB_DIR/who", &report);
+  KillAgent(SIGKILL);
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  StartGang(key, report.rendezvous_port());
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+  EXPECT_EQ(Read("ann/job/who"), "61001\n");
+}
+
+TEST_F(OwnersAgentTest, NothingOfAJobOutlivesItsShim) {
+  const pb::AttemptKey key = Launch(
+      "main", "for i in 1 2 3; do env -i setsid sleep 1000 & done; touch $MUSTER_JOB_DIR/on; wait");
+  ASSERT_TRUE(Eventually(
+      [&] { return std::filesystem::exists(directory_ + "/ann/job/on") && Processes() >= 4; }));
+  KillAgent(SIGKILL);
+  const pid_t shim = ShimOf(directory_);
+  ASSERT_GT(shim, 0);
+  ::kill(shim, SIGKILL);
+  EXPECT_TRUE(Eventually([] { return Processes() == 0; }));
+  StartAgent();
+  EXPECT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+}
+
+TEST_F(OwnersAgentTest, AForkBombMeetsItsLimit) {
+  const pb::AttemptKey key =
+      Launch("main",
+             "set +e; for i in $(seq 300); do sleep 1000 & done 2> /dev/null; "
+             "ls -d /proc/[0-9]* | wc -l > $MUSTER_JOB_DIR/count");
+  ASSERT_TRUE(Eventually([] { return Processes() > 20; }));
+  int most = 0;
+  for (int i = 0; i < 20; ++i) {
+    most = std::max(most, Processes());
+    std::this_thread::sleep_for(milliseconds(25));  // the bomb's time, not a condition's
+  }
+  EXPECT_LE(most, 60);
+  Stop(key, 0);
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
+  EXPECT_EQ(Processes(), 0);
+}
+
+TEST_F(OwnersAgentTest, OnlyRootStartsSuchAnAgent) {
+  KillAgent(SIGTERM);
+  const std::string said = directory_ + "/ann/said";
+  const int code =
+      ::system(absl::StrCat("setpriv --reuid 61001 --clear-groups ", MUSTER_TEST_BIN,
+                            "/muster-agent --server unix:///s --cluster c --host h --state-dir ",
+                            directory_, "/ann/state > ", said, " 2>&1")
+                   .c_str());
+  EXPECT_NE(code, 0);
+  EXPECT_NE(Read("ann/said").find("only root can run jobs as their owners"), std::string::npos)
+      << Read("ann/said");
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
 }
 
 }  // namespace

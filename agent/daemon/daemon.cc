@@ -258,7 +258,7 @@ Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state,
   for (const AttemptRecord& record : records_) {
     if (record.port > 0 && !record.gone()) processes_.TakePort(record.id, record.port);
   }
-  state_->PublishBy(&storage_);
+  state_->PublishBy(&storage_, processes_.owners());
 }
 
 absl::Status Agent::Open() {
@@ -420,11 +420,14 @@ absl::Status Agent::Run() {
 
 absl::Status RunAgent(const AgentOptions& options, std::unique_ptr<StateDirectory> state) {
   const int signals = ReadEndSignals();
+  if (options.launch.as_owners) {
+    if (absl::Status status = CheckCanIsolate(); !status.ok()) return status;
+  }
   HostCgroups cgroups(options.cgroup, state->path());
   AgentOptions with = options;
   with.inventory.set_isolation(absl::StrCat(
       options.launch.pid_namespace && ::geteuid() == 0 ? "PID namespaces, " : "process groups, ",
-      cgroups.described()));
+      cgroups.described(), options.launch.as_owners ? ", jobs run as their owners" : ""));
   LogInfo("attempts are kept apart", {{"by", with.inventory.isolation()}});
   // Contract 8: nobody knows any more of what ran with a state directory that is gone; before the
   // first Hello it is no more.

@@ -9,12 +9,14 @@
 #include <filesystem>
 #include <iostream>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "agent/daemon/daemon.h"
 #include "agent/host/inventory.h"
 #include "agent/shim/durable.h"
+#include "agent/shim/private_mounts.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
@@ -50,6 +52,7 @@ struct Flags {
                                           log_level = "info", log_file_size = "64MiB",
                                           keep_logs = "7d", keep_log_bytes = "20GiB";
   bool no_pid_namespace = false;
+  std::string min_uid = "1000", most_processes = "32768";
 };
 
 void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
@@ -89,9 +92,43 @@ void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
                   "none. Default: the agent's own group");
   app->add_flag("--no-pid-namespace", flags->no_pid_namespace,
                 "Do without a PID namespace even where there is the right to make one");
+  app->add_option("--min-uid", flags->min_uid,
+                  "Lowest uid that a job may run as, without --single-user")
+      ->capture_default_str();
+  app->add_option("--max-processes", flags->most_processes,
+                  "Processes and threads that an attempt may have, without --single-user")
+      ->capture_default_str();
+  app->add_option("--device", options->launch.devices,
+                  "Node below /dev, or directory of such, that every job gets, without "
+                  "--single-user; may be repeated");
   app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
       ->capture_default_str();
   app->set_version_flag("--version", kVersion);
+}
+
+// Of an agent that serves several users.
+std::string CheckAsOwners(const Flags& flags, muster::agent::LaunchHost* launch, bool single_user) {
+  uint32_t min_uid = 0;
+  if (!absl::SimpleAtoi(flags.min_uid, &min_uid) || min_uid == 0)
+    return "--min-uid: wants a number of 1 or more: root runs no jobs";
+  if (!absl::SimpleAtoi(flags.most_processes, &launch->most_processes) ||
+      launch->most_processes < 16)
+    return "--max-processes: wants a number of 16 or more";
+  launch->min_uid = min_uid;
+  launch->as_owners = !single_user;
+  if (single_user) return "";
+  if (::geteuid() != 0)
+    return "only root can run jobs as their owners: start it as root, or with --single-user for "
+           "your own jobs";
+  if (flags.no_pid_namespace)
+    return "--no-pid-namespace: jobs of several users want PID namespaces; leave it out, or give "
+           "--single-user";
+  for (const std::string& device : launch->devices) {
+    if (device.rfind("/dev/", 0) != 0 || device.find("/.") != std::string::npos ||
+        ::access(device.c_str(), F_OK) != 0)
+      return "--device: wants what is there below /dev, not " + device;
+  }
+  return "";
 }
 
 // What is wrong with the flags; empty: they are in `options`.
@@ -107,8 +144,9 @@ std::string Check(const Flags& flags, AgentOptions* options) {
     return "--server: the socket's path is longer than 107 bytes";
   if (!muster::IsLabel(options->cluster)) return "--cluster: wants at most 63 of [A-Za-z0-9._-]";
   if (!muster::IsLabel(options->host)) return "--host: wants at most 63 of [A-Za-z0-9._-]";
-  if (!options->single_user)
-    return "running jobs as their owners is not there yet: run with --single-user";
+  if (const std::string wrong = CheckAsOwners(flags, &options->launch, options->single_user);
+      !wrong.empty())
+    return wrong;
   const auto range = muster::agent::ParsePortRange(flags.ports);
   if (!range.ok()) return std::string(range.status().message());
   options->ports = *range;
@@ -154,6 +192,8 @@ int main(int argc, char** argv) {
   ::umask(077);
   const std::string state_directory =
       std::filesystem::absolute(flags.state_directory).lexically_normal().string();
+  if (options.launch.as_owners && muster::shim::IsPrivate(state_directory))
+    return Fail("--state-dir: each job has directories of its own there; give another path");
   auto state = muster::agent::StateDirectory::Open(state_directory);
   if (!state.ok()) return Fail(std::string(state.status().message()));
   if (flags.inventory.empty()) options.nvml = muster::agent::Nvml::Load();

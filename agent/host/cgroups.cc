@@ -83,7 +83,7 @@ int Probe(const std::string& directory, const std::string& name) {
   if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return errno;
   // Whether a process may be moved there depends on both groups: one tries.
   const pid_t pid = ::fork();
-  if (pid == 0) ::_exit(shim::EnterCgroups({path, ""}));
+  if (pid == 0) ::_exit(shim::EnterCgroups({path, "", ""}));
   int status = 0;
   while (pid > 0 && ::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
@@ -112,15 +112,18 @@ void HostCgroups::RememberBases(const std::string& owner) {
   std::vector<shim::Line> lines;
   if (shim::ReadSmallFile(file, &text) == 0 && shim::ParseFile(text, kBasesName, &lines, &error)) {
     for (const shim::Line& line : lines)
-      bases_.push_back({line.Get("unified"), line.Get("memory")});
+      bases_.push_back({line.Get("unified"), line.Get("memory"), line.Get("pids")});
   }
-  const shim::Cgroups here{unified_, memory_};
+  const shim::Cgroups here{unified_, memory_, pids_};
   const auto same = [&](const shim::Cgroups& base) {
-    return base.unified == here.unified && base.memory == here.memory;
+    return base.unified == here.unified && base.memory == here.memory && base.pids == here.pids;
   };
   if (!here.any() || std::any_of(bases_.begin(), bases_.end(), same)) return;
   bases_.push_back(here);
-  lines.push_back(shim::Line{"base"}.Add("unified", here.unified).Add("memory", here.memory));
+  lines.push_back(shim::Line{"base"}
+                      .Add("unified", here.unified)
+                      .Add("memory", here.memory)
+                      .Add("pids", here.pids));
   if (const int failed = shim::ReplaceFile(owner, kBasesFile, shim::FormatFile(kBasesName, lines));
       failed != 0) {
     LogWarn("an agent that is started elsewhere won't find this one's control groups",
@@ -144,14 +147,17 @@ void HostCgroups::Find(const std::string& directory) {
   }
   unified_ = unified;
   // Where the group has processes of its own, the kernel refuses to give its children controllers.
-  const bool offers = HasWord(unified_ + "/cgroup.controllers", "memory");
-  unified_memory_ =
-      offers && (HasWord(unified_ + "/cgroup.subtree_control", "memory") ||
-                 shim::WriteControl(unified_ + "/cgroup.subtree_control", "+memory") == 0);
-  if (!unified_memory_ && !offers) {
-    const std::string memory = OwnGroup("memory");
-    if (!memory.empty() && Probe(memory, probe) == 0) memory_ = memory;
-  }
+  const auto find = [&](const std::string& controller, bool* unified, std::string* version_1) {
+    const bool offers = HasWord(unified_ + "/cgroup.controllers", controller);
+    *unified =
+        offers && (HasWord(unified_ + "/cgroup.subtree_control", controller) ||
+                   shim::WriteControl(unified_ + "/cgroup.subtree_control", "+" + controller) == 0);
+    if (*unified || offers) return;
+    const std::string own = OwnGroup(controller);
+    if (!own.empty() && Probe(own, probe) == 0) *version_1 = own;
+  };
+  find("memory", &unified_memory_, &memory_);
+  find("pids", &unified_pids_, &pids_);
   described_ =
       absl::StrCat("control groups (version 2)", unified_memory_    ? ", with memory limits"
                                                  : !memory_.empty() ? ", memory limits by version 1"
@@ -162,6 +168,7 @@ shim::Cgroups HostCgroups::Below(const shim::Cgroups& base, const std::string& a
   shim::Cgroups groups;
   if (!base.unified.empty()) groups.unified = absl::StrCat(base.unified, "/", prefix_, attempt);
   if (!base.memory.empty()) groups.memory = absl::StrCat(base.memory, "/", prefix_, attempt);
+  if (!base.pids.empty()) groups.pids = absl::StrCat(base.pids, "/", prefix_, attempt);
   return groups;
 }
 
@@ -180,32 +187,38 @@ void HostCgroups::Remove(const std::string& attempt) const {
   for (const shim::Cgroups& base : bases_) shim::RemoveCgroups(Below(base, attempt));
 }
 
-shim::Cgroups HostCgroups::Make(const std::string& attempt, int64_t memory_bytes) const {
-  shim::Cgroups groups = Below({unified_, memory_}, attempt);
+shim::Cgroups HostCgroups::Make(const std::string& attempt, int64_t memory_bytes,
+                                int64_t most_processes, bool* counted) const {
+  shim::Cgroups groups = Below({unified_, memory_, pids_}, attempt);
   if (memory_bytes == 0) groups.memory.clear();
-  for (std::string* directory : {&groups.unified, &groups.memory}) {
+  if (most_processes == 0) groups.pids.clear();
+  for (std::string* directory : {&groups.unified, &groups.memory, &groups.pids}) {
     if (directory->empty() || ::mkdir(directory->c_str(), 0755) == 0 || errno == EEXIST) continue;
     LogWarn("an attempt has no control group", {{"group", *directory}, {"error", strerror(errno)}});
     directory->clear();
   }
-  if (memory_bytes == 0) return groups;
-  const std::string limit = absl::StrCat(memory_bytes);
-  std::string file;
-  if (!groups.memory.empty()) {
-    file = groups.memory + "/memory.limit_in_bytes";
-  } else if (unified_memory_ && !groups.unified.empty()) {
-    file = groups.unified + "/memory.max";
-  }
-  if (file.empty()) return groups;
-  if (const int error = shim::WriteControl(file, limit); error != 0)
-    LogWarn("an attempt's memory is not limited", {{"file", file}, {"error", strerror(error)}});
+  // False: there is no such limit.
+  const auto limit = [&](int64_t most, bool unified, const std::string& unified_file,
+                         const std::string& version_1, const std::string& file) {
+    const std::string name = !version_1.empty()                   ? version_1 + file
+                             : unified && !groups.unified.empty() ? groups.unified + unified_file
+                                                                  : "";
+    if (most == 0 || name.empty()) return false;
+    const int error = shim::WriteControl(name, absl::StrCat(most));
+    if (error != 0)
+      LogWarn("an attempt is not limited", {{"file", name}, {"error", strerror(error)}});
+    return error == 0;
+  };
+  limit(memory_bytes, unified_memory_, "/memory.max", groups.memory, "/memory.limit_in_bytes");
+  const bool holds = limit(most_processes, unified_pids_, "/pids.max", groups.pids, "/pids.max");
+  if (counted != nullptr) *counted = holds;
   return groups;
 }
 
 int HostCgroups::EndAllBut(const std::vector<std::string>& attempts) const {
   std::set<std::string> names;
   for (const shim::Cgroups& made : bases_) {
-    for (const std::string* base : {&made.unified, &made.memory}) {
+    for (const std::string* base : {&made.unified, &made.memory, &made.pids}) {
       DIR* directory = base->empty() ? nullptr : ::opendir(base->c_str());
       if (directory == nullptr) continue;
       while (const dirent* entry = ::readdir(directory)) {

@@ -25,8 +25,10 @@ class HostCgroups {
   // time, stands in the state directory.
   HostCgroups(const std::string& directory, const std::string& owner);
 
-  // Makes them. memory_bytes 0: no limit. What can't be made is left out, and said in the log.
-  shim::Cgroups Make(const std::string& attempt, int64_t memory_bytes) const;
+  // Makes them. 0: no limit. What can't be made is left out, and said in the log. `*counted`: the
+  // limit of processes holds.
+  shim::Cgroups Make(const std::string& attempt, int64_t memory_bytes, int64_t most_processes = 0,
+                     bool* counted = nullptr) const;
   // Kills what is in the attempt's groups, wherever they were made; true: something was, so look
   // again.
   bool Kill(const std::string& attempt) const;
@@ -44,10 +46,11 @@ class HostCgroups {
   void Find(const std::string& directory);
   void RememberBases(const std::string& owner);
 
-  std::string unified_, memory_;      // directories below which groups are made; empty: none
-  std::vector<shim::Cgroups> bases_;  // where they were made, now and before
-  bool unified_memory_ = false;       // version 2 has the memory controller there
-  std::string prefix_;                // of their names
+  std::string unified_, memory_, pids_;  // directories below which groups are made; empty: none
+  std::vector<shim::Cgroups> bases_;     // where they were made, now and before
+  // Version 2 has the controller there.
+  bool unified_memory_ = false, unified_pids_ = false;
+  std::string prefix_;  // of their names
   std::string described_ = "no control groups";
 };
 

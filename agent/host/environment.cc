@@ -74,13 +74,13 @@ std::vector<std::string> Arguments(const v1::Prepare& prepare, const std::string
 
 // What all processes of the attempt on this host have in their environment.
 Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& host,
-                              const std::string& progress_socket) {
+                              const std::string& progress_socket, const Owner* owner) {
   const v1::Prepare& prepare = record.prepare;
   const v1::TaskSpec& task = prepare.task();
   Environment common;
-  common["HOME"] = host.home;
-  common["USER"] = host.user;
-  common["LOGNAME"] = host.user;
+  common["HOME"] = owner != nullptr ? owner->home : host.home;
+  common["USER"] = owner != nullptr ? owner->name : host.user;
+  common["LOGNAME"] = common["USER"];
   common["LANG"] = host.lang.empty() ? "C.UTF-8" : host.lang;
   common["SHELL"] = "/bin/bash";
   common["OMP_NUM_THREADS"] = "1";
@@ -143,7 +143,7 @@ void AddRank(const AttemptRecord& record, int32_t group_rank, int32_t local, int
 
 absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host,
                                         const std::string& token,
-                                        const std::string& progress_socket) {
+                                        const std::string& progress_socket, const Owner* owner) {
   const v1::Prepare& prepare = record.prepare;
   const v1::TaskSpec& task = prepare.task();
   const v1::Placement& here = prepare.here();
@@ -166,10 +166,15 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
   spec.log_file_bytes = host.log_file_bytes;
   spec.log_files = host.log_files;
   spec.pid_namespace = host.pid_namespace;
+  spec.as_itself = !host.as_owners;
+  if (host.as_owners) {
+    if (owner == nullptr) return absl::InternalError("nobody to run this as");
+    spec.user = owner->user;
+  }
   spec.progress_socket = progress_socket;
   spec.workdir = task.workdir().empty() ? prepare.attempt_directory() : task.workdir();
   spec.argv = Arguments(prepare, host.bin_directory);
-  for (const auto& [name, value] : CommonEnvironment(record, host, progress_socket))
+  for (const auto& [name, value] : CommonEnvironment(record, host, progress_socket, owner))
     spec.env.push_back({name, value});
 
   const int64_t devices_per_worker = here.devices_size() / here.workers();

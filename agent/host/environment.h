@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "agent/host/owners.h"
 #include "agent/reconcile/record.h"
 #include "agent/shim/format.h"
 
@@ -15,8 +16,12 @@ namespace muster::agent {
 // What the host adds to every launch. Nothing else of the agent's own environment is inherited.
 struct LaunchHost {
   std::string bin_directory;  // first in PATH
-  std::string home;
+  std::string home;           // of whoever runs the agent, as the next one
   std::string user;
+  bool as_owners = false;            // jobs run as their owners; else all as whoever runs the agent
+  uint32_t min_uid = 1000;           // of an owner
+  int64_t most_processes = 0;        // of an attempt of an owner's; 0: no limit
+  std::vector<std::string> devices;  // nodes below /dev that each job gets, with as_owners
   std::string lang;
   bool declared = false;  // devices are stand-ins: processes see no GPU
   std::string boot_id;
@@ -32,7 +37,8 @@ absl::Status CheckLaunch(const v1::Prepare& prepare);
 // The same, and what its shim is told.
 absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host,
                                         const std::string& token,
-                                        const std::string& progress_socket);
+                                        const std::string& progress_socket,
+                                        const Owner* owner = nullptr);  // with as_owners
 
 // The submitter's.
 uint32_t UmaskOf(const v1::Prepare& prepare);

@@ -247,7 +247,7 @@ TEST_F(HostTest, ControlGroupsAreEmptiedWhereverTheyWereMade) {
   for (const std::string& group : {groups.unified, below}) {
     const pid_t pid = ::fork();
     if (pid == 0) {
-      if (shim::EnterCgroups({group, ""}) != 0) ::_exit(1);
+      if (shim::EnterCgroups({group, "", ""}) != 0) ::_exit(1);
       while (true) ::pause();
     }
     members.push_back(pid);
@@ -735,6 +735,7 @@ shim::Spec SpecOf(const std::string& directory, std::vector<std::string> argv) {
   spec.boot_id = ReadFile("/proc/sys/kernel/random/boot_id").value();
   spec.boot_id.pop_back();
   spec.token = "token-" + directory;
+  spec.as_itself = true;
   spec.argv = std::move(argv);
   spec.env = {{"PATH", "/usr/bin:/bin"}};
   spec.workers.push_back({0, {{0, {}}}});

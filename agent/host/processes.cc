@@ -3,14 +3,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/fs.h>
 #include <linux/magic.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -22,6 +20,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "absl/strings/match.h"
@@ -29,8 +28,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "agent/shim/act.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/isolate.h"
+#include "agent/shim/private_mounts.h"
 #include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/fnv.h"
@@ -41,7 +42,8 @@
 namespace muster::agent {
 namespace {
 
-constexpr size_t kSocketName = 12;  // characters of a progress socket's name
+constexpr size_t kSocketName = 12;      // characters of a progress socket's name
+constexpr char kTokenFile[] = "token";  // in an attempt's directory, of an agent of several users
 
 // A socket of both families where there is IPv6: it meets whoever has the port in either.
 bool IsFree(int port) {
@@ -66,55 +68,41 @@ bool IsFree(int port) {
   return true;
 }
 
-absl::Status MakeJobDirectory(const std::string& path, uint32_t umask_bits) {
-  if (path.empty()) return absl::OkStatus();
-  if (path[0] != '/')
-    return absl::FailedPreconditionError(absl::StrCat(path, ": not an absolute path"));
-  return MakeDirectories(path, 0777 & ~umask_bits);
-}
-
-// Jobs have nothing to do with each other: their directories shall be spread over the disk as
-// users' are (ext2 to ext4; others ignore it). Where all lie together each new one is looked for
-// among those that were deleted lately (decision 040).
-void SpreadBelow(const std::string& directory) {
-  const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  int flags = 0;
-  if (fd >= 0 && ::ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0 && (flags & FS_TOPDIR_FL) == 0) {
-    flags |= FS_TOPDIR_FL;
-    ::ioctl(fd, FS_IOC_SETFLAGS, &flags);
-  }
-  if (fd >= 0) ::close(fd);
-}
-
-absl::Status CheckWorkdir(const std::string& workdir) {
-  struct stat info {};
-  if (workdir.empty()) return absl::OkStatus();
-  if (::stat(workdir.c_str(), &info) != 0) {
-    if (shim::NamesNothing(errno))
-      return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": ", strerror(errno)));
-    return ErrnoStatus(errno, "workdir " + workdir);
-  }
-  if (!S_ISDIR(info.st_mode))
-    return absl::InvalidArgumentError(absl::StrCat("workdir ", workdir, ": Not a directory"));
-  return absl::OkStatus();
-}
-
-// What an attempt needs of its job's storage, and its workdir. `spread`: the directory of all jobs'
-// is looked at, too.
-absl::Status MakeOnStorage(const v1::Prepare& prepare, const std::string& jobs, bool spread) {
-  if (spread && MakeJobDirectory(jobs, UmaskOf(prepare)).ok()) SpreadBelow(jobs);
+// What an attempt needs of its job's storage, and its workdir. `spread`: the directory of all
+// jobs', if it is to be looked at, too.
+shim::ActRequest RequestOf(const v1::Prepare& prepare, const std::string& spread) {
+  shim::ActRequest request;
+  request.umask = UmaskOf(prepare);
+  request.job_directory = prepare.job_directory();
   for (const std::string* directory :
-       {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
-    if (absl::StrContains(*directory, "://"))
-      continue;  // checkpoints in an object store, which has no directories
-    if (absl::Status status = MakeJobDirectory(*directory, UmaskOf(prepare)); !status.ok())
-      return status;
+       {&prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
+    // Checkpoints in an object store have no directories.
+    if (!directory->empty() && !absl::StrContains(*directory, "://"))
+      request.directories.push_back(*directory);
   }
-  if (absl::Status status = CheckWorkdir(prepare.task().workdir()); !status.ok()) return status;
-  if (prepare.task().trainer_json().empty()) return absl::OkStatus();
-  const int error =
-      shim::ReplaceFile(prepare.attempt_directory(), "trainer.json", prepare.task().trainer_json());
-  return error == 0 ? absl::OkStatus() : ErrnoStatus(error, TrainerConfigPath(prepare));
+  request.spread = spread;
+  request.workdir = prepare.task().workdir();
+  if (!prepare.task().trainer_json().empty()) {
+    request.trainer_directory = prepare.attempt_directory();
+    request.trainer_json = prepare.task().trainer_json();
+  }
+  return request;
+}
+
+// A job of several users' host has these for itself: what lies there on the host it doesn't see.
+absl::Status CheckVisible(const v1::Prepare& prepare) {
+  for (const std::string* path :
+       {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
+    if (shim::IsPrivate(*path))
+      return absl::FailedPreconditionError(absl::StrCat(
+          *path, ": each job has directories of its own there; give the storage another path"));
+  }
+  if (shim::IsPrivate(prepare.task().workdir()))
+    return absl::InvalidArgumentError(
+        absl::StrCat("workdir ", prepare.task().workdir(),
+                     ": each job has a directory of its own there; name one below your home or on "
+                     "a storage"));
+  return absl::OkStatus();
 }
 
 bool IsInMemory(const char* directory) {
@@ -123,16 +111,18 @@ bool IsInMemory(const char* directory) {
          ::access(directory, W_OK | X_OK) == 0;
 }
 
-// A directory in one where anybody may make some.
-absl::Status MakeOurs(const std::string& directory) {
+// A directory in one where anybody may make some. `shared`: others may enter it, and not list it.
+absl::Status MakeOurs(const std::string& directory, bool shared) {
   struct stat info {};
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
     return ErrnoStatus(errno, directory);
-  if (::lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
-      info.st_uid == ::geteuid() && (info.st_mode & 077) == 0)
-    return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat(directory, ": must be a directory of mode 0700 that belongs to this user"));
+  const bool ours =
+      ::lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid();
+  if (ours && shared && ::chmod(directory.c_str(), 0711) == 0) return absl::OkStatus();
+  if (ours && !shared && (info.st_mode & 077) == 0) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(directory, ": must be a directory of mode ",
+                                                  shared ? "0711" : "0700",
+                                                  " that belongs to this user"));
 }
 
 template <typename F>
@@ -226,7 +216,9 @@ int EndForgottenShims(const std::string& state_path) {
   ForEachProcess([&](pid_t pid, const std::string& proc) {
     std::string name, words;  // the command line of a process may keep its reader waiting
                               // (shim::ReadEnvironment), its name doesn't
-    if (shim::ReadSmallFile(proc + "/comm", &name) != 0 || name != "muster-shim\n" ||
+    struct stat info {};      // anybody may give a process that name: ours are this user's
+    if (::stat(proc.c_str(), &info) != 0 || info.st_uid != ::geteuid() ||
+        shim::ReadSmallFile(proc + "/comm", &name) != 0 || name != "muster-shim\n" ||
         shim::ReadSmallFile(proc + "/cmdline", &words) != 0)
       return;
     const std::string directory = words.substr(std::min(words.size(), words.find('\0') + 1));
@@ -300,6 +292,10 @@ HostProcesses::HostProcesses(StateDirectory* state, LaunchHost host, PortRange p
       threads_(threads) {
   if (const std::string why = WhyPortsCollide(range_); !why.empty())
     LogWarn("badly chosen ports", {{"why", why}});
+  if (!host_.as_owners) return;
+  std::erase_if(host_.sockets, [](const std::string& path) { return shim::IsPrivate(path); });
+  owners_ = std::make_shared<Owners>(state_->path() + "/owners",
+                                     host_.bin_directory + "/muster-shim", host_.min_uid);
 }
 
 // Attempts that go on have their sockets there, and it stays.
@@ -308,7 +304,7 @@ HostProcesses::~HostProcesses() { ::rmdir(sockets_.c_str()); }
 absl::Status HostProcesses::FindSockets() {
   absl::Status refused = absl::FailedPreconditionError("no directory for progress sockets");
   for (const std::string& directory : host_.sockets) {
-    const absl::Status status = MakeOurs(directory);
+    const absl::Status status = MakeOurs(directory, host_.as_owners);
     if (status.ok()) {
       sockets_ = directory;
       return status;
@@ -336,9 +332,31 @@ absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   return port;
 }
 
+absl::Status HostProcesses::CheckOwner(const v1::Prepare& prepare) const {
+  const std::string& owner = prepare.owner();
+  if (host_.as_owners) return CheckVisible(prepare);
+  if (owner.empty() || host_.user.empty() || owner == host_.user ||
+      owner == absl::StrCat(::geteuid()))
+    return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the agent of this host serves ", host_.user, " alone (--single-user), and the job is ",
+      owner, "'s: an agent that runs as root without --single-user serves all"));
+}
+
 absl::Status HostProcesses::PrepareStorage(const v1::Prepare& prepare) {
+  if (absl::Status status = CheckOwner(prepare); !status.ok()) return status;
   const std::string jobs = prepare.job_directory().substr(0, prepare.job_directory().rfind('/'));
   const bool spread = !jobs.empty() && spread_.insert(jobs).second;
+  StorageWork work = owners_ != nullptr ? WorkAsOwner(prepare, spread ? jobs : "")
+                                        : Work(prepare, spread ? jobs : "");
+  if (work.where.empty() || threads_ == nullptr) return work.run();
+  absl::Status status = threads_->Do({IdOf(prepare.key()), StorageUse::kPrepare}, std::move(work));
+  if (spread && !status.ok() && !absl::IsUnavailable(status)) spread_.erase(jobs);
+  return status;
+}
+
+// `where` is empty where nobody else serves what it needs.
+StorageWork HostProcesses::Work(const v1::Prepare& prepare, const std::string& spread) {
   std::set<std::string> served;
   for (const std::string* path : {&prepare.attempt_directory(), &prepare.job_directory(),
                                   &prepare.checkpoint_directory(), &prepare.task().workdir()}) {
@@ -346,27 +364,62 @@ absl::Status HostProcesses::PrepareStorage(const v1::Prepare& prepare) {
     if (std::string mount = mounts_.ServedByOthers(*path); !mount.empty())
       served.insert(std::move(mount));
   }
-  if (served.empty() || threads_ == nullptr) return MakeOnStorage(prepare, jobs, spread);
-  absl::Status status = threads_->Do(
-      {IdOf(prepare.key()), StorageUse::kPrepare},
-      {.where = absl::StrJoin(served, ", "),
-       .may_be_given_up = true,
-       .run = [prepare, jobs, spread] { return MakeOnStorage(prepare, jobs, spread); }});
-  if (spread && !status.ok() && !absl::IsUnavailable(status)) spread_.erase(jobs);
-  return status;
+  return {.where = absl::StrJoin(served, ", "),
+          .may_be_given_up = true,
+          .run = [request = RequestOf(prepare, spread)] { return ToStatus(shim::Act(request)); }};
+}
+
+// The name services may hang, and so may what the owner planted on its way: by a thread, always, of
+// which others' jobs don't wait.
+StorageWork HostProcesses::WorkAsOwner(const v1::Prepare& prepare, const std::string& spread) {
+  return {.where = absl::StrCat("the name service or storage of ", prepare.owner()),
+          .may_be_given_up = true,
+          .run = [owners = owners_, name = prepare.owner(), request = RequestOf(prepare, spread)] {
+            const absl::StatusOr<Owner> owner = owners->Ask(name);
+            return owner.ok() ? owners->Act(*owner, request) : owner.status();
+          }};
+}
+
+// What is granted of /dev, and how many processes there may be. `groups`: made for it.
+absl::Status HostProcesses::Grant(const AttemptRecord& record, const Owner& owner,
+                                  shim::Spec* spec) const {
+  const auto& here = record.prepare.here().devices();
+  const absl::StatusOr<std::vector<std::string>> nodes = DeviceNodes(
+      host_.declared ? std::vector<int32_t>() : std::vector<int32_t>(here.begin(), here.end()));
+  if (!nodes.ok()) return nodes.status();
+  spec->devices = *nodes;
+  spec->devices.insert(spec->devices.end(), host_.devices.begin(), host_.devices.end());
+  spec->user = owner.user;
+  return absl::OkStatus();
 }
 
 absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
   if (absl::Status status = FindSockets(); !status.ok()) return status;
-  absl::StatusOr<shim::Spec> spec =
-      MakeShimSpec(record, host_, Token(record.id),
-                   absl::StrCat(sockets_, "/", RandomId().substr(0, kSocketName)));
+  std::optional<Owner> owner;
+  if (owners_ != nullptr) {
+    const absl::StatusOr<Owner> known = owners_->Known(record.prepare.owner());
+    if (!known.ok()) return known.status();
+    owner = *known;
+  }
+  const absl::StatusOr<std::string> token = MakeToken(record.id);
+  if (!token.ok()) return token.status();
+  absl::StatusOr<shim::Spec> spec = MakeShimSpec(
+      record, host_, *token, absl::StrCat(sockets_, "/", RandomId().substr(0, kSocketName)),
+      owner.has_value() ? &*owner : nullptr);
   if (!spec.ok()) return spec.status();
-  const shim::Cgroups groups =
-      cgroups_.Make(DirectoryName(record.id), record.prepare.task().resources().memory_bytes() *
-                                                  record.prepare.here().workers());
+  if (owner.has_value()) {
+    if (absl::Status status = Grant(record, *owner, &*spec); !status.ok()) return status;
+  }
+  bool counted = false;
+  const int64_t most_processes = owner.has_value() ? host_.most_processes : 0;
+  const shim::Cgroups groups = cgroups_.Make(
+      DirectoryName(record.id),
+      record.prepare.task().resources().memory_bytes() * record.prepare.here().workers(),
+      most_processes, &counted);
   spec->cgroup = groups.unified;
   spec->memory_cgroup = groups.memory;
+  spec->pids_cgroup = groups.pids;
+  if (!counted) spec->most_processes = most_processes;
   const std::string directory = state_->AttemptDirectory(record.id);
   // In memory: nobody else reads it, and a file costs more than the rest of this.
   const int told = ::memfd_create("spec", MFD_CLOEXEC);
@@ -387,10 +440,23 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
   return absl::OkStatus();
 }
 
-// By what `strays` are found that outlive their shim. The same for each shim of an attempt: their
-// lock lets one at a time begin.
+// By what strays are found that outlive their shim. The same for each shim of an attempt: their
+// lock lets one at a time begin. Where others run jobs, too, they could guess it.
 std::string HostProcesses::Token(const AttemptId& id) const {
-  return absl::StrCat(state_->state_id(), ".", DirectoryName(id));
+  if (owners_ == nullptr) return absl::StrCat(state_->state_id(), ".", DirectoryName(id));
+  std::string token;
+  shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", kTokenFile), &token);
+  return token;
+}
+
+absl::StatusOr<std::string> HostProcesses::MakeToken(const AttemptId& id) {
+  std::string token = Token(id);
+  if (!token.empty()) return token;
+  token = RandomId();
+  const int error =
+      shim::ReplaceFile(state_->AttemptDirectory(id), kTokenFile, token, /*sync=*/false);
+  if (error != 0) return ErrnoStatus(error, "token");
+  return token;
 }
 
 pid_t HostProcesses::ShimPid(const AttemptId& id) {
@@ -437,8 +503,10 @@ bool HostProcesses::KillStrays(const AttemptId& id, bool ended) {
       shim::ReadSmallFile(absl::StrCat(state_->AttemptDirectory(id), "/", shim::kSpecFile),
                           &text) == 0 &&
       shim::ParseSpec(text, &spec, &error);
+  const std::string token = older ? spec.token : Token(id);
+  if (token.empty()) return false;  // no shim was ever started
   int unknown = 0;  // may be this attempt's: as long as that can't be told its devices aren't free
-  return shim::KillByToken(older ? spec.token : Token(id), &unknown) + unknown > 0;
+  return shim::KillByToken(token, &unknown) + unknown > 0;
 }
 
 void HostProcesses::RemoveCgroup(const AttemptId& id) { cgroups_.Remove(DirectoryName(id)); }

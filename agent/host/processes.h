@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "agent/host/cgroups.h"
 #include "agent/host/environment.h"
 #include "agent/host/mounts.h"
+#include "agent/host/owners.h"
 #include "agent/host/state_dir.h"
 #include "agent/host/storage_threads.h"
 #include "agent/reconcile/ports.h"
@@ -65,6 +67,8 @@ class HostProcesses final : public Processes {
   void SignalShim(const AttemptId& id) override;
   bool ShimLives(const AttemptId& id) override { return ShimPid(id) != 0; }
 
+  // Who publishes exports, too; nullptr: whoever runs the agent.
+  std::shared_ptr<Owners> owners() const { return owners_; }
   // The process that holds the attempt's lock, or was just spawned to; 0 if none.
   pid_t ShimPid(const AttemptId& id);
   // Reaps a shim of ours that ended.
@@ -81,14 +85,20 @@ class HostProcesses final : public Processes {
   void TakePort(const AttemptId& id, int32_t port) { ports_taken_[id] = port; }
 
  private:
+  absl::Status CheckOwner(const v1::Prepare& prepare) const;
   absl::Status PrepareStorage(const v1::Prepare& prepare);
+  StorageWork Work(const v1::Prepare& prepare, const std::string& spread);
+  StorageWork WorkAsOwner(const v1::Prepare& prepare, const std::string& spread);
+  absl::Status Grant(const AttemptRecord& record, const Owner& owner, shim::Spec* spec) const;
   absl::Status FindSockets();
   std::string Token(const AttemptId& id) const;
+  absl::StatusOr<std::string> MakeToken(const AttemptId& id);
   StateDirectory* const state_;
-  const LaunchHost host_;
+  LaunchHost host_;
   const PortRange range_;
   const HostCgroups cgroups_;
   StorageThreads* const threads_;
+  std::shared_ptr<Owners> owners_;  // of LaunchHost::as_owners; else none
   Mounts mounts_;
   std::string sockets_;           // of host_.sockets, the one that was found to be ours
   std::set<std::string> spread_;  // directories of jobs that were looked at

@@ -17,8 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "agent/host/exports.h"
 #include "agent/host/shim_files.h"
+#include "agent/shim/act.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "common/base/files.h"
@@ -478,15 +478,21 @@ void StateDirectory::CollectForgotten() {
 }
 
 absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::string& staged,
-                                     const std::string& wanted) {
-  const std::string target = !wanted.empty() && wanted[0] == '/'
-                                 ? wanted
-                                 : absl::StrCat(record.prepare.job_directory(), "/", wanted);
-  if (threads_ == nullptr) return PublishExport(staged, target);
+                                     const std::string& target) {
+  const v1::Prepare& prepare = record.prepare;
+  shim::ActRequest request;
+  request.job_directory = prepare.job_directory();
+  request.staged = staged;
+  request.target = target;
+  const auto publish = [owners = owners_, owner = prepare.owner(), request] {
+    if (owners == nullptr)
+      return ToStatus(shim::PublishExport(request.staged, request.job_directory, request.target));
+    const absl::StatusOr<Owner> who = owners->Known(owner);
+    return who.ok() ? owners->Act(*who, request) : who.status();
+  };
+  if (threads_ == nullptr) return publish();
   // Never given up: it would still happen, whatever was told.
-  return threads_->Do({record.id, StorageUse::kPublish}, {.where = target, .run = [staged, target] {
-                                                            return PublishExport(staged, target);
-                                                          }});
+  return threads_->Do({record.id, StorageUse::kPublish}, {.where = target, .run = publish});
 }
 
 void StateDirectory::LoadKeptLogs() {

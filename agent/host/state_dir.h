@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "agent/host/owners.h"
 #include "agent/host/storage_threads.h"
 #include "agent/reconcile/ports.h"
 
@@ -57,8 +58,12 @@ class StateDirectory final : public Files {
   static constexpr int kFilesAtOnce = 16;
   // It is time for that, whenever it was done last.
   bool LogsOverflow(const Retention& retention) const;
-  // From now on exports are published there; before, or without, by the caller.
-  void PublishBy(StorageThreads* threads) { threads_ = threads; }
+  // From now on exports are published there; before, or without, by the caller. With `owners` as
+  // their jobs' owners.
+  void PublishBy(StorageThreads* threads, std::shared_ptr<Owners> owners = nullptr) {
+    threads_ = threads;
+    owners_ = std::move(owners);
+  }
 
   absl::Status PersistPrepared(const AttemptRecord& record, bool durable) override;
   absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override;
@@ -86,6 +91,7 @@ class StateDirectory final : public Files {
   const std::string path_;
   int lock_ = -1;
   StorageThreads* threads_ = nullptr;
+  std::shared_ptr<Owners> owners_;
   std::string state_id_;
   Seen seen_;
   std::string synced_seen_, new_seen_;  // attempts/.seen-…; empty: none

@@ -108,7 +108,7 @@ pid_t ForkInto(const Cgroups& cgroups, Cgroups* left) {
 }
 
 int EnterCgroups(const Cgroups& cgroups) {
-  for (const std::string* directory : {&cgroups.unified, &cgroups.memory}) {
+  for (const std::string* directory : {&cgroups.unified, &cgroups.memory, &cgroups.pids}) {
     if (directory->empty()) continue;
     if (const int error = WriteControl(*directory + "/cgroup.procs", "0"); error != 0) return error;
   }
@@ -121,7 +121,8 @@ int64_t OomKills(const Cgroups& cgroups) {
 }
 
 bool CgroupPopulated(const Cgroups& cgroups) {
-  return (!cgroups.unified.empty() && Populated(cgroups.unified)) || AnyMember(cgroups.memory);
+  return (!cgroups.unified.empty() && Populated(cgroups.unified)) || AnyMember(cgroups.memory) ||
+         AnyMember(cgroups.pids);
 }
 
 void KillCgroup(const Cgroups& cgroups) {
@@ -129,11 +130,12 @@ void KillCgroup(const Cgroups& cgroups) {
   if (!cgroups.unified.empty() && WriteControl(cgroups.unified + "/cgroup.kill", "1") != 0)
     KillMembers(cgroups.unified);
   KillMembers(cgroups.memory);
+  KillMembers(cgroups.pids);
 }
 
 bool RemoveCgroups(const Cgroups& cgroups) {
   bool gone = true;
-  for (const std::string* directory : {&cgroups.unified, &cgroups.memory}) {
+  for (const std::string* directory : {&cgroups.unified, &cgroups.memory, &cgroups.pids}) {
     if (directory->empty() || ::rmdir(directory->c_str()) == 0 || errno == ENOENT) continue;
     ForEachGroup(*directory,
                  [&](const std::string& group) { gone = ::rmdir(group.c_str()) == 0 && gone; });

@@ -16,8 +16,9 @@ struct Cgroups {
   std::string unified;  // version 2: membership, cgroup.kill, populated, memory where it has that
                         // controller
   std::string memory;   // version 1, of the memory controller
+  std::string pids;     // version 1, of the pids controller
 
-  bool any() const { return !unified.empty() || !memory.empty(); }
+  bool any() const { return !unified.empty() || !memory.empty() || !pids.empty(); }
 };
 
 // Sanitizers follow fork and nothing else.

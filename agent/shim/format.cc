@@ -199,6 +199,36 @@ std::string FormatFile(std::string_view name, const std::vector<Line>& lines) {
   return out + "end\n";
 }
 
+Line UserLine(const User& user) {
+  std::string groups;
+  for (const uint32_t group : user.groups)
+    groups += (groups.empty() ? "" : ",") + std::to_string(group);
+  return Line{"user"}
+      .Add("uid", int64_t{user.uid})
+      .Add("gid", int64_t{user.gid})
+      .Add("groups", groups)
+      .Add("minimum", int64_t{user.minimum});
+}
+
+bool ReadUser(const Line& line, User* user) {
+  *user = User();
+  std::string groups;
+  if (!Read(line, "uid", &user->uid) || !Read(line, "gid", &user->gid) ||
+      !Read(line, "groups", &groups) || !Read(line, "minimum", &user->minimum))
+    return false;
+  std::string_view rest = groups;
+  while (!rest.empty()) {
+    const size_t comma = rest.find(',');
+    int64_t group = 0;
+    if (!ParseInt(rest.substr(0, comma), &group) || group < 0 || group > UINT32_MAX) return false;
+    user->groups.push_back(static_cast<uint32_t>(group));
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+    if (rest.empty()) return false;
+  }
+  return true;
+}
+
 std::string FormatSpec(const Spec& spec) {
   std::vector<Line> lines;
   lines.push_back(
@@ -230,11 +260,94 @@ std::string FormatSpec(const Spec& spec) {
         Line{"fence"}.Add("after_ns", spec.fence_after_ns).Add("renewed_ns", spec.renewed_ns));
   if (!spec.progress_socket.empty())
     lines.push_back(Line{"progress"}.Add("socket", spec.progress_socket));
-  if (!spec.cgroup.empty() || !spec.memory_cgroup.empty())
-    lines.push_back(Line{"cgroup"}.Add("unified", spec.cgroup).Add("memory", spec.memory_cgroup));
+  if (!spec.cgroup.empty() || !spec.memory_cgroup.empty() || !spec.pids_cgroup.empty())
+    lines.push_back(Line{"cgroup"}
+                        .Add("unified", spec.cgroup)
+                        .Add("memory", spec.memory_cgroup)
+                        .Add("pids", spec.pids_cgroup));
+  if (spec.user.has_value()) lines.push_back(UserLine(*spec.user));
+  if (spec.as_itself) lines.push_back(Line{"self"});
+  for (const std::string& device : spec.devices)
+    lines.push_back(Line{"device"}.Add("path", device));
+  if (spec.most_processes > 0) lines.push_back(Line{"processes"}.Add("most", spec.most_processes));
   lines.push_back(Line{"isolation"}.Add("pid_namespace", int64_t{spec.pid_namespace}));
   return FormatFile("muster-shim-spec", lines);
 }
+
+namespace {
+
+// A line of how the attempt is looked after. False: there is no such line.
+bool ReadSpecRules(const Line& line, Spec* spec, bool* is_good) {
+  bool& ok = *is_good;
+  if (line.kind == "stop") {
+    ok = Read(line, "grace_ns", &spec->grace_ns) &&
+         Read(line, "failure_kill_ns", &spec->failure_kill_ns) && spec->grace_ns >= 0 &&
+         spec->failure_kill_ns >= 0;
+  } else if (line.kind == "logs") {
+    ok = Read(line, "file_bytes", &spec->log_file_bytes) && Read(line, "files", &spec->log_files) &&
+         Read(line, "line_bytes", &spec->log_line_bytes) && spec->log_line_bytes > 0 &&
+         spec->log_files > 0 && spec->log_file_bytes >= spec->log_line_bytes;
+  } else if (line.kind == "progress") {
+    ok = Read(line, "socket", &spec->progress_socket) && spec->progress_socket.size() <= 107;
+  } else if (line.kind == "fence") {
+    ok = Read(line, "after_ns", &spec->fence_after_ns) &&
+         Read(line, "renewed_ns", &spec->renewed_ns) && spec->fence_after_ns > 0 &&
+         spec->renewed_ns >= 0;
+  } else if (line.kind == "cgroup") {
+    ok = Read(line, "unified", &spec->cgroup) && Read(line, "memory", &spec->memory_cgroup);
+    Read(line, "pids", &spec->pids_cgroup);  // of an agent of the release before, missing
+  } else if (line.kind == "isolation") {
+    ok = Read(line, "pid_namespace", &spec->pid_namespace);
+  } else if (line.kind == "user") {
+    ok = !spec->user.has_value() && ReadUser(line, &spec->user.emplace());
+  } else if (line.kind == "self") {
+    spec->as_itself = ok = true;
+  } else if (line.kind == "device") {
+    ok = Read(line, "path", &spec->devices.emplace_back());
+  } else if (line.kind == "processes") {
+    ok = Read(line, "most", &spec->most_processes) && spec->most_processes > 0;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Of what it runs, or the former.
+bool ReadSpecLine(const Line& line, Spec* spec, bool* is_good) {
+  bool& ok = *is_good;
+  if (line.kind == "attempt") {
+    ok = Read(line, "job", &spec->job_uid) && Read(line, "task", &spec->task) &&
+         Read(line, "attempt", &spec->attempt);
+  } else if (line.kind == "boot") {
+    ok = Read(line, "id", &spec->boot_id);
+  } else if (line.kind == "token") {
+    ok = Read(line, "value", &spec->token);
+  } else if (line.kind == "workdir") {
+    ok = Read(line, "path", &spec->workdir);
+  } else if (line.kind == "umask") {
+    ok = Read(line, "value", &spec->umask) && spec->umask <= 0777;
+  } else if (line.kind == "setup") {
+    ok = Read(line, "text", &spec->setup);
+  } else if (line.kind == "argv") {
+    ok = Read(line, "word", &spec->argv.emplace_back()) &&
+         spec->argv.back().find('\0') == std::string::npos;
+  } else if (line.kind == "env") {
+    ok = ReadVariable(line, &spec->env.emplace_back());
+  } else if (line.kind == "worker") {
+    ok = Read(line, "group_rank", &spec->workers.emplace_back().group_rank);
+  } else if (line.kind == "process") {
+    ok = !spec->workers.empty() &&
+         Read(line, "rank", &spec->workers.back().processes.emplace_back().rank);
+  } else if (line.kind == "process_env") {
+    ok = !spec->workers.empty() && !spec->workers.back().processes.empty() &&
+         ReadVariable(line, &spec->workers.back().processes.back().env.emplace_back());
+  } else {
+    return ReadSpecRules(line, spec, is_good);
+  }
+  return true;
+}
+
+}  // namespace
 
 bool ParseSpec(std::string_view content, Spec* spec, std::string* error) {
   std::vector<Line> lines;
@@ -242,54 +355,8 @@ bool ParseSpec(std::string_view content, Spec* spec, std::string* error) {
   *spec = Spec();
   for (const Line& line : lines) {
     bool ok = false;
-    if (line.kind == "attempt") {
-      ok = Read(line, "job", &spec->job_uid) && Read(line, "task", &spec->task) &&
-           Read(line, "attempt", &spec->attempt);
-    } else if (line.kind == "boot") {
-      ok = Read(line, "id", &spec->boot_id);
-    } else if (line.kind == "token") {
-      ok = Read(line, "value", &spec->token);
-    } else if (line.kind == "workdir") {
-      ok = Read(line, "path", &spec->workdir);
-    } else if (line.kind == "umask") {
-      ok = Read(line, "value", &spec->umask) && spec->umask <= 0777;
-    } else if (line.kind == "setup") {
-      ok = Read(line, "text", &spec->setup);
-    } else if (line.kind == "argv") {
-      ok = Read(line, "word", &spec->argv.emplace_back()) &&
-           spec->argv.back().find('\0') == std::string::npos;
-    } else if (line.kind == "env") {
-      ok = ReadVariable(line, &spec->env.emplace_back());
-    } else if (line.kind == "worker") {
-      ok = Read(line, "group_rank", &spec->workers.emplace_back().group_rank);
-    } else if (line.kind == "process") {
-      ok = !spec->workers.empty() &&
-           Read(line, "rank", &spec->workers.back().processes.emplace_back().rank);
-    } else if (line.kind == "process_env") {
-      ok = !spec->workers.empty() && !spec->workers.back().processes.empty() &&
-           ReadVariable(line, &spec->workers.back().processes.back().env.emplace_back());
-    } else if (line.kind == "stop") {
-      ok = Read(line, "grace_ns", &spec->grace_ns) &&
-           Read(line, "failure_kill_ns", &spec->failure_kill_ns) && spec->grace_ns >= 0 &&
-           spec->failure_kill_ns >= 0;
-    } else if (line.kind == "logs") {
-      ok = Read(line, "file_bytes", &spec->log_file_bytes) &&
-           Read(line, "files", &spec->log_files) &&
-           Read(line, "line_bytes", &spec->log_line_bytes) && spec->log_line_bytes > 0 &&
-           spec->log_files > 0 && spec->log_file_bytes >= spec->log_line_bytes;
-    } else if (line.kind == "progress") {
-      ok = Read(line, "socket", &spec->progress_socket) && spec->progress_socket.size() <= 107;
-    } else if (line.kind == "fence") {
-      ok = Read(line, "after_ns", &spec->fence_after_ns) &&
-           Read(line, "renewed_ns", &spec->renewed_ns) && spec->fence_after_ns > 0 &&
-           spec->renewed_ns >= 0;
-    } else if (line.kind == "cgroup") {
-      ok = Read(line, "unified", &spec->cgroup) && Read(line, "memory", &spec->memory_cgroup);
-    } else if (line.kind == "isolation") {
-      ok = Read(line, "pid_namespace", &spec->pid_namespace);
-    } else {
+    if (!ReadSpecLine(line, spec, &ok))
       return Fail(error, "muster-shim-spec: unknown line " + line.kind);
-    }
     if (!ok) return Fail(error, "muster-shim-spec: bad line " + line.kind);
   }
   if (spec->argv.empty()) return Fail(error, "muster-shim-spec: no argv");

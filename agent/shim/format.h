@@ -53,6 +53,16 @@ struct WorkerSpec {
   std::vector<ProcessSpec> processes;
 };
 
+// As whom an attempt's programs run (identity.h). Numbers: names are the agent's matter.
+struct User {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  std::vector<uint32_t> groups;  // all of them
+  uint32_t minimum = 1000;       // no uid below it runs a job here
+};
+Line UserLine(const User& user);  // of kind "user"
+bool ReadUser(const Line& line, User* user);
+
 struct Spec {
   std::string job_uid;
   std::string task;
@@ -75,9 +85,15 @@ struct Spec {
   std::string progress_socket;  // at most 107 bytes; empty: none
   int64_t fence_after_ns = 0;   // 0: no fence
   int64_t renewed_ns = 0;       // CLOCK_BOOTTIME: when the fence was put off last, before the start
-  std::string cgroup,
-      memory_cgroup;          // directories of its own control groups (cgroup.h); empty: none
+  // Directories of its own control groups (cgroup.h); empty: none.
+  std::string cgroup, memory_cgroup, pids_cgroup;
   bool pid_namespace = true;  // try one; without the right to, process groups and the token do
+  // One of these, where the shim is root's: a line of its own each, which a shim that doesn't know
+  // it refuses.
+  std::optional<User> user;  // whose programs they are: everything of them is done as this user
+  bool as_itself = false;    // whoever started the shim is the one user there is
+  std::vector<std::string> devices;  // nodes that are granted, with `user`
+  int64_t most_processes = 0;  // RLIMIT_NPROC, where no control group counts them; 0: no limit
 };
 
 std::string FormatSpec(const Spec& spec);

@@ -2,14 +2,20 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/close_range.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "agent/shim/exec_status.h"
+#include "agent/shim/identity.h"
+#include "agent/shim/private_mounts.h"
 #include "agent/shim/rules.h"
 #include "agent/shim/times.h"
 
@@ -17,6 +23,20 @@ namespace muster::shim {
 namespace {
 
 constexpr size_t kReservedBytes = 4096;  // for a stop order, and for exit records: one block
+
+// STATE of STATE/attempts/ATTEMPT.
+std::string StateDirectoryOf(const std::string& attempt) {
+  const size_t last = attempt.rfind('/');
+  const size_t attempts =
+      last == std::string::npos || last == 0 ? std::string::npos : attempt.rfind('/', last - 1);
+  return attempts == std::string::npos ? "" : attempt.substr(0, attempts);
+}
+
+// Nothing of the shim's goes along, whatever a later change opens without O_CLOEXEC: from this
+// descriptor on each closes with the exec.
+int CloseOnExecFrom(unsigned first) {
+  return ::close_range(first, ~0U, CLOSE_RANGE_CLOEXEC) == 0 ? 0 : errno;
+}
 
 }  // namespace
 
@@ -106,16 +126,23 @@ struct HostProcesses::Pipes {
 
 HostProcesses::HostProcesses(const Spec& spec, const std::string& directory)
     : spec_(spec),
+      state_directory_(StateDirectoryOf(directory)),
       self_(::getpid()),
-      cgroups_{spec.cgroup, spec.memory_cgroup},
+      cgroups_{spec.cgroup, spec.memory_cgroup, spec.pids_cgroup},
       outputs_(directory + "/" + kLogsDirectory, spec.log_file_bytes, spec.log_files,
                spec.log_line_bytes) {}
 
-bool HostProcesses::Open() {
-  if (spec_.fence_after_ns > 0 && !deadline_.Make()) return false;
-  isolation_ =
-      std::make_unique<Isolation>(spec_.token, spec_.pid_namespace, cgroups_, deadline_.fd());
-  return true;
+std::string HostProcesses::Open() {
+  if (spec_.fence_after_ns > 0 && !deadline_.Make()) return strerror(errno);
+  if (spec_.user.has_value()) {
+    void* page =
+        ::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return strerror(errno);
+    number_ = static_cast<volatile pid_t*>(page);
+  }
+  isolation_ = std::make_unique<Isolation>(spec_.token, spec_.pid_namespace, cgroups_,
+                                           deadline_.fd(), spec_.user.has_value(), spec_.devices);
+  return isolation_->problem();
 }
 
 void HostProcesses::AddTo(std::vector<pollfd>* polled) const {
@@ -167,6 +194,8 @@ pid_t HostProcesses::Start(const Launch& launch, std::string* problem) {
     entries.push_back(const_cast<char*>(variable.c_str()));
   entries.push_back(nullptr);
 
+  RememberNumber();
+  if (number_ != nullptr) *number_ = 0;
   Cgroups left;
   const pid_t pid = ForkInto(cgroups_, &left);
   if (pid == 0) BecomeProgram(launch, pipes, left, words, entries);
@@ -189,6 +218,24 @@ pid_t HostProcesses::Start(const Launch& launch, std::string* problem) {
   return pid;
 }
 
+// In the child, with the pipes in their places. 0, or an errno with the step that failed.
+int HostProcesses::BecomeOwner(std::string* step) const {
+  GiveUpPrecedence();
+  *step = "state directory";
+  if (::unshare(CLONE_NEWNS) != 0) return errno;
+  if (const int error = Hide(state_directory_); error != 0) return error;
+  *step = "processes";
+  if (const auto most = static_cast<rlim_t>(spec_.most_processes); most > 0) {
+    const rlimit limit{most, most};
+    if (::setrlimit(RLIMIT_NPROC, &limit) != 0) return errno;
+  }
+  if (const int error = BecomeUser(*spec_.user, step); error != 0) return error;
+  // The kernel has cleared what EnterChild asked for.
+  *step = "its shim is dead";
+  if (!isolation_->EnterChild(self_)) return ESRCH;
+  return GiveUpTheRest(step);
+}
+
 // In the child.
 void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, const Cgroups& left,
                                   const std::vector<char*>& words,
@@ -198,19 +245,26 @@ void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, cons
     ::_exit(127);
   };
   if (!isolation_->EnterChild(self_)) ::_exit(127);
+  if (number_ != nullptr) *number_ = ::getpid();
   if (errno = EnterCgroups(left); errno != 0) fail("launch: its control group");
   ::setpgid(0, 0);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   ::signal(SIGPIPE, SIG_DFL);
-  ::umask(spec_.umask);
   const int null = ::open("/dev/null", O_RDONLY);
   ::dup2(null, 0);
   if (null > 2) ::close(null);
   ::dup2(pipes.out[1], 1);
   ::dup2(pipes.err[1], 2);
   if (launch.setup && ::dup2(pipes.exports[1], 9) != 9) fail("setup");
+  if (spec_.user.has_value()) {
+    std::string step;
+    if (errno = CloseOnExecFrom(launch.setup ? 10 : 3); errno != 0) fail("launch: descriptors");
+    if (errno = BecomeOwner(&step); errno != 0)
+      fail("launch: to become uid " + std::to_string(spec_.user->uid) + ": " + step);
+  }
+  ::umask(spec_.umask);
   if (!spec_.workdir.empty() && ::chdir(spec_.workdir.c_str()) != 0)
     fail("workdir " + spec_.workdir);
   environ = const_cast<char**>(entries.data());  // execvp looks along the job's PATH, not ours
@@ -219,9 +273,36 @@ void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, cons
   ::_exit(127);
 }
 
-bool HostProcesses::SignalGroup(pid_t pid, int signal) { return ::kill(-pid, signal) == 0; }
+// From within the namespace: out there a group's number that is free again may be anybody's, whom
+// root would hit.
+bool HostProcesses::SignalInNamespace(pid_t group, int signal) const {
+  const pid_t pid = ::fork();
+  if (pid < 0) return true;  // it can't be told
+  if (pid == 0) ::_exit(::kill(-group, signal) == 0 ? 0 : 1);
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
 
-bool HostProcesses::GroupLives(pid_t pid) { return ::kill(-pid, 0) == 0; }
+bool HostProcesses::SignalGroup(pid_t pid, int signal) {
+  if (!spec_.user.has_value()) return ::kill(-pid, signal) == 0;
+  if (::kill(-pid, 0) != 0) return false;
+  RememberNumber();
+  const auto inside = numbers_.find(pid);
+  if (inside != numbers_.end()) return SignalInNamespace(inside->second, signal);
+  // It has yet to say its number: it is our child still, and alone.
+  return pid == launched_ && ::kill(pid, signal) == 0;
+}
+
+// The number that the process which was started last has in the namespace, once it has said so.
+void HostProcesses::RememberNumber() {
+  if (number_ == nullptr || launched_ < 0) return;
+  const pid_t number = *number_;
+  if (number > 1) numbers_[launched_] = number;
+}
+
+bool HostProcesses::GroupLives(pid_t pid) { return SignalGroup(pid, 0); }
 
 void HostProcesses::Kill(pid_t pid) { ::kill(pid, SIGKILL); }
 

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,8 +65,8 @@ class HostProcesses final : public Processes {
  public:
   HostProcesses(const Spec& spec, const std::string& directory);
 
-  // Before the first process. False: errno says why. The keeper is there from then on.
-  bool Open();
+  // Before the first process. The keeper is there from then on. What it can't do; empty: nothing.
+  std::string Open();
   // What the loop is to be told next.
   struct Ended {
     pid_t pid = 0;
@@ -92,11 +93,15 @@ class HostProcesses final : public Processes {
 
  private:
   struct Pipes;
+  int BecomeOwner(std::string* step) const;
+  bool SignalInNamespace(pid_t group, int signal) const;
+  void RememberNumber();
   [[noreturn]] void BecomeProgram(const Launch& launch, const Pipes& pipes, const Cgroups& left,
                                   const std::vector<char*>& words,
                                   const std::vector<char*>& entries) const;
 
   const Spec& spec_;
+  const std::string state_directory_;  // of the agent: no program of another user's sees into it
   const pid_t self_;
   const Cgroups cgroups_;
   Outputs outputs_;
@@ -105,6 +110,10 @@ class HostProcesses final : public Processes {
   pid_t launched_ = -1;  // the process that launch_status_ is of
   int launch_status_ = -1;
   std::string launch_said_;
+  // Of another user's processes: by their numbers here, those in their namespace. The newest says
+  // its own in memory that it shares with us until its exec.
+  std::map<pid_t, pid_t> numbers_;
+  volatile pid_t* number_ = nullptr;
 };
 
 }  // namespace muster::shim

@@ -20,11 +20,15 @@
 
 #include "agent/shim/cgroup.h"
 #include "agent/shim/durable.h"
+#include "agent/shim/private_mounts.h"
 
 namespace muster::shim {
 namespace {
 
 constexpr int64_t kPatienceWithStuck = 200 * kMillisecond;
+// What the keeper says once it is there.
+constexpr char kReady = 1;
+constexpr char kHostsProc = 2;  // /proc is the host's
 
 void Sleep(int64_t ns) {
   const timespec time{ns / 1'000'000'000, ns % 1'000'000'000};
@@ -202,15 +206,28 @@ int KillByToken(std::string_view token, int* unknown) {
   return found;
 }
 
-Isolation::Isolation(std::string token, bool want_namespace, Cgroups cgroups, int deadline)
-    : token_(std::move(token)), cgroups_(std::move(cgroups)), deadline_(deadline) {
+Isolation::Isolation(std::string token, bool want_namespace, Cgroups cgroups, int deadline,
+                     bool owned, const std::vector<std::string>& devices)
+    : token_(std::move(token)), cgroups_(std::move(cgroups)), deadline_(deadline), owned_(owned) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-  if (want_namespace && ::unshare(CLONE_NEWPID | CLONE_NEWNS) == 0) {
-    has_namespace_ = true;
-    ::mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE,
-            nullptr);  // what the host mounts later still shows, ours doesn't leave
-  }
+  if (want_namespace) MakeNamespaces(devices);
+  if (owned_ && !has_namespace_ && problem_.empty()) problem_ = "no PID namespace";
   StartKeeper();
+}
+
+void Isolation::MakeNamespaces(const std::vector<std::string>& devices) {
+  // Shared memory of System V and message queues belong to the job, too, and go with it.
+  if (::unshare(CLONE_NEWPID | CLONE_NEWNS | (owned_ ? CLONE_NEWIPC : 0)) != 0) {
+    if (owned_) problem_ = std::string("PID, mount and IPC namespaces: ") + strerror(errno);
+    return;
+  }
+  has_namespace_ = true;
+  // What the host mounts later still shows, ours doesn't leave.
+  const bool own = ::mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) == 0;
+  if (!owned_) return;
+  std::string what = "/";
+  if (const int error = own ? MakePrivateMounts(devices, &what) : errno; error != 0)
+    problem_ = "private mounts: " + what + ": " + strerror(error);
 }
 
 // The keeper's life.
@@ -219,15 +236,16 @@ int Isolation::Keep(Pipes pipes) const {
   ::close(pipes.ready[0]);
   ::signal(SIGCHLD, SIG_IGN);  // orphans that become ours are reaped by the kernel
   BlockEverySignal();
+  char byte = kReady;
   if (has_namespace_) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     // A view of /proc that agrees with getpid(). Not every container allows it; then /proc shows
     // the host's numbers.
-    ::mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr);
+    if (::mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0)
+      byte = kHostsProc;
   } else {
     ::setsid();
   }
-  const char byte = 1;
   if (::write(pipes.ready[1], &byte, 1) != 1) return 70;
   ::close(pipes.ready[1]);
   bool gone = WaitForEnd(pipes.end[0], deadline_, -1);
@@ -257,13 +275,13 @@ void Isolation::KillStrays() const {
 void Isolation::StartKeeper() {
   Pipes pipes;
   if (::pipe2(pipes.end, O_CLOEXEC) != 0 || ::pipe2(pipes.ready, O_CLOEXEC) != 0) ::_exit(70);
+  // Read before the keeper says that it is ready, by when this function still has it.
+  std::pair<const Isolation*, Pipes> given{this, pipes};
   // In a namespace it makes a few calls of the kernel and waits, so it may share the shim's memory:
   // a copy would cost both of them a fault for each page they write to. Without one it has work to
   // do when the shim is dead, and needs memory of its own.
   if (has_namespace_ && !kPlainForks) {
     alignas(16) static char stack[32 << 10];
-    std::pair<const Isolation*, Pipes> given{
-        this, pipes};  // read before the keeper says that it is ready
     const auto keep = [](void* argument) -> int {
       const auto [self, own] = *static_cast<const std::pair<const Isolation*, Pipes>*>(argument);
       ::_exit(self->Keep(own));
@@ -276,9 +294,10 @@ void Isolation::StartKeeper() {
   ::close(pipes.end[0]);
   ::close(pipes.ready[1]);
   keeper_pipe_ = pipes.end[1];
-  char byte;
+  char byte = 0;
   while (::read(pipes.ready[0], &byte, 1) < 0 && errno == EINTR) {
   }
+  if (owned_ && byte != kReady && problem_.empty()) problem_ = "no /proc of the namespace's own";
   ::close(pipes.ready[0]);
 }
 

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "agent/shim/cgroup.h"
 #include "agent/shim/times.h"
@@ -51,7 +52,14 @@ class Isolation {
   // Call once, before the first process. Never fails: falls back to the guardian. `deadline`: a
   // timer's descriptor, -1: none; when it has run out the attempt's processes are killed, whatever
   // the shim does.
-  Isolation(std::string token, bool want_namespace, Cgroups cgroups = {}, int deadline = -1);
+  //
+  // With `owned`, of a user's: without the namespaces, a /proc of its own and the mounts that keep
+  // users apart (private_mounts.h; `devices` are granted) problem() says what is missing, and
+  // nothing of the user's may be started.
+  Isolation(std::string token, bool want_namespace, Cgroups cgroups = {}, int deadline = -1,
+            bool owned = false, const std::vector<std::string>& devices = {});
+
+  const std::string& problem() const { return problem_; }
 
   bool has_namespace() const { return has_namespace_; }
   pid_t keeper() const { return keeper_; }  // the namespace's first process, or the guardian
@@ -68,6 +76,7 @@ class Isolation {
   void KillAll();
 
  private:
+  void MakeNamespaces(const std::vector<std::string>& devices);
   void StartKeeper();
   struct Pipes {
     int end[2];    // shim -> keeper, never written: its closing is the message
@@ -80,6 +89,8 @@ class Isolation {
   const std::string token_;
   const Cgroups cgroups_;
   const int deadline_;
+  const bool owned_;
+  std::string problem_;
   bool has_namespace_ = false;
   pid_t keeper_ = -1;
   int keeper_pipe_ = -1;  // its other end is in the keeper: closed when the shim dies

@@ -12,12 +12,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "agent/shim/host.h"
+#include "agent/shim/identity.h"
 #include "agent/shim/loop.h"
 #include "agent/shim/progress.h"
 #include "agent/shim/times.h"
@@ -45,7 +47,9 @@ class Log final : public Voice {
 // Where programs say how far they are.
 class ProgressSocket {
  public:
-  explicit ProgressSocket(std::string path) : path_(std::move(path)) {}
+  // `owner`: who alone may write to it, beside root; none: whoever runs this.
+  ProgressSocket(std::string path, const std::optional<User>& owner)
+      : path_(std::move(path)), owner_(owner) {}
   ~ProgressSocket() {
     if (fd_ < 0) return;
     ::close(fd_);
@@ -72,19 +76,50 @@ class ProgressSocket {
         !(bound() || (errno == ENOENT && ::mkdir(directory.c_str(), 0700) == 0 && bound())))
       return false;
     fd_ = fd;
-    return true;
+    return !owner_.has_value() || GiveToOwner(directory);
   }
   void ReadTo(Loop* loop) {
     char buffer[kProgressLineBytes + 1];
     for (int i = 0; fd_ >= 0 && i < kLinesATurn; ++i) {
-      const ssize_t got = ::recv(fd_, buffer, sizeof buffer, MSG_TRUNC);
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(ucred))];
+      iovec into{buffer, sizeof buffer};
+      msghdr message{};
+      message.msg_iov = &into;
+      message.msg_iovlen = 1;
+      // Room for who sent it, and none for descriptors, which the kernel then closes.
+      if (owner_.has_value()) {
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+      }
+      const ssize_t got = ::recvmsg(fd_, &message, MSG_TRUNC | MSG_CMSG_CLOEXEC);
       if (got < 0) return;
+      if (owner_.has_value() && SenderOf(message) != owner_->uid) continue;
       loop->OnProgress({buffer, std::min(static_cast<size_t>(got), sizeof buffer)});
     }
   }
 
  private:
+  // The directory may be entered, not listed; the socket is the owner's.
+  bool GiveToOwner(const std::string& directory) {
+    const int on = 1;
+    return ::chmod(directory.c_str(), 0711) == 0 && ::chmod(path_.c_str(), 0600) == 0 &&
+           ::lchown(path_.c_str(), owner_->uid, owner_->gid) == 0 &&
+           ::setsockopt(fd_, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0;
+  }
+  // uid -1: it is not told.
+  static uid_t SenderOf(msghdr& message) {
+    for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+         part = CMSG_NXTHDR(&message, part)) {
+      if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_CREDENTIALS) continue;
+      ucred who{};
+      memcpy(&who, CMSG_DATA(part), sizeof who);
+      return who.uid;
+    }
+    return static_cast<uid_t>(-1);
+  }
+
   const std::string path_;
+  const std::optional<User> owner_;
   int fd_ = -1;
 };
 
@@ -95,7 +130,7 @@ class Driver {
       : log_(log),
         files_(directory),
         processes_(spec, directory),
-        progress_(spec.progress_socket),
+        progress_(spec.progress_socket, spec.user),
         fenced_(spec.fence_after_ns > 0),
         loop_(spec, {&clock_, &files_, &processes_, log}) {}
   ~Driver() {
@@ -104,9 +139,12 @@ class Driver {
 
   int Run(const std::string& boot_id) {
     if (!loop_.ReadyToClaim(boot_id)) return kShimNotClaimed;
-    if (!ReadSignalsFromNowOn() || (fenced_ && !alarm_.Make()) || !progress_.Open() ||
-        !processes_.Open()) {
+    if (!ReadSignalsFromNowOn() || (fenced_ && !alarm_.Make()) || !progress_.Open()) {
       log_->Say(std::string("cannot start: ") + strerror(errno));
+      return kShimFailed;
+    }
+    if (const std::string problem = processes_.Open(); !problem.empty()) {
+      log_->Say("cannot start: " + problem);
       return kShimFailed;
     }
     if (const Loop::Claimed claimed = loop_.TryClaim(); claimed != Loop::Claimed::kClaimed) {
@@ -225,6 +263,10 @@ int RunShim(const std::string& directory) {
   ::close(null);
   if (!ParseSpec(content, &spec, &error)) {
     log.Say(error);
+    return kShimFailed;
+  }
+  if (const std::string why = WhyNotRunAs(spec, ::geteuid()); !why.empty()) {
+    log.Say(why);
     return kShimFailed;
   }
   return Driver(directory, spec, &log).Run(BootId());

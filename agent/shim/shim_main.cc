@@ -1,14 +1,17 @@
 // muster-shim DIR: see shim.h.
+#include "agent/shim/act.h"
 #include "agent/shim/shim.h"
 
 #include <cstdio>
 #include <cstring>
 
 int main(int argc, char** argv) {
+  if (argc == 2 && strcmp(argv[1], "--act") == 0) return muster::shim::RunAct();
   if (argc != 2 || argv[1][0] == '-') {
     fprintf(stderr,
-            "usage: muster-shim ATTEMPT_DIRECTORY < SPEC\nStarted by muster-agent; runs the "
-            "processes of one attempt.\n");
+            "usage: muster-shim ATTEMPT_DIRECTORY < SPEC\n       muster-shim --act < REQUEST\n"
+            "Started by muster-agent; runs the processes of one attempt, or makes the job's "
+            "directories and publishes its export as its owner.\n");
     return argc == 2 && strcmp(argv[1], "--help") == 0 ? 0 : 2;
   }
   return muster::shim::RunShim(argv[1]);

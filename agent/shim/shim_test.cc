@@ -49,6 +49,7 @@ class ShimTest : public ::testing::TestWithParam<bool> {
     spec_.attempt = 1;
     spec_.boot_id = boot;
     spec_.token = "token-" + directory_;
+    spec_.as_itself = true;
     spec_.workdir = directory_;
     spec_.grace_ns = 1'000'000'000;
     spec_.pid_namespace = GetParam();

@@ -212,6 +212,18 @@ TEST_F(CommandsTest, PrepareSaysWhereAndAsWhatToRun) {
   }
 }
 
+TEST_F(CommandsTest, AStoragesPathMayNameTheOwner) {
+  pb::Event event;
+  pb::ClusterFile* file = event.mutable_clusters_configured()->mutable_file();
+  *file = s_.state.cluster_file();
+  (*file->mutable_storages())["disk"].set_path("/disk/{user}");
+  s_.Do(event);
+  Gang(2);
+  const pb::Prepare prepare = CommandsFor(s_.state, "lab", "h00").at(0).prepare();
+  EXPECT_EQ(prepare.job_directory(), absl::StrCat("/disk/", prepare.owner(), "/jobs/1-",
+                                                  prepare.key().job_uid().substr(0, 8)));
+}
+
 TEST_F(CommandsTest, AStopIsRepeatedToEachHostUntilThatHostIsGone) {
   for (const pb::AttemptPhase phase :
        {pb::ATTEMPT_PHASE_UNSPECIFIED, pb::PREPARED, pb::STARTED, pb::EXITED}) {

@@ -8,7 +8,7 @@
 namespace muster {
 
 // <path or URL of the storage>/jobs/<number>-<first 8 of the uid>; empty if the storage is unknown
-// or has neither.
+// or has neither. "{user}" in the path or URL stands for the job's owner.
 std::string DirectoryIn(const State& state, const std::string& storage, const JobRow& job);
 // The same in the job's own storage (JobStorage): MUSTER_JOB_DIR.
 std::string JobDirectory(const State& state, const JobRow& job);

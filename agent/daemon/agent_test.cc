@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -293,7 +294,7 @@ class AgentTest : public ::testing::Test {
     return ReadFile(directory_ + "/" + path).value_or("");
   }
 
-  inline static std::string programs_;  // the directory of those that are tested
+  inline static std::string programs_;    // the directory of those that are tested
   std::string place_ = "/tmp", storage_;  // the test's directory is in it; the jobs' in that
   std::string owner_;                     // of jobs; empty: the agent serves one user
   std::string directory_;
@@ -868,6 +869,49 @@ TEST_F(OwnersAgentTest, AForkBombMeetsItsLimit) {
   Stop(key, 0);
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
   EXPECT_EQ(Processes(), 0);
+}
+
+TEST_F(OwnersAgentTest, SaysThatItRunsJobsAsTheirOwnersAndOneOfASingleUserDoesnt) {
+  EXPECT_TRUE(scheduler_->hello().runs_as_owner());
+  KillAgent(SIGTERM);
+  owner_.clear();
+  flags_.clear();
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  EXPECT_FALSE(scheduler_->hello().runs_as_owner());
+}
+
+// Whoever served the socket could have any job run as anybody.
+TEST_F(OwnersAgentTest, AServerThatAJobCouldBeIsNotObeyed) {
+  KillAgent(SIGTERM);
+  const pid_t thief = ::fork();
+  ASSERT_GE(thief, 0);
+  if (thief == 0) {
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    (directory_ + "/ann/s.sock").copy(address.sun_path, sizeof address.sun_path - 1);
+    if (::setgid(61001) != 0 || ::setuid(61001) != 0 ||
+        ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+        ::listen(fd, 10) != 0)
+      ::_exit(1);
+    ::pause();
+  }
+  const std::string place = directory_ + "/ann/s.sock", said = directory_ + "/said";
+  EXPECT_TRUE(Eventually([&] { return std::filesystem::exists(place); }));
+  const int code = ::system(
+      absl::StrCat(
+          "timeout 60 sh -c '\"$0\" --server unix://", place, " --cluster c --host h --state-dir ",
+          directory_, "/other-state > ", said, " 2>&1 & until grep -q refused ", said,
+          " 2> /dev/null; do sleep 0.05; done; kill $!; wait $!' ", programs_, "/muster-agent")
+          .c_str());
+  EXPECT_EQ(code, 0);
+  EXPECT_NE(Read("said").find("served by uid 61001, whom jobs may run as"), std::string::npos)
+      << Read("said");
+  ::kill(thief, SIGKILL);
+  ::waitpid(thief, nullptr, 0);
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
 }
 
 TEST_F(OwnersAgentTest, OnlyRootStartsSuchAnAgent) {

@@ -21,9 +21,9 @@ constexpr size_t kScheme = 7;  // "unix://"
 
 }  // namespace
 
-Connection::Connection(std::string server, bool single_user, std::function<void(Incoming)> post)
+Connection::Connection(std::string server, Trust trust, std::function<void(Incoming)> post)
     : server_(std::move(server)),
-      single_user_(single_user),
+      trust_(trust),
       post_(std::move(post)),
       thread_([this] { Run(); }) {}
 
@@ -50,6 +50,19 @@ void Connection::Restart() {
   if (context_ != nullptr) context_->TryCancel();
 }
 
+// Who serves the socket says what runs here, and as whom.
+std::string Connection::WhyNotObey(const std::string& path, uid_t server) const {
+  if (trust_.single_user && server != ::geteuid())
+    return absl::StrCat(path, ": served by another user (uid ", server,
+                        "); refused with --single-user");
+  if (server != 0 && server >= trust_.system_below)
+    return absl::StrCat(
+        path, ": served by uid ", server,
+        ", whom jobs may run as; refused, as it would say what runs as whom. Run "
+        "musterd as root or a system account (useradd --system), or raise --min-uid");
+  return "";
+}
+
 // A plain connection first: it costs microseconds, and tells who serves the socket.
 std::string Connection::WhyNotServed() const {
   sockaddr_un address{};
@@ -64,10 +77,10 @@ std::string Connection::WhyNotServed() const {
   socklen_t size = sizeof peer;
   if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
     problem = absl::StrCat(path, ": ", strerror(errno));
-  } else if (single_user_ && (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
-                              peer.uid != ::geteuid())) {
-    problem = absl::StrCat(path, ": served by another user (uid ", peer.uid,
-                           "); refused with --single-user");
+  } else if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    problem = absl::StrCat(path, ": who serves it can't be told: ", strerror(errno));
+  } else {
+    problem = WhyNotObey(path, peer.uid);
   }
   ::close(fd);
   return problem;

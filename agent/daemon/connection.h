@@ -23,12 +23,17 @@ struct Incoming {
   std::string reason;  // kClosed
 };
 
+// Whose server is obeyed.
+struct Trust {
+  bool single_user = false;            // this user's alone
+  uint32_t system_below = 0xffffffff;  // root's, and those of uids below: no job runs as them
+};
+
 // Thread-safe. `post` is called from its own thread and must not block for long.
 class Connection {
  public:
-  // `server` is unix:///absolute/path. With `single_user` a socket that another user serves is
-  // refused.
-  Connection(std::string server, bool single_user, std::function<void(Incoming)> post);
+  // `server` is unix:///absolute/path.
+  Connection(std::string server, Trust trust, std::function<void(Incoming)> post);
   ~Connection();  // ends the stream
 
   // Queued for the stream of this generation; dropped if that is over.
@@ -40,11 +45,12 @@ class Connection {
  private:
   void Run();
   std::string WhyNotServed() const;
+  std::string WhyNotObey(const std::string& path, uid_t server) const;
   void RunStream();
   void Write(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream);
 
   const std::string server_;
-  const bool single_user_;
+  const Trust trust_;
   const std::function<void(Incoming)> post_;
   std::mutex mutex_;
   std::condition_variable changed_;

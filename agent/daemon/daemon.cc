@@ -273,6 +273,7 @@ absl::Status Agent::Open() {
   options.identity = {options_.cluster, options_.host, state_->state_id(), options_.launch.boot_id};
   options.inventory = options_.inventory;
   options.retention = options_.retention;
+  options.runs_as_owner = options_.launch.as_owners;
   options.sweep_ns = shims_.Open(epoll_) ? kSweep : kSweepWithoutInotify;
   check_ = std::make_unique<HostCheck>(options_.nvml, [this](v1::HostChecked checked) {
     {
@@ -374,9 +375,11 @@ void Agent::StartThreads() {
       }
     });
   }
-  connection_ =
-      std::make_unique<Connection>(options_.server, options_.single_user,
-                                   [this](Incoming incoming) { Post(std::move(incoming)); });
+  connection_ = std::make_unique<Connection>(
+      options_.server,
+      Trust{options_.single_user,
+            options_.launch.as_owners ? options_.launch.min_uid : Trust().system_below},
+      [this](Incoming incoming) { Post(std::move(incoming)); });
 }
 
 void Agent::OnReady(int fd) {

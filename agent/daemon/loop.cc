@@ -76,6 +76,7 @@ void AgentLoop::OnOpened(uint64_t generation) {
   WatchAttempts();
   v1::AgentMessage hello = reconciler_->Hello(inventory_, ports_.clock->BootNs());
   hello.mutable_hello()->set_checks_host(ports_.check_host != nullptr);
+  hello.mutable_hello()->set_runs_as_owner(options_.runs_as_owner);
   Send(std::move(hello));
 }
 

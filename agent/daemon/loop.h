@@ -31,7 +31,8 @@ class AgentLoop final : public Sender {
     Identity identity;
     v1::Inventory inventory;
     Retention retention;
-    int64_t sweep_ns = 0;  // all live attempts are looked at so often, whatever else is told
+    int64_t sweep_ns = 0;        // all live attempts are looked at so often, whatever else is told
+    bool runs_as_owner = false;  // each job runs as its owner
   };
   struct Ports {
     AgentClock* clock = nullptr;

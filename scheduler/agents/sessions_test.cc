@@ -76,6 +76,20 @@ INSTANTIATE_TEST_SUITE_P(
                     "another agent serves as lab/h1 (state id aaaaaaaa)", false}),
     [](const auto& info) { return info.param.name; });
 
+TEST_F(SessionsTest, WhereSeveralUsersAreServedAnAgentRunsJobsAsTheirOwners) {
+  several_users_ = true;
+  Start(state());
+  pb::Hello hello = HelloOf("h1", kStateA);
+  StreamPtr stream = Open(hello);
+  ASSERT_TRUE(Refused(stream));
+  EXPECT_THAT(stream->sent[0].refused().reason(),
+              HasSubstr("Start the agent as root without --single-user"));
+  hello.set_runs_as_owner(true);
+  stream = Open(hello);
+  EXPECT_FALSE(Refused(stream));
+  EXPECT_TRUE(sessions_->Receive(stream, Beat()).ok());
+}
+
 TEST(WhyNotSpoken, AgentsOneReleaseOlderWork) {
   const struct {
     int32_t theirs, ours;

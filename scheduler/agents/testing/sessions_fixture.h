@@ -108,6 +108,7 @@ class SessionsTest : public ::testing::Test {
     options.store_id = kStore;
     options.epoch = kEpoch;
     options.how_differs = how_differs_;
+    options.several_users = several_users_;
     sessions_ = std::make_unique<Sessions>(options, &clock_);
     EngineOptions engine_options;
     engine_options.last_commit = commit_;
@@ -179,6 +180,7 @@ class SessionsTest : public ::testing::Test {
   RecordingStore store_{&log_};
   uint64_t commit_ = 0;
   decltype(SessionOptions::how_differs) how_differs_;
+  bool several_users_ = false;
   std::shared_ptr<const View> view_;
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<Engine> engine_;

@@ -13,6 +13,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "agent/shim/durable.h"
 #include "agent/shim/identity.h"
 
@@ -30,6 +33,20 @@ ActResult Failed(const std::string& what, int error) {
 
 ActResult HostFailed(const std::string& what, int error) {
   return {ActResult::Kind::kHosts, what + ": " + strerror(error), ""};
+}
+
+// Of the way to a job's directories. A user who has them may have planted what is in the way, or
+// filled the disk: no host is to blame, else three such jobs would take it from everybody.
+ActResult StorageFailed(const ActRequest& request, const std::string& path, int error) {
+  constexpr int kOwners[] = {EPERM, EXDEV, EEXIST, ENOSPC, EDQUOT};
+  if (!request.user.has_value() ||
+      !(NamesNothing(error) ||
+        std::find(std::begin(kOwners), std::end(kOwners), error) != std::end(kOwners)))
+    return HostFailed(path, error);
+  return {ActResult::Kind::kJobs,
+          path + ": " + strerror(error) + " (as uid " + std::to_string(request.user->uid) +
+              ", the job's owner)",
+          ""};
 }
 
 int Resolve(int below, const char* path, uint64_t flags, uint64_t resolve) {
@@ -97,7 +114,7 @@ ActResult WriteTrainerConfig(const ActRequest& request, const Directory& job) {
       below ? job.fd() : -1, below ? path.substr(request.job_directory.size() + 1) : path));
   int error = directory.error();
   if (error == 0) error = ReplaceFile(directory.pinned(), "trainer.json", request.trainer_json);
-  return error == 0 ? ActResult() : HostFailed(path + "/trainer.json", error);
+  return error == 0 ? ActResult() : StorageFailed(request, path + "/trainer.json", error);
 }
 
 ActResult CheckWorkdir(const std::string& workdir) {
@@ -117,12 +134,12 @@ ActResult MakeOnStorage(const ActRequest& request) {
   const Directory job(
       request.job_directory.empty() ? -1 : MakeDirectories(-1, request.job_directory, mode));
   if (!request.job_directory.empty() && job.fd() < 0)
-    return HostFailed(request.job_directory, job.error());
+    return StorageFailed(request, request.job_directory, job.error());
   for (const std::string& path : request.directories) {
     const bool below = IsBelow(path, request.job_directory);
     const Directory made(MakeDirectories(
         below ? job.fd() : -1, below ? path.substr(request.job_directory.size() + 1) : path, mode));
-    if (made.fd() < 0) return HostFailed(path, made.error());
+    if (made.fd() < 0) return StorageFailed(request, path, made.error());
   }
   if (!request.workdir.empty()) {
     if (ActResult result = CheckWorkdir(request.workdir); !result.done()) return result;

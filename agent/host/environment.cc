@@ -72,6 +72,15 @@ std::vector<std::string> Arguments(const v1::Prepare& prepare, const std::string
   return {"bash", "-euo", "pipefail", "-c", task.run().shell()};
 }
 
+// Of each process: its part of the worker's cores. The trainer's results are to be the same bits on
+// every host, whatever that has.
+int64_t ThreadsOf(const v1::Prepare& prepare) {
+  const v1::TaskSpec& task = prepare.task();
+  if (!task.trainer_json().empty()) return 1;
+  const int64_t cores = task.resources().cpus_milli() / 1000;
+  return std::max<int64_t>(1, cores / std::max(1, prepare.processes_per_worker()));
+}
+
 // What all processes of the attempt on this host have in their environment.
 Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& host,
                               const std::string& progress_socket, const Owner* owner) {
@@ -83,7 +92,8 @@ Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& hos
   common["LOGNAME"] = common["USER"];
   common["LANG"] = host.lang.empty() ? "C.UTF-8" : host.lang;
   common["SHELL"] = "/bin/bash";
-  common["OMP_NUM_THREADS"] = "1";
+  common["OMP_NUM_THREADS"] = absl::StrCat(ThreadsOf(prepare));
+  common["PYTHONUNBUFFERED"] = "1";  // what it prints is to be followed, not to come at its end
   common["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
   AddJobVariables(prepare.job_env(), &common);
   AddJobVariables(task.env(), &common);

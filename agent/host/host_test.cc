@@ -115,6 +115,7 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
       {"MUSTER_TASK", "train"},
       {"OMP_NUM_THREADS", "1"},
       {"PATH", "/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+      {"PYTHONUNBUFFERED", "1"},
       {"RANK", "5"},
       {"ROLE_RANK", "5"},
       {"ROLE_WORLD_SIZE", "8"},
@@ -134,6 +135,21 @@ TEST(Environment, DeclaredDevicesShowNoGpu) {
   host.declared = true;
   EXPECT_EQ(EnvironmentOf(*MakeShimSpec(Record(), host, "t", ""), 0, 0)["CUDA_VISIBLE_DEVICES"],
             "");
+}
+
+TEST(Environment, ThreadsAreTheProcesssPartOfTheWorkersCores) {
+  AttemptRecord record = Record();
+  const auto threads = [&](int64_t cpus_milli, int32_t processes) {
+    record.prepare.mutable_task()->mutable_resources()->set_cpus_milli(cpus_milli);
+    record.prepare.set_processes_per_worker(processes);
+    return EnvironmentOf(*MakeShimSpec(record, Host(), "t", ""), 0, 0).at("OMP_NUM_THREADS");
+  };
+  EXPECT_EQ(threads(8000, 2), "4");
+  EXPECT_EQ(threads(7500, 2), "3");
+  EXPECT_EQ(threads(500, 1), "1");
+  EXPECT_EQ(threads(0, 2), "1");
+  record.prepare.mutable_task()->set_trainer_json("{}");
+  EXPECT_EQ(threads(8000, 1), "1");
 }
 
 TEST(Environment, TheTasksVariablesWinOverTheJobsAndKeepTheirThreads) {

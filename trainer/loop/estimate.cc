@@ -1,7 +1,6 @@
 #include "trainer/loop/estimate.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdio>
 
 #include "absl/strings/ascii.h"
@@ -94,20 +93,13 @@ FlatsEstimate EstimateFlats(const Setting& s) {
     for (FlatLayout& flat : adapters.flats) layout.flats.push_back(std::move(flat));
   }
   e.needs.recompute = s.options.recompute != RecomputeMode::kNone;
-  // A GPU's allocator of pinned memory gives out powers of two.
-  const auto pinned = [&](int64_t bytes, bool on_host) {
-    return s.gpus && on_host && bytes > 0
-               ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)))
-               : bytes;
-  };
   const FlatOptions& flats = s.options.flats;
   for (size_t f = 0; f < layout.flats.size(); ++f) {
     FlatOptions flat_options = flats;
     flat_options.frozen = s.config.lora.on() && f < own;
     const FlatMemory one = MemoryOf(layout.flats[f], s.ranks, s.Group(), flat_options);
-    e.sum.weights += pinned(one.weights, flats.host_weights), e.sum.gradients += one.gradients;
-    e.sum.masters += pinned(one.masters, flats.host_state),
-        e.sum.moments += 2 * pinned(one.moments / 2, flats.host_state);
+    e.sum.weights += one.weights, e.sum.gradients += one.gradients;
+    e.sum.masters += one.masters, e.sum.moments += one.moments;
     e.padded.push_back(layout.flats[f].PaddedNumel(s.ranks));
     e.weight_slots.push_back(one.weights_in_slot ? e.padded.back() : 0);
     e.gradient_slots.push_back(one.gradients_in_slot ? e.padded.back() : 0);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 
 #include <ATen/Parallel.h>
 
@@ -66,8 +68,8 @@ double ClipCoefficient(double norm, double max_norm) {
 }
 
 AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config,
-             CpuForm form)
-    : flats_(flats), config_(config), form_(form) {
+             CpuForm form, int64_t staged_numel)
+    : flats_(flats), config_(config), form_(form), staged_numel_(staged_numel) {
   for (const std::unique_ptr<FlatParam>& flat : flats_) {
     std::vector<Run>& runs = runs_.emplace_back();
     // The gaps between segments belong to none.
@@ -101,54 +103,116 @@ void AdamW::Step(int64_t step, double learning_rate, double clip) {
     numbers.noise = static_cast<uint32_t>(step) * 0x9E3779B9u;
     if (state.is_cuda())
       StepOnDevice(numbers, learning_rate);
+    else if (flats_[0]->OwnedGradient().is_cuda() || staged_numel_ < 0)
+      StepStaged(numbers, learning_rate);
     else
       StepOnHost(numbers, learning_rate);
   }
   for (const std::unique_ptr<FlatParam>& flat : flats_) flat->MarkStale();
 }
 
-void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
+void AdamW::UpdateOnHost(const HostPart& part, const AdamWStep& numbers,
+                         double learning_rate) const {
   AdamWStep decaying = numbers;
   decaying.keep = static_cast<float>(1 - learning_rate * config_.weight_decay);
+  FlatParam& flat = *flats_[part.flat];
+  const auto pointer = [](const at::Tensor& tensor) {
+    return tensor.defined() ? static_cast<char*>(tensor.data_ptr()) : nullptr;
+  };
+  char* masters = pointer(flat.masters());
+  char* low_bits = pointer(flat.low_bits());
+  char *exp_avg = pointer(flat.exp_avg()), *exp_avg_sq = pointer(flat.exp_avg_sq());
+  const bool gradient16 = flat.OwnedGradient().scalar_type() == at::kBFloat16,
+             moments16 = flat.exp_avg().scalar_type() == at::kBFloat16;
+  const int64_t gradient_size = gradient16 ? 2 : 4, moment_size = moments16 ? 2 : 4;
+  int64_t done = part.begin;  // weights up to here are made
+  const auto skip_gap = [&](int64_t until) {
+    if (part.weights != nullptr)
+      std::memset(part.weights + (done - part.begin) * 2, 0, static_cast<size_t>(until - done) * 2);
+  };
+  for (const Run& run : runs_[part.flat]) {
+    const int64_t first = std::max(run.begin, part.begin),
+                  last = std::min(run.begin + run.numel, part.end);
+    if (first >= last) continue;
+    skip_gap(first);
+    done = last;
+    at::parallel_for(first, last, kGrain, [&](int64_t at, int64_t end) {
+      AdamWSpan span;
+      if (masters != nullptr) span.masters = reinterpret_cast<float*>(masters) + at;
+      if (part.weights != nullptr)
+        span.weights = reinterpret_cast<uint16_t*>(part.weights) + (at - part.begin);
+      if (low_bits != nullptr) span.low_bits = reinterpret_cast<uint16_t*>(low_bits) + at;
+      span.gradient = part.gradient + (at - part.begin) * gradient_size;
+      span.gradient_bf16 = gradient16;
+      span.exp_avg = exp_avg + at * moment_size, span.exp_avg_sq = exp_avg_sq + at * moment_size,
+      span.moments_bf16 = moments16;
+      span.first_element = run.number + static_cast<uint32_t>(at - run.begin);
+      span.numel = end - at;
+      UpdateAdamW(form_, run.decay ? decaying : numbers, span);
+    });
+  }
+  skip_gap(part.end);
+}
+
+// State and gradients in the host's memory.
+void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
   for (size_t f = 0; f < flats_.size(); ++f) {
     FlatParam& flat = *flats_[f];
-    const at::Tensor gradient = flat.OwnedGradient().cpu();
+    const at::Tensor gradient = flat.OwnedGradient();
     const at::Tensor& kept = flat.owned_weights();
     const bool bf16 = kept.scalar_type() == at::kBFloat16;
-    // Weights elsewhere than the state are made here and sent.
-    const at::Tensor made =
-        bf16 && kept.is_cuda() ? at::empty({kept.numel()}, kept.options().device(at::kCPU)) : kept;
-    const auto pointer = [](const at::Tensor& tensor) {
-      return tensor.defined() ? static_cast<char*>(tensor.data_ptr()) : nullptr;
-    };
-    char* masters = pointer(flat.masters());
-    char* weights = bf16 ? pointer(made) : nullptr;
-    char* low_bits = pointer(flat.low_bits());
-    const char* gradients = pointer(gradient);
-    char *exp_avg = pointer(flat.exp_avg()), *exp_avg_sq = pointer(flat.exp_avg_sq());
-    const bool gradient16 = gradient.scalar_type() == at::kBFloat16,
-               moments16 = flat.exp_avg().scalar_type() == at::kBFloat16;
-    const int64_t gradient_size = gradient16 ? 2 : 4, moment_size = moments16 ? 2 : 4;
-    for (const Run& run : runs_[f]) {
-      at::parallel_for(0, run.numel, kGrain, [&](int64_t from, int64_t to) {
-        const int64_t at = run.begin + from;
-        AdamWSpan span;
-        if (masters != nullptr) span.masters = reinterpret_cast<float*>(masters) + at;
-        if (weights != nullptr) span.weights = reinterpret_cast<uint16_t*>(weights) + at;
-        if (low_bits != nullptr) span.low_bits = reinterpret_cast<uint16_t*>(low_bits) + at;
-        span.gradient = gradients + at * gradient_size, span.gradient_bf16 = gradient16;
-        span.exp_avg = exp_avg + at * moment_size, span.exp_avg_sq = exp_avg_sq + at * moment_size,
-        span.moments_bf16 = moments16;
-        span.first_element = run.number + static_cast<uint32_t>(from);
-        span.numel = to - from;
-        UpdateAdamW(form_, run.decay ? decaying : numbers, span);
-      });
-    }
-    if (!made.is_same(kept))
-      kept.copy_(made);
-    else if (!bf16 && !kept.is_same(flat.masters()))
-      kept.copy_(flat.masters());
+    UpdateOnHost({f, 0, gradient.numel(), static_cast<const char*>(gradient.data_ptr()),
+                  bf16 ? static_cast<char*>(kept.data_ptr()) : nullptr},
+                 numbers, learning_rate);
+    if (!bf16 && !kept.is_same(flat.masters())) kept.copy_(flat.masters());
   }
+}
+
+// State in the host's memory, gradients in a GPU's.
+void AdamW::StepStaged(const AdamWStep& numbers, double learning_rate) {
+  const int64_t most = std::abs(staged_numel_);
+  std::vector<HostPart> parts;
+  for (size_t f = 0; f < flats_.size(); ++f) {
+    const int64_t numel = flats_[f]->owned_end() - flats_[f]->owned_begin();
+    for (int64_t begin = 0; begin < numel; begin += most)
+      parts.push_back({f, begin, std::min(begin + most, numel), nullptr, nullptr});
+  }
+  const at::Device device = flats_[0]->OwnedGradient().device();
+  if (!staging_) staging_.emplace(device, most);
+  const auto of_part = [&](const at::Tensor& owned, const HostPart& part) {
+    return owned.narrow(0, part.begin, part.end - part.begin);
+  };
+  // Weights on the host are made in their place.
+  const auto staged = [&](const FlatParam& flat) {
+    return flat.owned_weights().scalar_type() == at::kBFloat16 &&
+           (!flat.owned_weights().is_cpu() || staged_numel_ < 0);
+  };
+  const auto fetch = [&](size_t p) {
+    if (p < parts.size())
+      staging_->Fetch(static_cast<int64_t>(p),
+                      of_part(flats_[parts[p].flat]->OwnedGradient(), parts[p]));
+  };
+  staging_->Begin();
+  fetch(0);
+  for (size_t p = 0; p < parts.size(); ++p) {
+    fetch(p + 1);
+    HostPart& part = parts[p];
+    const auto chunk = static_cast<int64_t>(p);
+    FlatParam& flat = *flats_[part.flat];
+    TORCH_CHECK(!flat.low_bits().defined(), "split masters would be read from weights elsewhere");
+    const at::Tensor kept = of_part(flat.owned_weights(), part);
+    const bool bf16 = kept.scalar_type() == at::kBFloat16;
+    const bool sent = staged(flat);
+    part.gradient = static_cast<const char*>(staging_->Gradient(chunk).data_ptr());
+    const at::Tensor made = sent ? staging_->WeightsFor(chunk, kept) : kept;
+    if (bf16) part.weights = static_cast<char*>(made.data_ptr());
+    UpdateOnHost(part, numbers, learning_rate);
+    if (sent)
+      staging_->Send(chunk, kept);
+    else if (!bf16 && !flat.owned_weights().is_same(flat.masters()))
+      kept.copy_(of_part(flat.masters(), part), /*non_blocking=*/true);
+  }
+  staging_->End();
 }
 
 void AdamW::StepOnDevice(const AdamWStep& numbers, double learning_rate) {

@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "trainer/ops/cuda/squares.h"
 #include "trainer/optim/adamw_kernel.h"
+#include "trainer/optim/host_staging.h"
 #include "trainer/parallel/flat_param.h"
 
 namespace muster::trainer {
@@ -29,9 +31,12 @@ double ClipCoefficient(double norm, double max_norm);
 // Not thread-safe. The moments live in the FlatParams, so that checkpoints find them there.
 class AdamW {
  public:
-  // `form`: of the kernel; the tests try all.
+  // `form`: of the kernel; the tests try all. `staged_numel`: where gradients lie elsewhere than
+  // the state, elements that are fetched at once; below 0, for tests: so many also where they
+  // don't.
   AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config,
-        CpuForm form = BestCpuForm());
+        CpuForm form = BestCpuForm(), int64_t staged_numel = kStagedNumel);
+  static constexpr int64_t kStagedNumel = int64_t{1} << 24;
 
   // One update with gradients times `clip`. `step`: number of this update, from 1. Makes the
   // weights and marks the flats stale.
@@ -44,13 +49,25 @@ class AdamW {
     bool decay = false;
     uint32_t number = 0;  // of its first element: by the parameter's name and the place in it
   };
+  // Elements [begin, end) of a flat's owned range, with their gradients and the weights that are
+  // made of them (null: none are) from the first on.
+  struct HostPart {
+    size_t flat = 0;
+    int64_t begin = 0, end = 0;
+    const char* gradient = nullptr;
+    char* weights = nullptr;
+  };
+  void UpdateOnHost(const HostPart& part, const AdamWStep& numbers, double learning_rate) const;
   void StepOnHost(const AdamWStep& numbers, double learning_rate);
+  void StepStaged(const AdamWStep& numbers, double learning_rate);
   void StepOnDevice(const AdamWStep& numbers, double learning_rate);
   void StepByAten(int64_t step, double learning_rate, double clip);
 
   std::vector<std::unique_ptr<FlatParam>>& flats_;
   const AdamWConfig config_;
   const CpuForm form_;
+  const int64_t staged_numel_;
+  std::optional<HostStaging> staging_;  // made when it is needed
   std::vector<std::vector<Run>> runs_;  // by flat
   std::vector<at::Tensor> steps_;       // on the device, one a run
 };

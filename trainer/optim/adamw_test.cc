@@ -222,6 +222,45 @@ TEST(ExactSum, IsTheSameInEveryFormOfTheKernels) {
   }
 }
 
+// Gradients that come in chunks, as from a GPU to state in the host's memory.
+TEST(AdamW, GivesTheSameBitsWhereGradientsComeInChunks) {
+  const FlatOptions kinds[] = {{.host_state = true},
+                               {.dtype = at::kBFloat16, .host_state = true},
+                               {.dtype = at::kBFloat16, .bf16_moments = true, .host_state = true}};
+  for (const FlatOptions& options : kinds) {
+    std::vector<at::Tensor> found;
+    for (const int64_t chunk : {AdamW::kStagedNumel, int64_t{-7}, int64_t{-64}, int64_t{-100000}}) {
+      OnRanks(1, [&](World& world) {
+        FlatLayout layout;
+        layout.Add("a.weight", {9, 11}, true);
+        layout.Add("b.weight", {3, 11}, true, /*joined=*/true);
+        layout.Add("c.weight", {70}, false);
+        std::vector<std::unique_ptr<FlatParam>> flats;
+        for (int f = 0; f < 2; ++f) {
+          flats.push_back(std::make_unique<FlatParam>(layout, &world, options));
+          InitialiseMasters(*flats[f], 5, 0.5);
+        }
+        AdamW optimizer(flats, {.weight_decay = 0.1}, BestCpuForm(), chunk);
+        for (int step = 1; step <= 3; ++step) {
+          for (auto& flat : flats)
+            flat->OwnedGradient().copy_(
+                at::randn({flat->padded_numel()},
+                          at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(step))));
+          optimizer.Step(step, 1e-2, 0.5);
+        }
+        at::Tensor all = at::empty({0});
+        for (auto& flat : flats) {
+          // The gaps between parameters among them: a checkpoint has them.
+          all = at::cat({all, flat->owned_weights().to(at::kFloat), flat->Owned(FlatParam::kMaster),
+                         flat->Owned(FlatParam::kExpAvg)});
+        }
+        found.push_back(all);
+      });
+      EXPECT_TRUE(at::equal(found.back(), found.front())) << chunk;
+    }
+  }
+}
+
 // Of bf16 moments: a model that is sharded another way goes on with the same bits.
 TEST(AdamW, RoundsByAParametersNameAndPlaceWhereverItLies) {
   using Names = std::vector<std::vector<std::string>>;  // of each flat

@@ -10,6 +10,7 @@
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
 #include "trainer/optim/adamw_kernel.h"
 
@@ -67,11 +68,11 @@ void TakePages(uint8_t* memory, size_t bytes) {
 }
 
 // Zeros. On the host large ones are fresh pages, taken all at once: they are zero already, and
-// touching them one by one would be a good part of a start.
+// touching them one by one would be a good part of a start. Where they are to be pinned, so are
+// these pages: torch's allocator of pinned memory would round their size up to a power of two.
 at::Tensor Zeros(int64_t numel, const at::TensorOptions& options) {
   const size_t bytes = static_cast<size_t>(numel) * options.dtype().itemsize();
-  if (!options.device().is_cpu() || options.pinned_memory() || bytes < (size_t{1} << 20))
-    return at::zeros({numel}, options);
+  if (!options.device().is_cpu() || bytes < (size_t{1} << 20)) return at::zeros({numel}, options);
   const size_t mapped = bytes + kHugePage;
   void* memory =
       ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -79,8 +80,18 @@ at::Tensor Zeros(int64_t numel, const at::TensorOptions& options) {
   uint8_t* begin = reinterpret_cast<uint8_t*>(
       (reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage);
   TakePages(begin, bytes);
-  return at::from_blob(
-      begin, {numel}, [memory, mapped](void*) { ::munmap(memory, mapped); }, options);
+  const bool pinned = options.pinned_memory();
+  if (pinned) {
+    const cudaError_t error = cudaHostRegister(begin, bytes, cudaHostRegisterDefault);
+    TORCH_CHECK(error == cudaSuccess, "the host can't pin ", bytes,
+                " bytes: ", cudaGetErrorString(error),
+                "; offload less, or give the job more memory");
+  }
+  const auto give_back = [memory, mapped, begin, pinned](void*) {
+    if (pinned) cudaHostUnregister(begin);
+    ::munmap(memory, mapped);
+  };
+  return at::from_blob(begin, {numel}, give_back, options.pinned_memory(false));
 }
 
 uint16_t* Bits(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.data_ptr()); }

@@ -47,7 +47,7 @@ struct TrainConfig {
   std::string masters = "fp32";         // or split
   std::string moments = "fp32";         // or bf16
   std::string gradient_dtype = "fp32";  // or bf16
-  std::string recompute = "none";       // or keep_attention, full
+  std::string recompute = "none";       // or pointwise, keep_attention, full
   std::string offload = "none";         // or optimizer, parameters
   double z_loss = 0;
   double decay_steps = 0;  // >= 1: steps; < 1: share of max_steps

@@ -152,12 +152,14 @@ std::vector<Key> MemoryKeys() {
       {"recompute",
        &C::recompute,
        "What of the activations is computed again in the backward pass instead of kept: nothing; "
-       "all but attention; all but each layer's input. The numbers don't change.",
+       "pointwise: norms and activations, which take no product; keep_attention: all but "
+       "attention; "
+       "full: all but each layer's input. The numbers don't change.",
        false,
        0,
        0,
        false,
-       {"none", "keep_attention", "full"}},
+       {"none", "pointwise", "keep_attention", "full"}},
       {"offload",
        &C::offload,
        "What is kept in the host's memory instead of the GPU's: nothing; optimizer: masters and "

@@ -57,7 +57,7 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"gradient_dtype", "bf16"}}, "trainer.gradient_dtype: is for dtype: bf16"},
       {{{"offload", "parameters"}},
        "trainer.offload: parameters come block by block, as zero_stage: 3"},
-      {{{"recompute", "some"}}, "one of none keep_attention full"},
+      {{{"recompute", "some"}}, "one of none pointwise keep_attention full"},
       {{{"lr_scheduler_type", "warmup_stable_decay"}}, "trainer.decay_steps: is missing"},
       {{{"decay_steps", 5}}, "trainer.decay_steps: is for lr_scheduler_type: warmup_stable_decay"},
       {{{"lr_scheduler_type", "warmup_stable_decay"}, {"warmup_steps", 60}, {"decay_steps", 0.5}},

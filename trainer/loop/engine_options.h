@@ -19,9 +19,10 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config) {
   options.flats.host_state = config.offload != "none";
   options.flats.host_weights = config.offload == "parameters";
   options.flats.poison = config.poison;
-  options.recompute = config.recompute == "full"   ? RecomputeMode::kFull
-                      : config.recompute == "none" ? RecomputeMode::kNone
-                                                   : RecomputeMode::kKeepAttention;
+  options.recompute = config.recompute == "full"        ? RecomputeMode::kFull
+                      : config.recompute == "none"      ? RecomputeMode::kNone
+                      : config.recompute == "pointwise" ? RecomputeMode::kPointwise
+                                                        : RecomputeMode::kKeepAttention;
   options.lora = config.lora;
   options.seed = static_cast<uint64_t>(config.seed);
   options.z_loss = config.z_loss;

@@ -296,9 +296,13 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
   };
   // Each beside those before it, the cheapest first.
   static constexpr Change kChanges[] = {
+      {"recompute: pointwise",
+       [](TrainConfig& c, int) {
+         return c.recompute == "none" && (c.recompute = "pointwise", true);
+       }},
       {"recompute: keep_attention",
        [](TrainConfig& c, int) {
-         return c.recompute == "none" && (c.recompute = "keep_attention", true);
+         return c.recompute == "pointwise" && (c.recompute = "keep_attention", true);
        }},
       {"recompute: full",
        [](TrainConfig& c, int) { return c.recompute != "full" && (c.recompute = "full", true); }},

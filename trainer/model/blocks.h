@@ -38,9 +38,10 @@ struct BatchMeta {
 using Saved = std::vector<at::Tensor>;
 
 // What of them isn't kept until then, but computed once more: nothing; all but attention's inputs
-// and results (its cost grows with the square of the length); all but the block's input. The
-// results are the same bits.
-enum class RecomputeMode { kNone, kKeepAttention, kFull };
+// and results (its cost grows with the square of the length); all but the block's input; or what
+// passes over memory give again, without a product: norms and activations. The results are the same
+// bits.
+enum class RecomputeMode { kNone, kPointwise, kKeepAttention, kFull };
 
 // Stateless apart from tables. Called under at::NoGradGuard.
 class Block {

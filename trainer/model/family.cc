@@ -58,6 +58,7 @@ class LayerBlock : public Block {
   void Recompute(const BatchMeta& meta, Saved& saved) override {
     attention_.Recompute(meta, OfAttention(saved));
     if (OfMlp(saved)[MlpPart::kAct].defined()) return;
+    if (OfMlp(saved)[MlpPart::kGateUp].defined()) return mlp_.RecomputePointwise(OfMlp(saved));
     mlp_.Recompute(attention_.Forward(meta, OfAttention(saved)), saved[AttentionPart::kX], meta,
                    OfMlp(saved));
   }

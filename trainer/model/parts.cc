@@ -27,8 +27,17 @@ AttentionPart::AttentionPart(const ModelConfig& config, int64_t layer, const Fla
 
 bool AttentionPart::IsKept(int slot, RecomputeMode mode) {
   const bool own = slot >= kHeadQ && slot <= kResult;
-  return mode == RecomputeMode::kNone || slot == kX ||
-         (own && mode == RecomputeMode::kKeepAttention);
+  switch (mode) {
+    case RecomputeMode::kNone:
+      return true;
+    case RecomputeMode::kPointwise:
+      return slot != kNorm;
+    case RecomputeMode::kKeepAttention:
+      return own || slot == kX;
+    case RecomputeMode::kFull:
+      return slot == kX;
+  }
+  return true;
 }
 
 int64_t AttentionPart::Width(int slot, const ModelConfig& config, ops::AttentionKind kind,
@@ -155,6 +164,17 @@ int64_t MlpPart::Width(int slot, const ModelConfig& config) {
     default:
       return 0;
   }
+}
+
+bool MlpPart::IsKept(int slot, RecomputeMode mode) {
+  return mode == RecomputeMode::kNone ||
+         (mode == RecomputeMode::kPointwise && (slot == kMiddle || slot == kGateUp));
+}
+
+void MlpPart::RecomputePointwise(SavedPart saved) const {
+  const ops::RmsNormResult norm = ops::RmsNorm(saved[kMiddle], norm_.w, epsilon_);
+  saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
+  saved[kAct] = ops::SwiGlu(saved[kGateUp]);
 }
 
 int64_t MlpPart::SavedElements(const ModelConfig& config, RecomputeMode mode) {

@@ -87,13 +87,15 @@ class MlpPart {
   // Computes all of `saved` from attention's result, whose memory it may take, and the residual.
   void Recompute(at::Tensor attention, const at::Tensor& residual, const BatchMeta& meta,
                  SavedPart saved) const;
+  // From kMiddle and kGateUp what follows without a product.
+  void RecomputePointwise(SavedPart saved) const;
   // Of what is saved, the layer's result.
   at::Tensor Forward(const BatchMeta& meta, SavedPart saved) const;
   // Returns d middle; empties `saved`.
   at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, SavedPart saved) const;
   bool Recordable() const { return !gate_up_.Draws() && !down_.Draws(); }
 
-  static bool IsKept(int slot, RecomputeMode mode) { return mode == RecomputeMode::kNone; }
+  static bool IsKept(int slot, RecomputeMode mode);
   static int64_t SavedElements(const ModelConfig& config, RecomputeMode mode);
   static int64_t Width(int slot, const ModelConfig& config);
 

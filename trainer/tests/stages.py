@@ -6,6 +6,7 @@ import parity
 from harness import Gang, relative
 
 TOGGLES = {  # name: (what both have, what is turned on)
+    "recompute pointwise": ({}, {"recompute": "pointwise"}),
     "recompute keep_attention": ({}, {"recompute": "keep_attention"}),
     "recompute full": ({}, {"recompute": "full"}),
     "slots": ({"zero_stage": 2}, {"zero_stage": 3}),

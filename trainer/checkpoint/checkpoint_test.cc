@@ -12,6 +12,7 @@
 #include "trainer/checkpoint/writer.h"
 #include "trainer/model/blocks.h"
 #include "trainer/model/init.h"
+#include "trainer/ops/testing/allocations.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/parallel/testing/test_ranks.h"
 
@@ -298,6 +299,41 @@ TEST_F(Checkpoints,
         for (auto& flat : found) EXPECT_TRUE(loaded.checkpoint->Read(*flat).ok());
         ExpectFilled(world, found, 1);
       }
+    }
+  });
+}
+
+TEST_F(Checkpoints, WrittenInPlaceIsTheSameFileInTheMemoryOfTwoChunks) {
+  constexpr int64_t kChunkBytes = 4096;
+  OnRanks(2, [&](World& world) {
+    std::vector<std::string> files;
+    for (const bool split : {false, true}) {
+      Flats flats;
+      FlatLayout layout;
+      layout.Add("a", {100, 301}, true);
+      const FlatOptions options =
+          split ? FlatOptions{1, at::kBFloat16, false, false, true, true} : FlatOptions{1};
+      flats.push_back(std::make_unique<FlatParam>(layout, &world, options));
+      const int64_t owned = flats[0]->owned_end() - flats[0]->owned_begin();
+      for (const auto state : {FlatParam::kMaster, FlatParam::kExpAvg, FlatParam::kExpAvgSq})
+        flats[0]->SetOwned(state,
+                           at::arange(owned, at::kFloat).mul_(0.37 + static_cast<int>(state)));
+      CheckpointWriter writer(world, flats, parent_, 1, kChunkBytes);
+      std::vector<std::string> contents;
+      for (const auto way : {CheckpointWriter::kBeside, CheckpointWriter::kInPlace}) {
+        const Allocations allocations;
+        writer.Start(Meta(way + 1), way);
+        if (way == CheckpointWriter::kInPlace) {
+          EXPECT_LE(allocations.peak(), 2 * kChunkBytes);
+        } else {
+          EXPECT_EQ(allocations.peak(), writer.CopyBytes());
+        }
+        const CheckpointOutcome outcome = writer.Finish();
+        EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+        contents.push_back(
+            *ReadFile(outcome.path + "/" + RankFileName(world.rank(), world.size())));
+      }
+      EXPECT_EQ(contents[0], contents[1]) << split;
     }
   });
 }

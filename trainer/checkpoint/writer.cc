@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <future>
 
 #include "absl/strings/str_cat.h"
 
@@ -16,10 +17,19 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+std::span<const uint8_t> BytesOf(const at::Tensor& tensor) {
+  return {static_cast<const uint8_t*>(tensor.data_ptr()), static_cast<size_t>(tensor.nbytes())};
+}
+
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep)
-    : world_(world), flats_(flats), parent_(std::move(parent)), keep_(keep) {}
+CheckpointWriter::CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep,
+                                   int64_t chunk_bytes)
+    : world_(world),
+      flats_(flats),
+      parent_(std::move(parent)),
+      keep_(keep),
+      chunk_numel_(std::max<int64_t>(1, chunk_bytes / 4)) {}
 
 CheckpointWriter::~CheckpointWriter() { Join(); }
 
@@ -48,20 +58,28 @@ void CheckpointWriter::Prune(int keep, int64_t newest) {
   }
 }
 
-void CheckpointWriter::Start(const CheckpointMeta& meta) {
+int64_t CheckpointWriter::CopyBytes(bool optimizer) const {
+  int64_t numel = 0;
+  for (const auto& flat : flats_) numel += flat->shard_numel();
+  return numel * 4 * (optimizer ? 3 : 1);
+}
+
+void CheckpointWriter::Start(const CheckpointMeta& meta, Way way) {
   TORCH_CHECK(!busy_, "the checkpoint before is still being written");
   begin_s_ = Now();
   meta_ = meta;
   directory_ = parent_ + "/" + CheckpointName(meta.step);
-  copies_.clear();
-  for (size_t i = 0; i < flats_.size(); ++i) {
-    FlatParam& flat = *flats_[i];
+  parts_.clear();
+  for (int f = 0; f < static_cast<int>(flats_.size()); ++f) {
     for (int kind = 0; kind < (meta.optimizer ? 3 : 1); ++kind) {
-      const at::Tensor share = flat.ShardOf(static_cast<FlatParam::State>(kind));
-      at::Tensor copy = at::empty({share.numel()}, at::kFloat);
-      copy.copy_(share);
-      copies_.emplace_back(FlatTensorName(static_cast<int>(i), kCheckpointKinds[kind]),
-                           std::move(copy));
+      Part& part =
+          parts_.emplace_back(Part{FlatTensorName(f, kCheckpointKinds[kind]), f, kind, {}});
+      if (way == kInPlace) continue;
+      const int64_t numel = flats_[f]->shard_numel();
+      part.copy = at::empty({numel}, at::kFloat);
+      for (int64_t at = 0; at < numel; at += chunk_numel_)
+        flats_[f]->CopyShard(static_cast<FlatParam::State>(kind), at,
+                             part.copy.narrow(0, at, std::min(chunk_numel_, numel - at)));
     }
   }
   copy_s_ = Now() - begin_s_;
@@ -71,35 +89,75 @@ void CheckpointWriter::Start(const CheckpointMeta& meta) {
   busy_ = true;
   publishing_ = false;
   phase_ = kBusy;
-  Run([this] {
+  const auto write = [this, way] {
     if (world_.rank() == 0 && told_step_ >= 0 && keep_ < kLeastKept) Prune(keep_, told_step_);
-    WriteShare();
-  });
+    Write([this, way](SafetensorsWriter& writer) {
+      return way == kInPlace ? AppendInPlace(writer) : AppendCopies(writer);
+    });
+  };
+  if (way == kBeside) return Run(write);
+  Join();
+  write();
+  copy_s_ = Now() - begin_s_;
 }
 
-void CheckpointWriter::WriteShare() {
+// Writes this rank's file, whose content `append` gives.
+void CheckpointWriter::Write(const std::function<absl::Status(SafetensorsWriter&)>& append) {
   try {
     status_ = MakeDirectories(directory_);
     std::vector<SafetensorsTensor> tensors;
-    for (const auto& [name, copy] : copies_) {
-      tensors.push_back(
-          {name,
-           "F32",
-           {copy.numel()},
-           {static_cast<const uint8_t*>(copy.data_ptr()), static_cast<size_t>(copy.nbytes())}});
-    }
+    for (const Part& part : parts_)
+      tensors.push_back({part.name, "F32", {flats_[part.flat]->shard_numel()}, {}});
     if (status_.ok()) {
-      absl::StatusOr<WrittenFile> written =
-          WriteSafetensors(directory_ + "/" + RankFileName(world_.rank(), world_.size()), tensors,
-                           {{"format", kCheckpointFormat}});
-      if (written.ok()) written_ = *written;
-      status_ = written.status();
+      absl::StatusOr<SafetensorsWriter> writer =
+          SafetensorsWriter::Create(directory_ + "/" + RankFileName(world_.rank(), world_.size()),
+                                    tensors, {{"format", kCheckpointFormat}});
+      status_ = writer.ok() ? append(*writer) : writer.status();
+      if (status_.ok()) {
+        const absl::StatusOr<WrittenFile> written = writer->Finish();
+        if (written.ok()) written_ = *written;
+        status_ = written.status();
+      }
     }
   } catch (const std::exception& e) {
     status_ = absl::InternalError(e.what());
   }
-  copies_.clear();
+  parts_.clear();
   phase_ = status_.ok() ? kWritten : kFailed;
+}
+
+absl::Status CheckpointWriter::AppendCopies(SafetensorsWriter& writer) {
+  for (Part& part : parts_) {
+    if (absl::Status s = writer.Append(BytesOf(part.copy)); !s.ok()) return s;
+    part.copy.reset();
+  }
+  return absl::OkStatus();
+}
+
+// One chunk is written while the next is copied.
+absl::Status CheckpointWriter::AppendInPlace(SafetensorsWriter& writer) {
+  at::NoGradGuard no_grad;
+  at::Tensor chunks[2];
+  for (at::Tensor& chunk : chunks)
+    chunk =
+        at::empty({chunk_numel_},
+                  at::TensorOptions().dtype(at::kFloat).pinned_memory(world_.device().is_cuda()));
+  std::future<absl::Status> appended;
+  const auto wait = [&] { return appended.valid() ? appended.get() : absl::OkStatus(); };
+  int which = 0;
+  for (const Part& part : parts_) {
+    const FlatParam& flat = *flats_[part.flat];
+    for (int64_t at = 0; at < flat.shard_numel(); at += chunk_numel_) {
+      const at::Tensor chunk =
+          chunks[which].narrow(0, 0, std::min(chunk_numel_, flat.shard_numel() - at));
+      flat.CopyShard(static_cast<FlatParam::State>(part.kind), at, chunk);
+      if (absl::Status s = wait(); !s.ok()) return s;
+      appended = std::async(std::launch::async,
+                            [&writer, chunk] { return writer.Append(BytesOf(chunk)); });
+      which = 1 - which;
+    }
+  }
+  return wait();
 }
 
 void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {

@@ -36,12 +36,19 @@ class CheckpointWriter {
  public:
   // Checkpoints go to `parent`/step-NNNNNNNN; the `keep` newest that were told of stay. `world` and
   // `flats` must outlive it.
-  CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep);
+  // `chunk_bytes`: what is copied at once.
+  CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep,
+                   int64_t chunk_bytes = kChunkBytes);
   // Waits for the thread; what isn't published by then stays unpublished.
   ~CheckpointWriter();
 
-  // Copies and starts to write. The one before must have ended (!busy()).
-  void Start(const CheckpointMeta& meta);
+  // The one before must have ended (!busy()). kBeside copies all that this rank writes, CopyBytes()
+  // on the host, and a thread writes it. kInPlace returns when it is written, and needs room for
+  // two chunks.
+  enum Way { kBeside, kInPlace };
+  void Start(const CheckpointMeta& meta, Way way = kBeside);
+  int64_t CopyBytes(bool optimizer = true) const;
+  static constexpr int64_t kChunkBytes = int64_t{64} << 20;
   // The published checkpoint of `step` was told of: old ones are removed, in the thread. With keep
   // 1 the one before it stays until the next is begun, as the word may still be on its way. While
   // nothing is being written (!busy()).
@@ -63,7 +70,9 @@ class CheckpointWriter {
   // Has the thread do `work` when it has done what it does.
   void Run(std::function<void()> work);
   void Prune(int keep, int64_t newest);
-  void WriteShare();
+  void Write(const std::function<absl::Status(SafetensorsWriter&)>& append);
+  absl::Status AppendCopies(SafetensorsWriter& writer);
+  absl::Status AppendInPlace(SafetensorsWriter& writer);
   void Publish(const std::vector<WrittenFile>& files);
   void Join();
 
@@ -71,6 +80,7 @@ class CheckpointWriter {
   const Flats& flats_;
   const std::string parent_;
   const int keep_;
+  const int64_t chunk_numel_;
   bool busy_ = false, publishing_ = false;
   int64_t told_step_ = -1;
   CheckpointMeta meta_;
@@ -78,7 +88,13 @@ class CheckpointWriter {
   double begin_s_ = 0, copy_s_ = 0;
 
   // Of the thread while phase_ is kBusy, otherwise of the caller.
-  std::vector<std::pair<std::string, at::Tensor>> copies_;  // fp32, on the host
+  // What this rank's file has, one behind the other.
+  struct Part {
+    std::string name;
+    int flat = 0, kind = 0;
+    at::Tensor copy;  // fp32, on the host; kInPlace: undefined
+  };
+  std::vector<Part> parts_;
   WrittenFile written_;
   absl::Status status_;
   std::atomic<int> phase_{kIdle};

@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -28,11 +30,56 @@ MemoryUse ReadMemoryUse(at::Device device) {
   return use;
 }
 
+namespace {
+
+// The number in a file of a control group, or `none`.
+int64_t NumberIn(const std::string& path, int64_t none) {
+  std::ifstream file(path);
+  int64_t number = 0;
+  return file >> number ? number : none;
+}
+
+// The value of `key` in lines "KEY NUMBER".
+int64_t NumberOf(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  std::string name;
+  for (int64_t number = 0; file >> name >> number;) {
+    if (name == key) return number;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int64_t ControlGroupRoom(const std::string& root, std::string path) {
+  constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+  int64_t room = kNoLimit;
+  while (true) {
+    const std::string folder = root + path + (path.ends_with('/') ? "" : "/");
+    const int64_t limit = NumberIn(folder + "memory.max", kNoLimit);
+    if (limit != kNoLimit) {
+      // What was read from files and not lately used goes first.
+      const int64_t used = NumberIn(folder + "memory.current", 0) -
+                           NumberOf(folder + "memory.stat", "inactive_file");
+      room = std::min(room, std::max<int64_t>(0, limit - used));
+    }
+    if (path.empty() || path == "/") return room;
+    path.resize(path.rfind('/'));
+  }
+}
+
 int64_t AvailableHostBytes() {
   constexpr std::string_view kKey = "MemAvailable:";
   std::ifstream all("/proc/meminfo");
   for (std::string line; std::getline(all, line);) {
-    if (line.starts_with(kKey)) return std::stoll(line.substr(kKey.size())) * 1024;
+    if (!line.starts_with(kKey)) continue;
+    const int64_t of_host = std::stoll(line.substr(kKey.size())) * 1024;
+    std::ifstream groups("/proc/self/cgroup");
+    for (std::string group; std::getline(groups, group);) {
+      if (group.starts_with("0::"))
+        return std::min(of_host, ControlGroupRoom("/sys/fs/cgroup", group.substr(3)));
+    }
+    return of_host;
   }
   return 0;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <ATen/ATen.h>
 
@@ -13,7 +14,11 @@ struct MemoryUse {
 };
 MemoryUse ReadMemoryUse(at::Device device);
 
-// What this host could give to new work without swapping; 0 if it doesn't say.
+// What this host, and the control groups that this process is in, could give to new work without
+// swapping; 0 if the host doesn't say.
 int64_t AvailableHostBytes();
+// What the control group `path` and those above it leave of their limits; `root` is where version 2
+// of them is mounted. The largest number if none has a limit.
+int64_t ControlGroupRoom(const std::string& root, std::string path);
 
 }  // namespace muster::trainer

@@ -1,13 +1,19 @@
 #include "trainer/loop/saving.h"
 
 #include <cstdio>
+#include <utility>
 
 #include "trainer/data/packing.h"
+#include "trainer/loop/exchange.h"
+#include "trainer/loop/memory.h"
 
 namespace muster::trainer {
 
 using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
+
+// This part of a host's free memory is left to others.
+constexpr int64_t kHeadroomShare = 8;
 
 Saving::Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress)
     : setup_(setup), world_(world), progress_(progress) {
@@ -57,8 +63,23 @@ void Saving::Start(const RunState& state) {
   meta.source = setup_.init_directory;
   meta.tokenizer = setup_.TokenizerDirectory();
   last_time_ = Clock::now();
-  writer_->Start(meta);
-  if (!setup_.config.save_in_background) Tell(Finish());
+  if (setup_.config.save_in_background && CopyFits()) return writer_->Start(meta);
+  world_.SetTimeout(kStartTimeout);  // the others' part may take longer than any step
+  writer_->Start(meta, CheckpointWriter::kInPlace);
+  Tell(Finish());
+}
+
+// Whether every host has room for a copy of what its ranks write. Collective.
+bool Saving::CopyFits() {
+  const int64_t room = AvailableHostBytes(), local = world_.info().local_size;
+  const bool fits = room == 0 || writer_->CopyBytes() * local <= room - room / kHeadroomShare;
+  if (!OnAny(world_, !fits)) return true;
+  if (world_.rank() == 0 && !std::exchange(noted_, true))
+    std::fprintf(stderr,
+                 "note: training waits while a checkpoint is written: a copy of what the ranks "
+                 "write does not fit into a host's free memory (%lld MiB a rank)\n",
+                 static_cast<long long>(writer_->CopyBytes() >> 20));
+  return false;
 }
 
 bool Saving::SaveNow(const RunState& state) {

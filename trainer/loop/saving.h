@@ -40,6 +40,7 @@ class Saving {
   bool SaveNow(const RunState& state);
 
  private:
+  bool CopyFits();
   CheckpointOutcome Finish();
   void Tell(const CheckpointOutcome& outcome);
   void PruneIfTold();
@@ -50,6 +51,7 @@ class Saving {
   std::optional<CheckpointWriter> writer_;
   int64_t loaded_step_ = -1, last_step_ = -1;
   std::string loaded_path_;
+  bool noted_ = false;   // that copies don't fit
   bool untold_ = false;  // of rank 0: the line of the newest checkpoint waits in progress_
   std::chrono::steady_clock::time_point last_time_;
 };

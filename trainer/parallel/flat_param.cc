@@ -209,6 +209,22 @@ at::Tensor FlatParam::Owned(State which) const {
   return joined;
 }
 
+void FlatParam::CopyShard(State which, int64_t begin, const at::Tensor& out) const {
+  const auto part = [&](const at::Tensor& owned) {
+    return OfShard(owned).narrow(0, begin, out.numel());
+  };
+  if (which != kMaster) {
+    out.copy_(part(which == kExpAvg ? exp_avg_ : exp_avg_sq_));
+  } else if (masters_.defined()) {
+    out.copy_(part(masters_));
+  } else if (owned_weights_.is_cuda()) {
+    out.copy_(JoinByAten(part(owned_weights_), part(low_bits_)));
+  } else {
+    JoinMasters(Bits(part(owned_weights_)), Bits(part(low_bits_)), out.data_ptr<float>(),
+                out.numel());
+  }
+}
+
 at::Tensor FlatParam::InPlace(State which) const {
   const at::Tensor& kept = which == kExpAvg     ? exp_avg_
                            : which == kExpAvgSq ? exp_avg_sq_

@@ -161,6 +161,9 @@ class FlatParam {
     return owned.narrow(0, shard_begin() - owned_begin_, shard_numel_);
   }
   at::Tensor ShardOf(State which) const { return OfShard(Owned(which)); }
+  // Copies the elements of ShardOf(which) from `begin` on to `out`, fp32 on the host; needs room
+  // for those alone.
+  void CopyShard(State which, int64_t begin, const at::Tensor& out) const;
   at::Tensor ShardGradient() const { return OfShard(OwnedGradient()); }
 
   // The owned weights changed: they must be gathered before they are used again.

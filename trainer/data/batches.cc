@@ -4,6 +4,11 @@
 #include <numeric>
 #include <utility>
 
+#include <ATen/Parallel.h>
+
+// Of OpenMP's runtime. omp.h lies among GCC's own headers, where clang-tidy doesn't look.
+extern "C" void omp_set_num_threads(int);
+
 namespace muster::trainer {
 
 int64_t SharePerRank(int64_t global_batch, int ranks) { return (global_batch + ranks - 1) / ranks; }
@@ -19,6 +24,29 @@ BatchReader::BatchReader(Packer* packer, int64_t global_batch, int64_t micro_bat
       rows_(rows) {}
 
 absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
+  absl::StatusOr<StepBatches> step =
+      ahead_.valid() && ahead_first_ == first ? ahead_.get() : (Wait(), ReadOnHost(first));
+  if (!step.ok() || !device_.is_cuda()) return step;
+  for (BatchMeta& meta : step->micro) {
+    for (at::Tensor* one : {&meta.ids, &meta.targets, &meta.weights, &meta.positions,
+                            &meta.row_numbers, &meta.sequences.bounds}) {
+      if (one->defined()) *one = one->pin_memory().to(device_, /*non_blocking=*/true);
+    }
+  }
+  return step;
+}
+
+void BatchReader::ReadAhead(int64_t first) {
+  Wait();
+  ahead_first_ = first;
+  ahead_ = std::async(std::launch::async, [this, first] {
+    at::get_num_threads();   // torch sets them when a thread first asks
+    omp_set_num_threads(1);  // of this thread: OpenMP would start others beside it each time
+    return ReadOnHost(first);
+  });
+}
+
+absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
   StepBatches step;
   // Every rank counts the whole batch, so that the loss can be scaled before the first backward.
   if (packer_.uniform() && Exists(first + global_batch_ - 1)) {
@@ -73,17 +101,14 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
         std::iota(at + row.bounds[d], at + row.bounds[d + 1], 0);
       }
     }
-    meta.ids = ids.to(device_);
-    meta.targets = targets.to(device_);
-    meta.weights = weights.to(device_);
-    if (documents) meta.positions = positions.to(device_);
-    if (device_.is_cuda()) meta.row_numbers = at::tensor(meta.rows, at::kLong).to(device_);
+    meta.ids = ids, meta.targets = targets, meta.weights = weights, meta.positions = positions;
+    if (device_.is_cuda()) meta.row_numbers = at::tensor(meta.rows, at::kLong);
     if (documents && device_.is_cuda()) {
       const std::vector<int32_t> bounds = ops::SequenceBounds(meta.documents, n, length);
       for (size_t i = 0; i + 1 < bounds.size(); ++i)
         meta.sequences.longest =
             std::max<int64_t>(meta.sequences.longest, bounds[i + 1] - bounds[i]);
-      meta.sequences.bounds = at::tensor(bounds, at::kInt).to(device_);
+      meta.sequences.bounds = at::tensor(bounds, at::kInt);
     }
     step.micro.push_back(std::move(meta));
   }
@@ -91,6 +116,7 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
 }
 
 absl::StatusOr<std::vector<int32_t>> BatchReader::ReadIds(int64_t first) {
+  Wait();
   const int64_t width = packer_.row_length_max() + 1;
   std::vector<int32_t> ids(global_batch_ * width, -1);
   Sequence row;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <vector>
 
@@ -32,20 +33,30 @@ class BatchReader {
   // `rows`: rows from this number on don't exist (weight zero); -1: there is no end.
   BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank, int ranks,
               at::Device device, int64_t rows = -1);
-  // This rank's micro-batches of the step that starts with row `first`.
+  // This rank's micro-batches of the step that starts with row `first`; those of the last ReadAhead
+  // are there already, or soon.
   absl::StatusOr<StepBatches> Read(int64_t first);
+  // Begins to read a step in a thread of its own. What is wrong Read says.
+  void ReadAhead(int64_t first);
   // All ids of that step, row by row: row_length_max() inputs (-1 where a row is shorter) and the
   // last one's target.
   absl::StatusOr<std::vector<int32_t>> ReadIds(int64_t first);
 
  private:
   bool Exists(int64_t row) const { return rows_ < 0 || row < rows_; }
+  absl::StatusOr<StepBatches> ReadOnHost(int64_t first);
+  // The packer isn't thread-safe.
+  void Wait() const {
+    if (ahead_.valid()) ahead_.wait();
+  }
 
   Packer& packer_;
   const int64_t global_batch_, micro_batch_, share_;
   const int rank_;
   const at::Device device_;
   const int64_t rows_;
+  int64_t ahead_first_ = -1;
+  std::future<absl::StatusOr<StepBatches>> ahead_;  // last, so that it ends before the rest goes
 };
 
 }  // namespace muster::trainer

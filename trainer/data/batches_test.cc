@@ -1,5 +1,6 @@
 #include "trainer/data/batches.h"
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 namespace muster::trainer {
@@ -9,6 +10,7 @@ namespace {
 class Rows : public Packer {
  public:
   absl::Status Get(int64_t row, Sequence& out) override {
+    threads = at::get_num_threads();
     const int64_t first = row % 3 + 1;
     out = {};
     for (int64_t i = 0; i < first + 2; ++i) {
@@ -22,6 +24,7 @@ class Rows : public Packer {
   int64_t rows_per_epoch() const override { return 10; }
   int64_t row_length_max() const override { return 5; }
   bool uniform() const override { return false; }
+  int threads = 0;  // that what is computed beside the last row may use
 };
 
 TEST(BatchReader, RanksTogetherHoldTheGlobalBatchOnceWhateverTheirNumber) {
@@ -55,6 +58,42 @@ TEST(BatchReader, RanksTogetherHoldTheGlobalBatchOnceWhateverTheirNumber) {
     EXPECT_NEAR(weight, 1, 1e-6) << ranks;
     EXPECT_EQ(sum, 5 * 500 + 10 + 3 * 600 + 3 + 4 * 700 + 6 + 5 * 800 + 10 + 3 * 900 + 3) << ranks;
   }
+}
+
+TEST(BatchReader, WhatIsReadAheadIsWhatWouldBeRead) {
+  Rows packer, other;
+  BatchReader reader(&packer, 4, 2, 0, 1, at::kCPU), plain(&other, 4, 2, 0, 1, at::kCPU);
+  const auto expect = [&](int64_t first) {
+    const StepBatches found = *reader.Read(first), wanted = *plain.Read(first);
+    ASSERT_EQ(found.micro.size(), wanted.micro.size());
+    for (size_t m = 0; m < wanted.micro.size(); ++m) {
+      EXPECT_TRUE(at::equal(found.micro[m].ids, wanted.micro[m].ids));
+      EXPECT_TRUE(at::equal(found.micro[m].weights, wanted.micro[m].weights));
+    }
+  };
+  reader.ReadAhead(4);
+  expect(4);
+  reader.ReadAhead(8);
+  expect(12);  // another step than what was read ahead
+  expect(8);
+  reader.ReadAhead(16);
+  EXPECT_EQ(reader.ReadIds(0)->size(), plain.ReadIds(0)->size()) << "beside what is read ahead";
+  expect(16);
+  reader.ReadAhead(20);  // and nobody takes it
+}
+
+TEST(BatchReader, ReadsAheadInOneThread) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(3);
+  Rows packer;
+  BatchReader reader(&packer, 4, 2, 0, 1, at::kCPU);
+  EXPECT_TRUE(reader.Read(0).ok());
+  EXPECT_EQ(packer.threads, 3);
+  reader.ReadAhead(4);
+  EXPECT_TRUE(reader.Read(4).ok());
+  EXPECT_EQ(packer.threads, 1);
+  EXPECT_EQ(at::get_num_threads(), 3);
+  at::set_num_threads(threads);
 }
 
 TEST(BatchReader, RowsBehindTheLastWeighNothing) {

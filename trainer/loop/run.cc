@@ -186,6 +186,8 @@ bool Run::Steps() {
     StepReport report;
     const StepBatches batches = ReadBatches(report);
     DumpTokens();
+    if (step_ + 1 < config_.max_steps)
+      batches_->ReadAhead(next_sequence_ + config_.global_batch_size);
     const StepExchange all = ForwardAndBackward(batches, report);
     CheckData();
     saving_.Take(all.writers);

@@ -16,6 +16,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Logging.h>
 
@@ -125,6 +126,10 @@ std::unique_ptr<World> Meet(const Request& request, Clock::time_point begin) {
     std::fflush(stdout);
   }
   if (device.is_cuda()) {
+    EndByOurWords(request.info.rank, [world = world.get()](const std::string& why) {
+      ::alarm(kAbortLimitS);
+      world->AnnounceFailure(why);
+    });
     world->WatchFailures([rank = request.info.rank, world = world.get()](const std::string& why) {
       std::fprintf(stderr, "rank %d gives up waiting for others, because of %s\n", rank,
                    why.c_str());
@@ -141,10 +146,17 @@ std::unique_ptr<World> Meet(const Request& request, Clock::time_point begin) {
 void PrepareProcess(const Request& request) {
   if (request.device.is_cuda())
     c10::cuda::set_device(request.device.index());  // what names no device means this rank's
+  if (request.device.is_cuda() && std::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr &&
+      std::getenv("PYTORCH_ALLOC_CONF") == nullptr) {
+    // Rows of different lengths would leave holes that no later tensor fits into.
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  }
   ops::fused::Allow(!request.setup.config.reference_ops);
   ChooseThreads(request.setup.config.threads, request.info.local_size);
   if (request.setup.config.deterministic)
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  // It would write all memory that is made, and nothing here reads what it didn't write.
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
 }  // namespace

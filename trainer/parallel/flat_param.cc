@@ -401,14 +401,26 @@ void FlatParam::StartReduce() {
   } else {
     at::Tensor owned = whole.narrow(0, owned_begin_, owned_numel_);  // in place, as NCCL allows
     reduce_ = world_->shard().backend->_reduce_scatter_base(owned, whole, {});
+    if (owned.is_cuda() && world_->replicate().size > 1) ReduceOverReplicas(owned);
   }
+}
+
+// On a GPU, where nothing has to wait for the sum of the shard group but that of the replicas,
+// which a stream of its own does: computing goes on.
+void FlatParam::ReduceOverReplicas(const at::Tensor& owned) {
+  static const c10::cuda::CUDAStream sums =
+      c10::cuda::getStreamFromPool(/*isHighPriority=*/true, owned.device().index());
+  const c10::cuda::CUDAStreamGuard guard(sums);
+  reduce_->wait();
+  std::vector<at::Tensor> tensors = {owned};
+  reduce_ = world_->replicate().backend->allreduce(tensors, {});
 }
 
 void FlatParam::WaitReduce() {
   if (!reduce_) return;
   Wait(reduce_);
   at::Tensor owned = (reduces_slot_ ? grads_ : sums_).narrow(0, owned_begin_, owned_numel_);
-  if (world_->replicate().size > 1 && !SumsWhole()) {
+  if (world_->replicate().size > 1 && !SumsWhole() && !owned.is_cuda()) {
     std::vector<at::Tensor> tensors = {owned};
     reduce_ = world_->replicate().backend->allreduce(tensors, {});
     Wait(reduce_);

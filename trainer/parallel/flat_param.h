@@ -204,6 +204,7 @@ class FlatParam {
   void UnshardFromHost();
   void UnshardOwned();
   bool SumsWhole() const;
+  void ReduceOverReplicas(const at::Tensor& owned);
 
   FlatLayout layout_;
   World* world_;

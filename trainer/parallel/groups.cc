@@ -183,7 +183,8 @@ c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, in
   if (size == 1) return nullptr;
   auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
   if (device_.is_cuda()) {
-    auto nccl = c10d::ProcessGroupNCCL::Options::create();
+    // What is computed next often waits for it, and its kernels are small.
+    auto nccl = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     nccl->timeout = kStartTimeout;
     auto made = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, nccl);
     made->setBoundDeviceId(device_);

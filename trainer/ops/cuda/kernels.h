@@ -2,7 +2,7 @@
 // nvcc nor the tests' emulator sees ATen; trainer/ops/fused.h is how the trainer calls them,
 // trainer/ops/ops.h their references.
 //
-// They have been compiled (nvcc 13.0, sm_80 and sm_90a), and their source run on the CPU by an
+// They have been compiled (nvcc 13.0, sm_80 and sm_90), and their source run on the CPU by an
 // emulator of blocks and threads (device.h, fused_test.cc). No GPU has run them yet.
 #pragma once
 

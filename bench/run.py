@@ -114,6 +114,11 @@ ROWS = {
         [sys.executable, "trainer/tests/bench_gpu.py"],
         3600,
     ),
+    "gpu-bundle": (
+        "a bundle of the trainer and its GPU tests: its size, its cases for CPUs in a root without compiler and network, a crash",
+        [sys.executable, "bench/gpu_bundle.py"],
+        1800,
+    ),
     "prepare": (
         "muster-trainer prepare against tokenizers alone on all cores; the same output for 1, 2 and 7 processes",
         [sys.executable, "trainer/tests/bench_prepare.py"],

@@ -214,6 +214,16 @@ ROWS = {
         [sys.executable, "bench/sim_seeds.py"],
         14400,
     ),
+    "hostile-jobs": (
+        "what a job tries against its host, the agent and another user, as root's agent runs it; the same as root; three planted holes",
+        [sys.executable, "bench/hostile_jobs.py"],
+        1800,
+    ),
+    "planted-security": (
+        "bugs of running as the owner, each planted, built and looked for by the test that names it",
+        [sys.executable, "bench/planted_security.py"],
+        5400,
+    ),
     "authorization": (
         "every RPC, eleven callers, what is theirs, what isn't and what isn't there, against a model; three planted holes",
         [sys.executable, "bench/authorization.py"],

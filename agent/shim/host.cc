@@ -260,6 +260,10 @@ void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, cons
   if (launch.setup && ::dup2(pipes.exports[1], 9) != 9) fail("setup");
   if (spec_.user.has_value()) {
     std::string step;
+    // The owner's, or nobody could open /dev/stderr.
+    if (::fchown(1, spec_.user->uid, spec_.user->gid) != 0 ||
+        ::fchown(2, spec_.user->uid, spec_.user->gid) != 0)
+      fail("launch: its output");
     if (errno = CloseOnExecFrom(launch.setup ? 10 : 3); errno != 0) fail("launch: descriptors");
     if (errno = BecomeOwner(&step); errno != 0)
       fail("launch: to become uid " + std::to_string(spec_.user->uid) + ": " + step);

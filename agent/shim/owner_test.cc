@@ -288,6 +288,16 @@ TEST_F(OwnerTest, ProgramsInheritThreeDescriptors) {
   EXPECT_EQ(seen, "0 1 2 3 \n");  // 3 is the listing itself
 }
 
+TEST_F(OwnerTest, ProgramsMayOpenTheirOutputByItsName) {
+  EXPECT_EQ(Run("echo one > /dev/stdout; echo two > /proc/self/fd/1"), "one\ntwo\n");
+}
+
+TEST_F(OwnerTest, ProgramsAreToDieWithTheirParent) {
+  EXPECT_EQ(Run("exec python3 -c 'import ctypes; n = ctypes.c_int(); "
+                "ctypes.CDLL(None).prctl(2, ctypes.byref(n)); print(n.value)'"),
+            "9\n");
+}
+
 TEST_F(OwnerTest, ProtectionFromTheKernelsKillingIsNotPassedOn) {
   std::ofstream("/proc/self/oom_score_adj") << "-500";
   const std::string seen = Run("cat /proc/self/oom_score_adj; ulimit -c; ulimit -r; nice");

@@ -30,6 +30,15 @@ class ExportsTest : public ::testing::Test {
   std::string directory_;
 };
 
+TEST_F(ExportsTest, ALinkThatIsNamedLikeTheMarkIsNotWrittenThrough) {
+  const std::string staged = directory_ + "/job/a/export-staging";
+  std::filesystem::create_directories(staged);
+  std::ofstream(directory_ + "/mine") << "mine";
+  std::filesystem::create_symlink(directory_ + "/mine", staged + "/.muster-export");
+  PublishExport(staged, directory_ + "/job", directory_ + "/job/model");
+  EXPECT_EQ(Text(directory_ + "/mine"), "mine");
+}
+
 TEST_F(ExportsTest, WhatLiesAtTheTargetAndIsNoExportOfBeforeIsKept) {
   const std::string staged = directory_ + "/job/a/export-staging",
                     target = directory_ + "/job/model";

@@ -291,9 +291,9 @@ def job_processes(folder: Path) -> dict[int, dict[str, str]]:
 
 
 @contextmanager
-def system_folder():
+def system_folder(parent: str = "/tmp"):
     """A new folder for a LocalSystem, short because Unix sockets lie below it; at the end all that runs there is killed and it goes."""
-    folder = Path(tempfile.mkdtemp(prefix="mst-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="mst-", dir=parent))
     try:
         yield folder
     finally:

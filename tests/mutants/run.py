@@ -1,8 +1,8 @@
 """Plants each bug of tests/mutants/*.patch in a copy of the tree and lets what finds it look for it.
 
-    tests/mutants/run.py [--seeds 2000] [--from SEED] [--replay] [NAME…]
+    tests/mutants/run.py [--in security] [--seeds 2000] [--from SEED] [--replay] [NAME…]
 
-found.json says of each bug what finds it: the fault simulator ("simulator", also of a bug that isn't named there), "sched-fuzz", or one test
+--in: those of a folder below, which has a found.json of its own. found.json says of each bug what finds it: the fault simulator ("simulator", also of a bug that isn't named there), "sched-fuzz", or one test
 ("test": its program's target and its gtest filter). Those with seeds look from a first one on that is drawn and printed; --from gives it, to
 look again. Prints one line of JSON a bug: the seed that found it, how many were tried, what it said, and how long that took; found.json
 keeps them. --replay runs what is kept, and looks only for what its seed no longer finds, as the code has changed since. Exit 1 if a bug
@@ -20,7 +20,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = ROOT / "tests" / "mutants"
-FOUND = HERE / "found.json"
 WORK = Path(os.environ.get("MUSTER_MUTANTS_DIR", ROOT / "build" / "mutants"))
 TREE = WORK / "tree"
 BUILD = TREE / "build" / "release"
@@ -109,30 +108,33 @@ def look(bug: dict, seed: int, seeds: int) -> dict:
     return {**found, "tries": found["seed"] - seed + 1} if found else {}
 
 
-def kept_bugs() -> dict:
-    return json.loads(FOUND.read_text()) if FOUND.exists() else {}
+def kept_bugs(folder: Path) -> dict:
+    found = folder / "found.json"
+    return json.loads(found.read_text()) if found.exists() else {}
 
 
-def keep(name: str, bug: dict, result: dict) -> None:
+def keep(folder: Path, name: str, bug: dict, result: dict) -> None:
     """Read anew: another run, with another MUSTER_MUTANTS_DIR, may keep its own meanwhile."""
     entry = {key: bug[key] for key in ("finder", "target", "test") if key in bug}
     entry = {"finder": "simulator", **entry}
     entry.update({key: result[key] for key in ("seed", "says", "tries") if key in result})
-    found = {**kept_bugs(), name: entry}
-    FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    found = {**kept_bugs(folder), name: entry}
+    (folder / "found.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/mutants/run.py")
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--in", dest="folder", default=".")
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument(
         "--from", dest="first", type=int, default=random.SystemRandom().randrange(1, 1 << 48)
     )
     parser.add_argument("--replay", action="store_true")
     args = parser.parse_args()
-    patches = sorted(p for p in HERE.glob("*.patch") if not args.names or p.stem in args.names)
-    bugs = {patch.stem: kept_bugs().get(patch.stem, {}) for patch in patches}
+    folder = HERE / args.folder
+    patches = sorted(p for p in folder.glob("*.patch") if not args.names or p.stem in args.names)
+    bugs = {patch.stem: kept_bugs(folder).get(patch.stem, {}) for patch in patches}
     print(f"new seeds from {args.first} on; again: --from {args.first}", file=sys.stderr)
     copy_tree()
     build({target_of(bug) for bug in bugs.values()})
@@ -177,7 +179,7 @@ def main() -> int:
         )
         ok = ok and bool(result)
         if result:
-            keep(patch.stem, bug, result)
+            keep(folder, patch.stem, bug, result)
     return 0 if ok else 1
 
 

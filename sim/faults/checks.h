@@ -132,6 +132,8 @@ class Checker {
 
   Known Find(const pb::AttemptKey& key, const std::string& host) const;
   static bool Replaceable(const pb::JobRecord& job, int task, const pb::AttemptRecord& attempt);
+  void CheckStartIsCommitted(int64_t now_ns, const std::string& host, const pb::AttemptKey& key);
+  void CheckStartsAlone(int64_t now_ns, const std::string& host, const pb::Prepare& prepare);
   void CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   void CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,
                     const pb::AttemptRecord* before, const pb::AttemptRecord& after);
@@ -141,6 +143,11 @@ class Checker {
   void CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord& attempt);
   void CheckDevices(int64_t now_ns, const pb::AttemptKey& placed);
   void CheckUid(int64_t now_ns, const std::string& uid);
+  void ViolateDispatch(int64_t now_ns, const std::string& host, const std::string& what,
+                       const pb::AttemptKey& key);
+  void CheckPrepare(int64_t now_ns, const std::string& host, const pb::Prepare& prepare);
+  void CheckStop(int64_t now_ns, const std::string& host, const pb::AttemptKey& key);
+  void OnWelcome(const std::string& host);
   void CheckCheckpointAck(int64_t now_ns, const std::string& host, const pb::CheckpointAck& ack);
   void CheckLedger(int64_t now_ns, const pb::MetaRecord& meta);
   bool AnyTaskWaits() const;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/job_defaults.h"
 #include "common/base/units.h"
+#include "sim/faults/records.h"
 
 namespace muster::sim::faults {
 namespace {
@@ -13,8 +14,6 @@ namespace {
 constexpr int64_t kSlackNs = 2 * kSecond;  // of a decision that is made when it is due
 // Of what a scheduler does once a second, while it commits without a gap.
 constexpr int64_t kTickSlackNs = 5 * kSecond;
-
-bool Over(const pb::HostPart& part) { return part.lost() || part.phase() == pb::GONE; }
 
 bool Released(const pb::AttemptRecord& attempt) {
   return std::all_of(attempt.parts().begin(), attempt.parts().end(), Over);

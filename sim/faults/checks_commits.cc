@@ -1,0 +1,328 @@
+// What is committed.
+#include "sim/faults/checks.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "sim/faults/records.h"
+
+namespace muster::sim::faults {
+
+void Checker::OnEpoch(int64_t now_ns, uint64_t epoch) {
+  if (epoch <= epoch_)
+    Violate(now_ns,
+            absl::StrCat("contract 1: a scheduler starts with epoch ", epoch, " after ", epoch_));
+  epoch_ = std::max(epoch_, epoch);
+  epoch_ns_ = now_ns;
+}
+
+void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
+  if (transaction.commit != commit_ + 1)
+    Violate(now_ns, absl::StrCat("contract 23: commit ", transaction.commit, " follows ", commit_));
+  commit_ = transaction.commit;
+  now_ns_ = now_ns;
+  ++counters_["commits"];
+  for (const RowChange& row :
+       transaction.rows) {  // hosts first: what is decided of jobs rests on them
+    if (row.kind == "configuration" && row.bytes.has_value()) {
+      pb::ConfigurationRecord configuration;
+      MUSTER_CHECK(configuration.ParseFromString(*row.bytes));
+      rows_.OnConfiguration(configuration);
+    }
+    if (row.kind != "host" || !row.bytes.has_value()) continue;
+    pb::HostRecord host;
+    MUSTER_CHECK(host.ParseFromString(*row.bytes));
+    rows_.OnHost(transaction.now_ns, row.id, host);
+    hosts_[row.id] = std::move(host);
+  }
+  placed_.clear();
+  for (const RowChange& row : transaction.rows) {
+    if (row.kind == "job") {
+      if (!row.bytes.has_value()) {
+        const auto uid = uid_of_row_.find(row.id);
+        if (uid != uid_of_row_.end() && jobs_.at(uid->second).end_ns() == 0)
+          Violate(now_ns, "S4 an unfinished job is forgotten");
+        continue;
+      }
+      pb::JobRecord job;
+      MUSTER_CHECK(job.ParseFromString(*row.bytes));
+      const auto known = jobs_.find(job.uid());
+      const pb::JobRecord* before = known == jobs_.end() ? nullptr : &known->second;
+      if (before == nullptr) CheckUid(now_ns, job.uid());
+      engine_now_ns_ = transaction.now_ns;
+      CheckJob(now_ns, before, job);
+      rows_.OnJob(transaction.now_ns, before, job);
+      uid_of_row_[row.id] = job.uid();
+      committed_key_[job.idempotency_key()] = job.number();
+      jobs_[job.uid()] = std::move(job);
+    } else if (row.kind == "meta" && row.bytes.has_value()) {
+      pb::MetaRecord meta;
+      MUSTER_CHECK(meta.ParseFromString(*row.bytes));
+      CheckLedger(now_ns, meta);
+      if (restoring_ && !meta.restoring()) {
+        for (const auto& [name, host] : hosts_) {
+          // It did not answer in time, or was cut off before it could stop what it was told to.
+          if (answered_.count(name) == 0 && host.state() != pb::HOST_NEVER_SEEN &&
+              now_ns - epoch_ns_ < lease_ns_) {
+            Violate(now_ns, absl::StrCat("contract 19: what was restored is settled before a lease "
+                                         "has passed, and nothing was heard of ",
+                                         name));
+          }
+          if (answered_.count(name) == 0 || host.state() == pb::HOST_UNREACHABLE)
+            unheard_.insert(name);
+        }
+      }
+      restoring_ = meta.restoring();
+    }
+  }
+  if (restoring_ && !placed_.empty())
+    Violate(now_ns, absl::StrCat("contract 19: placed before what was restored is settled: ",
+                                 Text(placed_[0])));
+  std::set<std::string> placed;
+  for (const pb::AttemptKey& key : placed_) {
+    CheckDevices(now_ns, key);
+    placed.insert(key.job_uid());
+  }
+  rows_.Committed(transaction.now_ns, now_ns, restoring_, placed);
+}
+
+// Contract 16. Whoever submits once more what a restored store doesn't know any more gets another
+// job: what a host still has of the one before isn't its.
+void Checker::CheckUid(int64_t now_ns, const std::string& uid) {
+  if (!uids_.insert(uid).second)
+    Violate(now_ns, absl::StrCat("contract 16: a second job is given the uid ", uid));
+}
+
+// S3, contract 14, of an attempt that this commit has placed: nobody holds its devices, and no Lost
+// attempt whose host hasn't answered Gone.
+void Checker::CheckDevices(int64_t now_ns, const pb::AttemptKey& placed) {
+  const Known known = Find(placed, "");
+  for (const pb::Placement& mine : known.attempt->placements()) {
+    const std::string host = absl::StrCat(known.attempt->cluster(), "/", mine.host());
+    std::map<int32_t, int64_t> used;  // in thousandths
+    const auto take = [&](const pb::Placement& placement) {
+      for (int d = 0; d < placement.devices_size(); ++d)
+        used[placement.devices(d)] +=
+            d < placement.device_milli_size() ? placement.device_milli(d) : 1000;
+    };
+    const auto row = hosts_.find(host);
+    MUSTER_CHECK(row != hosts_.end());
+    for (const pb::LostAttempt& lost : row->second.lost()) {
+      take(lost.placement());
+      if (lost.placement().devices_size() > 0)
+        ++counters_["placed beside a Lost attempt that its host has not answered Gone for"];
+    }
+    for (const auto& [uid, job] : jobs_) {
+      for (const pb::TaskRecord& task : job.tasks()) {
+        for (const pb::AttemptRecord& attempt : task.attempts()) {
+          if (attempt.end_ns() != 0 || attempt.cluster() != known.attempt->cluster()) continue;
+          for (int p = 0; p < attempt.placements_size(); ++p) {
+            if (attempt.placements(p).host() == mine.host() && !Over(attempt.parts(p)))
+              take(attempt.placements(p));
+          }
+        }
+      }
+    }
+    for (const pb::Quarantine& quarantine : row->second.quarantines()) {
+      const auto& devices = mine.devices();
+      const bool uses = quarantine.device() < 0 || std::find(devices.begin(), devices.end(),
+                                                             quarantine.device()) != devices.end();
+      if (!uses || quarantine.withheld()) continue;
+      Violate(now_ns, absl::StrCat("placed on what is in quarantine, ", host, " device ",
+                                   quarantine.device(), ": ", Text(placed)));
+    }
+    for (const int32_t device : mine.devices()) {
+      if (used[device] > 1000)
+        Violate(now_ns, absl::StrCat("S3 device ", device, " of ", host, " is given to ",
+                                     Text(placed), " while another holds it"));
+    }
+  }
+}
+
+void Checker::CheckLedger(int64_t now_ns, const pb::MetaRecord& meta) {
+  int64_t sum = 0;
+  for (const pb::LedgerRow& row : meta.ledger()) sum += row.device_us();
+  if (sum != meta.ledger_capacity_device_us())
+    Violate(now_ns, absl::StrCat("the ledger's classes sum to ", sum, " of ",
+                                 meta.ledger_capacity_device_us()));
+}
+
+void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {
+  const auto violate = [&](const std::string& what) {
+    Violate(now_ns, absl::StrCat(what, ": job ", after.number()));
+  };
+  const auto key = committed_key_.find(after.idempotency_key());
+  if (key != committed_key_.end() && key->second != after.number())
+    violate("contract 18: a second job of one idempotency key");
+  if (before != nullptr && before->end_ns() != 0 && before->state() != after.state())
+    violate("an ended job changes its state");
+  if (before != nullptr && before->cancel_requested() && !after.cancel_requested())
+    violate("S4 a cancel is forgotten");
+  for (int t = 0; t < after.tasks_size(); ++t) {
+    const pb::TaskRecord& task = after.tasks(t);
+    const pb::TaskRecord* old = before != nullptr ? &before->tasks(t) : nullptr;
+    if (old != nullptr && old->state() == pb::TASK_SUCCEEDED && task.state() != pb::TASK_SUCCEEDED)
+      violate("a task that has succeeded runs again");
+    if (old != nullptr && task.next_attempt() < old->next_attempt())
+      violate("S0 numbers of attempts go back");
+    for (const pb::AttemptRecord& attempt : task.attempts()) {
+      const pb::AttemptRecord* known = nullptr;
+      if (old != nullptr) {
+        for (const pb::AttemptRecord& a : old->attempts()) {
+          if (a.number() == attempt.number()) known = &a;
+        }
+      }
+      CheckAttempt(now_ns, after, t, known, attempt);
+    }
+    if (task.export_state() == "published" &&
+        (old == nullptr || old->export_state() != "published")) {
+      const bool lies = std::any_of(task.attempts().begin(), task.attempts().end(),
+                                    [&](const pb::AttemptRecord& attempt) {
+                                      return !attempt.export_staged().empty() &&
+                                             published_.contains(Text(KeyOf(after, t, attempt)));
+                                    });
+      if (!lies) violate("R1 an export is taken as published, and isn't");
+    }
+    // R1: what a later attempt may resume from is one history, of attempts whose records counted
+    // when they were made.
+    if (old != nullptr) {
+      for (const pb::Checkpoint& checkpoint : task.checkpoints()) {
+        const bool known =
+            std::any_of(old->checkpoints().begin(), old->checkpoints().end(),
+                        [&](const pb::Checkpoint& c) { return c.path() == checkpoint.path(); });
+        if (known) continue;
+        ++counters_["checkpoints recorded"];
+        checkpoints_.insert(checkpoint.path());
+        pb::AttemptKey by;
+        by.set_job_uid(after.uid());
+        by.set_task(after.spec().tasks(t).name());
+        by.set_attempt(checkpoint.attempt());
+        Record(by, checkpoint);
+        if (!old->attempts().empty() && checkpoint.attempt() < old->attempts().rbegin()->number())
+          violate("contract 12: a checkpoint of an older attempt is recorded");
+        for (const pb::AttemptRecord& attempt : old->attempts()) {
+          if (attempt.number() != checkpoint.attempt()) continue;
+          for (const pb::HostPart& part : attempt.parts()) {
+            if (part.lost()) violate("contract 9: a checkpoint of a Lost attempt is recorded");
+          }
+        }
+      }
+    }
+  }
+}
+
+void Checker::Record(const pb::AttemptKey& key, const pb::Checkpoint& checkpoint) {
+  std::vector<pb::Checkpoint>& records = records_[absl::StrCat(key.job_uid(), "/", key.task())];
+  if (!records.empty() && records.back().attempt() != key.attempt()) {
+    const auto loaded = std::find_if(
+        records.begin(), records.end(),
+        [path = loaded_by(key)](const pb::Checkpoint& record) { return record.path() == path; });
+    const int64_t step = loaded == records.end() ? -1 : loaded->step();  // else of before a restore
+    const size_t struck = std::erase_if(records, [&](const pb::Checkpoint& record) {
+      if (record.step() > step) struck_.insert(record.path());
+      return record.step() > step;
+    });
+    if (struck > 0) ++counters_["branches of checkpoints abandoned"];
+  }
+  records.push_back(checkpoint);
+}
+
+void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,
+                           const pb::AttemptRecord* before, const pb::AttemptRecord& after) {
+  const pb::AttemptKey key = KeyOf(job, t, after);
+  const std::string name = Text(key);
+  const auto violate = [&](const std::string& what) {
+    Violate(now_ns, absl::StrCat(what, ": ", name));
+  };
+  if (before == nullptr && after.end_ns() == 0) placed_.push_back(key);
+  bool ends_with_loss = false;
+  for (int p = 0; p < after.parts_size(); ++p) {
+    const pb::HostPart& part = after.parts(p);
+    const pb::HostPart* old = before != nullptr ? &before->parts(p) : nullptr;
+    const std::string host = absl::StrCat(after.cluster(), "/", after.placements(p).host());
+    if (part.phase() == pb::GONE && !part.lost() && (old == nullptr || old->phase() != pb::GONE) &&
+        Lives(name, host)) {
+      violate(absl::StrCat("S2 taken as gone while its processes run on ", host));
+    }
+    if (part.lost() && (old == nullptr || !old->lost())) {
+      ends_with_loss = true;
+      ++counters_["lost"];
+      const auto row = hosts_.find(host);
+      const bool confirmed = row != hosts_.end() && !row->second.confirmed_off_by().empty();
+      if (confirmed) ++counters_["lost by an operator's word"];
+      if (!confirmed && job.spec().tasks(t).when_unreachable() == pb::FENCE) {
+        ++counters_["lost by a fence"];
+        if (Executes(name, host) && renewed_alone_.contains({name, host})) {
+          ++counters_["fences put off by a scheduler whose store was cloned"];
+        } else if (Executes(name, host)) {
+          violate(absl::StrCat("S1 lost before its fence has ended it on ", host));
+        }
+      } else if (!confirmed && !Replaceable(job, t, after)) {
+        violate("S1 lost although its task waits for its host");
+      }
+      if (!confirmed) rows_.OnLost(engine_now_ns_, after.cluster(), name);
+      const auto heard = heard_ns_.find(host);
+      if (heard != heard_ns_.end() && now_ns - heard->second < lease_ns_)
+        violate(absl::StrCat("contract 9: lost within a lease of a word of ", host));
+    }
+    if (old != nullptr && old->lost() && !part.lost()) violate("contract 9: Lost is not final");
+  }
+  if (ends_with_loss) {
+    const bool job_ends =
+        job.cancel_requested() ||
+        std::any_of(job.tasks().begin(), job.tasks().end(),
+                    [](const pb::TaskRecord& task) { return task.state() == pb::TASK_FAILED; }) ||
+        after.cause() == pb::TIME_LIMIT;
+    if (!job_ends && job.tasks(t).attempts().rbegin()->number() <= after.number())
+      violate("contract 9: lost without the next attempt's placement");
+  }
+  if (after.end_ns() != 0 && (before == nullptr || before->end_ns() == 0))
+    CheckEnd(now_ns, job, t, after);
+}
+
+void Checker::CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t,
+                       const pb::AttemptRecord& attempt) {
+  const std::string name =
+      absl::StrCat(job.uid(), "/", job.spec().tasks(t).name(), "/", attempt.number());
+  const auto violate = [&](const std::string& what) {
+    Violate(now_ns, absl::StrCat(what, ": ", name));
+  };
+  bool exited_0 = true, recorded = true, known = true, lost = false;
+  for (int p = 0; p < attempt.parts_size(); ++p) {
+    const std::string host = absl::StrCat(attempt.cluster(), "/", attempt.placements(p).host());
+    if (!Over(attempt.parts(p))) violate("contract 7: ends before all its hosts are Gone or Lost");
+    lost = lost || attempt.parts(p).lost();
+    if (!attempt.parts(p).lost() && Lives(name, host))
+      violate(absl::StrCat("S2 ends while its processes run on ", host));
+    const auto end = ends_.find({name, host});
+    known = known && records_lost_.count({name, host}) == 0;
+    exited_0 = exited_0 && end != ends_.end() && end->second.all_exited_0 && !end->second.stop_sent;
+    recorded = recorded && end != ends_.end() && end->second.recorded;
+  }
+  ++counters_["attempts ended"];
+  if (attempt.state() == pb::TASK_SUCCEEDED && !exited_0)
+    violate("contract 13: succeeds, but not all its workers exited 0 without a stop");
+  const std::string& its_export = job.tasks(t).export_state();
+  const bool lacks_export =
+      its_export == "failed" || (its_export == "staged" && job.cancel_requested());
+  if (its_export == "failed") ++counters_["ends with an export that could not be published"];
+  if (attempt.state() != pb::TASK_SUCCEEDED && exited_0 && recorded && known && !lost &&
+      !lacks_export) {
+    violate(absl::StrCat("S4 all its workers exited 0, and that had no effect (",
+                         pb::Cause_Name(attempt.cause()), " ", attempt.detail(), ")"));
+  }
+  if (attempt.state() == pb::TASK_SUCCEEDED) ++counters_["attempts succeeded"];
+  if (attempt.cause() == pb::PREEMPTION) ++counters_["attempts preempted"];
+  if (attempt.cause() == pb::HANG) {
+    ++counters_["attempts that hung"];
+    const bool muted = std::any_of(
+        attempt.placements().begin(), attempt.placements().end(), [&](const pb::Placement& p) {
+          return muted_.contains(absl::StrCat(attempt.cluster(), "/", p.host()));
+        });
+    if (!muted && !hangs(KeyOf(job, t, attempt), job.spec().tasks(t)))
+      violate("is taken for hung, and worked");
+  }
+}
+
+}  // namespace muster::sim::faults

@@ -190,6 +190,10 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
   }
   if (!table.empty()) out += table.Render(screen);
   absl::StrAppend(&out, sentences, OtherTasks(job, now_ns));
+  for (const auto& borrowed : explained.borrowed()) {
+    absl::StrAppend(&out, "  ", several ? absl::StrCat(Plain(borrowed.task()), ": ") : "",
+                    Plain(borrowed.text()), "\n");
+  }
   if (explained.relaxations_size() > 0) {
     absl::StrAppend(&out, "It would start\n", RelaxationLines(explained), AnewText(explained));
   } else if (explained.why_size() > 0 && explained.tried() > 0 && explained.complete()) {

@@ -357,6 +357,11 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
   EXPECT_EQ(RenderExplain(running, Screen()),
             "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: running since 13:59\n  main running on "
             "phx/h07,h08, ends 15:40\n");
+  running.add_borrowed()->set_text("borrowed: may be stopped at once for work within a guarantee");
+  EXPECT_THAT(RenderExplain(running, Screen()),
+              HasSubstr("ends 15:40\n  borrowed: may be stopped at once for work within a "
+                        "guarantee\n"));
+  running.clear_borrowed();
   running.mutable_job()->mutable_tasks(0)->set_spill_reason(
       "dal is full for about 9m; phx has room now");
   EXPECT_THAT(

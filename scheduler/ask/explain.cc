@@ -11,10 +11,12 @@
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/borrowed.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/taken.h"
 #include "scheduler/ask/words/order_text.h"
 #include "scheduler/ask/words/share_text.h"
+#include "scheduler/ask/words/standing_text.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/state/what_if.h"
 
@@ -70,6 +72,7 @@ class Explainer {
                                    " before that, and it starts there"));
       }
     }
+    if (start_ns_ != 0) FillBorrowed(as_is, response);
     if (as_is.cut()) response->set_complete(false);
     FillHolders(as_is, response);
     if (start_ns_ != 0 && start_ns_ <= now_ns_) return;  // nothing has to help
@@ -140,6 +143,14 @@ class Explainer {
       if (seen.kind == Foreseen::kEnded && seen.task == task) return seen.at_ns;
     }
     return as_is.EndOf(task);
+  }
+
+  // Whether it runs beyond its queue's guarantee once it has started.
+  void FillBorrowed(const Future& as_is, Response* response) {
+    const std::optional<Standing> standing =
+        decider_.StandingOf(as_is.state(), as_is.now_ns(), scheduling_, Ref());
+    if (!standing.has_value()) return;
+    AddBorrowed(BorrowedText(state_, spec_, *standing, 0, now_ns_), spec_.name(), response);
   }
 
   // ---- what would help ----
@@ -575,9 +586,9 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
     why->set_missing_milli(verdict.missing_milli());
     why->set_text(WhyText(state, plan, *job, verdict));
   }
-  if (first >= 0)
-    Explainer(state, *job, first, std::max(now_ns, state.now_ns()), scheduling, spent)
-        .Fill(&response);
+  const int64_t then_ns = std::max(now_ns, state.now_ns());
+  FillBorrowed(state, *job, then_ns, scheduling, &response);
+  if (first >= 0) Explainer(state, *job, first, then_ns, scheduling, spent).Fill(&response);
   return response;
 }
 

@@ -2,6 +2,7 @@
 // and what follows from it.
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/future.h"
 #include "scheduler/ask/taken.h"
+#include "scheduler/ask/words/standing_text.h"
 #include "scheduler/decide/decider.h"
 
 namespace muster {
@@ -196,11 +198,21 @@ class Previewer {
     if (chosen != nullptr) chosen->set_chosen(true);
     const int32_t workers =
         chosen != nullptr && chosen->workers() > 0 ? chosen->workers() : task().workers().min();
-    response->set_queue_line(QueueLine(chosen != nullptr ? chosen->flavour()
-                                       : task().resources().gpu_types_size() > 0
-                                           ? task().resources().gpu_types(0)
-                                           : "",
-                                       workers));
+    std::string line =
+        QueueLine(chosen != nullptr                         ? chosen->flavour()
+                  : task().resources().gpu_types_size() > 0 ? task().resources().gpu_types(0)
+                                                            : "",
+                  workers);
+    if (const std::string text = placed != nullptr ? Borrowed(future) : ""; !text.empty())
+      absl::StrAppend(&line, line.empty() ? "" : " ", "B", text.substr(1), ".");
+    response->set_queue_line(line);
+  }
+
+  // Whether it then runs beyond its queue's guarantee, and what follows from that.
+  std::string Borrowed(const Future& future) {
+    const std::optional<Standing> standing =
+        decider_.StandingOf(future.state(), future.now_ns(), scheduling_, ref_);
+    return standing.has_value() ? BorrowedText(state_, task(), *standing, 0, now_ns_) : "";
   }
 
   // Smaller is better: unknown last, takes from nobody first among equals.

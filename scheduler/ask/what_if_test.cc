@@ -337,6 +337,28 @@ TEST(Preview, ClustersThatCanNeverTakeItSayWhy) {
                                 "flat never: has no GPUs", "away never: is drained"));
 }
 
+// A queue that is guaranteed all of the two devices, and one that is guaranteed none.
+SystemBuilder OneGuaranteed() {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 2).Queue("prod", 2).Queue("research");
+  return s;
+}
+
+TEST(Preview, SaysThatWhatIsBorrowedMayBeStoppedAtOnce) {
+  SystemBuilder s = OneGuaranteed();
+  const auto line = [&](const char* queue) {
+    return Ask(s, Runs(JobBuilder(queue).Workers(2).spec)).queue_line();
+  };
+  EXPECT_EQ(line("research"),
+            "Queue research: 0 gpu in use, nothing guaranteed; this job takes 2 more. Borrowed: "
+            "may be stopped at once for work within a guarantee.");
+  EXPECT_THAT(line("prod"), Not(HasSubstr("orrowed")));
+  SystemBuilder alone;
+  alone.Cluster("lab").Hosts("lab", 1, 2).Queue("research");
+  EXPECT_THAT(Ask(alone, Runs(JobBuilder("research").spec)).queue_line(), Not(HasSubstr("orrowed")))
+      << "nobody is guaranteed anything";
+}
+
 // ---- explain ----
 
 std::vector<std::string> Said(const pb::ExplainResponse& response) {
@@ -381,6 +403,35 @@ TEST(Explain, FewerWorkersStartAtOnceAndThatIsTrue) {
   s.Do(event);
   Go(&s);
   EXPECT_EQ(s.state.FindJobByUid("changed")->state, pb::RUNNING);
+}
+
+TEST(Explain, SaysHowSoonWhatIsBorrowedMayBeStopped) {
+  SystemBuilder s = OneGuaranteed();
+  const auto borrowed = [&](uint64_t job) {
+    const pb::ExplainResponse response = Explained(&s, job);
+    return response.borrowed_size() == 0 ? "" : response.borrowed(0).text();
+  };
+  JobBuilder with_time("research");
+  with_time.TimeLimit(3600).task()->mutable_checkpoint()->set_interval_ns(600 * kSecond);
+  const uint64_t runs = with_time.SubmitTo(&s), waits = with_time.Workers(2).SubmitTo(&s);
+  const std::string at_once = "borrowed: may be stopped at once for work within a guarantee";
+  EXPECT_EQ(borrowed(runs), at_once);
+  EXPECT_EQ(borrowed(waits), at_once) << "once it runs";
+  // It works for a checkpoint interval, is stopped for a while, and runs again.
+  s.Step(700);
+  const uint64_t claims = JobBuilder("prod").Workers(2).SubmitTo(&s);
+  EXPECT_EQ(borrowed(claims), "");
+  testing::ReportAll(&s, runs, pb::GONE, 0, true);
+  Go(&s);
+  EXPECT_EQ(borrowed(claims), "") << "within its guarantee";
+  s.Step(800);
+  testing::ReportAll(&s, claims, pb::GONE, 0);
+  Go(&s);
+  s.Step(860);
+  EXPECT_EQ(borrowed(runs),
+            "borrowed: may be stopped for work within a guarantee, but not in the next 4m");
+  s.Step(1101);
+  EXPECT_EQ(borrowed(runs), at_once);
 }
 
 TEST(Explain, WhatGainsSecondsIsNotTold) {

@@ -2,6 +2,7 @@
 
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/model/inputs.h"
+#include "scheduler/decide/model/precedence.h"
 
 namespace muster {
 
@@ -32,6 +33,17 @@ std::string Decider::Difference(const State& state) {
   Follow(state, SchedulingOptions{.placement = policy_});
   const std::string difference = now_->Difference(state);
   return difference.empty() ? later_->Difference(state) : difference;
+}
+
+std::optional<Standing> Decider::StandingOf(const State& state, int64_t now_ns,
+                                            const SchedulingOptions& options, const TaskRef& task) {
+  const Model& model = model_.Update(state, now_ns, options);
+  const auto found = model.gang_of.find(task);
+  if (found == model.gang_of.end()) return std::nullopt;
+  const Inputs in(state, now_ns, options, model);
+  const Gang& gang = in.gang(found->second);
+  const bool worked = HasIntervalsWork(gang, gang.start_ns != 0 ? now_ns - gang.start_ns : 0);
+  return Standing{gang.entitled && gang.guaranteed, worked ? MinRuntimeNs(in, gang.leaf) : 0};
 }
 
 Plan Decider::Decide(const State& state, int64_t now_ns, const SchedulingOptions& options) {

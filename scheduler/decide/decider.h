@@ -20,6 +20,13 @@
 
 namespace muster {
 
+// How a task stands to the claims of others.
+struct Standing {
+  bool guaranteed = false;  // it has its place within its queue's guarantee
+  // So long after its start claims within a guarantee leave it alone, too; 0: they stop it at once.
+  int64_t left_alone_ns = 0;
+};
+
 class Decider {
  public:
   Decider() = default;
@@ -28,6 +35,10 @@ class Decider {
 
   // As Decide (decide.h).
   Plan Decide(const State& state, int64_t now_ns, const SchedulingOptions& options);
+
+  // Of a task that wants or has a place; nullopt: it doesn't.
+  std::optional<Standing> StandingOf(const State& state, int64_t now_ns,
+                                     const SchedulingOptions& options, const TaskRef& task);
 
   // "" if the maps that it keeps are those of a fresh one for this State, else the first
   // difference. For tests.

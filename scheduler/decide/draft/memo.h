@@ -26,6 +26,7 @@ struct Search {
   };
   Kind kind = kNow;
   bool guaranteed = false, drains = false;
+  bool overdue = false;  // a claim that regards nobody's min_runtime
   int32_t pool = 0;
   int32_t shape = 0;  // Gang::shape
   int32_t leaf = -1;

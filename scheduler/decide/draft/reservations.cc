@@ -31,9 +31,8 @@ bool Reservations::Lends(const PlannedReservation& to, const Gang& gang, int64_t
   const int64_t most =
       4 * (gang.gpus == claimant.gpus ? demand : claimant.host_cpus_milli * to.place.workers);
   if (takes > most) return false;
-  const int64_t protected_ns =
-      claimant.guaranteed && !IsAhead(claimant, gang) ? 0 : MinRuntimeNs(in_, gang.leaf);
-  if (in_.now_ns + protected_ns + GraceOf(*gang.spec) > to.start_ns) return false;
+  if (in_.now_ns + ProtectedFor(in_, claimant, gang) + GraceOf(*gang.spec) > to.start_ns)
+    return false;
   return LevelAllows(in_, claimant, to.place.pool, demand, gang, use, takes);
 }
 

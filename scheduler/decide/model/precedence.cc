@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/job_defaults.h"
 
 namespace muster {
 
@@ -88,9 +89,39 @@ int64_t MinRuntimeNs(const Inputs& in, int32_t leaf) {
   return own_ns != 0 ? own_ns : in.options.min_runtime_ns;
 }
 
+bool HasIntervalsWork(const Gang& gang, int64_t run_ns) {
+  const int64_t told_ns = gang.spec->checkpoint().interval_ns();
+  const int64_t interval_ns = told_ns > 0 ? told_ns : kDefaultCheckpointIntervalNs;
+  return gang.ran_ns + std::max<int64_t>(0, run_ns) >= interval_ns;
+}
+
+namespace {
+
+// Such a claim waits for nobody's min_runtime, but as ProtectedUntil says.
+bool StopsAtOnce(const Gang& claimant, const Gang& victim, bool grows) {
+  return claimant.guaranteed && !grows && !IsAhead(claimant, victim);
+}
+
+}  // namespace
+
 int64_t ProtectedUntil(const Inputs& in, const Gang& claimant, const Gang& victim, bool grows) {
-  if (claimant.guaranteed && !grows && !IsAhead(claimant, victim)) return 0;
+  if (StopsAtOnce(claimant, victim, grows)) {
+    const int64_t run_ns = victim.start_ns != 0 ? in.now_ns - victim.start_ns : 0;
+    if (victim.entitled || Overdue(in, claimant) || !HasIntervalsWork(victim, run_ns)) return 0;
+  }
   return victim.since_ns() + MinRuntimeNs(in, victim.leaf);
+}
+
+int64_t GrowthProtectedUntil(const Inputs& in, const Gang& claimant, const Gang& victim,
+                             bool grows) {
+  if (StopsAtOnce(claimant, victim, grows)) return 0;
+  return victim.since_ns() + MinRuntimeNs(in, victim.leaf);
+}
+
+int64_t ProtectedFor(const Inputs& in, const Gang& claimant, const Gang& gang) {
+  const int64_t min_runtime_ns = MinRuntimeNs(in, gang.leaf);
+  const bool at_once = StopsAtOnce(claimant, gang, /*grows=*/false);
+  return at_once && !HasIntervalsWork(gang, min_runtime_ns) ? 0 : min_runtime_ns;
 }
 
 bool Overdue(const Inputs& in, const Gang& claimant) {

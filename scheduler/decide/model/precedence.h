@@ -52,9 +52,15 @@ bool OnlyMoves(const Model& model, const Gang& victim);
 // How long what starts in the queue is left alone by claims beyond a guarantee.
 int64_t MinRuntimeNs(const Inputs& in, int32_t leaf);
 // Until when the victim, which runs, is left alone by the claimant; 0: not at all. `grows`: it
-// claims to grow.
+// claims to grow. The second: its growth workers alone; it goes on without them.
 int64_t ProtectedUntil(const Inputs& in, const Gang& claimant, const Gang& victim,
                        bool grows = false);
+int64_t GrowthProtectedUntil(const Inputs& in, const Gang& claimant, const Gang& victim,
+                             bool grows = false);
+// How long the claimant would leave the gang alone that starts now, outside S.
+int64_t ProtectedFor(const Inputs& in, const Gang& claimant, const Gang& gang);
+// The gang has worked for a checkpoint interval, once it has run for so long in this attempt.
+bool HasIntervalsWork(const Gang& gang, int64_t run_ns);
 // The claimant has waited within its guarantee for so long that what others do for it may cost
 // more.
 bool Overdue(const Inputs& in, const Gang& claimant);

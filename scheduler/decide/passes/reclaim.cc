@@ -270,6 +270,7 @@ void Claim::Stop() {
 
 Reclaimed Claim::Run() {
   Search search{.kind = guaranteed_ ? Search::kGuaranteedClaim : Search::kOtherClaim,
+                .overdue = guaranteed_ && Overdue(in_, claimant_),
                 .pool = request_.pool,
                 .priority = claimant_.priority,
                 .band = claimant_.band,

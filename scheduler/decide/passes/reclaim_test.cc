@@ -45,6 +45,73 @@ TEST(Reclaim, MinRuntimeYieldsOnlyToGuaranteedClaims) {
   }
 }
 
+// `borrows` runs, is stopped for a guaranteed job at `stopped_s`, and starts again at 100 s.
+struct Borrower {
+  SystemBuilder system;
+  uint64_t borrows = 0;
+  Borrower(int64_t interval_s, int64_t stopped_s) {
+    system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4).Queue("b");
+    JobBuilder job("b");
+    job.Workers(2, 4).task()->mutable_checkpoint()->set_interval_ns(interval_s * kSecond);
+    borrows = job.SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, borrows);
+    system.Step(stopped_s);
+    const uint64_t first = JobBuilder("a").Gpus(4).SubmitTo(&system);
+    EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
+    ReportAll(&system, borrows, pb::GONE, 0, true);
+    DecideQuickly(&system);
+    StartAll(&system, first);
+    system.Step(100);
+    ReportAll(&system, first, pb::GONE, 0);
+    DecideQuickly(&system);
+    StartAll(&system, borrows);
+  }
+};
+
+TEST(Reclaim, WhatHasACheckpointIntervalsWorkIsLeftAloneForMinRuntimeByGuaranteedClaimsToo) {
+  for (const bool worked : {true, false}) {
+    Borrower at(/*interval_s=*/60, /*stopped_s=*/worked ? 61 : 30);
+    at.system.Step(103);
+    const uint64_t claimant = JobBuilder("a").Gpus(4).SubmitTo(&at.system);
+    const Plan plan = DecideQuickly(&at.system);
+    EXPECT_EQ(StopsIn(plan), worked ? 0 : 1);
+    if (!worked) continue;
+    EXPECT_LE(plan.next_wake_ns, SystemBuilder::kStart + 110 * kSecond);
+    at.system.Step(110);
+    EXPECT_EQ(StopsIn(DecideQuickly(&at.system)), 1) << "10 s of min_runtime";
+    EXPECT_TRUE(ReservationOf(at.system, claimant)->held);
+  }
+}
+
+TEST(Reclaim, WhatIsLeftAloneForMinRuntimeGivesUpItsGrowthAtOnce) {
+  Borrower at(/*interval_s=*/60, /*stopped_s=*/61);
+  ASSERT_EQ(TaskOf(at.system.state, at.borrows).current()->workers, 4);
+  at.system.Step(103);
+  JobBuilder("a").Gpus(2).SubmitTo(&at.system);
+  const Plan plan = DecideQuickly(&at.system);
+  ASSERT_EQ(StopsIn(plan), 1);
+  EXPECT_EQ(TaskOf(at.system.state, at.borrows).current()->next_workers, 2);
+}
+
+TEST(Reclaim, AGuaranteedClaimWaitsNoLongerThanMinRuntimeForWhatIsLeftAlone) {
+  Borrower at(/*interval_s=*/60, /*stopped_s=*/61);
+  SchedulingOptions options = QuickOptions();
+  pb::Event event;
+  pb::QueueTree* tree = event.mutable_queues_applied()->mutable_tree();
+  *tree = at.system.state.queue_tree();
+  for (pb::QueueSpec& queue : *tree->mutable_queues())
+    if (queue.name() == "b") queue.set_min_runtime_ns(1000 * kSecond);
+  at.system.Do(event);
+  at.system.Step(103);
+  JobBuilder("a").Gpus(4).SubmitTo(&at.system);
+  EXPECT_EQ(StopsIn(DecideQuickly(&at.system, options)), 0);
+  at.system.Step(112);
+  EXPECT_EQ(StopsIn(DecideQuickly(&at.system, options)), 0);
+  at.system.Step(113);
+  EXPECT_EQ(StopsIn(DecideQuickly(&at.system, options)), 1) << "it has waited for min_runtime";
+}
+
 TEST(Reclaim, ManyTimesTheRequestIsNotStoppedButDrained) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 8).Queue("a", 4).Queue("b");

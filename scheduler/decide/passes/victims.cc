@@ -94,16 +94,17 @@ std::vector<Victim> VictimsFor(const Inputs& in, const Gang& claimant, int32_t p
   EachOf(in.model.gangs, CandidatesFor(in, claimant, pool, workers, use), [&](int32_t v) {
     const Gang& gang = in.gang(v);
     if (&gang == &claimant || draft->Stops(v) || !MayTake(in, claimant, gang, grows)) return;
-    const int64_t protected_ns = ProtectedUntil(in, claimant, gang, grows);
-    if (protected_ns > in.now_ns) {
-      draft->WakeAt(protected_ns);
-      return;
-    }
+    const auto yields = [&](int64_t protected_ns) {
+      if (protected_ns > in.now_ns) draft->WakeAt(protected_ns);
+      return protected_ns <= in.now_ns;
+    };
     const int64_t lost = LostMilliNs(in, gang);
     const int32_t keeps = std::max(gang.entitled_workers(), gang.min_workers);
-    if (!IsMover(gang) && gang.workers > keeps)
+    if (!IsMover(gang) && gang.workers > keeps &&
+        yields(GrowthProtectedUntil(in, claimant, gang, grows)))
       victims.push_back({v, keeps, lost, gang.since_ns()});
-    if (IsMover(gang) || !gang.entitled) victims.push_back({v, 0, lost, gang.since_ns()});
+    if ((IsMover(gang) || !gang.entitled) && yields(ProtectedUntil(in, claimant, gang, grows)))
+      victims.push_back({v, 0, lost, gang.since_ns()});
   });
   // Where devices are free by number it is CPUs that the claimant wants for: then first what stands
   // on its hosts without devices.

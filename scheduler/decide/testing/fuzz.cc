@@ -309,6 +309,7 @@ class Case {
       if (dice_.Percent(40)) task->set_time_limit_ns((5 + dice_.Of(200)) * kSecond);
       task->set_grace_ns((1 + dice_.Of(5)) * kSecond);
       task->set_max_restarts(dice_.Of(3));
+      task->mutable_checkpoint()->set_interval_ns((1 + order_dice_.Of(6)) * 5 * kSecond);
       if (dice_.Percent(50)) task->set_when_unreachable(dice_.Percent(50) ? pb::REPLACE : pb::WAIT);
       if (dice_.Percent(50)) task->set_trainer_json("{}");
     }
@@ -655,11 +656,20 @@ class Case {
                        victim->job->spec->priority() == claimant->job->spec->priority() &&
                        claimant->job->band < victim->job->band;
     totals_.overtaken += ahead && !mover && !victim->entitled;
-    if (now_ns_ < start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns) &&
-        (!claimant->guaranteed || grows || ahead)) {
+    const bool early = now_ns_ < start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns);
+    if (early && (!claimant->guaranteed || grows || ahead)) {
       Fail(absl::StrCat("job ", victim->ref.job,
                         " is stopped within its min_runtime by a claim outside the guarantees"));
     }
+    const int64_t worked_ns =
+        victim->row->ran_ns + (attempt.start_ns != 0 ? now_ns_ - attempt.start_ns : 0);
+    const bool saves =
+        worked_ns >= victim->spec->checkpoint().interval_ns() && !victim->entitled && !moves;
+    const bool overdue = claimant->guaranteed && claimant->wants_place() &&
+                         claimant->row->waiting_since_ns + options_.min_runtime_ns <= now_ns_;
+    if (early && saves && e.next_workers() == 0 && !overdue)
+      Fail(absl::StrCat("job ", victim->ref.job,
+                        " has worked for an interval and is stopped within its min_runtime"));
     if (!mover && !victim->entitled && victim->leaf == claimant->leaf && !ahead &&
         victim->job->spec->priority() >=
             claimant->job->spec->priority() +

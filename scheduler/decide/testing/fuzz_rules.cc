@@ -183,10 +183,10 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
       const int64_t own_ns = state.queues().nodes[gang.leaf].min_runtime_ns;
       const bool ahead = gang.leaf == claimant->leaf && gang.priority == claimant->priority &&
                          claimant->job->band < gang.job->band;
-      const bool stops_at_once = claimant->guaranteed && !ahead;
-      const int64_t protected_ns = stops_at_once ? 0
-                                   : own_ns != 0 ? own_ns
-                                                 : options.min_runtime_ns;
+      const int64_t min_runtime_ns = own_ns != 0 ? own_ns : options.min_runtime_ns;
+      // Once it has worked for a checkpoint interval it is left alone by guaranteed claims, too.
+      const bool saves = gang.row->ran_ns + min_runtime_ns >= gang.spec->checkpoint().interval_ns();
+      const int64_t protected_ns = claimant->guaranteed && !ahead && !saves ? 0 : min_runtime_ns;
       const int64_t adds = gang.worker_milli * e.workers(),
                     demand = claimant->worker_milli * claimant->min_workers;
       if (gang.leaf == claimant->leaf && !ahead &&

@@ -133,18 +133,21 @@ void Entitlement::Rebind(const Model& model, int32_t gang) {
 }
 
 void Entitlement::Renumber(const std::vector<int32_t>& to) {
+  // What is brought up to date only when it is asked for (a stale leaf's units, the line of the
+  // promised) may still name gangs that have gone: -1 from here on.
+  const auto renumber = [&](int32_t* gang) { *gang = *gang < 0 ? -1 : to[*gang]; };
   for (Leaf& leaf : leaves_) {
-    for (int32_t& gang : leaf.members) gang = to[gang];
-    for (Unit& unit : leaf.units) unit.gang = to[unit.gang];
+    for (int32_t& gang : leaf.members) renumber(&gang);
+    for (Unit& unit : leaf.units) renumber(&unit.gang);
     for (Acceptance& accepted : leaf.prefix) {
-      accepted.gang = to[accepted.gang];
-      accepted.line_key.gang = to[accepted.line_key.gang];
+      renumber(&accepted.gang);
+      renumber(&accepted.line_key.gang);
     }
   }
   for (Promised& promised : promised_) {
-    for (Promised::Entry& one : promised.entries) one.line_key.gang = to[one.line_key.gang];
+    for (Promised::Entry& one : promised.entries) renumber(&one.line_key.gang);
   }
-  for (LineKey& key : late_keys_) key.gang = to[key.gang];
+  for (LineKey& key : late_keys_) renumber(&key.gang);
   for (size_t b = 0; b < unit_at_.size(); ++b) {
     if (to[b] >= 0) unit_at_[to[b]] = unit_at_[b];
   }

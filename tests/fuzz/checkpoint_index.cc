@@ -23,6 +23,18 @@ bool Overlap(Wide a, Wide a_count, Wide b, Wide b_count) {
   return a < b + b_count && b < a + a_count;
 }
 
+// Indices of the sliced dimension: of the piece's slice, and all; 1 where there is none.
+Wide Extent(const CheckpointIndex::Piece& piece, const std::vector<int64_t>& shape) {
+  if (!piece.slice) return 1;
+  MUSTER_CHECK(piece.slice->dim >= 0 && piece.slice->dim < static_cast<int>(shape.size()) &&
+               piece.slice->begin >= 0 && piece.slice->begin < piece.slice->end &&
+               piece.slice->end <= shape[piece.slice->dim]);
+  return piece.slice->end - piece.slice->begin;
+}
+Wide Whole(const CheckpointIndex::Piece& piece, const std::vector<int64_t>& shape) {
+  return piece.slice ? shape[piece.slice->dim] : 1;
+}
+
 void CheckIndex(const CheckpointIndex& index) {
   MUSTER_CHECK(index.meta.step >= 0 && index.meta.next_sequence >= 0);
   for (const CheckpointIndex::File& file : index.files) CheckName(file.name);
@@ -36,15 +48,22 @@ void CheckIndex(const CheckpointIndex& index) {
     }
     for (size_t i = 0; i < tensor.pieces.size(); ++i) {
       const CheckpointIndex::Piece& piece = tensor.pieces[i];
+      const Wide slice = numel * Extent(piece, tensor.shape) / Whole(piece, tensor.shape);
       MUSTER_CHECK(piece.numel >= 1 && piece.tensor_begin >= 0 &&
-                   Wide{piece.tensor_begin} + piece.numel <= numel);
+                   Wide{piece.tensor_begin} + piece.numel <= slice);
       MUSTER_CHECK(piece.file >= 0 && piece.file < static_cast<int>(index.files.size()) &&
                    piece.flat >= 0 && piece.file_begin >= 0);
       MUSTER_CHECK((Wide{piece.file_begin} + piece.numel) * 4 <=
                    Wide{index.files[piece.file].size_bytes});
       for (size_t j = 0; j < i; ++j) {
-        MUSTER_CHECK(!Overlap(piece.tensor_begin, piece.numel, tensor.pieces[j].tensor_begin,
-                              tensor.pieces[j].numel));
+        const CheckpointIndex::Piece& other = tensor.pieces[j];
+        if (piece.slice == other.slice) {
+          MUSTER_CHECK(!Overlap(piece.tensor_begin, piece.numel, other.tensor_begin, other.numel));
+        } else {
+          MUSTER_CHECK(piece.slice && other.slice && piece.slice->dim == other.slice->dim);
+          MUSTER_CHECK(piece.slice->end <= other.slice->begin ||
+                       other.slice->end <= piece.slice->begin);
+        }
       }
       covered += piece.numel;
       all.push_back(piece);

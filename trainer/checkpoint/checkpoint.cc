@@ -127,23 +127,26 @@ std::vector<Checkpoint::Want> Checkpoint::WantsIn(int file, const SafetensorsHea
       for (const SegmentPiece& want : pieces) {
         const Segment& segment = flat->layout().segments()[want.segment];
         const auto tensor = index_.tensors.find(segment.name);
-        if (tensor == index_.tensors.end() || tensor->second.shape != segment.shape)
+        if (tensor == index_.tensors.end() || tensor->second.shape != segment.parameter_shape())
           continue;  // Read says so
         for (const Piece& have : tensor->second.pieces) {
-          const int64_t from = std::max(want.segment_begin, have.tensor_begin),
-                        to = std::min(want.segment_begin + want.numel,
-                                      have.tensor_begin + have.numel);
-          if (have.file != file || from >= to) continue;
+          if (have.file != file) continue;
           const auto entry = header.tensors.find(FlatTensorName(have.flat, kCheckpointKinds[kind]));
-          const uint64_t begin =
-                             static_cast<uint64_t>(have.file_begin + from - have.tensor_begin) * 4,
-                         bytes = static_cast<uint64_t>(to - from) * 4;
-          if (entry == header.tensors.end() || entry->second.dtype != "F32" ||
-              begin + bytes > entry->second.end - entry->second.begin)
-            continue;
-          wants.push_back({header.data_offset + entry->second.begin + begin, bytes,
-                           reinterpret_cast<uint8_t*>(kept.data_ptr<float>() + want.range_begin +
-                                                      from - want.segment_begin)});
+          if (entry == header.tensors.end() || entry->second.dtype != "F32") continue;
+          ForEachCommon(
+              segment.places(), want.segment_begin, want.segment_begin + want.numel,
+              SlicePlaces(tensor->second.shape, have.slice), have.tensor_begin,
+              have.tensor_begin + have.numel, [&](int64_t own, int64_t there, int64_t count) {
+                const uint64_t begin = static_cast<uint64_t>(have.file_begin + there -
+                                                             have.tensor_begin) *
+                                       4,
+                               bytes = static_cast<uint64_t>(count) * 4;
+                if (begin + bytes > entry->second.end - entry->second.begin) return;
+                wants.push_back(
+                    {header.data_offset + entry->second.begin + begin, bytes,
+                     reinterpret_cast<uint8_t*>(kept.data_ptr<float>() + want.range_begin + own -
+                                                want.segment_begin)});
+              });
         }
       }
     }
@@ -210,16 +213,36 @@ absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t beg
   return ReadRange(segment, kind, begin, n, out, nullptr);
 }
 
+absl::Status Checkpoint::CopyPiece(const Segment& segment, int kind, const Piece& have,
+                                   int64_t begin, int64_t n, float* out) const {
+  absl::StatusOr<const SafetensorsFile*> file = OpenFile(have.file);
+  if (!file.ok()) return file.status();
+  const auto entry =
+      (*file)->header().tensors.find(FlatTensorName(have.flat, kCheckpointKinds[kind]));
+  const auto first = static_cast<uint64_t>(have.file_begin + begin - have.tensor_begin) * 4,
+             bytes = static_cast<uint64_t>(n) * 4;
+  if (entry == (*file)->header().tensors.end() || entry->second.dtype != "F32" ||
+      first + bytes > entry->second.end - entry->second.begin) {
+    return absl::DataLossError(
+        absl::StrCat(index_.files[have.file].name, " lacks a part of ", segment.name));
+  }
+  const absl::Status s = (*file)->file().Copy((*file)->Data(entry->second).subspan(first, bytes),
+                                              reinterpret_cast<uint8_t*>(out));
+  if (s.ok()) return s;
+  return absl::DataLossError(
+      absl::StrCat(index_.files[have.file].name, ": ", std::string(s.message())));
+}
+
 absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n,
                                    float* out, const FlatParam* flat) const {
   const auto tensor = index_.tensors.find(segment.name);
   if (tensor == index_.tensors.end())
     return absl::FailedPreconditionError(
         absl::StrCat("it has no ", segment.name, ", which this run trains"));
-  if (tensor->second.shape != segment.shape) {
+  if (tensor->second.shape != segment.parameter_shape()) {
     return absl::FailedPreconditionError(
         absl::StrCat(segment.name, " is [", absl::StrJoin(tensor->second.shape, ", "),
-                     "] there and [", absl::StrJoin(segment.shape, ", "), "] here"));
+                     "] there and [", absl::StrJoin(segment.parameter_shape(), ", "), "] here"));
   }
   if (kind > 0 && !index_.meta.optimizer) {
     std::fill_n(out, n, 0.0f);
@@ -227,32 +250,16 @@ absl::Status Checkpoint::ReadRange(const Segment& segment, int kind, int64_t beg
   }
   int64_t filled = 0;
   for (const Piece& have : tensor->second.pieces) {
-    const int64_t from = std::max(begin, have.tensor_begin),
-                  to = std::min(begin + n, have.tensor_begin + have.numel);
-    if (from >= to) continue;
-    absl::StatusOr<const SafetensorsFile*> file = OpenFile(have.file);
-    if (!file.ok()) return file.status();
-    const auto entry =
-        (*file)->header().tensors.find(FlatTensorName(have.flat, kCheckpointKinds[kind]));
-    const int64_t file_from = have.file_begin + from - have.tensor_begin;
-    if (entry == (*file)->header().tensors.end() || entry->second.dtype != "F32" ||
-        static_cast<uint64_t>(file_from + to - from) * 4 >
-            entry->second.end - entry->second.begin) {
-      return absl::DataLossError(
-          absl::StrCat(index_.files[have.file].name, " lacks a part of ", segment.name));
-    }
-    filled += to - from;
-    if (read_[have.file].contains({flat, kind})) continue;
-    const std::span<const uint8_t> bytes =
-        (*file)
-            ->Data(entry->second)
-            .subspan(static_cast<size_t>(file_from) * 4, static_cast<size_t>(to - from) * 4);
-    if (absl::Status s =
-            (*file)->file().Copy(bytes, reinterpret_cast<uint8_t*>(out + from - begin));
-        !s.ok()) {
-      return absl::DataLossError(
-          absl::StrCat(index_.files[have.file].name, ": ", std::string(s.message())));
-    }
+    absl::Status status;
+    ForEachCommon(segment.places(), begin, begin + n, SlicePlaces(tensor->second.shape, have.slice),
+                  have.tensor_begin, have.tensor_begin + have.numel,
+                  [&](int64_t own, int64_t there, int64_t count) {
+                    if (!status.ok()) return;
+                    filled += count;
+                    if (read_[have.file].contains({flat, kind})) return;
+                    status = CopyPiece(segment, kind, have, there, count, out + own - begin);
+                  });
+    if (!status.ok()) return status;
   }
   if (filled != n)
     return absl::DataLossError(

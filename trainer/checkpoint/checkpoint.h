@@ -1,8 +1,8 @@
 // Checkpoints, and how they are read: a directory step-NNNNNNNN with one safetensors file per rank
 // (its shards of fp32 masters, exp_avg and exp_avg_sq of every flat) and index.json, published last
-// by an atomic rename (writer.h). The index maps each global tensor to flat ranges of the files, so
-// any number of ranks and either ZeRO stage reads it. Every file's CRC-32C, and the index's own,
-// are checked before anything is used.
+// by an atomic rename (writer.h). The index maps each global tensor, or slices of it, to flat
+// ranges of the files, so any number of ranks, any ZeRO stage and any other slices read it. Every
+// file's CRC-32C, and the index's own, are checked before anything is used.
 #pragma once
 
 #include <cstdint>
@@ -60,6 +60,9 @@ class Checkpoint {
   absl::StatusOr<const SafetensorsFile*> OpenFile(int file) const;
   // What file `file`, whose header is `header`, has for `flats`, in its order.
   std::vector<Want> WantsIn(int file, const SafetensorsHeader& header, const Flats& flats) const;
+  // Copies elements [begin, begin + n) of what `have` is a part of, all of them in it.
+  absl::Status CopyPiece(const Segment& segment, int kind, const Piece& have, int64_t begin,
+                         int64_t n, float* out) const;
   // ReadRange, but for what VerifyFiles has read into `flat` already.
   absl::Status ReadRange(const Segment& segment, int kind, int64_t begin, int64_t n, float* out,
                          const FlatParam* flat) const;

@@ -338,6 +338,123 @@ TEST_F(Checkpoints, WrittenInPlaceIsTheSameFileInTheMemoryOfTwoChunks) {
   });
 }
 
+// Parts of a model: tensors cut into `slices` by rows or by columns, and each part sharded over
+// `shards` ranks. Part p of shard s is rank p · shards + s.
+struct Cut {
+  int slices, dim, shards;
+  int ranks() const { return slices * shards; }
+};
+FlatLayout LayoutOf(const Cut& cut, int rank) {
+  const int part = rank / cut.shards;
+  const auto slice = [&](int64_t extent) {
+    return Slice{cut.dim, extent * part / cut.slices, extent * (part + 1) / cut.slices};
+  };
+  FlatLayout layout;
+  if (cut.slices == 1) {
+    layout.Add("a", {12, 20}, true);
+    layout.Add("b", {7, 9}, true, /*joined=*/true);
+  } else {
+    layout.AddSlice("a", {12, 20}, slice(cut.dim == 0 ? 12 : 20), true);
+    layout.AddSlice("b", {7, 9}, slice(cut.dim == 0 ? 7 : 9), true, /*joined=*/true);
+  }
+  return layout;
+}
+std::pair<int64_t, int64_t> ShareOf(const Cut& cut, int rank) {
+  const int64_t shard = LayoutOf(cut, rank).PaddedNumel(cut.shards) / cut.shards;
+  return {rank % cut.shards * shard, (rank % cut.shards + 1) * shard};
+}
+// What the rank has, by seed, name and the element of the whole parameter alone.
+at::Tensor ValuesOf(const Cut& cut, int rank, int kind) {
+  const FlatLayout layout = LayoutOf(cut, rank);
+  const auto [begin, end] = ShareOf(cut, rank);
+  const at::Tensor values = at::zeros({end - begin}, at::kFloat);
+  for (const SegmentPiece& piece : PiecesIn(layout, begin, end)) {
+    ForEachRun(layout, piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
+      FillNormal(static_cast<uint64_t>(kind), layout.segments()[piece.segment].name, 1,
+                 in_parameter, count, values.data_ptr<float>() + at);
+    });
+  }
+  return values;
+}
+void WriteCut(const Cut& cut, const CheckpointMeta& meta, const std::string& directory) {
+  std::vector<WrittenFile> files;
+  std::vector<FlatLayout> layouts;
+  for (int rank = 0; rank < cut.ranks(); ++rank) {
+    layouts.push_back(LayoutOf(cut, rank));
+    std::vector<SafetensorsTensor> tensors;
+    std::vector<at::Tensor> values;
+    for (int kind = 0; kind < 3; ++kind) {
+      values.push_back(ValuesOf(cut, rank, kind));
+      tensors.push_back({FlatTensorName(0, kCheckpointKinds[kind]),
+                         "F32",
+                         {values.back().numel()},
+                         {static_cast<const uint8_t*>(values.back().data_ptr()),
+                          static_cast<size_t>(values.back().nbytes())}});
+    }
+    files.push_back(
+        *WriteSafetensors(directory + "/" + RankFileName(rank, cut.ranks()), tensors, {}));
+  }
+  std::vector<RankLayouts> pointers;
+  for (const FlatLayout& layout : layouts) pointers.push_back({&layout});
+  const auto shares = [&](int, int rank) { return ShareOf(cut, rank); };
+  ASSERT_TRUE(WriteFileDurably(directory + "/index.json",
+                               IndexText(meta, files, TensorMap(pointers, shares)))
+                  .ok());
+}
+
+TEST_F(Checkpoints, OfAnyCutOfAModelAreReadByAnyOther) {
+  const Cut cuts[] = {{1, 0, 1}, {1, 0, 3}, {2, 0, 1}, {2, 1, 1}, {3, 1, 1}, {2, 0, 2},
+                      {2, 1, 2}, {4, 0, 1}, {4, 1, 3}, {5, 0, 2}, {7, 1, 1}, {7, 0, 3}};
+  for (size_t from = 0; from < std::size(cuts); ++from) {
+    const std::string directory = parent_ + "/" + CheckpointName(static_cast<int64_t>(from));
+    ASSERT_TRUE(MakeDirectories(directory).ok());
+    WriteCut(cuts[from], Meta(1), directory);
+    const std::string text = *ReadFile(directory + "/index.json");
+    EXPECT_EQ(text.find(kSlicedFormat) != std::string::npos, cuts[from].slices > 1);
+    const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Parse(directory, text);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    for (const Cut& to : cuts) {
+      for (int rank = 0; rank < to.ranks(); ++rank) {
+        const FlatLayout layout = LayoutOf(to, rank);
+        const auto [begin, end] = ShareOf(to, rank);
+        for (int kind = 0; kind < 3; ++kind) {
+          const at::Tensor found = at::zeros({end - begin}, at::kFloat);
+          for (const SegmentPiece& piece : PiecesIn(layout, begin, end)) {
+            const absl::Status read =
+                checkpoint->ReadRange(layout.segments()[piece.segment], kind, piece.segment_begin,
+                                      piece.numel, found.data_ptr<float>() + piece.range_begin);
+            ASSERT_TRUE(read.ok()) << read;
+          }
+          EXPECT_TRUE(at::equal(found, ValuesOf(to, rank, kind))) << from << " " << rank;
+        }
+      }
+    }
+  }
+}
+
+// By what VerifyFiles reads on its way, and by what it leaves to Read.
+TEST_F(Checkpoints, OfSlicesAreReadIntoFlatsOfOthers) {
+  const Cut from = {3, 1, 2}, to = {2, 0, 2};
+  const std::string directory = parent_ + "/" + CheckpointName(1);
+  ASSERT_TRUE(MakeDirectories(directory).ok());
+  WriteCut(from, Meta(1), directory);
+  for (const int part : {0, 1}) {
+    OnRanks(2, [&](World& world) {
+      Flats flats;
+      flats.push_back(std::make_unique<FlatParam>(LayoutOf(to, part * to.shards), &world,
+                                                  FlatOptions{.zero_stage = 1}));
+      const LoadOutcome outcome = OpenNewest(world, {directory}, flats);
+      ASSERT_NE(outcome.checkpoint, nullptr) << outcome.skipped.front().why;
+      ASSERT_TRUE(outcome.checkpoint->Read(*flats[0]).ok());
+      for (const FlatParam::State kind :
+           {FlatParam::kMaster, FlatParam::kExpAvg, FlatParam::kExpAvgSq}) {
+        EXPECT_TRUE(
+            at::equal(flats[0]->Owned(kind), ValuesOf(to, part * to.shards + world.rank(), kind)));
+      }
+    });
+  }
+}
+
 TEST_F(Checkpoints, OldOnesStayUntilTheNewOneWasToldOf) {
   const auto steps = [&] {
     std::vector<int> found;

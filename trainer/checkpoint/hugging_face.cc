@@ -153,8 +153,10 @@ void HuggingFaceWeights::ReadRange(const std::string& name, int64_t begin, int64
 void HuggingFaceWeights::Read(FlatParam& flat) const {
   const at::Tensor host = flat.Landing(FlatParam::kMaster);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
-    ReadRange(flat.layout().segments()[piece.segment].name, piece.segment_begin, piece.numel,
-              host.data_ptr<float>() + piece.range_begin);
+    ForEachRun(flat.layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
+      ReadRange(flat.layout().segments()[piece.segment].name, in_parameter, count,
+                host.data_ptr<float>() + at);
+    });
   }
   flat.SetOwned(FlatParam::kMaster, host);
 }
@@ -312,7 +314,7 @@ absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfi
   RemoveTree(staging);
   if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
   const std::vector<FlatLayout> layouts = MakeLayout(config).flats;
-  std::vector<const FlatLayout*> pointers;
+  RankLayouts pointers;
   std::vector<SafetensorsTensor> tensors;
   for (int flat = 0; flat < static_cast<int>(layouts.size()); ++flat) {
     pointers.push_back(&layouts[flat]);
@@ -348,7 +350,7 @@ absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfi
     return std::pair<int64_t, int64_t>(0, layouts[flat].PaddedNumel(1));
   };
   if (absl::Status s = WriteFileDurably(staging + "/index.json",
-                                        IndexText(meta, {*written}, TensorMap(pointers, 1, all)));
+                                        IndexText(meta, {*written}, TensorMap({pointers}, all)));
       !s.ok())
     return s;
   return SyncTree(staging);

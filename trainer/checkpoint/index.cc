@@ -1,5 +1,6 @@
 #include "trainer/checkpoint/index.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
@@ -24,20 +25,25 @@ std::string FlatTensorName(int flat, const char* kind) {
   return absl::StrCat("flat.", flat, ".", kind);
 }
 
-json TensorMap(const std::vector<const FlatLayout*>& layouts, int ranks, const Shares& shares) {
+json TensorMap(const std::vector<RankLayouts>& layouts, const Shares& shares) {
   json map = json::object();
-  for (int f = 0; f < static_cast<int>(layouts.size()); ++f) {
-    for (int rank = 0; rank < ranks; ++rank) {
+  for (int f = 0; f < static_cast<int>(layouts[0].size()); ++f) {
+    for (int rank = 0; rank < static_cast<int>(layouts.size()); ++rank) {
+      const FlatLayout& layout = *layouts[rank][f];
       const auto [begin, end] = shares(f, rank);
-      for (const SegmentPiece& piece : PiecesIn(*layouts[f], begin, end)) {
-        const Segment& segment = layouts[f]->segments()[piece.segment];
+      for (const SegmentPiece& piece : PiecesIn(layout, begin, end)) {
+        const Segment& segment = layout.segments()[piece.segment];
         json& entry = map[segment.name];
-        entry["shape"] = segment.shape;
-        entry["pieces"].push_back({{"file", rank},
-                                   {"flat", f},
-                                   {"tensor_begin", piece.segment_begin},
-                                   {"file_begin", piece.range_begin},
-                                   {"numel", piece.numel}});
+        entry["shape"] = segment.parameter_shape();
+        json& added = entry["pieces"].emplace_back(json{{"file", rank},
+                                                        {"flat", f},
+                                                        {"tensor_begin", piece.segment_begin},
+                                                        {"file_begin", piece.range_begin},
+                                                        {"numel", piece.numel}});
+        if (segment.slice)
+          added["slice"] = {{"dim", segment.slice->dim},
+                            {"begin", segment.slice->begin},
+                            {"end", segment.slice->end}};
       }
     }
   }
@@ -61,7 +67,10 @@ std::string IfText(const std::string& path) {
 std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>& files,
                       json tensors) {
   const int ranks = static_cast<int>(files.size());
-  json index = {{"format", kCheckpointFormat},
+  const bool sliced = std::any_of(tensors.begin(), tensors.end(), [](const json& tensor) {
+    return tensor["pieces"][0].contains("slice");
+  });
+  json index = {{"format", sliced ? kSlicedFormat : kCheckpointFormat},
                 {"step", meta.step},
                 {"next_sequence", meta.next_sequence},
                 {"world_size", ranks},

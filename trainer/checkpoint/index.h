@@ -28,9 +28,10 @@ std::string FlatTensorName(int flat, const char* kind);
 
 // Elements [begin, end) of flat `flat` that rank `rank`'s file has.
 using Shares = std::function<std::pair<int64_t, int64_t>(int flat, int rank)>;
-// Where each parameter's elements are: global tensor -> ranges of flats in files.
-nlohmann::json TensorMap(const std::vector<const FlatLayout*>& layouts, int ranks,
-                         const Shares& shares);
+// Where each parameter's elements are: global tensor -> ranges of flats in files. `layouts`: of
+// each rank, which may have other slices than the others.
+using RankLayouts = std::vector<const FlatLayout*>;
+nlohmann::json TensorMap(const std::vector<RankLayouts>& layouts, const Shares& shares);
 
 // index.json's text, with its own checksum in it. files: of the ranks.
 std::string IndexText(const CheckpointMeta& meta, const std::vector<WrittenFile>& files,

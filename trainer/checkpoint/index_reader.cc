@@ -51,18 +51,70 @@ int64_t NumelOf(const std::string& name, const std::vector<int64_t>& shape) {
   return bytes / 4;
 }
 
+std::optional<Slice> SliceOf(const std::string& name, const json& piece,
+                             const std::vector<int64_t>& shape) {
+  if (!piece.contains("slice")) return std::nullopt;
+  const json& value = piece["slice"];
+  const Slice slice{Integer<int>(value.at("dim"), "dim", 0),
+                    Integer<int64_t>(value.at("begin"), "begin", 0),
+                    Integer<int64_t>(value.at("end"), "end", 1)};
+  if (slice.dim >= static_cast<int>(shape.size()) || slice.begin >= slice.end ||
+      slice.end > shape[slice.dim])
+    throw BadIndex(absl::StrCat("index.json has a bad slice of ", name));
+  return slice;
+}
+
+// Whether the pieces make up the slices, and the slices the tensor, each once.
+bool MakeUp(const CheckpointIndex::Tensor& tensor) {
+  struct Stretch {
+    int dim;
+    int64_t slice_begin, slice_end, begin, end;
+    auto operator<=>(const Stretch&) const = default;
+  };
+  std::vector<Stretch> stretches;
+  int64_t extent = 1;  // of the dimension that is sliced
+  for (const CheckpointIndex::Piece& piece : tensor.pieces) {
+    const Slice slice = piece.slice.value_or(Slice{-1, 0, 1});
+    if (piece.slice) extent = tensor.shape[slice.dim];
+    stretches.push_back(
+        {slice.dim, slice.begin, slice.end, piece.tensor_begin, piece.tensor_begin + piece.numel});
+  }
+  std::sort(stretches.begin(), stretches.end());
+  int64_t slices_end = 0, end = 0, numel = 0;
+  for (size_t i = 0; i < stretches.size(); ++i) {
+    const Stretch& one = stretches[i];
+    if (one.dim != stretches[0].dim) return false;
+    if (i == 0 || one.slice_begin != stretches[i - 1].slice_begin ||
+        one.slice_end != stretches[i - 1].slice_end) {
+      if (end != numel || one.slice_begin != slices_end) return false;
+      slices_end = one.slice_end;
+      end = 0;
+      numel =
+          SlicePlaces(tensor.shape,
+                      one.dim < 0 ? std::nullopt
+                                  : std::optional(Slice{one.dim, one.slice_begin, one.slice_end}))
+              .numel();
+    }
+    if (one.begin != end) return false;
+    end = one.end;
+  }
+  return !stretches.empty() && end == numel && slices_end == extent;
+}
+
 CheckpointIndex::Tensor TensorOf(const std::string& name, const json& value,
                                  const std::vector<CheckpointIndex::File>& files) {
   CheckpointIndex::Tensor tensor;
   for (const json& dim : value.at("shape"))
     tensor.shape.push_back(Integer<int64_t>(dim, "shape", 1));
-  const int64_t numel = NumelOf(name, tensor.shape);
+  NumelOf(name, tensor.shape);
   for (const json& p : value.at("pieces")) {
     const CheckpointIndex::Piece piece{Integer<int>(p.at("file"), "file", 0),
                                        Integer<int>(p.at("flat"), "flat", 0),
                                        Integer<int64_t>(p.at("tensor_begin"), "tensor_begin", 0),
                                        Integer<int64_t>(p.at("file_begin"), "file_begin", 0),
-                                       Integer<int64_t>(p.at("numel"), "numel", 1)};
+                                       Integer<int64_t>(p.at("numel"), "numel", 1),
+                                       SliceOf(name, p, tensor.shape)};
+    const int64_t numel = SlicePlaces(tensor.shape, piece.slice).numel();
     if (piece.file >= static_cast<int>(files.size()) || piece.tensor_begin >= numel ||
         piece.numel > numel - piece.tensor_begin) {
       throw BadIndex(absl::StrCat("index.json has a bad piece of ", name));
@@ -73,17 +125,7 @@ CheckpointIndex::Tensor TensorOf(const std::string& name, const json& value,
     }
     tensor.pieces.push_back(piece);
   }
-  std::vector<std::pair<int64_t, int64_t>> covered;
-  for (const CheckpointIndex::Piece& piece : tensor.pieces)
-    covered.emplace_back(piece.tensor_begin, piece.numel);
-  std::sort(covered.begin(), covered.end());
-  int64_t end = 0;
-  for (const auto& [begin, count] : covered) {
-    if (begin != end)
-      throw BadIndex(absl::StrCat("index.json covers ", name, " in part only, or twice"));
-    end = begin + count;
-  }
-  if (end != numel)
+  if (!MakeUp(tensor))
     throw BadIndex(absl::StrCat("index.json covers ", name, " in part only, or twice"));
   return tensor;
 }
@@ -110,6 +152,12 @@ void CheckApart(const std::map<std::string, CheckpointIndex::Tensor>& tensors) {
   }
 }
 
+bool HasSlices(const CheckpointIndex& index) {
+  return std::any_of(index.tensors.begin(), index.tensors.end(), [](const auto& tensor) {
+    return tensor.second.pieces.front().slice.has_value();  // all of a tensor's, or none
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointIndex> ReadIndex(const std::string& text) {
@@ -118,8 +166,11 @@ absl::StatusOr<CheckpointIndex> ReadIndex(const std::string& text) {
     return absl::DataLossError(absl::StrCat("index.json ", std::string(parsed.status().message())));
   json& index = *parsed;
   try {
-    if (index.at("format") != kCheckpointFormat)
-      return absl::DataLossError(absl::StrCat("index.json's format is not ", kCheckpointFormat));
+    const bool sliced = index.at("format") == kSlicedFormat;
+    if (!sliced && index.at("format") != kCheckpointFormat) {
+      return absl::DataLossError(
+          absl::StrCat("index.json's format is not ", kCheckpointFormat, " or ", kSlicedFormat));
+    }
     const uint32_t told = Integer<uint32_t>(index.at("crc32c"), "crc32c", 0);
     index.erase("crc32c");
     const std::string body = index.dump();
@@ -153,6 +204,9 @@ absl::StatusOr<CheckpointIndex> ReadIndex(const std::string& text) {
     for (const auto& [name, value] : index.at("tensors").items())
       read.tensors.emplace(name, TensorOf(name, value, read.files));
     CheckApart(read.tensors);
+    if (!sliced && HasSlices(read))
+      return absl::DataLossError(
+          absl::StrCat("index.json has slices, which ", kCheckpointFormat, " has not"));
     return read;
   } catch (const json::exception& e) {
     return absl::DataLossError(absl::StrCat("index.json is incomplete: ", e.what()));

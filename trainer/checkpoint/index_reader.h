@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,10 +14,13 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
+#include "trainer/parallel/slice.h"
 
 namespace muster::trainer {
 
 inline constexpr char kCheckpointFormat[] = "muster-checkpoint-1";
+// Of an index that has slices; one without stays readable for those that know none.
+inline constexpr char kSlicedFormat[] = "muster-checkpoint-2";
 // How far lists and objects of an index may nest; what a job file and a config.json hold nests in
 // it.
 inline constexpr int kIndexDepth = 64;
@@ -47,11 +51,12 @@ struct CheckpointIndex {
     uint64_t size_bytes = 0;
     uint32_t crc32c = 0;
   };
-  // `numel` elements from `tensor_begin` of the tensor are at `file_begin` of flat `flat` in file
-  // `file`. They end inside both, and no two pieces share an element.
+  // `numel` elements from `tensor_begin` of the tensor, or of a slice of it, are at `file_begin` of
+  // flat `flat` in file `file`. They end inside both, and no two pieces share an element.
   struct Piece {
     int file = 0, flat = 0;
     int64_t tensor_begin = 0, file_begin = 0, numel = 0;
+    std::optional<Slice> slice = {};  // all slices of a tensor are of one dimension, and apart
   };
   struct Tensor {
     std::vector<int64_t> shape;  // all >= 1; their product times 4 fits int64_t

@@ -113,6 +113,70 @@ TEST(ReadIndex, RefusesWhatLeadsOutsideAFileOrATensorOrSaysAPlaceTwice) {
   }
 }
 
+// w in slices of columns: {2} and {1, 1}, the second in two pieces.
+json Sliced() {
+  json index = Good();
+  index["format"] = kSlicedFormat;
+  json pieces = {Piece(0, 0, 0, 6), Piece(1, 0, 0, 2), Piece(1, 2, 2, 1), Piece(0, 0, 10, 3)};
+  for (int p = 0; p < 4; ++p) {
+    const int begin = p == 0 ? 0 : p == 3 ? 3 : 2;
+    pieces[p]["slice"] = {{"dim", 1}, {"begin", begin}, {"end", p == 0 ? 2 : begin + 1}};
+  }
+  index["tensors"]["w"]["pieces"] = pieces;
+  return index;
+}
+
+TEST(ReadIndex, KnowsSlicesThatMakeUpATensor) {
+  const absl::StatusOr<CheckpointIndex> index = ReadIndex(SealedIndex(Sliced()));
+  ASSERT_TRUE(index.ok()) << index.status();
+  EXPECT_EQ(index->tensors.at("w").pieces[1].slice, (Slice{1, 2, 3}));
+  EXPECT_EQ(index->tensors.at("v").pieces[0].slice, std::nullopt);
+}
+
+TEST(ReadIndex, RefusesSlicesThatDont) {
+  struct Case {
+    const char* name;
+    std::function<void(json&)> damage;
+    const char* reason;
+  };
+  const Case cases[] = {
+      {"of an older format", [](json& i) { i["format"] = kCheckpointFormat; }, "has slices"},
+      {"past the dimension", [](json& i) { PieceOfW(i, 3)["slice"]["end"] = 5; }, "bad slice of w"},
+      {"of no index", [](json& i) { PieceOfW(i, 0)["slice"]["begin"] = 2; }, "bad slice of w"},
+      {"of a dimension that there isn't", [](json& i) { PieceOfW(i, 0)["slice"]["dim"] = 2; },
+       "bad slice of w"},
+      {"below 0", [](json& i) { PieceOfW(i, 0)["slice"]["begin"] = -1; }, "begin is no integer"},
+      {"without an end", [](json& i) { PieceOfW(i, 0)["slice"].erase("end"); }, "incomplete"},
+      {"one lacking", [](json& i) { i["tensors"]["w"]["pieces"].erase(0); }, "in part only"},
+      {"the last lacking", [](json& i) { i["tensors"]["w"]["pieces"].erase(3); }, "in part only"},
+      {"a part of one lacking", [](json& i) { i["tensors"]["w"]["pieces"].erase(2); },
+       "in part only"},
+      {"a part beyond its slice", [](json& i) { PieceOfW(i, 1)["numel"] = 4; }, "bad piece of w"},
+      {"one twice", [](json& i) { PieceOfW(i, 3)["slice"] = PieceOfW(i, 1)["slice"]; },
+       "in part only, or twice"},
+      {"of two dimensions",
+       [](json& i) {
+         PieceOfW(i, 0) = Piece(0, 0, 0, 4);
+         PieceOfW(i, 0)["slice"] = {{"dim", 0}, {"begin", 0}, {"end", 1}};
+       },
+       "in part only, or twice"},
+      {"beside the whole",
+       [](json& i) {
+         PieceOfW(i, 0).erase("slice");
+         PieceOfW(i, 0)["numel"] = 12;
+       },
+       "in part only, or twice"},
+  };
+  for (const Case& c : cases) {
+    json index = Sliced();
+    c.damage(index);
+    const absl::StatusOr<CheckpointIndex> read = ReadIndex(SealedIndex(index));
+    ASSERT_FALSE(read.ok()) << c.name;
+    EXPECT_NE(std::string(read.status().message()).find(c.reason), std::string::npos)
+        << c.name << ": " << read.status();
+  }
+}
+
 TEST(ReadIndex, RefusesTextThatIsNoIndex) {
   const std::pair<std::string, const char*> cases[] = {
       {"", "not a JSON object"},

@@ -162,15 +162,16 @@ absl::Status CheckpointWriter::AppendInPlace(SafetensorsWriter& writer) {
 
 void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {
   try {
-    std::vector<const FlatLayout*> layouts;
+    RankLayouts layouts;  // of every rank
     for (const auto& flat : flats_) layouts.push_back(&flat->layout());
-    const int ranks = world_.size();
     const Shares shares = [&](int flat, int rank) {
       const int64_t begin = flats_[flat]->shard_begin(rank);
       return std::pair<int64_t, int64_t>(begin, begin + flats_[flat]->shard_numel());
     };
-    status_ = WriteFileDurably(directory_ + "/index.json",
-                               IndexText(meta_, files, TensorMap(layouts, ranks, shares)));
+    status_ = WriteFileDurably(
+        directory_ + "/index.json",
+        IndexText(meta_, files,
+                  TensorMap(std::vector<RankLayouts>(world_.size(), layouts), shares)));
     if (status_.ok()) status_ = SyncDirectory(parent_);
   } catch (const std::exception& e) {
     status_ = absl::InternalError(e.what());

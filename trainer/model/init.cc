@@ -50,8 +50,9 @@ void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev) {
     } else if (segment.shape.size() == 1) {
       host.narrow(0, piece.range_begin, piece.numel).fill_(1);
     } else {
-      FillNormal(seed, segment.name, stddev, piece.segment_begin, piece.numel,
-                 host.data_ptr<float>() + piece.range_begin);
+      ForEachRun(flat.layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
+        FillNormal(seed, segment.name, stddev, in_parameter, count, host.data_ptr<float>() + at);
+      });
     }
   }
   flat.SetOwned(FlatParam::kMaster, host);

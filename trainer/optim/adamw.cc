@@ -76,10 +76,12 @@ AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& 
     for (const SegmentPiece& piece :
          PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end())) {
       const Segment& segment = flat->layout().segments()[piece.segment];
-      runs.push_back({piece.range_begin, piece.numel,
-                      config_.weight_decay != 0 && segment.weight_decay,
-                      static_cast<uint32_t>(NameHash(segment.name) +
-                                            static_cast<uint64_t>(piece.segment_begin))});
+      const bool decay = config_.weight_decay != 0 && segment.weight_decay;
+      ForEachRun(flat->layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
+        runs.push_back(
+            {at, count, decay,
+             static_cast<uint32_t>(NameHash(segment.name) + static_cast<uint64_t>(in_parameter))});
+      });
     }
   }
 }

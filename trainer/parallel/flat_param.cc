@@ -106,6 +106,15 @@ void FlatLayout::Add(std::string name, std::vector<int64_t> shape, bool weight_d
   segments_.push_back(std::move(segment));
 }
 
+void FlatLayout::AddSlice(std::string name, std::vector<int64_t> shape, const Slice& slice,
+                          bool weight_decay, bool joined) {
+  std::vector<int64_t> own = shape;
+  own[slice.dim] = slice.end - slice.begin;
+  Add(std::move(name), std::move(own), weight_decay, joined);
+  segments_.back().slice = slice;
+  segments_.back().sliced_shape = std::move(shape);
+}
+
 int64_t FlatLayout::PaddedNumel(int ranks) const { return RoundUp(numel_, kAlign * ranks); }
 
 std::vector<SegmentPiece> PiecesIn(const FlatLayout& layout, int64_t begin, int64_t end) {
@@ -118,6 +127,16 @@ std::vector<SegmentPiece> PiecesIn(const FlatLayout& layout, int64_t begin, int6
       pieces.push_back({static_cast<int>(i), from - segment.offset, from - begin, to - from});
   }
   return pieces;
+}
+
+void ForEachRun(const FlatLayout& layout, const SegmentPiece& piece,
+                const std::function<void(int64_t, int64_t, int64_t)>& body) {
+  const Segment& segment = layout.segments()[piece.segment];
+  const SlicePlaces whole(segment.parameter_shape(), std::nullopt);
+  ForEachCommon(segment.places(), piece.segment_begin, piece.segment_begin + piece.numel, whole, 0,
+                whole.numel(), [&](int64_t own, int64_t in_parameter, int64_t count) {
+                  body(piece.range_begin + own - piece.segment_begin, in_parameter, count);
+                });
 }
 
 FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOptions& options) {

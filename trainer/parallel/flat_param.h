@@ -26,6 +26,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "trainer/parallel/groups.h"
+#include "trainer/parallel/slice.h"
 
 namespace muster::trainer {
 
@@ -35,6 +36,12 @@ struct Segment {
   bool weight_decay = true;
   int64_t offset = 0;  // in elements, in the flat
   int64_t numel = 0;
+  // Where it is a part of the parameter: which, and the parameter's shape.
+  std::optional<Slice> slice = {};
+  std::vector<int64_t> sliced_shape = {};
+
+  const std::vector<int64_t>& parameter_shape() const { return slice ? sliced_shape : shape; }
+  SlicePlaces places() const { return {parameter_shape(), slice}; }
 };
 
 // Where segments stand. Value type.
@@ -43,6 +50,9 @@ class FlatLayout {
   // Adds a segment; `joined` puts it right behind the one before (so that both can be used as one
   // matrix), otherwise it starts at a multiple of 32 elements (128 bytes in fp32).
   void Add(std::string name, std::vector<int64_t> shape, bool weight_decay, bool joined = false);
+  // The same of a slice of a parameter of `shape`.
+  void AddSlice(std::string name, std::vector<int64_t> shape, const Slice& slice, bool weight_decay,
+                bool joined = false);
 
   const std::vector<Segment>& segments() const { return segments_; }
   // Elements up to the end of the last segment.
@@ -64,6 +74,10 @@ struct SegmentPiece {
 };
 // The pieces of `layout`'s segments in flat elements [begin, end), in order.
 std::vector<SegmentPiece> PiecesIn(const FlatLayout& layout, int64_t begin, int64_t end);
+// Calls `body` for the runs of a piece that follow each other in the whole parameter, too: the
+// first element inside the range, the first inside the parameter, and their number.
+void ForEachRun(const FlatLayout& layout, const SegmentPiece& piece,
+                const std::function<void(int64_t, int64_t, int64_t)>& body);
 
 // How a flat is kept.
 struct FlatOptions {

@@ -754,7 +754,7 @@ class OwnersAgentTest : public AgentTest {
     char name[] = "/var/lib/muster-agent-accounts-XXXXXX";
     accounts_ = ::mkdtemp(name);
     std::ofstream(accounts_ + "/passwd") << "root:x:0:0::/root:/bin/bash\n"
-                                            "ann:x:61001:61001::/home/ann:/bin/bash\n";
+                                            "ann:x:61011:61011::/home/ann:/bin/bash\n";
     ASSERT_EQ(::unshare(CLONE_NEWNS), 0);
     ASSERT_EQ(::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0);
     ASSERT_EQ(::mount((accounts_ + "/passwd").c_str(), "/etc/passwd", nullptr, MS_BIND, nullptr),
@@ -762,7 +762,7 @@ class OwnersAgentTest : public AgentTest {
     AgentTest::SetUp();
     ::chmod(directory_.c_str(), 0755);
     std::filesystem::create_directory(directory_ + "/ann");
-    ASSERT_EQ(::chown((directory_ + "/ann").c_str(), 61001, 61001), 0);
+    ASSERT_EQ(::chown((directory_ + "/ann").c_str(), 61011, 61011), 0);
   }
   void TearDown() override {
     if (accounts_.empty()) return;
@@ -770,13 +770,13 @@ class OwnersAgentTest : public AgentTest {
     ::umount2("/etc/passwd", MNT_DETACH);
     std::filesystem::remove_all(accounts_);
   }
-  // Of ann's, that live.
+  // Of ann, whose uid no other test has, that live.
   static int Processes() {
     int count = 0;
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
       const std::string status = ReadFile(entry.path().string() + "/status").value_or("");
       count +=
-          absl::StrContains(status, "\nUid:\t61001\t") && !absl::StrContains(status, "\nState:\tZ")
+          absl::StrContains(status, "\nUid:\t61011\t") && !absl::StrContains(status, "\nState:\tZ")
               ? 1
               : 0;
     }
@@ -793,7 +793,7 @@ TEST_F(OwnersAgentTest, AJobRunsAsItsOwner) {
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
   ASSERT_EQ(report.exits_size(), 1) << report.DebugString();
   EXPECT_EQ(report.exits(0).exit_code(), 0) << report.DebugString();
-  EXPECT_EQ(Read("ann/job/who"), "61001 61001 ann /home/ann\n");
+  EXPECT_EQ(Read("ann/job/who"), "61011 61011 ann /home/ann\n");
   EXPECT_NE(scheduler_->hello().inventory().isolation().find("as their owners"), std::string::npos);
 }
 
@@ -837,7 +837,7 @@ TEST_F(OwnersAgentTest, WhatWasPreparedStartsAsItsOwnerAfterTheAgentWasKilled) {
   ASSERT_TRUE(scheduler_->WaitForHello(2));
   StartGang(key, report.rendezvous_port());
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE));
-  EXPECT_EQ(Read("ann/job/who"), "61001\n");
+  EXPECT_EQ(Read("ann/job/who"), "61011\n");
 }
 
 TEST_F(OwnersAgentTest, NothingOfAJobOutlivesItsShim) {
@@ -891,7 +891,7 @@ TEST_F(OwnersAgentTest, AServerThatAJobCouldBeIsNotObeyed) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     (directory_ + "/ann/s.sock").copy(address.sun_path, sizeof address.sun_path - 1);
-    if (::setgid(61001) != 0 || ::setuid(61001) != 0 ||
+    if (::setgid(61011) != 0 || ::setuid(61011) != 0 ||
         ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
         ::listen(fd, 10) != 0)
       ::_exit(1);
@@ -906,7 +906,7 @@ TEST_F(OwnersAgentTest, AServerThatAJobCouldBeIsNotObeyed) {
           " 2> /dev/null; do sleep 0.05; done; kill $!; wait $!' ", programs_, "/muster-agent")
           .c_str());
   EXPECT_EQ(code, 0);
-  EXPECT_NE(Read("said").find("served by uid 61001, whom jobs may run as"), std::string::npos)
+  EXPECT_NE(Read("said").find("served by uid 61011, whom jobs may run as"), std::string::npos)
       << Read("said");
   ::kill(thief, SIGKILL);
   ::waitpid(thief, nullptr, 0);
@@ -918,7 +918,7 @@ TEST_F(OwnersAgentTest, OnlyRootStartsSuchAnAgent) {
   KillAgent(SIGTERM);
   const std::string said = directory_ + "/ann/said";
   const int code =
-      ::system(absl::StrCat("setpriv --reuid 61001 --clear-groups ", MUSTER_TEST_BIN,
+      ::system(absl::StrCat("setpriv --reuid 61011 --clear-groups ", MUSTER_TEST_BIN,
                             "/muster-agent --server unix:///s --cluster c --host h --state-dir ",
                             directory_, "/ann/state > ", said, " 2>&1")
                    .c_str());

@@ -678,6 +678,40 @@ TEST_F(HostTest, AShimThatOutlivesItsRecordIsReaped) {
   }));
 }
 
+// It may be of another release, or of a spec that can't be kept: each new one ends the same way.
+TEST_F(HostTest, AShimThatStartsNothingIsTriedAFewTimesAndThenSaysWhy) {
+  Write("muster-shim",
+        "#!/bin/sh\necho \"muster-shim: $1: /dev/nvidia9: no such device\" >&2; exit 70\n");
+  std::filesystem::permissions(directory_ + "/muster-shim", std::filesystem::perms(0755));
+  auto state = StateDirectory::Open(directory_ + "/s");
+  LaunchHost host = Host();
+  host.bin_directory = directory_;
+  host.sockets = {directory_};
+  HostProcesses processes(state->get(), host, PortRange());
+  const AttemptRecord record = Record();
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+  const auto try_often = [&](int most) {
+    int tries = 0;
+    absl::Status status = absl::OkStatus();
+    while (tries < most && (status = processes.SpawnShim(record)).ok()) {
+      ++tries;
+      EXPECT_TRUE(Eventually([&] { return processes.ShimPid(record.id) == 0; }));
+      processes.ReapEnded();
+    }
+    return std::pair(tries, std::string(status.message()));
+  };
+  const auto [tries, why] = try_often(20);
+  EXPECT_EQ(tries, 5);
+  EXPECT_EQ(why,
+            "muster-shim ended with 70 before it started anything, 5 times; the last said: "
+            "/dev/nvidia9: no such device");
+  processes.RemoveCgroup(record.id);  // the attempt is gone
+  EXPECT_EQ(try_often(1).first, 1);
+  // Who is killed may have been in nobody's way: the next one is as good.
+  Write("muster-shim", "#!/bin/sh\nkill -9 $$\n");
+  EXPECT_EQ(try_often(20).first, 20);
+}
+
 TEST(Sockets, LieInMemoryOrWhereNobodyElseCanMakeThem) {
   using Names = std::vector<std::string>;
   EXPECT_EQ(SocketDirectories(0, true, "", "/run/user/0"),

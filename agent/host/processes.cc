@@ -20,6 +20,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <set>
 
@@ -32,6 +34,7 @@
 #include "agent/shim/durable.h"
 #include "agent/shim/isolate.h"
 #include "agent/shim/private_mounts.h"
+#include "agent/shim/shim.h"
 #include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/fnv.h"
@@ -42,8 +45,10 @@
 namespace muster::agent {
 namespace {
 
-constexpr size_t kSocketName = 12;      // characters of a progress socket's name
-constexpr char kTokenFile[] = "token";  // in an attempt's directory, of an agent of several users
+constexpr size_t kSocketName = 12;       // characters of a progress socket's name
+constexpr int kTriesInVain = 5;          // of shims that end before they started anything
+constexpr int64_t kShimLogTail = 16384;  // bytes
+constexpr char kTokenFile[] = "token";   // in an attempt's directory, of an agent of several users
 
 // A socket of both families where there is IPv6: it meets whoever has the port in either.
 bool IsFree(int port) {
@@ -393,7 +398,23 @@ absl::Status HostProcesses::Grant(const AttemptRecord& record, const Owner& owne
   return absl::OkStatus();
 }
 
+// A few more may have better luck (a full disk); all the others would end as they did.
+absl::Status HostProcesses::WhyInVain(const AttemptId& id) const {
+  const auto found = in_vain_.find(id);
+  if (found == in_vain_.end() || found->second.times < kTriesInVain) return absl::OkStatus();
+  std::ifstream file(state_->path() + "/shim.log", std::ios::ate);
+  file.seekg(std::max<std::streamoff>(0, file.tellg() - std::streamoff{kShimLogTail}));
+  const std::string log(std::istreambuf_iterator<char>(file), {});
+  const std::string mark = absl::StrCat(state_->AttemptDirectory(id), ": ");
+  const size_t last = log.rfind(mark);
+  const std::string said = last == std::string::npos ? "nothing" : log.substr(last + mark.size());
+  return absl::FailedPreconditionError(absl::StrCat(
+      "muster-shim ended with ", found->second.code, " before it started anything, ",
+      found->second.times, " times; the last said: ", said.substr(0, said.find('\n'))));
+}
+
 absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
+  if (absl::Status status = WhyInVain(record.id); !status.ok()) return status;
   if (absl::Status status = FindSockets(); !status.ok()) return status;
   std::optional<Owner> owner;
   if (owners_ != nullptr) {
@@ -436,6 +457,8 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
     shim::RemoveCgroups(groups);
     return pid.status();
   }
+  if (const auto before = spawned_.find(record.id); before != spawned_.end())
+    Reaped(record.id, before->second);
   spawned_[record.id] = *pid;
   return absl::OkStatus();
 }
@@ -485,14 +508,33 @@ void HostProcesses::SignalShim(const AttemptId& id) {
   ::close(fd);
 }
 
+// Whether it has ended. One that was killed says nothing of the next.
+bool HostProcesses::Reaped(const AttemptId& id, pid_t pid) {
+  int status = 0;
+  const pid_t ended = ::waitpid(pid, &status, WNOHANG);
+  if (ended == 0) return false;
+  if (ended == pid && WIFEXITED(status) && WEXITSTATUS(status) != shim::kShimDone &&
+      WEXITSTATUS(status) != shim::kShimNotClaimed) {
+    InVain& in_vain = in_vain_[id];
+    ++in_vain.times;
+    in_vain.code = WEXITSTATUS(status);
+  }
+  return true;
+}
+
 void HostProcesses::Reap(pid_t pid) {
-  if (pid <= 0 || ::waitpid(pid, nullptr, WNOHANG) == 0) return;
-  std::erase_if(spawned_, [pid](const auto& spawned) { return spawned.second == pid; });
+  const auto found = std::find_if(spawned_.begin(), spawned_.end(),
+                                  [pid](const auto& spawned) { return spawned.second == pid; });
+  if (found == spawned_.end()) {
+    if (pid > 0) ::waitpid(pid, nullptr, WNOHANG);  // a newer one has taken its place
+  } else if (Reaped(found->first, pid)) {
+    spawned_.erase(found);
+  }
 }
 
 void HostProcesses::ReapEnded() {
   for (auto it = spawned_.begin(); it != spawned_.end();)
-    it = ::waitpid(it->second, nullptr, WNOHANG) != 0 ? spawned_.erase(it) : std::next(it);
+    it = Reaped(it->first, it->second) ? spawned_.erase(it) : std::next(it);
 }
 
 bool HostProcesses::KillStrays(const AttemptId& id, bool ended) {
@@ -509,6 +551,9 @@ bool HostProcesses::KillStrays(const AttemptId& id, bool ended) {
   return shim::KillByToken(token, &unknown) + unknown > 0;
 }
 
-void HostProcesses::RemoveCgroup(const AttemptId& id) { cgroups_.Remove(DirectoryName(id)); }
+void HostProcesses::RemoveCgroup(const AttemptId& id) {
+  in_vain_.erase(id);
+  cgroups_.Remove(DirectoryName(id));
+}
 
 }  // namespace muster::agent

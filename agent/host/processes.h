@@ -93,6 +93,8 @@ class HostProcesses final : public Processes {
   absl::Status FindSockets();
   std::string Token(const AttemptId& id) const;
   absl::StatusOr<std::string> MakeToken(const AttemptId& id);
+  absl::Status WhyInVain(const AttemptId& id) const;
+  bool Reaped(const AttemptId& id, pid_t pid);
   StateDirectory* const state_;
   LaunchHost host_;
   const PortRange range_;
@@ -104,6 +106,10 @@ class HostProcesses final : public Processes {
   std::set<std::string> spread_;  // directories of jobs that were looked at
   std::map<AttemptId, int32_t> ports_taken_;
   std::map<AttemptId, pid_t> spawned_;  // children of ours, until reaped
+  struct InVain {
+    int times = 0, code = 0;  // how often a shim said that it started nothing; its last exit code
+  };
+  std::map<AttemptId, InVain> in_vain_;  // of attempts that aren't gone
 };
 
 }  // namespace muster::agent

@@ -49,6 +49,7 @@ part trainer-1 900 "$python" -m pytest -q -p no:cacheprovider --junitxml "$repor
 part trainer-2 900 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/trainer-2.xml" trainer/tests/test_[m-z]*.py
 wait
 cat "$reports/trainer-1.log"
+part python 240 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/python.xml" python/tests
 part system 1200 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/system.xml" tests/system
 if [[ $fast == no ]]; then
   source tests/sanitized.sh

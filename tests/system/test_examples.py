@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from local_system import LocalSystem, kill_all, wait_for
+from local_system import LocalSystem, job_processes, kill_all, wait_for
 from small_system import submit, wait_ended
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "deploy" / "examples"
@@ -37,6 +38,33 @@ def test_a_plain_torch_distributed_script_runs_unchanged_on_two_workers(system):
     assert (Path(job["directory"]) / "ddp.pt").exists()
     hosts = {part["host"] for part in job["tasks"][0]["attempts"][-1]["placements"]}
     assert hosts and all(job["tasks"][0]["attempts"][-1]["declared"] for _ in hosts)
+
+
+def test_a_trainer_of_transformers_goes_on_after_it_was_killed(system):
+    python = os.environ.get("MUSTER_PYTHON", "")
+    if not python:
+        pytest.skip("MUSTER_PYTHON names no Python with torch")
+    text = (
+        (EXAMPLES / "hf_trainer.yaml")
+        .read_text()
+        .replace("/opt/muster/examples", str(EXAMPLES))
+        .replace("python3", python)
+        .replace("interval: 10m", "interval: 1s")
+    )
+    text += f"env: {{PYTHONPATH: {EXAMPLES.parent.parent / 'python'}}}\n"
+    number = submit(system, "queue: research\n" + text, "hf-trainer")
+
+    def checkpoint():
+        return system.job(number)["tasks"][0].get("checkpoints")
+
+    wait_for("its first checkpoint", checkpoint, 120)
+    (rank,) = job_processes(system.folder)
+    os.kill(rank, signal.SIGKILL)
+    job = wait_ended(system, number, 120)
+    assert job["state"] == "SUCCEEDED", system.run(["logs", number]).stdout
+    last = job["tasks"][0]["attempts"][-1]
+    assert last["number"] > 1 and int(last["resumed_step"]) > 0
+    assert int(job["tasks"][0]["progress"]["step"]) == 200
 
 
 @contextlib.contextmanager

@@ -1,0 +1,230 @@
+"""What a training program under Muster says and asks: progress, checkpoints, whether to stop (docs/programs.md has the protocol).
+
+    import muster_runtime as muster
+
+    step = load(muster.newest(usable))             # None at the first start
+    while step < total and not stop:
+        ...                                        # a step
+        muster.report(step, total_steps=total, loss=loss)
+        stop, save = muster.decide()               # the same answer on all ranks
+        if stop or save:
+            muster.checkpoint(write(muster.checkpoint_directory()), step)
+
+Where Muster runs nothing, every call works and tells nobody: the same program runs by hand. No call of this module ends a training because
+something can't be told. Callbacks for transformers and Lightning are in muster_runtime.transformers and muster_runtime.lightning.
+"""
+
+import json
+import math
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = [
+    "checkpoint",
+    "checkpoint_directory",
+    "decide",
+    "newest",
+    "report",
+    "should_stop",
+    "under_muster",
+]
+
+MOST_BYTES = 8192  # of a line
+_TRIES, _PAUSE_S = 50, 0.02  # of a line that has to arrive, while the socket's queue is full
+
+_stopped = threading.Event()
+_watching = False
+_channel: socket.socket | None = None
+_saved_at: float | None = None
+_group = None  # of all ranks, for decide()
+
+
+def under_muster() -> bool:
+    return bool(os.environ.get("MUSTER_PROGRESS_SOCKET"))
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+# ---- telling ----
+
+
+def report(
+    step: int, *, total_steps: int | None = None, loss: float | None = None, **figures
+) -> None:
+    """The step that is done, and figures of it: grad_norm, tokens_per_s (of all ranks), mfu_causal. Numbers that aren't finite are left out. May be dropped."""
+    line = {"rank": rank(), "step": int(step), "total_steps": total_steps, "loss": loss} | figures
+    _tell(line, tries=1)
+
+
+def own_time(step: int, seconds: float) -> None:
+    """What this rank itself took for the step before it waited for others: slow hosts are found by it. From every rank."""
+    _tell({"rank": rank(), "step": int(step), "own_time_s": seconds}, tries=1)
+
+
+def checkpoint(path: str | os.PathLike, step: int) -> None:
+    """A later attempt may go on from `path`, a file or a directory that is written completely. Syncs it first. One rank says so."""
+    global _saved_at
+    path = os.path.abspath(path)
+    if not under_muster():
+        return
+    size = _sync(path)
+    _tell({"checkpoint": {"step": int(step), "path": path, "bytes": size}})
+    _saved_at = time.monotonic()
+
+
+def checkpoint_directory(otherwise: str = "checkpoints") -> str:
+    """Where this attempt's checkpoints belong."""
+    return os.environ.get("MUSTER_CHECKPOINT_DIR") or otherwise
+
+
+def checkpoints_kept(otherwise: int | None = None) -> int | None:
+    kept = os.environ.get("MUSTER_CHECKPOINT_KEEP")
+    return int(kept) if kept else otherwise
+
+
+def newest(step_of: Callable[[str], int]) -> str | None:
+    """The newest checkpoint that can be used. `step_of` gives the step of one, and raises OSError, ValueError or KeyError for what is gone or damaged."""
+    skipped = []
+    for path in filter(None, os.environ.get("MUSTER_RESUME_FROM", "").split(",")):
+        try:
+            step = step_of(path)
+        except (OSError, ValueError, KeyError) as error:
+            skipped.append({"path": path, "why": str(error)[:200]})
+            continue
+        if rank() == 0:
+            told = {"step": int(step), "path": path}
+            _tell({"loaded": told | ({"skipped": skipped} if skipped else {})})
+        return path
+    return None
+
+
+# ---- being told ----
+
+
+def should_stop() -> bool:
+    """Whether this rank was told to stop (SIGTERM). From the first call on; to be called in the main thread first."""
+    _watch()
+    return _stopped.is_set()
+
+
+def decide() -> tuple[bool, bool]:
+    """(stop, save): whether any rank was told to stop, and whether a checkpoint is due by Muster's interval. The same on all ranks of torch.distributed, by
+    one all-reduce of two numbers: all of them have to call it after the same step."""
+    global _saved_at
+    stop, save = should_stop(), rank() == 0 and _due()
+    distributed = _distributed()
+    if distributed is not None:
+        stop, save = _agree(distributed, stop, save)
+    if save:
+        _saved_at = time.monotonic()  # from its beginning to the next one's
+    return stop, save
+
+
+def _due() -> bool:
+    global _saved_at
+    interval_s = float(os.environ.get("MUSTER_CHECKPOINT_INTERVAL_S") or 0)
+    if _saved_at is None:
+        _saved_at = time.monotonic()
+    return interval_s > 0 and time.monotonic() - _saved_at >= interval_s
+
+
+def _distributed():
+    import sys
+
+    torch = sys.modules.get("torch")  # who hasn't imported it has no process group
+    if (
+        torch is None
+        or not torch.distributed.is_available()
+        or not torch.distributed.is_initialized()
+    ):
+        return None
+    return torch.distributed if torch.distributed.get_world_size() > 1 else None
+
+
+def _agree(distributed, stop: bool, save: bool) -> tuple[bool, bool]:
+    """Between hosts' memories: a GPU isn't waited for."""
+    global _group
+    import torch
+
+    if _group is None:
+        _group = distributed.new_group(backend="gloo")
+    told = torch.tensor([int(stop), int(save)])
+    distributed.all_reduce(told, op=distributed.ReduceOp.MAX, group=_group)
+    stop, save = (bool(value) for value in told.tolist())
+    return stop, save
+
+
+def _watch() -> None:
+    global _watching
+    if _watching or threading.current_thread() is not threading.main_thread():
+        return
+    _watching = True
+    before = signal.getsignal(signal.SIGTERM)
+
+    def told(number, frame):
+        _stopped.set()
+        if callable(before):
+            before(number, frame)
+
+    if under_muster() or callable(before):
+        signal.signal(signal.SIGTERM, told)
+
+
+# ---- the socket and the disk ----
+
+
+def _finite(value):
+    return not (isinstance(value, float) and not math.isfinite(value)) and value is not None
+
+
+def _tell(line: dict, tries: int = _TRIES) -> bool:
+    global _channel
+    address = os.environ.get("MUSTER_PROGRESS_SOCKET")
+    if not address:
+        return False
+    data = json.dumps({key: value for key, value in line.items() if _finite(value)}).encode()
+    if len(data) > MOST_BYTES:
+        return False
+    if _channel is None:
+        _channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        _channel.setblocking(False)
+    for _ in range(tries):
+        try:
+            _channel.sendto(data, address)
+            return True
+        except BlockingIOError:
+            time.sleep(_PAUSE_S if tries > 1 else 0)
+        except OSError:
+            return False  # the agent's side is gone: the training isn't
+    return False
+
+
+def _sync(path: str) -> int:
+    """Bytes of all files there, which are on disk when this returns."""
+    if not os.path.isdir(path):
+        _sync_one(path)
+        _sync_one(os.path.dirname(path))
+        return os.path.getsize(path)
+    size = 0
+    for directory, _, files in os.walk(path):
+        for name in files:
+            file = os.path.join(directory, name)
+            _sync_one(file)
+            size += os.path.getsize(file)
+        _sync_one(directory)
+    _sync_one(os.path.dirname(path))
+    return size
+
+
+def _sync_one(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

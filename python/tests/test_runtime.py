@@ -1,0 +1,154 @@
+"""muster_runtime without any framework."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import muster_runtime
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """As a process that has just started, with none of Muster's variables."""
+    for name in [name for name in os.environ if name.startswith("MUSTER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(muster_runtime, "_channel", None)
+    monkeypatch.setattr(muster_runtime, "_saved_at", None)
+    monkeypatch.setattr(muster_runtime, "_watching", False)
+    muster_runtime._stopped.clear()
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_where_muster_runs_nothing_every_call_works(tmp_path):
+    muster_runtime.report(3, total_steps=9, loss=1.5)
+    muster_runtime.checkpoint(tmp_path, 3)
+    assert muster_runtime.newest(lambda path: 1) is None
+    assert muster_runtime.checkpoint_directory("here") == "here"
+    assert muster_runtime.decide() == (False, False)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "Ctrl+C and kill work as ever"
+
+
+def test_a_report_leaves_out_what_is_not_a_number(agent, monkeypatch):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    muster_runtime.report(3, total_steps=9, loss=float("nan"), grad_norm=0.5)
+    muster_runtime.own_time(3, 0.25)
+    assert agent.lines() == [
+        {"rank": 0, "step": 3, "total_steps": 9, "grad_norm": 0.5},
+        {"rank": 0, "step": 3, "own_time_s": 0.25},
+    ]
+
+
+def test_an_agent_that_is_away_ends_no_training(agent, monkeypatch):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path) + ".gone")
+    muster_runtime.report(1)
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    for step in range(10_000):  # nobody reads: the socket is full soon
+        muster_runtime.report(step)
+    assert agent.lines()[0]["step"] == 0
+
+
+def test_a_checkpoint_is_told_whole_with_its_size(agent, monkeypatch, tmp_path):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    folder = tmp_path / "step-7"
+    (folder / "part").mkdir(parents=True)
+    (folder / "weights").write_bytes(b"x" * 100)
+    (folder / "part" / "more").write_bytes(b"y" * 11)
+    muster_runtime.checkpoint(folder, 7)
+    muster_runtime.checkpoint(folder / "weights", 8)
+    assert [line["checkpoint"] for line in agent.lines()] == [
+        {"step": 7, "path": str(folder), "bytes": 111},
+        {"step": 8, "path": str(folder / "weights"), "bytes": 100},
+    ]
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_newest_that_can_be_used_is_told_by_one_rank(agent, monkeypatch, rank):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setenv("MUSTER_RESUME_FROM", "/gone,/damaged,/good,/older")
+    monkeypatch.setenv("RANK", rank)
+
+    def step_of(path):
+        if path == "/gone":
+            raise FileNotFoundError("no such file")
+        return {"/good": 5, "/older": 4}[path]
+
+    assert muster_runtime.newest(step_of) == "/good"
+    told = [line["loaded"] for line in agent.lines()]
+    skipped = [
+        {"path": "/gone", "why": "no such file"},
+        {"path": "/damaged", "why": "'/damaged'"},
+    ]
+    expected = [{"step": 5, "path": "/good", "skipped": skipped}]
+    assert told == (expected if rank == "0" else [])
+
+
+def test_a_checkpoint_is_due_by_the_interval_from_one_to_the_next(monkeypatch, agent):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    now = [100.0]
+    monkeypatch.setattr(muster_runtime.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("MUSTER_CHECKPOINT_INTERVAL_S", "10")
+    due = []
+    for second in range(25):
+        now[0] = 100.0 + second
+        due.append(muster_runtime.decide()[1])
+    assert [second for second, is_due in enumerate(due) if is_due] == [10, 20]
+    monkeypatch.setenv("MUSTER_CHECKPOINT_INTERVAL_S", "0")
+    now[0] += 1000
+    assert muster_runtime.decide() == (False, False)
+
+
+def test_a_stop_is_heard_and_what_heard_it_before_hears_it_still(monkeypatch, agent):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    heard = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    assert not muster_runtime.should_stop()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert muster_runtime.decide() == (True, False) and heard == [signal.SIGTERM]
+
+
+RANKS = """
+import os, sys, torch
+import muster_runtime
+torch.distributed.init_process_group("gloo")
+answers = []
+for step in range(6):
+    if step == 3 and muster_runtime.rank() == 1:
+        os.kill(os.getpid(), 15)
+    answers.append(muster_runtime.decide()[0])
+print(answers)
+torch.distributed.destroy_process_group()
+os._exit(0)
+"""
+
+
+def test_all_ranks_stop_after_the_same_step(agent, tmp_path):
+    pytest.importorskip("torch")
+    with __import__("socket").create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    base = os.environ | {
+        "PYTHONPATH": str(PACKAGE),
+        "MUSTER_PROGRESS_SOCKET": str(agent.path),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANKS],
+            env=base | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    answers = [json.loads(text.lower()) for text in said]
+    assert answers[0] == answers[1] == [False, False, False, True, True, True]

@@ -354,6 +354,9 @@ TEST_F(OwnerTest, TheProgressSocketIsTheOwnersAlone) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   ASSERT_EQ(::stat((root_ + "/sockets").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0711u);
+  std::ofstream(root_ + "/ann/on") << "";
+  ASSERT_TRUE(Eventually([&] { return fs::exists(root_ + "/ann/sent"); }));
+  ASSERT_TRUE(Eventually([&] { return fs::exists(attempt_ + "/" + kProgressFile); }));
   // Another user, and root, which may write to it and is not the owner.
   for (const uint32_t uid : {kBob, 0U}) {
     const pid_t other = ::fork();
@@ -372,13 +375,11 @@ TEST_F(OwnerTest, TheProgressSocketIsTheOwnersAlone) {
     ::waitpid(other, &status, 0);
     EXPECT_EQ(WEXITSTATUS(status), uid == 0 ? 0 : 1);
   }
-  std::ofstream(root_ + "/ann/on") << "";
-  ASSERT_TRUE(Eventually([&] { return fs::exists(root_ + "/ann/sent"); }));
-  ASSERT_TRUE(Eventually([&] { return fs::exists(attempt_ + "/" + kProgressFile); }));
   std::ofstream(root_ + "/ann/end") << "";
   EXPECT_EQ(Wait(&shim_), 0);
   const std::string progress = ReadText(attempt_ + "/" + kProgressFile);
   EXPECT_NE(progress.find("{\"step\":7}"), std::string::npos) << progress;
+  EXPECT_EQ(progress.find("1000000"), std::string::npos) << progress;
   EXPECT_EQ(Log(), "denied\n");
 }
 

@@ -23,7 +23,7 @@ from local_system import Failed  # noqa: E402
 
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 FEWEST, FEWEST_IN_CONTROL = 60, 50
-HOLES = ("act-as-root", "no-private-mounts", "groups-kept")
+HOLES = ("exports-published-as-root", "groups-kept", "new-privileges-allowed", "no-private-mounts")
 
 
 def attack(bin_dir: Path, names: list[str], control: bool = False) -> dict[str, str]:
@@ -74,7 +74,9 @@ def main() -> int:
         len(control) >= FEWEST_IN_CONTROL,
     )
     if "--quick" not in sys.argv:
-        ok &= figure("planted holes found", found, f"of {len(HOLES)}", 3, found == len(HOLES))
+        ok &= figure(
+            "planted holes found", found, f"of {len(HOLES)}", len(HOLES), found == len(HOLES)
+        )
     return 0 if ok else 1
 
 

@@ -215,7 +215,7 @@ ROWS = {
         14400,
     ),
     "hostile-jobs": (
-        "what a job tries against its host, the agent and another user, as root's agent runs it; the same as root; three planted holes",
+        "what a job tries against its host, the agent and another user, as root's agent runs it; the same as root; four planted holes",
         [sys.executable, "bench/hostile_jobs.py"],
         1800,
     ),

@@ -20,7 +20,7 @@ from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for
 from small_system import configure
 
 ANN, MALLORY, AGENTS_GROUP = 61001, 61003, 61900
-MOST_PROCESSES, MEMORY, LOG_BYTES = 60, 64 << 20, 1 << 20
+MOST_PROCESSES, MEMORY, LOG_BYTES, SHM_KEY = 60, 64 << 20, 1 << 20, 31337
 ATTACKS = Path(__file__).parent / "attacks"
 # In a namespace of mounts: accounts, and a /run of its own with the sessions of users in it.
 SHARED = """\
@@ -113,6 +113,7 @@ class Host(LocalSystem):
         self.storage = folder / "storage" / "mallory"
         self.mounted: list[Path] = []
         self.planted: list[Path] = []
+        self.anns_shared: list[Path] = []
 
     # ---- setting up ----
 
@@ -133,6 +134,9 @@ class Host(LocalSystem):
             for directory, uid in ((self.roots, 0), (self.anns, ANN)):
                 own(own(directory / name, uid, 0o700) / "kept", uid, 0o600, name)
         self.make_programs()
+        self.anns_shared = [
+            Path(where, f"{self.folder.name}-anns") for where in ("/tmp", "/dev/shm")
+        ]
         for where in ("/tmp", "/dev/shm", "/var/tmp"):
             self.planted.append(own(Path(where) / self.folder.name, 0, 0o666, "the host's"))
 
@@ -217,8 +221,10 @@ class Host(LocalSystem):
 
     def start_ann(self) -> None:
         script = (
-            "import mmap,os,time,ctypes; ctypes.CDLL(None).shmget(31337, 4096, 0o1666)\n"
-            "for d in ('/tmp','/dev/shm'): open(d + '/anns', 'w').write('anns'); os.chmod(d + '/anns', 0o666)\n"
+            "import os,time,ctypes\n"
+            f"ctypes.CDLL(None).shmget({SHM_KEY}, 4096, 0o1666)\n"
+            f"for p in {[str(path) for path in self.anns_shared]}:\n"
+            "    open(p, 'w').write('anns'); os.chmod(p, 0o666)\n"
             "print('anns words', flush=True); open(os.environ['MUSTER_JOB_DIR'] + '/up', 'w')\n"
             "while not os.path.exists(os.environ['MUSTER_JOB_DIR'] + '/go'): time.sleep(0.1)\n"
         )
@@ -282,7 +288,7 @@ class Host(LocalSystem):
             "server": self.server, "state": state, "root_secret": self.secrets / "root", "group_secret": self.public / "group",
             "ann_secret": self.folder / "storage" / "ann" / "jobs" / "secret", "ann_uid": ANN, "group": AGENTS_GROUP,
             "tmp_file": self.planted[0], "host_shared_files": self.planted, "propagates": self.public / "propagates",
-            "ann_shared_files": ["/tmp/anns", "/dev/shm/anns"], "shm_key": 31337, "bus": f"/run/user/{MALLORY}/bus",
+            "ann_shared_files": self.anns_shared, "shm_key": SHM_KEY, "bus": f"/run/user/{MALLORY}/bus",
             "agent_pid": self.agent_pid(), "musterd_pid": self.processes["musterd"].pid, "shim_pid": self.shim_of(self.ann_job),
             "ann_pid": rank, "ann_job": self.ann_job, "ann_sacrifice": self.ann_sacrifice,
             "ann_socket": environment["MUSTER_PROGRESS_SOCKET"], "ann_token": environment["MUSTER_SHIM_TOKEN"],
@@ -492,5 +498,7 @@ def hostile_host(bin_dir: Path, control: bool = False):
                 process.wait(10)
             for place in host.mounted:
                 subprocess.run(["umount", "-l", place], check=False)
-            for path in host.planted:
+            # Of the control, which has none of its own.
+            subprocess.run(["ipcrm", "-M", str(SHM_KEY)], check=False, stderr=subprocess.DEVNULL)
+            for path in (*host.planted, *host.anns_shared):
                 path.unlink(missing_ok=True)

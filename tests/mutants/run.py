@@ -93,7 +93,9 @@ def fuzz(seed: int, seeds: int) -> dict:
 
 def run_test(bug: dict) -> dict:
     words = [BUILD / "tests" / bug["target"], f"--gtest_filter={bug['test']}"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    # An agent would start the shim that the caller's names, without the bug.
+    environment = os.environ | {"MUSTER_BIN_DIR": str(BUILD / "bin")}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
     if " 1 test from" not in done.stdout:
         sys.exit(f"{bug['target']}: there is no test {bug['test']}")
     return {} if done.returncode == 0 else {"says": f"{bug['test']} fails"}

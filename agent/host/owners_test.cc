@@ -197,8 +197,8 @@ TEST_F(OwnersTest, ExportsArePublishedAsTheOwner) {
     EXPECT_TRUE(Eventually([&] { return !threads.TakeAnswered().empty(); }));
     return (*state)->Publish(record, staged, target);
   };
-  EXPECT_FALSE(publish("/etc/cron.d/muster-owners-test").ok());
-  EXPECT_FALSE(fs::exists("/etc/cron.d/muster-owners-test"));
+  EXPECT_FALSE(publish(root_ + "/cron.d").ok());
+  EXPECT_FALSE(fs::exists(root_ + "/cron.d"));
   const absl::Status status = publish("model");
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_TRUE(fs::exists(prepare_.job_directory() + "/model"));

@@ -457,15 +457,14 @@ TEST_F(OwnerTest, ExportsGoWhereTheirOwnerMayPutThem) {
     for (const char* name : {"", "/w"})
       ASSERT_EQ(::chown((request.staged + name).c_str(), kAnn, kAnn), 0);
   };
-  for (const std::string& target :
-       {std::string("/etc/cron.d/muster-owner-test"), root_ + "/bob/model",
-        std::string("../../model"), root_ + "/state/model"}) {
+  for (const std::string& target : {root_ + "/cron.d", root_ + "/bob/model",
+                                    std::string("../../model"), root_ + "/state/model"}) {
     stage();
     request.target = target;
     EXPECT_FALSE(Act(request).done()) << target;
     EXPECT_TRUE(fs::exists(request.staged + "/w")) << target;
   }
-  EXPECT_FALSE(fs::exists("/etc/cron.d/muster-owner-test"));
+  EXPECT_FALSE(fs::exists(root_ + "/cron.d"));
   EXPECT_FALSE(fs::exists(root_ + "/ann/model"));
   for (const std::string& target : {std::string("model"), root_ + "/ann/models/one"}) {
     stage();

@@ -83,6 +83,31 @@ HostSlices SlicesOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t
   return slices;
 }
 
+bool AllSound(const State& state, const HostSlices& slices) {
+  return std::all_of(slices.begin(), slices.end(), [&](const HostSlice& slice) {
+    const pb::Inventory& has = state.host(slice.host).inventory;
+    return std::all_of(slice.devices.begin(), slice.devices.end(), [&](int32_t device) {
+      return device < has.devices_size() && has.devices(device).healthy();
+    });
+  });
+}
+
+AttemptRow SoundFirst(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) {
+  AttemptRow sorted;
+  for (const bool sound : {true, false}) {
+    for (int32_t rank = 0; rank < attempt.workers; ++rank) {
+      const HostSlices one = SlicesOf(spec, attempt, rank, rank + 1);
+      if (one.empty() || AllSound(state, one) != sound) continue;
+      PartRow& part = sorted.parts.emplace_back();
+      part.host = one[0].host;
+      part.workers = 1;
+      part.devices = one[0].devices;
+      part.device_milli = one[0].device_milli;
+    }
+  }
+  return sorted;
+}
+
 HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t workers) {
   AttemptRow whole;
   for (const HostSlice& slice : slices) {

@@ -80,6 +80,9 @@ int64_t GraceOf(const pb::TaskSpec& spec);
 
 // The devices of the attempt's workers [from, to).
 HostSlices SlicesOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to);
+// The workers first all of whose devices are sound, each kind in its order.
+AttemptRow SoundFirst(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
+bool AllSound(const State& state, const HostSlices& slices);
 // Those of the first `workers` of such slices.
 HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t workers);
 int32_t WorkersIn(const HostSlices& slices);

@@ -43,6 +43,8 @@ class Claim {
   void Begin(bool anywhere);
   void TakeBackUnanswered();
   void AddUse(const Gang& gang, int32_t pool, int64_t workers);
+  // Of the victim's workers [from, to), those on broken devices last: they go first.
+  HostSlices SlicesOfVictim(int32_t victim, int32_t from, int32_t to) const;
   void SetLeft(int32_t victim, int32_t workers);
   void SetVictims(size_t count);
   // The claimant has a place, in slices_, if what is left of the victims stays.
@@ -60,9 +62,10 @@ class Claim {
   const int64_t end_ns_;
 
   std::vector<Victim> victims_;
-  std::map<int32_t, int32_t> left_;   // workers, by victim's gang
-  std::vector<int32_t> left_before_;  // of the first victims, those applied: before each
-  std::optional<Try> trial_;          // on later capacity: what victims give back
+  std::map<int32_t, AttemptRow> sound_first_;  // of victims that have broken devices, by gang
+  std::map<int32_t, int32_t> left_;            // workers, by victim's gang
+  std::vector<int32_t> left_before_;           // of the first victims, those applied: before each
+  std::optional<Try> trial_;                   // on later capacity: what victims give back
   // Of claims beyond a guarantee: what queues use without the trial, and with it, but for what only
   // moves.
   std::optional<QueueUse> before_, levels_;
@@ -107,11 +110,30 @@ void Claim::Begin(bool anywhere) {
   AddUse(claimant_, request_.pool, -has_);
 }
 
+HostSlices Claim::SlicesOfVictim(int32_t victim, int32_t from, int32_t to) const {
+  const Gang& gang = in_.gang(victim);
+  const auto sorted = sound_first_.find(victim);
+  if (sorted == sound_first_.end()) return SlicesOf(*gang.spec, *gang.current, from, to);
+  HostSlices merged;  // of a host one
+  for (HostSlice& slice : SlicesOf(*gang.spec, sorted->second, from, to)) {
+    if (merged.empty() || merged.back().host != slice.host) {
+      merged.push_back(std::move(slice));
+      continue;
+    }
+    HostSlice& last = merged.back();
+    last.workers += slice.workers;
+    last.devices.insert(last.devices.end(), slice.devices.begin(), slice.devices.end());
+    last.device_milli.insert(last.device_milli.end(), slice.device_milli.begin(),
+                             slice.device_milli.end());
+  }
+  return merged;
+}
+
 void Claim::SetLeft(int32_t victim, int32_t workers) {
   const Gang& gang = in_.gang(victim);
   int32_t& from = left_[victim];
-  if (workers < from) trial_->GiveBack(gang, SlicesOf(*gang.spec, *gang.current, workers, from));
-  if (workers > from) trial_->Take(gang, SlicesOf(*gang.spec, *gang.current, from, workers));
+  if (workers < from) trial_->GiveBack(gang, SlicesOfVictim(victim, workers, from));
+  if (workers > from) trial_->Take(gang, SlicesOfVictim(victim, from, workers));
   AddUse(gang, gang.bound_pool, workers - from);
   from = workers;
 }
@@ -264,7 +286,9 @@ void Claim::Stop() {
   for (const auto& [v, workers] : left_) {
     const Gang& gang = in_.gang(v);
     if (workers == 0 || workers == gang.workers) continue;
-    draft_->Hold(v, gang.bound_pool, workers, SlicesOf(*gang.spec, *gang.current, 0, workers));
+    HostSlices kept = SlicesOfVictim(v, 0, workers);
+    // Where it has too few sound devices left, nothing is held for it: it looks for a place anew.
+    if (AllSound(in_.state, kept)) draft_->Hold(v, gang.bound_pool, workers, std::move(kept));
   }
 }
 
@@ -285,6 +309,13 @@ Reclaimed Claim::Run() {
   avoid_ = HostsToAvoid(*claimant_.job);
   victims_ =
       VictimsFor(in_, claimant_, request_.pool, request_.workers - has_, request_.grows, draft_);
+  for (const Victim& victim : victims_) {
+    const Gang& gang = in_.gang(victim.gang);
+    if (victim.keeps == 0 ||
+        AllSound(in_.state, SlicesOf(*gang.spec, *gang.current, 0, gang.workers)))
+      continue;
+    sound_first_.emplace(victim.gang, SoundFirst(in_.state, *gang.spec, *gang.current));
+  }
   // Hosts that it avoids only where nothing else helps: else it would stop the same victims on a
   // host where its launch has just failed, again and again.
   bool found = false;

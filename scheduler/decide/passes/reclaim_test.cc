@@ -10,6 +10,7 @@
 namespace muster {
 namespace {
 
+using testing::ActsOf;
 using testing::DecideQuickly;
 using testing::IsRunning;
 using testing::JobBuilder;
@@ -110,6 +111,68 @@ TEST(Reclaim, AGuaranteedClaimWaitsNoLongerThanMinRuntimeForWhatIsLeftAlone) {
   EXPECT_EQ(StopsIn(DecideQuickly(&at.system, options)), 0);
   at.system.Step(113);
   EXPECT_EQ(StopsIn(DecideQuickly(&at.system, options)), 1) << "it has waited for min_runtime";
+}
+
+// It was held on its first workers' devices, of which one is broken: a decision later it had to
+// claim anew, in the same round.
+TEST(Reclaim, AGangThatIsMadeSmallerKeepsItsSoundDevices) {
+  for (const int32_t broken : {0, 1, 3}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 1, 4).Queue("a", 2).Queue("b");
+    const uint64_t elastic = JobBuilder("b").Workers(1, 4).SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, elastic);
+    ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 4);
+    system.Step(20);
+    pb::Event event;
+    pb::HostHello& hello = *event.mutable_host_hello();
+    hello.set_cluster("c");
+    hello.set_host("h00");
+    hello.set_state_id("s1");
+    hello.set_boot_id("b1");
+    *hello.mutable_inventory() = system.state.host(system.state.FindHost("c", "h00")).inventory;
+    hello.mutable_inventory()->mutable_devices(broken)->set_healthy(false);
+    system.Do(event);
+    const uint64_t claimant = JobBuilder("a").Gpus(2).SubmitTo(&system);
+    EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
+    const Reservation* held = ReservationOf(system, elastic);
+    ASSERT_NE(held, nullptr) << broken;
+    const std::vector<HostSlice> kept = held->parts;
+    ASSERT_EQ(kept.size(), 1u);
+    ASSERT_EQ(kept[0].devices.size(), 1u);
+    EXPECT_NE(kept[0].devices[0], broken);
+    EXPECT_EQ(ActsOf(DecideQuickly(&system)), 0);
+    ASSERT_NE(ReservationOf(system, elastic), nullptr) << "what is held stays its own";
+    ReportAll(&system, elastic, pb::GONE, 0, true);
+    DecideQuickly(&system);
+    EXPECT_TRUE(IsRunning(system, claimant));
+    ASSERT_TRUE(IsRunning(system, elastic));
+    EXPECT_EQ(TaskOf(system.state, elastic).current()->parts[0].devices, kept[0].devices);
+  }
+}
+
+// Found by sched-fuzz, seed 501362: it was to come back with four workers, and an edit had left its
+// queue two.
+TEST(Reclaim, WhatItsQueueWouldNotLetComeBackIsStoppedWhole) {
+  for (const int64_t limit : {2, 5}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 1, 8).Queue("a", 4).Queue("b");
+    const uint64_t elastic = JobBuilder("b").Workers(3, 6).SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, elastic);
+    ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 6);
+    system.Step(20);
+    pb::Event event;
+    pb::QueueTree* tree = event.mutable_queues_applied()->mutable_tree();
+    *tree = system.state.queue_tree();
+    for (pb::QueueSpec& queue : *tree->mutable_queues()) {
+      if (queue.name() == "b") (*queue.mutable_quota())["gpu"].set_limit_milli(limit * 1000);
+    }
+    system.Do(event);
+    JobBuilder("a").Gpus(4).SubmitTo(&system);
+    EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
+    EXPECT_EQ(TaskOf(system.state, elastic).current()->next_workers, limit == 2 ? 0 : 4);
+  }
 }
 
 TEST(Reclaim, ManyTimesTheRequestIsNotStoppedButDrained) {

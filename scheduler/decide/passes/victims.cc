@@ -100,7 +100,11 @@ std::vector<Victim> VictimsFor(const Inputs& in, const Gang& claimant, int32_t p
     };
     const int64_t lost = LostMilliNs(in, gang);
     const int32_t keeps = std::max(gang.entitled_workers(), gang.min_workers);
-    if (!IsMover(gang) && gang.workers > keeps &&
+    // Outside S it may have more than an edit of its queue's limits allows: it wouldn't start
+    // again.
+    const bool comes_back = gang.entitled || gang.leaf < 0 ||
+                            use.WithinLimits(gang, gang.bound_pool, keeps - gang.workers);
+    if (!IsMover(gang) && gang.workers > keeps && comes_back &&
         yields(GrowthProtectedUntil(in, claimant, gang, grows)))
       victims.push_back({v, keeps, lost, gang.since_ns()});
     if ((IsMover(gang) || !gang.entitled) && yields(ProtectedUntil(in, claimant, gang, grows)))

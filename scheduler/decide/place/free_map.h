@@ -208,6 +208,18 @@ class FreeMap {
   // place.cc
   std::optional<HostSlices> PlaceIn(PoolIndex* index, const pb::TaskSpec& spec, int32_t workers,
                                     const std::vector<HostId>& avoid);
+  // In the rack, or block, with the least room that holds it; and over several racks of these
+  // blocks.
+  std::optional<HostSlices> PlaceInRack(const PoolIndex& index, Wanted* wanted, int32_t workers,
+                                        const std::vector<HostId>& avoid);
+  std::optional<HostSlices> PlaceInBlock(const PoolIndex& index, Wanted* wanted, int32_t workers,
+                                         const std::vector<HostId>& avoid);
+  std::optional<HostSlices> Spread(const PoolIndex& index, const std::vector<int32_t>& blocks,
+                                   Wanted* wanted, int32_t workers,
+                                   const std::vector<HostId>& avoid);
+  int64_t AtMostIn(const PoolIndex& index, int32_t rack, const Wanted& wanted) const {
+    return AtMost(index.racks[rack].whole, index.racks[rack].cpus_milli, wanted);
+  }
   std::optional<HostSlice> PlaceOnOne(PoolIndex* index, Wanted* wanted, int32_t workers,
                                       bool one_island, const std::vector<HostId>& avoid);
   std::optional<HostId> HostWithoutDevices(PoolIndex* index, const Demand& demand,

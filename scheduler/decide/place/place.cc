@@ -257,6 +257,71 @@ void FreeMap::Fill(std::vector<Fit> fits, int64_t workers, const Wanted& wanted,
   });
 }
 
+std::optional<HostSlices> FreeMap::PlaceInRack(const PoolIndex& index, Wanted* wanted,
+                                               int32_t workers, const std::vector<HostId>& avoid) {
+  std::vector<std::pair<int64_t, int32_t>> order;
+  for (int32_t r = 0; r < static_cast<int32_t>(index.racks.size()); ++r) {
+    if (const int64_t most = AtMostIn(index, r, *wanted); most >= workers)
+      order.emplace_back(most, r);
+  }
+  std::sort(order.begin(), order.end());
+  for (const auto& [most, rack] : order) {
+    std::vector<Fit> fits;
+    if (FitsIn(index, rack, wanted, avoid, &fits) < workers) continue;
+    HostSlices slices;
+    Fill(std::move(fits), workers, *wanted, &slices);
+    return slices;
+  }
+  return std::nullopt;
+}
+
+std::optional<HostSlices> FreeMap::Spread(const PoolIndex& index,
+                                          const std::vector<int32_t>& blocks, Wanted* wanted,
+                                          int32_t workers, const std::vector<HostId>& avoid) {
+  std::vector<std::vector<std::vector<Fit>>> fits(blocks.size());  // by block, by rack
+  std::vector<Domain> of_blocks;
+  std::vector<std::vector<Domain>> of_racks(blocks.size());
+  int64_t total = 0, grain = 1;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const std::vector<int32_t>& racks = index.blocks[blocks[b]];
+    fits[b].resize(racks.size());
+    int64_t in_block = 0;
+    for (size_t r = 0; r < racks.size(); ++r) {
+      const int64_t in_rack = FitsIn(index, racks[r], wanted, avoid, &fits[b][r]);
+      if (in_rack > 0) of_racks[b].push_back({static_cast<int32_t>(r), in_rack});
+      for (const Fit& fit : fits[b][r]) grain = std::max(grain, fit.workers);
+      in_block += in_rack;
+    }
+    if (in_block > 0) of_blocks.push_back({static_cast<int32_t>(b), in_block});
+    total += in_block;
+  }
+  if (total < workers) return std::nullopt;
+  HostSlices slices;
+  Share(&of_blocks, workers, grain);
+  for (const Domain& block : of_blocks) {
+    std::vector<Domain>& racks = of_racks[block.index];
+    Share(&racks, block.share, grain);
+    for (const Domain& rack : racks)
+      Fill(std::move(fits[block.index][rack.index]), rack.share, *wanted, &slices);
+  }
+  return slices;
+}
+
+std::optional<HostSlices> FreeMap::PlaceInBlock(const PoolIndex& index, Wanted* wanted,
+                                                int32_t workers, const std::vector<HostId>& avoid) {
+  std::vector<std::pair<int64_t, int32_t>> order;
+  for (int32_t b = 0; b < static_cast<int32_t>(index.blocks.size()); ++b) {
+    int64_t most = 0;
+    for (const int32_t rack : index.blocks[b]) most += AtMostIn(index, rack, *wanted);
+    if (most >= workers) order.emplace_back(most, b);
+  }
+  std::sort(order.begin(), order.end());
+  for (const auto& [most, block] : order) {
+    if (auto slices = Spread(index, {block}, wanted, workers, avoid)) return slices;
+  }
+  return std::nullopt;
+}
+
 std::optional<HostSlices> FreeMap::PlaceIn(PoolIndex* index, const pb::TaskSpec& spec,
                                            int32_t workers, const std::vector<HostId>& avoid) {
   Wanted wanted = WantedOf(WantsOf(spec));
@@ -285,69 +350,16 @@ std::optional<HostSlices> FreeMap::PlaceIn(PoolIndex* index, const pb::TaskSpec&
   if (required <= pb::HOST || workers == 1) return std::nullopt;
 
   // Domains of a level by what is free in them, the least first: the larger ones stay whole.
-  const auto at_most = [&](int32_t rack) {
-    return AtMost(index->racks[rack].whole, index->racks[rack].cpus_milli, wanted);
-  };
-  std::vector<std::pair<int64_t, int32_t>> order;
   if (preferred <= pb::RACK) {
-    for (int32_t r = 0; r < static_cast<int32_t>(index->racks.size()); ++r) {
-      if (const int64_t most = at_most(r); most >= workers) order.emplace_back(most, r);
-    }
-    std::sort(order.begin(), order.end());
-    for (const auto& [most, rack] : order) {
-      std::vector<Fit> fits;
-      if (FitsIn(*index, rack, &wanted, avoid, &fits) < workers) continue;
-      HostSlices slices;
-      Fill(std::move(fits), workers, wanted, &slices);
-      return slices;
-    }
+    if (auto slices = PlaceInRack(*index, &wanted, workers, avoid)) return slices;
   }
-  // Over several racks of these blocks.
-  const auto spread = [&](const std::vector<int32_t>& blocks) -> std::optional<HostSlices> {
-    std::vector<std::vector<std::vector<Fit>>> fits(blocks.size());  // by block, by rack
-    std::vector<Domain> of_blocks;
-    std::vector<std::vector<Domain>> of_racks(blocks.size());
-    int64_t total = 0, grain = 1;
-    for (size_t b = 0; b < blocks.size(); ++b) {
-      const std::vector<int32_t>& racks = index->blocks[blocks[b]];
-      fits[b].resize(racks.size());
-      int64_t in_block = 0;
-      for (size_t r = 0; r < racks.size(); ++r) {
-        const int64_t in_rack = FitsIn(*index, racks[r], &wanted, avoid, &fits[b][r]);
-        if (in_rack > 0) of_racks[b].push_back({static_cast<int32_t>(r), in_rack});
-        for (const Fit& fit : fits[b][r]) grain = std::max(grain, fit.workers);
-        in_block += in_rack;
-      }
-      if (in_block > 0) of_blocks.push_back({static_cast<int32_t>(b), in_block});
-      total += in_block;
-    }
-    if (total < workers) return std::nullopt;
-    HostSlices slices;
-    Share(&of_blocks, workers, grain);
-    for (const Domain& block : of_blocks) {
-      std::vector<Domain>& racks = of_racks[block.index];
-      Share(&racks, block.share, grain);
-      for (const Domain& rack : racks)
-        Fill(std::move(fits[block.index][rack.index]), rack.share, wanted, &slices);
-    }
-    return slices;
-  };
   if (preferred <= pb::BLOCK && required >= pb::BLOCK) {
-    order.clear();
-    for (int32_t b = 0; b < static_cast<int32_t>(index->blocks.size()); ++b) {
-      int64_t most = 0;
-      for (const int32_t rack : index->blocks[b]) most += at_most(rack);
-      if (most >= workers) order.emplace_back(most, b);
-    }
-    std::sort(order.begin(), order.end());
-    for (const auto& [most, block] : order) {
-      if (auto slices = spread({block})) return slices;
-    }
+    if (auto slices = PlaceInBlock(*index, &wanted, workers, avoid)) return slices;
   }
   if (required < pb::CLUSTER) return std::nullopt;
   std::vector<int32_t> all(index->blocks.size());
   for (size_t b = 0; b < all.size(); ++b) all[b] = static_cast<int32_t>(b);
-  return spread(all);
+  return Spread(*index, all, &wanted, workers, avoid);
 }
 
 std::optional<HostSlices> FreeMap::Place(const pb::TaskSpec& spec, int32_t workers,

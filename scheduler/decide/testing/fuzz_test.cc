@@ -37,9 +37,10 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
 
 // As long as the fuzzer draws what it does: 225625 left a victim behind for whose queue the
 // claimant's level was too high. In 21141 a guaranteed claim moved a longer one of its
-// queue aside within its min_runtime.
+// queue aside within its min_runtime. In 501362 a gang was made smaller whose queue's limit
+// wouldn't have let it come back.
 TEST(Fuzz, SeedsThatBrokeARuleKeepItNow) {
-  for (const uint64_t seed : {uint64_t{225625}, uint64_t{21141}}) {
+  for (const uint64_t seed : {uint64_t{225625}, uint64_t{21141}, uint64_t{501362}}) {
     FuzzTotals totals;
     EXPECT_EQ(RunFuzzCase(seed, &totals), "") << "sched-fuzz --replay=" << seed;
   }

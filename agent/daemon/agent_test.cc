@@ -479,6 +479,16 @@ TEST_F(AgentTest, ProcessesOutliveTheAgentAndTheirExitCodeIsKept) {
   EXPECT_EQ(report.exits(0).exit_code(), 5);
 }
 
+// The shim of the one attempt that runs; 0: none.
+pid_t ShimOf(const std::string& directory) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string words = ReadFile(entry.path().string() + "/cmdline").value_or("");
+    if (words.rfind("muster-shim", 0) == 0 && words.find(directory) != std::string::npos)
+      return static_cast<pid_t>(std::stol(entry.path().filename()));
+  }
+  return 0;
+}
+
 TEST_F(AgentTest, AFreshStateDirectoryEndsWhatRanWithTheLostOneBeforeItsHello) {
   Launch("main", "echo $$ > $MUSTER_JOB_DIR/pid; exec sleep 1000");
   ASSERT_TRUE(Eventually([&] { return !Read("job/pid").empty(); }));
@@ -495,21 +505,16 @@ TEST_F(AgentTest, AFreshStateDirectoryEndsWhatRanWithTheLostOneBeforeItsHello) {
   };
   ASSERT_TRUE(Eventually(found));
   KillAgent(SIGKILL);
+  // A shim that sees that its directory is gone ends by itself. This one stands still.
+  const pid_t shim = ShimOf(directory_);
+  ASSERT_GT(shim, 0);
+  ASSERT_EQ(::kill(shim, SIGSTOP), 0);
   std::filesystem::remove_all(directory_ + "/state");
   StartAgent();
   ASSERT_TRUE(scheduler_->WaitForHello(2));
   EXPECT_NE(scheduler_->hello().state_id(), lost);
   EXPECT_FALSE(std::filesystem::exists(ours)) << "it runs, and nobody knows of it";
-}
-
-// The shim of the one attempt that runs; 0: none.
-pid_t ShimOf(const std::string& directory) {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    const std::string words = ReadFile(entry.path().string() + "/cmdline").value_or("");
-    if (words.rfind("muster-shim", 0) == 0 && words.find(directory) != std::string::npos)
-      return static_cast<pid_t>(std::stol(entry.path().filename()));
-  }
-  return 0;
+  if (HasFailure()) ::kill(shim, SIGKILL);
 }
 
 TEST_F(AgentTest, WhatGotAwayFromItsShimIsKilledBeforeTheAttemptIsGone) {

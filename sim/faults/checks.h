@@ -65,6 +65,10 @@ class Checker {
   // The attempt's export has been brought to its target, where that of `by` lies now.
   void OnPublished(int64_t now_ns, const std::string& host, const pb::AttemptKey& key,
                    const std::string& by);
+  // Of how the attempt ended there the host may know no more.
+  void OnRecordTorn(const std::string& host, const pb::AttemptKey& key) {
+    records_lost_.insert({Text(key), host});
+  }
   // Everything that the host knew of its attempts is gone.
   void OnStateLost(const std::string& host);
 

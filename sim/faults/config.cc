@@ -65,7 +65,9 @@ constexpr const char* kKindNames[] = {"cut",
                                       "clone",
                                       "stagger",
                                       "hold-ack",
-                                      "device-fault"};
+                                      "device-fault",
+                                      "lose-state-alone",
+                                      "storage-hangs"};
 static_assert(std::size(kKindNames) == static_cast<size_t>(FaultKind::kLast) + 1);
 
 }  // namespace

@@ -75,8 +75,11 @@ enum class FaultKind {
              // lease
   kHoldAck,  // the acknowledgement of the host's next heartbeat that renews something is on its way
              // for `value`, and meanwhile the host isn't heard any more
-  kDeviceFault,  // a host's driver tells of a device
-  kLast = kDeviceFault,
+  kDeviceFault,     // a host's driver tells of a device
+  kLoseStateAlone,  // a host's agent dies, and its state directory is empty when it comes back;
+                    // what ran there goes on meanwhile
+  kStorageHangs,    // the shared storage answers nobody for a time
+  kLast = kStorageHangs,
 };
 
 struct Fault {

@@ -328,6 +328,12 @@ bool World::InjectInMachine(const Fault& fault) {
     case FaultKind::kLoseState:
       Reboot(fault.host, fault.duration_ns, true);
       return true;
+    case FaultKind::kLoseStateAlone:
+      LoseStateAlone(fault);
+      return true;
+    case FaultKind::kStorageHangs:
+      HangStorage(fault);
+      return true;
     case FaultKind::kRebootAtMarker:
       RebootAtMarker(fault);
       return true;
@@ -363,6 +369,27 @@ bool World::InjectInMachine(const Fault& fault) {
     default:
       return false;
   }
+}
+
+// Somebody clears the disk while the agent is away; who starts it again starts it with an empty
+// directory.
+void World::LoseStateAlone(const Fault& fault) {
+  Machine& machine = *machines_[fault.host];
+  if (!machine.on() || machine.asleep() || !agents_[fault.host]->runs()) return;
+  agents_[fault.host]->Die(/*silently=*/false);
+  ++shared_.counters["state directories lost while the machine was up"];
+  shared_.checker.OnStateLost(machine.full_name());
+  machine.ForgetState();
+  shared_.heap.After(random_.Between(0, fault.duration_ns),
+                     [this, host = fault.host] { agents_[host]->Start(); });
+}
+
+void World::HangStorage(const Fault& fault) {
+  ++shared_.counters["storages that hung"];
+  int64_t& until_ns = shared_.programs.storage_hangs_until_ns;
+  until_ns = std::max(until_ns, shared_.heap.now_ns() + fault.duration_ns);
+  // What programs would have said comes late.
+  for (const auto& machine : machines_) shared_.checker.OnMuted(machine->full_name());
 }
 
 void World::RebootAtMarker(const Fault& fault) {

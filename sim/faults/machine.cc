@@ -60,6 +60,16 @@ void Machine::ForgetState() {
   std::filesystem::create_directories(directory_);
   std::filesystem::permissions(directory_, std::filesystem::perms::owner_all);
   std::ofstream(directory_ + "/state_id") << NewId() << "\n";
+  fresh_ = true;
+}
+
+void Machine::EndForgottenShims() {
+  if (!std::exchange(fresh_, false)) return;
+  while (!shims_.empty()) {
+    ++shared_->counters["attempts that were there when their state directory was lost"];
+    const std::shared_ptr<SimShim> shim = shims_.begin()->second;
+    shim->Kill();
+  }
 }
 
 std::string Machine::DirectoryOf(const agent::AttemptId& id) const {
@@ -78,6 +88,10 @@ absl::StatusOr<int32_t> Machine::Prepare(const v1::Prepare& prepare) {
   if (shared_->heap.now_ns() < launch_fails_until_ns && random_.OneIn(2)) {
     ++shared_->counters["prepares failed"];
     return absl::InternalError("prepare fails");
+  }
+  if (StorageHangs()) {
+    ++shared_->counters["launches given up for storage that hung"];
+    return absl::DeadlineExceededError("/shared does not answer");
   }
   return prepare.hosts_rendezvous() || prepare.start_at_once() ? next_port_++ : 0;
 }
@@ -165,6 +179,36 @@ void Machine::PowerOff() {
   for (const agent::AttemptId& id : unsynced_) LoseUnsynced(id);
   unsynced_.clear();
   if (random_.OneIn(2)) LoseSeen();
+  if (random_.OneIn(4)) TearFiles();
+}
+
+// A disk may say that it has written what it has not: of some small files there is nothing left, or
+// a part, or they are empty. What they said, nobody knows any more.
+void Machine::TearFiles() {
+  std::vector<std::filesystem::path> directories;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/attempts", error)) {
+    agent::AttemptId id;
+    if (agent::ParseDirectoryName(entry.path().filename().string(), &id))
+      directories.push_back(entry.path());
+  }
+  std::sort(directories.begin(), directories.end());
+  for (const std::filesystem::path& directory : directories) {
+    for (const char* name : {shim::kExitsFile, shim::kStopFile, shim::kRenewedFile, "outcome"}) {
+      const std::filesystem::path file = directory / name;
+      const auto size = std::filesystem::file_size(file, error);
+      if (error || random_.OneIn(2)) continue;
+      ++shared_->counters["files torn when the power went"];
+      if (random_.OneIn(4)) {
+        std::filesystem::remove(file, error);
+      } else {
+        std::filesystem::resize_file(file, random_.Below(size + 1), error);
+      }
+      agent::AttemptId id;
+      agent::ParseDirectoryName(directory.filename().string(), &id);
+      shared_->checker.OnRecordTorn(full_name(), agent::KeyOf(id));
+    }
+  }
 }
 
 void Machine::LoseSeen() {

@@ -92,6 +92,9 @@ class Machine final : public agent::Processes {
   void MarkSynced(const agent::AttemptId& id, bool synced);
   // A fresh, empty state directory with an id of its own.
   void ForgetState();
+  // As an agent does that finds such a one (contract 8): ends what ran with the one before. Without
+  // effect from the second time on.
+  void EndForgottenShims();
   // What is left of the names that an agent keeps commit numbers by when the power goes: not always
   // the newest (agent/host/state_dir.h).
   void LoseSeen();
@@ -103,6 +106,7 @@ class Machine final : public agent::Processes {
   int64_t late_shims_ns = 0;
   void JumpClock(int64_t by_ns) { wall_offset_ns_ += by_ns; }
   bool DiskFull() const { return shared_->heap.now_ns() < disk_full_until_ns; }
+  bool StorageHangs() const { return shared_->programs.StorageHangs(); }
 
   // For its shims.
   void Tell(const agent::AttemptId& id);  // a file of the attempt has changed
@@ -116,6 +120,7 @@ class Machine final : public agent::Processes {
   }
   void Awake();
   void LoseUnsynced(const agent::AttemptId& id);
+  void TearFiles();
 
   Shared* const shared_;
   const std::string cluster_, name_, directory_;
@@ -129,6 +134,7 @@ class Machine final : public agent::Processes {
   int32_t next_port_ = 20000;
   std::map<agent::AttemptId, std::shared_ptr<SimShim>> shims_;  // alive
   bool dies_at_claim_ = false;
+  bool fresh_ = false;                   // no agent has come to its state directory yet
   std::set<agent::AttemptId> unsynced_;  // their markers
 };
 

@@ -79,12 +79,8 @@ void Programs::Meet(const std::string& name) {
   if (Random brief = RandomOf(gang.prepare.key(), -1); brief.OneIn(12)) {
     Export(&gang);
     for (const auto& [rank, acts] : gang.ranks) {
-      heap_->After(brief.Between(0, 20 * kMillisecond), [this, name, rank = rank] {
-        const auto there = gangs_.find(name);
-        if (there == gangs_.end()) return;
-        const auto done = there->second.ranks.find(rank);
-        if (done != there->second.ranks.end()) Exit(done->second, 0);
-      });
+      heap_->After(brief.Between(0, 20 * kMillisecond),
+                   [this, name, rank = rank] { Leave(name, rank); });
     }
     return;
   }
@@ -117,13 +113,31 @@ void Programs::Meet(const std::string& name) {
     });
   }
   for (const auto& [rank, acts] : gang.ranks) {
-    heap_->After(work_ns + random.Between(0, 5 * kSecond), [this, name, rank = rank] {
-      const auto there = gangs_.find(name);
-      if (there == gangs_.end()) return;
-      const auto done = there->second.ranks.find(rank);
-      if (done != there->second.ranks.end()) Exit(done->second, 0);
-    });
+    heap_->After(work_ns + random.Between(0, 5 * kSecond),
+                 [this, name, rank = rank] { Leave(name, rank); });
   }
+}
+
+bool Programs::Later(const Gang& gang, void (Programs::*what)(Gang*), bool is_export) {
+  if (!StorageHangs()) return false;
+  waits(is_export);
+  heap_->At(storage_hangs_until_ns, [this, name = Name(gang.prepare.key()), what] {
+    const auto there = gangs_.find(name);
+    if (there != gangs_.end()) (this->*what)(&there->second);
+  });
+  return true;
+}
+
+// After what it has still to write.
+void Programs::Leave(const std::string& name, int32_t rank) {
+  if (StorageHangs()) {
+    return heap_->At(storage_hangs_until_ns + kMillisecond,
+                     [this, name, rank] { Leave(name, rank); });
+  }
+  const auto there = gangs_.find(name);
+  if (there == gangs_.end()) return;
+  const auto leaves = there->second.ranks.find(rank);
+  if (leaves != there->second.ranks.end()) Exit(leaves->second, 0);
 }
 
 int64_t Programs::StepNow(const Gang& gang) const {
@@ -143,6 +157,7 @@ void Programs::Export(Gang* gang) {
   const auto first = gang->ranks.find(0);
   const std::string& directory = gang->prepare.attempt_directory();
   if (!gang->exports || first == gang->ranks.end() || directory.empty()) return;
+  if (Later(*gang, &Programs::Export, /*is_export=*/true)) return;
   const std::string staged = directory + "/export-staging";
   stage(staged, gang->prepare.key());
   const auto say = first->second.say;
@@ -153,6 +168,7 @@ void Programs::Export(Gang* gang) {
 void Programs::Checkpoint(Gang* gang) {
   const auto first = gang->ranks.find(0);
   if (first == gang->ranks.end() || !gang->met) return;
+  if (Later(*gang, &Programs::Checkpoint, /*is_export=*/false)) return;
   const int64_t step = StepNow(*gang);
   const std::string path = absl::StrCat("/shared/", Name(gang->prepare.key()), "/", step);
   checkpoints_[path] = step;
@@ -168,12 +184,8 @@ void Programs::Terminate(const pb::AttemptKey& key, int32_t rank) {
   Random random = RandomOf(key, 2 + rank);
   if (random.OneIn(8)) return;  // it ignores SIGTERM
   if (rank == 0) Checkpoint(&found->second);
-  heap_->After(random.Between(kMillisecond, 2 * kSecond), [this, name = Name(key), rank] {
-    const auto there = gangs_.find(name);
-    if (there == gangs_.end()) return;
-    const auto stopped = there->second.ranks.find(rank);
-    if (stopped != there->second.ranks.end()) Exit(stopped->second, 0);
-  });
+  heap_->After(random.Between(kMillisecond, 2 * kSecond),
+               [this, name = Name(key), rank] { Leave(name, rank); });
 }
 
 void Programs::Dead(const pb::AttemptKey& key, int32_t rank) {

@@ -30,6 +30,11 @@ class Programs {
   Programs(const Config& config, uint64_t seed, Heap* heap)
       : config_(config), seed_(seed), heap_(heap) {}
 
+  // Until then nobody's reads and writes of /shared are answered.
+  int64_t storage_hangs_until_ns = 0;
+  bool StorageHangs() const { return heap_->now_ns() < storage_hangs_until_ns; }
+  // Something of a program waits for that.
+  std::function<void(bool is_export)> waits;
   // A program has written its export there, whole, and will say so.
   std::function<void(const std::string& staged, const pb::AttemptKey& by)> stage;
 
@@ -61,6 +66,10 @@ class Programs {
   Random RandomOf(const pb::AttemptKey& key, int64_t what) const;
   void Meet(const std::string& name);
   void Checkpoint(Gang* gang);
+  // True: once the storage answers, and the gang is still there.
+  bool Later(const Gang& gang, void (Programs::*what)(Gang*), bool is_export);
+  // A rank ends by itself, once the storage answers.
+  void Leave(const std::string& name, int32_t rank);
   void Report(Gang* gang);
   void Export(Gang* gang);  // one in four tasks does
   int64_t StepNow(const Gang& gang) const;

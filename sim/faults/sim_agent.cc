@@ -39,6 +39,13 @@ absl::StatusOr<agent::Claim> FaultyFiles::ClaimStopped(const agent::AttemptRecor
 // On the storage of this world, which the rest of it calls /shared.
 absl::Status FaultyFiles::Publish(const agent::AttemptRecord& record, const std::string& staged,
                                   const std::string& target) {
+  // Under way: a thread waits for the storage (agent/host/storage_threads.h). Who is started anew
+  // then, or gets a new session, does it again.
+  if (machine_->StorageHangs()) {
+    ++counters_["exports that waited for storage"];
+    answers_late();
+    return absl::UnavailableError("under way");
+  }
   agent::AttemptRecord here = record;
   here.prepare.set_job_directory(shared_->storage + record.prepare.job_directory());
   const absl::Status status = Do([&] {
@@ -114,10 +121,16 @@ void SimAgent::Start() {
   absl::StatusOr<std::unique_ptr<agent::StateDirectory>> state =
       agent::StateDirectory::Open(machine_->state_directory());
   MUSTER_CHECK_MSG(state.ok(), state.status().ToString().c_str());
+  machine_->EndForgottenShims();
   state_ = *std::move(state);
   absl::StatusOr<std::vector<agent::AttemptRecord>> records = state_->Load();
   MUSTER_CHECK_MSG(records.ok(), records.status().ToString().c_str());
   files_ = std::make_unique<FaultyFiles>(state_.get(), machine_, &dies_in_, shared_);
+  files_->answers_late = [this] {
+    shared_->heap.At(shared_->programs.storage_hangs_until_ns + 1, [this, life = life_] {
+      if (life == life_) Reconnect();
+    });
+  };
   agent::AgentLoop::Options options;
   options.identity = {machine_->cluster(), machine_->name(), state_->state_id(),
                       machine_->boot_id()};

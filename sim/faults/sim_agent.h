@@ -52,6 +52,9 @@ class FaultyFiles final : public agent::Files {
   absl::Status Publish(const agent::AttemptRecord& record, const std::string& staged,
                        const std::string& target) override;
 
+  // Storage doesn't answer yet.
+  std::function<void()> answers_late;
+
  private:
   // acts: it has an effect that a command wanted.
   template <typename F>

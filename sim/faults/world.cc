@@ -44,6 +44,10 @@ World::World(const Config& drawn, uint64_t seed, const std::vector<Fault>& fault
     return shared_.programs.LoadedBy(key);
   };
   shared_.storage = workplace_.path() + "/storage";
+  shared_.programs.waits = [this](bool is_export) {
+    ++shared_.counters[is_export ? Counter("exports that waited for storage")
+                                 : Counter("checkpoints that waited for storage")];
+  };
   shared_.programs.stage = [this](const std::string& staged, const pb::AttemptKey& by) {
     std::filesystem::create_directories(shared_.storage + staged);
     std::ofstream(shared_.storage + staged + "/by") << Checker::Text(by);
@@ -145,6 +149,7 @@ void World::HealAll() {
   }
   database_.dies_before = database_.dies_after = database_.fails = database_.fails_done =
       database_.full_until_ns = 0;
+  shared_.programs.storage_hangs_until_ns = 0;
   for (const auto& machine : machines_)
     machine->disk_full_until_ns = machine->launch_fails_until_ns = machine->late_shims_until_ns = 0;
   for (size_t h = 0; h < machines_.size(); ++h) {

@@ -68,6 +68,8 @@ class World {
   bool InjectInMachine(const Fault& fault);
   void MassCut(const Fault& fault);
   void Takeover();
+  void LoseStateAlone(const Fault& fault);
+  void HangStorage(const Fault& fault);
   void RebootAtMarker(const Fault& fault);
   void LateShims(const Fault& fault);
   void Reboot(int32_t host, int64_t down_ns, bool forget);

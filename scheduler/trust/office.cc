@@ -1,0 +1,267 @@
+#include "scheduler/trust/office.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/check.h"
+#include "common/base/ids.h"
+#include "common/pki/seal.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kTrustIdChars = 12;
+constexpr size_t kNamedMost = 20;
+
+std::string ContextOf(const std::string& trust_id, uint64_t version) {
+  return absl::StrCat("authority/", trust_id, "/", version);
+}
+
+Validity LifeFrom(int64_t now_ns, int64_t life_ns) {
+  return {(now_ns - kSkewNs) / kSecond, (now_ns + life_ns) / kSecond};
+}
+
+absl::Status NotWelcome(absl::string_view why) { return absl::UnauthenticatedError(why); }
+
+std::string NameOf(const std::string& uri) {
+  const std::optional<Holder> holder = ParseHolder(uri);
+  if (!holder.has_value()) return uri;
+  return holder->kind == Holder::kHost ? absl::StrCat("host ", holder->cluster, "/", holder->name)
+                                       : absl::StrCat("user ", holder->name);
+}
+
+}  // namespace
+
+std::string TrustedPem(const Trust& trust) {
+  std::string pem;
+  for (const auto& [version, authority] : trust.authorities) pem += authority.certificate();
+  return pem;
+}
+
+absl::StatusOr<Presented> ReadPresented(const Trust& trust, std::string_view certificate_pem) {
+  const absl::StatusOr<Certificate> read = ReadCertificate(certificate_pem);
+  if (!read.ok()) return NotWelcome(read.status().message());
+  const int64_t within_s = read->validity.end_s - 1;
+  absl::Status refused = NotWelcome("nobody may come over a network here");
+  for (const auto& [version, authority] : trust.authorities) {
+    const absl::StatusOr<Holder> holder =
+        VerifyHolder(certificate_pem, authority.certificate(), within_s);
+    if (!holder.ok()) {
+      refused = holder.status();
+      continue;
+    }
+    if (holder->kind == Holder::kServer || holder->trust_id != trust.trust_id)
+      return NotWelcome("the certificate is of no user and no host of this scheduler");
+    return Presented{*holder, read->uri, *read, version};
+  }
+  return refused;
+}
+
+std::string WhyNotTrusted(const Trust& trust, const Holder& holder, const std::string& serial,
+                          uint64_t authority) {
+  if (trust.authorities.count(authority) == 0)
+    return "the authority that signed your certificate is trusted no longer: join again";
+  const auto row = trust.certificates.find(serial);
+  if (row != trust.certificates.end() && row->second.revoked_ns() != 0)
+    return "your certificate was revoked";
+  if (holder.kind == Holder::kUser && trust.users.count(holder.name) == 0)
+    return absl::StrCat("there is no user ", holder.name, " any more");
+  return "";
+}
+
+pb::Authority Office::NewAuthority(const std::string& trust_id, uint64_t version,
+                                   int64_t now_ns) const {
+  const std::string key = NewKey();
+  const absl::StatusOr<std::string> certificate = NewRoot(
+      key, absl::StrCat("Muster ", trust_id, " ", version), LifeFrom(now_ns, lives_.authority_ns));
+  MUSTER_CHECK_MSG(certificate.ok(), certificate.status().ToString().c_str());
+  pb::Authority authority;
+  authority.set_version(version);
+  authority.set_certificate(*certificate);
+  authority.set_sealed_key(Seal(master_key_, ContextOf(trust_id, version), key));
+  return authority;
+}
+
+pb::Event Office::Make(int64_t now_ns) const {
+  pb::Event event;
+  pb::AuthorityChanged* changed = event.mutable_authority_changed();
+  changed->set_step(pb::AuthorityChanged::MADE);
+  changed->set_trust_id(RandomId().substr(0, kTrustIdChars));
+  *changed->mutable_authority() = NewAuthority(changed->trust_id(), 1, now_ns);
+  return event;
+}
+
+absl::Status Office::CheckKey(const Trust& trust) const {
+  for (const auto& [version, authority] : trust.authorities) {
+    const absl::StatusOr<std::string> key =
+        Unseal(master_key_, ContextOf(trust.trust_id, version), authority.sealed_key());
+    if (!key.ok()) {
+      return absl::FailedPreconditionError(
+          "the master key doesn't open the authority's key in the store: it is another one's. "
+          "Name the file that belongs to this store, or restore it from where you keep it");
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> Office::Behind(const Trust& trust, int64_t now_ns, const InUse& in_use) {
+  if (trust.authorities.size() < 2) return {};
+  const uint64_t newest = trust.authorities.rbegin()->first;
+  const bool signs = trust.signer == newest;
+  std::map<std::string, bool> ready;  // by uri
+  for (const auto& [serial, certificate] : trust.certificates) {
+    if (certificate.revoked_ns() != 0 || certificate.end_s() * kSecond <= now_ns) continue;
+    const bool new_enough = (signs ? certificate.authority() : certificate.trusts()) >= newest;
+    ready[certificate.uri()] |= new_enough && in_use(serial);
+  }
+  std::vector<std::string> behind;
+  for (const auto& [uri, is] : ready) {
+    if (!is) behind.push_back(NameOf(uri));
+  }
+  return behind;
+}
+
+bool Office::Outdated(const Trust& trust, const std::string& serial) {
+  const auto row = trust.certificates.find(serial);
+  if (row == trust.certificates.end()) return true;
+  return row->second.authority() != trust.signer ||
+         (!trust.authorities.empty() && row->second.trusts() < trust.authorities.rbegin()->first);
+}
+
+absl::StatusOr<pb::Event> Office::Turn(const Trust& trust, pb::AuthorityChanged::Step step,
+                                       bool force, int64_t now_ns, const InUse& in_use) const {
+  if (trust.trust_id.empty())
+    return absl::FailedPreconditionError("there is no authority: musterd.yaml has no tls:");
+  const bool two = trust.authorities.size() == 2;
+  const uint64_t newest = trust.authorities.rbegin()->first;
+  pb::Event event;
+  pb::AuthorityChanged* changed = event.mutable_authority_changed();
+  changed->set_step(step);
+  switch (step) {
+    case pb::AuthorityChanged::PREPARED:
+      if (two) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("a rotation is under way: next is muster ca rotate ",
+                         trust.signer == newest ? "drop" : "sign"));
+      }
+      *changed->mutable_authority() = NewAuthority(trust.trust_id, newest + 1, now_ns);
+      return event;
+    case pb::AuthorityChanged::SIGNS:
+      if (!two || trust.signer == newest) {
+        return absl::FailedPreconditionError(two ? "it signs already: next is muster ca rotate drop"
+                                                 : "first: muster ca rotate prepare");
+      }
+      break;
+    case pb::AuthorityChanged::DROPPED:
+      if (!two || trust.signer != newest) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("first: muster ca rotate ", two ? "sign" : "prepare"));
+      }
+      break;
+    default:
+      return absl::InvalidArgumentError("step: must be prepare, sign or drop");
+  }
+  std::vector<std::string> behind = Behind(trust, now_ns, in_use);
+  if (behind.empty() || force) return event;
+  const size_t count = behind.size();
+  if (count > kNamedMost) behind.resize(kNamedMost);
+  return absl::FailedPreconditionError(absl::StrCat(
+      count, count == 1 ? " holder hasn't" : " holders haven't",
+      " renewed yet: ", absl::StrJoin(behind, ", "), count > kNamedMost ? ", …" : "",
+      ". Agents do within seconds, users with their next command. With --force these must join "
+      "again"));
+}
+
+absl::StatusOr<std::string> Office::Sign(const Trust& trust, std::string_view request,
+                                         const Holder& holder, int64_t life_ns,
+                                         int64_t now_ns) const {
+  const auto signer = trust.authorities.find(trust.signer);
+  if (signer == trust.authorities.end())
+    return absl::FailedPreconditionError("there is no authority: musterd.yaml has no tls:");
+  const absl::StatusOr<std::string> key =
+      Unseal(master_key_, ContextOf(trust.trust_id, trust.signer), signer->second.sealed_key());
+  if (!key.ok()) return key.status();
+  return muster::Issue(request, holder, LifeFrom(now_ns, life_ns), signer->second.certificate(),
+                       *key);
+}
+
+absl::StatusOr<Office::Issued> Office::Issue(const Trust& trust, std::string_view request,
+                                             const Holder& holder, const std::string& token,
+                                             int64_t now_ns) const {
+  const int64_t life_ns = holder.kind == Holder::kHost ? lives_.host_ns : lives_.user_ns;
+  absl::StatusOr<std::string> pem = Sign(trust, request, holder, life_ns, now_ns);
+  if (!pem.ok()) return pem.status();
+  const absl::StatusOr<Certificate> made = ReadCertificate(*pem);
+  if (!made.ok()) return made.status();
+  Issued issued;
+  pb::CertificateIssued* event = issued.event.mutable_certificate_issued();
+  event->set_token(token);
+  pb::IssuedCertificate* row = event->mutable_certificate();
+  row->set_serial(made->serial);
+  row->set_uri(made->uri);
+  row->set_end_s(made->validity.end_s);
+  row->set_key_hash(made->key_hash);
+  row->set_authority(trust.signer);
+  row->set_trusts(trust.authorities.rbegin()->first);
+  issued.certificate = *std::move(pem);
+  return issued;
+}
+
+absl::StatusOr<Office::Issued> Office::Join(const Trust& trust, std::string_view token,
+                                            std::string_view request, int64_t now_ns) const {
+  // One answer for all that is wrong with a token: it tells nothing about others.
+  const absl::Status refused =
+      NotWelcome("the token is unknown, spent, revoked or older than it may be. Ask for a new one");
+  const std::optional<Token> given = ParseToken(token);
+  if (!given.has_value()) return refused;
+  const auto row = trust.tokens.find(given->id);
+  if (row == trust.tokens.end() || !HasSecret(*given, row->second.secret_hash()) ||
+      row->second.expires_ns() <= now_ns)
+    return refused;
+  const absl::StatusOr<std::string> key_hash = ReadRequest(request);
+  if (!key_hash.ok()) return key_hash.status();
+  if (!row->second.key_hash().empty() && row->second.key_hash() != *key_hash) return refused;
+  const std::optional<Holder> holder = ParseHolder(row->second.uri());
+  if (!holder.has_value()) return refused;
+  return Issue(trust, request, *holder, given->id, now_ns);
+}
+
+absl::StatusOr<Office::Issued> Office::Renew(const Trust& trust, const Holder& holder,
+                                             std::string_view request, int64_t now_ns) const {
+  return Issue(trust, request, holder, "", now_ns);
+}
+
+absl::StatusOr<Office::Issued> Office::RenewExpired(const Trust& trust,
+                                                    std::string_view certificate,
+                                                    std::string_view request,
+                                                    int64_t now_ns) const {
+  const absl::StatusOr<Presented> presented = ReadPresented(trust, certificate);
+  if (!presented.ok()) return presented.status();
+  if (presented->holder.kind != Holder::kHost)
+    return NotWelcome("only hosts renew a certificate that has expired: muster login");
+  if (const std::string why = WhyNotTrusted(trust, presented->holder, presented->certificate.serial,
+                                            presented->authority);
+      !why.empty())
+    return NotWelcome(why);
+  if (presented->certificate.validity.end_s * kSecond + kRenewExpiredNs <= now_ns)
+    return NotWelcome("the certificate expired more than 90 days ago: join again");
+  const absl::StatusOr<std::string> key_hash = ReadRequest(request);
+  if (!key_hash.ok()) return key_hash.status();
+  if (*key_hash != presented->certificate.key_hash)
+    return NotWelcome("the request is by another key than the certificate's");
+  return Issue(trust, request, presented->holder, "", now_ns);
+}
+
+absl::StatusOr<std::string> Office::ServerIdentity(const Trust& trust, int64_t now_ns) const {
+  const std::string key = NewKey();
+  const absl::StatusOr<std::string> request = NewRequest(key);
+  if (!request.ok()) return request.status();
+  const absl::StatusOr<std::string> certificate = Sign(
+      trust, *request, Holder{Holder::kServer, trust.trust_id, "", ""}, lives_.server_ns, now_ns);
+  if (!certificate.ok()) return certificate.status();
+  return absl::StrCat(key, *certificate, trust.authorities.at(trust.signer).certificate());
+}
+
+}  // namespace muster

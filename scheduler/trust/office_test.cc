@@ -1,0 +1,248 @@
+// Who gets a certificate, and how the authority changes.
+#include "scheduler/trust/office.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "common/pki/seal.h"
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using enum absl::StatusCode;
+using Change = pb::AuthorityChanged;
+
+constexpr int64_t kStart = int64_t{1'800'000'000} * kSecond;
+constexpr char kHostUri[] = "/host/lab/h1";
+
+class OfficeTest : public ::testing::Test {
+ protected:
+  OfficeTest() : office_(std::string(kSealKeyBytes, 'k'), CertificateLives()) {
+    Step();
+    Do(office_.Make(now_ns_));
+  }
+
+  void Step() {
+    pb::Event event;
+    event.mutable_step()->set_now_ns(now_ns_);
+    Do(event);
+  }
+  void Later(int64_t ns) {
+    now_ns_ += ns;
+    Step();
+  }
+  void Do(const pb::Event& event) { Apply(&state_, event); }
+  const Trust& trust() const { return state_.trust(); }
+  std::string Uri(const std::string& rest) const { return "muster://" + trust().trust_id + rest; }
+  Token GiveToken(const std::string& rest, int64_t ttl_ns = kHour) {
+    const Token token = NewToken();
+    pb::Event event;
+    pb::JoinToken* row = event.mutable_join_token()->mutable_token();
+    row->set_id(token.id);
+    row->set_secret_hash(SecretHash(token));
+    row->set_uri(Uri(rest));
+    row->set_expires_ns(now_ns_ + ttl_ns);
+    Do(event);
+    return token;
+  }
+  // Joins; what it got.
+  absl::StatusOr<std::string> Join(const Token& token, const std::string& key) {
+    absl::StatusOr<Office::Issued> issued =
+        office_.Join(trust(), token.Text(), *NewRequest(key), now_ns_);
+    if (!issued.ok()) return issued.status();
+    Do(issued->event);
+    return issued->certificate;
+  }
+  std::string JoinedHost(const std::string& key = NewKey()) {
+    return *Join(GiveToken(kHostUri), key);
+  }
+  absl::Status Turn(Change::Step step, bool force = false) {
+    absl::StatusOr<pb::Event> event =
+        office_.Turn(trust(), step, force, now_ns_, [](const std::string&) { return true; });
+    if (!event.ok()) return event.status();
+    Do(*event);
+    return absl::OkStatus();
+  }
+  std::string WhyNot(const std::string& certificate) const {
+    const absl::StatusOr<Presented> presented = ReadPresented(trust(), certificate);
+    if (!presented.ok()) return std::string(presented.status().message());
+    return WhyNotTrusted(trust(), presented->holder, presented->certificate.serial,
+                         presented->authority);
+  }
+  std::vector<std::string> Behind(bool in_use = true) const {
+    return Office::Behind(trust(), now_ns_, [in_use](const std::string&) { return in_use; });
+  }
+
+  int64_t now_ns_ = kStart;
+  State state_;
+  const Office office_;
+};
+
+TEST_F(OfficeTest, ATokenBuysACertificateForItsHolderAlone) {
+  const std::string certificate = JoinedHost();
+  const absl::StatusOr<Presented> presented = ReadPresented(trust(), certificate);
+  ASSERT_TRUE(presented.ok()) << presented.status();
+  EXPECT_EQ(presented->uri, Uri(kHostUri));
+  EXPECT_EQ(presented->authority, 1u);
+  EXPECT_EQ(presented->certificate.validity.end_s, (now_ns_ + 7 * kDay) / kSecond);
+  EXPECT_EQ(WhyNot(certificate), "");
+  EXPECT_EQ(trust().certificates.size(), 1u);
+}
+
+TEST_F(OfficeTest, ATokenServesOneKeyOnceAndOnlyItsSecretOpensIt) {
+  const Token token = GiveToken(kHostUri);
+  Token guessed = token;
+  guessed.secret = NewToken().secret;
+  const std::string key = NewKey();
+  EXPECT_EQ(Join(guessed, key).status().code(), kUnauthenticated);
+  EXPECT_EQ(Join(NewToken(), key).status().code(), kUnauthenticated);
+  EXPECT_TRUE(Join(token, key).ok());
+  EXPECT_TRUE(Join(token, key).ok()) << "its reply was lost";
+  EXPECT_EQ(Join(token, NewKey()).status().code(), kUnauthenticated);
+  const Token old = GiveToken("/host/lab/h2", kHour);
+  now_ns_ += kHour;  // State forgets it with the next step only
+  EXPECT_EQ(Join(old, NewKey()).status().code(), kUnauthenticated);
+}
+
+TEST_F(OfficeTest, WhatOthersSignedOrIsTheServersOwnCountsForNothing) {
+  const std::string key = NewKey(), other_key = NewKey();
+  const Validity year{now_ns_ / kSecond - 10, now_ns_ / kSecond + 1000};
+  const std::string other = *NewRoot(other_key, "Muster", year);
+  const Holder h1{Holder::kHost, trust().trust_id, "lab", "h1"};
+  EXPECT_NE(WhyNot(*Issue(*NewRequest(key), h1, year, other, other_key)), "");
+  EXPECT_THAT(WhyNot(*office_.ServerIdentity(trust(), now_ns_)), HasSubstr("no user and no host"));
+  EXPECT_NE(WhyNot("x"), "");
+}
+
+TEST_F(OfficeTest, ARevokedHolderIsOutAndItsExpiredCertificateRenewsNothing) {
+  const std::string key = NewKey();
+  const std::string certificate = JoinedHost(key);
+  pb::Event revoked;
+  revoked.mutable_certificates_revoked()->set_uri(Uri(kHostUri));
+  Do(revoked);
+  EXPECT_THAT(WhyNot(certificate), HasSubstr("revoked"));
+  Later(30 * kDay);
+  EXPECT_EQ(office_.RenewExpired(trust(), certificate, *NewRequest(key), now_ns_).status().code(),
+            kUnauthenticated);
+}
+
+TEST_F(OfficeTest, AHostThatWasOffRenewsWithItsOwnKeyFor90Days) {
+  const std::string key = NewKey();
+  const std::string certificate = JoinedHost(key);
+  Later(50 * kDay);
+  EXPECT_EQ(
+      office_.RenewExpired(trust(), certificate, *NewRequest(NewKey()), now_ns_).status().code(),
+      kUnauthenticated);
+  const auto renewed = office_.RenewExpired(trust(), certificate, *NewRequest(key), now_ns_);
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_EQ(WhyNot(renewed->certificate), "");
+  Later(48 * kDay);
+  EXPECT_EQ(office_.RenewExpired(trust(), certificate, *NewRequest(key), now_ns_).status().code(),
+            kUnauthenticated);
+}
+
+TEST_F(OfficeTest, AUsersExpiredCertificateRenewsNothing) {
+  const std::string key = NewKey();
+  pb::Event user;
+  user.mutable_network_user()->mutable_user()->set_name("ann");
+  Do(user);
+  const std::string certificate = *Join(GiveToken("/user/ann"), key);
+  EXPECT_EQ(WhyNot(certificate), "");
+  Later(2 * kDay);
+  EXPECT_EQ(office_.RenewExpired(trust(), certificate, *NewRequest(key), now_ns_).status().code(),
+            kUnauthenticated);
+  user.mutable_network_user()->set_removed(true);
+  Do(user);
+  EXPECT_THAT(WhyNot(certificate), HasSubstr("no user ann"));
+}
+
+TEST_F(OfficeTest, ARotationWaitsForWhoeverIsBehind) {
+  const std::string old = JoinedHost();
+  EXPECT_THAT(Behind(), IsEmpty());
+  EXPECT_EQ(Turn(Change::SIGNS).code(), kFailedPrecondition);
+  ASSERT_TRUE(Turn(Change::PREPARED).ok());
+  EXPECT_EQ(Turn(Change::PREPARED).code(), kFailedPrecondition) << "one at a time";
+  EXPECT_TRUE(Office::Outdated(trust(), ReadCertificate(old)->serial));
+  EXPECT_THAT(Behind(), ElementsAre("host lab/h1"));
+  EXPECT_THAT(Turn(Change::SIGNS).message(), HasSubstr("host lab/h1"));
+
+  const auto renew = [&] {
+    const auto issued = office_.Renew(trust(), {Holder::kHost, trust().trust_id, "lab", "h1"},
+                                      *NewRequest(NewKey()), now_ns_);
+    Do(issued->event);
+    return issued->certificate;
+  };
+  const std::string told = renew();
+  EXPECT_FALSE(Office::Outdated(trust(), ReadCertificate(told)->serial));
+  EXPECT_THAT(Behind(/*in_use=*/false), ElementsAre("host lab/h1")) << "it may not have arrived";
+  EXPECT_THAT(Behind(), IsEmpty());
+  ASSERT_TRUE(Turn(Change::SIGNS).ok());
+  EXPECT_EQ(WhyNot(told), "") << "the authority before is trusted still";
+
+  EXPECT_THAT(Behind(), ElementsAre("host lab/h1"));
+  EXPECT_EQ(Turn(Change::DROPPED).code(), kFailedPrecondition);
+  const std::string newest = renew();
+  ASSERT_TRUE(Turn(Change::DROPPED).ok());
+  EXPECT_EQ(WhyNot(newest), "");
+  EXPECT_NE(WhyNot(told), "");
+  EXPECT_NE(WhyNot(old), "");
+  EXPECT_EQ(trust().signer, 2u);
+}
+
+TEST_F(OfficeTest, AForcedRotationLeavesBehindWhoDidNotFollow) {
+  const std::string old = JoinedHost();
+  ASSERT_TRUE(Turn(Change::PREPARED).ok());
+  ASSERT_TRUE(Turn(Change::SIGNS, /*force=*/true).ok());
+  ASSERT_TRUE(Turn(Change::DROPPED, /*force=*/true).ok());
+  EXPECT_NE(WhyNot(old), "");
+}
+
+TEST_F(OfficeTest, TheServersIdentityLeadsToTheAuthorityThatSigns) {
+  ASSERT_TRUE(Turn(Change::PREPARED).ok());
+  ASSERT_TRUE(Turn(Change::SIGNS).ok());
+  const std::string identity = *office_.ServerIdentity(trust(), now_ns_);
+  EXPECT_TRUE(CheckIdentity(identity).ok());
+  const auto holder =
+      VerifyHolder(identity, trust().authorities.at(2).certificate(), now_ns_ / kSecond);
+  ASSERT_TRUE(holder.ok()) << holder.status();
+  EXPECT_EQ(holder->kind, Holder::kServer);
+}
+
+TEST_F(OfficeTest, AnotherMasterKeyOpensNothing) {
+  EXPECT_TRUE(office_.CheckKey(trust()).ok());
+  const Office other(std::string(kSealKeyBytes, 'x'), CertificateLives());
+  EXPECT_EQ(other.CheckKey(trust()).code(), kFailedPrecondition);
+  EXPECT_FALSE(other.ServerIdentity(trust(), now_ns_).ok());
+}
+
+TEST(MasterKey, IsMadeOnceReadableByItsOwnerAloneAndNotBesideTheStore) {
+  char folder[] = "/tmp/muster-key-XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string path = std::string(folder) + "/key", data = std::string(folder) + "/store";
+  EXPECT_EQ(ReadMasterKey(path, data, false).status().code(), kFailedPrecondition);
+  const auto made = ReadMasterKey(path, data, true);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->size(), kSealKeyBytes);
+  EXPECT_EQ(*ReadMasterKey(path, data, false), *made);
+  EXPECT_EQ(*ReadMasterKey(path, data, true), *made);
+  chmod(path.c_str(), 0440);
+  EXPECT_THAT(ReadMasterKey(path, data, false).status().message(), HasSubstr("chmod 0400"));
+  chmod(path.c_str(), 0600);
+  std::ofstream(path) << "short";
+  EXPECT_THAT(ReadMasterKey(path, data, false).status().message(), HasSubstr("64 hexadecimal"));
+  EXPECT_THAT(ReadMasterKey(data + "/../store/key", data, true).status().message(),
+              HasSubstr("lies in data_dir"));
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace muster

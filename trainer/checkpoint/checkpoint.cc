@@ -226,8 +226,8 @@ absl::Status Checkpoint::CopyPiece(const Segment& segment, int kind, const Piece
     return absl::DataLossError(
         absl::StrCat(index_.files[have.file].name, " lacks a part of ", segment.name));
   }
-  const absl::Status s = (*file)->file().Copy((*file)->Data(entry->second).subspan(first, bytes),
-                                              reinterpret_cast<uint8_t*>(out));
+  absl::Status s = (*file)->file().Copy((*file)->Data(entry->second).subspan(first, bytes),
+                                        reinterpret_cast<uint8_t*>(out));
   if (s.ok()) return s;
   return absl::DataLossError(
       absl::StrCat(index_.files[have.file].name, ": ", std::string(s.message())));

@@ -29,7 +29,8 @@ std::vector<std::optional<Slice>> SlicesOf(const std::vector<int64_t>& shape) {
   std::vector<std::optional<Slice>> slices = {std::nullopt};
   for (int d = 0; d < static_cast<int>(shape.size()); ++d) {
     for (int64_t begin = 0; begin < shape[d]; ++begin) {
-      for (int64_t end = begin + 1; end <= shape[d]; ++end) slices.push_back(Slice{d, begin, end});
+      for (int64_t end = begin + 1; end <= shape[d]; ++end)
+        slices.emplace_back(Slice{d, begin, end});
     }
   }
   return slices;

@@ -21,6 +21,7 @@
 #include "muster/v1/cluster_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
+#include "muster/v1/trust_service.pb.h"
 
 namespace muster::bench {
 namespace {
@@ -43,10 +44,12 @@ std::vector<const ServiceDescriptor*> Services() {
   for (const google::protobuf::FileDescriptor* file :
        {v1::SubmitRequest::descriptor()->file(), v1::ApplyQueuesRequest::descriptor()->file(),
         v1::DrainRequest::descriptor()->file(), v1::GrantRequest::descriptor()->file(),
+        v1::JoinRequest::descriptor()->file(),
         kAgentService == nullptr
             ? nullptr
-            : DescriptorPool::generated_pool()->FindFileByName("muster/v1/agent_service.proto")})
-    services.push_back(file->service(0));
+            : DescriptorPool::generated_pool()->FindFileByName("muster/v1/agent_service.proto")}) {
+    for (int s = 0; s < file->service_count(); ++s) services.push_back(file->service(s));
+  }
   return services;
 }
 

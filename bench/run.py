@@ -224,6 +224,16 @@ ROWS = {
         [sys.executable, "bench/planted_security.py"],
         5400,
     ),
+    "rotation": (
+        "1,000 rotations of the authority with certificates of seconds, under load",
+        [sys.executable, "bench/rotation.py"],
+        7200,
+    ),
+    "revocation": (
+        "host, user, token, authority: how long after it a call or a stream still counts",
+        [sys.executable, "bench/revocation.py"],
+        900,
+    ),
     "authorization": (
         "every RPC, eleven callers, what is theirs, what isn't and what isn't there, against a model; three planted holes",
         [sys.executable, "bench/authorization.py"],

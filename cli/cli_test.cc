@@ -31,7 +31,7 @@ TEST_F(CliTest, UnreachableNamesTheSocketAndTheRemedy) {
   EXPECT_THAT(err_, HasSubstr(server_name_));
   EXPECT_THAT(err_, HasSubstr("muster up"));
   EXPECT_EQ(Run({"jobs", "--server", "example.org:7070"}), 2);
-  EXPECT_THAT(err_, HasSubstr("TLS"));
+  EXPECT_THAT(err_, HasSubstr("muster login"));
 }
 
 TEST_F(CliTest, AnEmptySettingsFileSaysNothingAndAWrongOneIsToldWithItsRemedy) {

@@ -1,8 +1,10 @@
 #include "cli/client.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -20,10 +22,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/base/units.h"
 #include "muster/v1/access_service.grpc.pb.h"
 #include "muster/v1/cluster_service.grpc.pb.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/queue_service.grpc.pb.h"
+#include "muster/v1/trust_service.grpc.pb.h"
+#include "network/client.h"
 
 namespace muster {
 namespace {
@@ -40,6 +46,39 @@ absl::Status FromGrpc(const grpc::Status& status) {
 
 std::string SocketPath(const std::string& server) {
   return std::string(absl::StripPrefix(server, "unix://"));
+}
+
+// Empty: the server is no login's.
+std::string LoginPath(const std::string& server) {
+  const size_t scheme = sizeof(kLoginScheme) - 1;
+  return server.rfind(kLoginScheme, 0) == 0 ? server.substr(scheme) : "";
+}
+
+constexpr int64_t kNewsNs = 10 * kMinute;  // so often a login is asked about by its own commands
+
+// The login, renewed where half its life is over or the scheduler asks for it. That it can't be is
+// no reason to fail while it is good.
+absl::StatusOr<Identity> FreshLogin(const std::string& path) {
+  absl::StatusOr<Identity> identity = LoadIdentity(path);
+  if (!identity.ok()) return identity.status();
+  const int64_t now_s = RealClock()->WallNs() / kSecond;
+  const Validity& validity = identity->validity;
+  if (validity.end_s <= now_s)
+    return absl::UnauthenticatedError("your login has expired: muster login");
+  struct stat info {};
+  const bool asks = stat(path.c_str(), &info) == 0 && now_s - info.st_mtime >= kNewsNs / kSecond;
+  bool renew = now_s >= validity.begin_s + (validity.end_s - validity.begin_s) / 2;
+  if (!renew && asks) {
+    const absl::StatusOr<bool> news = AskNews(DialWith(*identity, grpc::ChannelArguments()));
+    renew = news.ok() && *news;
+    if (news.ok()) utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
+  }
+  if (!renew) return identity;
+  absl::StatusOr<Identity> renewed = Renew(*identity);
+  if (!renewed.ok() || !SaveIdentity(path, *renewed).ok()) return identity;
+  // Tells that it has arrived.
+  (void)AskNews(DialWith(*renewed, grpc::ChannelArguments()));
+  return renewed;
 }
 
 template <typename Response, typename Stub, typename Request>
@@ -122,6 +161,12 @@ absl::StatusOr<Response> Repeated(const std::string& server, bool also_late, Att
 }  // namespace
 
 absl::Status CheckReachable(const std::string& server) {
+  if (const std::string login = LoginPath(server); !login.empty()) {
+    const absl::StatusOr<Identity> identity = LoadIdentity(login);
+    if (!identity.ok()) return identity.status();
+    const std::string why = WhyNotServed(*identity);
+    return why.empty() ? absl::OkStatus() : absl::UnavailableError("no server at " + why);
+  }
   std::string path = SocketPath(server);
   struct sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -144,19 +189,21 @@ absl::Status CheckReachable(const std::string& server) {
 
 struct Client::Stubs {
   explicit Stubs(const std::shared_ptr<grpc::Channel>& channel)
-      : jobs(channel), queues(channel), clusters(channel), access(channel) {}
+      : jobs(channel), queues(channel), clusters(channel), access(channel), trust(channel) {}
   pb::JobService::Stub jobs;
   pb::QueueService::Stub queues;
   pb::ClusterService::Stub clusters;
   pb::AccessService::Stub access;
+  pb::TrustService::Stub trust;
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server) {
-  if (server.rfind("unix:///", 0) != 0) {
+  const std::string login = LoginPath(server);
+  if (server.rfind("unix:///", 0) != 0 && login.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("server ", server,
-                     ": only Unix sockets (unix:///path) are served yet; a network address needs "
-                     "TLS, which is not there yet"));
+                     ": must be unix:///path; for one on another machine run muster login once, "
+                     "and use its context"));
   }
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -166,6 +213,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server
   arguments.SetInt(
       GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
       10000);  // a connection's time limit, not a pause: a busy machine needs more than a moment
+  if (!login.empty()) {
+    const absl::StatusOr<Identity> identity = FreshLogin(login);
+    if (!identity.ok()) return identity.status();
+    return std::unique_ptr<Client>(
+        new Client(server, std::make_unique<Stubs>(DialWith(*identity, std::move(arguments)))));
+  }
   auto channel = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
   return std::unique_ptr<Client>(new Client(server, std::make_unique<Stubs>(channel)));
 }
@@ -325,6 +378,23 @@ absl::StatusOr<pb::ListAuditResponse> Client::ListAudit(const pb::ListAuditReque
 }
 absl::StatusOr<pb::VerifyAuditResponse> Client::VerifyAudit(const pb::VerifyAuditRequest& request) {
   return Call(stubs_->access, &pb::AccessService::Stub::VerifyAudit, request);
+}
+
+absl::StatusOr<pb::GetAuthorityResponse> Client::GetAuthority() {
+  return Call(stubs_->trust, &pb::TrustService::Stub::GetAuthority, pb::GetAuthorityRequest());
+}
+absl::StatusOr<pb::RotateResponse> Client::Rotate(const pb::RotateRequest& request) {
+  return Call(stubs_->trust, &pb::TrustService::Stub::Rotate, request);
+}
+absl::StatusOr<pb::NewTokenResponse> Client::NewToken(const pb::NewTokenRequest& request) {
+  return Call(stubs_->trust, &pb::TrustService::Stub::NewToken, request);
+}
+absl::StatusOr<pb::ListHoldersResponse> Client::ListHolders(const pb::ListHoldersRequest& request) {
+  return Call(stubs_->trust, &pb::TrustService::Stub::ListHolders, request);
+}
+absl::StatusOr<pb::RevokeHolderResponse> Client::RevokeHolder(
+    const pb::RevokeHolderRequest& request) {
+  return Call(stubs_->trust, &pb::TrustService::Stub::RevokeHolder, request);
 }
 
 }  // namespace muster

@@ -15,6 +15,7 @@
 #include "muster/v1/cluster_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
+#include "muster/v1/trust_service.pb.h"
 
 namespace muster {
 
@@ -22,13 +23,17 @@ namespace pb = ::muster::v1;
 
 inline constexpr char kDetailsUrl[] = "type.googleapis.com/google.rpc.Status";
 
-// UNAVAILABLE, in words, if nobody listens at unix:///path: no socket, refused, not ours. OK says
-// only that somebody accepts. Without gRPC: may be called before a fork.
+// A server is unix:///path, or login:///path: whatever `muster login` wrote there says where it is.
+inline constexpr char kLoginScheme[] = "login://";
+
+// UNAVAILABLE, in words, if nobody listens there: no socket, refused, not ours. OK says only that
+// somebody accepts. Without gRPC: may be called before a fork.
 absl::Status CheckReachable(const std::string& server);
 
 class Client {
  public:
-  // `server` is unix:///path. Connects lazily. INVALID_ARGUMENT: another scheme, which needs TLS.
+  // Connects lazily. With a login its certificate is renewed first where it is time.
+  // INVALID_ARGUMENT: another scheme; UNAUTHENTICATED: the login has expired.
   static absl::StatusOr<std::unique_ptr<Client>> Create(const std::string& server);
   ~Client();
 
@@ -75,6 +80,12 @@ class Client {
   absl::StatusOr<pb::CheckAccessResponse> CheckAccess(const pb::CheckAccessRequest& request);
   absl::StatusOr<pb::ListAuditResponse> ListAudit(const pb::ListAuditRequest& request);
   absl::StatusOr<pb::VerifyAuditResponse> VerifyAudit(const pb::VerifyAuditRequest& request);
+
+  absl::StatusOr<pb::GetAuthorityResponse> GetAuthority();
+  absl::StatusOr<pb::RotateResponse> Rotate(const pb::RotateRequest& request);
+  absl::StatusOr<pb::NewTokenResponse> NewToken(const pb::NewTokenRequest& request);
+  absl::StatusOr<pb::ListHoldersResponse> ListHolders(const pb::ListHoldersRequest& request);
+  absl::StatusOr<pb::RevokeHolderResponse> RevokeHolder(const pb::RevokeHolderRequest& request);
 
  private:
   struct Stubs;

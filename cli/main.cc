@@ -93,8 +93,9 @@ int Main(Session& session, int argc, char** argv) {
   root.set_help_flag("-h,--help", "Say this");
   root.set_version_flag("--version", absl::StrCat("muster ", MUSTER_VERSION),
                         "Version of this program");
-  root.add_option("--server", session.server_flag,
-                  "unix:///path; default: MUSTER_SERVER, the context's, the local socket");
+  root.add_option(
+      "--server", session.server_flag,
+      "unix:///path or login:///path; default: MUSTER_SERVER, the context's, the local socket");
   root.add_option("--context", session.context_flag, "Of ~/.config/muster/config.yaml");
   root.add_option("-o,--output", session.output_flag, "table, wide, json, jsonl, yaml or name")
       ->check(CLI::IsMember({"table", "wide", "json", "jsonl", "yaml", "name"}));
@@ -110,6 +111,7 @@ int Main(Session& session, int argc, char** argv) {
   AddQueue(root, session);
   AddFleet(root, session);
   AddAccess(root, session);
+  AddTrust(root, session);
   AddSandbox(root, session);
   AddAdmin(root, session);
   AddAbout(root, session);

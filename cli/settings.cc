@@ -4,8 +4,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/client.h"
@@ -46,6 +50,22 @@ std::string LocalServer(const Environment& environment) {
   return holder.pid != 0 ? holder.server : first;
 }
 
+constexpr absl::string_view kLoginSuffix = ".identity";
+
+// Names of the contexts that `muster login` made beside this file.
+std::vector<std::string> LoginsIn(const std::string& config_path) {
+  std::vector<std::string> names;
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::path(config_path).parent_path();
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.size() > kLoginSuffix.size() && absl::EndsWith(name, kLoginSuffix))
+      names.push_back(name.substr(0, name.size() - kLoginSuffix.size()));
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 }  // namespace
 
 std::string ProcessEnvironment(const char* name) {
@@ -67,22 +87,29 @@ std::string DefaultDataDirectory(const Environment& environment) {
   return home.empty() ? "" : absl::StrCat(home, "/.local/share/muster/up");
 }
 
+std::string ClientConfigPath(const Environment& environment) {
+  const std::string named = environment("MUSTER_CONFIG");
+  if (!named.empty()) return named;
+  const std::string base = environment("XDG_CONFIG_HOME");
+  return absl::StrCat(base.empty() ? absl::StrCat(Home(environment), "/.config") : base,
+                      "/muster/config.yaml");
+}
+
+std::string LoginPathOf(const std::string& config_path, const std::string& context) {
+  return absl::StrCat(config_path.substr(0, config_path.rfind('/') + 1), context, kLoginSuffix);
+}
+
 absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
                                          const std::string& context_flag,
                                          const Environment& environment) {
   Settings settings;
-  std::string path = environment("MUSTER_CONFIG");
-  bool named = !path.empty();
-  if (!named) {
-    std::string base = environment("XDG_CONFIG_HOME");
-    path = absl::StrCat(base.empty() ? absl::StrCat(Home(environment), "/.config") : base,
-                        "/muster/config.yaml");
-  }
+  const std::string path = ClientConfigPath(environment);
+  const bool named = !environment("MUSTER_CONFIG").empty();
   ClientConfig config;
   absl::StatusOr<std::string> text = ReadFile(path, kMaxYamlBytes + 1);
   if (text.ok()) {
     std::vector<Problem> problems;
-    if (!ParseClientConfig(*text, path, &config, &problems)) {
+    if (!ParseClientConfig(*text, path, LoginsIn(path), &config, &problems)) {
       ProblemFormat format;
       format.outcome = "nothing was done";
       return absl::InvalidArgumentError(FormatProblems(problems, path, format));
@@ -96,6 +123,10 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
   if (!asked) context = config.current_context;
   const ClientContext* chosen = nullptr;
   if (!context.empty()) {
+    for (const std::string& login : LoginsIn(path)) {
+      if (config.contexts.count(login) == 0)
+        config.contexts[login].login = LoginPathOf(path, login);
+    }
     auto found = config.contexts.find(context);
     if (found == config.contexts.end()) {
       std::string names =
@@ -115,9 +146,8 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
     return settings;
   }
   if (chosen != nullptr) {
-    if (!chosen->not_yet.empty())
-      return absl::InvalidArgumentError(absl::StrCat("context ", context, ": ", chosen->not_yet));
-    settings.server = chosen->server;
+    settings.server =
+        chosen->login.empty() ? chosen->server : absl::StrCat(kLoginScheme, chosen->login);
     settings.origin = absl::StrCat("context ", context);
     return settings;
   }

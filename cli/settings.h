@@ -10,7 +10,7 @@
 namespace muster {
 
 struct Settings {
-  std::string server;  // unix:///path
+  std::string server;  // unix:///path, or login:///path
   std::string queue;   // the context's default for job files; may be empty
   std::string origin;  // where the server's name came from, for messages
 };
@@ -25,6 +25,12 @@ std::string ProcessEnvironment(const char* name);
 absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
                                          const std::string& context_flag,
                                          const Environment& environment);
+
+// config.yaml, whether it is there or not.
+std::string ClientConfigPath(const Environment& environment);
+// What `muster login --context NAME` writes: beside config.yaml, and a context without being named
+// in it.
+std::string LoginPathOf(const std::string& config_path, const std::string& context);
 
 // $XDG_RUNTIME_DIR/muster/musterd.sock, else /tmp/muster-<uid>/musterd.sock: what `muster up`
 // serves.

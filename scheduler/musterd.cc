@@ -34,6 +34,7 @@
 #include "scheduler/api/guard.h"
 #include "scheduler/api/metrics.h"
 #include "scheduler/api/metrics_server.h"
+#include "scheduler/api/network_server.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/server.h"
 #include "scheduler/api/watch.h"
@@ -44,6 +45,7 @@
 #include "scheduler/store/history.h"
 #include "scheduler/store/place.h"
 #include "scheduler/store/store.h"
+#include "scheduler/trust/office.h"
 
 #ifndef MUSTER_VERSION
 #define MUSTER_VERSION "unknown"
@@ -52,6 +54,7 @@
 namespace muster {
 namespace {
 
+constexpr char kMasterKeyName[] = "musterd.master-key";  // systemd's credential
 constexpr char kDefaultQueue[] = "default";  // without a queues file: one queue, unlimited
 
 struct Flags {
@@ -359,6 +362,48 @@ class StoreCheck {
   std::thread thread_;
 };
 
+// Null where the configuration has no tls. Posts the first authority where there is none yet.
+absl::StatusOr<std::unique_ptr<Office>> OpenOffice(const MusterdConfig& config, const State& state,
+                                                   Clock* clock, std::vector<pb::Event>* first) {
+  if (config.tls.listen.empty()) return std::unique_ptr<Office>();
+  std::string path = config.tls.master_key;
+  const char* credentials = std::getenv("CREDENTIALS_DIRECTORY");
+  if (path.empty() && credentials != nullptr) path = absl::StrCat(credentials, "/", kMasterKeyName);
+  if (path.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("tls.master_key: name a file outside data_dir, or give systemd's credential ",
+                     kMasterKeyName));
+  }
+  const bool has_authority = !state.trust().trust_id.empty();
+  const absl::StatusOr<std::string> key = ReadMasterKey(path, config.data_dir, !has_authority);
+  if (!key.ok()) return key.status();
+  CertificateLives lives;
+  lives.host_ns = config.tls.host_life_ns;
+  lives.user_ns = config.tls.user_life_ns;
+  lives.server_ns = config.tls.server_life_ns;
+  auto office = std::make_unique<Office>(*key, lives);
+  if (has_authority) {
+    if (absl::Status status = office->CheckKey(state.trust()); !status.ok()) return status;
+  } else {
+    first->push_back(office->Make(clock->WallNs()));
+  }
+  return office;
+}
+
+// Null where the configuration has no tls.
+absl::StatusOr<std::unique_ptr<NetworkServer>> ServeNetwork(const MusterdConfig& config,
+                                                            ApiContext* context, WatchHub* hub) {
+  if (context->office == nullptr) return std::unique_ptr<NetworkServer>();
+  auto server = std::make_unique<NetworkServer>(context, hub);
+  context->in_use = [at = server.get()](const std::string& serial) { return at->InUse(serial); };
+  if (absl::Status status = server->Listen(config.tls.listen, config.tls.join); !status.ok())
+    return absl::Status(status.code(), absl::StrCat("tls: ", status.message()));
+  LogInfo("network", {{"port", server->port()},
+                      {"join_port", server->join_port()},
+                      {"trust", context->engine->Snapshot()->state.trust().trust_id}});
+  return server;
+}
+
 // Serves until a signal; the exit code.
 int Serve(const MusterdConfig& config, const Recovered& recovered,
           const SessionOptions& session_options, const ApiContext& context, ApiServer* server,
@@ -410,6 +455,9 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   if (!start.ok()) return Fail(std::string(start.status().message()));
   if (!FirstEvents(config, start->state, &start->first)) return 2;
   const SessionOptions session_options = OptionsOfSessions(config, *start, adopt_restored);
+  const absl::StatusOr<std::unique_ptr<Office>> office =
+      OpenOffice(config, start->state, clock, &start->first);
+  if (!office.ok()) return Fail(std::string(office.status().message()));
   Sessions sessions(session_options, clock);
   const EngineOptions engine_options = OptionsOfEngine(config, start->recovered, &sessions);
   Engine engine(engine_options, clock, start->store.get(), &sessions, std::move(start->state));
@@ -443,15 +491,22 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   context.epoch = start->recovered.epoch;
   context.version = MUSTER_VERSION;
   context.single_user = config.single_user;
+  context.office = office->get();
+  context.addresses = config.tls.addresses;
+  context.join_address = config.tls.join_address;
   RoomWatch room(config.data_dir, clock);
   context.why_no_submissions = [&room, &engine] {
     const std::string why = engine.WhyNotServing();
     return why.empty() ? room.Why() : why;
   };
   ApiServer server(&context, &hub);
+  const absl::StatusOr<std::unique_ptr<NetworkServer>> network =
+      ServeNetwork(config, &context, &hub);
+  if (!network.ok()) return Fail(std::string(network.status().message()));
   std::thread stepping([&engine] { engine.Run(); });
   const int result =
       Serve(config, start->recovered, session_options, context, &server, &fencer, signals);
+  if (*network != nullptr) (*network)->Shutdown();
   server.Shutdown();  // calls that wait for a commit still get their answer
   outlook.Stop();
   engine.Stop();
@@ -464,6 +519,9 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
 
 // What a submission costs less by it, of 110 us (decision 026).
 void TuneLibraries() {
+  // gRPC takes TLS 1.2, too, and has no setting for it: with these ciphers alone, which need
+  // another kind of key than ours, 1.2 can't be agreed on. Those of 1.3 are not touched.
+  setenv("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384", 1);
   absl::SetMutexDeadlockDetectionMode(
       absl::OnDeadlockCycle::kIgnore);  // 2 us: Debian's looks for cycles at every lock, gRPC's own
                                         // included

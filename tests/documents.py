@@ -138,7 +138,7 @@ def test_every_key_of_the_daemons_files_is_documented():
         )
     )
     assert {"fence_command", "max_percent", "nvlink_island", "home"} <= keys
-    not_yet = {"http", "tls", "auth"}
+    not_yet = {"http", "auth"}
     assert not (keys - not_yet) - said
     queue = keys_read("common/spec/queue_file.cc", "void ReadQueue(", "Document& document_;")
     assert {"max_time_limit", "held", "weight"} <= queue

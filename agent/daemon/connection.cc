@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/reconcile/retry.h"
 #include "common/base/clock.h"
+#include "network/client.h"
 
 namespace muster::agent {
 namespace {
@@ -21,9 +22,11 @@ constexpr size_t kScheme = 7;  // "unix://"
 
 }  // namespace
 
-Connection::Connection(std::string server, Trust trust, std::function<void(Incoming)> post)
+Connection::Connection(std::string server, Trust trust, Identify identify,
+                       std::function<void(Incoming)> post)
     : server_(std::move(server)),
       trust_(trust),
+      identify_(std::move(identify)),
       post_(std::move(post)),
       thread_([this] { Run(); }) {}
 
@@ -65,6 +68,7 @@ std::string Connection::WhyNotObey(const std::string& path, uid_t server) const 
 
 // A plain connection first: it costs microseconds, and tells who serves the socket.
 std::string Connection::WhyNotServed() const {
+  if (identify_ != nullptr) return muster::WhyNotServed(*identify_());
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   const std::string path = server_.substr(kScheme);
@@ -110,15 +114,20 @@ void Connection::Run() {
   }
 }
 
-void Connection::RunStream() {
+std::shared_ptr<grpc::Channel> Connection::Dial() const {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,
                    1);  // a fresh one each time, without the old one's back-off
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(4 << 20);
-  const auto channel = grpc::CreateCustomChannel(absl::StrCat("unix:", server_.substr(kScheme)),
-                                                 grpc::InsecureChannelCredentials(), arguments);
+  if (identify_ != nullptr) return DialWith(*identify_(), std::move(arguments));
+  return grpc::CreateCustomChannel(absl::StrCat("unix:", server_.substr(kScheme)),
+                                   grpc::InsecureChannelCredentials(), arguments);
+}
+
+void Connection::RunStream() {
+  const auto channel = Dial();
   const auto stub = v1::AgentService::NewStub(channel);
   grpc::ClientContext context;
   const auto stream = stub->Connect(&context);

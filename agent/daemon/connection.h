@@ -12,6 +12,7 @@
 
 #include "muster/v1/agent.pb.h"
 #include "muster/v1/agent_service.grpc.pb.h"
+#include "network/identity.h"
 
 namespace muster::agent {
 
@@ -32,8 +33,13 @@ struct Trust {
 // Thread-safe. `post` is called from its own thread and must not block for long.
 class Connection {
  public:
-  // `server` is unix:///absolute/path.
-  Connection(std::string server, Trust trust, std::function<void(Incoming)> post);
+  // Whom this host is to the scheduler; the newest, each time it connects.
+  using Identify = std::function<std::shared_ptr<const Identity>()>;
+
+  // `server` is unix:///absolute/path. With `identify` the scheduler is reached over the network
+  // instead.
+  Connection(std::string server, Trust trust, Identify identify,
+             std::function<void(Incoming)> post);
   ~Connection();  // ends the stream
 
   // Queued for the stream of this generation; dropped if that is over.
@@ -46,11 +52,13 @@ class Connection {
   void Run();
   std::string WhyNotServed() const;
   std::string WhyNotObey(const std::string& path, uid_t server) const;
+  std::shared_ptr<grpc::Channel> Dial() const;
   void RunStream();
   void Write(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream);
 
   const std::string server_;
   const Trust trust_;
+  const Identify identify_;
   const std::function<void(Incoming)> post_;
   std::mutex mutex_;
   std::condition_variable changed_;

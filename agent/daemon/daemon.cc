@@ -22,6 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/daemon/connection.h"
+#include "agent/daemon/identity_keeper.h"
 #include "agent/daemon/loop.h"
 #include "agent/daemon/ports.h"
 #include "agent/host/host_check.h"
@@ -218,6 +219,7 @@ class Agent final : public Link {
 
  private:
   void StartThreads();
+  void Renewed();
   void Post(Incoming incoming);
   void Ring();
   void TakeIncoming();
@@ -244,6 +246,7 @@ class Agent final : public Link {
   std::thread devices_;  // waits for device_events_
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<HostCheck> check_;
+  std::unique_ptr<IdentityKeeper> keeper_;
   std::unique_ptr<Connection> connection_;  // last: its thread posts to us
 };
 
@@ -295,7 +298,13 @@ absl::Status Agent::Open() {
 Agent::~Agent() {
   stopping_ = true;
   check_.reset();
-  connection_.reset();
+  std::unique_ptr<Connection> connection;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);  // the keeper looks at it
+    connection.swap(connection_);
+  }
+  connection.reset();
+  keeper_.reset();
   for (std::thread* thread : {&schema_, &devices_}) {
     if (thread->joinable()) thread->join();
   }
@@ -375,11 +384,24 @@ void Agent::StartThreads() {
       }
     });
   }
+  Connection::Identify identify;
+  if (options_.identity.has_value()) {
+    keeper_ = std::make_unique<IdentityKeeper>(options_.identity_file, *options_.identity,
+                                               [this] { Renewed(); });
+    identify = [keeper = keeper_.get()] { return keeper->newest(); };
+  }
+  std::lock_guard<std::mutex> lock(mutex_);  // the keeper may have renewed already
   connection_ = std::make_unique<Connection>(
       options_.server,
       Trust{options_.single_user,
             options_.launch.as_owners ? options_.launch.min_uid : Trust().system_below},
-      [this](Incoming incoming) { Post(std::move(incoming)); });
+      std::move(identify), [this](Incoming incoming) { Post(std::move(incoming)); });
+}
+
+// The stream goes on with the new certificate; what runs here doesn't notice.
+void Agent::Renewed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (connection_ != nullptr) connection_->Restart();
 }
 
 void Agent::OnReady(int fd) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -10,11 +11,14 @@
 #include "agent/host/processes.h"
 #include "agent/host/state_dir.h"
 #include "muster/v1/cluster.pb.h"
+#include "network/identity.h"
 
 namespace muster::agent {
 
 struct AgentOptions {
-  std::string server;
+  std::string server;  // unix:///path; else `identity` says where the scheduler is
+  std::optional<Identity> identity;
+  std::string identity_file;
   std::string cluster;
   std::string host;
   bool single_user = false;

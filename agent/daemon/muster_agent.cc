@@ -11,9 +11,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "agent/daemon/daemon.h"
+#include "agent/daemon/join.h"
 #include "agent/host/inventory.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/private_mounts.h"
@@ -44,30 +46,34 @@ std::string FromEnvironment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+using muster::JoinLine;
 using muster::agent::AgentOptions;
 
 // As they are written on the command line.
 struct Flags {
-  std::string state_directory, inventory, address = "127.0.0.1", ports = "20000-29999",
-                                          log_level = "info", log_file_size = "64MiB",
-                                          keep_logs = "7d", keep_log_bytes = "20GiB";
+  std::string state_directory, inventory, address, ports = "20000-29999", log_level = "info",
+                                                   log_file_size = "64MiB", keep_logs = "7d",
+                                                   keep_log_bytes = "20GiB";
   bool no_pid_namespace = false;
   std::string min_uid = "1000", most_processes = "32768";
+  JoinLine join;  // of `muster-agent join`
+  bool only = false;
 };
 
 void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
-  app->add_option("--server", options->server, "The scheduler's socket: unix:///absolute/path")
-      ->required();
-  app->add_option("--cluster", options->cluster, "Cluster that this host belongs to")->required();
-  app->add_option("--host", options->host, "Name of this host in its cluster")->required();
+  app->add_option("--server", options->server,
+                  "The scheduler's socket: unix:///absolute/path. Not on a host that has joined");
+  app->add_option("--cluster", options->cluster, "Cluster that this host belongs to");
+  app->add_option("--host", options->host, "Name of this host in its cluster");
   app->add_option("--state-dir", flags->state_directory,
                   "Directory that survives restarts of the agent and the machine, mode 0700")
       ->required();
   app->add_option("--inventory", flags->inventory,
                   "Declare what this host has instead of probing: a file {flavour, gpus, cpus, "
                   "memory, disk}; docs/configure.md has its other keys");
-  app->add_option("--address", flags->address, "Where ranks on other hosts reach this one")
-      ->capture_default_str();
+  app->add_option("--address", flags->address,
+                  "Where ranks on other hosts reach this one. Default: 127.0.0.1; on a host that "
+                  "has joined, the address that it reaches the scheduler from");
   app->add_option("--port-range", flags->ports, "Rendezvous ports, outside the ephemeral range")
       ->capture_default_str();
   app->add_flag("--single-user", options->single_user,
@@ -104,6 +110,53 @@ void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
   app->add_option("--log-level", flags->log_level, "debug, info, warn or error")
       ->capture_default_str();
   app->set_version_flag("--version", kVersion);
+  CLI::App* join = app->add_subcommand(
+      "join",
+      "Join the scheduler at this address, then go on as its agent; the state directory "
+      "keeps the certificate, so that later starts need neither this nor a token");
+  join->add_option("address", flags->join.address, "HOST:PORT of the scheduler's join door")
+      ->required();
+  join->add_option("--token", flags->join.token, "As muster host token new printed it")->required();
+  join->add_option("--ca", flags->join.fingerprint,
+                   "Fingerprint of the scheduler's authority, sha256:…; no other one is taken")
+      ->required();
+  join->add_flag("--only", flags->only, "Join, and end");
+  join->fallthrough();
+  app->require_subcommand(0, 1);
+}
+
+// Who this host is to a scheduler on the network. True: it may go on.
+bool Identify(const Flags& flags, const std::string& state_directory, AgentOptions* options,
+              std::string* wrong) {
+  options->identity_file = absl::StrCat(state_directory, "/", muster::agent::kIdentityFile);
+  bool joined = false;
+  absl::StatusOr<muster::Identity> identity =
+      flags.join.address.empty() ? muster::LoadIdentity(options->identity_file)
+                                 : muster::agent::JoinHost(state_directory, flags.join, &joined);
+  if (!identity.ok()) {
+    *wrong = absl::IsNotFound(identity.status())
+                 ? "--server: missing; or join a scheduler: muster-agent join"
+                 : std::string(identity.status().message());
+    return false;
+  }
+  if (identity->holder.kind != muster::Holder::kHost) {
+    *wrong = absl::StrCat(options->identity_file, ": is a user's, not a host's");
+    return false;
+  }
+  if ((!options->cluster.empty() && options->cluster != identity->holder.cluster) ||
+      (!options->host.empty() && options->host != identity->holder.name)) {
+    *wrong = absl::StrCat("this host joined as ", identity->holder.cluster, "/",
+                          identity->holder.name, "; leave out --cluster and --host");
+    return false;
+  }
+  options->cluster = identity->holder.cluster;
+  options->host = identity->holder.name;
+  options->identity = *std::move(identity);
+  options->server = absl::StrJoin(options->identity->addresses, ",");
+  if (joined)
+    muster::LogInfo("joined", {{"host", absl::StrCat(options->cluster, "/", options->host)},
+                               {"until", options->identity->validity.end_s}});
+  return true;
 }
 
 // Of an agent that serves several users.
@@ -137,13 +190,18 @@ std::string Check(const Flags& flags, AgentOptions* options) {
   if (!muster::ParseLogLevel(flags.log_level, &level))
     return "--log-level: wants debug, info, warn or error";
   muster::SetLogLevel(level);
-  if (options->server.rfind("unix:///", 0) != 0)
-    return "--server: only unix:///absolute/path is served; anything else needs tls:, which is not "
-           "there yet";
-  if (options->server.size() - 7 > 107)
+  const bool network = options->server.empty();
+  if (!network && !flags.join.address.empty())
+    return "--server: whoever joins goes where it joined; leave it out";
+  if (!network && options->server.rfind("unix:///", 0) != 0)
+    return "--server: must be unix:///absolute/path; a scheduler on another machine is joined: "
+           "muster-agent join";
+  if (options->server.size() > 107 + 7)
     return "--server: the socket's path is longer than 107 bytes";
-  if (!muster::IsLabel(options->cluster)) return "--cluster: wants at most 63 of [A-Za-z0-9._-]";
-  if (!muster::IsLabel(options->host)) return "--host: wants at most 63 of [A-Za-z0-9._-]";
+  if (!(network && options->cluster.empty()) && !muster::IsLabel(options->cluster))
+    return "--cluster: wants at most 63 of [A-Za-z0-9._-]";
+  if (!(network && options->host.empty()) && !muster::IsLabel(options->host))
+    return "--host: wants at most 63 of [A-Za-z0-9._-]";
   if (const std::string wrong = CheckAsOwners(flags, &options->launch, options->single_user);
       !wrong.empty())
     return wrong;
@@ -196,6 +254,13 @@ int main(int argc, char** argv) {
     return Fail("--state-dir: each job has directories of its own there; give another path");
   auto state = muster::agent::StateDirectory::Open(state_directory);
   if (!state.ok()) return Fail(std::string(state.status().message()));
+  std::string wrong;
+  if (options.server.empty() && !Identify(flags, state_directory, &options, &wrong))
+    return Fail(wrong);
+  if (flags.only) return 0;
+  if (flags.address.empty() && options.identity.has_value())
+    flags.address = muster::OwnAddress(*options.identity);
+  if (flags.address.empty()) flags.address = "127.0.0.1";
   if (flags.inventory.empty()) options.nvml = muster::agent::Nvml::Load();
   auto found = muster::agent::FindInventory(flags.inventory, state_directory, options.nvml.get());
   if (!found.ok()) return Fail(std::string(found.status().message()));

@@ -20,11 +20,13 @@ void AddFleet(CLI::App& root,
               Session& session);  // cluster, host: list, show, drain, resume; host confirm-off
 void AddAccess(CLI::App& root,
                Session& session);  // access list, grant, revoke, check; audit list, verify
-void AddExplain(CLI::App& root, Session& session);  // explain, simulate
-void AddTop(CLI::App& root, Session& session);      // top, ledger
-void AddSandbox(CLI::App& root, Session& session);  // sandbox
-void AddUp(CLI::App& root, Session& session);       // up, down
-void AddAdmin(CLI::App& root, Session& session);    // admin backup, verify, replay, adopt-restored
-void AddAbout(CLI::App& root, Session& session);    // fields, ping, version, completion
+void AddTrust(CLI::App& root, Session& session);       // login; user, ca
+void AddHostTokens(CLI::App* host, Session& session);  // host token, revoke; AddFleet's
+void AddExplain(CLI::App& root, Session& session);     // explain, simulate
+void AddTop(CLI::App& root, Session& session);         // top, ledger
+void AddSandbox(CLI::App& root, Session& session);     // sandbox
+void AddUp(CLI::App& root, Session& session);          // up, down
+void AddAdmin(CLI::App& root, Session& session);  // admin backup, verify, replay, adopt-restored
+void AddAbout(CLI::App& root, Session& session);  // fields, ping, version, completion
 
 }  // namespace muster

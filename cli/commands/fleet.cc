@@ -162,8 +162,8 @@ void AddFleet(CLI::App& root, Session& session) {
   AddVerbs(cluster, session, "cluster",
            [&session](const std::string& name) { return ShowCluster(session, name); });
 
-  CLI::App* host =
-      root.add_subcommand("host", "Hosts: list, show, drain, resume, release, confirm-off");
+  CLI::App* host = root.add_subcommand(
+      "host", "Hosts: list, show, drain, resume, release, confirm-off, token, revoke");
   host->require_subcommand(1);
   auto of = std::make_shared<std::string>();
   CLI::App* hosts = host->add_subcommand("list", "All of them, with what runs there");
@@ -189,6 +189,7 @@ void AddFleet(CLI::App& root, Session& session) {
   release->callback([&session, kept, device] {
     session.command = [&session, kept, device] { return Release(session, *kept, *device); };
   });
+  AddHostTokens(host, session);
   AddVerbs(host, session, "cluster/host",
            [&session](const std::string& name) { return ShowHost(session, name); });
 }

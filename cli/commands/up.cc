@@ -46,7 +46,8 @@ absl::StatusOr<UpPlan> PlanFor(const UpOptions& options) {
   if (plan.server.rfind("unix:///", 0) != 0)
     return absl::InvalidArgumentError(
         absl::StrCat("--listen ", plan.server,
-                     ": only unix:///path yet; the network needs TLS, which is not there yet"));
+                     ": must be unix:///path; a network is served by musterd itself "
+                     "(docs/hosts.md)"));
   plan.binaries_dir = ExecutableDirectory();
   plan.slots = options.slots;
   plan.adopt_restored = options.adopt_restored;

@@ -74,12 +74,19 @@ std::vector<Problem> PlaceQueueProblems(std::string_view text, std::string_view 
                                         const std::vector<FieldProblem>& found);
 std::string QueueTreeToYaml(const pb::QueueTree& tree);
 
-// musterd.yaml. `http`, `tls` and `auth` are refused with "not yet"; `listen` must be unix:///PATH,
-// `metrics_listen` loopback.
+// musterd.yaml. `http` and `auth` are refused with "not yet"; `listen` must be unix:///PATH,
+// `metrics_listen` loopback; a network is served by `tls` only.
 struct MusterdUser {
   std::string name;
   uint32_t uid = 0;
   std::vector<std::string> groups;
+};
+struct TlsConfig {
+  std::string listen, join;            // ADDRESS:PORT; empty: no network is served
+  std::vector<std::string> addresses;  // what hosts and users are told, HOST:PORT
+  std::string join_address;            // the same of `join`
+  std::string master_key;              // path
+  int64_t host_life_ns = 7 * kDay, user_life_ns = 12 * kHour, server_life_ns = 30 * kDay;
 };
 struct MusterdConfig {
   std::string listen;          // unix:///path
@@ -88,6 +95,7 @@ struct MusterdConfig {
   std::string clusters;  // path; empty: none
   std::string queues;    // path; read once, into an empty store
   bool single_user = false;
+  TlsConfig tls;
   std::vector<MusterdUser> users;  // beside those of the machine; by name
   SpecDefaults defaults;
   // scheduling:
@@ -109,6 +117,8 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
 // Empty if `listen` may be served (unix:///absolute/path of at most 107 bytes); else why not, with
 // a remedy.
 std::string WhyNotListen(std::string_view listen);
+// Empty if `text` is HOST:PORT, a name or IPv4 address and a port from 0 to 65535; else why not.
+std::string WhyNotHostPort(std::string_view text);
 // Empty if metrics may be served there (127.A.B.C:PORT; port 0: any that is free); else why not,
 // with a remedy.
 std::string WhyNotMetricsListen(std::string_view listen);
@@ -121,17 +131,17 @@ bool ParseHostInventory(std::string_view text, std::string_view filename, pb::In
 
 // ~/.config/muster/config.yaml.
 struct ClientContext {
-  std::string server;  // unix:///path; HOST:PORT needs TLS
+  std::string server;  // unix:///path, or
+  std::string login;   // path of what `muster login` wrote: who I am, and where the scheduler is
   std::string queue;   // default for job files
-  std::string ca;
-  std::string login;
-  std::string not_yet;  // not empty: this context can't be used yet, and why (TLS, login)
 };
 struct ClientConfig {
   std::string current_context;
   std::map<std::string, ClientContext> contexts;
 };
-bool ParseClientConfig(std::string_view text, std::string_view filename, ClientConfig* out,
+// `logins`: names of contexts besides, which `muster login` made.
+bool ParseClientConfig(std::string_view text, std::string_view filename,
+                       const std::vector<std::string>& logins, ClientConfig* out,
                        std::vector<Problem>* problems);
 
 }  // namespace muster

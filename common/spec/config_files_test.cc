@@ -40,7 +40,7 @@ std::string Problems(File file, std::string_view text) {
     good = ParseHostInventory(text, "x.yaml", &out, &problems);
   } else {
     ClientConfig out;
-    good = ParseClientConfig(text, "x.yaml", &out, &problems);
+    good = ParseClientConfig(text, "x.yaml", {}, &out, &problems);
   }
   EXPECT_EQ(good, problems.empty());
   return Summary(problems);
@@ -245,18 +245,39 @@ TEST(HostInventory, IsAlwaysDeclared) {
   EXPECT_EQ(inventory.cpus_milli(), 2000);
 }
 
-TEST(ClientConfig, ContextsThatNeedTlsAreKeptWithTheReasonWhyNot) {
+TEST(ClientConfig, AContextIsASocketOrALogin) {
   ClientConfig config;
   std::vector<Problem> problems;
   ASSERT_TRUE(ParseClientConfig(
-      "current_context: acme\ncontexts:\n  acme: {server: \"muster.acme.example:7070\", ca: "
-      "~/ca.pem, login: oidc, queue: research/nlp}\n"
+      "current_context: lab\ncontexts:\n  acme: {login: /home/ann/acme.identity, queue: "
+      "research/nlp}\n"
       "  demo: {server: \"unix:///run/m.sock\"}\n",
-      "c.yaml", &config, &problems))
+      "c.yaml", {"lab"}, &config, &problems))
       << Summary(problems);
   EXPECT_EQ(config.contexts["acme"].queue, "research/nlp");
-  EXPECT_THAT(config.contexts["acme"].not_yet, testing::HasSubstr("needs TLS"));
-  EXPECT_EQ(config.contexts["demo"].not_yet, "");
+  EXPECT_EQ(config.contexts["acme"].login, "/home/ann/acme.identity");
+  EXPECT_EQ(config.current_context, "lab");
+  for (const char* bad : {"contexts: {a: {queue: q}}", "contexts: {a: {server: \"m1:7420\"}}",
+                          "contexts: {a: {login: here}}", "current_context: lba",
+                          "contexts: {a: {server: \"unix:///s\", login: /l}}"}) {
+    EXPECT_FALSE(ParseClientConfig(bad, "c.yaml", {"lab"}, &config, &problems)) << bad;
+  }
+}
+
+TEST(MusterdConfig, TheJoinAddressIsTheFirstOneUnlessItIsSaid) {
+  MusterdConfig config;
+  std::vector<Problem> problems;
+  const std::string text =
+      "listen: unix:///run/m.sock\ndata_dir: /d\ntls: {listen: \"0.0.0.0:7420\", join: "
+      "\"0.0.0.0:7421\", addresses: [\"m1:7420\", \"m2:7420\"], master_key: /etc/key";
+  ASSERT_TRUE(ParseMusterdConfig(text + "}\n", "m.yaml", &config, &problems)) << Summary(problems);
+  EXPECT_EQ(config.tls.join_address, "m1:7421");
+  EXPECT_EQ(config.tls.addresses.size(), 2u);
+  EXPECT_EQ(config.tls.host_life_ns, 7 * kDay);
+  ASSERT_TRUE(
+      ParseMusterdConfig(text + ", join_address: \"m3:1\"}\n", "m.yaml", &config, &problems))
+      << Summary(problems);
+  EXPECT_EQ(config.tls.join_address, "m3:1");
 }
 
 TEST(Listen, OnlyAUnixSocketIsServed) {
@@ -264,8 +285,7 @@ TEST(Listen, OnlyAUnixSocketIsServed) {
   EXPECT_THAT(WhyNotListen("unix://relative.sock"), testing::HasSubstr("absolute"));
   EXPECT_THAT(WhyNotListen("unix:///" + std::string(120, 'a')), testing::HasSubstr("at most 107"));
   EXPECT_THAT(WhyNotListen("127.0.0.1:7070"), testing::HasSubstr("use unix://"));
-  EXPECT_THAT(WhyNotListen("0.0.0.0:7070"),
-              testing::HasSubstr("needs tls:, which is not there yet"));
+  EXPECT_THAT(WhyNotListen("0.0.0.0:7070"), testing::HasSubstr("by tls:"));
   EXPECT_THAT(WhyNotListen(""), testing::HasSubstr("use unix://"));
 }
 

@@ -41,11 +41,24 @@ std::string WhyNotListen(std::string_view listen) {
                           sizeof(sockaddr_un::sun_path) - 1);
     return "";
   }
-  std::string_view host = listen.substr(0, listen.rfind(':'));
-  if (host == "127.0.0.1" || host == "localhost" || host == "[::1]") {
-    return "not yet: loopback TCP doesn't say who calls; use unix:///run/muster/musterd.sock";
-  }
-  return "not yet: needs tls:, which is not there yet; use unix:///run/muster/musterd.sock";
+  return "must be a Unix socket; use unix:///run/muster/musterd.sock. Other machines come in by "
+         "tls: (docs/hosts.md)";
+}
+
+std::string WhyNotHostPort(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  int port = 0;
+  const bool host =
+      colon != text.npos && colon > 0 && colon <= 253 &&
+      text.substr(0, colon).find_first_not_of(
+          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-") == text.npos;
+  const std::string_view digits = host ? text.substr(colon + 1) : "";
+  if (!digits.empty() && digits.size() <= 5 &&
+      digits.find_first_not_of("0123456789") == digits.npos &&
+      absl::SimpleAtoi(std::string(digits), &port) && port <= 65535)
+    return "";
+  return absl::StrCat("\"", std::string(text.substr(0, 100)),
+                      "\" is no HOST:PORT, such as 10.0.0.1:7420");
 }
 
 std::string WhyNotMetricsListen(std::string_view listen) {
@@ -114,6 +127,44 @@ void ReadUsers(Document& document, Fields& fields, std::vector<MusterdUser>* use
   });
 }
 
+void ReadTls(Document& document, Fields& tls, TlsConfig* out) {
+  const auto host_port = [&](const std::string& name, const std::string& text) {
+    if (const std::string why = WhyNotHostPort(text); !why.empty())
+      document.AddAtPath(tls.PathOf(name), why);
+  };
+  if (tls.Text("listen", &out->listen)) host_port("listen", out->listen);
+  if (tls.Text("join", &out->join)) host_port("join", out->join);
+  tls.TextList("addresses", [&](std::string address) {
+    host_port("addresses", address);
+    out->addresses.push_back(std::move(address));
+  });
+  if (tls.Text("join_address", &out->join_address)) host_port("join_address", out->join_address);
+  if (tls.Text("master_key", &out->master_key) &&
+      (out->master_key.empty() || out->master_key[0] != '/'))
+    document.AddAtPath(tls.PathOf("master_key"), "is not absolute; start it with /");
+  Bounded(tls, "host_life", 2 * kSecond, 90 * kDay, &out->host_life_ns);
+  Bounded(tls, "user_life", 2 * kSecond, 30 * kDay, &out->user_life_ns);
+  Bounded(tls, "server_life", 2 * kSecond, 365 * kDay, &out->server_life_ns);
+  tls.Finish();
+  const struct {
+    const char* name;
+    bool there;
+    const char* remedy;
+  } needed[] = {{"listen", !out->listen.empty(), "write listen: 0.0.0.0:7420"},
+                {"join", !out->join.empty(), "write join: 0.0.0.0:7421"},
+                {"addresses", !out->addresses.empty(),
+                 "name what other machines reach this one by: addresses: [m1.example:7420]"}};
+  for (const auto& field : needed) {
+    if (!field.there && document.Sound("tls"))
+      document.AddAtPath(tls.PathOf(field.name), absl::StrCat("is missing; ", field.remedy));
+  }
+  if (out->join_address.empty() && !out->addresses.empty() && !out->join.empty()) {
+    const std::string& first = out->addresses.front();
+    out->join_address =
+        absl::StrCat(first.substr(0, first.rfind(':')), out->join.substr(out->join.rfind(':')));
+  }
+}
+
 }  // namespace
 
 bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out,
@@ -136,8 +187,8 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     fields.Bool("single_user", &out->single_user);
     ReadUsers(document, fields, &out->users);
     fields.NotYet("http", "the dashboard. Leave it out");
-    fields.NotYet("tls", "only a Unix socket is served. Leave it out");
-    fields.NotYet("auth", "users are those of the Unix socket. Leave it out");
+    if (std::optional<Fields> tls = fields.Map("tls")) ReadTls(document, *tls, &out->tls);
+    fields.NotYet("auth", "users are those of the Unix socket and of certificates. Leave it out");
     if (std::optional<Fields> defaults = fields.Map("defaults")) {
       defaults->Int("max_restarts", 0, 1000, &out->defaults.max_restarts);
       Bounded(*defaults, "grace", 0, kHour, &out->defaults.grace_ns);
@@ -182,14 +233,15 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
   return document.Deliver(problems);
 }
 
-bool ParseClientConfig(std::string_view text, std::string_view filename, ClientConfig* out,
+bool ParseClientConfig(std::string_view text, std::string_view filename,
+                       const std::vector<std::string>& logins, ClientConfig* out,
                        std::vector<Problem>* problems) {
   *out = ClientConfig();
   Document document;
   if (document.Parse(text, filename)) {
     Fields fields(document, document.root(), "");
     fields.Text("current_context", &out->current_context);
-    std::vector<std::string> names;
+    std::vector<std::string> names = logins;
     fields.ForEachEntry("contexts", [&](const YamlNode& key, const YamlNode& value,
                                         const std::string& path) {
       if (!value.IsMap())
@@ -199,29 +251,24 @@ bool ParseClientConfig(std::string_view text, std::string_view filename, ClientC
       ClientContext& entry = out->contexts[key.text];
       context.Text("server", &entry.server);
       context.Text("queue", &entry.queue);
-      context.Text("ca", &entry.ca);
       context.Text("login", &entry.login);
       context.Finish();
-      if (!context.Has("server") && document.Sound(path))
+      if (context.Has("server") == context.Has("login") && document.Sound(path)) {
         document.AddAtPath(path + ".server",
-                           "is missing; write server: unix:///path/to/musterd.sock");
-      if (entry.server.empty()) return;
-      if (absl::StartsWith(entry.server, "unix://")) {
-        const std::string why = WhyNotListen(entry.server);
-        if (!why.empty()) document.AddAtPath(path + ".server", why);
-      } else {
-        entry.not_yet =
-            "needs TLS, which is not there yet; use a server of the form "
-            "unix:///path/to/musterd.sock";
+                           context.Has("login")
+                               ? "a login says where the server is; leave out one of the two"
+                               : "is missing; write server: unix:///path/to/musterd.sock, or run "
+                                 "muster login");
       }
-      if (entry.not_yet.empty() && !entry.ca.empty())
-        entry.not_yet = "ca: needs TLS, which is not there yet; leave it out";
-      if (entry.not_yet.empty() && !entry.login.empty())
-        entry.not_yet = "login: is not there yet; the Unix socket says who you are";
+      if (!entry.login.empty() && entry.login[0] != '/')
+        document.AddAtPath(path + ".login", "is not absolute; start it with /");
+      if (entry.server.empty()) return;
+      if (const std::string why = WhyNotListen(entry.server); !why.empty())
+        document.AddAtPath(path + ".server", why);
     });
     fields.Finish();
-    if (!out->current_context.empty() && out->contexts.count(out->current_context) == 0 &&
-        document.Sound("")) {
+    if (!out->current_context.empty() && document.Sound("") &&
+        std::find(names.begin(), names.end(), out->current_context) == names.end()) {
       document.AddAtPath("current_context",
                          absl::StrCat("no context \"", out->current_context, "\" under contexts.",
                                       DidYouMean(out->current_context, names)));

@@ -11,6 +11,7 @@
 #include "muster/v1/cluster_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
+#include "muster/v1/trust_service.pb.h"
 #include "scheduler/access/roles.h"
 
 namespace muster {
@@ -27,10 +28,13 @@ const google::protobuf::internal::DescriptorTable* volatile kAgentService =
 // Files with services. policy_test compares them with all that there are.
 std::vector<const FileDescriptor*> ServiceFiles() {
   MUSTER_CHECK(kAgentService != nullptr);
-  return {pb::SubmitRequest::descriptor()->file(), pb::ApplyQueuesRequest::descriptor()->file(),
-          pb::DrainRequest::descriptor()->file(), pb::GrantRequest::descriptor()->file(),
+  return {pb::SubmitRequest::descriptor()->file(),
+          pb::ApplyQueuesRequest::descriptor()->file(),
+          pb::DrainRequest::descriptor()->file(),
+          pb::GrantRequest::descriptor()->file(),
           google::protobuf::DescriptorPool::generated_pool()->FindFileByName(
-              "muster/v1/agent_service.proto")};
+              "muster/v1/agent_service.proto"),
+          pb::JoinRequest::descriptor()->file()};
 }
 
 const FieldDescriptor* FieldAt(const Descriptor* in, const std::string& path) {
@@ -108,7 +112,9 @@ std::string RightText(const pb::Policy& policy) {
     case pb::RIGHT_ASK:
       return "to be a user who is known";
     case pb::RIGHT_AGENT:
-      return "to be root, or the user who runs musterd";
+      return "to be root, the user who runs musterd, or a host with its certificate";
+    case pb::RIGHT_CERTIFICATE:
+      return "to hold a certificate; for its holder alone";
     default:
       break;
   }
@@ -129,6 +135,8 @@ const char* RateText(pb::Rate rate) {
       return "200";
     case pb::RATE_CHANGE:
       return "20";
+    case pb::RATE_JOIN:
+      return "1";
     default:
       return "";
   }

@@ -47,10 +47,13 @@ TEST(Policy, WhatChangesSomethingIsAudited) {
   for (const MethodPolicy& method : MethodPolicies()) {
     if (method.policy.audited()) audited.push_back(method.name);
   }
-  EXPECT_THAT(audited, ElementsAre("JobService/Submit", "JobService/Cancel", "QueueService/Apply",
-                                   "ClusterService/Drain", "ClusterService/Resume",
-                                   "ClusterService/ConfirmOff", "ClusterService/ReleaseQuarantine",
-                                   "AccessService/Grant", "AccessService/Revoke"));
+  EXPECT_THAT(
+      audited,
+      ElementsAre("JobService/Submit", "JobService/Cancel", "QueueService/Apply",
+                  "ClusterService/Drain", "ClusterService/Resume", "ClusterService/ConfirmOff",
+                  "ClusterService/ReleaseQuarantine", "AccessService/Grant", "AccessService/Revoke",
+                  "JoinService/Join", "JoinService/RenewExpired", "TrustService/Renew",
+                  "TrustService/Rotate", "TrustService/NewToken", "TrustService/RevokeHolder"));
 }
 
 TEST(Policy, OneThatCannotBeKeptIsSeen) {

@@ -7,7 +7,8 @@
 
 namespace muster {
 
-// A caller as the door knows it (a Unix socket: SO_PEERCRED). Never taken from a request.
+// A caller as the door knows it (a Unix socket: SO_PEERCRED; a network: the certificate). Never
+// taken from a request.
 struct Principal {
   uint32_t uid = 65'534;
   std::string user;  // empty: nobody who is known here
@@ -15,7 +16,14 @@ struct Principal {
   // Root, or the user who runs musterd: the way in when all else is lost. May do everything, speaks
   // as an agent, and has no rates.
   bool trusted = false;
+  // Of the certificate that it came with; no serial: it came with none.
+  std::string serial;
+  uint64_t authority = 0;     // version of the one that signed it
+  std::string cluster, host;  // of a host: it may be that host's agent, and nothing else
+  // At the join door: may ask for a certificate, and nothing else. `user` says from where it calls.
+  bool stranger = false;
 
+  bool certified() const { return !serial.empty(); }
   bool known() const { return !user.empty(); }
 };
 

@@ -18,6 +18,8 @@ RateLimit LimitOf(pb::Rate rate) {
       return {200, 1000};
     case pb::RATE_CHANGE:
       return {20, 100};
+    case pb::RATE_JOIN:
+      return {1, 60};
     default:
       return {};
   }

@@ -42,8 +42,8 @@ void AddLists(const QueueNode& node, const Principal& who, bool administers,
 
 }  // namespace
 
-AccessServiceImpl::AccessServiceImpl(const ApiContext* context, uint32_t uid)
-    : GuardedService(context->guard, uid), context_(context) {
+AccessServiceImpl::AccessServiceImpl(const ApiContext* context, const Door* door)
+    : GuardedService(context->guard, door), context_(context) {
   Unary("AccessService/List", &AccessServiceImpl::List);
   Unary("AccessService/Grant", &AccessServiceImpl::Grant);
   Unary("AccessService/Revoke", &AccessServiceImpl::Revoke);

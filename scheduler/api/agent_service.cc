@@ -28,7 +28,9 @@ class StreamHandle : public AgentStream {
 class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
                public std::enable_shared_from_this<Stream> {
  public:
-  explicit Stream(Sessions* sessions) : sessions_(sessions) {}
+  // `cluster` and `host` of its certificate; empty: it may speak for any.
+  Stream(Sessions* sessions, std::string cluster, std::string host)
+      : sessions_(sessions), cluster_(std::move(cluster)), host_(std::move(host)) {}
 
   void Begin() {
     KeepAlive(shared_from_this());
@@ -40,6 +42,18 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
     if (!ok) {
       Gone();
       Finally(grpc::Status::OK);
+      return;
+    }
+    if (const pb::Hello& hello = incoming_.hello();
+        incoming_.has_hello() && !host_.empty() &&
+        (hello.cluster() != cluster_ || hello.host() != host_)) {
+      LogWarn("agent stream ended: another host's certificate",
+              {{"certificate", cluster_ + "/" + host_},
+               {"hello", hello.cluster() + "/" + hello.host()}});
+      Gone();
+      Finally(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
+                           "the certificate is of host " + cluster_ + "/" + host_ +
+                               ": its agent may speak for no other"));
       return;
     }
     if (absl::Status status = sessions_->Receive(handle_, incoming_); !status.ok()) {
@@ -57,6 +71,7 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
 
  private:
   Sessions* const sessions_;
+  const std::string cluster_, host_;
   std::shared_ptr<StreamHandle> handle_;
   pb::AgentMessage incoming_;
 };
@@ -78,13 +93,14 @@ void StreamHandle::End(const absl::Status& status) {
 
 }  // namespace
 
-AgentServiceImpl::AgentServiceImpl(const ApiContext* context, uint32_t uid)
-    : GuardedService(context->guard, uid), context_(context) {
+AgentServiceImpl::AgentServiceImpl(const ApiContext* context, const Door* door)
+    : GuardedService(context->guard, door), context_(context) {
   BidiStream("AgentService/Connect", &AgentServiceImpl::Connect);
 }
 
-Bidi* AgentServiceImpl::Connect(const Caller&, grpc::CallbackServerContext*) {
-  const auto stream = std::make_shared<Stream>(context_->sessions);
+Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContext*) {
+  const auto stream =
+      std::make_shared<Stream>(context_->sessions, caller.who().cluster, caller.who().host);
   stream->Begin();
   return stream.get();
 }

@@ -9,7 +9,7 @@ namespace muster {
 
 class AgentServiceImpl : public GuardedService {
  public:
-  AgentServiceImpl(const ApiContext* context, uint32_t uid);
+  AgentServiceImpl(const ApiContext* context, const Door* door);
   grpc::ServerBidiReactor<pb::AgentMessage, pb::SchedulerMessage>* Connect(
       const Caller& caller, grpc::CallbackServerContext* call);
 

@@ -24,8 +24,8 @@ grpc::Status NotFound(const std::string& what, const std::string& name) {
 
 }  // namespace
 
-ClusterServiceImpl::ClusterServiceImpl(const ApiContext* context, uint32_t uid)
-    : GuardedService(context->guard, uid), context_(context) {
+ClusterServiceImpl::ClusterServiceImpl(const ApiContext* context, const Door* door)
+    : GuardedService(context->guard, door), context_(context) {
   Unary("ClusterService/GetCluster", &ClusterServiceImpl::GetCluster);
   Unary("ClusterService/ListClusters", &ClusterServiceImpl::ListClusters);
   Unary("ClusterService/GetHost", &ClusterServiceImpl::GetHost);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "common/base/clock.h"
 #include "common/spec/spec.h"
@@ -15,6 +16,7 @@
 namespace muster {
 
 class Guard;
+class Office;
 class Outlook;
 
 // Lives as long as the servers do; read-only but for what is thread-safe itself.
@@ -31,6 +33,12 @@ struct ApiContext {
   uint64_t epoch = 0;
   std::string version;
   bool single_user = false;
+  // Null: nobody comes over a network.
+  const Office* office = nullptr;
+  std::vector<std::string> addresses;  // where certificates are asked for, HOST:PORT
+  std::string join_address;            // where there is none yet
+  // Whether the certificate with this serial was used since the start.
+  std::function<bool(const std::string& serial)> in_use;
   // Empty while jobs are taken, else why not; asked by each submission, from any thread. Null:
   // always taken.
   std::function<std::string()> why_no_submissions;

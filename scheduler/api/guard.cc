@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "muster/v1/queue.pb.h"
 #include "scheduler/api/find_jobs.h"
+#include "scheduler/trust/office.h"
 
 namespace muster {
 namespace {
@@ -197,6 +198,31 @@ std::string ObjectOf(const MethodPolicy& method, const Message& request) {
   return text;
 }
 
+// What certificates and the join door allow, before any role is looked at.
+absl::Status AuthorizeDoor(const State& state, const Principal& who, pb::Right right) {
+  if (who.stranger != (right == pb::RIGHT_ANYBODY)) {
+    return who.stranger ? absl::UnauthenticatedError("without a certificate you can only join")
+                        : absl::PermissionDeniedError("whoever has a certificate joins no more");
+  }
+  if (who.stranger) return absl::OkStatus();
+  if (who.certified()) {
+    const Holder holder{who.host.empty() ? Holder::kUser : Holder::kHost, state.trust().trust_id,
+                        who.cluster, who.host.empty() ? who.user : who.host};
+    if (const std::string why = WhyNotTrusted(state.trust(), holder, who.serial, who.authority);
+        !why.empty())
+      return absl::UnauthenticatedError(why);
+  }
+  if (right == pb::RIGHT_CERTIFICATE && !who.certified())
+    return absl::PermissionDeniedError("you came without a certificate: there is none to renew");
+  if (right == pb::RIGHT_AGENT && !who.trusted && who.host.empty()) {
+    return absl::PermissionDeniedError(
+        "agents run as root, as the user who runs musterd, or come with their host's certificate");
+  }
+  if (!who.host.empty() && right != pb::RIGHT_AGENT && right != pb::RIGHT_CERTIFICATE)
+    return absl::PermissionDeniedError("a host's certificate is for its agent alone");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Authorize(
@@ -208,9 +234,8 @@ absl::Status Authorize(
     return absl::UnauthenticatedError(
         "you are nobody whom this musterd knows. Who runs it adds you: users in musterd.yaml");
   }
-  if (method.policy.right() == pb::RIGHT_AGENT && !who.trusted) {
-    return absl::PermissionDeniedError("agents run as root or as the user who runs musterd");
-  }
+  if (absl::Status status = AuthorizeDoor(state, who, method.policy.right()); !status.ok())
+    return status;
   Question question(state, who, method);
   absl::Status status = Ask(&question, state, method, request, find_job, job);
   for (const pb::Policy::Wider& wider : method.policy.wider()) {
@@ -222,11 +247,17 @@ absl::Status Authorize(
 
 absl::StatusOr<Caller> Guard::Admit(const MethodPolicy& method, uint32_t uid,
                                     const Message& request) {
+  return Admit(method, parts_.users->Of(uid), request);
+}
+
+absl::StatusOr<Caller> Guard::Admit(const MethodPolicy& method,
+                                    std::shared_ptr<const Principal> calling,
+                                    const Message& request) {
   Caller caller;
   caller.guard_ = this;
   caller.method_ = &method;
   caller.request_ = &request;
-  caller.who_ = parts_.users->Of(uid);
+  caller.who_ = std::move(calling);
   caller.view_ = parts_.engine->Snapshot();
   caller.detail_ = std::make_shared<std::string>();
   const Principal& who = *caller.who_;

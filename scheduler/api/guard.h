@@ -76,6 +76,9 @@ class Guard {
   // has to live as long as the Caller changes anything.
   absl::StatusOr<Caller> Admit(const MethodPolicy& method, uint32_t uid,
                                const google::protobuf::Message& request);
+  // Of whoever the door says calls.
+  absl::StatusOr<Caller> Admit(const MethodPolicy& method, std::shared_ptr<const Principal> calling,
+                               const google::protobuf::Message& request);
   Users* users() const { return parts_.users; }
   Audit* audit() const { return parts_.audit; }
 

@@ -2,7 +2,7 @@
 // by the name of its method, with the policy that the proto gives it, and gets a Caller. The
 // generated services, whose handlers anybody may override, are not served at all.
 //
-// One object a uid: the listener keeps a server for each, so that no call can borrow another's.
+// Who calls is said by the door that it is served at.
 #pragma once
 
 #include <grpcpp/impl/codegen/proto_utils.h>
@@ -11,11 +11,11 @@
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/support/server_callback.h>
 
-#include <cstdint>
 #include <set>
 #include <string>
 
 #include "common/base/check.h"
+#include "scheduler/api/door.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/guard.h"
 
@@ -41,8 +41,8 @@ class GuardedService : public grpc::Service {
   const std::set<std::string>& served() const { return served_; }
 
  protected:
-  // The guard must outlive the service.
-  GuardedService(Guard* guard, uint32_t uid) : guard_(guard), uid_(uid) {}
+  // Both must outlive the service.
+  GuardedService(Guard* guard, const Door* door) : guard_(guard), door_(door) {}
 
   template <typename Self, typename Request, typename Response>
   void Unary(const char* name,
@@ -53,7 +53,7 @@ class GuardedService : public grpc::Service {
           new grpc::internal::CallbackUnaryHandler<Request, Response>(
               [this, &method, handler](grpc::CallbackServerContext* call, const Request* request,
                                        Response* response) {
-                const absl::StatusOr<Caller> caller = guard_->Admit(method, uid_, *request);
+                const absl::StatusOr<Caller> caller = Admit(method, *call, *request);
                 if (caller.ok())
                   return (static_cast<Self*>(this)->*handler)(*caller, call, request, response);
                 grpc::ServerUnaryReactor* refused = call->DefaultReactor();
@@ -70,7 +70,7 @@ class GuardedService : public grpc::Service {
           new grpc::internal::CallbackServerStreamingHandler<Request, Response>(
               [this, &method, handler](grpc::CallbackServerContext* call, const Request* request)
                   -> grpc::ServerWriteReactor<Response>* {
-                const absl::StatusOr<Caller> caller = guard_->Admit(method, uid_, *request);
+                const absl::StatusOr<Caller> caller = Admit(method, *call, *request);
                 if (caller.ok())
                   return (static_cast<Self*>(this)->*handler)(*caller, call, request);
                 return new RefusedStream<grpc::ServerWriteReactor<Response>>(
@@ -88,7 +88,7 @@ class GuardedService : public grpc::Service {
                 grpc::CallbackServerContext* call) -> grpc::ServerBidiReactor<Request, Response>* {
               // Nothing was read yet: the policy can only be about who calls.
               const absl::StatusOr<Caller> caller =
-                  guard_->Admit(method, uid_, Request::default_instance());
+                  Admit(method, *call, Request::default_instance());
               if (caller.ok()) return (static_cast<Self*>(this)->*handler)(*caller, call);
               return new RefusedStream<grpc::ServerBidiReactor<Request, Response>>(
                   RefusalOf(caller.status()));
@@ -96,6 +96,12 @@ class GuardedService : public grpc::Service {
   }
 
  private:
+  absl::StatusOr<Caller> Admit(const MethodPolicy& method, const grpc::CallbackServerContext& call,
+                               const google::protobuf::Message& request) {
+    absl::StatusOr<std::shared_ptr<const Principal>> who = door_->WhoCalls(call);
+    if (!who.ok()) return who.status();
+    return guard_->Admit(method, *std::move(who), request);
+  }
   template <typename Request, typename Response>
   static const MethodPolicy& MethodOf(const char* name, bool client_streams, bool server_streams) {
     const MethodPolicy& method = PolicyOf(name);
@@ -114,7 +120,7 @@ class GuardedService : public grpc::Service {
   }
 
   Guard* const guard_;
-  const uint32_t uid_;
+  const Door* const door_;
   std::set<std::string> served_;
 };
 

@@ -47,18 +47,16 @@ grpc::Status Busy() {
 class WatchStream
     : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobResponse>, pb::WatchJobResponse> {
  public:
-  // `streams` are the user's.
-  WatchStream(const ApiContext* context, WatchHub* hub, std::atomic<int>* streams, Caller caller)
+  WatchStream(const ApiContext* context, WatchHub* hub, StreamCounts* streams, Caller caller)
       : context_(context), hub_(hub), streams_(streams), caller_(std::move(caller)) {}
 
   void Begin() {
     {
       std::lock_guard lock(mutex_);
-      if (streams_->fetch_add(1) < kWatchesMax) {
+      if (streams_->Take(caller_.user(), kWatchesMax)) {
         id_ = hub_->Add(caller_.job(), [this](const WatchHub::News& news) { Changed(news); });
         return;
       }
-      streams_->fetch_sub(1);
     }
     Finally(grpc::Status(
         grpc::StatusCode::RESOURCE_EXHAUSTED,
@@ -74,7 +72,7 @@ class WatchStream
       std::swap(id, id_);
     }
     if (id == 0) return;
-    streams_->fetch_sub(1);
+    streams_->Give(caller_.user());
     hub_->Remove(id);
   }
 
@@ -114,7 +112,7 @@ class WatchStream
 
   const ApiContext* const context_;
   WatchHub* const hub_;
-  std::atomic<int>* const streams_;
+  StreamCounts* const streams_;
   const Caller caller_;
   std::mutex mutex_;
   uint64_t id_ = 0;
@@ -124,8 +122,8 @@ class WatchStream
 
 }  // namespace
 
-JobServiceImpl::JobServiceImpl(const ApiContext* context, WatchHub* hub, uint32_t uid)
-    : GuardedService(context->guard, uid), context_(context), hub_(hub) {
+JobServiceImpl::JobServiceImpl(const ApiContext* context, WatchHub* hub, const Door* door)
+    : GuardedService(context->guard, door), context_(context), hub_(hub) {
   Unary("JobService/Preview", &JobServiceImpl::Preview);
   Unary("JobService/Submit", &JobServiceImpl::Submit);
   Unary("JobService/Get", &JobServiceImpl::Get);

@@ -54,8 +54,8 @@ grpc::Status Answer(const absl::Status& status, const Applied& applied,
 
 }  // namespace
 
-QueueServiceImpl::QueueServiceImpl(const ApiContext* context, uint32_t uid)
-    : GuardedService(context->guard, uid), context_(context) {
+QueueServiceImpl::QueueServiceImpl(const ApiContext* context, const Door* door)
+    : GuardedService(context->guard, door), context_(context) {
   Unary("QueueService/Apply", &QueueServiceImpl::Apply);
   Unary("QueueService/Get", &QueueServiceImpl::Get);
   Unary("QueueService/List", &QueueServiceImpl::List);

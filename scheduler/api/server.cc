@@ -14,11 +14,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/check.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
-#include "scheduler/api/agent_service.h"
-#include "scheduler/api/services.h"
+#include "scheduler/api/all_services.h"
 
 namespace muster {
 namespace {
@@ -29,19 +27,10 @@ constexpr int kMaxMessageBytes = 4 << 20;
 
 struct ApiServer::User {
   User(const ApiContext* context, WatchHub* hub, uint32_t uid)
-      : jobs(context, hub, uid),
-        queues(context, uid),
-        clusters(context, uid),
-        access(context, uid),
-        agents(context, uid) {}
+      : door(context->guard->users(), uid), services(context, hub, &door) {}
 
-  std::vector<GuardedService*> services() { return {&jobs, &queues, &clusters, &access, &agents}; }
-
-  JobServiceImpl jobs;
-  QueueServiceImpl queues;
-  ClusterServiceImpl clusters;
-  AccessServiceImpl access;
-  AgentServiceImpl agents;
+  const UidDoor door;
+  Services services;
   std::unique_ptr<grpc::Server> server;
 };
 
@@ -96,13 +85,7 @@ absl::StatusOr<ApiServer::User*> ApiServer::UserOf(uint32_t uid) {
   auto user = std::make_unique<User>(context_, hub_, uid);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  size_t served = 0;
-  for (GuardedService* service : user->services()) {
-    builder.RegisterService(service);
-    served += service->served().size();
-  }
-  // A method that has a policy and no handler is a slip, too.
-  MUSTER_CHECK(served == MethodPolicies().size());
+  user->services.Register(&builder);
   user->server = builder.BuildAndStart();
   if (user->server == nullptr) return absl::InternalError("gRPC did not start");
   return (users_[uid] = std::move(user)).get();

@@ -2,9 +2,10 @@
 // with what that caller may see (mask.h).
 #pragma once
 
-#include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "muster/v1/access_service.pb.h"
@@ -22,9 +23,30 @@ inline constexpr size_t kMaxRequestBytes =
     1 << 20;                              // of one RPC's message; the agents' stream may send 4 MiB
 inline constexpr int kWatchesMax = 1024;  // at once, of one user
 
+// Streams that are open, by user. Thread-safe.
+class StreamCounts {
+ public:
+  // False: the user has so many already.
+  bool Take(const std::string& user, int most) {
+    std::lock_guard lock(mutex_);
+    int& open = open_[user];
+    if (open >= most) return false;
+    ++open;
+    return true;
+  }
+  void Give(const std::string& user) {
+    std::lock_guard lock(mutex_);
+    if (const auto it = open_.find(user); it != open_.end() && --it->second <= 0) open_.erase(it);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, int> open_;
+};
+
 class JobServiceImpl : public GuardedService {
  public:
-  JobServiceImpl(const ApiContext* context, WatchHub* hub, uint32_t uid);
+  JobServiceImpl(const ApiContext* context, WatchHub* hub, const Door* door);
   grpc::ServerUnaryReactor* Preview(const Caller& caller, grpc::CallbackServerContext* call,
                                     const pb::PreviewRequest* request,
                                     pb::PreviewResponse* response);
@@ -53,7 +75,7 @@ class JobServiceImpl : public GuardedService {
  private:
   const ApiContext* const context_;
   WatchHub* const hub_;
-  std::atomic<int> watches_ = 0;
+  StreamCounts watches_;
   // Answers to submissions of one step describe one State. The engine's thread only; of a view that
   // nobody has any more: void.
   std::weak_ptr<const View> answered_;
@@ -62,7 +84,7 @@ class JobServiceImpl : public GuardedService {
 
 class QueueServiceImpl : public GuardedService {
  public:
-  QueueServiceImpl(const ApiContext* context, uint32_t uid);
+  QueueServiceImpl(const ApiContext* context, const Door* door);
   grpc::ServerUnaryReactor* Apply(const Caller& caller, grpc::CallbackServerContext* call,
                                   const pb::ApplyQueuesRequest* request,
                                   pb::ApplyQueuesResponse* response);
@@ -78,7 +100,7 @@ class QueueServiceImpl : public GuardedService {
 
 class ClusterServiceImpl : public GuardedService {
  public:
-  ClusterServiceImpl(const ApiContext* context, uint32_t uid);
+  ClusterServiceImpl(const ApiContext* context, const Door* door);
   grpc::ServerUnaryReactor* GetCluster(const Caller& caller, grpc::CallbackServerContext* call,
                                        const pb::GetClusterRequest* request, pb::Cluster* response);
   grpc::ServerUnaryReactor* ListClusters(const Caller& caller, grpc::CallbackServerContext* call,
@@ -126,7 +148,7 @@ class ClusterServiceImpl : public GuardedService {
 // Bindings and the audit.
 class AccessServiceImpl : public GuardedService {
  public:
-  AccessServiceImpl(const ApiContext* context, uint32_t uid);
+  AccessServiceImpl(const ApiContext* context, const Door* door);
   grpc::ServerUnaryReactor* List(const Caller& caller, grpc::CallbackServerContext* call,
                                  const pb::ListAccessRequest* request,
                                  pb::ListAccessResponse* response);

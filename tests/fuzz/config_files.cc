@@ -41,7 +41,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     default: {
       ClientConfig config;
-      MUSTER_CHECK(ParseClientConfig(text, "config.yaml", &config, &problems) == problems.empty());
+      MUSTER_CHECK(ParseClientConfig(text, "config.yaml", {}, &config, &problems) ==
+                   problems.empty());
     }
   }
   FormatProblems(problems, "file.yaml");

@@ -18,6 +18,7 @@ What `COMMAND --help` says, in one place. Exit codes, and what the commands are 
 OTHERS = (
     ["musterd"],
     ["muster-agent"],
+    ["muster-agent", "join"],
     ["muster-sim"],
     *(["muster-trainer", verb] for verb in ("train", "export", "convert", "estimate")),
 )

@@ -1,0 +1,95 @@
+#include "agent/daemon/identity_keeper.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
+#include "network/client.h"
+
+namespace muster::agent {
+namespace {
+
+constexpr int64_t kAskNs = 5 * kSecond;  // between questions whether to renew
+constexpr int64_t kLeastAskNs = 200 * kMillisecond;
+constexpr int64_t kSkewS = 3600;  // certificates begin so long before they are issued
+
+int64_t NowS() { return RealClock()->WallNs() / kSecond; }
+
+}  // namespace
+
+IdentityKeeper::IdentityKeeper(std::string path, Identity identity, std::function<void()> renewed)
+    : path_(std::move(path)),
+      renewed_(std::move(renewed)),
+      identity_(std::make_shared<const Identity>(std::move(identity))),
+      thread_([this] { Run(); }) {}
+
+IdentityKeeper::~IdentityKeeper() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+std::shared_ptr<const Identity> IdentityKeeper::newest() const {
+  std::lock_guard lock(mutex_);
+  return identity_;
+}
+
+void IdentityKeeper::Take(Identity identity) {
+  if (absl::Status saved = SaveIdentity(path_, identity); !saved.ok())
+    LogError("the new certificate is not kept: after a restart the old one counts",
+             {{"error", std::string(saved.message())}});
+  {
+    std::lock_guard lock(mutex_);
+    identity_ = std::make_shared<const Identity>(std::move(identity));
+  }
+  LogInfo("certificate renewed", {{"until", newest()->validity.end_s}});
+  renewed_();
+}
+
+void IdentityKeeper::Run() {
+  std::shared_ptr<grpc::Channel> channel;
+  std::shared_ptr<const Identity> of;  // the channel's
+  std::string told;                    // what was logged last
+  while (true) {
+    const std::shared_ptr<const Identity> identity = newest();
+    if (of != identity) channel.reset();
+    of = identity;
+    const int64_t begin_s = identity->validity.begin_s + kSkewS, end_s = identity->validity.end_s;
+    const int64_t life_s = std::max<int64_t>(end_s - begin_s, 0);
+    absl::Status problem;
+    bool asks = NowS() >= begin_s + life_s / 2;
+    if (end_s <= NowS()) {
+      absl::StatusOr<Identity> renewed = RenewExpired(*identity);
+      problem = renewed.status();
+      if (renewed.ok()) Take(*std::move(renewed));
+    } else {
+      if (channel == nullptr) channel = DialWith(*identity, grpc::ChannelArguments());
+      const absl::StatusOr<bool> news = AskNews(channel);
+      problem = news.status();
+      if (news.ok() && (asks || *news)) {
+        absl::StatusOr<Identity> renewed = Renew(*identity);
+        problem = renewed.status();
+        if (renewed.ok()) {
+          Take(*std::move(renewed));
+          continue;  // at once, so that the scheduler knows that it has arrived
+        }
+      }
+      if (!news.ok()) channel.reset();
+    }
+    const std::string text(problem.message());
+    if (!problem.ok() && text != told)
+      LogWarn("the certificate can't be renewed now", {{"why", text}, {"until", end_s}});
+    told = text;
+    const int64_t wait_ns = std::clamp(life_s * kSecond / 8, kLeastAskNs, kAskNs);
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, std::chrono::nanoseconds(wait_ns), [this] { return stopping_; }))
+      return;
+  }
+}
+
+}  // namespace muster::agent

@@ -1,0 +1,311 @@
+// Who comes over a network: hosts and users join by tokens, and the authority that signs for them.
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/commands/commands.h"
+#include "cli/render/table.h"
+#include "common/base/files.h"
+#include "common/base/ids.h"
+#include "common/base/units.h"
+#include "network/client.h"
+
+namespace muster {
+namespace {
+
+struct TokenOptions {
+  std::string host, user, ttl;
+  std::vector<std::string> groups;
+  bool reusable = false;
+};
+struct LoginOptions {
+  JoinLine line;
+  std::string context = "default";
+};
+
+std::string When(int64_t now_ns, int64_t at_ns) {
+  if (at_ns == 0) return "-";
+  return at_ns <= now_ns
+             ? "past"
+             : absl::StrCat("in ", FormatDuration((at_ns - now_ns) / kSecond * kSecond));
+}
+
+int NewToken(Session& session, const TokenOptions& options) {
+  pb::NewTokenRequest request;
+  request.set_host(options.host);
+  request.set_user(options.user);
+  for (const std::string& group : options.groups) request.add_groups(group);
+  request.set_reusable(options.reusable);
+  if (!options.ttl.empty()) {
+    const absl::StatusOr<int64_t> ttl = ParseDuration(options.ttl);
+    if (!ttl.ok())
+      return session.Fail(
+          absl::InvalidArgumentError(absl::StrCat("--ttl: ", ttl.status().message())));
+    request.set_ttl_ns(*ttl);
+  }
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  const absl::StatusOr<pb::NewTokenResponse> response = (*client)->NewToken(request);
+  if (!response.ok()) return session.Fail(response.status());
+  const std::string line = absl::StrCat(response->join_address(), " --token ", response->token(),
+                                        " --ca ", response->fingerprint());
+  const absl::StatusOr<pb::PingResponse> ping = (*client)->Ping();
+  const std::string text =
+      options.host.empty()
+          ? absl::StrCat("muster login ", line, "\n")
+          : absl::StrCat("muster-agent join ", line, " --state-dir /var/lib/muster-agent",
+                         ping.ok() && ping->single_user() ? " --single-user" : "", "\n");
+  const int code = session.ShowOne(text, *response, response->id());
+  if (session.for_people()) {
+    session.Err(absl::StrCat(
+        options.host.empty() ? options.user + " runs" : "Run on " + options.host, " this line ",
+        When(session.now_ns(), response->expires_ns()) == "past" ? "" : "within ",
+        FormatDuration((response->expires_ns() - session.now_ns() + kSecond - 1) / kSecond *
+                       kSecond),
+        options.reusable ? ", as often as needed" : ", once", ". Take it back: muster ",
+        options.host.empty() ? "user" : "host", " token revoke ", response->id(), "\n"));
+  }
+  return code;
+}
+
+std::string TokensText(const pb::Holding& row, int64_t now_ns) {
+  std::vector<std::string> texts;
+  for (const pb::Holding::Token& token : row.tokens()) {
+    texts.push_back(absl::StrCat(token.id(), " ",
+                                 token.spent()      ? "spent"
+                                 : token.reusable() ? "reusable"
+                                                    : "open",
+                                 " ", When(now_ns, token.expires_ns())));
+  }
+  return texts.empty() ? "-" : absl::StrJoin(texts, "; ");
+}
+
+int ListHolders(Session& session, bool users) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  pb::ListHoldersRequest request;
+  request.set_users(users);
+  const absl::StatusOr<pb::ListHoldersResponse> response = (*client)->ListHolders(request);
+  if (!response.ok()) return session.Fail(response.status());
+  Table table(users ? Table({{"USER"}, {"GROUPS"}, {"CERTIFICATE"}, {"REVOKED"}, {"TOKENS"}})
+                    : Table({{"HOST"}, {"CERTIFICATE"}, {"REVOKED"}, {"TOKENS"}}));
+  std::vector<const google::protobuf::Message*> rows;
+  std::vector<std::string> names;
+  for (const pb::Holding& row : response->holders()) {
+    std::vector<std::string> cells = {row.name()};
+    if (users) cells.push_back(row.groups_size() == 0 ? "-" : absl::StrJoin(row.groups(), ","));
+    cells.push_back(row.certificate_end_s() == 0
+                        ? "none"
+                        : "ends " + When(session.now_ns(), row.certificate_end_s() * kSecond));
+    cells.push_back(absl::StrCat(row.revoked()));
+    cells.push_back(TokensText(row, session.now_ns()));
+    table.AddRow(std::move(cells));
+    rows.push_back(&row);
+    names.push_back(row.name());
+  }
+  return session.Show(table, *response, rows, names);
+}
+
+int Revoke(Session& session, const pb::RevokeHolderRequest& request) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  const absl::StatusOr<pb::RevokeHolderResponse> response = (*client)->RevokeHolder(request);
+  if (!response.ok()) return session.Fail(response.status());
+  return session.ShowOne(request.token().empty()
+                             ? absl::StrCat("Revoked ", response->certificates(),
+                                            " certificates and ", response->tokens(),
+                                            " tokens; what is connected with them ends within "
+                                            "seconds.\n")
+                             : "The token buys nothing any more.\n",
+                         *response, absl::StrCat(request.host(), request.user(), request.token()));
+}
+
+int ShowAuthority(Session& session) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  const absl::StatusOr<pb::GetAuthorityResponse> response = (*client)->GetAuthority();
+  if (!response.ok()) return session.Fail(response.status());
+  std::string text = absl::StrCat("Trust      ", response->trust_id(), "\nAddresses  ",
+                                  absl::StrJoin(response->addresses(), ", "), "; to join ",
+                                  response->join_address(), "\n");
+  for (const pb::GetAuthorityResponse::Entry& entry : response->authorities()) {
+    absl::StrAppend(&text, "Authority  ", entry.version(), entry.signs() ? ", signs" : ", trusted",
+                    ", ends ", When(session.now_ns(), entry.end_s() * kSecond), "\n           ",
+                    entry.fingerprint(), "\n");
+  }
+  if (response->authorities_size() == 2) {
+    absl::StrAppend(
+        &text, "Rotation   next: muster ca rotate ",
+        response->authorities(1).signs() ? "drop" : "sign",
+        response->behind_size() == 0
+            ? ""
+            : absl::StrCat("; not ready yet: ", absl::StrJoin(response->behind(), ", ")),
+        "\n");
+  }
+  return session.ShowOne(text, *response, response->trust_id());
+}
+
+int Rotate(Session& session, const std::string& step, bool force) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  pb::RotateRequest request;
+  request.set_step(step == "prepare" ? pb::ROTATE_STEP_PREPARE
+                   : step == "sign"  ? pb::ROTATE_STEP_SIGN
+                                     : pb::ROTATE_STEP_DROP);
+  request.set_force(force);
+  const absl::StatusOr<pb::RotateResponse> response = (*client)->Rotate(request);
+  if (!response.ok()) return session.Fail(response.status());
+  std::string text =
+      step == "prepare" ? "The new authority is trusted by whoever renews from now on. Next, once "
+                          "muster ca show names nobody: muster ca rotate sign\n"
+      : step == "sign"  ? "The new authority signs. Next, once muster ca show names nobody: muster "
+                          "ca rotate drop\n"
+                        : "The old authority is trusted no longer.\n";
+  if (response->left_behind_size() > 0)
+    absl::StrAppend(&text, "These must join again: ", absl::StrJoin(response->left_behind(), ", "),
+                    "\n");
+  return session.ShowOne(text, *response, step);
+}
+
+int Login(Session& session, const LoginOptions& options) {
+  if (!IsLabel(options.context)) {
+    return session.Fail(
+        absl::InvalidArgumentError("--context: wants at most 63 of [A-Za-z0-9._-]"));
+  }
+  const std::string config = ClientConfigPath(ProcessEnvironment);
+  const std::string path = LoginPathOf(config, options.context);
+  const absl::StatusOr<Identity> identity = Join(options.line, "", nullptr);
+  if (!identity.ok()) return session.Fail(identity.status());
+  if (identity->holder.kind != Holder::kUser) {
+    return session.Fail(absl::InvalidArgumentError(
+        "the token is a host's: muster-agent join takes it, on that host"));
+  }
+  absl::Status kept = MakeDirectories(path.substr(0, path.rfind('/')));
+  if (kept.ok()) kept = SaveIdentity(path, *identity);
+  if (!kept.ok()) return session.Fail(kept);
+  // The first login is what commands without --context use.
+  const bool first = absl::IsNotFound(ReadFile(config, kMaxPemBytes).status());
+  if (first) {
+    kept = WriteFileDurably(config, absl::StrCat("current_context: ", options.context, "\n"), 0644);
+    if (!kept.ok()) return session.Fail(kept);
+  }
+  session.Say(absl::StrCat(
+      "You are ", identity->holder.name, " at ", identity->addresses.front(), " (context ",
+      options.context, ").",
+      first ? ""
+            : absl::StrCat(" Use it with --context ", options.context,
+                           ", or write current_context: ", options.context, " into ", config, "."),
+      " The certificate renews itself while you use it at least every ",
+      FormatDuration((identity->validity.end_s - identity->validity.begin_s - 3600) * kSecond),
+      ".\n"));
+  return kExitOk;
+}
+
+void AddRevokeToken(CLI::App* token, Session& session) {
+  auto id = std::make_shared<std::string>();
+  CLI::App* revoke =
+      token->add_subcommand("revoke", "One that was not spent buys nothing any more");
+  revoke->add_option("id", *id)->required();
+  revoke->callback([&session, id] {
+    session.command = [&session, id] {
+      pb::RevokeHolderRequest request;
+      request.set_token(*id);
+      return Revoke(session, request);
+    };
+  });
+}
+
+void AddLogin(CLI::App& root, Session& session) {
+  auto options = std::make_shared<LoginOptions>();
+  CLI::App* login = root.add_subcommand(
+      "login", "Become known to a scheduler on another machine, with the line of an invitation");
+  login->add_option("address", options->line.address, "HOST:PORT of its join door")->required();
+  login->add_option("--token", options->line.token, "As muster user invite printed it")->required();
+  login->add_option("--ca", options->line.fingerprint, "Fingerprint of its authority, sha256:…")
+      ->required();
+  login->add_option("--as", options->context, "Name of the context; default: default");
+  login->callback([&session, options] {
+    session.command = [&session, options] { return Login(session, *options); };
+  });
+}
+
+}  // namespace
+
+void AddHostTokens(CLI::App* host, Session& session) {
+  CLI::App* token = host->add_subcommand("token", "How a host joins: new, list, revoke");
+  token->require_subcommand(1);
+  auto options = std::make_shared<TokenOptions>();
+  CLI::App* made = token->add_subcommand("new", "Print the line that a host joins with, once");
+  made->add_option("cluster/host", options->host)->required();
+  made->add_option("--ttl", options->ttl, "How long it is good; default and most: 1h");
+  made->callback([&session, options] {
+    session.command = [&session, options] { return NewToken(session, *options); };
+  });
+  CLI::App* list = token->add_subcommand("list", "Hosts with their certificates and tokens");
+  list->callback(
+      [&session] { session.command = [&session] { return ListHolders(session, false); }; });
+  AddRevokeToken(token, session);
+  auto name = std::make_shared<std::string>();
+  CLI::App* revoke = host->add_subcommand(
+      "revoke", "A host's certificates count no longer; it is disconnected within seconds");
+  revoke->add_option("cluster/host", *name)->required();
+  revoke->callback([&session, name] {
+    session.command = [&session, name] {
+      pb::RevokeHolderRequest request;
+      request.set_host(*name);
+      return Revoke(session, request);
+    };
+  });
+}
+
+void AddTrust(CLI::App& root, Session& session) {
+  AddLogin(root, session);
+  CLI::App* user =
+      root.add_subcommand("user", "Users on other machines: invite, list, revoke, token");
+  user->require_subcommand(1);
+  auto options = std::make_shared<TokenOptions>();
+  CLI::App* invite =
+      user->add_subcommand("invite", "Print the line that a user logs in with, once");
+  invite->add_option("name", options->user)->required();
+  invite->add_option("--group", options->groups, "Their group; as often as needed");
+  invite->add_option("--ttl", options->ttl, "How long it is good; default 1h, at most 90d");
+  invite->add_flag("--reusable", options->reusable,
+                   "For a program: it logs in with it as often as it needs to");
+  invite->callback([&session, options] {
+    session.command = [&session, options] { return NewToken(session, *options); };
+  });
+  CLI::App* list = user->add_subcommand("list", "Users with their groups, certificates and tokens");
+  list->callback(
+      [&session] { session.command = [&session] { return ListHolders(session, true); }; });
+  auto name = std::make_shared<std::string>();
+  CLI::App* revoke = user->add_subcommand(
+      "revoke", "A user's certificates and tokens count no longer, within seconds");
+  revoke->add_option("name", *name)->required();
+  revoke->callback([&session, name] {
+    session.command = [&session, name] {
+      pb::RevokeHolderRequest request;
+      request.set_user(*name);
+      return Revoke(session, request);
+    };
+  });
+  CLI::App* token = user->add_subcommand("token", "Invitations: revoke");
+  token->require_subcommand(1);
+  AddRevokeToken(token, session);
+
+  CLI::App* ca = root.add_subcommand("ca", "The authority that signs certificates: show, rotate");
+  ca->require_subcommand(1);
+  CLI::App* show = ca->add_subcommand("show", "Those that are trusted, and how far a rotation is");
+  show->callback([&session] { session.command = [&session] { return ShowAuthority(session); }; });
+  auto step = std::make_shared<std::string>();
+  auto force = std::make_shared<bool>(false);
+  CLI::App* rotate =
+      ca->add_subcommand("rotate", "Replace it, in three steps: prepare, sign, drop");
+  rotate->add_option("step", *step)->required()->check(CLI::IsMember({"prepare", "sign", "drop"}));
+  rotate->add_flag("--force", *force, "Don't wait for whoever is behind: they must join again");
+  rotate->callback([&session, step, force] {
+    session.command = [&session, step, force] { return Rotate(session, *step, *force); };
+  });
+}
+
+}  // namespace muster

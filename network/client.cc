@@ -1,0 +1,194 @@
+#include "network/client.h"
+
+#include <grpcpp/grpcpp.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/units.h"
+#include "muster/v1/trust_service.grpc.pb.h"
+#include "network/peek.h"
+
+namespace muster {
+namespace {
+
+namespace pb = ::muster::v1;
+
+constexpr int64_t kConnectNs = 3 * kSecond;
+constexpr int kCallSeconds = 20;
+constexpr int kKeepaliveMs = 10'000;  // a scheduler that is gone without a word is seen by then
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+std::shared_ptr<grpc::Channel> Dial(const std::string& address, const std::string& trust_id,
+                                    const grpc::SslCredentialsOptions& options,
+                                    grpc::ChannelArguments arguments) {
+  arguments.SetSslTargetNameOverride(ServerName(trust_id));
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+  return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments);
+}
+
+template <typename Service, typename Request, typename Response>
+absl::StatusOr<Response> Call(const std::shared_ptr<grpc::Channel>& channel,
+                              grpc::Status (Service::Stub::*method)(grpc::ClientContext*,
+                                                                    const Request&, Response*),
+                              const Request& request) {
+  typename Service::Stub stub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(kCallSeconds));
+  Response response;
+  absl::Status status = FromGrpc((stub.*method)(&context, request, &response));
+  if (!status.ok()) return status;
+  return response;
+}
+
+absl::StatusOr<Identity> Take(const std::string& key, const pb::CertificateResponse& response) {
+  Identity identity;
+  identity.key = key;
+  identity.certificate = response.certificate();
+  identity.authorities = response.authorities();
+  identity.addresses.assign(response.addresses().begin(), response.addresses().end());
+  identity.join_address = response.join_address();
+  return ReadIdentity(WriteIdentity(identity));  // whatever came is looked at as a file would be
+}
+
+// The server's name, if one of the shown certificates is the authority that the line pins and
+// signed the server's.
+struct Door {
+  std::string authority, trust_id;
+};
+absl::StatusOr<Door> CheckDoor(const std::string& chain, const std::string& fingerprint,
+                               int64_t now_s) {
+  const absl::StatusOr<std::vector<Certificate>> shown = ReadCertificates(chain);
+  if (!shown.ok()) return shown.status();
+  size_t begin = 0;
+  for (const Certificate& certificate : *shown) {
+    const size_t end = chain.find("-----END CERTIFICATE-----\n", begin) + 26;
+    const std::string pem = chain.substr(begin, end - begin);
+    begin = end;
+    if (!certificate.authority || certificate.fingerprint != fingerprint) continue;
+    const absl::StatusOr<Holder> server = VerifyHolder(chain, pem, now_s);
+    if (!server.ok()) return server.status();
+    if (server->kind != Holder::kServer)
+      return absl::UnauthenticatedError("who answers there is no scheduler");
+    return Door{pem, server->trust_id};
+  }
+  return absl::UnauthenticatedError(absl::StrCat(
+      "who answers there has another authority than ", fingerprint,
+      ": either the line is older than a rotation, then ask for a new one, or somebody is in "
+      "between. Nothing was sent"));
+}
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> DialWith(const Identity& identity,
+                                        grpc::ChannelArguments arguments) {
+  std::string chosen = identity.addresses.front(), why;
+  if (identity.addresses.size() > 1) {
+    for (const std::string& address : identity.addresses) {
+      const int fd = ConnectTo(address, kConnectNs, &why);
+      if (fd < 0) continue;
+      close(fd);
+      chosen = address;
+      break;
+    }
+  }
+  return Dial(chosen, identity.holder.trust_id,
+              {identity.authorities, identity.key, identity.certificate}, std::move(arguments));
+}
+
+std::string WhyNotServed(const Identity& identity) {
+  std::string why, all;
+  for (const std::string& address : identity.addresses) {
+    const int fd = ConnectTo(address, kConnectNs, &why);
+    if (fd >= 0) {
+      close(fd);
+      return "";
+    }
+    absl::StrAppend(&all, all.empty() ? "" : "; ", why);
+  }
+  return all;
+}
+
+absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* clock_ns) {
+  const absl::StatusOr<std::string> chain = PeekChain(line.address, kConnectNs);
+  if (!chain.ok()) return chain.status();
+  const absl::StatusOr<Door> door =
+      CheckDoor(*chain, line.fingerprint, RealClock()->WallNs() / kSecond);
+  if (!door.ok()) return door.status();
+  if (key.empty()) key = NewKey();
+  const absl::StatusOr<std::string> request = NewRequest(key);
+  if (!request.ok()) return request.status();
+  pb::JoinRequest join;
+  join.set_token(line.token);
+  join.set_request(*request);
+  const absl::StatusOr<pb::CertificateResponse> response = Call<pb::JoinService>(
+      Dial(line.address, door->trust_id, {door->authority, "", ""}, grpc::ChannelArguments()),
+      &pb::JoinService::Stub::Join, join);
+  if (!response.ok()) return response.status();
+  if (clock_ns != nullptr) *clock_ns = response->now_ns();
+  return Take(key, *response);
+}
+
+absl::StatusOr<Identity> Renew(const Identity& identity) {
+  const std::string key = NewKey();
+  const absl::StatusOr<std::string> request = NewRequest(key);
+  if (!request.ok()) return request.status();
+  pb::RenewRequest renew;
+  renew.set_request(*request);
+  const absl::StatusOr<pb::CertificateResponse> response = Call<pb::TrustService>(
+      DialWith(identity, grpc::ChannelArguments()), &pb::TrustService::Stub::Renew, renew);
+  if (!response.ok()) return response.status();
+  return Take(key, *response);
+}
+
+std::string OwnAddress(const Identity& identity) {
+  std::string why;
+  for (const std::string& address : identity.addresses) {
+    const int fd = ConnectTo(address, kConnectNs, &why);
+    if (fd < 0) continue;
+    sockaddr_storage own{};
+    socklen_t size = sizeof own;
+    char text[NI_MAXHOST] = "";
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) != 0 ||
+        getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0,
+                    NI_NUMERICHOST) != 0)
+      text[0] = '\0';
+    close(fd);
+    return text;
+  }
+  return "";
+}
+
+absl::StatusOr<bool> AskNews(const std::shared_ptr<grpc::Channel>& channel) {
+  const absl::StatusOr<pb::GetNewsResponse> response =
+      Call<pb::TrustService>(channel, &pb::TrustService::Stub::GetNews, pb::GetNewsRequest());
+  if (!response.ok()) return response.status();
+  return response->renew();
+}
+
+absl::StatusOr<Identity> RenewExpired(const Identity& identity) {
+  const absl::StatusOr<std::string> request = NewRequest(identity.key);
+  if (!request.ok()) return request.status();
+  pb::RenewExpiredRequest renew;
+  renew.set_certificate(identity.certificate);
+  renew.set_request(*request);
+  const absl::StatusOr<pb::CertificateResponse> response =
+      Call<pb::JoinService>(Dial(identity.join_address, identity.holder.trust_id,
+                                 {identity.authorities, "", ""}, grpc::ChannelArguments()),
+                            &pb::JoinService::Stub::RenewExpired, renew);
+  if (!response.ok()) return response.status();
+  return Take(identity.key, *response);
+}
+
+}  // namespace muster

@@ -1,0 +1,45 @@
+// The other end of the scheduler's doors: joining, renewing, and channels for whoever has joined.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "muster/v1/trust_service.pb.h"
+#include "network/identity.h"
+
+namespace muster {
+
+// A channel to the first of the scheduler's addresses that accepts a connection, or to the first at
+// all. It speaks TLS, shows the identity's certificate and takes no other scheduler's.
+std::shared_ptr<grpc::Channel> DialWith(const Identity& identity, grpc::ChannelArguments arguments);
+// Empty: somebody accepts connections at one of the addresses. Else why none does.
+std::string WhyNotServed(const Identity& identity);
+
+struct JoinLine {
+  std::string address;  // of the join door
+  std::string token;
+  std::string fingerprint;  // of the authority, "sha256:…"
+};
+
+// Makes a key, checks the authority by its fingerprint, and buys a certificate for the token.
+// `key`: one of an earlier try whose reply was lost; empty: a new one. *clock_ns gets the
+// scheduler's time. UNAUTHENTICATED: another authority is served there, or the token is refused.
+absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* clock_ns);
+
+// Another certificate for the same holder, with a new key.
+absl::StatusOr<Identity> Renew(const Identity& identity);
+// Whether the scheduler wants that now. Also tells it that this certificate has arrived.
+absl::StatusOr<bool> AskNews(const std::shared_ptr<grpc::Channel>& channel);
+// The address of this machine that the scheduler is reached from; empty: it isn't reached.
+std::string OwnAddress(const Identity& identity);
+// Of a host whose certificate expired: with the same key.
+absl::StatusOr<Identity> RenewExpired(const Identity& identity);
+
+}  // namespace muster

@@ -1,0 +1,418 @@
+#include "scheduler/api/network_server.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/files.h"
+#include "common/base/log.h"
+#include "scheduler/api/all_services.h"
+
+namespace muster {
+namespace {
+
+constexpr int kMaxMessageBytes = 4 << 20, kMaxJoinBytes = 256 << 10;
+constexpr char kJoin[] = "join ";  // before peers that come to that door
+constexpr size_t kReadMost = 20'000;
+constexpr int kLeastPingMs = 5'000, kKeepaliveMs = 20'000;
+
+// As gRPC writes it: "ipv4:10.0.0.2:4711", "ipv6:%5B::1%5D:4711".
+std::string PeerOf(const sockaddr_storage& address, std::string* host) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (address.ss_family == AF_INET) {
+    const auto& in = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &in.sin_addr, text, sizeof text);
+    *host = text;
+    return absl::StrCat("ipv4:", text, ":", ntohs(in.sin_port));
+  }
+  const auto& in = reinterpret_cast<const sockaddr_in6&>(address);
+  inet_ntop(AF_INET6, &in.sin6_addr, text, sizeof text);
+  *host = text;
+  return absl::StrCat("ipv6:%5B", text, "%5D:", ntohs(in.sin6_port));
+}
+
+absl::StatusOr<int> Bind(const std::string& listen, int* port) {
+  const size_t colon = listen.rfind(':');
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_family = AF_INET;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(listen.substr(0, colon).c_str(),
+                                    listen.substr(colon + 1).c_str(), &hints, &found);
+      error != 0)
+    return absl::InvalidArgumentError(absl::StrCat(listen, ": ", gai_strerror(error)));
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int one = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  const bool bound =
+      fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0 && ::listen(fd, 512) == 0;
+  const int error = errno;
+  freeaddrinfo(found);
+  if (!bound) {
+    if (fd >= 0) close(fd);
+    return ErrnoStatus(error, listen);
+  }
+  sockaddr_in at{};
+  socklen_t size = sizeof at;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&at), &size);
+  *port = ntohs(at.sin_port);
+  return fd;
+}
+
+std::string First(const grpc::AuthContext& context, const char* property) {
+  const std::vector<grpc::string_ref> values = context.FindPropertyValues(property);
+  return values.size() == 1 ? std::string(values[0].data(), values[0].size()) : "";
+}
+
+void CloseAll(std::initializer_list<int*> fds) {
+  for (int* fd : fds) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+  }
+}
+
+}  // namespace
+
+// By certificate. What it reads of one is kept: a call costs no signature.
+class NetworkServer::CertificateDoor : public Door {
+ public:
+  explicit CertificateDoor(const NetworkServer* server) : server_(server) {}
+
+  absl::StatusOr<std::shared_ptr<const Principal>> WhoCalls(
+      const grpc::CallbackServerContext& call) const override {
+    const std::shared_ptr<const grpc::AuthContext> shown = call.auth_context();
+    if (shown == nullptr || !shown->IsPeerAuthenticated())
+      return absl::UnauthenticatedError("come with a certificate");
+    const absl::StatusOr<Presented> presented =
+        server_->Read(First(*shown, GRPC_X509_PEM_CERT_PROPERTY_NAME));
+    if (!presented.ok()) return presented.status();
+    const int64_t now_s = server_->context_->clock->WallNs() / kSecond;
+    if (presented->certificate.validity.end_s <= now_s)
+      return absl::UnauthenticatedError("your certificate has expired");
+    server_->Called(call.peer(), *presented);
+    auto who = std::make_shared<Principal>();
+    const Holder& holder = presented->holder;
+    who->serial = presented->certificate.serial;
+    who->authority = presented->authority;
+    if (holder.kind == Holder::kHost) {
+      who->cluster = holder.cluster;
+      who->host = holder.name;
+      who->user = absl::StrCat("host ", holder.cluster, "/", holder.name);
+      return who;
+    }
+    who->user = holder.name;
+    const std::shared_ptr<const View> view = server_->context_->engine->Snapshot();
+    const auto& users = view->state.trust().users;
+    if (const auto row = users.find(holder.name); row != users.end())
+      who->groups.assign(row->second.groups().begin(), row->second.groups().end());
+    return who;
+  }
+
+ private:
+  const NetworkServer* const server_;
+};
+
+// By address alone.
+class NetworkServer::StrangersDoor : public Door {
+ public:
+  absl::StatusOr<std::shared_ptr<const Principal>> WhoCalls(
+      const grpc::CallbackServerContext& call) const override {
+    auto who = std::make_shared<Principal>();
+    const std::string peer = call.peer();
+    who->user = absl::StrCat("address ", peer.substr(0, peer.rfind(':')));
+    who->stranger = true;
+    return who;
+  }
+};
+
+// Servers that show one certificate and trust certain authorities.
+struct NetworkServer::Generation {
+  Generation(const NetworkServer* owner, const ApiContext* context, WatchHub* hub)
+      : door(owner), services(context, hub, &door), join(context, &strangers) {}
+  ~Generation() {
+    const auto at_once = std::chrono::system_clock::now() + std::chrono::milliseconds(200);
+    for (std::unique_ptr<grpc::Server>* server : {&main_server, &join_server}) {
+      if (*server != nullptr) (*server)->Shutdown(at_once);
+    }
+  }
+
+  const CertificateDoor door;
+  const StrangersDoor strangers;
+  Services services;
+  JoinServiceImpl join;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor, join_acceptor;
+  std::unique_ptr<grpc::Server> main_server, join_server;
+  std::string trusted;  // PEM
+  uint64_t signer = 0;
+  int64_t renew_ns = 0;  // Unix time at which the server's own certificate is old
+};
+
+NetworkServer::NetworkServer(const ApiContext* context, WatchHub* hub, NetworkLimits limits)
+    : context_(context), hub_(hub), limits_(limits) {}
+
+NetworkServer::~NetworkServer() { Shutdown(); }
+
+absl::Status NetworkServer::Listen(const std::string& listen, const std::string& join) {
+  MUSTER_CHECK(context_->office != nullptr);
+  const std::string* addresses[2] = {&listen, &join};
+  for (int i = 0; i < 2; ++i) {
+    absl::StatusOr<int> fd = Bind(*addresses[i], &doors_[i].port);
+    if (!fd.ok()) return fd.status();
+    doors_[i].fd = *fd;
+  }
+  if (absl::Status status = Renew(); !status.ok()) return status;
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  wake_ = eventfd(0, EFD_CLOEXEC);
+  if (epoll_ < 0 || wake_ < 0) return ErrnoStatus(errno, "epoll");
+  for (const int fd : {doors_[0].fd, doors_[1].fd, wake_}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return ErrnoStatus(errno, "epoll");
+  }
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
+absl::Status NetworkServer::Renew() {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const Trust& trust = view->state.trust();
+  const int64_t now_ns = context_->clock->WallNs();
+  const absl::StatusOr<std::string> identity = context_->office->ServerIdentity(trust, now_ns);
+  if (!identity.ok()) return identity.status();
+  const size_t chain = identity->find("-----BEGIN CERTIFICATE-----");
+  auto next = std::make_shared<Generation>(this, context_, hub_);
+  next->trusted = TrustedPem(trust);
+  next->signer = trust.signer;
+  next->renew_ns = now_ns + context_->office->lives().server_ns / 2;
+  for (const bool join : {false, true}) {
+    grpc::SslServerCredentialsOptions tls(
+        join ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+             : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+    tls.pem_key_cert_pairs.push_back({identity->substr(0, chain), identity->substr(chain)});
+    if (!join) tls.pem_root_certs = next->trusted;
+    grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(join ? kMaxJoinBytes : kMaxMessageBytes);
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, limits_.handshake_ms);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, limits_.idle_ms);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kLeastPingMs);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveMs);
+    (join ? next->join_acceptor : next->acceptor) =
+        builder.experimental().AddExternalConnectionAcceptor(
+            grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+            grpc::SslServerCredentials(tls));
+    if (join) {
+      builder.RegisterService(&next->join);
+    } else {
+      next->services.Register(&builder);
+    }
+    std::unique_ptr<grpc::Server>& server = join ? next->join_server : next->main_server;
+    server = builder.BuildAndStart();
+    if (server == nullptr) return absl::InternalError("gRPC did not start with TLS");
+  }
+  generation_ = std::move(next);
+  std::lock_guard lock(mutex_);
+  read_.clear();
+  return absl::OkStatus();
+}
+
+bool NetworkServer::Outdated() const {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const Trust& trust = view->state.trust();
+  return trust.signer != generation_->signer ||
+         context_->clock->WallNs() >= generation_->renew_ns ||
+         TrustedPem(trust) != generation_->trusted;
+}
+
+void NetworkServer::Accept(bool join) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  const int fd = accept4(doors_[join ? 1 : 0].fd, reinterpret_cast<sockaddr*>(&address), &size,
+                         SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) {
+    if (errno == EMFILE || errno == ENFILE) {
+      LogWarn("too many open files: a connection waits", {{"door", join ? "join" : "listen"}});
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return;
+  }
+  const int one = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  Connection connection;
+  // A port of a client may come to both doors.
+  const std::string peer = (join ? kJoin : "") + PeerOf(address, &connection.address);
+  connection.begun_ns = context_->clock->MonotonicNs();
+  connection.generation = generation_;
+  {
+    std::lock_guard lock(mutex_);
+    if (connections_.size() >= static_cast<size_t>(limits_.connections) ||
+        by_address_[connection.address] >= limits_.connections_of_address) {
+      close(fd);
+      return;
+    }
+    connection.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    epoll_event event{};
+    event.data.fd = connection.fd;  // its end is told without being asked for
+    if (connection.fd < 0 || connections_.count(peer) != 0 ||
+        epoll_ctl(epoll_, EPOLL_CTL_ADD, connection.fd, &event) != 0) {
+      CloseAll({&connection.fd});
+      close(fd);
+      return;
+    }
+    ++by_address_[connection.address];
+    by_fd_[connection.fd] = peer;
+    connections_[peer] = connection;
+  }
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+  parameters.fd = fd;
+  (join ? connection.generation->join_acceptor : connection.generation->acceptor)
+      ->HandleNewConnection(&parameters);
+}
+
+absl::StatusOr<Presented> NetworkServer::Read(const std::string& pem) const {
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto it = read_.find(pem); it != read_.end()) return it->second;
+  }
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  absl::StatusOr<Presented> presented = ReadPresented(view->state.trust(), pem);
+  if (!presented.ok()) return presented;
+  std::lock_guard lock(mutex_);
+  if (read_.size() >= kReadMost) read_.clear();
+  read_[pem] = *presented;
+  return presented;
+}
+
+void NetworkServer::Called(const std::string& peer, const Presented& presented) const {
+  std::lock_guard lock(mutex_);
+  in_use_.insert(presented.certificate.serial);
+  const auto it = connections_.find(peer);
+  if (it == connections_.end() || it->second.called) return;
+  Connection& connection = it->second;
+  connection.called = true;
+  connection.holder = presented.holder;
+  connection.serial = presented.certificate.serial;
+  connection.authority = presented.authority;
+  connection.end_s = presented.certificate.validity.end_s;
+}
+
+bool NetworkServer::InUse(const std::string& serial) const {
+  std::lock_guard lock(mutex_);
+  return in_use_.count(serial) != 0;
+}
+
+size_t NetworkServer::connections() const {
+  std::lock_guard lock(mutex_);
+  return connections_.size();
+}
+
+void NetworkServer::Forget(const std::string& peer) {
+  const auto it = connections_.find(peer);
+  if (it == connections_.end()) return;
+  if (--by_address_[it->second.address] <= 0) by_address_.erase(it->second.address);
+  by_fd_.erase(it->second.fd);
+  close(it->second.fd);  // leaves epoll with it
+  connections_.erase(it);
+}
+
+// Ends connections whose certificate counts no longer, and those that say nothing.
+void NetworkServer::Look() {
+  const std::shared_ptr<const View> view = context_->engine->Snapshot();
+  const Trust& trust = view->state.trust();
+  const int64_t now_s = context_->clock->WallNs() / kSecond;
+  const int64_t silent_before_ns = context_->clock->MonotonicNs() - limits_.silent_ns;
+  std::lock_guard lock(mutex_);
+  for (auto& [peer, connection] : connections_) {
+    std::string why;
+    if (!connection.called) {
+      if (connection.begun_ns < silent_before_ns) why = "no call came";
+    } else if (connection.end_s <= now_s) {
+      why = "its certificate has expired";
+    } else {
+      why = WhyNotTrusted(trust, connection.holder, connection.serial, connection.authority);
+    }
+    if (why.empty()) continue;
+    LogInfo("connection ended",
+            {{"peer", peer}, {"holder", UriOf(connection.holder)}, {"why", why}});
+    shutdown(connection.fd, SHUT_RDWR);  // gRPC closes its own, then epoll tells us
+  }
+  std::erase_if(in_use_, [&](const std::string& serial) {
+    return trust.certificates.count(serial) == 0 && in_use_.size() > kReadMost;
+  });
+}
+
+void NetworkServer::Run() {
+  int64_t sweep_ns = 0;
+  while (true) {
+    epoll_event events[64];
+    const int count =
+        epoll_wait(epoll_, events, 64, static_cast<int>(limits_.sweep_ns / kMillisecond));
+    if (count < 0 && errno != EINTR) {
+      LogError("the network is served no more", {{"error", strerror(errno)}});
+      return;
+    }
+    for (int i = 0; i < count; ++i) {
+      const int fd = events[i].data.fd;
+      if (fd == wake_) return;
+      if (fd == doors_[0].fd || fd == doors_[1].fd) {
+        Accept(fd == doors_[1].fd);
+        continue;
+      }
+      std::shared_ptr<Generation> last;  // may end here, without the lock
+      std::lock_guard lock(mutex_);
+      const auto peer = by_fd_.find(fd);
+      if (peer == by_fd_.end()) continue;
+      last = connections_[peer->second].generation;
+      Forget(std::string(peer->second));
+    }
+    const int64_t now_ns = context_->clock->MonotonicNs();
+    if (now_ns - sweep_ns < limits_.sweep_ns) continue;
+    sweep_ns = now_ns;
+    Look();
+    if (!Outdated()) continue;
+    if (absl::Status status = Renew(); !status.ok())
+      LogError("the network is served with an old certificate",
+               {{"error", std::string(status.message())}});
+  }
+}
+
+void NetworkServer::Shutdown() {
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    while (write(wake_, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+    thread_.join();
+  }
+  std::map<std::string, Connection> connections;
+  {
+    std::lock_guard lock(mutex_);
+    connections.swap(connections_);
+    by_fd_.clear();
+    by_address_.clear();
+  }
+  for (auto& [peer, connection] : connections) {
+    shutdown(connection.fd, SHUT_RDWR);
+    close(connection.fd);
+  }
+  connections.clear();  // generations that only they held
+  generation_.reset();
+  CloseAll({&doors_[0].fd, &doors_[1].fd, &epoll_, &wake_});
+}
+
+}  // namespace muster

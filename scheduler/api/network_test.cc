@@ -1,0 +1,390 @@
+// The doors on the network as hosts and users meet them: the real server, the real engine, real TLS
+// on loopback.
+#include "scheduler/api/network_server.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <openssl/ssl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+#include "common/base/protocol.h"
+#include "common/pki/seal.h"
+#include "common/pki/tokens.h"
+#include "muster/v1/access_service.grpc.pb.h"
+#include "muster/v1/agent_service.grpc.pb.h"
+#include "muster/v1/cluster_service.grpc.pb.h"
+#include "muster/v1/job_service.grpc.pb.h"
+#include "muster/v1/trust_service.grpc.pb.h"
+#include "network/client.h"
+#include "network/peek.h"
+#include "scheduler/api/guard.h"
+#include "scheduler/engine/testing/fixture.h"
+#include "scheduler/trust/office.h"
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+using enum absl::StatusCode;
+
+constexpr auto kPatience = std::chrono::seconds(20);
+constexpr int64_t kLook = 50 * kMillisecond;
+
+bool Eventually(const std::function<bool()>& holds) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+class NetworkTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    setenv("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384", 1);  // as musterd does
+    Start(CertificateLives(), NetworkLimits());
+  }
+  void Start(const CertificateLives& lives, NetworkLimits limits) {
+    Stop();
+    office_ = std::make_unique<Office>(std::string(kSealKeyBytes, 'k'), lives);
+    SessionOptions session_options;
+    session_options.store_id = std::string(32, '5');
+    session_options.epoch = 1;
+    sessions_ = std::make_unique<Sessions>(session_options, RealClock());
+    engine_ =
+        std::make_unique<Engine>(EngineOptions(), RealClock(), &store_, sessions_.get(), State());
+    sessions_->Attach(engine_.get());
+    engine_->Post(LabConfigured());
+    engine_->Post(office_->Make(RealClock()->WallNs()));
+    engine_->Step();
+    hub_ = std::make_unique<WatchHub>(engine_.get());
+    engine_->Observe(hub_->observer());
+    guard_ =
+        std::make_unique<Guard>(GuardParts{engine_.get(), nullptr, &users_, nullptr, RealClock()});
+    context_.engine = engine_.get();
+    context_.sessions = sessions_.get();
+    context_.clock = RealClock();
+    context_.guard = guard_.get();
+    context_.office = office_.get();
+    limits.sweep_ns = kLook;
+    server_ = std::make_unique<NetworkServer>(&context_, hub_.get(), limits);
+    context_.in_use = [this](const std::string& serial) { return server_->InUse(serial); };
+    ASSERT_TRUE(server_->Listen("127.0.0.1:0", "127.0.0.1:0").ok());
+    context_.addresses = {absl::StrCat("127.0.0.1:", server_->port())};
+    context_.join_address = absl::StrCat("127.0.0.1:", server_->join_port());
+    stepping_ = std::thread([this] { engine_->Run(); });
+  }
+  void Stop() {
+    if (server_ == nullptr) return;
+    server_->Shutdown();
+    engine_->Stop();
+    stepping_.join();
+    hub_->Stop();
+    server_.reset();
+  }
+  void TearDown() override { Stop(); }
+
+  void Do(pb::Event event) {
+    std::atomic<bool> done = false;
+    engine_->Call(
+        [&](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+          return std::vector<pb::Event>{event};
+        },
+        [&](const absl::Status&) { done = true; });
+    ASSERT_TRUE(Eventually([&] { return done.load(); }));
+  }
+  Trust trust() const { return engine_->Snapshot()->state.trust(); }
+  JoinLine LineFor(const std::string& rest) {
+    const Token token = NewToken();
+    pb::Event event;
+    pb::JoinToken* row = event.mutable_join_token()->mutable_token();
+    row->set_id(token.id);
+    row->set_secret_hash(SecretHash(token));
+    row->set_uri("muster://" + trust().trust_id + rest);
+    row->set_expires_ns(RealClock()->WallNs() + kHour);
+    Do(event);
+    return {context_.join_address, token.Text(),
+            ReadCertificate(trust().authorities.at(trust().signer).certificate())->fingerprint};
+  }
+  Identity Joined(const std::string& rest) {
+    absl::StatusOr<Identity> identity = Join(LineFor(rest), "", nullptr);
+    EXPECT_TRUE(identity.ok()) << identity.status();
+    return *identity;
+  }
+  Identity JoinedUser(const std::string& name, pb::Role role = pb::ROLE_UNSPECIFIED) {
+    pb::Event user;
+    user.mutable_network_user()->mutable_user()->set_name(name);
+    Do(user);
+    if (role != pb::ROLE_UNSPECIFIED) {
+      pb::Event bound;
+      bound.mutable_binding_changed()->mutable_binding()->set_user(name);
+      bound.mutable_binding_changed()->mutable_binding()->set_role(role);
+      Do(bound);
+    }
+    return Joined("/user/" + name);
+  }
+  void Revoke(const Identity& identity) {
+    pb::Event event;
+    event.mutable_certificates_revoked()->set_uri(UriOf(identity.holder));
+    Do(event);
+  }
+  void Turn(pb::AuthorityChanged::Step step) {
+    const auto event = office_->Turn(trust(), step, true, RealClock()->WallNs(),
+                                     [](const std::string&) { return true; });
+    ASSERT_TRUE(event.ok()) << event.status();
+    Do(*event);
+  }
+  static std::shared_ptr<grpc::Channel> Dial(const Identity& identity) {
+    return DialWith(identity, grpc::ChannelArguments());
+  }
+  static grpc::Status Ping(const std::shared_ptr<grpc::Channel>& channel) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    pb::PingResponse response;
+    return pb::ClusterService::NewStub(channel)->Ping(&context, pb::PingRequest(), &response);
+  }
+  static pb::AgentMessage HelloOf(const std::string& host) {
+    pb::AgentMessage message;
+    pb::Hello* hello = message.mutable_hello();
+    hello->set_protocol_version(kAgentProtocolVersion);
+    hello->set_cluster("lab");
+    hello->set_host(host);
+    hello->set_state_id(std::string(32, 'a'));
+    hello->set_boot_id("boot");
+    *hello->mutable_inventory() = TwoSlots();
+    return message;
+  }
+
+  RecordingStore store_{nullptr};
+  Users users_{{}, geteuid(), false, RealClock()};
+  std::unique_ptr<Office> office_;
+  std::unique_ptr<Sessions> sessions_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<WatchHub> hub_;
+  std::unique_ptr<Guard> guard_;
+  ApiContext context_;
+  std::unique_ptr<NetworkServer> server_;
+  std::thread stepping_;
+};
+
+TEST_F(NetworkTest, WhoJoinedCallsAndIsWhoItsCertificateNames) {
+  const Identity ann = JoinedUser("ann");
+  EXPECT_TRUE(Ping(Dial(ann)).ok());
+  grpc::ClientContext context;
+  pb::CheckAccessResponse response;
+  pb::CheckAccessRequest request;
+  const auto stub = pb::AccessService::NewStub(Dial(ann));
+  ASSERT_TRUE(stub->Check(&context, request, &response).ok());
+  EXPECT_EQ(response.user(), "ann");
+  EXPECT_EQ(response.role(), pb::ROLE_UNSPECIFIED) << "a certificate gives no role";
+}
+
+TEST_F(NetworkTest, WithoutACertificateNothingButJoiningIsServed) {
+  const Identity ann = JoinedUser("ann");
+  Identity nobody = ann;
+  grpc::ChannelArguments arguments;
+  arguments.SetSslTargetNameOverride(ServerName(ann.holder.trust_id));
+  const auto without = grpc::CreateCustomChannel(
+      ann.addresses[0], grpc::SslCredentials({ann.authorities, "", ""}), arguments);
+  EXPECT_EQ(Ping(without).error_code(), grpc::StatusCode::UNAVAILABLE) << "no handshake";
+  EXPECT_EQ(
+      Ping(grpc::CreateChannel(ann.addresses[0], grpc::InsecureChannelCredentials())).error_code(),
+      grpc::StatusCode::UNAVAILABLE);
+  const auto at_join = grpc::CreateCustomChannel(
+      ann.join_address, grpc::SslCredentials({ann.authorities, "", ""}), arguments);
+  EXPECT_EQ(Ping(at_join).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(NetworkTest, ACertificateOfAnotherAuthorityGetsNoHandshake) {
+  Identity ann = JoinedUser("ann");
+  const std::string key = NewKey();
+  const Validity day{RealClock()->WallNs() / kSecond - 60, RealClock()->WallNs() / kSecond + 9999};
+  const std::string root = *NewRoot(key, "Muster", day);
+  ann.certificate = *Issue(*NewRequest(ann.key), ann.holder, day, root, key);
+  EXPECT_EQ(Ping(Dial(ann)).error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(NetworkTest, TlsBefore13IsRefused) {
+  for (const int port : {server_->port(), server_->join_port()}) {
+    std::string why;
+    const int fd = ConnectTo(absl::StrCat("127.0.0.1:", port), kSecond, &why);
+    ASSERT_GE(fd, 0) << why;
+    const timeval limit{5, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    SSL_CTX* context = SSL_CTX_new(TLS_client_method());
+    SSL_CTX_set_max_proto_version(context, TLS1_2_VERSION);
+    SSL* tls = SSL_new(context);
+    SSL_set_fd(tls, fd);
+    EXPECT_NE(SSL_connect(tls), 1);
+    SSL_free(tls);
+    SSL_CTX_free(context);
+    close(fd);
+  }
+}
+
+TEST_F(NetworkTest, AJoinIsForTheAuthorityThatTheLinePins) {
+  JoinLine line = LineFor("/host/lab/h1");
+  const JoinLine good = line;
+  line.fingerprint[10] = line.fingerprint[10] == '0' ? '1' : '0';
+  EXPECT_EQ(Join(line, "", nullptr).status().code(), kUnauthenticated);
+  EXPECT_TRUE(trust().certificates.empty()) << "the token was not shown to who answered";
+  EXPECT_TRUE(Join(good, "", nullptr).ok());
+  EXPECT_EQ(Join(good, "", nullptr).status().code(), kUnauthenticated) << "it is spent";
+}
+
+TEST_F(NetworkTest, AHostsCertificateIsItsAgentsAlone) {
+  const Identity h1 = Joined("/host/lab/h1");
+  EXPECT_EQ(Ping(Dial(h1)).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  const auto stub = pb::AgentService::NewStub(Dial(h1));
+  {
+    grpc::ClientContext context;
+    const auto stream = stub->Connect(&context);
+    pb::SchedulerMessage message;
+    ASSERT_TRUE(stream->Write(HelloOf("h1")) && stream->Read(&message));
+    EXPECT_TRUE(message.has_welcome());
+    context.TryCancel();
+  }
+  grpc::ClientContext context;
+  const auto stream = stub->Connect(&context);
+  pb::SchedulerMessage message;
+  stream->Write(HelloOf("h2"));
+  EXPECT_FALSE(stream->Read(&message));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  const State& state = engine_->Snapshot()->state;
+  EXPECT_EQ(state.hosts().size(), 1u) << "h2 was never there";
+}
+
+TEST_F(NetworkTest, AUsersCertificateIsNoAgents) {
+  const Identity ann = JoinedUser("ann", pb::ROLE_ADMIN);
+  grpc::ClientContext context;
+  const auto stream = pb::AgentService::NewStub(Dial(ann))->Connect(&context);
+  pb::SchedulerMessage message;
+  stream->Write(HelloOf("h1"));
+  EXPECT_FALSE(stream->Read(&message));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+}
+
+// The stream is open and silent: nothing but the denylist can end it.
+TEST_F(NetworkTest, ARevocationEndsCallsAndLiveStreamsWithinFiveSeconds) {
+  const Identity h1 = Joined("/host/lab/h1"), h2 = Joined("/host/lab/h2");
+  const auto channel = Dial(h1), other = Dial(h2);
+  grpc::ClientContext context, other_context;
+  const auto stream = pb::AgentService::NewStub(channel)->Connect(&context);
+  const auto other_stream = pb::AgentService::NewStub(other)->Connect(&other_context);
+  pb::SchedulerMessage message;
+  ASSERT_TRUE(stream->Write(HelloOf("h1")) && stream->Read(&message));
+  ASSERT_TRUE(other_stream->Write(HelloOf("h2")) && other_stream->Read(&message));
+  const auto revoked = std::chrono::steady_clock::now();
+  Revoke(h1);
+  while (stream->Read(&message)) {
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - revoked, std::chrono::seconds(5));
+  EXPECT_NE(AskNews(Dial(h1)).status().code(), kOk);
+  EXPECT_TRUE(AskNews(other).ok()) << "it is of another host";
+  EXPECT_EQ(Renew(h1).status().code(), kUnauthenticated);
+  EXPECT_EQ(RenewExpired(h1).status().code(), kUnauthenticated);
+  other_context.TryCancel();
+}
+
+TEST_F(NetworkTest, AConnectionEndsWithItsCertificate) {
+  CertificateLives lives;
+  lives.host_ns = 2 * kSecond;
+  Start(lives, NetworkLimits());
+  const Identity h1 = Joined("/host/lab/h1");
+  grpc::ClientContext context;
+  const auto stream = pb::AgentService::NewStub(Dial(h1))->Connect(&context);
+  pb::SchedulerMessage message;
+  ASSERT_TRUE(stream->Write(HelloOf("h1")));
+  while (stream->Read(&message)) {
+  }
+  EXPECT_LT(RealClock()->WallNs() / kSecond, h1.validity.end_s + 5);
+  // It renews by the key that it has, and nobody else can.
+  absl::StatusOr<Identity> renewed = RenewExpired(h1);
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_EQ(renewed->holder, h1.holder);
+  Identity thief = h1;
+  thief.key = NewKey();
+  EXPECT_EQ(RenewExpired(thief).status().code(), kUnauthenticated);
+}
+
+TEST_F(NetworkTest, ARotationShakesNoConnection) {
+  const Identity before = Joined("/host/lab/h1");
+  const auto channel = Dial(before);
+  EXPECT_FALSE(*AskNews(channel));
+  Turn(pb::AuthorityChanged::PREPARED);
+  EXPECT_TRUE(*AskNews(channel));
+  absl::StatusOr<Identity> told = Renew(before);
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_EQ(ReadCertificates(told->authorities)->size(), 2u);
+  EXPECT_FALSE(*AskNews(Dial(*told)));
+  Turn(pb::AuthorityChanged::SIGNS);
+  EXPECT_TRUE(*AskNews(channel)) << "the connection of before goes on";
+  // New connections meet the server under its new authority: who was told of it comes in.
+  ASSERT_TRUE(Eventually([&] {
+    const auto chain = PeekChain(context_.addresses[0], kSecond);
+    return chain.ok() && VerifyHolder(*chain, trust().authorities.at(2).certificate(),
+                                      RealClock()->WallNs() / kSecond)
+                             .ok();
+  }));
+  absl::StatusOr<Identity> newest = Renew(*told);
+  ASSERT_TRUE(newest.ok()) << newest.status();
+  EXPECT_FALSE(AskNews(Dial(before)).ok()) << "it doesn't know the new authority";
+  Turn(pb::AuthorityChanged::DROPPED);
+  ASSERT_TRUE(Eventually([&] { return !AskNews(Dial(*told)).ok(); })) << "its signer is gone";
+  EXPECT_FALSE(*AskNews(Dial(*newest)));
+}
+
+TEST_F(NetworkTest, OneAddressHasOnlySoManyConnections) {
+  NetworkLimits limits;
+  limits.connections_of_address = 4;
+  limits.handshake_ms = 500;
+  Start(CertificateLives(), limits);
+  const JoinLine line = LineFor("/host/lab/h1");
+  std::vector<int> silent;
+  for (int i = 0; i < 4; ++i) {
+    std::string why;
+    silent.push_back(ConnectTo(context_.join_address, kSecond, &why));
+    ASSERT_GE(silent.back(), 0) << why;
+  }
+  ASSERT_TRUE(Eventually([&] { return server_->connections() == 4; }));
+  EXPECT_FALSE(Join(line, "", nullptr).ok());
+  // Those that never begin a handshake are ended, and make room.
+  ASSERT_TRUE(Eventually([&] { return server_->connections() == 0; }));
+  EXPECT_TRUE(Join(line, "", nullptr).ok());
+  for (const int fd : silent) close(fd);
+}
+
+TEST_F(NetworkTest, WhoTriesTokensIsSlowedDown) {
+  JoinLine line = LineFor("/host/lab/h1");
+  grpc::ChannelArguments arguments;
+  const Identity ann = JoinedUser("ann");
+  arguments.SetSslTargetNameOverride(ServerName(ann.holder.trust_id));
+  const auto channel = grpc::CreateCustomChannel(
+      ann.join_address, grpc::SslCredentials({ann.authorities, "", ""}), arguments);
+  const auto stub = pb::JoinService::NewStub(channel);
+  int refused = 0, slowed = 0;
+  for (int i = 0; i < 100; ++i) {
+    grpc::ClientContext context;
+    pb::JoinRequest request;
+    request.set_token(NewToken().Text());
+    pb::CertificateResponse response;
+    const grpc::Status status = stub->Join(&context, request, &response);
+    refused += status.error_code() == grpc::StatusCode::UNAUTHENTICATED;
+    slowed += status.error_code() == grpc::StatusCode::UNAVAILABLE;
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(slowed, 20);
+  EXPECT_EQ(refused + slowed, 100);
+}
+
+}  // namespace
+}  // namespace muster

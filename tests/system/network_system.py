@@ -1,0 +1,105 @@
+"""A musterd that serves a network, and agents that join it from machines of their own (namespaces)."""
+
+import json
+import shlex
+import time
+
+from local_system import LocalSystem, wait_for
+from namespaces import Machines
+from small_system import configure
+
+QUEUES = 'queues: [{name: research, submit: ["*"]}]\n'
+TLS = """\
+tls:
+  listen: {address}:7420
+  join: {address}:7421
+  addresses: ["{address}:7420"]
+  master_key: {folder}/etc/master.key
+  host_life: {host_life}
+"""
+
+
+class NetworkSystem:
+    def __init__(self, system: LocalSystem, machines: Machines):
+        self.system, self.machines = system, machines
+
+    def start_musterd(self, hosts: list[str], *, slots: int = 1, host_life: str = "7d") -> None:
+        configure(self.system, QUEUES, hosts=hosts, slots=slots)
+        path = self.system.folder / "etc" / "musterd.yaml"
+        path.write_text(
+            path.read_text()
+            + TLS.format(
+                address=self.machines.addresses["m"],
+                folder=self.system.folder,
+                host_life=host_life,
+            )
+        )
+        self.begin_musterd()
+
+    def begin_musterd(self) -> None:
+        command = ["musterd", "--config", self.system.folder / "etc" / "musterd.yaml"]
+        command[0] = self.system.bin_dir / "musterd"
+        self.system.spawn("musterd", self.machines.on("m", command))
+        wait_for(
+            "musterd's first answer",
+            lambda: self.system.run(["ping"], check=False).returncode == 0,
+            20,
+        )
+
+    def line(self, host: str) -> list[str]:
+        """The words that join this host, after `muster-agent`, without the state directory."""
+        words = shlex.split(self.system.run(["host", "token", "new", f"lab/{host}"]).stdout)
+        assert words[:2] == ["muster-agent", "join"], words
+        return words[1 : words.index("--state-dir")]
+
+    def agent_command(self, host: str, words: list[str]) -> list:
+        folder = self.system.folder
+        # fmt: off
+        return self.machines.on(host, [
+            self.system.bin_dir / "muster-agent", *words, "--state-dir", folder / "agents" / f"lab-{host}",
+            "--inventory", folder / "etc" / "host.yaml", "--single-user",
+        ])
+        # fmt: on
+
+    def start_agent(self, host: str, words: list[str]) -> None:
+        self.system.spawn(f"agent-lab-{host}", self.agent_command(host, words))
+
+    def join(self, host: str) -> float:
+        """Seconds until it is up."""
+        words = self.line(host)
+        began = time.monotonic()
+        self.start_agent(host, words)
+        self.wait_state(host, "HOST_UP")
+        return time.monotonic() - began
+
+    def state(self, host: str) -> str:
+        return next(
+            (h["state"] for h in self.system.hosts() if h["name"] == f"lab/{host}"), "unknown"
+        )
+
+    def wait_state(self, host: str, state: str, timeout_s: float = 20) -> float:
+        began = time.monotonic()
+        wait_for(
+            f"lab/{host} to be {state}: {self.system.log_tail(f'agent-lab-{host}')}",
+            lambda: self.state(host) == state,
+            timeout_s,
+        )
+        return time.monotonic() - began
+
+    def identity(self, host: str) -> str:
+        return (self.system.folder / "agents" / f"lab-{host}" / "identity").read_text()
+
+    def rotate(self) -> None:
+        """All three steps, each once nobody is behind."""
+        for step in ("prepare", "sign", "drop"):
+            wait_for(
+                f"rotation: {step}",
+                lambda step=step: (
+                    self.system.run(["ca", "rotate", step], check=False).returncode == 0
+                ),
+                40,
+                0.2,
+            )
+
+    def authorities(self) -> list[dict]:
+        return json.loads(self.system.run(["ca", "show", "-o", "json"]).stdout)["authorities"]

@@ -1,0 +1,199 @@
+"""Hosts on machines of their own: they join by one line, work as a gang, and fall off when they are revoked."""
+
+import subprocess
+
+import pytest
+from local_system import wait_for
+from namespaces import machines, why_not
+from network_system import NetworkSystem
+from small_system import let_go, marks, submit, submit_waiting, task, wait_ended, wait_started
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can be done here")
+
+# Rank 0 waits for the other at the address that both are told; what it is sent has to be the other's rank.
+MEETING = """\
+name: meeting
+queue: research
+workers: 2
+resources: {gpus: 1, gpu_types: [cpu-slot]}
+run: |
+  python3 -c '
+  import os, socket, time
+  rank, at = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+  if rank == 0:
+      with socket.create_server(at) as door:
+          with door.accept()[0] as other:
+              assert other.recv(10) == b"1"
+  else:
+      for _ in range(200):
+          try:
+              with socket.create_connection(at) as other:
+                  other.sendall(b"1")
+              break
+          except OSError:
+              time.sleep(0.05)
+      else:
+          raise SystemExit("nobody answers at %s:%d" % at)
+  '
+"""
+
+
+@pytest.fixture
+def net(bare):
+    with machines(["m", "h01", "h02"]) as made:
+        system = NetworkSystem(bare, made)
+        system.start_musterd(["h01", "h02"])
+        yield system
+
+
+def test_hosts_join_by_a_line_each_and_a_gang_meets_over_both(net):
+    for host in ("h01", "h02"):
+        assert net.join(host) <= 5
+    job = wait_ended(net.system, submit(net.system, MEETING))
+    assert job["state"] == "SUCCEEDED", task(job)
+    hosts = {part["host"] for part in task(job)["attempts"][-1]["placements"]}
+    assert len(hosts) == 2, hosts
+
+
+def test_a_line_serves_one_host_once_and_its_key_stays_there(net):
+    words = net.line("h01")
+    net.start_agent("h01", words)
+    net.wait_state("h01", "HOST_UP")
+    identity = net.identity("h01")
+    assert "PRIVATE KEY" in identity
+    # Elsewhere the same line buys nothing.
+    again = subprocess.run(
+        [str(w) for w in net.agent_command("h02", [*words, "--only"])],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert again.returncode == 2
+    assert "Ask for a new one" in again.stderr
+    store = b"".join(
+        path.read_bytes() for path in (net.system.folder / "store").rglob("*") if path.is_file()
+    )
+    secret = words[words.index("--token") + 1].split("_")[2]
+    assert secret.encode() not in store
+    body = "".join(identity.split("-----")[2].split())
+    assert body.encode() not in store
+    # The same line where it joined goes on as what it is.
+    net.system.processes["agent-lab-h01"].terminate()
+    net.system.processes["agent-lab-h01"].wait(10)
+    net.start_agent("h01", words)
+    net.wait_state("h01", "HOST_UP")
+    assert net.identity("h01") == identity
+
+
+def test_a_revoked_host_falls_off_within_five_seconds_and_the_other_does_not(net):
+    for host in ("h01", "h02"):
+        net.join(host)
+    net.system.run(["host", "revoke", "lab/h02"])
+    assert net.wait_state("h02", "HOST_SILENT", 5) <= 5
+    assert net.state("h01") == "HOST_UP"
+    wait_for(
+        "the agent to say why",
+        lambda: "revoked" in net.system.log_tail("agent-lab-h02", 50),
+        20,
+    )
+    # It comes back by a new line alone.
+    net.system.processes["agent-lab-h02"].terminate()
+    net.system.processes["agent-lab-h02"].wait(10)
+    (net.system.folder / "agents" / "lab-h02" / "identity").unlink()
+    net.join("h02")
+
+
+def test_a_rotation_stops_no_job_and_no_host_has_to_join_again(net):
+    for host in ("h01", "h02"):
+        net.join(host)
+    before = net.authorities()
+    number = submit_waiting(net.system, "long", workers="2")
+    wait_started(net.system, "long", 2)
+    net.rotate()
+    after = net.authorities()
+    assert len(after) == 1
+    assert after[0]["fingerprint"] != before[0]["fingerprint"]
+    for host in ("h01", "h02"):
+        net.wait_state(host, "HOST_UP")
+    let_go(net.system, "long")
+    job = wait_ended(net.system, number)
+    assert job["state"] == "SUCCEEDED"
+    assert {attempt for _, attempt, _ in marks(net.system, "long")} == {1}
+
+
+def test_a_restart_of_the_scheduler_needs_its_master_key(net):
+    net.join("h01")
+    net.system.processes["musterd"].terminate()
+    net.system.processes["musterd"].wait(20)
+    key = net.system.folder / "etc" / "master.key"
+    kept = key.read_text()
+    key.unlink()
+    # fmt: off
+    refused = subprocess.run(
+        [net.system.bin_dir / "musterd", "--config", net.system.folder / "etc" / "musterd.yaml"],
+        capture_output=True, text=True, timeout=30,
+    )
+    # fmt: on
+    assert refused.returncode == 2
+    assert "master_key" in refused.stderr
+    key.write_text(kept)
+    key.chmod(0o400)
+    net.begin_musterd()
+    net.wait_state("h01", "HOST_UP")
+
+
+def test_certificates_of_seconds_are_renewed_while_a_job_runs(bare):
+    with machines(["m", "h01"]) as made:
+        net = NetworkSystem(bare, made)
+        net.start_musterd(["h01"], host_life="4s")
+        net.join("h01")
+        first = net.identity("h01")
+        number = submit_waiting(net.system, "long")
+        wait_started(net.system, "long", 1)
+        seen = {first}
+        wait_for(
+            "three renewals",
+            lambda: seen.add(net.identity("h01")) or len(seen) > 3,
+            30,
+        )
+        # It sleeps through its certificate's end: it renews by its key.
+        made.cut("h01")
+        net.wait_state("h01", "HOST_SILENT", 40)
+        made.cut("h01", False)
+        net.wait_state("h01", "HOST_UP", 40)
+        let_go(net.system, "long")
+        assert wait_ended(net.system, number)["state"] == "SUCCEEDED"
+        assert {attempt for _, attempt, _ in marks(net.system, "long")} == {1}
+
+
+def test_a_user_logs_in_from_another_machine_and_is_out_when_revoked(net):
+    net.join("h01")
+    name = net.system.json("access", "check", "/")["user"]
+    words = net.system.run(["user", "invite", name]).stdout.split()
+    home = net.system.folder / "home"
+    home.mkdir()
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(home)}
+
+    def muster(*arguments):
+        command = net.machines.on("h02", [net.system.bin_dir / "muster", *arguments])
+        # fmt: off
+        return subprocess.run(
+            [str(w) for w in command], env=environment, capture_output=True, text=True, timeout=60
+        )
+        # fmt: on
+
+    logged_in = muster(*words[1:])
+    assert logged_in.returncode == 0, logged_in.stderr
+    assert muster("ping").returncode == 0
+    file = net.system.folder / "hello.yaml"
+    file.write_text(
+        "name: hello\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: echo hello\n"
+    )
+    submitted = muster("submit", file, "-y", "--detach")
+    assert submitted.returncode == 0, submitted.stderr
+    # A certificate gives no role: the machine's administrator isn't one by name.
+    denied = muster("host", "revoke", "lab/h01")
+    assert denied.returncode != 0
+    net.system.run(["user", "revoke", name])
+    wait_for("the user to be out", lambda: muster("ping").returncode != 0, 5)
+    assert muster(*words[1:], "--as", "again").returncode != 0

@@ -189,7 +189,7 @@ class StreamsTest : public ::testing::Test {
   }
   // The same services as another, ordinary user meets them.
   std::unique_ptr<pb::JobService::Stub> StubOfBob() {
-    others_service_ = std::make_unique<JobServiceImpl>(&context_, hub_.get(), 4711);
+    others_service_ = std::make_unique<JobServiceImpl>(&context_, hub_.get(), &others_door_);
     grpc::ServerBuilder builder;
     builder.AddListeningPort("unix://" + folder_ + "/bob", grpc::InsecureServerCredentials());
     builder.RegisterService(others_service_.get());
@@ -275,6 +275,7 @@ class StreamsTest : public ::testing::Test {
   std::unique_ptr<Guard> guard_;
   ApiContext context_;
   std::unique_ptr<ApiServer> server_;
+  const UidDoor others_door_{&users_, 4711};
   std::unique_ptr<JobServiceImpl> others_service_;
   std::unique_ptr<grpc::Server> others_;
   std::thread stepping_;

@@ -86,6 +86,8 @@ class Applier {
   void On(const pb::StepStarted& e);
   void On(const pb::JobSubmitted& e);
   void On(const pb::JobCancelRequested& e);
+  void On(const pb::QueuesApplied& e);
+  void On(const pb::ClustersConfigured& e);
   void On(const pb::DrainChanged& e);
   void On(const pb::HostHello& e);
   void On(const pb::HostStateChanged& e);

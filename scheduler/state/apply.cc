@@ -29,16 +29,9 @@ void Applier::Carry(const pb::Event& event) {
     case pb::Event::kJobCancel:
       return On(event.job_cancel());
     case pb::Event::kQueuesApplied:
-      SetQueues(event.queues_applied().tree());
-      s_.queue_version_ = std::max(s_.queue_version_ + 1, event.queues_applied().version());
-      NewRound();
-      TickOrder();
-      return;
+      return On(event.queues_applied());
     case pb::Event::kClustersConfigured:
-      SetClusters(event.clusters_configured().file());
-      NewRound();
-      for (int32_t c = 0; c < static_cast<int32_t>(s_.clusters_->size()); ++c) Reconsider(c);
-      return;
+      return On(event.clusters_configured());
     case pb::Event::kDrainChanged:
       return On(event.drain_changed());
     case pb::Event::kBindingChanged:

@@ -163,6 +163,19 @@ void Applier::OrderHost(HostId id) {
   s_.host_order_ = std::make_shared<const std::vector<HostId>>(std::move(order));
 }
 
+void Applier::On(const pb::QueuesApplied& e) {
+  SetQueues(e.tree());
+  s_.queue_version_ = std::max(s_.queue_version_ + 1, e.version());
+  NewRound();
+  TickOrder();
+}
+
+void Applier::On(const pb::ClustersConfigured& e) {
+  SetClusters(e.file());
+  NewRound();
+  for (int32_t c = 0; c < static_cast<int32_t>(s_.clusters_->size()); ++c) Reconsider(c);
+}
+
 void Applier::On(const pb::DrainChanged& e) {
   const size_t slash = e.target().find('/');
   if (slash == std::string::npos) return SetClusterDrained(e.target(), e.drained(), e.reason());

@@ -348,8 +348,13 @@ TEST(ConfigFiles, TheSharedExamplesAreReadOrRefusedForWhatIsNotYetOnly) {
     std::stringstream text;
     text << in.rdbuf();
     std::stringstream found(Problems(file, text.str()));
+    // Those examples have one TCP door with certificates from files, and contexts that say so.
+    // Decisions 085 and 086 have two doors, and an authority of musterd's own.
+    const auto other =
+        testing::AnyOf(testing::HasSubstr(" tls."), testing::HasSubstr(" contexts.acme."),
+                       testing::HasSubstr(" listen: must be a Unix socket"));
     for (std::string line; std::getline(found, line);)
-      EXPECT_THAT(line, testing::HasSubstr(": not yet: ")) << path;
+      EXPECT_THAT(line, testing::AnyOf(testing::HasSubstr(": not yet: "), other)) << path;
   }
 }
 

@@ -122,6 +122,11 @@ class Host(LocalSystem):
             path.chmod(0o755)
         (self.folder / "storage").chmod(0o755)
         self.public = own(self.folder / "public", 0, 0o755)
+        # Jobs have a /tmp of their own: what a checkout there has built isn't there for them.
+        programs = own(self.public / "bin", 0, 0o755)
+        for name in ("muster", "musterd", "muster-agent", "muster-shim"):
+            shutil.copy2(self.bin_dir / name, programs)
+        self.bin_dir = programs
         self.secrets = own(self.folder / "secrets", 0, 0o700)
         for whose in ("ann", "mallory"):
             own(self.folder / "storage" / whose, 0, 0o755)

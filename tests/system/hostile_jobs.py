@@ -357,13 +357,8 @@ class Host(LocalSystem):
             job = self.wait_end(number, 5 if self.control else 60)
         except Failed:
             return f"it never ends: {self.alive() or self.job(number)['state']}"
-        attempt = ["--attempt", "1"] if plants_for_the_next(name) else []
-        said = self.run(["logs", str(number), *attempt], check=False).stdout
-        verdicts = [
-            json.loads(line.partition("VERDICT ")[2])
-            for line in said.splitlines()
-            if "VERDICT {" in line
-        ]
+        ends_early = name.startswith(("workdir", "no_limit_of_memory")) and job["state"] == "FAILED"
+        verdicts = self.verdicts(name, number, 0 if ends_early else 5)
         for verdict in verdicts:
             if verdict["gained"]:
                 return verdict["gained"]
@@ -371,10 +366,23 @@ class Host(LocalSystem):
             names = os.listdir(directory) if directory.is_dir() else "nothing"
             if names != ["kept"] or os.stat(directory / "kept").st_uid != uid:
                 return f"{directory} has {names}"
-        ends_early = name.startswith(("workdir", "no_limit_of_memory")) and job["state"] == "FAILED"
         if not verdicts and not ends_early:
-            return f"nobody knows: it gave no verdict ({job['state']}: {said[-200:]})"
+            return f"nobody knows: it gave no verdict ({job['state']})"
         return ""
+
+    def verdicts(self, name: str, number: int, timeout_s: float) -> list[dict]:
+        """What it printed of its own; the agent may be away for a moment."""
+        attempt = ["--attempt", "1"] if plants_for_the_next(name) else []
+
+        def said():
+            output = self.run(["logs", str(number), *attempt], check=False).stdout
+            lines = [line for line in output.splitlines() if "VERDICT {" in line]
+            return [json.loads(line.partition("VERDICT ")[2]) for line in lines]
+
+        try:
+            return wait_for(f"what attack {name} says", said, timeout_s)
+        except Failed:
+            return []
 
     def alive(self) -> str:
         """Why the host is not as it should be; ann's job, the agent and musterd live."""

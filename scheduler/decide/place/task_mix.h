@@ -23,6 +23,10 @@ class TaskMix {
   // As many different tasks as a pool's scorer knows: those that count most.
   static constexpr size_t kMostTasks = 256;
 
+  TaskMix() = default;
+  TaskMix(const TaskMix&) = delete;  // its parts point to each other
+  TaskMix& operator=(const TaskMix&) = delete;
+
   void Rebuild(const State& state);
   // The job came, is another one, or is forgotten.
   void Refresh(const State& state, uint64_t job);
@@ -35,18 +39,34 @@ class TaskMix {
   uint64_t Version() const;
 
  private:
+  struct Group;
+  // The hosts of a flavour in a cluster.
+  struct Pool {
+    std::vector<Group*> groups;  // whose tasks may come there
+    bool changed = true;         // some group of them has, since `typical` was made
+    std::vector<TypicalSlice> typical;
+  };
   // Tasks that may go to the same pools.
   struct Group {
     absl::btree_map<SliceWish, int64_t> counts;
-    mutable bool changed = true;  // some count passed a power of two since `typical` was read
-    mutable std::vector<TypicalSlice> typical;
+    bool changed = false;  // some count passed a power of two since `typical` was made
+    std::vector<TypicalSlice> typical;
+    std::vector<Pool*> pools;  // of those that were asked for
   };
   // Names of clusters (none: all), and flavours.
   using Where = std::pair<std::vector<std::string>, std::vector<std::string>>;
 
   void Count(const pb::JobSpec& spec, int64_t by);
+  Group* AddGroup(const Where& where);
+  void RemoveGroup(const Where& where);
+  void NoteChange(Group* group) const;
+  Pool* PoolOf(const std::string& cluster, const std::string& flavour) const;
 
-  std::map<Where, Group> groups_;
+  // Jobs may name their clusters in thousands of ways, and pools are asked for in each step: each
+  // knows its groups, and each group its pools.
+  mutable std::map<Where, Group> groups_;
+  mutable std::map<std::pair<std::string, std::string>, Pool> pools_;   // by cluster, flavour
+  mutable std::vector<Group*> news_;                                    // those that changed
   absl::btree_map<uint64_t, std::shared_ptr<const pb::JobSpec>> jobs_;  // that are counted
   mutable bool changed_ = true;
   mutable uint64_t version_ = 0;

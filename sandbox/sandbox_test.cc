@@ -106,7 +106,7 @@ TEST(Agents, CarryAJobFromItsPlacementToItsEndWithOutput) {
   request.set_follow(true);
   const HostRow& first =
       view->state.host(view->state.FindJob(1)->tasks[0].attempts[0].parts[0].host);
-  EXPECT_NE(sessions.RequestLogs("lab", first.name, request, sink), 0u);
+  sessions.RequestLogs("lab", first.name, request, sink, kSecond);
   live(60);
   EXPECT_EQ(engine.Snapshot()->state.FindJob(1)->state, pb::SUCCEEDED);
   EXPECT_THAT(output, ::testing::HasSubstr(

@@ -96,10 +96,9 @@ class Sessions : public AgentLink {
 
   // Asks a host for output; chunks come to `sink` (from any thread, not concurrently) until one
   // with `end`. A stream that breaks gives a last chunk with an error. A host that isn't connected
-  // is waited for so long, to the next Tick. Returns the number of the request; 0 if the host isn't
-  // connected and `wait_ns` is 0.
+  // is waited for so long, to the next Tick. Returns the number of the request.
   uint64_t RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request,
-                       LogSink sink, int64_t wait_ns = 0);
+                       LogSink sink, int64_t wait_ns);
   void CancelLogs(uint64_t request);
 
   // SessionOptions::how_differs.

@@ -764,11 +764,8 @@ TEST_F(SessionsTest, OutputEndsWithItsStreamAlsoWhenANewerOneReplacesIt) {
   const auto sink = [&](const pb::LogChunk& chunk) {
     heard.push_back(chunk.end() ? "end: " + chunk.error() : chunk.data());
   };
-  const uint64_t request = sessions_->RequestLogs("lab", "h1", pb::LogRequest(), sink);
-  ASSERT_NE(request, 0u);
+  const uint64_t request = sessions_->RequestLogs("lab", "h1", pb::LogRequest(), sink, kSecond);
   EXPECT_THAT(log_, ElementsAre("log_request"));
-  EXPECT_EQ(sessions_->RequestLogs("lab", "h2", pb::LogRequest(), sink), 0u)
-      << "it isn't connected";
   pb::AgentMessage chunk;
   chunk.mutable_log_chunk()->set_request(request);
   chunk.mutable_log_chunk()->set_data("hello");
@@ -781,7 +778,7 @@ TEST_F(SessionsTest, OutputEndsWithItsStreamAlsoWhenANewerOneReplacesIt) {
   EXPECT_THAT(heard,
               ElementsAre("hello", "end: has disconnected: what followed can't be read now"));
   heard.clear();
-  sessions_->RequestLogs("lab", "h1", pb::LogRequest(), sink);
+  sessions_->RequestLogs("lab", "h1", pb::LogRequest(), sink, kSecond);
   sessions_->Closed(first.get());
   EXPECT_THAT(heard, IsEmpty()) << "the old stream's end is not the new one's";
   sessions_->Closed(second.get());

@@ -44,8 +44,9 @@ constexpr size_t kAskBelowBytes = 1 << 20;    // hosts are asked again once it i
 constexpr int64_t kAskedBytes = 2 << 20,
                   kAskedBytesMin = 64 << 10;  // of all hosts together, and of one
 constexpr size_t kAskedAtOnce = 16;  // hosts, where each has an end; with follow all must be heard
-constexpr int64_t kAwaitHostNs =
-    5 * kSecond;  // then it is asked again; given up the second time if the attempt has ended
+// An agent that reports anew (its inventory changed) is away for a moment. After this long it is
+// asked again; given up the second time if the attempt has ended, or if nobody follows.
+constexpr int64_t kAwaitHostNs = 1500 * kMillisecond, kAwaitHostFollowedNs = 5 * kSecond;
 
 }  // namespace
 
@@ -227,8 +228,9 @@ bool LogStream::AskHosts(const JobRow& job, int32_t task) {
   request.set_max_bytes(std::max(kAskedBytesMin, kAskedBytes / static_cast<int64_t>(at_once)));
   for (size_t i = 0; i < sources_.size(); ++i) {
     Source& source = sources_[i];
+    if (live) source.breaks = 0;
     if (source.state == Source::kToAsk && !source.broken.empty() &&
-        (!request_.follow() || !source.resumable || source.tries_ended >= 2)) {
+        (source.breaks >= 2 || !source.resumable)) {
       Incomplete(source, source.broken);
       source.state = Source::kDone;
     }
@@ -239,7 +241,6 @@ bool LogStream::AskHosts(const JobRow& job, int32_t task) {
     request.clear_from();
     for (const auto& [rank, offset] : source.next_offsets) (*request.mutable_from())[rank] = offset;
     source.broken.clear();
-    if (!live) ++source.tries_ended;
     const uint64_t number = context_->sessions->RequestLogs(
         source.cluster, source.host, request,
         // The call may be over while an agent still sends.
@@ -248,12 +249,7 @@ bool LogStream::AskHosts(const JobRow& job, int32_t task) {
           if (const auto alive = self.lock(); alive != nullptr)
             alive->Chunk(name, attempt_number, chunk);
         },
-        request_.follow() ? kAwaitHostNs : 0);
-    if (number == 0) {
-      Incomplete(source, " is not connected; its output can't be read now");
-      source.state = Source::kDone;
-      continue;
-    }
+        request_.follow() ? kAwaitHostFollowedNs : kAwaitHostNs);
     source.state = Source::kOpen;
     open_[number] = i;
   }
@@ -308,10 +304,12 @@ void LogStream::Chunk(const std::string& task, int32_t attempt, const pb::LogChu
   if (!chunk.end()) context_->sessions->CancelLogs(chunk.request());
   source.state = !fits || chunk.more() ? Source::kToAsk : Source::kDone;
   if (fits && !chunk.error().empty()) {
-    if (chunk.more())
+    if (chunk.more()) {
       source.broken = absl::StrCat(" ", chunk.error());
-    else
+      ++source.breaks;
+    } else {
       Incomplete(source, absl::StrCat(": ", chunk.error()));
+    }
   }
   open_.erase(it);
   hub_->Poke(watch_);  // asks again, ends, or waits for the next attempt, on its thread as for the

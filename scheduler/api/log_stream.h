@@ -40,7 +40,7 @@ class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>
     std::map<int32_t, int64_t> next_offsets;  // by rank
     bool heard = false;     // output of it came, to this call or the one that this goes on with
     bool resumable = true;  // all of that told where it goes on: not from an agent that can't
-    int tries_ended = 0;    // how often it was asked since the attempt has ended
+    int breaks = 0;         // since the attempt has ended, or where nobody follows
     std::string broken;     // why the last answer broke off, unless it ended as it should
   };
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
@@ -656,6 +657,29 @@ TEST_F(StreamsTest, FollowedOutputGoesOnWhereItWasWhenItsAgentIsBack) {
   EXPECT_TRUE(status.ok()) << "all of it came: " << status.error_message();
 }
 
+TEST_F(StreamsTest, OutputIsReadFromAnAgentThatWasAwayForAMoment) {
+  Running();
+  agent_->Leave();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, false);
+  AwaitWatchers(1);
+  agent_->Join();
+  const pb::LogRequest first = agent_->AwaitLogRequest();
+  agent_->Output(first.request(), "one\n", 0, 704);
+  pb::LogsResponse chunk;
+  ASSERT_TRUE(reader->Read(&chunk));
+  agent_->Leave();
+  agent_->Join();
+  const pb::LogRequest second = agent_->AwaitLogRequest();
+  EXPECT_EQ(second.from().at(0), 704);
+  agent_->Output(second.request(), "two\n", 0, 709);
+  agent_->EndOutput(second.request());
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_EQ(chunk.data(), "two\n");
+  EXPECT_FALSE(reader->Read(&chunk));
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
 TEST_F(StreamsTest, ACallGoesOnWhereAnotherBrokeOff) {
   Running();
   grpc::ClientContext call;
@@ -705,8 +729,17 @@ TEST_F(StreamsTest, OutputThatBreaksOffIsAnErrorAfterWhatCame) {
   const grpc::Status status = reader->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(status.error_message(), HasSubstr("disconnected"));
-  // Asked again while its host is away.
+  // Asked again while its host is away: what waits for it ends with a tick, as in musterd.
+  std::atomic<bool> over = false;
+  std::thread ticking([&] {
+    while (!over) {
+      sessions_->Tick();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
   EXPECT_THAT(Refused(false, nullptr).error_message(), HasSubstr("lab/h1 is not connected"));
+  over = true;
+  ticking.join();
 }
 
 TEST_F(StreamsTest, WhatThereIsNoOutputOfIsSaidAsItIs) {

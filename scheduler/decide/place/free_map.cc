@@ -73,7 +73,8 @@ void FreeMap::JoinIndexes(const State& state, HostId id,
     if (added) {
       indexes_.emplace_back();
       indexes_.back().cluster = row.cluster;
-      indexes_.back().cluster_name = state.clusters()[row.cluster].name;
+      if (gpus)
+        indexes_.back().mix_pool = mix_->PoolOf(state.clusters()[row.cluster].name, flavour);
       indexes_.back().flavour = flavour;
       indexes_.back().gpus = gpus;
       if (gpus) gpu_indexes_[row.cluster].push_back(it->second);
@@ -445,12 +446,13 @@ HostRoom FreeMap::FreeOf(const PoolIndex& index, const Host& host) const {
 // What is typical follows the jobs that wait, run and ran, by powers of two: so it, and what the
 // scorer remembers, seldom changes.
 void FreeMap::LearnTypical(PoolIndex* index) {
-  const uint64_t version = policy_ == PlacementPolicy::kBestFit ? 0 : mix_->Version();
+  const uint64_t version =
+      policy_ == PlacementPolicy::kBestFit ? 0 : mix_->Version(index->mix_pool);
   if (index->slices != nullptr && !index->kinds_changed && index->mix_version == version) return;
   index->mix_version = version;
   std::vector<TypicalSlice> typical;
   if (policy_ != PlacementPolicy::kBestFit) {
-    typical = mix_->Typical(index->cluster_name, index->flavour);
+    typical = mix_->Typical(index->mix_pool);
     int64_t tasks = 0;
     for (const TypicalSlice& task : typical) tasks += task.count;
     if (tasks < kFewTasks) {

@@ -143,7 +143,7 @@ class FreeMap {
   };
   struct PoolIndex {
     int32_t cluster = 0;
-    std::string cluster_name, flavour;
+    std::string flavour;
     bool gpus = false;  // else a site: all hosts of a cluster, for work without GPUs
     std::vector<Rack> racks;
     std::vector<std::vector<int32_t>> blocks;  // racks of each
@@ -161,6 +161,7 @@ class FreeMap {
     std::unique_ptr<HostScorer> scorer;
     std::unique_ptr<SliceIndex> slices;
     absl::btree_set<CpusKey> by_cpus;
+    int32_t mix_pool = -1;              // its number in the mix, of GPU hosts
     uint64_t mix_version = 0;           // that `typical` was read at
     std::vector<TypicalSlice> typical;  // that the scorer knows
   };

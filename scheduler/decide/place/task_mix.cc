@@ -35,19 +35,11 @@ bool MayCome(const std::pair<std::vector<std::string>, std::vector<std::string>>
          (where.second.empty() || Names(where.second, flavour));
 }
 
-template <typename Item>
-void Drop(std::vector<Item*>* list, const Item* item) {
-  list->erase(std::remove(list->begin(), list->end(), item), list->end());
-}
-
 }  // namespace
 
 void TaskMix::Rebuild(const State& state) {
-  groups_.clear();
-  pools_.clear();
-  news_.clear();
+  while (!groups_.empty()) RemoveGroup(groups_.begin()->first);
   jobs_.clear();
-  changed_ = true;
   for (const uint64_t job : state.AllJobs()) Refresh(state, job);
 }
 
@@ -79,7 +71,10 @@ void TaskMix::Count(const pb::JobSpec& spec, int64_t by) {
     const int64_t before = it->second;
     it->second += by;
     MUSTER_CHECK(it->second >= 0);
-    if (PowerOfTwo(before) != PowerOfTwo(it->second)) NoteChange(group);
+    if (PowerOfTwo(before) != PowerOfTwo(it->second) && !group->changed) {
+      group->changed = true;
+      news_.push_back(group);
+    }
     if (it->second == 0) group->counts.erase(it);
     if (group->counts.empty()) RemoveGroup(where);
   }
@@ -87,69 +82,73 @@ void TaskMix::Count(const pb::JobSpec& spec, int64_t by) {
 
 TaskMix::Group* TaskMix::AddGroup(const Where& where) {
   Group* const group = &groups_[where];
-  for (auto& [name, pool] : pools_) {
-    if (!MayCome(where, name.first, name.second)) continue;
-    pool.groups.push_back(group);
-    group->pools.push_back(&pool);
+  for (size_t p = 0; p < pools_.size(); ++p) {
+    if (MayCome(where, pools_[p].cluster, pools_[p].flavour))
+      group->pools.push_back(static_cast<int32_t>(p));
   }
   return group;
 }
 
 void TaskMix::RemoveGroup(const Where& where) {
   const auto group = groups_.find(where);
-  for (Pool* pool : group->second.pools) {
-    Drop(&pool->groups, &group->second);
-    pool->changed = true;
-  }
-  Drop(&news_, &group->second);
+  CountAnew(&group->second, {});
+  news_.erase(std::remove(news_.begin(), news_.end(), &group->second), news_.end());
   groups_.erase(group);
 }
 
-void TaskMix::NoteChange(Group* group) const {
-  changed_ = true;
-  if (!group->changed) news_.push_back(group);
-  group->changed = true;
-}
-
-TaskMix::Pool* TaskMix::PoolOf(const std::string& cluster, const std::string& flavour) const {
-  const auto [pool, added] = pools_.try_emplace({cluster, flavour});
-  if (!added) return &pool->second;
+int32_t TaskMix::PoolOf(const std::string& cluster, const std::string& flavour) const {
+  const auto [known, added] =
+      pool_of_.try_emplace({cluster, flavour}, static_cast<int32_t>(pools_.size()));
+  if (!added) return known->second;
+  Pool& pool = pools_.emplace_back();
+  pool.cluster = cluster;
+  pool.flavour = flavour;
+  pool.changed = true;
   for (auto& [where, group] : groups_) {
     if (!MayCome(where, cluster, flavour)) continue;
-    pool->second.groups.push_back(&group);
-    group.pools.push_back(&pool->second);
+    group.pools.push_back(known->second);
+    for (const TypicalSlice& task : group.typical) pool.counts[task.wish] += task.count;
   }
-  return &pool->second;
+  return known->second;
 }
 
-uint64_t TaskMix::Version() const {
-  if (!changed_) return version_;
-  changed_ = false;
-  ++version_;
+// What of the group's tasks is typical is `typical` from now on, in its pools' sums, too.
+void TaskMix::CountAnew(Group* group, std::vector<TypicalSlice> typical) const {
+  absl::btree_map<SliceWish, int64_t> more;
+  for (const TypicalSlice& task : group->typical) more[task.wish] -= task.count;
+  for (const TypicalSlice& task : typical) more[task.wish] += task.count;
+  for (const auto& [wish, count] : more) {
+    if (count == 0) continue;
+    for (const int32_t p : group->pools) {
+      Pool& pool = pools_[static_cast<size_t>(p)];
+      pool.changed = true;
+      const auto sum = pool.counts.try_emplace(wish, 0).first;
+      sum->second += count;
+      MUSTER_CHECK(sum->second >= 0);
+      if (sum->second == 0) pool.counts.erase(sum);
+    }
+  }
+  group->typical = std::move(typical);
+}
+
+void TaskMix::Settle() const {
   for (Group* group : news_) {
     group->changed = false;
-    group->typical.clear();
-    for (const auto& [wish, count] : group->counts)
-      group->typical.push_back({wish, PowerOfTwo(count)});
-    KeepMost(&group->typical);
-    for (Pool* pool : group->pools) pool->changed = true;
+    std::vector<TypicalSlice> typical;
+    for (const auto& [wish, count] : group->counts) typical.push_back({wish, PowerOfTwo(count)});
+    KeepMost(&typical);
+    CountAnew(group, std::move(typical));
   }
   news_.clear();
-  return version_;
 }
 
-std::vector<TypicalSlice> TaskMix::Typical(const std::string& cluster,
-                                           const std::string& flavour) const {
-  Version();
-  Pool* const pool = PoolOf(cluster, flavour);
-  if (!pool->changed) return pool->typical;
-  pool->changed = false;
-  absl::btree_map<SliceWish, int64_t> counts;
-  for (const Group* group : pool->groups) {
-    for (const TypicalSlice& task : group->typical) counts[task.wish] += task.count;
-  }
+uint64_t TaskMix::Version(int32_t number) const {
+  Settle();
+  Pool& pool = pools_[static_cast<size_t>(number)];
+  if (!pool.changed) return pool.version;
+  pool.changed = false;
   std::vector<TypicalSlice> typical;
-  for (const auto& [wish, count] : counts) typical.push_back({wish, count});
+  for (const auto& [wish, count] : pool.counts) typical.push_back({wish, count});
   KeepMost(&typical);
   const auto sum = [&] {
     return std::accumulate(typical.begin(), typical.end(), int64_t{0},
@@ -158,8 +157,14 @@ std::vector<TypicalSlice> TaskMix::Typical(const std::string& cluster,
   while (sum() >= 1 << 20) {
     for (TypicalSlice& task : typical) task.count = std::max<int64_t>(1, task.count / 2);
   }
-  pool->typical = typical;
-  return typical;
+  if (typical == pool.typical) return pool.version;
+  pool.typical = std::move(typical);
+  return ++pool.version;
+}
+
+const std::vector<TypicalSlice>& TaskMix::Typical(int32_t pool) const {
+  Version(pool);
+  return pools_[static_cast<size_t>(pool)].typical;
 }
 
 }  // namespace muster

@@ -24,34 +24,36 @@ class TaskMix {
   static constexpr size_t kMostTasks = 256;
 
   TaskMix() = default;
-  TaskMix(const TaskMix&) = delete;  // its parts point to each other
+  TaskMix(const TaskMix&) = delete;  // `news_` points into it
   TaskMix& operator=(const TaskMix&) = delete;
 
   void Rebuild(const State& state);
   // The job came, is another one, or is forgotten.
   void Refresh(const State& state, uint64_t job);
 
-  // The tasks that may come to hosts of the flavour in the cluster, at their smallest size, by
-  // count: the largest first. Counts are rounded down to powers of two, so that the answer seldom
-  // changes; they sum to less than 2^20.
-  std::vector<TypicalSlice> Typical(const std::string& cluster, const std::string& flavour) const;
-  // Another number than before if some answer of Typical may be another one.
-  uint64_t Version() const;
+  // The hosts of a flavour in a cluster. A pool's number is the same as long as the mix lives.
+  int32_t PoolOf(const std::string& cluster, const std::string& flavour) const;
+  // The tasks that may come to the pool, at their smallest size, by count: the largest first.
+  // Counts are rounded down to powers of two, so that the answer seldom changes; they sum to less
+  // than 2^20. Good until the mix changes.
+  const std::vector<TypicalSlice>& Typical(int32_t pool) const;
+  // Another number than before where Typical has another answer for the pool.
+  uint64_t Version(int32_t pool) const;
 
  private:
-  struct Group;
-  // The hosts of a flavour in a cluster.
   struct Pool {
-    std::vector<Group*> groups;  // whose tasks may come there
-    bool changed = true;         // some group of them has, since `typical` was made
+    std::string cluster, flavour;
+    absl::btree_map<SliceWish, int64_t> counts;  // of all groups whose tasks may come there
+    bool changed = false;                        // `counts`, since `typical` was made
     std::vector<TypicalSlice> typical;
+    uint64_t version = 1;  // of `typical`
   };
   // Tasks that may go to the same pools.
   struct Group {
     absl::btree_map<SliceWish, int64_t> counts;
-    bool changed = false;  // some count passed a power of two since `typical` was made
-    std::vector<TypicalSlice> typical;
-    std::vector<Pool*> pools;  // of those that were asked for
+    bool changed = false;               // some count passed a power of two since `typical` was made
+    std::vector<TypicalSlice> typical;  // as the pools count it
+    std::vector<int32_t> pools;         // of those that were asked for
   };
   // Names of clusters (none: all), and flavours.
   using Where = std::pair<std::vector<std::string>, std::vector<std::string>>;
@@ -59,17 +61,16 @@ class TaskMix {
   void Count(const pb::JobSpec& spec, int64_t by);
   Group* AddGroup(const Where& where);
   void RemoveGroup(const Where& where);
-  void NoteChange(Group* group) const;
-  Pool* PoolOf(const std::string& cluster, const std::string& flavour) const;
+  void CountAnew(Group* group, std::vector<TypicalSlice> typical) const;
+  void Settle() const;
 
-  // Jobs may name their clusters in thousands of ways, and pools are asked for in each step: each
-  // knows its groups, and each group its pools.
+  // Jobs may name their clusters in thousands of ways, and pools are asked for in each step: so
+  // each pool has its sums, which what changed in a group is added to.
   mutable std::map<Where, Group> groups_;
-  mutable std::map<std::pair<std::string, std::string>, Pool> pools_;   // by cluster, flavour
-  mutable std::vector<Group*> news_;                                    // those that changed
-  absl::btree_map<uint64_t, std::shared_ptr<const pb::JobSpec>> jobs_;  // that are counted
-  mutable bool changed_ = true;
-  mutable uint64_t version_ = 0;
+  mutable std::vector<Pool> pools_;
+  mutable std::map<std::pair<std::string, std::string>, int32_t> pool_of_;  // by cluster, flavour
+  mutable std::vector<Group*> news_;                                        // those that changed
+  absl::btree_map<uint64_t, std::shared_ptr<const pb::JobSpec>> jobs_;      // that are counted
 };
 
 }  // namespace muster

@@ -32,14 +32,16 @@ TEST(TaskMix, CountsTheTasksThatMayComeToAPool) {
   system.Cluster("c").Cluster("d").Hosts("c", 1, 8).Hosts("d", 1, 8).Queue("q");
   TaskMix mix;
   mix.Rebuild(system.state);
-  EXPECT_EQ(Text(mix.Typical("c", "gpu")), "");
+  EXPECT_EQ(Text(mix.Typical(mix.PoolOf("c", "gpu"))), "");
   std::vector<uint64_t> jobs;
   for (int i = 0; i < 5; ++i) jobs.push_back(JobBuilder("q").Gpus(1).SubmitTo(&system));
   jobs.push_back(JobBuilder("q").Gpus(8).In({"d"}).SubmitTo(&system));
   for (const uint64_t job : jobs) mix.Refresh(system.state, job);
-  EXPECT_EQ(Text(mix.Typical("c", "gpu")), "1*1000x4 ") << "five, rounded down to a power of two";
-  EXPECT_EQ(Text(mix.Typical("d", "gpu")), "1*1000x4 1*8000x1 ") << "a rare one counts, too";
-  EXPECT_EQ(Text(mix.Typical("d", "other")), "") << "of no host that they may have";
+  EXPECT_EQ(Text(mix.Typical(mix.PoolOf("c", "gpu"))), "1*1000x4 ")
+      << "five, rounded down to a power of two";
+  EXPECT_EQ(Text(mix.Typical(mix.PoolOf("d", "gpu"))), "1*1000x4 1*8000x1 ")
+      << "a rare one counts, too";
+  EXPECT_EQ(Text(mix.Typical(mix.PoolOf("d", "other"))), "") << "of no host that they may have";
 }
 
 TEST(TaskMix, CountsAreAPoolsScorersAtMost) {
@@ -50,7 +52,7 @@ TEST(TaskMix, CountsAreAPoolsScorersAtMost) {
   }
   TaskMix mix;
   mix.Rebuild(system.state);
-  const std::vector<TypicalSlice> typical = mix.Typical("c", "gpu");
+  const std::vector<TypicalSlice> typical = mix.Typical(mix.PoolOf("c", "gpu"));
   ASSERT_EQ(typical.size(), TaskMix::kMostTasks);
   EXPECT_EQ(typical.front().count, 2);
   EXPECT_EQ(typical.back().count, 1) << "the most frequent ones are kept";
@@ -82,7 +84,9 @@ TEST(TaskMix, KeptThroughRandomChangesItEqualsOneBuiltAnew) {
     TaskMix fresh;
     fresh.Rebuild(system.state);
     for (const char* cluster : {"c", "d"})
-      ASSERT_EQ(Text(kept.Typical(cluster, "gpu")), Text(fresh.Typical(cluster, "gpu"))) << step;
+      ASSERT_EQ(Text(kept.Typical(kept.PoolOf(cluster, "gpu"))),
+                Text(fresh.Typical(fresh.PoolOf(cluster, "gpu"))))
+          << step;
   }
 }
 
@@ -92,13 +96,14 @@ TEST(TaskMix, WhatPassesNoPowerOfTwoIsNoNews) {
   for (int i = 0; i < 16; ++i) JobBuilder("q").Gpus(1).SubmitTo(&system);
   TaskMix mix;
   mix.Rebuild(system.state);
-  const uint64_t version = mix.Version();
+  const int32_t pool = mix.PoolOf("c", "gpu");
+  const uint64_t version = mix.Version(pool);
   for (int i = 17; i < 32; ++i) {
     mix.Refresh(system.state, JobBuilder("q").Gpus(1).SubmitTo(&system));
-    EXPECT_EQ(mix.Version(), version) << i;
+    EXPECT_EQ(mix.Version(pool), version) << i;
   }
   mix.Refresh(system.state, JobBuilder("q").Gpus(1).SubmitTo(&system));
-  EXPECT_NE(mix.Version(), version);
+  EXPECT_NE(mix.Version(pool), version);
 }
 
 }  // namespace

@@ -368,13 +368,18 @@ absl::StatusOr<std::unique_ptr<Office>> OpenOffice(const MusterdConfig& config, 
   if (config.tls.listen.empty()) return std::unique_ptr<Office>();
   std::string path = config.tls.master_key;
   const char* credentials = std::getenv("CREDENTIALS_DIRECTORY");
-  if (path.empty() && credentials != nullptr) path = absl::StrCat(credentials, "/", kMasterKeyName);
+  const bool has_authority = !state.trust().trust_id.empty();
+  if (path.empty() && credentials != nullptr) {
+    path = absl::StrCat(credentials, "/", kMasterKeyName);
+    std::error_code error;
+    // systemd's to make, not ours.
+    if (!has_authority && !std::filesystem::exists(path, error)) path.clear();
+  }
   if (path.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("tls.master_key: name a file outside data_dir, or give systemd's credential ",
-                     kMasterKeyName));
+                     kMasterKeyName, " (systemd-creds encrypt)"));
   }
-  const bool has_authority = !state.trust().trust_id.empty();
   const absl::StatusOr<std::string> key = ReadMasterKey(path, config.data_dir, !has_authority);
   if (!key.ok()) return key.status();
   CertificateLives lives;

@@ -1,5 +1,6 @@
 """Hosts on machines of their own: they join by one line, work as a gang, and fall off when they are revoked."""
 
+import shutil
 import subprocess
 
 import pytest
@@ -140,6 +141,36 @@ def test_a_restart_of_the_scheduler_needs_its_master_key(net):
     key.chmod(0o400)
     net.begin_musterd()
     net.wait_state("h01", "HOST_UP")
+
+
+def test_the_master_key_may_be_a_credential_of_systemds(net, monkeypatch):
+    def refused():
+        # fmt: off
+        return subprocess.run(
+            [net.system.bin_dir / "musterd", "--config", net.system.folder / "etc" / "musterd.yaml"],
+            capture_output=True, text=True, timeout=30,
+        )
+        # fmt: on
+
+    net.system.processes["musterd"].terminate()
+    net.system.processes["musterd"].wait(20)
+    config = net.system.folder / "etc" / "musterd.yaml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "master_key" not in line))
+    assert "systemd's credential musterd.master-key" in refused().stderr
+    credential = net.system.folder / "credentials" / "musterd.master-key"
+    credential.parent.mkdir()
+    (net.system.folder / "etc" / "master.key").rename(credential)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credential.parent))
+    net.begin_musterd()
+    net.system.processes["musterd"].terminate()
+    net.system.processes["musterd"].wait(20)
+    # Without it nothing is made in systemd's place: neither with a store that wants it, nor at a first start.
+    credential.unlink()
+    assert "can't be read without it" in refused().stderr
+    shutil.rmtree(net.system.folder / "store")
+    assert "systemd's credential musterd.master-key" in refused().stderr
+    assert not credential.exists()
 
 
 def test_certificates_of_seconds_are_renewed_while_a_job_runs(bare):

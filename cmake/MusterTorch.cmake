@@ -30,9 +30,16 @@ target_include_directories(muster_torch SYSTEM INTERFACE
   ${MUSTER_SITE_PACKAGES}/triton/backends/nvidia/include ${CMAKE_CURRENT_LIST_DIR}/../trainer/parallel/host_cuda)
 target_compile_definitions(muster_torch INTERFACE USE_C10D_GLOO USE_C10D_NCCL USE_CUDA)
 target_compile_options(muster_torch INTERFACE -Wno-interference-size)
+# Where the programs look for torch: in what they were compiled with, or in what a package's host has (deploy/debian).
+set(MUSTER_INSTALLED_PYTHON "${MUSTER_PYTHON_ENV}" CACHE PATH "Python environment with torch, where the trainer runs")
+string(REPLACE "${MUSTER_PYTHON_ENV}" "${MUSTER_INSTALLED_PYTHON}" MUSTER_INSTALLED_PACKAGES "${MUSTER_SITE_PACKAGES}")
+if(NOT MUSTER_INSTALLED_PYTHON STREQUAL MUSTER_PYTHON_ENV)
+  set(CMAKE_SKIP_BUILD_RPATH ON)  # what follows says it all
+endif()
 target_link_options(muster_torch INTERFACE
   LINKER:--no-as-needed LINKER:--unresolved-symbols=ignore-in-shared-libs
-  LINKER:-rpath,${_torch}/lib LINKER:-rpath,${_nvidia}/cu13/lib LINKER:-rpath,${_nvidia}/nccl/lib)
+  LINKER:-rpath,${MUSTER_INSTALLED_PACKAGES}/torch/lib LINKER:-rpath,${MUSTER_INSTALLED_PACKAGES}/nvidia/cu13/lib
+  LINKER:-rpath,${MUSTER_INSTALLED_PACKAGES}/nvidia/nccl/lib)
 # libstdc++ first: libtorch_cpu exports an older one's std::filesystem, and half of each crashes (directory iterators).
 target_link_libraries(muster_torch INTERFACE stdc++)
 foreach(_lib torch torch_cpu torch_cuda c10 c10_cuda)

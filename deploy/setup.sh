@@ -3,10 +3,11 @@
 # environment's path on stdout, everything else on stderr. Asks for root and network only when something is missing; a
 # second run needs neither and takes under a second.
 #
-#   deploy/setup.sh [--no-trainer] [--fuzz] [--check]
+#   deploy/setup.sh [--no-trainer] [--fuzz] [--packages] [--check]
 #
 #   --no-trainer  without the Python environment: everything but muster-trainer builds from Debian's packages alone
 #   --fuzz        also clang and its sanitizer runtimes, for the fuzzers
+#   --packages    also what deploy/packages.sh and bench/run.sh packages take: debhelper, lintian, debootstrap
 #   --check       install nothing; exit 1 and say what is missing
 #
 # With the environment comes nvcc (deploy/requirements-cuda.txt, 264 MB); where it can't be had the trainer is built without its GPU kernels.
@@ -20,6 +21,7 @@ PACKAGES=(build-essential g++ cmake ninja-build ccache mold pkg-config libgrpc++
   protobuf-compiler libabsl-dev libyaml-cpp-dev libspdlog-dev libsqlite3-dev libmimalloc-dev libgloo-dev libgtest-dev libgmock-dev
   libbenchmark-dev libcivetweb-dev libssl-dev libsodium-dev libcli11-dev nlohmann-json3-dev python3-venv)
 FUZZ_PACKAGES=(clang-14 libclang-rt-14-dev)
+DEBIAN_PACKAGES=(debhelper dpkg-dev lintian debootstrap)
 ENV_DISK_MIB=12288      # torch with its CUDA parts: 4.7 GB installed, as much again while it is unpacked
 PACKAGES_DISK_MIB=2048
 
@@ -28,8 +30,9 @@ for argument in "$@"; do
   case "$argument" in
     --no-trainer) trainer=0 ;;
     --fuzz) PACKAGES+=("${FUZZ_PACKAGES[@]}") ;;
+    --packages) PACKAGES+=("${DEBIAN_PACKAGES[@]}") ;;
     --check) check=1 ;;
-    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) die "$argument: no such option (see deploy/setup.sh --help)" ;;
   esac
 done

@@ -27,6 +27,8 @@ COPIED = [
 
 
 class BareMachine:
+    INCLUDE = ("ca-certificates",)  # packages beside the minimal ones
+
     def __init__(self, source: Path):
         self.source = source
 
@@ -40,7 +42,7 @@ class BareMachine:
             [
                 "debootstrap",
                 "--variant=minbase",
-                "--include=ca-certificates",
+                "--include=" + ",".join(self.INCLUDE),
                 "bookworm",
                 self.root,
             ],
@@ -63,6 +65,15 @@ class BareMachine:
     def __exit__(self, *_):
         shutil.rmtree(self.root, ignore_errors=True)
 
+    def inside(self, command: str, settings: str) -> list[str]:
+        """The words of a shell command on that machine."""
+        # fmt: off
+        return [
+            "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c",
+            INSIDE.format(root=self.root, settings=settings, command=command),
+        ]
+        # fmt: on
+
     def run(self, command: str) -> tuple[int, float, str]:
         """(exit status, seconds, what it said on stdout) of a shell command in the clone; all it says is shown as well."""
         settings = " ".join(
@@ -73,16 +84,7 @@ class BareMachine:
         said = []
         began = time.monotonic()
         with subprocess.Popen(
-            [
-                "unshare",
-                "--mount",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "sh",
-                "-c",
-                INSIDE.format(root=self.root, settings=settings, command=command),
-            ],
+            self.inside(command, settings),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,

@@ -224,6 +224,11 @@ ROWS = {
         [sys.executable, "bench/planted_security.py"],
         5400,
     ),
+    "packages": (
+        "Debian packages: built, checked by lintian, installed on a bare machine, upgraded with three jobs running, purged",
+        [sys.executable, "bench/packages.py"],
+        7200,
+    ),
     "rotation": (
         "1,000 rotations of the authority with certificates of seconds, under load",
         [sys.executable, "bench/rotation.py"],

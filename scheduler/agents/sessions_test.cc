@@ -853,6 +853,15 @@ TEST_F(SessionsTest, TellsThatAHostWasQuietForAsLongAsItsFencesNeed) {
   sessions_->Tick();
   Settle();
   EXPECT_EQ(quiet_ns(), wait_ns);
+  // Back for a moment, in which it says no more than its Hello, and quiet for as long once more.
+  Connect();
+  EXPECT_EQ(quiet_ns(), 0);
+  clock_.now_ns += wait_ns;
+  for (int i = 0; i < 2; ++i) {
+    sessions_->Tick();
+    Settle();
+  }
+  EXPECT_EQ(quiet_ns(), wait_ns);
   // A restart waits anew: by which clock the old one waited is not known.
   const State before = state();
   Start(before);

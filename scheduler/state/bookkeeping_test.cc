@@ -412,6 +412,40 @@ TEST(Jobs, RememberWhichClustersSpillOpened) {
   s.ExpectNoEffect(opened, "again");
 }
 
+TEST(Jobs, ForgetWithTheAttemptWhichClusterCameToTheFront) {
+  Story s;
+  const uint64_t job = s.Job();
+  const auto open = [&](const char* cluster) {
+    pb::Event opened;
+    opened.mutable_cluster_opened()->set_job_uid(s.state.FindJob(job)->uid);
+    opened.mutable_cluster_opened()->set_task("main");
+    opened.mutable_cluster_opened()->set_cluster(cluster);
+    opened.mutable_cluster_opened()->set_to_front(true);
+    s.Do(opened);
+  };
+  open("cloud");
+  s.Again(job);
+  s.Stop(job, pb::DRAIN);
+  s.AllSay(job, pb::GONE, 143, true);
+  open("annex");
+  EXPECT_THAT(s.Task(job).fronted, ElementsAre("annex"));
+  EXPECT_THAT(s.Task(job).opened, ElementsAre("cloud", "annex")) << "that stays open";
+}
+
+TEST(Restarts, OfATryThatNeverStartedItsTimeFromThePlacementOnCounts) {
+  Story s;
+  const uint64_t job = s.Job();
+  for (const int64_t tried_s : {1, 1 + 7 + 2}) {  // pauses of 1 and 2 s; the second try took 7 s
+    s.Place(job);
+    s.Step((s.now_ns - Story::kStart) / kSecond + 7);
+    pb::Event event = testing::Report(s.state, job, 0, s.Newest(job).number, 0, pb::GONE);
+    event.mutable_attempt_reported()->mutable_report()->set_cause(pb::LAUNCH_FAILED);
+    s.Do(event);
+    ASSERT_EQ(s.Newest(job).cause, pb::LAUNCH_FAILED);
+    EXPECT_EQ(s.Task(job).faults_tried_ns, tried_s * kSecond);
+  }
+}
+
 // ---- hosts ----
 
 TEST(Hosts, SpeakFallSilentAndComeBack) {

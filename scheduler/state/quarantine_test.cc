@@ -391,6 +391,25 @@ TEST_F(Quarantine, AFaultCountsAlthoughTheHostsClockWasSetBack) {
   EXPECT_TRUE(Out("h00", 2));
 }
 
+// A host's clock may come out of a boot behind the time of the last fault before.
+TEST_F(Quarantine, AfterARebootNoFaultIsTakenForARepetition) {
+  for (const bool rebooted : {false, true}) {
+    const std::string host = rebooted ? "h00" : "h01";
+    Fault(host, 2, 10 * kDay);
+    pb::Event event;
+    pb::HostHello& e = *event.mutable_host_hello();
+    e.set_cluster("c");
+    e.set_host(host);
+    e.set_state_id("s1");
+    e.set_boot_id(rebooted ? "b2" : "b1");
+    *e.mutable_inventory() = Host(host).inventory;
+    system.Do(event);
+    second_ += 7200;  // another incident
+    Fault(host, 2, 10 * kDay - kHour);
+    EXPECT_EQ(Out(host, 2), rebooted);
+  }
+}
+
 TEST_F(Quarantine, OfADeviceEndsWithTheDevice) {
   const auto hello = [&](const std::string& uuid) {
     pb::Event event;

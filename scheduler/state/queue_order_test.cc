@@ -197,5 +197,24 @@ TEST(QueueOrder, AQueueIsOrderedAsTheOneAboveItAndOthersHaveNoBands) {
   EXPECT_EQ(system.state.queues().nodes[node].max_wait_ns, kMaxWaitNs);
 }
 
+TEST(QueueOrder, WhatOnlyWaitsForItsExportHoldsNothing) {
+  OneQueue at;
+  const uint64_t exports = at.Submit(6), longest = at.Submit(), other = at.Submit();
+  at.Start(exports, {2, 3, 4, 5, 6, 7});
+  pb::Event staged;
+  *staged.mutable_export_staged()->mutable_key() = KeyOf(*at.system.state.FindJob(exports), 0, 1);
+  staged.mutable_export_staged()->set_staged("/disk/staged");
+  staged.mutable_export_staged()->set_target("/disk/model");
+  at.system.Do(staged);
+  ReportAll(&at.system, exports, pb::GONE, 0);
+  ASSERT_TRUE(TaskOf(at.system.state, exports).current()->released());
+  for (const uint64_t job : {longest, other}) {
+    at.Start(job, {job == longest ? 0 : 1});
+    TellEnd(&at.system, job, job == longest ? 12'000 : 11'000);
+  }
+  at.system.Step(kTick);
+  EXPECT_NE(at.BandOf(longest), kFrontBand) << "on the two devices that are held it is in time";
+}
+
 }  // namespace
 }  // namespace muster

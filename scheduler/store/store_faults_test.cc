@@ -242,7 +242,8 @@ std::map<std::string, std::string> RowsAfter(uint64_t last) {
 Transaction TransactionOf(uint64_t commit) {
   Transaction transaction;
   transaction.commit = commit;
-  transaction.now_ns = static_cast<int64_t>(commit) * kDay;  // so that Idle trims
+  // In steps: each commit trims two, and Idle the rest.
+  transaction.now_ns = static_cast<int64_t>(commit / 3 * 3) * kDay;
   transaction.events = {absl::StrCat("event ", commit), std::string(500, 'e')};
   for (const auto& [id, bytes] : RowsAfter(commit)) transaction.rows.push_back({"row", id, bytes});
   transaction.rows.push_back({"row", absl::StrCat("r", (commit + 4) % 6), std::nullopt});
@@ -352,6 +353,34 @@ TEST_F(StoreFaults, EachCallFailsOnceAndNothingAcknowledgedIsLost) {
       "{\"calls\": %zu, \"faults\": %lld, \"runs\": %lld, \"stopped\": %lld, \"wrong\": %lld}\n",
       calls.size(), static_cast<long long>(faults), static_cast<long long>(runs),
       static_cast<long long>(stopped), static_cast<long long>(wrong));
+}
+
+// Of a sync that failed nobody knows what it left (contract 18).
+TEST_F(StoreFaults, AfterATrimThatFailedNothingIsCommittedAnyMore) {
+  char name[] = "/tmp/muster-faults-XXXXXX";
+  const std::string directory = mkdtemp(name);
+  StoreOptions options;
+  options.allow_any_file_system = true;
+  options.journal_retention_ns = 2 * kDay;
+  size_t trims_at = 0;  // the number of the call that syncs what was trimmed
+  for (const bool fails : {false, true}) {
+    options.directory = absl::StrCat(directory, "/", fails);
+    Disk disk;
+    Disk::current = &disk;
+    Recovered recovered;
+    absl::StatusOr<std::unique_ptr<SqliteStore>> store = SqliteStore::Open(options, &recovered);
+    ASSERT_TRUE(store.ok());
+    for (uint64_t commit = 1; commit <= 6; ++commit)
+      ASSERT_TRUE((*store)->Commit(TransactionOf(commit)).ok());
+    const size_t begin = disk.calls.size();
+    if (fails) disk.fails_at = static_cast<int64_t>(trims_at);
+    (*store)->Idle();
+    trims_at = disk.calls.find('s', begin);
+    EXPECT_EQ(disk.calls[begin], 'w') << "there was something to trim";
+    EXPECT_EQ((*store)->Commit(TransactionOf(7)).ok(), !fails);
+    store->reset();
+  }
+  std::filesystem::remove_all(directory);
 }
 
 }  // namespace

@@ -299,6 +299,21 @@ TEST_P(TakenStoreTest, RefusesACommitAndLeavesNothingOfIt) {
   sqlite3_close(thief);
 }
 
+TEST_P(TakenStoreTest, TrimsNothingOfIt) {
+  ASSERT_TRUE(Open().ok());
+  for (uint64_t i = 1; i <= 10; ++i) ASSERT_TRUE(Commit(i, {"x"}, {}, kDay).ok());
+  ASSERT_TRUE(Commit(11, {"y"}, {}, 3 * kDay).ok());
+  sqlite3* thief = nullptr;
+  ASSERT_EQ(sqlite3_open((options_.directory + "/" + kStoreFile).c_str(), &thief), SQLITE_OK);
+  const int64_t before = *QueryInt(thief, "SELECT count(*) FROM journal");
+  ASSERT_GT(before, 1) << "there is something to trim";
+  ASSERT_TRUE(Execute(thief, GetParam().sql).ok());
+  store_->Idle();
+  EXPECT_EQ(*QueryInt(thief, "SELECT count(*) FROM journal"), before);
+  EXPECT_EQ(Commit(12, {"z"}).code(), absl::StatusCode::kFailedPrecondition);
+  sqlite3_close(thief);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Store, TakenStoreTest,
     ::testing::Values(

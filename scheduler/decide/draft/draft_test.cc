@@ -180,5 +180,34 @@ TEST(Draft, GivesTheMapsBackAsTheyWere) {
   EXPECT_EQ(later.Difference(at.system.state), "");
 }
 
+TEST(Draft, AStartThatIsWithdrawnAndMadeAgainCountsOnce) {
+  OneRunsTwoWait at;
+  Drafting drafting(at.system);
+  Draft& draft = drafting.draft;
+  const HostSlices free = drafting.PlaceOf(at.first);
+  const HostId host = free[0].host;
+  PlannedReservation reservation;
+  reservation.place = {drafting.index(at.second), kGpus, 1, free};
+  reservation.start_ns = at.system.now_ns + 100 * kSecond;
+  reservation.rest.emplace_back(host, draft.later()->Peek(host));
+  draft.Reserve(reservation);
+  const auto all = [&] {
+    const HostFree rest = draft.reservations().In(kGpus)[0].rest[0].second;
+    const HostFree now = draft.now()->Peek(host), later = draft.later()->Peek(host);
+    std::vector<int64_t> all = {rest.cpus_milli, now.cpus_milli, later.cpus_milli};
+    for (const HostFree& each : {rest, now, later})
+      all.insert(all.end(), each.device_milli.begin(), each.device_milli.end());
+    return all;
+  };
+  const std::vector<int64_t> before = all();
+  draft.Start(drafting.index(at.first), kGpus, 1, free);
+  const std::vector<int64_t> started = all();
+  EXPECT_NE(started[0], before[0]) << "it ends who knows when: the reservation has less beside it";
+  draft.Withdraw(0);
+  EXPECT_EQ(all(), before);
+  draft.Restart(0, 1, free);
+  EXPECT_EQ(all(), started);
+}
+
 }  // namespace
 }  // namespace muster

@@ -220,5 +220,26 @@ TEST(Backfill, LeavesWhatDevicesAreHeldForTheRestOfItsLimit) {
   }
 }
 
+// What has worked for a checkpoint interval is protected for the min_runtime of its own queue.
+TEST(Backfill, IsLentToByTheMinRuntimeOfTheQueueThatBorrows) {
+  for (const int64_t min_runtime_s : {20, 200}) {
+    HeadOfLine at;
+    pb::Event event;
+    pb::QueueTree* tree = event.mutable_queues_applied()->mutable_tree();
+    *tree = at.system.state.queue_tree();
+    for (pb::QueueSpec& queue : *tree->mutable_queues())
+      queue.set_min_runtime_ns((queue.name() == "other" ? min_runtime_s : 20) * kSecond);
+    at.system.Do(event);
+    at.system.Step(1);
+    JobBuilder builder("other");
+    builder.GpusMilli(450).task()->mutable_checkpoint()->set_interval_ns(10 * kSecond);
+    const uint64_t small = builder.SubmitTo(&at.system);
+    DecideQuickly(&at.system);
+    ASSERT_NE(ReservationOf(at.system, at.head), nullptr);
+    EXPECT_EQ(IsRunning(at.system, small), min_runtime_s == 20)
+        << "its head starts at 100 s, and may not stop it before " << min_runtime_s;
+  }
+}
+
 }  // namespace
 }  // namespace muster

@@ -134,5 +134,25 @@ TEST(HeldQueue, WhatIsStoppedOnlyToComeBackStartsInSpiteOfTheHold) {
   }
 }
 
+TEST(KeepHeld, WhatStartsElsewhereLeavesWhatWasHeldForItToOthersAtOnce) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 2).Queue("a", 4).Queue("b");
+  std::vector<uint64_t> victims;
+  for (int i = 0; i < 2; ++i) victims.push_back(JobBuilder("b").Gpus(2).SubmitTo(&system));
+  DecideQuickly(&system);
+  for (const uint64_t job : victims) StartAll(&system, job);
+  system.Step(20);
+  const uint64_t first = JobBuilder("a").Gpus(2).SubmitTo(&system);
+  ASSERT_EQ(StopsIn(DecideQuickly(&system)), 1);
+  for (const uint64_t job : victims) {
+    if (TaskOf(system.state, job).state == pb::TASK_RUNNING) ReportAll(&system, job, pb::GONE, 0);
+  }
+  const uint64_t second = JobBuilder("a").Gpus(2).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 0);
+  EXPECT_TRUE(IsRunning(system, first));
+  ASSERT_NE(ReservationOf(system, second), nullptr);
+  EXPECT_TRUE(ReservationOf(system, second)->held);
+}
+
 }  // namespace
 }  // namespace muster

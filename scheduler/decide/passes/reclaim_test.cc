@@ -394,5 +394,23 @@ TEST(Reclaim, StopsNobodyOnAHostThatCouldNotLaunchTheClaimantWhereOthersHelp) {
   }
 }
 
+// It fills its own queue's limit, and breaks its parent's, which another queue uses up elsewhere.
+TEST(Reclaim, OfTheLimitThatIsInTheWayWhatCountsAgainstItInAnyPoolIsStopped) {
+  for (const int64_t limit : {2, 3}) {  // of its own queue
+    SystemBuilder system;
+    system.Cluster("c").Cluster("d").Hosts("c", 1, 4).Hosts("d", 1, 4).Queue("p", 2, 4);
+    system.Queue("p/a", 2, limit).Queue("p/b");
+    const uint64_t borrows = JobBuilder("p/b").Gpus(4).In({"d"}).SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, borrows);
+    system.Step(20);
+    const uint64_t claimant = JobBuilder("p/a").Gpus(2).In({"c"}).SubmitTo(&system);
+    EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1) << limit;
+    ReportAll(&system, borrows, pb::GONE, 0, true);
+    DecideQuickly(&system);
+    EXPECT_TRUE(IsRunning(system, claimant)) << limit;
+  }
+}
+
 }  // namespace
 }  // namespace muster

@@ -186,5 +186,32 @@ TEST(Backoff, ItsPlaceIsLentUntilItStartsAgain) {
   EXPECT_TRUE(IsRunning(system, fails));
 }
 
+// Of four devices two are let to others until 100 s, and two for longer; no other fits beside them.
+TEST(Reserve, TwoThatDrainOneHostStartAtTheSameTime) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 4).Queue("q", 4);
+  for (const int64_t limit_s : {100, 100, 0, 0}) {
+    JobBuilder running("q");
+    running.GpusMilli(limit_s > 0 ? 550 : 700).Priority(1);
+    if (limit_s > 0) running.TimeLimit(limit_s);
+    const uint64_t job = running.SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, job);
+  }
+  std::vector<uint64_t> heads;
+  for (int i = 0; i < 2; ++i)
+    heads.push_back(JobBuilder("q").GpusMilli(750).Priority(1).SubmitTo(&system));
+  SchedulingOptions options = QuickOptions();
+  options.starve_after_ns = kSecond;
+  system.Step(1);
+  DecideQuickly(&system, options);
+  for (const uint64_t head : heads) {
+    const Reservation* reservation = ReservationOf(system, head);
+    ASSERT_NE(reservation, nullptr) << head;
+    EXPECT_TRUE(reservation->draining) << head;
+    EXPECT_EQ(reservation->start_ns, SystemBuilder::kStart + 100 * kSecond) << head;
+  }
+}
+
 }  // namespace
 }  // namespace muster

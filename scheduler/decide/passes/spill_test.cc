@@ -214,5 +214,27 @@ TEST(Spill, OpensNothingThatTheSamePlanPutsOutOfReach) {
   EXPECT_THAT(TaskOf(system.state, job, 1).opened, IsEmpty());
 }
 
+// Of a's four devices two are free at 100 s, which a gang of two takes that came before.
+TEST(Spill, WhoCameBeforeTakesWithAllItsWorkersWhatIsFreedFirst) {
+  for (const int workers : {1, 2}) {
+    SystemBuilder system;
+    system.Cluster("a", "shared").Cluster("b", "shared");
+    system.Hosts("a", 1, 4).Hosts("b", 1, 1).Queue("q");
+    for (const int64_t seconds : {100, 1000}) {
+      const uint64_t holder =
+          JobBuilder("q").In({"a"}).Gpus(2).TimeLimit(seconds).SubmitTo(&system);
+      Go(&system);
+      StartAll(&system, holder);
+    }
+    const uint64_t holder = JobBuilder("q").In({"b"}).TimeLimit(500).SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, holder);
+    JobBuilder("q").In({"a"}).Workers(workers).SubmitTo(&system);
+    const uint64_t job = JobBuilder("q").In({"a", "b"}).SubmitTo(&system);
+    Go(&system);
+    EXPECT_EQ(TaskOf(system.state, job).opened.size(), workers == 2 ? 1u : 0u) << workers;
+  }
+}
+
 }  // namespace
 }  // namespace muster

@@ -106,5 +106,18 @@ TEST(TaskMix, WhatPassesNoPowerOfTwoIsNoNews) {
   EXPECT_NE(mix.Version(pool), version);
 }
 
+TEST(TaskMix, WhatNobodyAsksForAnyMoreIsGoneFromItsPools) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 8).Queue("q");
+  const State before = system.state;
+  TaskMix mix;
+  mix.Rebuild(system.state);
+  const uint64_t job = JobBuilder("q").Gpus(1).In({"c"}).SubmitTo(&system);
+  mix.Refresh(system.state, job);
+  ASSERT_EQ(Text(mix.Typical(mix.PoolOf("c", "gpu"))), "1*1000x1 ");
+  mix.Refresh(before, job);
+  EXPECT_EQ(Text(mix.Typical(mix.PoolOf("c", "gpu"))), "");
+}
+
 }  // namespace
 }  // namespace muster

@@ -239,6 +239,11 @@ ROWS = {
         [sys.executable, "bench/revocation.py"],
         900,
     ),
+    "hostile-peers": (
+        "HTTP/2 and TLS as hostile peers speak it, with a certificate and without one; half handshakes, 10,000 connections",
+        [sys.executable, "bench/hostile_peers.py"],
+        5400,
+    ),
     "authorization": (
         "every RPC, eleven callers, what is theirs, what isn't and what isn't there, against a model; three planted holes",
         [sys.executable, "bench/authorization.py"],

@@ -29,8 +29,12 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
                public std::enable_shared_from_this<Stream> {
  public:
   // `cluster` and `host` of its certificate; empty: it may speak for any.
-  Stream(Sessions* sessions, std::string cluster, std::string host)
-      : sessions_(sessions), cluster_(std::move(cluster)), host_(std::move(host)) {}
+  Stream(Sessions* sessions, std::string cluster, std::string host,
+         std::function<void(size_t)> explain)
+      : sessions_(sessions),
+        cluster_(std::move(cluster)),
+        host_(std::move(host)),
+        explain_(std::move(explain)) {}
 
   void Begin() {
     KeepAlive(shared_from_this());
@@ -44,6 +48,7 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
       Finally(grpc::Status::OK);
       return;
     }
+    if (explain_) explain_(incoming_.ByteSizeLong());
     if (const pb::Hello& hello = incoming_.hello();
         incoming_.has_hello() && !host_.empty() &&
         (hello.cluster() != cluster_ || hello.host() != host_)) {
@@ -72,6 +77,7 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
  private:
   Sessions* const sessions_;
   const std::string cluster_, host_;
+  const std::function<void(size_t)> explain_;
   std::shared_ptr<StreamHandle> handle_;
   pb::AgentMessage incoming_;
 };
@@ -98,9 +104,9 @@ AgentServiceImpl::AgentServiceImpl(const ApiContext* context, const Door* door)
   BidiStream("AgentService/Connect", &AgentServiceImpl::Connect);
 }
 
-Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContext*) {
-  const auto stream =
-      std::make_shared<Stream>(context_->sessions, caller.who().cluster, caller.who().host);
+Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContext* call) {
+  const auto stream = std::make_shared<Stream>(context_->sessions, caller.who().cluster,
+                                               caller.who().host, door()->Explainer(*call));
   stream->Begin();
   return stream.get();
 }

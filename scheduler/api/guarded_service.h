@@ -95,12 +95,16 @@ class GuardedService : public grpc::Service {
             }));
   }
 
+  const Door* door() const { return door_; }
+
  private:
   absl::StatusOr<Caller> Admit(const MethodPolicy& method, const grpc::CallbackServerContext& call,
                                const google::protobuf::Message& request) {
     absl::StatusOr<std::shared_ptr<const Principal>> who = door_->WhoCalls(call);
     if (!who.ok()) return who.status();
-    return guard_->Admit(method, *std::move(who), request);
+    absl::StatusOr<Caller> caller = guard_->Admit(method, *std::move(who), request);
+    if (caller.ok()) door_->Explain(call, request);
+    return caller;
   }
   template <typename Request, typename Response>
   static const MethodPolicy& MethodOf(const char* name, bool client_streams, bool server_streams) {

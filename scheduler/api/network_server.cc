@@ -11,9 +11,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -21,13 +23,22 @@
 #include "common/base/files.h"
 #include "common/base/log.h"
 #include "scheduler/api/all_services.h"
+#include "scheduler/api/received_bytes.h"
 
 namespace muster {
 namespace {
 
-constexpr int kMaxMessageBytes = 4 << 20, kMaxJoinBytes = 256 << 10;
+// With what waits in the kernel, less than an address may have unexplained (AllowanceLimits).
+constexpr int kMaxMessageBytes = 320 << 10, kMaxJoinBytes = 64 << 10;
 constexpr char kJoin[] = "join ";  // before peers that come to that door
 constexpr size_t kReadMost = 20'000;
+constexpr int kStrangersCalls = 4;  // at once, on one connection
+// What a connection may send of its own account: a handshake, settings, a request's headers.
+constexpr int64_t kFreeBytes = 6 << 10, kBytesOfCall = 1 << 10, kBytesOfMessage = 256;
+constexpr int64_t kFewBytes = 64 << 10;  // nobody is ended for less
+// So often a connection that sends is looked at; the second: if it sends what nothing explains.
+constexpr int64_t kAskMs = 10, kAskSoonMs = 1;
+constexpr uint32_t kSends = EPOLLIN | EPOLLET | EPOLLONESHOT;
 constexpr int kLeastPingMs = 5'000, kKeepaliveMs = 20'000;
 
 // As gRPC writes it: "ipv4:10.0.0.2:4711", "ipv6:%5B::1%5D:4711".
@@ -45,7 +56,7 @@ std::string PeerOf(const sockaddr_storage& address, std::string* host) {
   return absl::StrCat("ipv6:%5B", text, "%5D:", ntohs(in.sin6_port));
 }
 
-absl::StatusOr<int> Bind(const std::string& listen, int* port) {
+absl::StatusOr<int> Bind(const std::string& listen, int64_t receive_buffer, int* port) {
   const size_t colon = listen.rfind(':');
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -59,6 +70,8 @@ absl::StatusOr<int> Bind(const std::string& listen, int* port) {
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   const int one = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  const int buffer = static_cast<int>(receive_buffer);  // connections inherit it
+  setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
   const bool bound =
       fd >= 0 && bind(fd, found->ai_addr, found->ai_addrlen) == 0 && ::listen(fd, 512) == 0;
   const int error = errno;
@@ -122,6 +135,15 @@ class NetworkServer::CertificateDoor : public Door {
       who->groups.assign(row->second.groups().begin(), row->second.groups().end());
     return who;
   }
+  void Explain(const grpc::CallbackServerContext& call,
+               const google::protobuf::Message& request) const override {
+    server_->Explain(call.peer(), kBytesOfCall, request.ByteSizeLong());
+  }
+  std::function<void(size_t)> Explainer(const grpc::CallbackServerContext& call) const override {
+    return [server = server_, peer = call.peer()](size_t bytes) {
+      server->Explain(peer, kBytesOfMessage, bytes);
+    };
+  }
 
  private:
   const NetworkServer* const server_;
@@ -130,6 +152,8 @@ class NetworkServer::CertificateDoor : public Door {
 // By address alone.
 class NetworkServer::StrangersDoor : public Door {
  public:
+  explicit StrangersDoor(const NetworkServer* server) : server_(server) {}
+
   absl::StatusOr<std::shared_ptr<const Principal>> WhoCalls(
       const grpc::CallbackServerContext& call) const override {
     auto who = std::make_shared<Principal>();
@@ -138,12 +162,19 @@ class NetworkServer::StrangersDoor : public Door {
     who->stranger = true;
     return who;
   }
+  void Explain(const grpc::CallbackServerContext& call,
+               const google::protobuf::Message& request) const override {
+    server_->Explain(kJoin + call.peer(), kBytesOfCall, request.ByteSizeLong());
+  }
+
+ private:
+  const NetworkServer* const server_;
 };
 
 // Servers that show one certificate and trust certain authorities.
 struct NetworkServer::Generation {
   Generation(const NetworkServer* owner, const ApiContext* context, WatchHub* hub)
-      : door(owner), services(context, hub, &door), join(context, &strangers) {}
+      : door(owner), strangers(owner), services(context, hub, &door), join(context, &strangers) {}
   ~Generation() {
     const auto at_once = std::chrono::system_clock::now() + std::chrono::milliseconds(200);
     for (std::unique_ptr<grpc::Server>* server : {&main_server, &join_server}) {
@@ -163,7 +194,7 @@ struct NetworkServer::Generation {
 };
 
 NetworkServer::NetworkServer(const ApiContext* context, WatchHub* hub, NetworkLimits limits)
-    : context_(context), hub_(hub), limits_(limits) {}
+    : context_(context), hub_(hub), limits_(limits), allowance_(limits.allowance) {}
 
 NetworkServer::~NetworkServer() { Shutdown(); }
 
@@ -171,7 +202,7 @@ absl::Status NetworkServer::Listen(const std::string& listen, const std::string&
   MUSTER_CHECK(context_->office != nullptr);
   const std::string* addresses[2] = {&listen, &join};
   for (int i = 0; i < 2; ++i) {
-    absl::StatusOr<int> fd = Bind(*addresses[i], &doors_[i].port);
+    absl::StatusOr<int> fd = Bind(*addresses[i], limits_.receive_buffer, &doors_[i].port);
     if (!fd.ok()) return fd.status();
     doors_[i].fd = *fd;
   }
@@ -208,6 +239,9 @@ absl::Status NetworkServer::Renew() {
     if (!join) tls.pem_root_certs = next->trusted;
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(join ? kMaxJoinBytes : kMaxMessageBytes);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                               join ? kStrangersCalls : limits_.calls_of_connection);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // windows stay small
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, limits_.handshake_ms);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, limits_.idle_ms);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kLeastPingMs);
@@ -262,20 +296,29 @@ void NetworkServer::Accept(bool join) {
   {
     std::lock_guard lock(mutex_);
     if (connections_.size() >= static_cast<size_t>(limits_.connections) ||
-        by_address_[connection.address] >= limits_.connections_of_address) {
+        by_address_[connection.address].connections >= limits_.connections_of_address ||
+        !allowance_.Connect(connection.address, connection.begun_ns) ||
+        !RoomForSilent(connection.address)) {
+      if (by_address_[connection.address].connections == 0) by_address_.erase(connection.address);
       close(fd);
       return;
     }
     connection.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     epoll_event event{};
-    event.data.fd = connection.fd;  // its end is told without being asked for
+    event.events = kSends;
+    event.data.fd = connection.fd;
     if (connection.fd < 0 || connections_.count(peer) != 0 ||
         epoll_ctl(epoll_, EPOLL_CTL_ADD, connection.fd, &event) != 0) {
+      if (by_address_[connection.address].connections == 0) by_address_.erase(connection.address);
       CloseAll({&connection.fd});
       close(fd);
       return;
     }
-    ++by_address_[connection.address];
+    Address& address_row = by_address_[connection.address];
+    ++address_row.connections;
+    address_row.silent.emplace(connection.begun_ns, peer);
+    ++silent_;
+    connection.silent = true;
     by_fd_[connection.fd] = peer;
     connections_[peer] = connection;
   }
@@ -305,11 +348,60 @@ void NetworkServer::Called(const std::string& peer, const Presented& presented) 
   const auto it = connections_.find(peer);
   if (it == connections_.end() || it->second.called) return;
   Connection& connection = it->second;
+  NoLongerSilent(peer, &connection);
   connection.called = true;
   connection.holder = presented.holder;
   connection.serial = presented.certificate.serial;
   connection.authority = presented.authority;
   connection.end_s = presented.certificate.validity.end_s;
+  if (++by_holder_[UriOf(connection.holder)] <= limits_.connections_of_holder) return;
+  LogWarn("connection ended: its holder has too many",
+          {{"peer", peer}, {"holder", UriOf(connection.holder)}});
+  shutdown(connection.fd, SHUT_RDWR);
+}
+
+void NetworkServer::NoLongerSilent(const std::string& peer, Connection* connection) const {
+  if (!connection->silent) return;
+  connection->silent = false;
+  by_address_[connection->address].silent.erase({connection->begun_ns, peer});
+  --silent_;
+}
+
+bool NetworkServer::RoomForSilent(const std::string& address) {
+  const size_t own = by_address_[address].silent.size();
+  if (own >= static_cast<size_t>(limits_.silent_of_address)) return false;
+  if (silent_ < static_cast<size_t>(limits_.silent)) return true;
+  const auto most = std::max_element(
+      by_address_.begin(), by_address_.end(),
+      [](const auto& a, const auto& b) { return a.second.silent.size() < b.second.silent.size(); });
+  if (most->second.silent.size() <= own + 1) return false;
+  const std::string oldest = most->second.silent.begin()->second;
+  Connection& connection = connections_.at(oldest);
+  shutdown(connection.fd, SHUT_RDWR);
+  NoLongerSilent(oldest, &connection);
+  return true;
+}
+
+void NetworkServer::Explain(const std::string& peer, int64_t base, size_t bytes) const {
+  std::lock_guard lock(mutex_);
+  const auto it = connections_.find(peer);
+  if (it == connections_.end()) return;
+  const int64_t size = static_cast<int64_t>(bytes);
+  it->second.explained += base + size + size / 8;  // with what frames and TLS add
+}
+
+void NetworkServer::Count(const std::string& peer, Connection* connection, int64_t now_ns) {
+  const int64_t unexplained =
+      std::max<int64_t>(0, ReceivedBytes(connection->fd) - kFreeBytes - connection->explained);
+  const int64_t more = unexplained - connection->unexplained;  // below 0: by now it is explained
+  connection->unexplained = unexplained;
+  if (more == 0 || allowance_.Take(connection->address, more, now_ns) || unexplained < kFewBytes)
+    return;
+  LogWarn("connection ended: no call explains what it sends",
+          {{"peer", peer},
+           {"holder", connection->called ? UriOf(connection->holder) : "unknown"},
+           {"bytes", unexplained}});
+  shutdown(connection->fd, SHUT_RDWR);
 }
 
 bool NetworkServer::InUse(const std::string& serial) const {
@@ -325,7 +417,12 @@ size_t NetworkServer::connections() const {
 void NetworkServer::Forget(const std::string& peer) {
   const auto it = connections_.find(peer);
   if (it == connections_.end()) return;
-  if (--by_address_[it->second.address] <= 0) by_address_.erase(it->second.address);
+  NoLongerSilent(peer, &it->second);
+  if (--by_address_[it->second.address].connections <= 0) by_address_.erase(it->second.address);
+  if (it->second.called) {
+    const auto holder = by_holder_.find(UriOf(it->second.holder));
+    if (--holder->second <= 0) by_holder_.erase(holder);
+  }
   by_fd_.erase(it->second.fd);
   close(it->second.fd);  // leaves epoll with it
   connections_.erase(it);
@@ -357,12 +454,42 @@ void NetworkServer::Look() {
   });
 }
 
+void NetworkServer::On(int fd, uint32_t events) {
+  std::shared_ptr<Generation> last;  // may end here, without the lock
+  std::lock_guard lock(mutex_);
+  const auto peer = by_fd_.find(fd);
+  if (peer == by_fd_.end()) return;
+  Connection& connection = connections_[peer->second];
+  if ((events & (EPOLLHUP | EPOLLERR)) == 0) {
+    Count(peer->second, &connection, context_->clock->MonotonicNs());
+    sent_.push_back(fd);
+    ask_soon_ |= connection.unexplained > kFewBytes / 4;
+    return;
+  }
+  last = connection.generation;
+  Forget(std::string(peer->second));
+}
+
+void NetworkServer::AskAgain() {
+  std::lock_guard lock(mutex_);
+  for (const int fd : sent_) {
+    if (by_fd_.count(fd) == 0) continue;
+    epoll_event event{};
+    event.events = kSends;
+    event.data.fd = fd;
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, fd, &event);
+  }
+  sent_.clear();
+  ask_soon_ = false;
+}
+
 void NetworkServer::Run() {
-  int64_t sweep_ns = 0;
+  int64_t sweep_ns = 0, asked_ns = 0;
   while (true) {
     epoll_event events[64];
-    const int count =
-        epoll_wait(epoll_, events, 64, static_cast<int>(limits_.sweep_ns / kMillisecond));
+    const int64_t ask_ms = ask_soon_ ? kAskSoonMs : kAskMs;
+    const int64_t wait_ms = sent_.empty() ? limits_.sweep_ns / kMillisecond : ask_ms;
+    const int count = epoll_wait(epoll_, events, 64, static_cast<int>(wait_ms));
     if (count < 0 && errno != EINTR) {
       LogError("the network is served no more", {{"error", strerror(errno)}});
       return;
@@ -372,16 +499,15 @@ void NetworkServer::Run() {
       if (fd == wake_) return;
       if (fd == doors_[0].fd || fd == doors_[1].fd) {
         Accept(fd == doors_[1].fd);
-        continue;
+      } else {
+        On(fd, events[i].events);
       }
-      std::shared_ptr<Generation> last;  // may end here, without the lock
-      std::lock_guard lock(mutex_);
-      const auto peer = by_fd_.find(fd);
-      if (peer == by_fd_.end()) continue;
-      last = connections_[peer->second].generation;
-      Forget(std::string(peer->second));
     }
     const int64_t now_ns = context_->clock->MonotonicNs();
+    if (now_ns - asked_ns >= (ask_soon_ ? kAskSoonMs : kAskMs) * kMillisecond) {
+      asked_ns = now_ns;
+      AskAgain();
+    }
     if (now_ns - sweep_ns < limits_.sweep_ns) continue;
     sweep_ns = now_ns;
     Look();
@@ -405,6 +531,8 @@ void NetworkServer::Shutdown() {
     connections.swap(connections_);
     by_fd_.clear();
     by_address_.clear();
+    by_holder_.clear();
+    silent_ = 0;
   }
   for (auto& [peer, connection] : connections) {
     shutdown(connection.fd, SHUT_RDWR);

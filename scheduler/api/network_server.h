@@ -16,8 +16,11 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "scheduler/api/allowance.h"
 #include "scheduler/api/context.h"
 #include "scheduler/api/door.h"
 #include "scheduler/api/watch.h"
@@ -28,6 +31,12 @@ namespace muster {
 struct NetworkLimits {
   int connections = 10'000;
   int connections_of_address = 256;
+  int connections_of_holder = 64;
+  int silent = 512;             // without a call yet
+  int silent_of_address = 128;  // of whom a few have room when others fill it
+  int calls_of_connection = 256;
+  int64_t receive_buffer = 32 << 10;  // bytes that wait for being read, about half of them
+  AllowanceLimits allowance;
   int handshake_ms = 5'000;
   int idle_ms = 300'000;                  // without a call
   int64_t silent_ns = 30 * kSecond;       // from the connection to its first call
@@ -64,8 +73,11 @@ class NetworkServer {
     std::string address;
     std::shared_ptr<Generation> generation;
     int64_t begun_ns = 0;
+    // Bytes that calls and messages explain, and those that nothing does and that were counted.
+    int64_t explained = 0, unexplained = 0;
     // Once a call came: whose it is.
     bool called = false;
+    bool silent = false;  // is among its address's silent ones
     Holder holder;
     std::string serial;
     uint64_t authority = 0;
@@ -77,6 +89,15 @@ class NetworkServer {
   bool Outdated() const;
   void Accept(bool join);
   void Look();
+  // Of a connection that sent something; under mutex_.
+  void Count(const std::string& peer, Connection* connection, int64_t now_ns);
+  void Explain(const std::string& peer, int64_t base, size_t bytes) const;
+  // Whether another connection that says nothing yet may come from there; may end one for it.
+  bool RoomForSilent(const std::string& address);
+  void NoLongerSilent(const std::string& peer, Connection* connection) const;
+  // Something came over the connection with this descriptor, or it has ended.
+  void On(int fd, uint32_t events);
+  void AskAgain();
   // What the door knows of a call's connection; under mutex_.
   void Called(const std::string& peer, const Presented& presented) const;
   absl::StatusOr<Presented> Read(const std::string& pem) const;
@@ -94,7 +115,16 @@ class NetworkServer {
   mutable std::mutex mutex_;
   mutable std::map<std::string, Connection>
       connections_;  // by peer, as gRPC writes it; those of strangers with "join " before it
-  std::map<std::string, int> by_address_;
+  struct Address {
+    int connections = 0;
+    std::set<std::pair<int64_t, std::string>> silent;  // since when, peer: the oldest first
+  };
+  mutable std::map<std::string, Address> by_address_;
+  mutable size_t silent_ = 0;
+  mutable std::map<std::string, int> by_holder_;
+  Allowance allowance_;
+  std::vector<int> sent_;  // descriptors that are asked about again: they sent something
+  bool ask_soon_ = false;
   std::map<int, std::string> by_fd_;
   mutable std::set<std::string> in_use_;                     // serials
   mutable std::unordered_map<std::string, Presented> read_;  // by PEM

@@ -25,6 +25,7 @@
 #include "muster/v1/trust_service.grpc.pb.h"
 #include "network/client.h"
 #include "network/peek.h"
+#include "network/testing/hostile_connection.h"
 #include "scheduler/api/guard.h"
 #include "scheduler/engine/testing/fixture.h"
 #include "scheduler/trust/office.h"
@@ -360,6 +361,84 @@ TEST_F(NetworkTest, OneAddressHasOnlySoManyConnections) {
   // Those that never begin a handshake are ended, and make room.
   ASSERT_TRUE(Eventually([&] { return server_->connections() == 0; }));
   EXPECT_TRUE(Join(line, "", nullptr).ok());
+  for (const int fd : silent) close(fd);
+}
+
+// Frames that come to no call: here pings of HTTP/2, which gRPC answers one by one.
+TEST_F(NetworkTest, WhoSendsWhatNoCallExplainsIsEndedAndWaits) {
+  NetworkLimits limits;
+  limits.allowance.bytes_at_once = 100 << 10;
+  limits.allowance.bytes_per_s = 50 << 10;
+  limits.allowance.wait_s = 1;
+  Start(CertificateLives(), limits);
+  const Identity ann = JoinedUser("ann");
+  const auto channel = Dial(ann);
+  ASSERT_TRUE(Ping(channel).ok());
+  HostileConnection hostile{TlsClient(&ann), ann.addresses[0], ""};
+  ASSERT_TRUE(hostile.open());
+  hostile.Send(Preface());
+  int64_t sent = 0;
+  while (hostile.Send(Frame(kWindowUpdate, 0, 0, BigEndian(1)))) sent += 13;
+  EXPECT_LT(sent, 2 << 20);
+  EXPECT_FALSE((HostileConnection{TlsClient(&ann), ann.addresses[0], ""}).open())
+      << "its address waits";
+  EXPECT_TRUE(Ping(channel).ok()) << "who was connected and did nothing of the kind goes on";
+  EXPECT_TRUE(Eventually(
+      [&] { return (HostileConnection{TlsClient(&ann), ann.addresses[0], ""}).open(); }));
+}
+
+TEST_F(NetworkTest, LongMessagesAreExplainedByTheirCalls) {
+  NetworkLimits limits;
+  limits.allowance.bytes_at_once = 700 << 10;
+  limits.allowance.bytes_per_s = 1;
+  Start(CertificateLives(), limits);
+  const Identity h1 = Joined("/host/lab/h1");
+  grpc::ClientContext context;
+  const auto stream = pb::AgentService::NewStub(Dial(h1))->Connect(&context);
+  pb::SchedulerMessage message;
+  ASSERT_TRUE(stream->Write(HelloOf("h1")) && stream->Read(&message));
+  pb::AgentMessage log;
+  *log.mutable_session() = message.session();
+  log.mutable_log_chunk()->set_data(std::string(256 << 10, 'x'));
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(stream->Write(log)) << i;
+  pb::AgentMessage heartbeat;
+  *heartbeat.mutable_session() = message.session();
+  heartbeat.mutable_heartbeat()->set_sequence(1);
+  ASSERT_TRUE(stream->Write(heartbeat));
+  EXPECT_TRUE(stream->Read(&message)) << "an answer: the stream goes on";
+  context.TryCancel();
+}
+
+TEST_F(NetworkTest, OneHolderHasOnlySoManyConnections) {
+  NetworkLimits limits;
+  limits.connections_of_holder = 3;
+  Start(CertificateLives(), limits);
+  const Identity ann = JoinedUser("ann"), bob = JoinedUser("bob");
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  for (int i = 0; i < 3; ++i) {
+    channels.push_back(Dial(ann));
+    ASSERT_TRUE(Ping(channels.back()).ok()) << i;
+  }
+  const auto fourth = Dial(ann);
+  (void)Ping(fourth);  // may be answered before its end
+  EXPECT_TRUE(Eventually([&] { return server_->connections() == 3; }));
+  EXPECT_TRUE(Ping(Dial(bob)).ok());
+  for (const auto& channel : channels) EXPECT_TRUE(Ping(channel).ok());
+  channels.clear();
+  EXPECT_TRUE(Eventually([&] { return Ping(Dial(ann)).ok(); }));
+}
+
+TEST_F(NetworkTest, WhoSaysNothingMakesRoomForOtherAddresses) {
+  NetworkLimits limits;
+  limits.silent = 8;
+  limits.silent_of_address = 8;
+  Start(CertificateLives(), limits);
+  const Identity ann = JoinedUser("ann");
+  std::vector<int> silent;
+  const std::string at = absl::StrCat("127.0.0.1:", server_->port());
+  for (int i = 0; i < 20; ++i) silent.push_back(Begin(at, "127.0.0.9"));
+  ASSERT_TRUE(Eventually([&] { return server_->connections() == 8; }));
+  EXPECT_TRUE(Ping(Dial(ann)).ok());
   for (const int fd : silent) close(fd);
 }
 

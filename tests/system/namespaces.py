@@ -63,6 +63,13 @@ class Machines:
         i = list(self.addresses).index(name)
         _ip("link", "set", f"p{i}", "down" if cut else "up", within=self.switch)
 
+    def more_addresses(self, name: str, count: int) -> list[str]:
+        """Of that machine, beside its own."""
+        more = [f"{NETWORK}.{i}" for i in range(100, 100 + count)]
+        for address in more:
+            _ip("address", "add", f"{address}/24", "dev", "eth0", within=self.namespace(name))
+        return more
+
     def remove(self) -> None:
         for namespace in self.made:
             subprocess.run(["ip", "netns", "delete", namespace], check=False)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 import time
 
 from local_system import LocalSystem, wait_for
@@ -22,12 +23,23 @@ tls:
 class NetworkSystem:
     def __init__(self, system: LocalSystem, machines: Machines):
         self.system, self.machines = system, machines
+        self.single_user = True
 
-    def start_musterd(self, hosts: list[str], *, slots: int = 1, host_life: str = "7d") -> None:
+    def start_musterd(
+        self,
+        hosts: list[str],
+        *,
+        slots: int = 1,
+        host_life: str = "7d",
+        single_user: bool = True,
+    ) -> None:
+        self.single_user = single_user
         configure(self.system, QUEUES, hosts=hosts, slots=slots)
         path = self.system.folder / "etc" / "musterd.yaml"
         path.write_text(
-            path.read_text()
+            path.read_text().replace(
+                "single_user: true", f"single_user: {str(single_user).lower()}"
+            )
             + TLS.format(
                 address=self.machines.addresses["m"],
                 folder=self.system.folder,
@@ -57,7 +69,7 @@ class NetworkSystem:
         # fmt: off
         return self.machines.on(host, [
             self.system.bin_dir / "muster-agent", *words, "--state-dir", folder / "agents" / f"lab-{host}",
-            "--inventory", folder / "etc" / "host.yaml", "--single-user",
+            "--inventory", folder / "etc" / "host.yaml", *(["--single-user"] if self.single_user else []),
         ])
         # fmt: on
 
@@ -71,6 +83,37 @@ class NetworkSystem:
         self.start_agent(host, words)
         self.wait_state(host, "HOST_UP")
         return time.monotonic() - began
+
+    def identity_of_host(self, host: str) -> None:
+        """It joins, and runs no agent."""
+        # fmt: off
+        subprocess.run(
+            [str(word) for word in self.agent_command(host, [*self.line(host), "--only"])],
+            check=True, capture_output=True, timeout=30,
+        )
+        # fmt: on
+
+    def home(self, user: str) -> dict:
+        """The environment of the user's commands."""
+        folder = self.system.folder / "homes" / user
+        folder.mkdir(parents=True, exist_ok=True)
+        return {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
+
+    def log_in(self, user: str, machine: str) -> None:
+        line = self.system.run(["user", "invite", user]).stdout.split()[1:]
+        done = self.muster(user, machine, *line)
+        assert done.returncode == 0, done.stderr
+
+    def muster(self, user: str, machine: str, *words) -> subprocess.CompletedProcess:
+        """A command of that user's, on that machine."""
+        command = self.machines.on(machine, [self.system.bin_dir / "muster", *words])
+        return subprocess.run(
+            [str(word) for word in command],
+            env=self.home(user),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     def state(self, host: str) -> str:
         return next(

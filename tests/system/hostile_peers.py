@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 from local_system import Failed, LocalSystem, wait_for

@@ -288,6 +288,8 @@ TEST_F(CliTest, ContextsNameTheServerAndUnknownOnesAreRefused) {
   Process process({"jobs"}, home_, "");
   EXPECT_EQ(process.Wait(), 6);
   EXPECT_THAT(process.err, HasSubstr("unix:///nowhere/demo.sock"));
+  EXPECT_EQ(Run({"jobs"}), 0) << "MUSTER_SERVER is more than current_context";
+  EXPECT_EQ(Run({"jobs", "--context", "demo"}), 6) << "a flag is more than a variable";
   EXPECT_EQ(Run({"jobs", "--context", "other"}), 2);
   EXPECT_THAT(err_, HasSubstr("no context \"other\""));
 }

@@ -58,8 +58,12 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
   return kExitBadInput;
 }
 
-// Every command takes the flags of the root, and its help says so.
+// Every command takes the flags of the root, and its help says so. Of a flag that takes several,
+// each use gives one, or some with commas between: the word behind it is the command's own.
 void SetUp(CLI::App* app) {
+  for (CLI::Option* option : app->get_options()) {
+    if (!option->get_positional()) option->allow_extra_args(false);
+  }
   for (CLI::App* sub : app->get_subcommands([](CLI::App*) { return true; })) {
     sub->fallthrough();
     sub->footer(
@@ -143,5 +147,6 @@ int Main(Session& session, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   muster::Session session;
+  session.arguments.assign(argv + 1, argv + argc);
   return session.Finish(muster::Main(session, argc, argv));
 }

@@ -18,7 +18,9 @@ TEST_F(CliTest, ASandboxThatWasNotBuiltIsToldHow) {
 }
 
 TEST_F(CliTest, RunSaysThatPathAndDirectoryDontComeAlongAndHowTheyWould) {
-  jobs_.watch = Watching({JobIn(pb::FAILED, pb::TASK_FAILED)});
+  pb::Job failed = JobIn(pb::FAILED, pb::TASK_FAILED);
+  failed.mutable_tasks(0)->mutable_attempts(0)->set_cause(pb::LAUNCH_FAILED);
+  jobs_.watch = Watching({failed});
   ASSERT_EQ(mkdir((home_ + "/venv").c_str(), 0700), 0);
   const std::string python = Write("venv/python-of-mine", "#!/bin/sh\n");
   ASSERT_EQ(chmod(python.c_str(), 0700), 0);
@@ -38,6 +40,59 @@ TEST_F(CliTest, RunSaysThatPathAndDirectoryDontComeAlongAndHowTheyWould) {
   EXPECT_THAT(err_, Not(HasSubstr("come along")));
   EXPECT_EQ(Shell(there + "muster run -- echo hello > /dev/null"), 1);
   EXPECT_THAT(err_, Not(HasSubstr("come along")));
+}
+
+TEST_F(CliTest, ARemedyKeepsTheFlagsAndIsForProgramsThatFailedByThemselvesOnly) {
+  pb::Job killed = JobIn(pb::FAILED, pb::TASK_FAILED);
+  killed.mutable_tasks(0)->mutable_attempts(0)->set_cause(pb::OUT_OF_MEMORY);
+  jobs_.watch = Watching({killed});
+  Write("train.py", "print()\n");
+  const std::string run =
+      absl::StrCat("cd ", home_, "; muster run --memory 1GiB -- python3 train.py > /dev/null");
+  EXPECT_EQ(Shell(run), 1);
+  EXPECT_THAT(err_, HasSubstr("To take it along: muster run --memory 1GiB"));
+  EXPECT_THAT(err_, Not(HasSubstr("With what it missed")));
+  pb::Job failed = JobIn(pb::FAILED, pb::TASK_FAILED);
+  failed.mutable_tasks(0)->mutable_attempts(0)->set_cause(pb::PROGRAM_ERROR);
+  jobs_.watch = Watching({failed});
+  EXPECT_EQ(Shell(run), 1);
+  EXPECT_THAT(err_, ::testing::ContainsRegex(
+                        "With what it missed: muster run --memory 1GiB.* -- python3 train.py\n"));
+}
+
+TEST_F(CliTest, AFlagThatTakesSeveralTakesNoWordOfTheProgram) {
+  pb::JobSpec spec;
+  jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse* response) {
+    spec = request.spec();
+    response->mutable_job()->set_number(7);
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"run", "-d", "--gpus", "1", "--gpu-type", "a,b", "--gpu-type", "c", "--", "bash",
+                 "-c", "echo hi"}),
+            0)
+      << err_;
+  EXPECT_THAT(spec.tasks(0).resources().gpu_types(), ::testing::ElementsAre("a", "b", "c"));
+  EXPECT_THAT(spec.tasks(0).run().exec(), ::testing::ElementsAre("bash", "-c", "echo hi"));
+  EXPECT_EQ(Run({"run", "-d", "--cluster", "lab", "--", "echo", "--name", "x", "--workers", "2"}),
+            0)
+      << err_;
+  EXPECT_EQ(spec.name(), "echo");
+  EXPECT_EQ(spec.tasks(0).workers().max(), 1);
+}
+
+TEST_F(CliTest, WhatTheServerSaysOfARunsFieldsIsSaidOfItsFlags) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"tasks[main].resources.gpu_types", "--gpu-type"},
+      {"tasks[main].env[A]", "--env"},
+      {"queue", "--queue"},
+      {"hang_timeout", "hang_timeout"}};
+  for (const auto& [field, flag] : cases) {
+    jobs_.submit = [&](const pb::SubmitRequest&, pb::SubmitResponse*) {
+      return BadRequest(field, "is wrong");
+    };
+    EXPECT_EQ(Run({"run", "--", "true"}), 2);
+    EXPECT_EQ(err_, absl::StrCat("muster: nothing was submitted\n  ", flag, ": is wrong\n"));
+  }
 }
 
 TEST_F(CliTest, InAPipeOutputComesBeforeTheLineThatTellsItsEnd) {

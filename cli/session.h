@@ -29,6 +29,7 @@ class Session {
  public:
   Session();
 
+  std::vector<std::string> arguments;  // as given, behind the program's name
   // Flags of every command; filled by the parser.
   std::string server_flag, context_flag, output_flag = "table", columns_flag;
   // What to run once everything is parsed; set by the chosen command.

@@ -139,7 +139,8 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
     chosen = &found->second;
     settings.queue = chosen->queue;
   }
-  if (!server_flag.empty() || !environment("MUSTER_SERVER").empty()) {
+  // A flag is more than a variable, of whichever of the two.
+  if (!server_flag.empty() || (context_flag.empty() && !environment("MUSTER_SERVER").empty())) {
     settings.server = server_flag.empty() ? environment("MUSTER_SERVER") : server_flag;
     settings.origin = server_flag.empty() ? "MUSTER_SERVER" : "--server";
     if (settings.server[0] == '/') settings.server = "unix://" + settings.server;

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/render/format.h"
 #include "cli/settings.h"
@@ -46,9 +47,24 @@ bool LiesHere(const std::string& word) {
   return std::filesystem::exists(word, error);
 }
 
+// `run` and the flags, as they were given.
+std::string FlagsBefore(const std::vector<std::string>& given,
+                        const std::vector<std::string>& command) {
+  if (given.size() <= command.size() ||
+      !std::equal(command.rbegin(), command.rend(), given.rbegin()))
+    return "run";  // flags stand behind the program
+  std::vector<std::string> words(given.begin(),
+                                 given.end() - static_cast<ptrdiff_t>(command.size()));
+  if (words.back() == "--") words.pop_back();
+  return absl::StrJoin(words, " ", [](std::string* out, const std::string& word) {
+    out->append(Plain(Quoted(word)));
+  });
+}
+
 }  // namespace
 
-LeftBehind WhatStaysBehind(const std::vector<std::string>& command, bool has_workdir,
+LeftBehind WhatStaysBehind(const std::vector<std::string>& given,
+                           const std::vector<std::string>& command, bool has_workdir,
                            const pb::JobSpec& spec) {
   LeftBehind left;
   const auto& env = spec.tasks(0).env();
@@ -75,7 +91,7 @@ LeftBehind WhatStaysBehind(const std::vector<std::string>& command, bool has_wor
     }
   }
   if (flags.empty()) return left;
-  left.remedy = absl::StrCat("muster run", flags, " --");
+  left.remedy = absl::StrCat("muster ", FlagsBefore(given, command), flags, " --");
   for (const std::string& word : command) absl::StrAppend(&left.remedy, " ", Plain(Quoted(word)));
   absl::StrAppend(&left.text, "  To take it along: ", left.remedy, "\n");
   return left;

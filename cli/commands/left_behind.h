@@ -16,8 +16,10 @@ struct LeftBehind {
   std::string remedy;  // the whole command that takes it along
 };
 
-// `command` as given; `has_workdir`: --workdir was, too.
-LeftBehind WhatStaysBehind(const std::vector<std::string>& command, bool has_workdir,
+// `given`: all words behind `muster`, of which `command` are the last; `has_workdir`: --workdir is
+// among them.
+LeftBehind WhatStaysBehind(const std::vector<std::string>& given,
+                           const std::vector<std::string>& command, bool has_workdir,
                            const pb::JobSpec& spec);
 
 }  // namespace muster

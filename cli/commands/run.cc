@@ -3,12 +3,14 @@
 #include <climits>
 #include <condition_variable>
 #include <cstdlib>
+#include <map>
 #include <mutex>
 #include <thread>
 
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/left_behind.h"
 #include "cli/commands/log_writer.h"
@@ -92,6 +94,32 @@ absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
   return spec;
 }
 
+// What the server says of fields, of the flags that gave them; empty: it speaks of no field.
+std::string WrongFlags(const absl::Status& status) {
+  static const std::map<std::string, std::string> flags = {{"queue", "--queue"},
+                                                           {"name", "--name"},
+                                                           {"workers", "--workers"},
+                                                           {"clusters", "--cluster"},
+                                                           {"resources.gpus", "--gpus"},
+                                                           {"resources.gpu_types", "--gpu-type"},
+                                                           {"resources.cpus", "--cpus"},
+                                                           {"resources.memory", "--memory"},
+                                                           {"time_limit", "--time-limit"},
+                                                           {"workdir", "--workdir"},
+                                                           {"env", "--env"},
+                                                           {"max_restarts", "--max-restarts"}};
+  const std::vector<FieldProblem> problems = ProblemsOf(status);
+  if (!absl::IsInvalidArgument(status) || problems.empty()) return "";
+  std::string text = "muster: nothing was submitted\n";
+  for (const FieldProblem& problem : problems) {
+    const std::string field(absl::StripPrefix(problem.path, "tasks[main]."));
+    const auto flag = flags.find(field.substr(0, field.find_first_of("[{")));
+    absl::StrAppend(&text, "  ", flag == flags.end() ? Plain(problem.path) : flag->second, ": ",
+                    Plain(problem.message), "\n");
+  }
+  return text;
+}
+
 // Reads each attempt's output as the attempts start, one after the other: stdout onto stdout,
 // stderr onto stderr.
 class OutputReader {
@@ -119,8 +147,12 @@ class OutputReader {
       thread_ = std::thread([this, job, request] { Read(job, request); });
     }
     const pb::Attempt* newest = NewestAttempt(job.tasks(0));
+    failed_by_itself_ = newest != nullptr && (newest->cause() == pb::PROGRAM_ERROR ||
+                                              newest->cause() == pb::LAUNCH_FAILED);
     if (newest != nullptr && newest->end_ns() > 0) AwaitRest();
   }
+  // Its newest attempt ended as one does that found no program or file.
+  bool failed_by_itself() const { return failed_by_itself_; }
   bool complete() const { return complete_; }  // all that was read so far; what isn't was told
   void Join() {
     if (thread_.joinable()) thread_.join();
@@ -166,6 +198,7 @@ class OutputReader {
   const Interrupt& interrupt_;
   std::thread thread_;
   int newest_ = 0;
+  bool failed_by_itself_ = false;
   std::atomic<bool> complete_{true};
   std::mutex mutex_;
   std::condition_variable read_;
@@ -185,10 +218,16 @@ int RunCommand(Session& session, RunOptions options) {
     options.gpu_types = {context.flavours.begin()->first};
   absl::StatusOr<pb::JobSpec> spec = SpecFor(options);
   if (!spec.ok()) return session.Fail(spec.status());
-  const LeftBehind left = WhatStaysBehind(options.command, !options.workdir.empty(), *spec);
+  const LeftBehind left =
+      WhatStaysBehind(session.arguments, options.command, !options.workdir.empty(), *spec);
   const std::string key = SubmissionKey(options.key);
   absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, *spec, key);
-  if (!response.ok()) return FailSubmitted(session, response.status(), nullptr, key);
+  if (!response.ok()) {
+    const std::string wrong = WrongFlags(response.status());
+    if (wrong.empty()) return FailSubmitted(session, response.status(), nullptr, key);
+    session.Err(wrong);
+    return ExitCodeFor(response.status());
+  }
   std::string id = absl::StrCat(response->job().number());
   const std::string which =
       absl::StrCat("Job ", id, " ", Plain(response->job().spec().name()),
@@ -206,7 +245,7 @@ int RunCommand(Session& session, RunOptions options) {
   follow.on_job = [&](const pb::Job& job) { reader.On(job); };
   const int code = Follow(session, **client, id, interrupt, follow);
   reader.Join();
-  if (code == kExitJobFailed && !left.remedy.empty())
+  if (code == kExitJobFailed && reader.failed_by_itself() && !left.remedy.empty())
     session.Err(absl::StrCat("  With what it missed: ", left.remedy, "\n"));
   return code == kExitOk && !reader.complete() ? static_cast<int>(kExitUnreachable) : code;
 }
@@ -231,7 +270,7 @@ void AddRun(CLI::App& root, Session& session) {
   run->add_option("--time-limit", options->time_limit, "Hard stop after so long, such as 30m");
   run->add_option("--cluster", options->clusters, "Where it may run, in order of preference")
       ->delimiter(',');
-  run->add_option("--env", options->env, "NAME=VALUE; may be repeated")->allow_extra_args(false);
+  run->add_option("--env", options->env, "NAME=VALUE; may be repeated");
   run->add_option("-C,--workdir", options->workdir,
                   "Directory to run in; must exist on the host, too");
   run->add_option("--max-restarts", options->max_restarts, "After failures of the program")

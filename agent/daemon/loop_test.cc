@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 #include <vector>
 
 #include "agent/shim/durable.h"
+#include "agent/shim/log_writer.h"
 #include "common/base/quiet_log.h"
 #include "common/base/units.h"
 
@@ -163,6 +165,36 @@ TEST_F(AgentLoopTest, WhatAnEarlierStreamStillBringsIsNotHeardAndStartsNothing) 
   now_ns_ += kSecond;
   loop_->Turn();
   EXPECT_FALSE(loop_->attempts().has_session()) << "its words put the lease off";
+}
+
+TEST_F(AgentLoopTest, OutputThatWasAskedForEndsWithTheStream) {
+  Welcome(1, "one");
+  loop_->OnMessage(1, Launch("one"));
+  ASSERT_EQ(spawned_.size(), 1u);
+  const std::string logs = state_->LogDirectory(spawned_[0]);
+  std::filesystem::create_directories(logs);
+  const auto write = [&](const char* line) {
+    std::ofstream(logs + "/" + shim::LogFileName(0, 0), std::ios::app) << line;
+  };
+  write("one\n");
+  v1::SchedulerMessage request = InSession("one");
+  *request.mutable_log_request()->mutable_key() = KeyOf(spawned_[0]);
+  request.mutable_log_request()->set_request(7);
+  request.mutable_log_request()->set_rank(-1);
+  request.mutable_log_request()->set_follow(true);
+  loop_->OnMessage(1, request);
+  loop_->Turn();
+  const auto chunks = [&] {
+    return std::count_if(sent_.begin(), sent_.end(),
+                         [](const auto& sent) { return sent.second.has_log_chunk(); });
+  };
+  EXPECT_EQ(chunks(), 1);
+  loop_->OnClosed("gone");
+  write("two\n");
+  Welcome(2, "two");
+  now_ns_ += kSecond;
+  loop_->Turn();
+  EXPECT_EQ(chunks(), 1) << "numbers of requests are of the session that asked";
 }
 
 TEST_F(AgentLoopTest, AnAttemptWhoseShimDiedIsGoneOnceNothingOfItIsLeft) {

@@ -480,6 +480,21 @@ TEST_F(ReconcilerTest, AKilledShimCountsAsKilledRanks) {
   EXPECT_EQ(world_.LastReport().cause(), v1::CAUSE_UNSPECIFIED);
 }
 
+TEST_F(ReconcilerTest, TheRanksOfAKilledShimAreThoseOfItsHostsWorkers) {
+  AttemptRecord record = Prepared();
+  record.prepare.mutable_here()->set_first_group_rank(3);
+  record.prepare.mutable_here()->set_workers(2);
+  record.prepare.set_processes_per_worker(4);
+  record.claim = Claim::kStarted;
+  Begin({record});
+  ShimNews news = Running();
+  news.alive = false;
+  agent_->OnShim(kId, news, 3000);
+  ASSERT_EQ(world_.LastReport().exits_size(), 8);
+  EXPECT_EQ(world_.LastReport().exits(0).rank(), 12);
+  EXPECT_EQ(world_.LastReport().exits(7).rank(), 19);
+}
+
 TEST_F(ReconcilerTest, ARebootIsAFaultOfTheHost) {
   AttemptRecord record = Prepared("boot-1");
   record.claim = Claim::kStarted;

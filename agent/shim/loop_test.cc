@@ -71,7 +71,7 @@ class World final : public Clock, public Files, public Processes, public Voice {
   int64_t OomKills() override { return oom_kills; }
   bool HasNamespace() override { return false; }
   void EndAll() override { groups.clear(), ended_all = true; }
-  bool SetDeadline(int64_t) override { return deadline_over; }
+  bool SetDeadline(int64_t at_ns) override { return deadline_ns = at_ns, deadline_over; }
   void Say(const std::string& text) override { said += text + "\n"; }
 
   int64_t now_ns = 1000 * kSecond, claim_takes_ns = 0;
@@ -86,7 +86,7 @@ class World final : public Clock, public Files, public Processes, public Voice {
   std::vector<std::pair<pid_t, Launch>> started;
   std::vector<std::pair<pid_t, int>> signals;
   std::string exports, log, said;
-  int64_t oom_kills = 0;
+  int64_t oom_kills = 0, deadline_ns = 0;
 };
 
 class LoopTest : public ::testing::Test {
@@ -246,10 +246,13 @@ TEST_F(LoopTest, AFenceIsWaitedForByTheClockOfAMachineThatSleepsAndPutOffByTheAg
   spec_.renewed_ns = world_.now_ns;
   Run();
   EXPECT_EQ(wake_.alarm_ns, spec_.renewed_ns + 10 * kSecond);
+  const int64_t deadline_ns = world_.deadline_ns;
+  EXPECT_GT(deadline_ns, wake_.alarm_ns + spec_.grace_ns);
   world_.files[kRenewedFile] = FormatRenewal(world_.now_ns + 4 * kSecond);
   Pass(10 * kSecond);
   EXPECT_FALSE(loop_->fenced());
   EXPECT_EQ(wake_.alarm_ns, spec_.renewed_ns + 14 * kSecond);
+  EXPECT_EQ(world_.deadline_ns, deadline_ns + 4 * kSecond) << "the keeper's, too";
   Pass(60 * kSecond);  // it slept
   EXPECT_TRUE(loop_->fenced());
   ASSERT_FALSE(world_.signals.empty());

@@ -76,6 +76,27 @@ TEST(SubmitTest, IsCheckedAgainstWhatWasQueuedBeforeIt) {
               ::testing::ElementsAre(absl::StatusCode::kOk, absl::StatusCode::kInvalidArgument));
 }
 
+TEST(SubmitTest, IsCheckedAgainstTheClustersThatWereConfiguredMeanwhile) {
+  LabWithOneHost lab;
+  pb::Event with_annex = LabConfigured();
+  pb::ClusterSpec* annex = with_annex.mutable_clusters_configured()->mutable_file()->add_clusters();
+  annex->set_name("annex");
+  annex->set_open(true);
+  lab.engine.Post(with_annex);
+  lab.engine.Step();
+  lab.engine.Post(LabConfigured());
+  pb::SubmitRequest request;
+  *request.mutable_spec() = OneSlotSpec();
+  request.mutable_spec()->add_clusters("annex");
+  request.set_wait_for_capacity(true);
+  request.set_idempotency_key("k");
+  absl::StatusCode answer = absl::StatusCode::kUnknown;
+  Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
+         [&](const SubmitOutcome& result) { answer = result.status.code(); });
+  lab.engine.Step();
+  EXPECT_EQ(answer, absl::StatusCode::kInvalidArgument);
+}
+
 // Nothing that a store holds or a user says makes a uid: two that are alike in both, such as one
 // that was restored and the time that it was restored to, give different ones (contract 16).
 TEST(SubmitTest, AUidIsDrawnAndFollowsFromNothing) {

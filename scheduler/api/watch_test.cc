@@ -167,5 +167,25 @@ TEST_F(WatchTest, AFollowerKeepsNoSnapshotAndIsToldOfAJobThatWasForgottenAsItEnd
   hub_.Stop();
 }
 
+// Who has seen a job's end must not be told afterwards that it runs.
+TEST_F(WatchTest, WhoComesIsToldNothingOlderThanWhatThereIsThen) {
+  std::promise<void> called, go_on;
+  hub_.Add(Job(), [&, first = true](const WatchHub::News&) mutable {
+    if (!std::exchange(first, false)) return;
+    called.set_value();
+    go_on.get_future().wait();
+  });
+  called.get_future().wait();
+  Step();
+  Cancel();
+  std::promise<pb::JobState> told;
+  hub_.Add(Job(), [&, first = true](const WatchHub::News& news) mutable {
+    if (std::exchange(first, false)) told.set_value(news.job->state);
+  });
+  go_on.set_value();
+  EXPECT_EQ(told.get_future().get(), pb::CANCELLED);
+  hub_.Stop();
+}
+
 }  // namespace
 }  // namespace muster

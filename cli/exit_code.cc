@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -14,6 +15,7 @@
 #include "cli/up/lock.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
+#include "network/client.h"
 
 namespace muster {
 namespace {
@@ -118,6 +120,14 @@ std::string RenderError(const absl::Status& status, const std::string& server) {
   std::vector<FieldProblem> problems = ProblemsOf(status);
   std::string out;
   const bool servers_word = status.GetPayload(kDetailsUrl).has_value();  // it answers, but not now
+  if (absl::IsUnavailable(status) && !servers_word && absl::StartsWith(server, kLoginScheme)) {
+    return absl::StrCat("muster: ", message, "\n",
+                        EndedBeforeAnyCall(status.message())
+                            ? "  Who answers there doesn't take this login: its authority was "
+                              "dropped in a rotation, or the\n  address is another scheduler's by "
+                              "now. Ask for an invitation and log in anew: muster login\n"
+                            : "  Is musterd running on its machine, and reached from here?\n");
+  }
   if (absl::IsUnavailable(status) && !servers_word) {
     struct stat socket {};
     if (const std::string path(absl::StripPrefix(server, "unix://"));

@@ -7,6 +7,7 @@
 
 #include <chrono>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/units.h"
@@ -62,6 +63,20 @@ absl::StatusOr<Identity> Take(const std::string& key, const pb::CertificateRespo
   return ReadIdentity(WriteIdentity(identity));  // whatever came is looked at as a file would be
 }
 
+// The authority of this fingerprint among certificates of a chain; empty: it isn't there.
+absl::StatusOr<std::string> AuthorityIn(const std::string& chain, const std::string& fingerprint) {
+  const absl::StatusOr<std::vector<Certificate>> shown = ReadCertificates(chain);
+  if (!shown.ok()) return shown.status();
+  size_t begin = 0;
+  for (const Certificate& certificate : *shown) {
+    const size_t end = chain.find("-----END CERTIFICATE-----\n", begin) + 26;
+    if (certificate.authority && certificate.fingerprint == fingerprint)
+      return chain.substr(begin, end - begin);
+    begin = end;
+  }
+  return "";
+}
+
 // The server's name, if one of the shown certificates is the authority that the line pins and
 // signed the server's.
 struct Door {
@@ -69,19 +84,14 @@ struct Door {
 };
 absl::StatusOr<Door> CheckDoor(const std::string& chain, const std::string& fingerprint,
                                int64_t now_s) {
-  const absl::StatusOr<std::vector<Certificate>> shown = ReadCertificates(chain);
-  if (!shown.ok()) return shown.status();
-  size_t begin = 0;
-  for (const Certificate& certificate : *shown) {
-    const size_t end = chain.find("-----END CERTIFICATE-----\n", begin) + 26;
-    const std::string pem = chain.substr(begin, end - begin);
-    begin = end;
-    if (!certificate.authority || certificate.fingerprint != fingerprint) continue;
-    const absl::StatusOr<Holder> server = VerifyHolder(chain, pem, now_s);
+  const absl::StatusOr<std::string> pem = AuthorityIn(chain, fingerprint);
+  if (!pem.ok()) return pem.status();
+  if (!pem->empty()) {
+    const absl::StatusOr<Holder> server = VerifyHolder(chain, *pem, now_s);
     if (!server.ok()) return server.status();
     if (server->kind != Holder::kServer)
       return absl::UnauthenticatedError("who answers there is no scheduler");
-    return Door{pem, server->trust_id};
+    return Door{*pem, server->trust_id};
   }
   return absl::UnauthenticatedError(absl::StrCat(
       "who answers there has another authority than ", fingerprint,
@@ -90,6 +100,21 @@ absl::StatusOr<Door> CheckDoor(const std::string& chain, const std::string& fing
 }
 
 }  // namespace
+
+bool EndedBeforeAnyCall(absl::string_view said) {
+  return absl::StrContains(said, "failed to connect to all addresses") &&
+         (absl::StrContains(said, "Socket closed") || absl::StrContains(said, "reset by peer") ||
+          absl::StrContains(said, "Broken pipe") || absl::StrContains(said, "andshake"));
+}
+
+std::string WhyNotTaken(const Identity& identity, const std::string& said) {
+  if (!EndedBeforeAnyCall(said)) return said;
+  return absl::StrCat(
+      identity.addresses.front(),
+      ": who answers there doesn't take this certificate: its authority was dropped in a rotation, "
+      "or the address is another scheduler's by now (",
+      said, ")");
+}
 
 std::shared_ptr<grpc::Channel> DialWith(const Identity& identity,
                                         grpc::ChannelArguments arguments) {
@@ -135,6 +160,13 @@ absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* cl
   const absl::StatusOr<pb::CertificateResponse> response = Call<pb::JoinService>(
       Dial(line.address, door->trust_id, {door->authority, "", ""}, grpc::ChannelArguments()),
       &pb::JoinService::Stub::Join, join);
+  if (!response.ok() && EndedBeforeAnyCall(response.status().message())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        line.address, " is the scheduler's and is not the join door, as it takes nobody without a ",
+        "certificate. The join door is at the port of `tls: join:` in musterd.yaml, 7421 where "
+        "docs/hosts.md is followed; on musterd's machine `muster ca show` names it. Nothing was "
+        "spent"));
+  }
   if (!response.ok()) return response.status();
   if (clock_ns != nullptr) *clock_ns = response->now_ns();
   return Take(key, *response);
@@ -189,6 +221,12 @@ absl::StatusOr<Identity> RenewExpired(const Identity& identity) {
                             &pb::JoinService::Stub::RenewExpired, renew);
   if (!response.ok()) return response.status();
   return Take(identity.key, *response);
+}
+
+bool IsSignedBy(const Identity& identity, const std::string& fingerprint) {
+  const absl::StatusOr<std::string> pem = AuthorityIn(identity.authorities, fingerprint);
+  return pem.ok() && !pem->empty() &&
+         VerifyHolder(identity.certificate, *pem, identity.validity.begin_s).ok();
 }
 
 }  // namespace muster

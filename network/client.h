@@ -11,10 +11,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "muster/v1/trust_service.pb.h"
 #include "network/identity.h"
 
 namespace muster {
+
+// Whether gRPC says by this that somebody accepts connections there and ends them before any call:
+// who asks for another certificate, or for one at all.
+bool EndedBeforeAnyCall(absl::string_view said);
+// That, and who doesn't take it, in words with the remedy; else `said`.
+std::string WhyNotTaken(const Identity& identity, const std::string& said);
 
 // A channel to the first of the scheduler's addresses that accepts a connection, or to the first at
 // all. It speaks TLS, shows the identity's certificate and takes no other scheduler's.
@@ -31,6 +38,7 @@ struct JoinLine {
 // Makes a key, checks the authority by its fingerprint, and buys a certificate for the token.
 // `key`: one of an earlier try whose reply was lost; empty: a new one. *clock_ns gets the
 // scheduler's time. UNAUTHENTICATED: another authority is served there, or the token is refused.
+// FAILED_PRECONDITION: the scheduler is there, and no join door.
 absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* clock_ns);
 
 // Another certificate for the same holder, with a new key.
@@ -41,5 +49,7 @@ absl::StatusOr<bool> AskNews(const std::shared_ptr<grpc::Channel>& channel);
 std::string OwnAddress(const Identity& identity);
 // Of a host whose certificate expired: with the same key.
 absl::StatusOr<Identity> RenewExpired(const Identity& identity);
+// Whether the authority of this fingerprint signed its certificate.
+bool IsSignedBy(const Identity& identity, const std::string& fingerprint);
 
 }  // namespace muster

@@ -810,6 +810,29 @@ TEST_F(OwnersAgentTest, AJobOfRootsIsRefused) {
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/ann/job"));
 }
 
+// A user of a certificate whose account nobody has made: three such jobs must not cost the host.
+TEST_F(OwnersAgentTest, AJobOfSomebodyWithoutAnAccountFailsAndBlamesNoHost) {
+  owner_ = "bob";
+  const pb::AttemptKey key = Launch("main", "touch $MUSTER_JOB_DIR/ran");
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
+  EXPECT_EQ(report.cause(), pb::PROGRAM_ERROR);
+  EXPECT_NE(report.detail().find("knows no user bob: the administrator makes the account"),
+            std::string::npos)
+      << report.detail();
+}
+
+TEST_F(OwnersAgentTest, AProgramBelowTmpIsSoughtInTheJobsOwn) {
+  pb::SchedulerMessage message = PrepareMessage("main", "", true);
+  message.mutable_prepare()->mutable_task()->mutable_run()->add_exec("/tmp/program-of-the-hosts");
+  scheduler_->Send(message);
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(message.prepare().key(), pb::GONE, &report));
+  ASSERT_EQ(report.exits_size(), 1) << report.DebugString();
+  EXPECT_NE(report.exits(0).detail().find("/tmp is private to each job"), std::string::npos)
+      << report.exits(0).detail();
+}
+
 TEST_F(OwnersAgentTest, APublishedExportIsTheOwnersAndWhereTheOwnerMayWrite) {
   const pb::AttemptKey key =
       Launch("main", "mkdir $MUSTER_EXPORT_STAGING; echo w > $MUSTER_EXPORT_STAGING/w");

@@ -11,6 +11,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "agent/daemon/join.h"
 #include "agent/reconcile/retry.h"
 #include "common/base/clock.h"
 #include "network/client.h"
@@ -19,6 +20,7 @@ namespace muster::agent {
 namespace {
 
 constexpr size_t kScheme = 7;  // "unix://"
+constexpr std::chrono::seconds kFinishTime(1);
 
 }  // namespace
 
@@ -48,9 +50,11 @@ void Connection::Send(uint64_t generation, v1::AgentMessage message) {
   changed_.notify_all();
 }
 
-void Connection::Restart() {
+void Connection::Restart(const std::string& why) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (context_ != nullptr) context_->TryCancel();
+  if (context_ == nullptr) return;
+  restarted_because_ = why;
+  context_->TryCancel();
 }
 
 // Who serves the socket says what runs here, and as whom.
@@ -137,6 +141,7 @@ void Connection::RunStream() {
     generation = ++generation_;
     open_ = true;
     context_ = &context;
+    restarted_because_.clear();
     queue_.clear();
     queued_bytes_ = 0;
     if (stopping_) context.TryCancel();
@@ -161,18 +166,52 @@ void Connection::RunStream() {
     open_ = false;
     changed_.notify_all();
   }
-  context.TryCancel();  // frees a writer that waits for room
-  writer.join();
-  const grpc::Status status = stream->Finish();
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    context_ = nullptr;
-  }
+  const grpc::Status status = Finish(stream.get(), &writer, &context);
   Incoming closed;
   closed.kind = Incoming::Kind::kClosed;
   closed.generation = generation;
-  closed.reason = status.ok() ? "the scheduler ended the stream" : status.error_message();
+  closed.reason = InWords(status);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    context_ = nullptr;
+    if (!restarted_because_.empty()) {
+      closed.reason = restarted_because_;
+      closed.ours = true;
+    }
+  }
   post_(std::move(closed));
+}
+
+// How the other end ended the stream. Cancelled at once, it would say nothing but that; yet a
+// writer may wait for room, or the status not come.
+grpc::Status Connection::Finish(
+    grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream, std::thread* writer,
+    grpc::ClientContext* context) {
+  bool finished = false;  // guarded by mutex_
+  std::thread patience([&] {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!changed_.wait_for(lock, kFinishTime, [&] { return finished || stopping_; }) || stopping_)
+      context->TryCancel();
+  });
+  writer->join();
+  const grpc::Status status = stream->Finish();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    finished = true;
+    changed_.notify_all();
+  }
+  patience.join();
+  return status;
+}
+
+std::string Connection::InWords(const grpc::Status& status) const {
+  if (status.ok()) return "the scheduler ended the stream";
+  if (identify_ == nullptr) return status.error_message();
+  const std::shared_ptr<const Identity> identity = identify_();
+  const std::string said = WhyNotTaken(*identity, status.error_message());
+  const bool refused = status.error_code() == grpc::StatusCode::UNAUTHENTICATED ||
+                       EndedBeforeAnyCall(status.error_message());
+  return refused ? WithRemedy(*identity, said) : said;
 }
 
 void Connection::Write(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream) {

@@ -22,6 +22,7 @@ struct Incoming {
   uint64_t generation = 0;
   v1::SchedulerMessage message;
   std::string reason;  // kClosed
+  bool ours = false;   // kClosed: by Restart, for that reason
 };
 
 // Whose server is obeyed.
@@ -44,8 +45,8 @@ class Connection {
 
   // Queued for the stream of this generation; dropped if that is over.
   void Send(uint64_t generation, v1::AgentMessage message);
-  // Ends the present stream; a new one follows.
-  void Restart();
+  // Ends the present stream; a new one follows. `why`: for the log.
+  void Restart(const std::string& why);
   size_t queued_bytes() const { return queued_bytes_; }
 
  private:
@@ -54,6 +55,9 @@ class Connection {
   std::string WhyNotObey(const std::string& path, uid_t server) const;
   std::shared_ptr<grpc::Channel> Dial() const;
   void RunStream();
+  grpc::Status Finish(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream,
+                      std::thread* writer, grpc::ClientContext* context);
+  std::string InWords(const grpc::Status& status) const;
   void Write(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream);
 
   const std::string server_;
@@ -68,6 +72,7 @@ class Connection {
   std::deque<v1::AgentMessage> queue_;
   std::atomic<size_t> queued_bytes_{0};
   grpc::ClientContext* context_ = nullptr;  // of the present stream
+  std::string restarted_because_;           // the present stream; empty: it was not
   bool spoke_ = false;    // the present stream brought a message other than a refusal
   bool refused_ = false;  // it brought that
   std::thread thread_;

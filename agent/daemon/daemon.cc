@@ -212,8 +212,8 @@ class Agent final : public Link {
   void Send(uint64_t generation, v1::AgentMessage message) override {
     if (connection_ != nullptr) connection_->Send(generation, std::move(message));
   }
-  void Restart() override {
-    if (connection_ != nullptr) connection_->Restart();
+  void Restart(const std::string& why) override {
+    if (connection_ != nullptr) connection_->Restart(why);
   }
   size_t queued_bytes() override { return connection_->queued_bytes(); }
 
@@ -352,7 +352,7 @@ void Agent::TakeIncoming() {
         loop_->OnMessage(incoming.generation, incoming.message);
         break;
       case Incoming::Kind::kClosed:
-        loop_->OnClosed(incoming.reason);
+        loop_->OnClosed(incoming.reason, incoming.ours);
         break;
     }
   }
@@ -401,7 +401,7 @@ void Agent::StartThreads() {
 // The stream goes on with the new certificate; what runs here doesn't notice.
 void Agent::Renewed() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (connection_ != nullptr) connection_->Restart();
+  if (connection_ != nullptr) connection_->Restart("the certificate was renewed");
 }
 
 void Agent::OnReady(int fd) {

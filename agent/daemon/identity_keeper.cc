@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "agent/daemon/join.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
@@ -81,7 +82,9 @@ void IdentityKeeper::Run() {
       }
       if (!news.ok()) channel.reset();
     }
-    const std::string text(problem.message());
+    std::string text = WhyNotTaken(*identity, std::string(problem.message()));
+    if (absl::IsUnauthenticated(problem) || EndedBeforeAnyCall(problem.message()))
+      text = WithRemedy(*identity, text);
     if (!problem.ok() && text != told)
       LogWarn("the certificate can't be renewed now", {{"why", text}, {"until", end_s}});
     told = text;

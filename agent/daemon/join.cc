@@ -16,26 +16,74 @@ namespace {
 constexpr char kKeyFile[] = "join.key";
 constexpr int64_t kSkewNs = 5 * kMinute;
 
-}  // namespace
+int64_t NowS() { return RealClock()->WallNs() / kSecond; }
 
-absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const JoinLine& line,
-                                  bool* joined) {
-  const std::string path = absl::StrCat(state_directory, "/", kIdentityFile);
-  const std::string key_path = absl::StrCat(state_directory, "/", kKeyFile);
-  *joined = false;
-  absl::StatusOr<Identity> identity = LoadIdentity(path);
-  if (!absl::IsNotFound(identity.status())) return identity;
+// Why its scheduler refuses it; empty: it doesn't, or nobody can be asked. One that has expired is
+// renewed where that is possible.
+std::string WhyRefused(const std::string& path, Identity* identity) {
+  absl::Status status;
+  if (identity->validity.end_s > NowS()) {
+    status = AskNews(DialWith(*identity, grpc::ChannelArguments())).status();
+  } else {
+    absl::StatusOr<Identity> renewed = RenewExpired(*identity);
+    status = renewed.status();
+    if (renewed.ok() && SaveIdentity(path, *renewed).ok()) *identity = *std::move(renewed);
+  }
+  const std::string why(status.message());
+  if (absl::IsUnauthenticated(status)) return why;
+  return EndedBeforeAnyCall(why) ? WhyNotTaken(*identity, why) : "";
+}
+
+// With the key that is kept for it.
+absl::StatusOr<Identity> Buy(const std::string& key_path, const JoinLine& line, int64_t* clock_ns) {
   absl::StatusOr<std::string> key = ReadFile(key_path, kMaxPemBytes);
   if (absl::IsNotFound(key.status())) {
     key = NewKey();
     if (absl::Status kept = WriteFileDurably(key_path, *key, 0600); !kept.ok()) return kept;
   }
   if (!key.ok()) return key.status();
-  int64_t clock_ns = 0;
-  identity = Join(line, *key, &clock_ns);
-  if (!identity.ok()) return identity;
-  if (identity->holder.kind != Holder::kHost)
+  absl::StatusOr<Identity> identity = Join(line, *key, clock_ns);
+  if (identity.ok() && identity->holder.kind != Holder::kHost)
     return absl::InvalidArgumentError("the token is a user's: muster login takes it");
+  return identity;
+}
+
+}  // namespace
+
+std::string WithRemedy(const Identity& identity, const std::string& why) {
+  return absl::StrCat(why, ". On musterd's machine `muster host token new ",
+                      identity.holder.cluster, "/", identity.holder.name,
+                      "` prints a line that joins this host anew: run it here");
+}
+
+absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const JoinLine& line,
+                                  bool* joined) {
+  const std::string path = absl::StrCat(state_directory, "/", kIdentityFile);
+  const std::string key_path = absl::StrCat(state_directory, "/", kKeyFile);
+  *joined = false;
+  absl::StatusOr<Identity> before = LoadIdentity(path);
+  if (!before.ok() && !absl::IsNotFound(before.status())) return before;
+  std::string refused;
+  if (before.ok()) {
+    refused = WhyRefused(path, &*before);
+    if (refused.empty() && IsSignedBy(*before, line.fingerprint)) return before;
+  }
+  int64_t clock_ns = 0;
+  absl::StatusOr<Identity> identity = Buy(key_path, line, &clock_ns);
+  if (!identity.ok()) {
+    if (!before.ok() || !refused.empty()) return identity;
+    LogWarn("this host goes on as what it has joined as: the line buys nothing",
+            {{"why", std::string(identity.status().message())}});
+    return before;
+  }
+  if (before.ok()) {
+    const std::string old_path = absl::StrCat(state_directory, "/", kOldIdentityFile);
+    if (absl::Status kept = WriteFileDurably(old_path, WriteIdentity(*before), 0600); !kept.ok())
+      return kept;
+    LogWarn("a new identity in the place of the old one",
+            {{"why", refused.empty() ? "the line is of another authority" : refused},
+             {"old", old_path}});
+  }
   if (absl::Status kept = SaveIdentity(path, *identity); !kept.ok()) return kept;
   unlink(key_path.c_str());
   *joined = true;

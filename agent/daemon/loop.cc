@@ -80,8 +80,10 @@ void AgentLoop::OnOpened(uint64_t generation) {
   Send(std::move(hello));
 }
 
-void AgentLoop::OnClosed(const std::string& reason) {
-  if (reconciler_->has_session() || reason != last_reason_)
+void AgentLoop::OnClosed(const std::string& reason, bool ours) {
+  if (ours)
+    LogInfo("connecting anew", {{"server", options_.server}, {"why", reason}});
+  else if (reconciler_->has_session() || reason != last_reason_)
     LogWarn("not connected", {{"server", options_.server}, {"why", reason}});
   last_reason_ = reason;
   open_ = false;
@@ -138,7 +140,7 @@ void AgentLoop::Tell(const v1::SchedulerMessage& message) {
   if (!reconciler_->OnMessage(message, ports_.clock->WallNs())) {
     LogError("message not understood, ending the stream",
              {{"kind", static_cast<int>(message.body_case())}});
-    ports_.link->Restart();
+    ports_.link->Restart("a message of the scheduler's was not understood");
     return;
   }
   if (const std::optional<StorageKey> key = StorageKeyOf(message);
@@ -175,7 +177,7 @@ void AgentLoop::OnInventory(v1::Inventory found) {
   for (const auto& [device, why] : broken_) MarkBroken(device, why, &found);
   const bool changed = found.SerializeAsString() != inventory_.SerializeAsString();
   inventory_ = std::move(found);
-  if (changed) ports_.link->Restart();  // the next Hello tells of it
+  if (changed) ports_.link->Restart("the inventory changed: reporting anew");
 }
 
 // A program's own errors (an address that isn't mapped) come as Xids, too: they end programs and
@@ -196,7 +198,7 @@ void AgentLoop::OnDeviceEvent(int32_t device, int32_t xid) {
   // It serves nobody before it was reset: then this agent is started anew, and looks.
   if (!broken_.emplace(device, text).second) return;
   MarkBroken(device, text, &inventory_);
-  ports_.link->Restart();
+  ports_.link->Restart("a device is not healthy: reporting anew");
 }
 
 // Numbers of requests are of the session that asked.
@@ -344,7 +346,7 @@ int64_t AgentLoop::Turn() {
     LogWarn("the scheduler is silent for a lease, ending the session");
     open_ = false;
     reconciler_->OnDisconnected();
-    ports_.link->Restart();
+    ports_.link->Restart("the scheduler was silent for a lease");
   }
   if (reconciler_->has_session() && now_ns >= next_heartbeat_ns_) Heartbeat(now_ns);
   if (now_ns >= next_sweep_ns_) {

@@ -55,7 +55,8 @@ class AgentLoop final : public Sender {
   void OnOpened(uint64_t generation);  // a stream, for which the Hello is sent
   // Of that stream, or of one before it.
   void OnMessage(uint64_t generation, const v1::SchedulerMessage& message);
-  void OnClosed(const std::string& reason);
+  // `ours`: Link::Restart was called.
+  void OnClosed(const std::string& reason, bool ours = false);
   void OnInventory(v1::Inventory found);            // it has taken until now
   void OnDeviceEvent(int32_t device, int32_t xid);  // a critical error
   void OnFiles(const AttemptId& id);                // of an attempt have changed

@@ -51,7 +51,10 @@ class AgentLoopTest : public ::testing::Test,
   void Send(uint64_t generation, v1::AgentMessage message) override {
     sent_.emplace_back(generation, std::move(message));
   }
-  void Restart() override { ++restarts_; }
+  void Restart(const std::string& why) override {
+    ++restarts_;
+    why_ = why;
+  }
   size_t queued_bytes() override { return 0; }
   void Watch(const AttemptId&) override {}
   void Unwatch(const AttemptId&) override {}
@@ -104,6 +107,7 @@ class AgentLoopTest : public ::testing::Test,
   int64_t now_ns_ = 1000 * kSecond;
   uint64_t commit_ = 0;
   int restarts_ = 0;
+  std::string why_;  // of the last one
   bool lives_ = false, strays_ = false;
   std::vector<AttemptId> spawned_;
   std::vector<std::pair<uint64_t, v1::AgentMessage>> sent_;
@@ -124,6 +128,17 @@ TEST_F(AgentLoopTest, ASilentSchedulersSessionEndsWithItsLease) {
   EXPECT_EQ(restarts_, 1);
   loop_->Turn();
   EXPECT_EQ(restarts_, 1) << "once";
+}
+
+TEST_F(AgentLoopTest, AnInventoryThatChangedIsReportedAnewAndTheSameIsNot) {
+  Welcome(1, "one");
+  v1::Inventory found;
+  loop_->OnInventory(found);
+  EXPECT_EQ(restarts_, 0);
+  found.set_cpus_milli(8000);
+  loop_->OnInventory(found);
+  EXPECT_EQ(restarts_, 1);
+  EXPECT_EQ(why_, "the inventory changed: reporting anew");
 }
 
 TEST_F(AgentLoopTest, AHelloThatNobodyAnswersIsGivenUpAfterALease) {

@@ -29,9 +29,13 @@ namespace {
 
 constexpr char kVersion[] = "0.1.0";
 
-int Fail(const std::string& text) {
+// Of a host that has joined as one user's, in the state directory: whom its jobs run as is said
+// once, and not by what a later start forgets.
+constexpr char kSingleUserFile[] = "single-user";
+
+int Fail(const std::string& text, int code = 2) {
   std::cerr << "muster-agent: " << absl::StripSuffix(text, "\n") << "\n";
-  return 2;
+  return code;
 }
 
 std::string BootId() {
@@ -77,7 +81,8 @@ void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
   app->add_option("--port-range", flags->ports, "Rendezvous ports, outside the ephemeral range")
       ->capture_default_str();
   app->add_flag("--single-user", options->single_user,
-                "Run everything as the user who started it, and serve nobody else");
+                "Run everything as the user who started it, and serve nobody else. A host that has "
+                "joined keeps it; --single-user=false ends that");
   app->add_option("--log-file-size", flags->log_file_size,
                   "Size at which a rank's log begins a new file")
       ->capture_default_str();
@@ -125,29 +130,22 @@ void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
   app->require_subcommand(0, 1);
 }
 
-// Who this host is to a scheduler on the network. True: it may go on.
-bool Identify(const Flags& flags, const std::string& state_directory, AgentOptions* options,
-              std::string* wrong) {
+// Who this host is to a scheduler on the network. 0: it may go on; else the code to end with.
+int Identify(const Flags& flags, const std::string& state_directory, AgentOptions* options) {
   options->identity_file = absl::StrCat(state_directory, "/", muster::agent::kIdentityFile);
   bool joined = false;
   absl::StatusOr<muster::Identity> identity =
       flags.join.address.empty() ? muster::LoadIdentity(options->identity_file)
                                  : muster::agent::JoinHost(state_directory, flags.join, &joined);
-  if (!identity.ok()) {
-    *wrong = absl::IsNotFound(identity.status())
-                 ? "--server: missing; or join a scheduler: muster-agent join"
-                 : std::string(identity.status().message());
-    return false;
-  }
-  if (identity->holder.kind != muster::Holder::kHost) {
-    *wrong = absl::StrCat(options->identity_file, ": is a user's, not a host's");
-    return false;
-  }
+  if (absl::IsNotFound(identity.status()) && flags.join.address.empty())
+    return Fail("--server: missing; or join a scheduler: muster-agent join");
+  if (!identity.ok()) return Fail(std::string(identity.status().message()), 1);
+  if (identity->holder.kind != muster::Holder::kHost)
+    return Fail(absl::StrCat(options->identity_file, ": is a user's, not a host's"));
   if ((!options->cluster.empty() && options->cluster != identity->holder.cluster) ||
       (!options->host.empty() && options->host != identity->holder.name)) {
-    *wrong = absl::StrCat("this host joined as ", identity->holder.cluster, "/",
-                          identity->holder.name, "; leave out --cluster and --host");
-    return false;
+    return Fail(absl::StrCat("this host joined as ", identity->holder.cluster, "/",
+                             identity->holder.name, "; leave out --cluster and --host"));
   }
   options->cluster = identity->holder.cluster;
   options->host = identity->holder.name;
@@ -156,7 +154,23 @@ bool Identify(const Flags& flags, const std::string& state_directory, AgentOptio
   if (joined)
     muster::LogInfo("joined", {{"host", absl::StrCat(options->cluster, "/", options->host)},
                                {"until", options->identity->validity.end_s}});
-  return true;
+  const std::string single_user = absl::StrCat(state_directory, "/", kSingleUserFile);
+  if (!options->single_user) ::unlink(single_user.c_str());
+  if (options->single_user && ::access(single_user.c_str(), F_OK) != 0) {
+    if (const absl::Status kept = muster::WriteFileDurably(single_user, "", 0600); !kept.ok())
+      return Fail(std::string(kept.message()), 1);
+  }
+  return 0;
+}
+
+// A join line, or the flag, says whom jobs run as; else what is kept does.
+void ReadSingleUser(const Flags& flags, bool said, AgentOptions* options) {
+  if (said || !options->server.empty() || !flags.join.address.empty()) return;
+  const std::string path = absl::StrCat(flags.state_directory, "/", kSingleUserFile);
+  if (::access(path.c_str(), F_OK) != 0) return;
+  options->single_user = true;
+  muster::LogInfo("jobs run as this agent's user, as this host joined with --single-user",
+                  {{"end_it", "--single-user=false"}});
 }
 
 // Of an agent that serves several users.
@@ -242,6 +256,7 @@ int main(int argc, char** argv) {
   Declare(&app, &flags, &options);
   if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value())
     return *code;
+  ReadSingleUser(flags, app.count("--single-user") > 0, &options);
   if (const std::string wrong = Check(flags, &options); !wrong.empty()) return Fail(wrong);
 
   absl::SetMutexDeadlockDetectionMode(
@@ -251,12 +266,14 @@ int main(int argc, char** argv) {
   const std::string state_directory =
       std::filesystem::absolute(flags.state_directory).lexically_normal().string();
   if (options.launch.as_owners && muster::shim::IsPrivate(state_directory))
-    return Fail("--state-dir: each job has directories of its own there; give another path");
+    return Fail(absl::StrCat("--state-dir ", state_directory, ": ",
+                             muster::shim::WhyPrivate(state_directory),
+                             "; give another path, such as /var/lib/muster-agent"));
   auto state = muster::agent::StateDirectory::Open(state_directory);
   if (!state.ok()) return Fail(std::string(state.status().message()));
-  std::string wrong;
-  if (options.server.empty() && !Identify(flags, state_directory, &options, &wrong))
-    return Fail(wrong);
+  if (options.server.empty()) {
+    if (const int code = Identify(flags, state_directory, &options); code != 0) return code;
+  }
   if (flags.only) return 0;
   if (flags.address.empty() && options.identity.has_value())
     flags.address = muster::OwnAddress(*options.identity);

@@ -24,8 +24,8 @@ class Link {
   virtual ~Link() = default;
   // Dropped where the stream of this generation is over.
   virtual void Send(uint64_t generation, v1::AgentMessage message) = 0;
-  // Ends the present stream; a new one follows.
-  virtual void Restart() = 0;
+  // Ends the present stream; a new one follows. Loop::OnClosed brings `why` back.
+  virtual void Restart(const std::string& why) = 0;
   virtual size_t queued_bytes() = 0;  // given to Send and not sent yet
 };
 

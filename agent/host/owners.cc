@@ -41,10 +41,13 @@ bool IsName(const std::string& name) {
                      [](unsigned char c) { return c > ' ' && c != '/' && c != ':' && c != 0x7f; });
 }
 
+// A user of a certificate needs no account to submit: no host is to blame, else three such jobs
+// would take it from everybody.
 absl::Status Unknown(const std::string& name, const std::string& why) {
-  return absl::FailedPreconditionError(absl::StrCat("this host knows no user ", name, why,
-                                                    ": give it the account (`getent passwd ", name,
-                                                    "` must show it)"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "this host knows no user ", name, why,
+      ": the administrator makes the account on every host (docs/hosts.md); `getent passwd ", name,
+      "` must show it"));
 }
 
 bool ParseOwner(const std::string& text, Owner* owner) {
@@ -124,7 +127,10 @@ absl::StatusOr<Owner> FindOwner(const std::string& name, uint32_t min_uid) {
   if (found == nullptr) {
     const bool none = error == 0 || error == ENOENT || error == ESRCH || error == EBADF ||
                       error == EPERM;  // getpwnam(3)
-    return Unknown(name, none ? "" : absl::StrCat(" (", strerror(error), ")"));
+    if (none) return Unknown(name, "");
+    return absl::FailedPreconditionError(
+        absl::StrCat("who ", name, " is can't be told: ", strerror(error),
+                     "; mend this host's name services (`getent passwd ", name, "`)"));
   }
   Owner owner;
   owner.name = entry.pw_name;
@@ -136,7 +142,7 @@ absl::StatusOr<Owner> FindOwner(const std::string& name, uint32_t min_uid) {
   int count = static_cast<int>(groups.size());
   while (::getgrouplist(entry.pw_name, entry.pw_gid, groups.data(), &count) < 0) {
     if (count > kMostGroups || static_cast<size_t>(count) <= groups.size())
-      return Unknown(name, "'s groups");
+      return absl::FailedPreconditionError(absl::StrCat("the groups of ", name, " can't be told"));
     groups.resize(static_cast<size_t>(count));
   }
   groups.resize(static_cast<size_t>(count));

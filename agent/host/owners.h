@@ -20,8 +20,8 @@ struct Owner {
   std::string name, home;
 };
 
-// By name or number. Asks the machine's name services, which may hang. FAILED_PRECONDITION: this
-// host knows nobody of that name. INVALID_ARGUMENT: somebody who runs no jobs.
+// By name or number. Asks the machine's name services, which may hang. INVALID_ARGUMENT: nobody
+// here has that name, or somebody who runs no jobs. FAILED_PRECONDITION: the services fail.
 absl::StatusOr<Owner> FindOwner(const std::string& name, uint32_t min_uid);
 
 // Thread-safe.

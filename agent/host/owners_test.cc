@@ -108,12 +108,12 @@ TEST_F(OwnersTest, WhoRunsNoJobsIsToldWhy) {
       {"nobody", absl::StatusCode::kInvalidArgument, "nobody's"},
       {"staff", absl::StatusCode::kInvalidArgument, "group 0"},
       {"wheel", absl::StatusCode::kInvalidArgument, "group 0"},
-      {"bob", absl::StatusCode::kFailedPrecondition, "this host knows no user bob"},
-      {"61009", absl::StatusCode::kFailedPrecondition, "this host knows no user 61009"},
-      {"", absl::StatusCode::kFailedPrecondition, "knows no user"},
-      {"../ann", absl::StatusCode::kFailedPrecondition, "knows no user"},
-      {"-ann", absl::StatusCode::kFailedPrecondition, "knows no user"},
-      {"a\nb", absl::StatusCode::kFailedPrecondition, "knows no user"},
+      {"bob", absl::StatusCode::kInvalidArgument, "this host knows no user bob"},
+      {"61009", absl::StatusCode::kInvalidArgument, "this host knows no user 61009"},
+      {"", absl::StatusCode::kInvalidArgument, "knows no user"},
+      {"../ann", absl::StatusCode::kInvalidArgument, "knows no user"},
+      {"-ann", absl::StatusCode::kInvalidArgument, "knows no user"},
+      {"a\nb", absl::StatusCode::kInvalidArgument, "knows no user"},
   };
   for (const auto& c : cases) {
     const absl::Status status = FindOwner(c.name, 1000).status();

@@ -99,14 +99,13 @@ absl::Status CheckVisible(const v1::Prepare& prepare) {
   for (const std::string* path :
        {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
     if (shim::IsPrivate(*path))
-      return absl::FailedPreconditionError(absl::StrCat(
-          *path, ": each job has directories of its own there; give the storage another path"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(*path, ": ", shim::WhyPrivate(*path), "; give the storage another path"));
   }
   if (shim::IsPrivate(prepare.task().workdir()))
-    return absl::InvalidArgumentError(
-        absl::StrCat("workdir ", prepare.task().workdir(),
-                     ": each job has a directory of its own there; name one below your home or on "
-                     "a storage"));
+    return absl::InvalidArgumentError(absl::StrCat("workdir ", prepare.task().workdir(), ": ",
+                                                   shim::WhyPrivate(prepare.task().workdir()),
+                                                   "; name one below your home or on a storage"));
   return absl::OkStatus();
 }
 

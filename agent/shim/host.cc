@@ -273,7 +273,12 @@ void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, cons
     fail("workdir " + spec_.workdir);
   environ = const_cast<char**>(entries.data());  // execvp looks along the job's PATH, not ours
   ::execvp(words[0], words.data());
-  fail(std::string("exec ") + words[0]);
+  const int error = errno;
+  std::string what = std::string("exec ") + words[0];
+  if (error == ENOENT && spec_.user.has_value() && IsPrivate(words[0]))
+    what += " (" + WhyPrivate(words[0]) + ")";
+  errno = error;
+  fail(what);
   ::_exit(127);
 }
 

@@ -92,13 +92,15 @@ int MakeDev(const std::vector<Held>& nodes, std::string* what) {
 
 std::vector<std::string> PrivateDirectories() { return {"/tmp", "/var/tmp", "/dev", "/run/user"}; }
 
-bool IsPrivate(std::string_view path) {
+bool IsPrivate(std::string_view path) { return !WhyPrivate(path).empty(); }
+
+std::string WhyPrivate(std::string_view path) {
   for (const std::string& directory : PrivateDirectories()) {
     if (path.substr(0, directory.size()) == directory &&
         (path.size() == directory.size() || path[directory.size()] == '/'))
-      return true;
+      return directory + " is private to each job: nothing of the host's is there";
   }
-  return false;
+  return "";
 }
 
 int MakePrivateMounts(const std::vector<std::string>& devices, std::string* what) {

@@ -13,6 +13,8 @@ namespace muster::shim {
 std::vector<std::string> PrivateDirectories();
 // `path` lies in one of them.
 bool IsPrivate(std::string_view path);
+// That, in words; empty: it doesn't.
+std::string WhyPrivate(std::string_view path);
 
 // In a mount namespace of the caller's own whose mounts don't leave it, before /proc is replaced.
 // `devices`: nodes, or directories of such, that are granted beside those that every program has.

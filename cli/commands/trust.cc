@@ -1,6 +1,7 @@
 // Who comes over a network: hosts and users join by tokens, and the authority that signs for them.
 #include <CLI/CLI.hpp>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -176,7 +177,11 @@ int Login(Session& session, const LoginOptions& options) {
   const std::string config = ClientConfigPath(ProcessEnvironment);
   const std::string path = LoginPathOf(config, options.context);
   const absl::StatusOr<Identity> identity = Join(options.line, "", nullptr);
-  if (!identity.ok()) return session.Fail(identity.status());
+  if (!identity.ok()) {
+    absl::Status status = identity.status();
+    status.SetPayload(kDetailsUrl, absl::Cord());  // no server of this machine is meant
+    return session.Fail(status);
+  }
   if (identity->holder.kind != Holder::kUser) {
     return session.Fail(absl::InvalidArgumentError(
         "the token is a host's: muster-agent join takes it, on that host"));

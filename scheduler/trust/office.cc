@@ -170,8 +170,8 @@ absl::StatusOr<pb::Event> Office::Turn(const Trust& trust, pb::AuthorityChanged:
   return absl::FailedPreconditionError(absl::StrCat(
       count, count == 1 ? " holder hasn't" : " holders haven't",
       " renewed yet: ", absl::StrJoin(behind, ", "), count > kNamedMost ? ", …" : "",
-      ". Agents do within seconds, users with their next command. With --force these must join "
-      "again"));
+      ". Agents do within seconds. A user's login asks every ten minutes, and only while commands "
+      "use it. With --force these must join again"));
 }
 
 absl::StatusOr<std::string> Office::Sign(const Trust& trust, std::string_view request,

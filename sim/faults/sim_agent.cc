@@ -243,7 +243,7 @@ void SimAgent::Send(uint64_t generation, v1::AgentMessage message) {
 }
 
 // Nothing else here asks for another stream.
-void SimAgent::Restart() {
+void SimAgent::Restart(const std::string&) {
   ++shared_->counters["sessions ended by the agent's lease"];
   shared_->heap.After(0, [this, life = life_, stream = stream_] {
     if (life == life_ && stream == stream_) Reconnect();

@@ -122,7 +122,7 @@ class SimAgent final : public Network::AgentEnd,
   int64_t WallNs() override { return machine_->WallNs(); }
   int64_t BootNs() override { return machine_->BootNs(); }
   void Send(uint64_t generation, v1::AgentMessage message) override;
-  void Restart() override;
+  void Restart(const std::string& why) override;
   size_t queued_bytes() override { return 0; }
   void Watch(const agent::AttemptId&) override {}  // Machine tells of all
   void Unwatch(const agent::AttemptId&) override {}

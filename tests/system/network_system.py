@@ -64,17 +64,22 @@ class NetworkSystem:
         assert words[:2] == ["muster-agent", "join"], words
         return words[1 : words.index("--state-dir")]
 
-    def agent_command(self, host: str, words: list[str]) -> list:
+    def agent_command(self, host: str, words: list[str], *more: str) -> list:
         folder = self.system.folder
         # fmt: off
         return self.machines.on(host, [
             self.system.bin_dir / "muster-agent", *words, "--state-dir", folder / "agents" / f"lab-{host}",
-            "--inventory", folder / "etc" / "host.yaml", *(["--single-user"] if self.single_user else []),
+            "--inventory", folder / "etc" / "host.yaml", *(["--single-user"] if self.single_user and words else []), *more,
         ])
         # fmt: on
 
     def start_agent(self, host: str, words: list[str]) -> None:
+        """By a join line, as one user's; or, without words, as any later start."""
         self.system.spawn(f"agent-lab-{host}", self.agent_command(host, words))
+
+    def stop_agent(self, host: str) -> None:
+        self.system.processes[f"agent-lab-{host}"].terminate()
+        self.system.processes[f"agent-lab-{host}"].wait(10)
 
     def join(self, host: str) -> float:
         """Seconds until it is up."""

@@ -38,6 +38,13 @@ run: |
   '
 """
 
+ALONE = """\
+name: alone
+queue: research
+resources: {gpus: 1, gpu_types: [cpu-slot]}
+run: "true"
+"""
+
 
 @pytest.fixture
 def net(bare):
@@ -50,6 +57,8 @@ def net(bare):
 def test_hosts_join_by_a_line_each_and_a_gang_meets_over_both(net):
     for host in ("h01", "h02"):
         assert net.join(host) <= 5
+        # What the agent does by itself is no trouble: it tells why it connects anew.
+        assert "CANCELLED" not in net.system.log_tail(f"agent-lab-{host}", 100)
     job = wait_ended(net.system, submit(net.system, MEETING))
     assert job["state"] == "SUCCEEDED", task(job)
     hosts = {part["host"] for part in task(job)["attempts"][-1]["placements"]}
@@ -69,7 +78,7 @@ def test_a_line_serves_one_host_once_and_its_key_stays_there(net):
         text=True,
         timeout=30,
     )
-    assert again.returncode == 2
+    assert again.returncode == 1
     assert "Ask for a new one" in again.stderr
     store = b"".join(
         path.read_bytes() for path in (net.system.folder / "store").rglob("*") if path.is_file()
@@ -79,8 +88,7 @@ def test_a_line_serves_one_host_once_and_its_key_stays_there(net):
     body = "".join(identity.split("-----")[2].split())
     assert body.encode() not in store
     # The same line where it joined goes on as what it is.
-    net.system.processes["agent-lab-h01"].terminate()
-    net.system.processes["agent-lab-h01"].wait(10)
+    net.stop_agent("h01")
     net.start_agent("h01", words)
     net.wait_state("h01", "HOST_UP")
     assert net.identity("h01") == identity
@@ -97,11 +105,65 @@ def test_a_revoked_host_falls_off_within_five_seconds_and_the_other_does_not(net
         lambda: "revoked" in net.system.log_tail("agent-lab-h02", 50),
         20,
     )
-    # It comes back by a new line alone.
-    net.system.processes["agent-lab-h02"].terminate()
-    net.system.processes["agent-lab-h02"].wait(10)
-    (net.system.folder / "agents" / "lab-h02" / "identity").unlink()
+    said = net.system.log_tail("agent-lab-h02", 50)
+    assert "muster host token new lab/h02" in said, said
+    assert "CANCELLED" not in said, said
+    # It comes back by a new line alone, which leaves the old identity beside the new one.
+    net.stop_agent("h02")
+    before = net.identity("h02")
     net.join("h02")
+    assert net.identity("h02") != before
+    assert (net.system.folder / "agents" / "lab-h02" / "identity.old").read_text() == before
+
+
+def test_a_later_start_runs_jobs_as_the_join_line_said(net):
+    net.join("h01")
+    net.stop_agent("h01")
+    net.start_agent("h01", [])
+    job = wait_ended(net.system, submit(net.system, ALONE))
+    assert job["state"] == "SUCCEEDED", task(job)
+    # Only a word of the administrator's changes as whom they run.
+    net.stop_agent("h01")
+    refused = subprocess.run(
+        [str(w) for w in net.agent_command("h01", [], "--single-user=false")],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert "private to each job" in refused.stderr, refused.stderr
+
+
+@pytest.mark.parametrize("wrong", ["door", "token", "nobody"])
+def test_a_join_that_is_refused_ends_with_1_and_names_the_remedy(net, wrong):
+    words = net.line("h01")
+    address = net.machines.addresses["m"]
+    at = words.index(f"{address}:7421")
+    if wrong == "door":
+        words[at], says = f"{address}:7420", "is not the join door"
+    elif wrong == "token":
+        words[words.index("--token") + 1], says = "mst_none_none", "Ask for a new one"
+    else:
+        words[at], says = f"{address}:7499", "Connection refused"
+    joined = subprocess.run(
+        [str(w) for w in net.agent_command("h01", [*words, "--only"])],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert joined.returncode == 1, joined.stderr
+    assert says in joined.stderr
+
+
+def test_who_comes_by_an_authority_that_was_dropped_is_told_so(net):
+    net.join("h01")
+    net.stop_agent("h01")
+    for step in ("prepare", "sign", "drop"):
+        net.system.run(["ca", "rotate", step, *(["--force"] if step != "prepare" else [])])
+    net.start_agent("h01", [])
+    said = "muster host token new lab/h01"
+    wait_for("the agent to say why", lambda: said in net.system.log_tail("agent-lab-h01", 50), 20)
+    net.stop_agent("h01")
+    net.join("h01")
 
 
 def test_a_rotation_stops_no_job_and_no_host_has_to_join_again(net):
@@ -213,6 +275,9 @@ def test_a_user_logs_in_from_another_machine_and_is_out_when_revoked(net):
         )
         # fmt: on
 
+    wrong = muster(*[word.replace(":7421", ":7420") for word in words[1:]])
+    assert "is not the join door" in wrong.stderr, wrong.stderr
+    assert "muster up" not in wrong.stderr, wrong.stderr
     logged_in = muster(*words[1:])
     assert logged_in.returncode == 0, logged_in.stderr
     assert muster("ping").returncode == 0

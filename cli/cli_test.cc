@@ -561,6 +561,30 @@ TEST_F(CliTest, FollowedOutputGoesOnWhereItWasWhenTheServerWasAway) {
   EXPECT_EQ(out_, "one\n");
 }
 
+TEST_F(CliTest, OfAnEarlierAttemptNoPlaceIsKept) {
+  int calls = 0;
+  jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest& request,
+                          grpc::ServerWriter<pb::LogsResponse>* writer) {
+    if (++calls == 2) {
+      EXPECT_EQ(request.from().attempt(), 2);
+      EXPECT_EQ(request.from().next_offsets().size(), 1u) << "rank 1 begins where its log does";
+      return grpc::Status::OK;
+    }
+    for (const int attempt : {1, 2}) {
+      pb::LogsResponse chunk;
+      chunk.set_task("main");
+      chunk.set_attempt(attempt);
+      chunk.set_rank(attempt == 1 ? 1 : 0);
+      chunk.set_data("one\n");
+      chunk.set_next_offset(4);
+      writer->Write(chunk);
+    }
+    return grpc::Status(grpc::UNAVAILABLE, "Socket closed");
+  };
+  EXPECT_EQ(Run({"logs", "-f", "7"}), 0) << err_;
+  EXPECT_EQ(calls, 2);
+}
+
 TEST_F(CliTest, OutputThatIsNotCompleteIsToldAndNeverExitZero) {
   const grpc::Status kMissing = [] {
     google::rpc::ErrorInfo info;

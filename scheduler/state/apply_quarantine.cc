@@ -226,8 +226,7 @@ bool Applier::MayTakeOut(HostId id, int32_t device) const {
       continue;
     }
     for (const pb::Quarantine& row : host.quarantines)
-      out +=
-          row.device() >= 0 && !row.withheld() && !(other == id && row.device() == device) ? 1 : 0;
+      out += row.device() >= 0 && !row.withheld() ? 1 : 0;
     out += other == id ? 1 : 0;
   }
   return out * 100 <= all * QuarantineRuleOf(s_, s_.host(id).cluster).max_percent();

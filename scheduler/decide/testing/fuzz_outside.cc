@@ -93,23 +93,24 @@ class Room {
     }
   }
 
-  // Gives back what the attempt's workers hold from the one numbered `keeps` on.
-  void Release(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t keeps) {
-    int32_t rank = 0;
+  // Gives back what the attempt's workers hold.
+  void Release(const pb::TaskSpec& spec, const AttemptRow& attempt) {
     for (const PartRow& part : attempt.parts) {
-      const int32_t first = std::clamp(keeps - rank, 0, part.workers);
-      rank += part.workers;
-      const auto free = hosts_.find(part.host);
-      if (free == hosts_.end() || first == part.workers || part.over()) continue;
-      const Demand demand = WorkerDemand(spec, state_.host(part.host).inventory);
-      const int64_t workers = part.workers - first;
-      free->second.cpus_milli += workers * demand.cpus_milli;
-      free->second.memory_bytes += workers * demand.memory_bytes;
-      free->second.disk_bytes += workers * demand.disk_bytes;
-      const size_t a_worker = part.devices.size() / static_cast<size_t>(part.workers);
-      for (size_t d = static_cast<size_t>(first) * a_worker; d < part.devices.size(); ++d)
-        free->second.milli[part.devices[d]] +=
-            d < part.device_milli.size() ? part.device_milli[d] : 1000;
+      if (part.over()) continue;
+      Change(spec, part.host, part.workers, 1);
+      for (size_t d = 0; d < part.devices.size(); ++d)
+        ChangeDevice(part.host, part.devices[d],
+                     d < part.device_milli.size() ? part.device_milli[d] : 1000);
+    }
+  }
+  // What is held for it is no longer free.
+  void Hold(const pb::TaskSpec& spec, const pb::ReservationChanged& held) {
+    for (const pb::Placement& placement : held.placements()) {
+      const HostId host = state_.FindHost(held.cluster(), placement.host());
+      Change(spec, host, placement.workers(), -1);
+      for (int d = 0; d < placement.devices_size(); ++d)
+        ChangeDevice(host, placement.devices(d),
+                     -(d < placement.device_milli_size() ? placement.device_milli(d) : 1000));
     }
   }
 
@@ -143,6 +144,19 @@ class Room {
     std::vector<int64_t> milli;
     int64_t cpus_milli = 0, memory_bytes = 0, disk_bytes = 0;
   };
+  void Change(const pb::TaskSpec& spec, HostId host, int64_t workers, int64_t sign) {
+    const auto free = hosts_.find(host);
+    if (free == hosts_.end()) return;
+    const Demand demand = WorkerDemand(spec, state_.host(host).inventory);
+    free->second.cpus_milli += sign * workers * demand.cpus_milli;
+    free->second.memory_bytes += sign * workers * demand.memory_bytes;
+    free->second.disk_bytes += sign * workers * demand.disk_bytes;
+  }
+  void ChangeDevice(HostId host, int32_t device, int64_t milli) {
+    if (const auto free = hosts_.find(host); free != hosts_.end())
+      free->second.milli[static_cast<size_t>(device)] += milli;
+  }
+
   const State& state_;
   std::map<HostId, Host> hosts_;
 };
@@ -152,7 +166,11 @@ struct OneClaim {
   const JobRow* job = nullptr;
   int32_t task = 0;
   const pb::ReservationChanged* place = nullptr;
-  std::map<TaskRef, int32_t> keeps;  // victims, with the workers that each comes back with
+  struct Kept {
+    int32_t workers = 0;
+    const pb::ReservationChanged* place = nullptr;  // what is held for them
+  };
+  std::map<TaskRef, Kept> keeps;  // victims, with what each comes back with
 };
 
 // nullopt: the plan does something else as well, or what it does depends on more than is looked at
@@ -162,6 +180,7 @@ std::optional<OneClaim> ReadOneClaim(const State& before, const Plan& plan) {
   OneClaim claim;
   std::string claimant;
   std::map<std::string, const pb::ReservationChanged*> held;
+  std::map<TaskRef, std::string> comes_back;
   for (const pb::Event& event : plan.events) {
     if (event.has_reservation()) {
       if (!event.reservation().held()) return std::nullopt;
@@ -180,14 +199,19 @@ std::optional<OneClaim> ReadOneClaim(const State& before, const Plan& plan) {
     int32_t task = 0;
     const AttemptRow* attempt = before.FindAttempt(e.key(), &job, &task);
     if (e.next_workers() == attempt->workers) return std::nullopt;  // it only moves
-    claim.keeps[{job->number, task}] = e.next_workers();
+    claim.keeps[{job->number, task}] = {e.next_workers()};
+    pb::AttemptKey next = e.key();
+    next.set_attempt(job->tasks[task].next_attempt);
+    comes_back[{job->number, task}] = Name(next);
   }
   if (claimant.empty() || !held.contains(claimant)) return std::nullopt;
-  if (held.size() !=
-      1 + static_cast<size_t>(std::count_if(claim.keeps.begin(), claim.keeps.end(),
-                                            [](const auto& victim) { return victim.second > 0; })))
-    return std::nullopt;
-  claim.place = held[claimant];
+  claim.place = held.extract(claimant).mapped();
+  for (auto& [ref, kept] : claim.keeps) {
+    if (kept.workers == 0) continue;
+    if (!held.contains(comes_back[ref])) return std::nullopt;
+    kept.place = held.extract(comes_back[ref]).mapped();
+  }
+  if (!held.empty()) return std::nullopt;
   const pb::TopologyLevel level = claim.job->task_spec(claim.task).topology().required();
   const bool anywhere = level == pb::TOPOLOGY_LEVEL_UNSPECIFIED || level >= pb::CLUSTER;
   if (!anywhere || !claim.job->tasks[claim.task].waiting()) return std::nullopt;
@@ -274,9 +298,10 @@ std::string CheckSpared(const State& before, const Plan& plan, int64_t* spared) 
                const TaskRef here{job.number, t};
                const auto stopped = claim->keeps.find(here);
                if (current->state == pb::TASK_STOPPING) {
-                 room.Release(spec, *current, 0);
+                 room.Release(spec, *current);
                } else if (stopped != claim->keeps.end() && !(here == ref)) {
-                 room.Release(spec, *current, stopped->second);
+                 room.Release(spec, *current);
+                 if (stopped->second.place != nullptr) room.Hold(spec, *stopped->second.place);
                }
              });
     ++*spared;
@@ -296,7 +321,7 @@ std::string CheckSpared(const State& before, const Plan& plan, int64_t* spared) 
         if (other == ref || std::find(above.begin(), above.end(), n) == above.end() ||
             FlavourOf(spec, current.flavour) != flavour)
           continue;
-        holds -= (current.workers - keeps) * WorkerMilli(spec);
+        holds -= (current.workers - keeps.workers) * WorkerMilli(spec);
       }
       within = within && holds + claim->place->workers() * WorkerMilli(wants) <= *limit;
     }

@@ -26,6 +26,7 @@
 #include "common/base/signals.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
+#include "network/log/grpc_log.h"
 #include "scheduler/access/audit.h"
 #include "scheduler/access/policy.h"
 #include "scheduler/access/users.h"
@@ -581,5 +582,6 @@ int main(int argc, char** argv) {
   if (!app.get_subcommands().empty())
     return muster::Administer(app.get_subcommands().front()->get_name(), file, config);
   muster::TuneLibraries();
+  muster::RouteGrpcLog();
   return muster::Run(config, flags.adopt_restored);
 }

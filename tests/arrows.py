@@ -13,6 +13,7 @@ MAY_INCLUDE = {
     "common/pki": ["common/base"],
     "common/spec": ["common/base"],
     "network": ["common"],
+    "network/log": ["common/base"],
     "scheduler/state": ["common/base", "common/spec"],
     "scheduler/access": ["common/base", "scheduler/state"],
     "scheduler/trust": ["common/base", "common/pki", "scheduler/state"],
@@ -22,7 +23,7 @@ MAY_INCLUDE = {
     "scheduler/store": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
     "scheduler/agents": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
     "scheduler/api": ["common", "scheduler"],
-    "scheduler": ["common", "scheduler"],  # musterd.cc: wiring
+    "scheduler": ["common", "network/log", "scheduler"],  # musterd.cc: wiring
     "agent/shim": [],
     "agent/reconcile": ["common/base"],
     "agent": ["common", "network", "agent"],

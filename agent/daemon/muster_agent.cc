@@ -24,6 +24,7 @@
 #include "common/base/log.h"
 #include "common/base/parse_flags.h"
 #include "common/base/units.h"
+#include "network/log/grpc_log.h"
 
 namespace {
 
@@ -262,6 +263,7 @@ int main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(
       absl::OnDeadlockCycle::kIgnore);  // Debian's looks for cycles at every lock, gRPC's own
                                         // included
+  muster::RouteGrpcLog();
   ::umask(077);
   const std::string state_directory =
       std::filesystem::absolute(flags.state_directory).lexically_normal().string();

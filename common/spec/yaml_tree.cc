@@ -106,6 +106,23 @@ int CountCharacters(std::string_view bytes) {
       std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
+// A plain word with braces, such as /data/{user}: within {…} or […] YAML takes them for its own.
+// Empty: there is none.
+std::string WordWithBraces(absl::string_view text) {
+  constexpr char kBefore[] = " \t\n,[{";
+  for (size_t at = text.find('{'); at != absl::string_view::npos; at = text.find('{', at + 1)) {
+    const size_t before = at == 0 ? 0 : text.find_last_of(kBefore, at - 1);
+    const size_t begin = before == absl::string_view::npos || at == 0 ? 0 : before + 1;
+    const size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", at + 1);
+    if (begin == at || text[begin] == '"' || text[begin] == '\'' || text[begin] == '#' ||
+        text[at - 1] == ':' || end == absl::string_view::npos || end == at + 1 || text[end] != '}')
+      continue;
+    return std::string(
+        text.substr(begin, std::min(text.find_first_of(" \t\n,]}", end + 1), text.size()) - begin));
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string JoinPath(std::string_view parent, std::string_view field) {
@@ -160,6 +177,10 @@ bool Document::Parse(std::string_view text, std::string_view filename) {
     const absl::string_view indent = source.substr(0, source.find_first_not_of(" \t"));
     if (absl::StrContains(indent, "\t"))
       absl::StrAppend(&message, ". The line is indented with a tab; use spaces");
+    if (const std::string word = WordWithBraces(View(text_));
+        !word.empty() && absl::StrContains(error.msg, "flow"))
+      absl::StrAppend(&message, ". Within {…} or […] a value with braces needs quotes: \"", word,
+                      "\"");
     AddAt({line, placed ? error.mark.column + 1 : 0, 1}, "", message);
     return false;
   }

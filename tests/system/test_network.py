@@ -152,6 +152,11 @@ def test_a_join_that_is_refused_ends_with_1_and_names_the_remedy(net, wrong):
     )
     assert joined.returncode == 1, joined.stderr
     assert says in joined.stderr
+    # What gRPC says of the connection is an event as all others are.
+    log = net.system.log_tail("musterd", 50).splitlines()
+    assert all(line.startswith("20") for line in log), log
+    if wrong == "door":
+        assert any(" gRPC what=" in line for line in log), log
 
 
 def test_who_comes_by_an_authority_that_was_dropped_is_told_so(net):

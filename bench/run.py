@@ -239,6 +239,16 @@ ROWS = {
         [sys.executable, "bench/revocation.py"],
         900,
     ),
+    "ten-hosts": (
+        "ten machines (namespaces) join by one line each; a gang trains over all; two clusters, three users, a death, a cut, a rotation, a move",
+        [sys.executable, "bench/ten_hosts.py"],
+        900,
+    ),
+    "tls-cost": (
+        "a submission's latency and the rate of durable submissions over mutual TLS against the Unix socket",
+        [sys.executable, "bench/tls_cost.py"],
+        1800,
+    ),
     "hostile-peers": (
         "HTTP/2 and TLS as hostile peers speak it, with a certificate and without one; half handshakes, 10,000 connections",
         [sys.executable, "bench/hostile_peers.py"],

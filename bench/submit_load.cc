@@ -1,6 +1,7 @@
 // submit_load SERVER --jobs N [--outstanding N] [--connections N] [--wait]: submits one-slot jobs
 // of /bin/true to a musterd over gRPC, `outstanding` unanswered at any time; with --wait until all
-// have ended. Prints one JSON line.
+// have ended. SERVER: a Unix socket, or files of logins with commas between them, each of which is
+// a connection over TLS. Prints one JSON line.
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -12,10 +13,12 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/ids.h"
 #include "muster/v1/job_service.grpc.pb.h"
+#include "network/client.h"
 
 namespace muster::bench {
 namespace {
@@ -50,13 +53,40 @@ int Unfinished(pb::JobService::Stub* stub) {
   return response.jobs_size();
 }
 
+std::vector<std::unique_ptr<pb::JobService::Stub>> Connect(const std::string& server,
+                                                           int connections) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // No compression, deadlines, retries: none is asked for.
+  arguments.SetInt(GRPC_ARG_MINIMAL_STACK, 1);
+  std::vector<std::unique_ptr<pb::JobService::Stub>> stubs;
+  if (server.rfind("unix://", 0) != 0) {
+    const std::vector<std::string> files = absl::StrSplit(server, ',');
+    for (const std::string& file : files) {
+      const absl::StatusOr<Identity> identity = LoadIdentity(file);
+      if (!identity.ok()) {
+        std::fprintf(stderr, "%s\n", std::string(identity.status().message()).c_str());
+        std::_Exit(2);
+      }
+      stubs.push_back(pb::JobService::NewStub(DialWith(*identity, arguments)));
+    }
+    return stubs;
+  }
+  for (int c = 0; c < connections; ++c) {
+    stubs.push_back(pb::JobService::NewStub(grpc::CreateCustomChannel(
+        absl::StrCat("unix:", std::string(absl::StripPrefix(server, "unix://"))),
+        grpc::InsecureChannelCredentials(), arguments)));
+  }
+  return stubs;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app{"Submits jobs of /bin/true over gRPC, many at once.", "submit_load"};
   std::string server, queue = "research";
   int jobs = 1000, outstanding = 512,
       connections = 1;  // more of them only share the work out in smaller pieces
   bool wait = false;
-  app.add_option("server", server, "unix:///PATH")->required();
+  app.add_option("server", server, "unix:///PATH, or files of logins")->required();
   app.add_option("--jobs", jobs);
   app.add_option("--queue", queue);
   app.add_option("--outstanding", outstanding,
@@ -67,16 +97,7 @@ int Main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(
       absl::OnDeadlockCycle::kIgnore);  // Debian's looks for cycles at every lock, gRPC's included
 
-  std::vector<std::unique_ptr<pb::JobService::Stub>> stubs;
-  for (int c = 0; c < connections; ++c) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    arguments.SetInt(GRPC_ARG_MINIMAL_STACK,
-                     1);  // no compression, deadlines, retries: none is asked for
-    stubs.push_back(pb::JobService::NewStub(grpc::CreateCustomChannel(
-        absl::StrCat("unix:", std::string(absl::StripPrefix(server, "unix://"))),
-        grpc::InsecureChannelCredentials(), arguments)));
-  }
+  const std::vector<std::unique_ptr<pb::JobService::Stub>> stubs = Connect(server, connections);
   pb::SubmitRequest request;
   request.set_umask(022);
   pb::JobSpec& spec = *request.mutable_spec();
@@ -100,7 +121,7 @@ int Main(int argc, char** argv) {
     if (asked < jobs && asked - answered < outstanding) {
       request.set_idempotency_key(absl::StrCat(run, "-", asked));
       auto call = std::make_unique<Call>();
-      call->reader = stubs[asked % connections]->AsyncSubmit(&call->context, request, &answers);
+      call->reader = stubs[asked % stubs.size()]->AsyncSubmit(&call->context, request, &answers);
       ++asked;
       Call* const tag = call.release();
       tag->reader->Finish(&tag->response, &tag->status, tag);

@@ -48,10 +48,10 @@ class NetworkSystem:
         )
         self.begin_musterd()
 
-    def begin_musterd(self) -> None:
+    def begin_musterd(self, machine: str = "m") -> None:
         command = ["musterd", "--config", self.system.folder / "etc" / "musterd.yaml"]
         command[0] = self.system.bin_dir / "musterd"
-        self.system.spawn("musterd", self.machines.on("m", command))
+        self.system.spawn("musterd", self.machines.on(machine, command))
         wait_for(
             "musterd's first answer",
             lambda: self.system.run(["ping"], check=False).returncode == 0,
@@ -60,7 +60,7 @@ class NetworkSystem:
 
     def line(self, host: str) -> list[str]:
         """The words that join this host, after `muster-agent`, without the state directory."""
-        words = shlex.split(self.system.run(["host", "token", "new", f"lab/{host}"]).stdout)
+        words = shlex.split(self.system.run(["host", "token", "new", self.full(host)]).stdout)
         assert words[:2] == ["muster-agent", "join"], words
         return words[1 : words.index("--state-dir")]
 
@@ -104,8 +104,9 @@ class NetworkSystem:
         folder.mkdir(parents=True, exist_ok=True)
         return {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
 
-    def log_in(self, user: str, machine: str) -> None:
-        line = self.system.run(["user", "invite", user]).stdout.split()[1:]
+    def log_in(self, user: str, machine: str, *groups: str) -> None:
+        asked = [word for group in groups for word in ("--group", group)]
+        line = self.system.run(["user", "invite", user, *asked]).stdout.split()[1:]
         done = self.muster(user, machine, *line)
         assert done.returncode == 0, done.stderr
 
@@ -120,9 +121,12 @@ class NetworkSystem:
             timeout=60,
         )
 
+    def full(self, host: str) -> str:
+        return f"lab/{host}"
+
     def state(self, host: str) -> str:
         return next(
-            (h["state"] for h in self.system.hosts() if h["name"] == f"lab/{host}"), "unknown"
+            (h["state"] for h in self.system.hosts() if h["name"] == self.full(host)), "unknown"
         )
 
     def wait_state(self, host: str, state: str, timeout_s: float = 20) -> float:

@@ -145,6 +145,9 @@ std::string RenderError(const absl::Status& status, const std::string& server) {
     message = absl::StrCat(server, " accepts, but did not answer in time");
   if (message.empty()) message = absl::StatusCodeToString(status.code());
   out = absl::StrCat("muster: ", message, "\n");
+  if (absl::IsUnauthenticated(status) && absl::StartsWith(server, kLoginScheme) &&
+      !absl::StrContains(message, "muster login"))
+    absl::StrAppend(&out, "  Ask for an invitation and log in anew: muster login\n");
   for (const FieldProblem& problem : problems) {
     if (message.find(Plain(problem.message)) != std::string::npos)
       continue;  // the status says it already

@@ -73,8 +73,8 @@ std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* 
   }
   if (options_.several_users && !hello.runs_as_owner()) {
     return "this musterd serves several users, and the agent would run the jobs of all of them as "
-           "one. Start the agent as root without --single-user, or give musterd `single_user: "
-           "true`";
+           "one. Start the agent as root without --single-user (with --single-user=false, if its "
+           "host has joined with it), or give musterd `single_user: true`";
   }
   if (restored_ || SeenLater(hello, options_, view)) {
     *final = false;

@@ -162,6 +162,8 @@ def test_a_join_that_is_refused_ends_with_1_and_names_the_remedy(net, wrong):
 def test_who_comes_by_an_authority_that_was_dropped_is_told_so(net):
     net.join("h01")
     net.stop_agent("h01")
+    user = net.system.json("access", "check", "/")["user"]
+    net.log_in(user, "h02")
     for step in ("prepare", "sign", "drop"):
         net.system.run(["ca", "rotate", step, *(["--force"] if step != "prepare" else [])])
     net.start_agent("h01", [])
@@ -169,6 +171,9 @@ def test_who_comes_by_an_authority_that_was_dropped_is_told_so(net):
     wait_for("the agent to say why", lambda: said in net.system.log_tail("agent-lab-h01", 50), 20)
     net.stop_agent("h01")
     net.join("h01")
+    pinged = net.muster(user, "h02", "ping")
+    assert "log in anew: muster login" in pinged.stderr, pinged.stderr
+    assert "muster up" not in pinged.stderr, pinged.stderr
 
 
 def test_a_rotation_stops_no_job_and_no_host_has_to_join_again(net):

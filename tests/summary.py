@@ -13,7 +13,6 @@ from pathlib import Path
 
 from again import is_bad
 
-
 TESTS_FAILED = ("1", "8")  # of pytest and ctest; others: it did not come to its end
 
 

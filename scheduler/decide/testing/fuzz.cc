@@ -657,7 +657,8 @@ class Case {
                        claimant->job->band < victim->job->band;
     totals_.overtaken += ahead && !mover && !victim->entitled;
     const bool early = now_ns_ < start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns);
-    if (early && (!claimant->guaranteed || grows || ahead)) {
+    // Who is in S is no victim of an order; it moves for a guarantee.
+    if (early && (!claimant->guaranteed || grows || (ahead && !victim->entitled))) {
       Fail(absl::StrCat("job ", victim->ref.job,
                         " is stopped within its min_runtime by a claim outside the guarantees"));
     }
@@ -688,6 +689,22 @@ class Case {
     return text;
   }
 
+  // Of an attempt: workers on healthy devices only. On others nothing is held for what shrinks.
+  int32_t SoundWorkers(const JobRow& job, const pb::AttemptKey& key) const {
+    int32_t sound = 0;
+    const AttemptRow& attempt = *job.tasks[TaskIndex(*job.spec, key.task())].current();
+    for (const PartRow& part : attempt.parts) {
+      const pb::Inventory& has = s_.host(part.host).inventory;
+      const size_t a_worker = part.devices.size() / static_cast<size_t>(part.workers);
+      for (size_t w = 0; w < static_cast<size_t>(part.workers); ++w) {
+        const auto first = part.devices.begin() + static_cast<ptrdiff_t>(w * a_worker);
+        sound += std::all_of(first, first + static_cast<ptrdiff_t>(a_worker),
+                             [&](int32_t device) { return has.devices(device).healthy(); });
+      }
+    }
+    return sound;
+  }
+
   void CheckAfter(const Model& before, const Plan& plan) {
     // Where the round is another one the plan carried an outside event: a time limit ran out, a
     // directory bound its job.
@@ -709,8 +726,10 @@ class Case {
       const Reservation* kept =
           again->tasks[TaskIndex(*again->spec, event.attempt_stopping().key().task())]
               .reservation.get();
-      if (kept == nullptr || !kept->held ||
-          kept->workers != event.attempt_stopping().next_workers())
+      if ((kept == nullptr || !kept->held ||
+           kept->workers != event.attempt_stopping().next_workers()) &&
+          SoundWorkers(*again, event.attempt_stopping().key()) >=
+              event.attempt_stopping().next_workers())
         Fail(absl::StrCat("job ", again->number, " has no place to go on"));
     }
     int64_t booked = 0;
@@ -877,10 +896,17 @@ class Case {
         continue;
       int64_t used = 0;
       for (const Gang& other : m.gangs) {
-        if (other.current == nullptr || other.bound_pool < 0) continue;
         int32_t up = other.leaf;
         while (up > n) up = s_.queues().nodes[up].parent;
         if (up != n) continue;
+        // What is held for another is as good as taken.
+        if (const Reservation* held = other.row->reservation.get();
+            held != nullptr && held->held && !(other.ref == gang.ref)) {
+          if (held->flavour.empty() ? flavour == m.cpu : held->flavour == m.flavours[flavour])
+            used += other.worker_milli * held->workers;
+          if (counted != nullptr) used += other.*counted * held->workers;
+        }
+        if (other.current == nullptr || other.bound_pool < 0) continue;
         if (m.pools[other.bound_pool].flavour == flavour)
           used += other.worker_milli * other.current->workers;
         if (counted != nullptr) used += other.*counted * other.current->workers;

@@ -251,6 +251,14 @@ std::string CheckLimitsOutside(const State& after, const Plan& plan) {
     }
     return "";
   };
+  // Who shrinks may have held more than a limit that was lowered since. What is held for it is less
+  // than it had, and is cut to its share of S before it starts.
+  std::set<std::pair<std::string, std::string>> shrunk;
+  for (const pb::Event& event : plan.events) {
+    const pb::AttemptStopping& e = event.attempt_stopping();
+    if (event.has_attempt_stopping() && e.next_workers() > 0 && e.cause() == pb::PREEMPTION)
+      shrunk.emplace(e.key().job_uid(), e.key().task());
+  }
   for (const pb::Event& event : plan.events) {
     std::string broken;
     if (event.has_attempt_placed()) {
@@ -259,6 +267,7 @@ std::string CheckLimitsOutside(const State& after, const Plan& plan) {
       if (broken.empty()) broken = check(e.key(), e.flavour(), later, " will hold ");
     } else if (event.has_reservation() && event.reservation().held()) {
       const pb::ReservationChanged& e = event.reservation();
+      if (shrunk.contains({e.key().job_uid(), e.key().task()})) continue;
       broken = check(e.key(), e.flavour(), later, " will hold ");
     }
     if (!broken.empty()) return broken;

@@ -80,7 +80,7 @@ def test_a_daemon_that_stands_still_for_longer_than_the_lease_replaces_nothing(b
                 f"{host}'s session to die",
                 lambda: any(
                     end in bare.log_tail(f"agent-lab-{host}", 10**6)
-                    for end in ("silent for a lease", "not connected")
+                    for end in ("silent for a lease", "not connected", "connecting anew")
                 ),
                 3 * LEASE_S,
             )

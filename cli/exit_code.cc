@@ -121,12 +121,14 @@ std::string RenderError(const absl::Status& status, const std::string& server) {
   std::string out;
   const bool servers_word = status.GetPayload(kDetailsUrl).has_value();  // it answers, but not now
   if (absl::IsUnavailable(status) && !servers_word && absl::StartsWith(server, kLoginScheme)) {
-    return absl::StrCat("muster: ", message, "\n",
-                        EndedBeforeAnyCall(status.message())
-                            ? "  Who answers there doesn't take this login: its authority was "
-                              "dropped in a rotation, or the\n  address is another scheduler's by "
-                              "now. Ask for an invitation and log in anew: muster login\n"
-                            : "  Is musterd running on its machine, and reached from here?\n");
+    return absl::StrCat(
+        "muster: ", message, "\n",
+        EndedBeforeAnyCall(status.message())
+            ? "  Who answers there doesn't take this login: its authority was "
+              "dropped in a rotation, or the\n  address is another scheduler's by "
+              "now, or yours has too many connections there. Try again in "
+              "half a\n  minute; else ask for an invitation and log in anew: muster login\n"
+            : "  Is musterd running on its machine, and reached from here?\n");
   }
   if (absl::IsUnavailable(status) && !servers_word) {
     struct stat socket {};

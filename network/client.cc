@@ -112,7 +112,8 @@ std::string WhyNotTaken(const Identity& identity, const std::string& said) {
   return absl::StrCat(
       identity.addresses.front(),
       ": who answers there doesn't take this certificate: its authority was dropped in a rotation, "
-      "or the address is another scheduler's by now (",
+      "or the address is another scheduler's by now, or this address has too many connections "
+      "there (",
       said, ")");
 }
 

@@ -18,6 +18,15 @@ constexpr int64_t kSkewS = 3600;  // certificates begin so long before they are 
 
 int64_t NowS() { return RealClock()->WallNs() / kSecond; }
 
+int64_t LifeOf(const Identity& identity) {
+  return std::max<int64_t>(identity.validity.end_s - identity.validity.begin_s - kSkewS, 0);
+}
+
+// It is to be renewed: half of its life is over.
+bool DueOf(const Identity& identity) {
+  return NowS() >= identity.validity.begin_s + kSkewS + LifeOf(identity) / 2;
+}
+
 }  // namespace
 
 IdentityKeeper::IdentityKeeper(std::string path, Identity identity, std::function<void()> renewed)
@@ -60,10 +69,10 @@ void IdentityKeeper::Run() {
     const std::shared_ptr<const Identity> identity = newest();
     if (of != identity) channel.reset();
     of = identity;
-    const int64_t begin_s = identity->validity.begin_s + kSkewS, end_s = identity->validity.end_s;
-    const int64_t life_s = std::max<int64_t>(end_s - begin_s, 0);
+    const int64_t end_s = identity->validity.end_s;
+    const int64_t life_s = LifeOf(*identity);
     absl::Status problem;
-    bool asks = NowS() >= begin_s + life_s / 2;
+    const bool asks = DueOf(*identity);
     if (end_s <= NowS()) {
       absl::StatusOr<Identity> renewed = RenewExpired(*identity);
       problem = renewed.status();
@@ -77,7 +86,9 @@ void IdentityKeeper::Run() {
         problem = renewed.status();
         if (renewed.ok()) {
           Take(*std::move(renewed));
-          continue;  // at once, so that the scheduler knows that it has arrived
+          if (!DueOf(*newest())) continue;  // at once, so that the scheduler knows that it arrived
+          problem = absl::FailedPreconditionError(
+              "a new certificate is due at once: this host's clock is ahead of the scheduler's");
         }
       }
       if (!news.ok()) channel.reset();

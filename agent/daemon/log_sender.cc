@@ -11,7 +11,8 @@ namespace muster::agent {
 namespace {
 
 constexpr int64_t kInterval = 30 * kMillisecond;  // of followed logs
-constexpr int64_t kChunkBytes = 256 << 10;
+// With the ranges of stderr, of which each line may have one, less than a message may have.
+constexpr int64_t kChunkBytes = 64 << 10;
 constexpr size_t kQueueBytes = 4 << 20;
 constexpr size_t kRequests = 256;
 

@@ -34,6 +34,8 @@ class Caller {
  public:
   const Principal& who() const { return *who_; }
   const std::string& user() const { return who_->user; }
+  // For what outlives the call's admission: without the snapshot.
+  const std::shared_ptr<const Principal>& principal() const { return who_; }
   // The snapshot that it was admitted on.
   const std::shared_ptr<const View>& view() const { return view_; }
   // The job that the request names, if the method is about one. Never null then.

@@ -103,7 +103,8 @@ class GuardedService : public grpc::Service {
     absl::StatusOr<std::shared_ptr<const Principal>> who = door_->WhoCalls(call);
     if (!who.ok()) return who.status();
     absl::StatusOr<Caller> caller = guard_->Admit(method, *std::move(who), request);
-    if (caller.ok()) door_->Explain(call, request);
+    // Refused for want of a right, too: that is an answer. Who asks too often gets none.
+    if (!absl::IsUnavailable(caller.status())) door_->Explain(call, request);
     return caller;
   }
   template <typename Request, typename Response>

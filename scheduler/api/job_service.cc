@@ -47,14 +47,19 @@ grpc::Status Busy() {
 class WatchStream
     : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobResponse>, pb::WatchJobResponse> {
  public:
-  WatchStream(const ApiContext* context, WatchHub* hub, StreamCounts* streams, Caller caller)
-      : context_(context), hub_(hub), streams_(streams), caller_(std::move(caller)) {}
+  WatchStream(const ApiContext* context, WatchHub* hub, StreamCounts* streams, const Caller& caller)
+      : context_(context),
+        hub_(hub),
+        streams_(streams),
+        who_(caller.principal()),
+        job_(caller.job()) {}
 
   void Begin() {
     {
       std::lock_guard lock(mutex_);
-      if (streams_->Take(caller_.user(), kWatchesMax)) {
-        id_ = hub_->Add(caller_.job(), [this](const WatchHub::News& news) { Changed(news); });
+      const std::shared_ptr<const JobRow> job = std::move(job_);
+      if (streams_->Take(who_->user, kWatchesMax)) {
+        id_ = hub_->Add(job, [this](const WatchHub::News& news) { Changed(news); });
         return;
       }
     }
@@ -72,7 +77,7 @@ class WatchStream
       std::swap(id, id_);
     }
     if (id == 0) return;
-    streams_->Give(caller_.user());
+    streams_->Give(who_->user);
     hub_->Remove(id);
   }
 
@@ -90,7 +95,7 @@ class WatchStream
           grpc::Status(grpc::StatusCode::NOT_FOUND, "the job was forgotten: it ended long ago"));
       return;
     }
-    const Sight sight(news.view.state, caller_.who());
+    const Sight sight(news.view.state, *who_);
     if (!sight.Sees(*row)) {  // not any more
       Finally(grpc::Status(grpc::StatusCode::NOT_FOUND, "you may not see this job any more"));
       return;
@@ -113,7 +118,8 @@ class WatchStream
   const ApiContext* const context_;
   WatchHub* const hub_;
   StreamCounts* const streams_;
-  const Caller caller_;
+  const std::shared_ptr<const Principal> who_;
+  std::shared_ptr<const JobRow> job_;  // until Begin: it may hold a whole State
   std::mutex mutex_;
   uint64_t id_ = 0;
   std::atomic<bool> behind_ = false;  // something is to be told, but a message waits

@@ -52,7 +52,11 @@ constexpr int64_t kAwaitHostNs = 1500 * kMillisecond, kAwaitHostFollowedNs = 5 *
 
 LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request,
                      Caller caller)
-    : context_(context), hub_(hub), request_(std::move(request)), caller_(std::move(caller)) {
+    : context_(context),
+      hub_(hub),
+      request_(std::move(request)),
+      who_(caller.principal()),
+      job_(caller.job()) {
   if (!request_.has_from()) return;
   task_ = request_.from().task();
   attempt_ = request_.from().attempt() - 1;
@@ -65,8 +69,8 @@ void LogStream::Begin() {
     if (g_readers.fetch_add(1) < kLogReadersMax) {
       counted_ = true;
       // Of one that State has forgotten since it ended, hosts may have output yet.
-      watch_ = hub_->Add(caller_.job(),
-                         [this](const WatchHub::News& news) { Look(news.view, news.job); });
+      const std::shared_ptr<const JobRow> job = std::move(job_);
+      watch_ = hub_->Add(job, [this](const WatchHub::News& news) { Look(news.view, news.job); });
       return;
     }
     g_readers.fetch_sub(1);
@@ -112,7 +116,7 @@ void LogStream::Look(const View& view, const JobRow* job) {
     EndNotFound("the job was forgotten: it ended long ago");
     return;
   }
-  if (!Sight(view.state, caller_.who()).Output(*job)) {
+  if (!Sight(view.state, *who_).Output(*job)) {
     Finally(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                          "you may not read this job's output any more"));
     return;
@@ -237,7 +241,8 @@ bool LogStream::AskHosts(const JobRow& job, int32_t task) {
     if (source.state != Source::kToAsk || open_.size() >= at_once ||
         backlog_bytes() >= kAskBelowBytes)
       continue;
-    request.set_tail_lines(source.heard ? 0 : request_.tail_lines());
+    // Of a rank that goes on, hosts take no notice of it.
+    request.set_tail_lines(source.heard && request_.follow() ? 0 : request_.tail_lines());
     request.clear_from();
     for (const auto& [rank, offset] : source.next_offsets) (*request.mutable_from())[rank] = offset;
     source.broken.clear();

@@ -61,7 +61,8 @@ class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>
   const ApiContext* const context_;
   WatchHub* const hub_;
   const pb::LogsRequest request_;
-  const Caller caller_;
+  const std::shared_ptr<const Principal> who_;
+  std::shared_ptr<const JobRow> job_;  // until Begin: it may hold a whole State
 
   // The hub's thread's.
   int32_t attempt_ = 0;  // the newest that was begun, or the one before that to go on with

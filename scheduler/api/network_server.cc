@@ -35,7 +35,8 @@ constexpr size_t kReadMost = 20'000;
 constexpr int kStrangersCalls = 4;  // at once, on one connection
 // What a connection may send of its own account: a handshake, settings, a request's headers.
 constexpr int64_t kFreeBytes = 6 << 10, kBytesOfCall = 1 << 10, kBytesOfMessage = 256;
-constexpr int64_t kFewBytes = 64 << 10;  // nobody is ended for less
+constexpr int64_t kFewBytes = 64 << 10;       // nobody is ended for less, or has more credit
+constexpr int64_t kQuietBytesPerS = 1 << 10;  // pings, window updates: of each connection
 // So often a connection that sends is looked at; the second: if it sends what nothing explains.
 constexpr int64_t kAskMs = 10, kAskSoonMs = 1;
 constexpr uint32_t kSends = EPOLLIN | EPOLLET | EPOLLONESHOT;
@@ -291,7 +292,7 @@ void NetworkServer::Accept(bool join) {
   Connection connection;
   // A port of a client may come to both doors.
   const std::string peer = (join ? kJoin : "") + PeerOf(address, &connection.address);
-  connection.begun_ns = context_->clock->MonotonicNs();
+  connection.begun_ns = connection.counted_ns = context_->clock->MonotonicNs();
   connection.generation = generation_;
   {
     std::lock_guard lock(mutex_);
@@ -391,8 +392,15 @@ void NetworkServer::Explain(const std::string& peer, int64_t base, size_t bytes)
 }
 
 void NetworkServer::Count(const std::string& peer, Connection* connection, int64_t now_ns) {
-  const int64_t unexplained =
-      std::max<int64_t>(0, ReceivedBytes(connection->fd) - kFreeBytes - connection->explained);
+  const int64_t received = ReceivedBytes(connection->fd);
+  if (received == 0) return;  // nothing is known of it
+  const int64_t quiet_ns = std::min(now_ns - connection->counted_ns, kMinute);
+  connection->counted_ns = now_ns;
+  connection->quiet += kQuietBytesPerS * (quiet_ns / kMillisecond);
+  connection->explained =
+      std::min(connection->explained + connection->quiet / 1000, received + kFewBytes);
+  connection->quiet %= 1000;
+  const int64_t unexplained = std::max<int64_t>(0, received - kFreeBytes - connection->explained);
   const int64_t more = unexplained - connection->unexplained;  // below 0: by now it is explained
   connection->unexplained = unexplained;
   if (more == 0 || allowance_.Take(connection->address, more, now_ns) || unexplained < kFewBytes)
@@ -466,6 +474,7 @@ void NetworkServer::On(int fd, uint32_t events) {
     ask_soon_ |= connection.unexplained > kFewBytes / 4;
     return;
   }
+  Count(peer->second, &connection, context_->clock->MonotonicNs());
   last = connection.generation;
   Forget(std::string(peer->second));
 }

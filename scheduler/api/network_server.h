@@ -75,6 +75,7 @@ class NetworkServer {
     int64_t begun_ns = 0;
     // Bytes that calls and messages explain, and those that nothing does and that were counted.
     int64_t explained = 0, unexplained = 0;
+    int64_t counted_ns = 0, quiet = 0;  // when; thousandths of bytes that its age explains
     // Once a call came: whose it is.
     bool called = false;
     bool silent = false;  // is among its address's silent ones

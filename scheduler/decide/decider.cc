@@ -1,5 +1,7 @@
 #include "scheduler/decide/decider.h"
 
+#include <algorithm>
+
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/model/inputs.h"
 #include "scheduler/decide/model/precedence.h"
@@ -43,7 +45,9 @@ std::optional<Standing> Decider::StandingOf(const State& state, int64_t now_ns,
   const Inputs in(state, now_ns, options, model);
   const Gang& gang = in.gang(found->second);
   const bool worked = HasIntervalsWork(gang, gang.start_ns != 0 ? now_ns - gang.start_ns : 0);
-  return Standing{gang.entitled && gang.guaranteed, worked ? MinRuntimeNs(in, gang.leaf) : 0};
+  // Of a claim that has waited for the fleet's own min_runtime it is left alone no longer.
+  return Standing{gang.entitled && gang.guaranteed,
+                  worked ? std::min(MinRuntimeNs(in, gang.leaf), options.min_runtime_ns) : 0};
 }
 
 Plan Decider::Decide(const State& state, int64_t now_ns, const SchedulingOptions& options) {

@@ -42,8 +42,8 @@ int64_t SizeWeight(int64_t gpus_milli) { return 1000 + 5 * gpus_milli; }
 constexpr int64_t kGangMilli = 2000;
 // What a place for a gang would be worth, in thousandths of an idle GPU, if nothing but this gang
 // came and every host could hold it. It is worth as much less as the gang's part of the GPUs that
-// tasks ask for is smaller, and as much more as fewer hosts could hold it.
-constexpr int64_t kPlaceMilli = 80;
+// tasks ask for is smaller, and more by the square of how much fewer hosts could hold it.
+constexpr int64_t kPlaceMilli = 20;
 
 constexpr int64_t kPointBits = 16;  // of where in its stratum a point lies
 
@@ -224,7 +224,8 @@ void HostScorer::SetPrices(int32_t kind) {
     if (weight == 0 || gpus_milli(t) < kGangMilli) continue;
     on_[kind].gangs.push_back(
         {on_[kind].demands[t],
-         static_cast<int64_t>(weight * gpus_milli(t) * kRollouts * kPlaceMilli / asked)});
+         static_cast<int64_t>(weight * gpus_milli(t) * kRollouts * kPlaceMilli * hosts_ /
+                              could_hold_[t] / asked)});
   }
 }
 

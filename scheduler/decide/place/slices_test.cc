@@ -186,8 +186,11 @@ TEST(Score, AgreesWithThePlainFormsAndWithItself) {
       const Demand& worker = mixed.typical[t].wish.worker;
       const int64_t fit =
           std::min(whole / (worker.gpus_milli / 1000), host.cpus_milli / worker.cpus_milli);
-      places += static_cast<double>(fit * mixed.scorer.Weight(kind, t)) / 1000 *
-                static_cast<double>(worker.gpus_milli) / 1000 / asked * 80 * HostScorer::kRollouts;
+      const double weight = static_cast<double>(mixed.scorer.Weight(kind, t));
+      const double scarcity =
+          weight / static_cast<double>(mixed.typical[t].count * (1000 + 5 * worker.gpus_milli));
+      places += static_cast<double>(fit) * weight * scarcity / 1000 *
+                static_cast<double>(worker.gpus_milli) / 1000 / asked * 20 * HostScorer::kRollouts;
     }
     // Each place's worth is rounded down.
     ASSERT_NEAR(static_cast<double>(mixed.scorer.GangPlaces(host)), places, 8) << i;

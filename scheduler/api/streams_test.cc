@@ -483,6 +483,23 @@ TEST_F(StreamsTest, UnknownJobsAndThoseOfOthersLookAlike) {
   EXPECT_EQ(hub_->watchers(), 0u);
 }
 
+TEST_F(StreamsTest, WhoFollowsKeepsNoStateOfItsBeginningAlive) {
+  const std::string id = Submit();  // nobody can run it
+  std::weak_ptr<const View> first = engine_->Snapshot();
+  grpc::ClientContext watch, logs;
+  const auto watching = Watch(&watch, id);
+  pb::WatchJobResponse news;
+  ASSERT_TRUE(watching->Read(&news));
+  const auto reading = Logs(&logs, true);
+  AwaitWatchers(2);
+  Submit();
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!first.expired() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  EXPECT_TRUE(first.expired());
+  watch.TryCancel();
+  logs.TryCancel();
+}
+
 // ---- Logs ----
 
 TEST_F(StreamsTest, LogsFollowAJobFromAttemptToAttemptAndEndWithIt) {

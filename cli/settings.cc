@@ -119,8 +119,7 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
   }
   std::string context = context_flag;
   if (context.empty()) context = environment("MUSTER_CONTEXT");
-  bool asked = !context.empty();
-  if (!asked) context = config.current_context;
+  if (context.empty()) context = config.current_context;
   const ClientContext* chosen = nullptr;
   if (!context.empty()) {
     for (const std::string& login : LoginsIn(path)) {

@@ -39,6 +39,21 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& address, const std::strin
   return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments);
 }
 
+// Connected to the first of its addresses that takes it, which *chosen is then; below 0: none does,
+// and *why says it of each.
+int ConnectToFirst(const Identity& identity, std::string* chosen, std::string* why) {
+  for (const std::string& address : identity.addresses) {
+    std::string here;
+    const int fd = ConnectTo(address, kConnectNs, &here);
+    if (fd >= 0) {
+      *chosen = address;
+      return fd;
+    }
+    absl::StrAppend(why, why->empty() ? "" : "; ", here);
+  }
+  return -1;
+}
+
 template <typename Service, typename Request, typename Response>
 absl::StatusOr<Response> Call(const std::shared_ptr<grpc::Channel>& channel,
                               grpc::Status (Service::Stub::*method)(grpc::ClientContext*,
@@ -121,29 +136,19 @@ std::shared_ptr<grpc::Channel> DialWith(const Identity& identity,
                                         grpc::ChannelArguments arguments) {
   std::string chosen = identity.addresses.front(), why;
   if (identity.addresses.size() > 1) {
-    for (const std::string& address : identity.addresses) {
-      const int fd = ConnectTo(address, kConnectNs, &why);
-      if (fd < 0) continue;
-      close(fd);
-      chosen = address;
-      break;
-    }
+    const int fd = ConnectToFirst(identity, &chosen, &why);
+    if (fd >= 0) close(fd);
   }
   return Dial(chosen, identity.holder.trust_id,
               {identity.authorities, identity.key, identity.certificate}, std::move(arguments));
 }
 
 std::string WhyNotServed(const Identity& identity) {
-  std::string why, all;
-  for (const std::string& address : identity.addresses) {
-    const int fd = ConnectTo(address, kConnectNs, &why);
-    if (fd >= 0) {
-      close(fd);
-      return "";
-    }
-    absl::StrAppend(&all, all.empty() ? "" : "; ", why);
-  }
-  return all;
+  std::string chosen, why;
+  const int fd = ConnectToFirst(identity, &chosen, &why);
+  if (fd < 0) return why;
+  close(fd);
+  return "";
 }
 
 absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* clock_ns) {
@@ -186,21 +191,18 @@ absl::StatusOr<Identity> Renew(const Identity& identity) {
 }
 
 std::string OwnAddress(const Identity& identity) {
-  std::string why;
-  for (const std::string& address : identity.addresses) {
-    const int fd = ConnectTo(address, kConnectNs, &why);
-    if (fd < 0) continue;
-    sockaddr_storage own{};
-    socklen_t size = sizeof own;
-    char text[NI_MAXHOST] = "";
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) != 0 ||
-        getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0,
-                    NI_NUMERICHOST) != 0)
-      text[0] = '\0';
-    close(fd);
-    return text;
-  }
-  return "";
+  std::string chosen, why;
+  const int fd = ConnectToFirst(identity, &chosen, &why);
+  if (fd < 0) return "";
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  char text[NI_MAXHOST] = "";
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof text, nullptr, 0,
+                  NI_NUMERICHOST) != 0)
+    text[0] = '\0';
+  close(fd);
+  return text;
 }
 
 absl::StatusOr<bool> AskNews(const std::shared_ptr<grpc::Channel>& channel) {

@@ -468,13 +468,12 @@ void NetworkServer::On(int fd, uint32_t events) {
   const auto peer = by_fd_.find(fd);
   if (peer == by_fd_.end()) return;
   Connection& connection = connections_[peer->second];
+  Count(peer->second, &connection, context_->clock->MonotonicNs());
   if ((events & (EPOLLHUP | EPOLLERR)) == 0) {
-    Count(peer->second, &connection, context_->clock->MonotonicNs());
     sent_.push_back(fd);
     ask_soon_ |= connection.unexplained > kFewBytes / 4;
     return;
   }
-  Count(peer->second, &connection, context_->clock->MonotonicNs());
   last = connection.generation;
   Forget(std::string(peer->second));
 }

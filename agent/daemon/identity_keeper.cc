@@ -14,17 +14,13 @@ namespace {
 
 constexpr int64_t kAskNs = 5 * kSecond;  // between questions whether to renew
 constexpr int64_t kLeastAskNs = 200 * kMillisecond;
-constexpr int64_t kSkewS = 3600;  // certificates begin so long before they are issued
 
 int64_t NowS() { return RealClock()->WallNs() / kSecond; }
 
-int64_t LifeOf(const Identity& identity) {
-  return std::max<int64_t>(identity.validity.end_s - identity.validity.begin_s - kSkewS, 0);
-}
-
 // It is to be renewed: half of its life is over.
 bool DueOf(const Identity& identity) {
-  return NowS() >= identity.validity.begin_s + kSkewS + LifeOf(identity) / 2;
+  const Validity& validity = identity.validity;
+  return NowS() >= validity.begin_s + kCertificateSkewS + validity.life_s() / 2;
 }
 
 }  // namespace
@@ -70,7 +66,7 @@ void IdentityKeeper::Run() {
     if (of != identity) channel.reset();
     of = identity;
     const int64_t end_s = identity->validity.end_s;
-    const int64_t life_s = LifeOf(*identity);
+    const int64_t life_s = identity->validity.life_s();
     absl::Status problem;
     const bool asks = DueOf(*identity);
     if (end_s <= NowS()) {

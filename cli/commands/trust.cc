@@ -202,8 +202,7 @@ int Login(Session& session, const LoginOptions& options) {
             : absl::StrCat(" Use it with --context ", options.context,
                            ", or write current_context: ", options.context, " into ", config, "."),
       " The certificate renews itself while you use it at least every ",
-      FormatDuration((identity->validity.end_s - identity->validity.begin_s - 3600) * kSecond),
-      ".\n"));
+      FormatDuration(identity->validity.life_s() * kSecond), ".\n"));
   return kExitOk;
 }
 

@@ -2,6 +2,7 @@
 // outside is refused with a reason, never trusted: of a request only its public key counts.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,10 +16,15 @@ namespace muster {
 
 inline constexpr size_t kMaxPemBytes = 64 << 10;  // of anything that is read here
 
+// Certificates of hosts, users and servers begin so long before they are issued: clocks differ.
+inline constexpr int64_t kCertificateSkewS = 3600;
+
 // From when and until when, Unix time.
 struct Validity {
   int64_t begin_s = 0;
   int64_t end_s = 0;
+  // From its issue on.
+  int64_t life_s() const { return std::max<int64_t>(end_s - begin_s - kCertificateSkewS, 0); }
 };
 
 struct Certificate {

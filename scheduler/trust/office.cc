@@ -20,7 +20,7 @@ std::string ContextOf(const std::string& trust_id, uint64_t version) {
 }
 
 Validity LifeFrom(int64_t now_ns, int64_t life_ns) {
-  return {(now_ns - kSkewNs) / kSecond, (now_ns + life_ns) / kSecond};
+  return {(now_ns - kCertificateSkewS * kSecond) / kSecond, (now_ns + life_ns) / kSecond};
 }
 
 absl::Status NotWelcome(absl::string_view why) { return absl::UnauthenticatedError(why); }

@@ -28,7 +28,6 @@ struct CertificateLives {
   int64_t authority_ns = 3650 * kDay;
 };
 
-inline constexpr int64_t kSkewNs = kHour;              // certificates begin so long before now
 inline constexpr int64_t kRenewExpiredNs = 90 * kDay;  // a host may, for so long after the end
 inline constexpr int64_t kTokenNs = kHour, kTokenMostNs = 90 * kDay;
 

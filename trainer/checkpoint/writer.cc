@@ -165,8 +165,10 @@ void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {
     RankLayouts layouts;  // of every rank
     for (const auto& flat : flats_) layouts.push_back(&flat->layout());
     const Shares shares = [&](int flat, int rank) {
-      const int64_t begin = flats_[flat]->shard_begin(rank);
-      return std::pair<int64_t, int64_t>(begin, begin + flats_[flat]->shard_numel());
+      const bool sliced = layouts[flat]->sliced();
+      const Holders& holders = world_.holders(sliced);
+      return ShardRange(*layouts[flat], IndexAmongHolders(world_.mesh(), rank, sliced),
+                        holders.whole.size, holders.shard.size);
     };
     status_ = WriteFileDurably(
         directory_ + "/index.json",

@@ -116,7 +116,8 @@ std::thread StartReadingAhead(const Request& request) {
 std::unique_ptr<World> Meet(const Request& request, Clock::time_point begin) {
   const at::Device device = request.device;
   std::unique_ptr<World> world = World::Connect(request.info, device);
-  world->MakeShardGroups(static_cast<int>(request.setup.config.shard_size));
+  world->MakeGroups(
+      Mesh(request.info.size, /*tp=*/1, static_cast<int>(request.setup.config.shard_size)));
   world->GatherRows({0});
   if (request.info.rank == 0) {
     const char* backend = request.info.size == 1 ? "none" : device.is_cuda() ? "nccl" : "gloo";

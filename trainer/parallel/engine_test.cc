@@ -366,7 +366,7 @@ TEST(Engine, MemoryIsWhatWasSaidBefore) {
         [&](World& world) {
           for (const FlatOptions& options : all) {
             EXPECT_EQ(FlatParam(layout, &world, options).Memory(),
-                      MemoryOf(layout, world.size(), world.shard().size, options));
+                      MemoryOf(layout, world.size(), world.holders(false).shard.size, options));
           }
         },
         group);

@@ -139,6 +139,12 @@ void ForEachRun(const FlatLayout& layout, const SegmentPiece& piece,
                 });
 }
 
+std::pair<int64_t, int64_t> ShardRange(const FlatLayout& layout, int rank, int ranks, int group) {
+  const int64_t numel = layout.PaddedNumel(ranks) / ranks,
+                begin = ((rank % group) * (ranks / group) + rank / group) * numel;
+  return {begin, begin + numel};
+}
+
 FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOptions& options) {
   FlatMemory m;
   const int64_t padded = layout.PaddedNumel(ranks),
@@ -161,16 +167,20 @@ FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOp
 }
 
 FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options)
-    : layout_(std::move(layout)), world_(world), options_(options) {
-  const int64_t padded = layout_.PaddedNumel(world->size());
-  const int group = world->shard().size;
-  const FlatMemory memory = MemoryOf(layout_, world->size(), group, options);
+    : layout_(std::move(layout)),
+      world_(world),
+      holders_(world->holders(layout_.sliced())),
+      options_(options) {
+  const int ranks = whole().size, group = shard().size;
+  const int64_t padded = layout_.PaddedNumel(ranks);
+  const FlatMemory memory = MemoryOf(layout_, ranks, group, options);
   weights_in_slot_ = memory.weights_in_slot, gradients_in_slot_ = memory.gradients_in_slot,
   reduces_slot_ = memory.reduces_slot;
-  shard_numel_ = padded / world->size();
+  const auto [begin, end] = ShardRange(layout_, whole().rank, ranks, group);
+  shard_begin_ = begin, shard_numel_ = end - begin;
   const bool sharded = options.zero_stage >= (options.frozen ? 3 : 1);
   owned_numel_ = sharded ? padded / group : padded;
-  owned_begin_ = sharded ? world->shard().rank * owned_numel_ : 0;
+  owned_begin_ = sharded ? shard().rank * owned_numel_ : 0;
   TORCH_CHECK(weights_in_slot_ || !options.host_weights, "weights on the host need stage 3");
 
   const at::TensorOptions fp32 = at::TensorOptions().dtype(at::kFloat).device(world->device());
@@ -295,11 +305,6 @@ at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& low_bits) {
       .view(at::kFloat);
 }
 
-int64_t FlatParam::shard_begin(int rank) const {
-  const int group = world_->shard().size, replicas = world_->size() / group;
-  return ((rank % group) * replicas + rank / group) * shard_numel_;
-}
-
 at::Tensor FlatParam::View(const at::Tensor& flat, int segment, int count) const {
   const Segment& first = layout_.segments()[segment];
   std::vector<int64_t> shape = first.shape;
@@ -318,7 +323,7 @@ void FlatParam::StartUnshard() {
     if (unsharded_) return;
     unsharded_ = true;
     if (options_.host_weights && params_.is_cuda()) return UnshardFromHost();
-    if (world_->shard().size == 1)
+    if (shard().size == 1)
       params_.copy_(owned_weights_);
     else
       UnshardOwned();
@@ -332,7 +337,7 @@ void FlatParam::StartUnshard() {
 // Gloo's all-gather makes a copy of the whole; where each rank sends its part by a broadcast, the
 // same bytes go straight to their place.
 void FlatParam::UnshardOwned() {
-  const Group& group = world_->shard();
+  const Group& group = shard();
   if (!world_->prefers_all_reduce()) {
     gathers_.push_back(group.backend->_allgather_base(params_, staging_ = owned_weights_, {}));
     return;
@@ -356,11 +361,11 @@ void FlatParam::UnshardFromHost() {
   free.record(c10::cuda::getCurrentCUDAStream(params_.device().index()).unwrap());
   const c10::cuda::CUDAStreamGuard guard(copies);
   free.block(copies.unwrap());
-  if (world_->shard().size == 1) {
+  if (shard().size == 1) {
     params_.copy_(owned_weights_, /*non_blocking=*/true);
   } else {
     staging_ = owned_weights_.to(params_.device(), /*non_blocking=*/true);
-    gathers_.push_back(world_->shard().backend->_allgather_base(params_, staging_, {}));
+    gathers_.push_back(shard().backend->_allgather_base(params_, staging_, {}));
   }
   copied_.emplace(at::kCUDA);
   copied_->record(copies.unwrap());
@@ -408,19 +413,19 @@ void FlatParam::AccumulateGradient() {
 // By one all-reduce of all ranks, instead of a reduce-scatter in the shard group and an all-reduce
 // of its part in the replicate group. A shard group of one has nothing to scatter.
 bool FlatParam::SumsWhole() const {
-  return options_.zero_stage == 0 || world_->shard().size == 1 || world_->prefers_all_reduce();
+  return options_.zero_stage == 0 || shard().size == 1 || world_->prefers_all_reduce();
 }
 
 void FlatParam::StartReduce() {
-  if (world_->size() == 1) return;
-  at::Tensor& whole = reduces_slot_ ? grads_ : sums_;
+  if (whole().size == 1) return;
+  at::Tensor& sums = reduces_slot_ ? grads_ : sums_;
   if (SumsWhole()) {
-    std::vector<at::Tensor> tensors = {whole};
-    reduce_ = world_->backend()->allreduce(tensors, {});
+    std::vector<at::Tensor> tensors = {sums};
+    reduce_ = whole().backend->allreduce(tensors, {});
   } else {
-    at::Tensor owned = whole.narrow(0, owned_begin_, owned_numel_);  // in place, as NCCL allows
-    reduce_ = world_->shard().backend->_reduce_scatter_base(owned, whole, {});
-    if (owned.is_cuda() && world_->replicate().size > 1) ReduceOverReplicas(owned);
+    at::Tensor owned = sums.narrow(0, owned_begin_, owned_numel_);  // in place, as NCCL allows
+    reduce_ = shard().backend->_reduce_scatter_base(owned, sums, {});
+    if (owned.is_cuda() && replicate().size > 1) ReduceOverReplicas(owned);
   }
 }
 
@@ -432,16 +437,16 @@ void FlatParam::ReduceOverReplicas(const at::Tensor& owned) {
   const c10::cuda::CUDAStreamGuard guard(sums);
   reduce_->wait();
   std::vector<at::Tensor> tensors = {owned};
-  reduce_ = world_->replicate().backend->allreduce(tensors, {});
+  reduce_ = replicate().backend->allreduce(tensors, {});
 }
 
 void FlatParam::WaitReduce() {
   if (!reduce_) return;
   Wait(reduce_);
   at::Tensor owned = (reduces_slot_ ? grads_ : sums_).narrow(0, owned_begin_, owned_numel_);
-  if (world_->replicate().size > 1 && !SumsWhole() && !owned.is_cuda()) {
+  if (replicate().size > 1 && !SumsWhole() && !owned.is_cuda()) {
     std::vector<at::Tensor> tensors = {owned};
-    reduce_ = world_->replicate().backend->allreduce(tensors, {});
+    reduce_ = replicate().backend->allreduce(tensors, {});
     Wait(reduce_);
   }
   if (!reduces_slot_) return;

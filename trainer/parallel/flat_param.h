@@ -1,5 +1,6 @@
 // FlatParam: parameters that are gathered, reduced and updated together. Flat, padded, sharded over
-// its process group.
+// the ranks that hold it: all, or where it is of slices (tensor parallelism) those that hold the
+// same ones.
 //
 // Terms. A *segment* is one parameter inside the flat: name, shape, offset. The layout of segments
 // doesn't depend on the number of ranks; only the padding at the end does. What a rank *owns*
@@ -55,6 +56,8 @@ class FlatLayout {
                 bool joined = false);
 
   const std::vector<Segment>& segments() const { return segments_; }
+  // Whether its segments are slices: all are, or none is.
+  bool sliced() const { return !segments_.empty() && segments_[0].slice.has_value(); }
   // Elements up to the end of the last segment.
   int64_t numel() const { return numel_; }
   // numel() padded so that `ranks` equal shards of a multiple of 32 elements make it up.
@@ -108,7 +111,10 @@ struct FlatMemory {
   bool weights_in_slot = false, gradients_in_slot = false, reduces_slot = false;
   bool operator==(const FlatMemory&) const = default;
 };
-// As FlatParam will have it on one of `ranks` ranks in shard groups of `group`.
+// The shard of one of the `ranks` ranks that hold a flat, in shard groups of `group`: elements
+// [first, second).
+std::pair<int64_t, int64_t> ShardRange(const FlatLayout& layout, int rank, int ranks, int group);
+// As FlatParam will have it on one of `ranks` ranks that hold it, in shard groups of `group`.
 FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOptions& options);
 
 // Memory and collectives of one flat. Not thread-safe; all ranks call the collective ones in the
@@ -167,8 +173,7 @@ class FlatParam {
   const FlatOptions& options() const { return options_; }
 
   // A rank's shard as elements of the flat: its share of a checkpoint, and what it counts in norms.
-  int64_t shard_begin(int rank) const;
-  int64_t shard_begin() const { return shard_begin(world_->rank()); }
+  int64_t shard_begin() const { return shard_begin_; }
   int64_t shard_numel() const { return shard_numel_; }
   // The shard's part of an owned tensor.
   at::Tensor OfShard(const at::Tensor& owned) const {
@@ -218,13 +223,17 @@ class FlatParam {
   void UnshardFromHost();
   void UnshardOwned();
   bool SumsWhole() const;
+  const Group& whole() const { return holders_.whole; }
+  const Group& shard() const { return holders_.shard; }
+  const Group& replicate() const { return holders_.replicate; }
   void ReduceOverReplicas(const at::Tensor& owned);
 
   FlatLayout layout_;
   World* world_;
+  const Holders holders_;
   const FlatOptions options_;
   bool weights_in_slot_ = false, gradients_in_slot_ = false, reduces_slot_ = false;
-  int64_t shard_numel_ = 0, owned_begin_ = 0, owned_numel_ = 0;
+  int64_t shard_begin_ = 0, shard_numel_ = 0, owned_begin_ = 0, owned_numel_ = 0;
   at::Tensor params_;  // [padded], dtype
   at::Tensor grads_;   // [padded], fp32
   at::Tensor

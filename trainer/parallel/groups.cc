@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -174,7 +175,7 @@ std::unique_ptr<World> World::Connect(const WorldInfo& info, at::Device device) 
   world->store_ = world->MeetStore(
       info.rank == 0 && !(launcher_store != nullptr && std::strcmp(launcher_store, "True") == 0));
   world->backend_ = world->MakeBackend("all", info.rank, info.size);
-  world->shard_ = {info.rank, info.size, world->backend_};
+  world->MakeGroups(Mesh(info.size, 1, 0));
   return world;
 }
 
@@ -195,14 +196,42 @@ c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, in
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo);
 }
 
-void World::MakeShardGroups(int size) {
-  if (size == 0) size = info_.size;
-  TORCH_CHECK(size > 0 && info_.size % size == 0, "shard groups of ", size, " ranks don't make up ",
-              info_.size);
-  if (size == info_.size) return;
-  const int group = info_.rank / size, place = info_.rank % size, groups = info_.size / size;
-  shard_ = {place, size, MakeBackend(absl::StrCat("shard", group), place, size)};
-  replicate_ = {group, groups, MakeBackend(absl::StrCat("replicate", place), group, groups)};
+// `ranks`: in order; this one among them.
+Group World::MakeGroup(const std::string& name, const std::vector<int>& ranks) {
+  const auto [made, fresh] = made_.try_emplace(ranks);
+  if (fresh) {
+    const int place = static_cast<int>(std::find(ranks.begin(), ranks.end(), info_.rank) -
+                                       ranks.begin()),
+              size = static_cast<int>(ranks.size());
+    made->second = {place, size,
+                    size == info_.size
+                        ? backend_
+                        : MakeBackend(absl::StrCat(name, ranks.front(), "of", size), place, size)};
+  }
+  return made->second;
+}
+
+// In one order on every rank.
+void World::MakeGroups(const Mesh& mesh) {
+  TORCH_CHECK(mesh.size() == info_.size, "a mesh of ", mesh.size(), " for ", info_.size, " ranks");
+  mesh_ = mesh;
+  const auto holders = [&](bool sliced) {
+    const HolderRanks ranks = HoldersOf(mesh, info_.rank, sliced);
+    // Copies of slices and of what isn't sliced are on the same ranks.
+    return Holders{MakeGroup("data", ranks.whole), MakeGroup("shard", ranks.shard),
+                   MakeGroup("replicate", ranks.replicate)};
+  };
+  alike_ = holders(false);
+  sliced_ = holders(true);
+  tensor_ = MakeGroup("tensor", mesh.Along(info_.rank, {MeshDim::kTp}));
+}
+
+std::vector<c10::intrusive_ptr<c10d::Backend>> World::Backends() const {
+  std::vector<c10::intrusive_ptr<c10d::Backend>> all;
+  for (const auto& [ranks, group] : made_) {
+    if (group.backend) all.push_back(group.backend);
+  }
+  return all;
 }
 
 World::~World() { StopWatching(); }
@@ -248,10 +277,9 @@ void World::StopWatching() {
 }
 
 void World::Abort() noexcept {
-  for (const c10::intrusive_ptr<c10d::Backend>* backend :
-       {&replicate_.backend, &shard_.backend, &backend_}) {
+  for (const c10::intrusive_ptr<c10d::Backend>& backend : Backends()) {
     try {
-      if (*backend && !(backend == &shard_.backend && *backend == backend_)) (*backend)->abort();
+      backend->abort();
     } catch (const std::exception&) {
       // The process ends all the same.
     }
@@ -303,10 +331,7 @@ std::string World::Broadcast(const std::string& text) {
 }
 
 void World::SetTimeout(std::chrono::milliseconds timeout) {
-  for (const c10::intrusive_ptr<c10d::Backend>* backend :
-       {&backend_, &shard_.backend, &replicate_.backend}) {
-    if (*backend) (*backend)->setTimeout(timeout);
-  }
+  for (const c10::intrusive_ptr<c10d::Backend>& backend : Backends()) backend->setTimeout(timeout);
 }
 
 void World::AnnounceFailure(const std::string& why) noexcept {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/status/statusor.h"
+#include "trainer/parallel/mesh.h"
 
 namespace muster::trainer {
 
@@ -45,6 +47,11 @@ struct Group {
   c10::intrusive_ptr<c10d::Backend> backend;
 };
 
+// Those that hold a flat (mesh.h's HolderRanks).
+struct Holders {
+  Group whole, shard, replicate;
+};
+
 // All ranks of the run. Collectives of one group must be called in the same order by every rank.
 // Not thread-safe. A single process has no backend: every collective is then a no-op, and no socket
 // is opened.
@@ -61,13 +68,14 @@ class World {
   at::Device device() const { return device_; }
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
 
-  // Cuts the ranks into shard groups of `size` neighbours (0: one of all); ranks of one place in
-  // theirs form a replicate group. Collective; before anything is sharded. `size` must divide the
-  // number of ranks.
-  void MakeShardGroups(int size);
-  // This rank's; before MakeShardGroups all ranks are one shard group.
-  const Group& shard() const { return shard_; }
-  const Group& replicate() const { return replicate_; }
+  // Makes the groups of a mesh of all ranks. Collective; before anything is sharded.
+  void MakeGroups(const Mesh& mesh);
+  // Before MakeGroups all ranks are one shard group.
+  const Mesh& mesh() const { return mesh_; }
+  // This rank's: the ranks that hold a flat of slices, or one that isn't sliced.
+  const Holders& holders(bool sliced) const { return sliced ? sliced_ : alike_; }
+  // The ranks that take the same rows, each with another slice of the weights.
+  const Group& tensor() const { return tensor_; }
   // Gloo has no direct reduce-scatter: an all-reduce is twice as fast there.
   bool prefers_all_reduce() const { return prefers_all_reduce_; }
   // For tests: CPUs go the way of GPUs, or back. Before anything is sharded.
@@ -102,13 +110,18 @@ class World {
       : info_(info), device_(device), prefers_all_reduce_(!device.is_cuda()) {}
   c10::intrusive_ptr<c10d::Store> MeetStore(bool serve) const;
   c10::intrusive_ptr<c10d::Backend> MakeBackend(const std::string& name, int rank, int size) const;
+  Group MakeGroup(const std::string& name, const std::vector<int>& ranks);
+  std::vector<c10::intrusive_ptr<c10d::Backend>> Backends() const;
 
   WorldInfo info_;
   at::Device device_;
   bool prefers_all_reduce_;
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> backend_;
-  Group shard_, replicate_;
+  Mesh mesh_;
+  Holders alike_, sliced_;
+  Group tensor_;
+  std::map<std::vector<int>, Group> made_;  // by their ranks
   std::mutex watch_mutex_;
   std::condition_variable watch_stops_;
   bool watching_ = false;

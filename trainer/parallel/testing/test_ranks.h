@@ -28,8 +28,9 @@ inline int FreePort() {
   return ntohs(address.sin_port);
 }
 
-// Runs `body` on each of `size` ranks, in shard groups of `shard_size` (0: one).
-inline void OnRanks(int size, const std::function<void(World&)>& body, int shard_size = 0) {
+// Runs `body` on each of `size` ranks, in shard groups of `shard_size` (0: one) and slices of `tp`.
+inline void OnRanks(int size, const std::function<void(World&)>& body, int shard_size = 0,
+                    int tp = 1) {
   const int port = FreePort();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -38,7 +39,7 @@ inline void OnRanks(int size, const std::function<void(World&)>& body, int shard
       WorldInfo info;
       info.rank = rank, info.size = size, info.local_size = size, info.master_port = port;
       std::unique_ptr<World> world = World::Connect(info, at::kCPU);
-      world->MakeShardGroups(shard_size);
+      world->MakeGroups(Mesh(size, tp, shard_size));
       body(*world);
       world->GatherRows({0});  // rank 0 hosts the store until all are done
     });

@@ -1,0 +1,81 @@
+// The layout of a run's ranks: a mesh with a dimension for each way to share work out, and the
+// groups of ranks that it means. One place says who is who. Pure: makes no process groups (groups.h
+// does), needs no torch.
+//
+// Dimensions, from the one whose index changes slowest from rank to rank to the fastest:
+//   pp            stages of a pipeline
+//   dp_replicate  copies of what is sharded (hybrid sharding)
+//   dp_shard      ranks that share such a copy; they take other rows of the batch than each other
+//   cp            parts of a sequence
+//   tp            slices of each layer's weights
+// So the ranks that talk most are neighbours. Pipelines and context parallelism aren't built yet:
+// pp and cp are 1. Expert parallelism will be no dimension of its own, but cut out of dp_shard, cp
+// and tp.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace muster::trainer {
+
+enum class MeshDim { kPp, kDpReplicate, kDpShard, kCp, kTp };
+inline constexpr int kMeshDims = 5;
+
+// A number for each dimension: how long a mesh is in it, or a rank's index in it.
+class MeshNumbers {
+ public:
+  explicit MeshNumbers(int value) { numbers_.fill(value); }
+  int& operator[](MeshDim dim) { return numbers_[static_cast<size_t>(dim)]; }
+  int operator[](MeshDim dim) const { return numbers_[static_cast<size_t>(dim)]; }
+  bool operator==(const MeshNumbers&) const = default;
+
+ private:
+  std::array<int, kMeshDims> numbers_;
+};
+
+// Value type.
+class Mesh {
+ public:
+  Mesh() : shape_(1) {}
+  // `ranks` in slices of `tp`; `shard_size` neighbours share one copy of what is sharded (0: all
+  // do). tp must divide shard_size, and that the ranks.
+  Mesh(int ranks, int tp, int shard_size);
+
+  int size() const;
+  int tp() const { return shape_[MeshDim::kTp]; }
+  // Ranks that take different rows of the batch, and a rank's number among them.
+  int dp() const { return shape_[MeshDim::kDpReplicate] * shape_[MeshDim::kDpShard]; }
+  int DpIndex(int rank) const;
+  int TpIndex(int rank) const { return PlaceOf(rank)[MeshDim::kTp]; }
+
+  const MeshNumbers& shape() const { return shape_; }
+  MeshNumbers PlaceOf(int rank) const;
+  int RankAt(const MeshNumbers& place) const;
+  // The ranks that differ from `rank` in `dims` only, itself among them, in the order of their
+  // numbers.
+  std::vector<int> Along(int rank, const std::vector<MeshDim>& dims) const;
+
+ private:
+  MeshNumbers shape_;
+};
+
+// The ranks that hold one flat (flat_param.h), and which of them share it and copy it.
+struct HolderRanks {
+  // All of them: their gradients are summed. Of these `shard` share one copy of what is sharded,
+  // and `replicate` hold the same part of other copies.
+  std::vector<int> whole, shard, replicate;
+  bool operator==(const HolderRanks&) const = default;
+};
+// Of a flat of slices, which ranks of one tp index hold, or of one that all tp ranks hold alike.
+HolderRanks HoldersOf(const Mesh& mesh, int rank, bool sliced);
+// Where `rank` stands in its HoldersOf's `whole`.
+int IndexAmongHolders(const Mesh& mesh, int rank, bool sliced);
+
+// Part `part` of `parts` of `count` things: [first, second). They differ by one at most, and the
+// last part is never smaller than another.
+std::pair<int64_t, int64_t> PartOf(int64_t count, int part, int parts);
+
+}  // namespace muster::trainer

@@ -1,0 +1,139 @@
+// Who is who in a mesh, as tables.
+#include "trainer/parallel/mesh.h"
+
+#include <map>
+#include <set>
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace muster::trainer {
+namespace {
+
+using Ranks = std::vector<int>;
+
+struct Who {
+  int rank, tp_index, dp_index;
+  Ranks tensor;               // along tp
+  HolderRanks sliced, alike;  // of flats
+};
+struct Case {
+  const char* name;
+  int ranks, tp, shard_size;
+  std::vector<Who> who;
+};
+
+const Ranks kFour = {0, 1, 2, 3};
+const Ranks kEight = {0, 1, 2, 3, 4, 5, 6, 7};
+
+const Case kCases[] = {
+    {"one rank", 1, 1, 0, {{0, 0, 0, {0}, {{0}, {0}, {0}}, {{0}, {0}, {0}}}}},
+    {"data alone",
+     4,
+     1,
+     0,
+     {{0, 0, 0, {0}, {kFour, kFour, {0}}, {kFour, kFour, {0}}},
+      {3, 0, 3, {3}, {kFour, kFour, {3}}, {kFour, kFour, {3}}}}},
+    {"two copies",
+     4,
+     1,
+     2,
+     {{0, 0, 0, {0}, {kFour, {0, 1}, {0, 2}}, {kFour, {0, 1}, {0, 2}}},
+      {3, 0, 3, {3}, {kFour, {2, 3}, {1, 3}}, {kFour, {2, 3}, {1, 3}}}}},
+    {"slices alone",
+     4,
+     4,
+     0,
+     {{0, 0, 0, kFour, {{0}, {0}, {0}}, {kFour, kFour, {0}}},
+      {3, 3, 0, kFour, {{3}, {3}, {3}}, {kFour, kFour, {3}}}}},
+    {"both: tp is the fastest",
+     4,
+     2,
+     0,
+     {{0, 0, 0, {0, 1}, {{0, 2}, {0, 2}, {0}}, {kFour, kFour, {0}}},
+      {1, 1, 0, {0, 1}, {{1, 3}, {1, 3}, {1}}, {kFour, kFour, {1}}},
+      {2, 0, 1, {2, 3}, {{0, 2}, {0, 2}, {2}}, {kFour, kFour, {2}}}}},
+    {"both, in two copies",
+     8,
+     2,
+     4,
+     {{0, 0, 0, {0, 1}, {{0, 2, 4, 6}, {0, 2}, {0, 4}}, {kEight, kFour, {0, 4}}},
+      {5, 1, 2, {4, 5}, {{1, 3, 5, 7}, {5, 7}, {1, 5}}, {kEight, {4, 5, 6, 7}, {1, 5}}},
+      {7, 1, 3, {6, 7}, {{1, 3, 5, 7}, {5, 7}, {3, 7}}, {kEight, {4, 5, 6, 7}, {3, 7}}}}},
+    {"copies of slices alone",
+     4,
+     2,
+     2,
+     {{3, 1, 1, {2, 3}, {{1, 3}, {3}, {1, 3}}, {kFour, {2, 3}, {1, 3}}}}},
+};
+
+TEST(Mesh, SaysWhoIsWho) {
+  for (const Case& c : kCases) {
+    const Mesh mesh(c.ranks, c.tp, c.shard_size);
+    EXPECT_EQ(mesh.size(), c.ranks);
+    EXPECT_EQ(mesh.dp() * mesh.tp(), c.ranks);
+    for (const Who& who : c.who) {
+      SCOPED_TRACE(std::string(c.name) + ", rank " + std::to_string(who.rank));
+      EXPECT_EQ(mesh.TpIndex(who.rank), who.tp_index);
+      EXPECT_EQ(mesh.DpIndex(who.rank), who.dp_index);
+      EXPECT_EQ(mesh.Along(who.rank, {MeshDim::kTp}), who.tensor);
+      EXPECT_EQ(HoldersOf(mesh, who.rank, /*sliced=*/true), who.sliced);
+      EXPECT_EQ(HoldersOf(mesh, who.rank, /*sliced=*/false), who.alike);
+    }
+  }
+}
+
+TEST(Mesh, EveryRankHasOnePlaceAndGroupsAgree) {
+  for (const auto& [ranks, tp, shard_size] :
+       {std::tuple{12, 1, 0}, {12, 2, 0}, {12, 3, 6}, {16, 4, 8}, {8, 8, 8}, {6, 2, 2}}) {
+    const Mesh mesh(ranks, tp, shard_size);
+    std::set<std::pair<int, int>> places;
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(mesh.RankAt(mesh.PlaceOf(rank)), rank);
+      places.insert({mesh.DpIndex(rank), mesh.TpIndex(rank)});
+      for (const bool sliced : {false, true}) {
+        const HolderRanks own = HoldersOf(mesh, rank, sliced);
+        EXPECT_EQ(own.whole.size(), own.shard.size() * own.replicate.size());
+        EXPECT_EQ(own.whole[IndexAmongHolders(mesh, rank, sliced)], rank);
+        for (const int other : own.shard) {
+          const HolderRanks its = HoldersOf(mesh, other, sliced);
+          EXPECT_EQ(its.shard, own.shard);
+          EXPECT_EQ(its.whole, own.whole);
+        }
+        // Places in `whole` run through the shard group first: flats count on it.
+        for (size_t i = 0; i < own.whole.size(); ++i) {
+          const HolderRanks its = HoldersOf(mesh, own.whole[i], sliced);
+          EXPECT_EQ(its.shard[i % own.shard.size()], own.whole[i]);
+          EXPECT_EQ(its.replicate[i / own.shard.size()], own.whole[i]);
+        }
+      }
+    }
+    EXPECT_EQ(places.size(), static_cast<size_t>(ranks));
+  }
+}
+
+TEST(Mesh, RefusesWhatDoesNotDivide) {
+  for (const auto& [ranks, tp, shard_size] :
+       {std::tuple{4, 3, 0}, {4, 0, 0}, {8, 4, 2}, {8, 2, 3}, {6, 2, 4}})
+    EXPECT_THROW(Mesh(ranks, tp, shard_size), std::invalid_argument)
+        << ranks << " " << tp << " " << shard_size;
+}
+
+TEST(Mesh, PartsMakeUpTheWholeAndTheLastIsNoneOfTheSmaller) {
+  for (const int64_t count : {1, 7, 8, 259, 152064}) {
+    for (const int parts : {1, 2, 3, 4, 8}) {
+      int64_t end = 0, largest = 0, last = 0;
+      for (int part = 0; part < parts; ++part) {
+        const auto [begin, next] = PartOf(count, part, parts);
+        EXPECT_EQ(begin, end);
+        end = next, last = next - begin, largest = std::max(largest, last);
+        EXPECT_GE(last, count / parts);
+      }
+      EXPECT_EQ(end, count);
+      EXPECT_EQ(last, largest);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace muster::trainer

@@ -124,7 +124,7 @@ int Main(int argc, char** argv) {
   system.Configure(clusters, queues);
   system.Observe([&](const StepRecord& step) { counts.See(step); });
   system.Run();
-  SimulatedAgents agents(&system.sessions(), SlotHosts(clusters),
+  SimulatedAgents agents(&system.sessions(), clusters,
                          [&](const pb::Prepare&) { return runtime_ms * kMillisecond; });
   agents.WaitWelcomed();
 

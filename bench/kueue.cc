@@ -157,18 +157,6 @@ int Main(int argc, char** argv) {
   absl::StatusOr<sim::KueueSetup> setup = sim::ParseKueueGenerator(*text, generator, options);
   if (!setup.ok()) Die(std::string(setup.status().message()));
 
-  std::vector<SimulatedHost> hosts;
-  for (const pb::ClusterSpec& cluster : setup->clusters.clusters()) {
-    const pb::Sku& sku = setup->clusters.skus().at(cluster.sku());
-    for (const pb::HostSpec& host : cluster.hosts()) {
-      SimulatedHost simulated{cluster.name(), host.name(), {}};
-      simulated.inventory.set_cpus_milli(sku.cpus_milli());
-      simulated.inventory.set_memory_bytes(sku.memory_bytes());
-      simulated.inventory.set_declared(true);
-      simulated.inventory.set_address("127.0.0.1");
-      hosts.push_back(std::move(simulated));
-    }
-  }
   std::map<std::string, int64_t> runtime_ns;  // by job name, which is class and number
   for (const sim::KueueJob& job : setup->jobs) runtime_ns[job.class_name] = job.runtime_ns;
 
@@ -177,7 +165,7 @@ int Main(int argc, char** argv) {
   system.Configure(setup->clusters, setup->queues);
   system.Observe([&tally](const StepRecord& step) { tally.OnStep(step); });
   system.Run();
-  SimulatedAgents agents(&system.sessions(), std::move(hosts), [&](const pb::Prepare& prepare) {
+  SimulatedAgents agents(&system.sessions(), setup->clusters, [&](const pb::Prepare& prepare) {
     const std::string& name = prepare.job_name();
     return runtime_ns.at(name.substr(0, name.rfind('-')));
   });

@@ -1,7 +1,5 @@
 #include "bench/slot_fleet.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -30,26 +28,6 @@ pb::ClusterFile SlotClusters(int hosts) {
     host->set_rack(absl::StrCat("r", h / 16));
   }
   return file;
-}
-
-std::vector<SimulatedHost> SlotHosts(const pb::ClusterFile& file) {
-  std::vector<SimulatedHost> hosts;
-  for (const pb::HostSpec& spec : file.clusters(0).hosts()) {
-    SimulatedHost host{file.clusters(0).name(), spec.name(), {}};
-    host.inventory.set_flavour(kSlotFlavour);
-    for (int d = 0; d < kSlotsPerHost; ++d) {
-      pb::Device* device = host.inventory.add_devices();
-      device->set_index(d);
-      device->set_uuid(absl::StrCat("declared-", d));
-      device->set_healthy(true);
-    }
-    host.inventory.set_cpus_milli(kSlotsPerHost * 1000);
-    host.inventory.set_memory_bytes(kMemoryBytes);
-    host.inventory.set_declared(true);
-    host.inventory.set_address("127.0.0.1");
-    hosts.push_back(std::move(host));
-  }
-  return hosts;
 }
 
 pb::JobSpec SlotJob(const std::string& name, const std::string& queue, int workers, int slots) {

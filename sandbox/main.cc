@@ -1,6 +1,6 @@
 // muster-sandbox: a live musterd over simulated hosts. The engine, the sessions and the API are the
-// real ones; hosts are simulated (agents.h), the store keeps nothing. Started by `muster sandbox`,
-// which says how to reach it.
+// real ones; hosts are simulated (sim/agents), the store keeps nothing. Started by `muster
+// sandbox`, which says how to reach it.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,7 +21,7 @@
 #include "common/base/parse_flags.h"
 #include "common/base/signals.h"
 #include "common/base/units.h"
-#include "sandbox/agents.h"
+#include "sandbox/programs.h"
 #include "sandbox/scenario.h"
 #include "scheduler/access/users.h"
 #include "scheduler/agents/sessions.h"
@@ -79,8 +79,8 @@ SchedulingOptions Scheduling() {
 // Keeps a little more work waiting than there is room for, of every flavour.
 class Feeder {
  public:
-  Feeder(Engine* engine, Agents* agents, uint64_t seed)
-      : engine_(engine), agents_(agents), random_(seed) {}
+  Feeder(Engine* engine, Programs* programs, uint64_t seed)
+      : engine_(engine), programs_(programs), random_(seed) {}
 
   // `jobs_most`: in one call. On the agents' thread.
   void Feed(int jobs_most) {
@@ -103,7 +103,7 @@ class Feeder {
  private:
   void Submit(PopulationJob job) {
     const std::string uid = absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
-    agents_->Know(uid, job.duration_ns, job.spec.tasks(0).workers().min());
+    programs_->Know(uid, job.duration_ns, job.spec.tasks(0).workers().min());
     engine_->Call(
         [uid, job](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
           const Resolution resolution = ResolveSpec(state, job.spec, SpecDefaults{});
@@ -124,7 +124,7 @@ class Feeder {
   }
 
   Engine* const engine_;
-  Agents* const agents_;
+  Programs* const programs_;
   sim::Random random_;
 };
 
@@ -134,7 +134,7 @@ void StepAll(Engine* engine) {
 }
 
 // The past, in ticks as coarse as the time for it demands.
-void MakeHistory(Engine* engine, Agents* agents, Feeder* feeder, SandboxClock* clock) {
+void MakeHistory(Engine* engine, sim::Agents* agents, Feeder* feeder, SandboxClock* clock) {
   const int64_t begin_ns = RealClock()->MonotonicNs();
   int64_t feed_ns = clock->WallNs();
   bool first = true;
@@ -152,6 +152,7 @@ void MakeHistory(Engine* engine, Agents* agents, Feeder* feeder, SandboxClock* c
     const int64_t ticks = std::max<int64_t>(1, left_ns / std::max<int64_t>(cost_ns, kMillisecond));
     const int64_t rest_ns = RealClock()->WallNs() - now_ns;
     now_ns += std::min(rest_ns, std::max(kLeastTickNs, rest_ns / ticks));
+    agents->TakeMail();
     agents->AdvanceTo(now_ns);
     clock->Set(now_ns);
   }
@@ -178,17 +179,10 @@ std::string Configure(const pb::ClusterFile& clusters, Engine* engine) {
 }
 
 // The agents' thread.
-void Live(Agents* agents, Feeder* feeder, Clock* clock, const std::atomic<bool>& stopping) {
-  int64_t feed_ns = clock->WallNs();
+void Live(sim::Agents* agents, Feeder* feeder, Clock* clock, const std::atomic<bool>& stopping) {
   while (!stopping) {
-    const int64_t now_ns = clock->WallNs();
-    agents->AdvanceTo(now_ns);
-    if (now_ns >= feed_ns) {
-      feeder->Feed(kJobsAFeed);
-      feed_ns = now_ns + kFeedEveryNs;
-    }
-    agents->WaitForMail(std::clamp<int64_t>(std::min(agents->NextNs(), feed_ns) - clock->WallNs(),
-                                            kMillisecond, kSecond));
+    feeder->Feed(kJobsAFeed);
+    agents->LiveUntil(clock, clock->WallNs() + kFeedEveryNs);
   }
 }
 
@@ -211,11 +205,13 @@ int Run(const std::string& directory, uint64_t seed) {
 
   const pb::ClusterFile clusters = Clusters();
   if (const std::string wrong = Configure(clusters, &engine); !wrong.empty()) return Fail(wrong);
-  Agents agents(&sessions, clusters, AgentOptions(), clock.WallNs());
+  Programs programs;
+  sim::Agents agents(&sessions, sim::HostsOf(clusters, "simulated-").value(), kHosts, &programs,
+                     clock.WallNs());
+  programs.Attach(&agents);
   agents.Join();
   StepAll(&engine);
-  agents.AdvanceTo(clock.WallNs());
-  Feeder feeder(&engine, &agents, seed);
+  Feeder feeder(&engine, &programs, seed);
   MakeHistory(&engine, &agents, &feeder, &clock);
   clock.GoLive();
   agents.AdvanceTo(clock.WallNs());

@@ -2,7 +2,7 @@
 // from Hello to Forget.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sandbox/agents.h"
+#include "sandbox/programs.h"
 #include "sandbox/scenario.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/ask/ask.h"
@@ -38,7 +38,7 @@ TEST(Scenario, HasFourClustersWith4096GpusAndQueuesThatNest) {
   }
 }
 
-TEST(Agents, CarryAJobFromItsPlacementToItsEndWithOutput) {
+TEST(Programs, CarryAJobFromItsPlacementToItsEndWithOutput) {
   ManualClock clock;
   RecordingStore store(nullptr);
   SessionOptions options;
@@ -63,15 +63,19 @@ TEST(Agents, CarryAJobFromItsPlacementToItsEndWithOutput) {
   engine.Post(configured);
   engine.Step();
 
-  AgentOptions quick;
+  sim::HostOptions quick = kHosts;
   quick.launch_ns = kSecond;
   quick.progress_ns = 2 * kSecond;
-  Agents agents(&sessions, clusters, quick, clock.now_ns);
+  Programs programs;
+  sim::Agents agents(&sessions, sim::HostsOf(clusters, "simulated-").value(), quick, &programs,
+                     clock.now_ns);
+  programs.Attach(&agents);
   agents.Join();
   const auto live = [&](int64_t seconds) {
     for (int64_t tenths = 0; tenths < seconds * 10; ++tenths) {
       while (engine.Step()) {
       }
+      agents.TakeMail();
       clock.now_ns += kSecond / 10;
       agents.AdvanceTo(clock.now_ns);
     }

@@ -105,8 +105,8 @@ absl::Status SetDurations(const Arguments& args, WorldOptions* options, PolicyOp
       {"--until", args.until, until_ns},
       {"--round", args.round, &options->round_ns},
       {"--report", args.report, &options->report_ns},
-      {"--launch", args.launch, &options->fleet.launch_ns},
-      {"--stop", args.stop, &options->fleet.stop_ns},
+      {"--launch", args.launch, &options->hosts.launch_ns},
+      {"--stop", args.stop, &options->hosts.stop_ns},
       {"--grow-interval", args.grow_interval, &options->scheduling.grow_interval_ns,
        kMostOfMusterd},
       {"--starve-after", args.starve_after, &options->scheduling.starve_after_ns, kMostOfMusterd},
@@ -321,12 +321,12 @@ int Run(const Arguments& args, bool compare) {
   PolicyOptions policy_options;
   int64_t from_ns = 0, until_ns = 0;
   if (setup->generator.has_value())
-    options.fleet.launch_ns = options.fleet.stop_ns =
+    options.hosts.launch_ns = options.hosts.stop_ns =
         0;  // its workloads take the time that it says
   if (absl::Status status = SetDurations(args, &options, &policy_options, &from_ns, &until_ns);
       !status.ok())
     return Fail(std::string(status.message()));
-  options.fleet.tells_end = !args.unknown_ends;
+  if (args.unknown_ends) options.hosts.progress_ns = 0;
   options.scheduling.placement = Placements().at(args.placement);
   for (const std::string& part : args.without)
     (part == "levels" ? options.scheduling.levels : options.scheduling.draining) = false;

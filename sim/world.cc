@@ -26,13 +26,13 @@ constexpr int64_t kEpochNs =
 
 class VirtualClock : public Clock {
  public:
-  explicit VirtualClock(const Timeline* timeline) : timeline_(timeline) {}
-  int64_t WallNs() override { return timeline_->now_ns(); }
-  int64_t MonotonicNs() override { return timeline_->now_ns() - kEpochNs; }
-  int64_t BootNs() override { return timeline_->now_ns() - kEpochNs; }
+  explicit VirtualClock(const Heap* heap) : heap_(heap) {}
+  int64_t WallNs() override { return heap_->now_ns(); }
+  int64_t MonotonicNs() override { return heap_->now_ns() - kEpochNs; }
+  int64_t BootNs() override { return heap_->now_ns() - kEpochNs; }
 
  private:
-  const Timeline* const timeline_;
+  const Heap* const heap_;
 };
 
 // Commits to nothing but a digest of what was committed.
@@ -50,18 +50,6 @@ class DigestStore : public Store {
  private:
   uint64_t last_ = 0;
   uint64_t digest_ = kFnv1aBegin;
-};
-
-class FleetLink : public AgentLink {
- public:
-  void set_fleet(Fleet* fleet) { fleet_ = fleet; }
-  void Send(const std::string& cluster, const std::string& host,
-            const pb::SchedulerMessage& message) override {
-    fleet_->Send(cluster, host, message);
-  }
-
- private:
-  Fleet* fleet_ = nullptr;
 };
 
 pb::JobSpec SpecOf(const TraceJob& job) {
@@ -135,8 +123,8 @@ class Resolver {
   std::map<std::string, absl::StatusOr<pb::JobSpec>> known_;
 };
 
-absl::Status Configure(const pb::ClusterFile& clusters, const pb::QueueTree& queues,
-                       Engine* engine) {
+absl::Status Configure(const pb::ClusterFile& clusters, const pb::QueueTree& queues, Engine* engine,
+                       Fleet* fleet) {
   const auto settle = [engine] {
     while (engine->Step()) {
     }
@@ -144,24 +132,7 @@ absl::Status Configure(const pb::ClusterFile& clusters, const pb::QueueTree& que
   pb::Event configured;
   *configured.mutable_clusters_configured()->mutable_file() = clusters;
   engine->Post(std::move(configured));
-  for (const pb::ClusterSpec& cluster : clusters.clusters()) {
-    for (const pb::HostSpec& host : cluster.hosts()) {
-      const pb::Sku* const sku = SkuOf(clusters, cluster, host);
-      if (sku == nullptr)
-        return absl::InvalidArgumentError(
-            absl::StrCat("host ", host.name(), " has an unknown SKU"));
-      pb::Event event;
-      auto* hello = event.mutable_host_hello();
-      hello->set_cluster(cluster.name());
-      hello->set_host(host.name());
-      hello->set_state_id(absl::StrCat("state-", cluster.name(), "/", host.name()));
-      hello->set_boot_id("boot");
-      FillInventory(*sku, "sim-", hello->mutable_inventory());
-      hello->mutable_inventory()->set_declared(true);
-      hello->mutable_inventory()->set_address("127.0.0.1");
-      engine->Post(std::move(event));
-    }
-  }
+  fleet->Join();
   settle();
   const QueueResolution resolution = ResolveQueues(engine->Snapshot()->state, queues);
   if (!resolution.ok()) return Joined(resolution.problems);
@@ -232,47 +203,40 @@ absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::
   };
   const auto began = real_now();
   WorldResult result;
-  Timeline timeline(kEpochNs);
-  VirtualClock clock(&timeline);
+  Heap heap(kEpochNs);
+  VirtualClock clock(&heap);
   DigestStore store;
-  FleetLink link;
   EngineOptions engine_options;
   engine_options.scheduling = options.scheduling;
   engine_options.decide = options.decide;
   engine_options.check_plans = options.check_plans;
-  Engine engine(engine_options, &clock, &store, &link, State());
+  absl::StatusOr<std::vector<SimulatedHost>> hosts = HostsOf(clusters, "sim-");
+  if (!hosts.ok()) return hosts.status();
+  int64_t due_ns = kNever;  // when the engine has to take what was posted
+  Engine* posts_to = nullptr;
+  const auto post = [&](pb::Event event, bool urgent) {
+    due_ns = std::min(due_ns, heap.now_ns() + (urgent ? 0 : options.report_ns));
+    posts_to->Post(std::move(event));
+  };
+  Fleet fleet(options.hosts, *std::move(hosts), &trace, &heap, post);
+  Engine engine(engine_options, &clock, &store, &fleet, State());
+  posts_to = &engine;
   Tally tally(trace, kEpochNs, options.patience_ns, &result);
 
-  int64_t due_ns = kNever;  // when the engine has to take what was posted
-  const auto post = [&](pb::Event event, bool urgent) {
-    due_ns = std::min(due_ns, timeline.now_ns() + (urgent ? 0 : options.report_ns));
-    engine.Post(std::move(event));
-  };
-  Fleet fleet(options.fleet, clusters, &trace, &timeline, post);
-  link.set_fleet(&fleet);
-  if (absl::Status status = Configure(clusters, queues, &engine); !status.ok()) return status;
+  if (absl::Status status = Configure(clusters, queues, &engine, &fleet); !status.ok())
+    return status;
+  due_ns = kNever;  // that was taken
   tally.Begin(engine.Snapshot()->state);
   engine.Observe([&](const StepRecord& step) { tally.OnStep(step); });
 
   Submitter submitter(trace, &engine, &tally, post);
-  for (size_t i = 0; i < trace.jobs.size(); ++i) {
-    Item item;
-    item.kind = Item::kSubmit;
-    item.job = static_cast<int32_t>(i);
-    timeline.Add(kEpochNs + trace.jobs[i].submit_ns, item);
-  }
+  for (size_t i = 0; i < trace.jobs.size(); ++i)
+    heap.At(kEpochNs + trace.jobs[i].submit_ns, [&submitter, i] { submitter.Submit(i); });
 
   const auto at_round = [&](int64_t when_ns) { return AtRound(when_ns, options.round_ns); };
   while (true) {
-    Item item;
-    while (timeline.Pop(&item)) {
-      if (item.kind == Item::kSubmit) {
-        submitter.Submit(static_cast<size_t>(item.job));
-      } else {
-        fleet.Run(item);
-      }
-    }
-    if (at_round(std::min(due_ns, engine.NextWakeNs())) <= timeline.now_ns()) {
+    heap.RunUntil(heap.now_ns());
+    if (at_round(std::min(due_ns, engine.NextWakeNs())) <= heap.now_ns()) {
       due_ns = kNever;
       const auto begin = real_now();
       while (engine.Step()) ++result.steps;
@@ -280,12 +244,12 @@ absl::StatusOr<WorldResult> RunWorld(const pb::ClusterFile& clusters, const pb::
     }
     if (tally.AllOver()) break;
     const int64_t wake_ns = at_round(std::min(due_ns, engine.NextWakeNs()));
-    const int64_t next_ns = std::max(std::min(timeline.NextNs(), wake_ns), timeline.now_ns());
+    const int64_t next_ns = std::max(std::min(heap.next_ns(), wake_ns), heap.now_ns());
     if (next_ns == kNever) break;
     if (options.horizon_ns > 0 && next_ns > kEpochNs + options.horizon_ns) break;
-    timeline.AdvanceTo(next_ns);
+    heap.RunUntil(next_ns);
   }
-  tally.Finish(timeline.now_ns());
+  tally.Finish(heap.now_ns());
   for (const JobResult& job : result.jobs) {
     if (job.refused.empty() && job.end_ns < 0 && job.number != 0)
       result.stuck.push_back(absl::StrCat("job ", job.number, " ", job.name));

@@ -30,7 +30,11 @@ struct WorldOptions {
   // Nobody asks here when something would start, and no decision depends on it: a decision is
   // cheaper than musterd's by these.
   SchedulingOptions scheduling = {.estimates = 0};
-  FleetOptions fleet;
+  HostOptions hosts = {.latency_ns = 5'000'000,
+                       .prepare_ns = 200'000'000,
+                       .launch_ns = 20'000'000'000,  // what a restart costs
+                       .stop_ns = 5'000'000'000,
+                       .progress_ns = kNever};
   DecideFunction decide;    // empty: Muster's
   bool check_plans = true;  // Validate each plan; peers' give no verdicts and need it off
   // What no decision depends on (starts, progress, checkpoints) may wait so long for the step that

@@ -36,6 +36,7 @@ MAY_INCLUDE = {
         "scheduler/store",
         "agent/reconcile",
     ],
+    "sim/agents": ["common", "scheduler/agents", "sim"],
     "sim/faults": [
         "common",
         "scheduler/state",

@@ -14,8 +14,8 @@
 #include "common/base/fnv.h"
 #include "sim/faults/checks.h"
 #include "sim/faults/config.h"
-#include "sim/faults/heap.h"
 #include "sim/faults/programs.h"
+#include "sim/heap.h"
 
 namespace muster::sim::faults {
 

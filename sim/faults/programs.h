@@ -12,7 +12,7 @@
 
 #include "muster/v1/agent.pb.h"
 #include "sim/faults/config.h"
-#include "sim/faults/heap.h"
+#include "sim/heap.h"
 
 namespace muster::sim::faults {
 

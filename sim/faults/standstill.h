@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim/faults/heap.h"
+#include "sim/heap.h"
 
 namespace muster::sim::faults {
 

@@ -240,7 +240,7 @@ TEST(Policies, WhatItsQueueGrewByDoesntCountAsHeldWhereSomebodyOfItWaits) {
   trace.jobs = {Job("a", 0, 20000, 1, 4), Job("a", 5000, 60, 1, 4)};
   trace.jobs[0].max_workers = 2;
   WorldOptions options;
-  options.fleet.stop_ns = 1200 * kSecond;
+  options.hosts.stop_ns = 1200 * kSecond;
   const WorldResult result = fixture.Run("muster", trace, options);
   EXPECT_GT(result.jobs[1].late_ns, 1100 * kSecond);
   EXPECT_EQ(result.jobs[1].overtaken_ns, 0);

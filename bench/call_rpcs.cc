@@ -20,6 +20,7 @@
 #include "muster/v1/agent_service.pb.h"
 #include "muster/v1/cluster_service.pb.h"
 #include "muster/v1/job_service.pb.h"
+#include "muster/v1/pack_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
 #include "muster/v1/trust_service.pb.h"
 
@@ -35,19 +36,13 @@ constexpr std::chrono::seconds kUnary{20};
 constexpr std::chrono::milliseconds kStream{1500};
 constexpr int kAnswers = 2;
 
-// Has no messages of its own: without this the linker leaves its descriptor out.
-const google::protobuf::internal::DescriptorTable* volatile kAgentService =
-    &::descriptor_table_muster_2fv1_2fagent_5fservice_2eproto;
-
 std::vector<const ServiceDescriptor*> Services() {
   std::vector<const ServiceDescriptor*> services;
   for (const google::protobuf::FileDescriptor* file :
        {v1::SubmitRequest::descriptor()->file(), v1::ApplyQueuesRequest::descriptor()->file(),
         v1::DrainRequest::descriptor()->file(), v1::GrantRequest::descriptor()->file(),
-        v1::JoinRequest::descriptor()->file(),
-        kAgentService == nullptr
-            ? nullptr
-            : DescriptorPool::generated_pool()->FindFileByName("muster/v1/agent_service.proto")}) {
+        v1::JoinRequest::descriptor()->file(), v1::ReadPackRequest::descriptor()->file(),
+        v1::PutPackRequest::descriptor()->file()}) {
     for (int s = 0; s < file->service_count(); ++s) services.push_back(file->service(s));
   }
   return services;

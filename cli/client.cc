@@ -27,6 +27,7 @@
 #include "muster/v1/access_service.grpc.pb.h"
 #include "muster/v1/cluster_service.grpc.pb.h"
 #include "muster/v1/job_service.grpc.pb.h"
+#include "muster/v1/pack_service.grpc.pb.h"
 #include "muster/v1/queue_service.grpc.pb.h"
 #include "muster/v1/trust_service.grpc.pb.h"
 #include "network/client.h"
@@ -189,12 +190,18 @@ absl::Status CheckReachable(const std::string& server) {
 
 struct Client::Stubs {
   explicit Stubs(const std::shared_ptr<grpc::Channel>& channel)
-      : jobs(channel), queues(channel), clusters(channel), access(channel), trust(channel) {}
+      : jobs(channel),
+        queues(channel),
+        clusters(channel),
+        access(channel),
+        trust(channel),
+        packs(channel) {}
   pb::JobService::Stub jobs;
   pb::QueueService::Stub queues;
   pb::ClusterService::Stub clusters;
   pb::AccessService::Stub access;
   pb::TrustService::Stub trust;
+  pb::PackService::Stub packs;
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server) {
@@ -235,6 +242,11 @@ absl::StatusOr<pb::PreviewResponse> Client::Preview(const pb::PreviewRequest& re
 absl::StatusOr<pb::SubmitResponse> Client::Submit(const pb::SubmitRequest& request) {
   return Repeated<pb::SubmitResponse>(
       server_, true, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Submit, request); });
+}
+
+absl::StatusOr<pb::PutPackResponse> Client::PutPack(const pb::PutPackRequest& request) {
+  return Repeated<pb::PutPackResponse>(
+      server_, true, [&] { return Call(stubs_->packs, &pb::PackService::Stub::Put, request); });
 }
 
 absl::StatusOr<pb::Job> Client::Get(const std::string& id) {

@@ -14,6 +14,7 @@
 #include "muster/v1/access_service.pb.h"
 #include "muster/v1/cluster_service.pb.h"
 #include "muster/v1/job_service.pb.h"
+#include "muster/v1/pack_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
 #include "muster/v1/trust_service.pb.h"
 
@@ -43,6 +44,7 @@ class Client {
   absl::StatusOr<pb::SubmitResponse> Submit(
       const pb::SubmitRequest&
           request);  // repeats itself with the same key while UNAVAILABLE or late
+  absl::StatusOr<pb::PutPackResponse> PutPack(const pb::PutPackRequest& request);  // likewise
   absl::StatusOr<pb::Job> Get(const std::string& id);
   absl::StatusOr<pb::ListJobsResponse> List(const pb::ListJobsRequest& request);
   absl::StatusOr<pb::Job> Cancel(const std::string& id);

@@ -31,10 +31,10 @@ TEST_F(CliTest, RunSaysThatPathAndDirectoryDontComeAlongAndHowTheyWould) {
                               " here, but this shell's PATH doesn't come along: the job won't "
                               "find it"));
   EXPECT_THAT(err_, HasSubstr("train.py lies in this directory, which doesn't come along"));
-  const std::string remedy = "muster run --env PATH=\"$PATH\" -C . -- python-of-mine train.py\n";
+  const std::string remedy = "muster run --env PATH -C . -- python-of-mine train.py\n";
   EXPECT_THAT(err_, HasSubstr("To take it along: " + remedy));
   EXPECT_THAT(err_, HasSubstr("With what it missed: " + remedy)) << "and once more at its end";
-  EXPECT_EQ(Shell(there + "muster run --env PATH=\"$PATH\" -C . -- python-of-mine train.py "
+  EXPECT_EQ(Shell(there + "muster run --env PATH -C . -- python-of-mine train.py "
                           "> /dev/null"),
             1);
   EXPECT_THAT(err_, Not(HasSubstr("come along")));

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -44,6 +47,7 @@
 #include "scheduler/engine/reproducer.h"
 #include "scheduler/store/admin.h"
 #include "scheduler/store/history.h"
+#include "scheduler/store/packs.h"
 #include "scheduler/store/place.h"
 #include "scheduler/store/store.h"
 #include "scheduler/trust/office.h"
@@ -363,6 +367,35 @@ class StoreCheck {
   std::thread thread_;
 };
 
+constexpr char kPacks[] = "packs";                        // below data_dir
+constexpr auto kCollectEvery = std::chrono::minutes(10);  // what no job needs any more
+
+// Removes packed directories once no job has needed them for so long.
+class PackCollector {
+ public:
+  PackCollector(PackStore* packs, const Engine* engine, int64_t keep_ns)
+      : thread_([this, packs, engine, keep_ns] {
+          std::unique_lock lock(mutex_);
+          do {
+            packs->Collect(PacksOf(engine->Snapshot()->state), keep_ns);
+          } while (!changed_.wait_for(lock, kCollectEvery, [this] { return stop_; }));
+        }) {}
+  ~PackCollector() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
 // Null where the configuration has no tls. Posts the first authority where there is none yet.
 absl::StatusOr<std::unique_ptr<Office>> OpenOffice(const MusterdConfig& config, const State& state,
                                                    Clock* clock, std::vector<pb::Event>* first) {
@@ -479,6 +512,14 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   Fencer fencer(&engine, &sessions, clock, config.lease_ns);
   Outlook outlook(&engine, clock, engine_options.scheduling);
 
+  PackLimits pack_limits;
+  pack_limits.owner_bytes = config.packed_per_user_bytes;
+  const absl::StatusOr<std::unique_ptr<PackStore>> packs =
+      PackStore::Open(absl::StrCat(config.data_dir, "/", kPacks), pack_limits, clock);
+  if (!packs.ok()) return Fail(std::string(packs.status().message()));
+  // A job that has ended long ago is forgotten by now; one that is submitted just now isn't known.
+  const PackCollector collector(packs->get(), &engine,
+                                std::max(config.history_retention_ns, kHour));
   const absl::StatusOr<std::unique_ptr<Audit>> audit = Audit::Open(config.data_dir + "/audit");
   if (!audit.ok()) return Fail(WhatToDoWithAudit(audit.status()));
   Users users(ListedUsers(config), geteuid(), config.single_user, clock);
@@ -486,6 +527,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
 
   ApiContext context;
   context.outlook = &outlook;
+  context.packs = packs->get();
   context.guard = &guard;
   context.engine = &engine;
   context.sessions = &sessions;

@@ -10,21 +10,29 @@ ROOT = Path(__file__).resolve().parent.parent
 # Folder -> folders whose headers it may include, besides its own. The longest prefix of a file's path decides.
 MAY_INCLUDE = {
     "common/base": [],
+    "common/pack": [],
     "common/pki": ["common/base"],
     "common/spec": ["common/base"],
     "network": ["common"],
     "network/log": ["common/base"],
     "scheduler/state": ["common/base", "common/spec"],
-    "scheduler/access": ["common/base", "scheduler/state"],
+    "scheduler/access": ["common/base", "common/pki", "scheduler/state"],
     "scheduler/trust": ["common/base", "common/pki", "scheduler/state"],
     "scheduler/decide": ["common/base", "scheduler/state"],
     "scheduler/ask": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
     "scheduler/engine": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
-    "scheduler/store": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
+    "scheduler/store": [
+        "common/base",
+        "common/pack",
+        "common/pki",
+        "scheduler/state",
+        "scheduler/decide",
+        "scheduler/engine",
+    ],
     "scheduler/agents": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
     "scheduler/api": ["common", "scheduler"],
     "scheduler": ["common", "network/log", "scheduler"],  # musterd.cc: wiring
-    "agent/shim": [],
+    "agent/shim": ["common/pack"],
     "agent/reconcile": ["common/base"],
     "agent": ["common", "network", "agent"],
     "sim": [
@@ -70,7 +78,7 @@ NO_GRPC = [
     "sim",
     "trainer",
 ]
-NO_PROTO = ["common/base", "common/pki", "agent/shim", "trainer"]
+NO_PROTO = ["common/base", "common/pack", "common/pki", "agent/shim", "trainer"]
 PURE = ["scheduler/state", "scheduler/decide", "agent/reconcile"]
 IMPURE_HEADERS = [
     "<chrono>",

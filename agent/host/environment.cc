@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/job_defaults.h"
+#include "common/pki/sha256.h"
 #include "common/spec/spec.h"
 
 namespace muster::agent {
@@ -44,6 +45,12 @@ std::string TrainerConfigPath(const v1::Prepare& prepare) {
   return prepare.attempt_directory() + "/trainer.json";
 }
 
+std::string UnpackedName(const v1::Prepare& prepare) {
+  constexpr size_t kDigits = 12;
+  const std::string& digest = prepare.task().workdir_digest();
+  return digest.empty() ? "" : absl::StrCat("workdir-", digest.substr(0, kDigits));
+}
+
 uint32_t UmaskOf(const v1::Prepare& prepare) { return prepare.umask() & 0777; }
 
 absl::Status CheckLaunch(const v1::Prepare& prepare) {
@@ -53,8 +60,10 @@ absl::Status CheckLaunch(const v1::Prepare& prepare) {
     return absl::InvalidArgumentError("the placement has no worker for this host");
   if (prepare.gang_workers() < here.first_group_rank() + here.workers())
     return absl::InvalidArgumentError("the placement is larger than its gang");
-  if (!task.workdir().empty() && task.workdir()[0] != '/')
-    return absl::InvalidArgumentError("workdir: a relative one is not yet supported");
+  const bool relative = !task.workdir().empty() && task.workdir()[0] != '/';
+  if (relative != !task.workdir_digest().empty() ||
+      (relative && (!IsSha256Hex(task.workdir_digest()) || prepare.job_directory().empty())))
+    return absl::InvalidArgumentError("workdir: it is relative, and no directory came along");
   if (task.trainer_json().empty() && task.run().exec().empty() && task.run().shell().empty()) {
     return absl::InvalidArgumentError("the task has neither run nor trainer");
   }
@@ -182,7 +191,10 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
     spec.user = owner->user;
   }
   spec.progress_socket = progress_socket;
-  spec.workdir = task.workdir().empty() ? prepare.attempt_directory() : task.workdir();
+  spec.workdir = !task.workdir_digest().empty()
+                     ? absl::StrCat(prepare.job_directory(), "/", UnpackedName(prepare))
+                 : task.workdir().empty() ? prepare.attempt_directory()
+                                          : task.workdir();
   spec.argv = Arguments(prepare, host.bin_directory);
   for (const auto& [name, value] : CommonEnvironment(record, host, progress_socket, owner))
     spec.env.push_back({name, value});

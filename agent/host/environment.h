@@ -40,6 +40,9 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
                                         const std::string& progress_socket,
                                         const Owner* owner = nullptr);  // with as_owners
 
+// Where a directory that came along lies in the job's; empty: none did.
+std::string UnpackedName(const v1::Prepare& prepare);
+
 // The submitter's.
 uint32_t UmaskOf(const v1::Prepare& prepare);
 

@@ -74,14 +74,17 @@ int WriteFromStart(int file, const std::string& text) {
   return ::lseek(file, 0, SEEK_SET) == 0 ? 0 : errno;
 }
 
-absl::StatusOr<pid_t> StartAct(const std::string& program, int in, int out) {
+// `archive` < 0: none.
+absl::StatusOr<pid_t> StartAct(const std::string& program, int in, int out, int archive) {
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, in, 0);
   ::posix_spawn_file_actions_adddup2(&actions, out, 1);
   ::posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
+  if (archive >= 0) ::posix_spawn_file_actions_adddup2(&actions, archive, shim::kArchiveFd);
+  ::posix_spawn_file_actions_addclosefrom_np(
+      &actions, archive >= 0 ? shim::kArchiveFd + 1 : shim::kArchiveFd);
   ::posix_spawnattr_init(&attributes);
   sigset_t none, all;
   ::sigemptyset(&none);
@@ -198,7 +201,7 @@ absl::Status Owners::Act(const Owner& owner, shim::ActRequest request) const {
   const Descriptor in(pipe[0]);
   absl::StatusOr<pid_t> pid = [&] {
     const Descriptor out(pipe[1]);
-    return StartAct(program_, told.get(), out.get());
+    return StartAct(program_, told.get(), out.get(), request.archive);
   }();
   if (!pid.ok()) return pid.status();
   std::string text, error;
@@ -224,9 +227,13 @@ absl::Status ToStatus(const shim::ActResult& result) {
       return absl::InvalidArgumentError(result.text);
     case shim::ActResult::Kind::kHosts:
       return absl::FailedPreconditionError(result.text);
+    case shim::ActResult::Kind::kWanted:
+      return absl::OutOfRangeError("the directory that came along is wanted");
   }
   return absl::OkStatus();
 }
+
+bool WantsArchive(const absl::Status& status) { return absl::IsOutOfRange(status); }
 
 absl::Status CheckCanIsolate() {
   if (::geteuid() != 0)

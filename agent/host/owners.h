@@ -45,8 +45,10 @@ class Owners {
   std::map<std::string, Owner> known_;  // guarded by mutex_
 };
 
-// INVALID_ARGUMENT for what the job names wrongly.
+// INVALID_ARGUMENT for what the job names wrongly, OUT_OF_RANGE where an archive is wanted.
 absl::Status ToStatus(const shim::ActResult& result);
+// Whether nothing but an archive was wanting.
+bool WantsArchive(const absl::Status& status);
 
 // Why this process can't keep users' jobs apart, with the remedy; OK: it can. Tries it.
 absl::Status CheckCanIsolate();

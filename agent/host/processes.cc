@@ -36,6 +36,7 @@
 #include "agent/shim/private_mounts.h"
 #include "agent/shim/shim.h"
 #include "common/base/clock.h"
+#include "common/base/descriptor.h"
 #include "common/base/files.h"
 #include "common/base/fnv.h"
 #include "common/base/ids.h"
@@ -86,12 +87,28 @@ shim::ActRequest RequestOf(const v1::Prepare& prepare, const std::string& spread
       request.directories.push_back(*directory);
   }
   request.spread = spread;
-  request.workdir = prepare.task().workdir();
+  request.unpacked = UnpackedName(prepare);
+  if (request.unpacked.empty()) request.workdir = prepare.task().workdir();
   if (!prepare.task().trainer_json().empty()) {
     request.trainer_directory = prepare.attempt_directory();
     request.trainer_json = prepare.task().trainer_json();
   }
   return request;
+}
+
+// Does the request by `act`. The directory that came along is asked for only where no host has
+// unpacked it yet.
+absl::Status ActWithPack(shim::ActRequest request, const v1::AttemptKey& key,
+                         const std::string& digest, const FetchPack& fetch,
+                         const std::function<absl::Status(const shim::ActRequest&)>& act) {
+  absl::Status status = act(request);
+  if (!WantsArchive(status)) return status;
+  if (!fetch) return absl::FailedPreconditionError("this agent can't fetch directories");
+  const absl::StatusOr<int> archive = fetch(key, digest);
+  if (!archive.ok()) return archive.status();
+  const Descriptor open(*archive);
+  request.archive = *archive;
+  return act(request);
 }
 
 // A job of several users' host has these for itself: what lies there on the host it doesn't see.
@@ -368,9 +385,15 @@ StorageWork HostProcesses::Work(const v1::Prepare& prepare, const std::string& s
     if (std::string mount = mounts_.ServedByOthers(*path); !mount.empty())
       served.insert(std::move(mount));
   }
+  if (!prepare.task().workdir_digest().empty()) served.insert("the scheduler");
   return {.where = absl::StrJoin(served, ", "),
           .may_be_given_up = true,
-          .run = [request = RequestOf(prepare, spread)] { return ToStatus(shim::Act(request)); }};
+          .run = [request = RequestOf(prepare, spread), key = prepare.key(),
+                  digest = prepare.task().workdir_digest(), fetch = fetch_] {
+            return ActWithPack(request, key, digest, fetch, [](const shim::ActRequest& with) {
+              return ToStatus(shim::Act(with));
+            });
+          }};
 }
 
 // The name services may hang, and so may what the owner planted on its way: by a thread, always, of
@@ -378,9 +401,14 @@ StorageWork HostProcesses::Work(const v1::Prepare& prepare, const std::string& s
 StorageWork HostProcesses::WorkAsOwner(const v1::Prepare& prepare, const std::string& spread) {
   return {.where = absl::StrCat("the name service or storage of ", prepare.owner()),
           .may_be_given_up = true,
-          .run = [owners = owners_, name = prepare.owner(), request = RequestOf(prepare, spread)] {
+          .run = [owners = owners_, name = prepare.owner(), request = RequestOf(prepare, spread),
+                  key = prepare.key(), digest = prepare.task().workdir_digest(),
+                  fetch = fetch_]() -> absl::Status {
             const absl::StatusOr<Owner> owner = owners->Ask(name);
-            return owner.ok() ? owners->Act(*owner, request) : owner.status();
+            if (!owner.ok()) return owner.status();
+            return ActWithPack(request, key, digest, fetch, [&](const shim::ActRequest& with) {
+              return owners->Act(*owner, with);
+            });
           }};
 }
 

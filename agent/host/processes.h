@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -54,6 +55,11 @@ int EndForgottenShims(const std::string& state_path);
 absl::StatusOr<pid_t> StartShim(const std::string& program, const std::string& directory, int spec,
                                 const std::string& log);
 
+// Brings the packed directory that an attempt starts in, whole and as its digest says, as a
+// descriptor that is the caller's. Blocks; by any thread, and may outlive whoever gave it.
+using FetchPack =
+    std::function<absl::StatusOr<int>(const v1::AttemptKey& key, const std::string& digest)>;
+
 class HostProcesses final : public Processes {
  public:
   // Warns in the log if the ports are badly chosen. `threads` do what needs storage that others
@@ -67,6 +73,7 @@ class HostProcesses final : public Processes {
   void SignalShim(const AttemptId& id) override;
   bool ShimLives(const AttemptId& id) override { return ShimPid(id) != 0; }
 
+  void FetchBy(FetchPack fetch) { fetch_ = std::move(fetch); }
   // Who publishes exports, too; nullptr: whoever runs the agent.
   std::shared_ptr<Owners> owners() const { return owners_; }
   // The process that holds the attempt's lock, or was just spawned to; 0 if none.
@@ -100,6 +107,7 @@ class HostProcesses final : public Processes {
   const PortRange range_;
   const HostCgroups cgroups_;
   StorageThreads* const threads_;
+  FetchPack fetch_;
   std::shared_ptr<Owners> owners_;  // of LaunchHost::as_owners; else none
   Mounts mounts_;
   std::string sockets_;           // of host_.sockets, the one that was found to be ours

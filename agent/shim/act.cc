@@ -18,6 +18,7 @@
 
 #include "agent/shim/durable.h"
 #include "agent/shim/identity.h"
+#include "agent/shim/unpack.h"
 
 namespace muster::shim {
 namespace {
@@ -125,6 +126,23 @@ ActResult CheckWorkdir(const std::string& workdir) {
   return {};
 }
 
+ActResult UnpackInJob(const ActRequest& request, const Directory& job) {
+  const Unpacked unpacked = Unpack(job.fd(), request.unpacked, request.archive, request.umask);
+  const std::string path = request.job_directory + "/" + request.unpacked;
+  switch (unpacked.kind) {
+    case Unpacked::Kind::kDone:
+      return {};
+    case Unpacked::Kind::kWanted:
+      return {ActResult::Kind::kWanted, "", ""};
+    case Unpacked::Kind::kBadArchive:
+      return {ActResult::Kind::kJobs,
+              "the directory that came along can't be unpacked: " + unpacked.what, ""};
+    case Unpacked::Kind::kStorage:
+      break;
+  }
+  return StorageFailed(request, path + ": " + unpacked.what, unpacked.error);
+}
+
 ActResult MakeOnStorage(const ActRequest& request) {
   const mode_t mode = 0777 & ~request.umask;
   if (!request.spread.empty()) {
@@ -144,7 +162,10 @@ ActResult MakeOnStorage(const ActRequest& request) {
   if (!request.workdir.empty()) {
     if (ActResult result = CheckWorkdir(request.workdir); !result.done()) return result;
   }
-  return request.trainer_json.empty() ? ActResult() : WriteTrainerConfig(request, job);
+  if (!request.trainer_json.empty()) {
+    if (ActResult result = WriteTrainerConfig(request, job); !result.done()) return result;
+  }
+  return request.unpacked.empty() ? ActResult() : UnpackInJob(request, job);
 }
 
 void AddText(const char* kind, const std::string& text, std::vector<Line>* lines) {
@@ -197,6 +218,8 @@ std::string FormatActRequest(const ActRequest& request) {
   for (const std::string& directory : request.directories) AddText("make", directory, &lines);
   AddText("spread", request.spread, &lines);
   AddText("workdir", request.workdir, &lines);
+  AddText("unpacked", request.unpacked, &lines);
+  if (request.archive >= 0) lines.push_back(Line{"archive"}.Add("fd", int64_t{kArchiveFd}));
   AddText("trainer_directory", request.trainer_directory, &lines);
   AddText("trainer_json", request.trainer_json, &lines);
   AddText("staged", request.staged, &lines);
@@ -212,6 +235,7 @@ bool ParseActRequest(std::string_view content, ActRequest* request, std::string*
       {"job", &request->job_directory},
       {"spread", &request->spread},
       {"workdir", &request->workdir},
+      {"unpacked", &request->unpacked},
       {"trainer_directory", &request->trainer_directory},
       {"trainer_json", &request->trainer_json},
       {"staged", &request->staged},
@@ -230,6 +254,11 @@ bool ParseActRequest(std::string_view content, ActRequest* request, std::string*
     int64_t umask = 0;
     if (line.kind == "umask" && line.GetInt("value", &umask) && umask >= 0 && umask <= 0777) {
       request->umask = static_cast<uint32_t>(umask);
+      known = true;
+    }
+    int64_t archive = 0;
+    if (line.kind == "archive" && line.GetInt("fd", &archive) && archive == kArchiveFd) {
+      request->archive = kArchiveFd;
       known = true;
     }
     if (line.kind == "user") known = ReadUser(line, &request->user.emplace());
@@ -252,7 +281,7 @@ bool ParseActResult(std::string_view content, ActResult* result, std::string* er
   int64_t kind = 0;
   if (!ParseFile(content, kResultName, &lines, error)) return false;
   if (lines.size() != 1 || lines[0].kind != "result" || !lines[0].GetInt("kind", &kind) ||
-      kind < 0 || kind > static_cast<int64_t>(ActResult::Kind::kHosts)) {
+      kind < 0 || kind > static_cast<int64_t>(ActResult::Kind::kWanted)) {
     *error = std::string(kResultName) + ": wants one result line";
     return false;
   }

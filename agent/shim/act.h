@@ -17,6 +17,8 @@
 
 namespace muster::shim {
 
+inline constexpr int kArchiveFd = 3;
+
 struct ActRequest {
   std::optional<User> user;  // whom `muster-shim --act` becomes; none: whoever runs it, not root
   uint32_t umask = 022;
@@ -25,14 +27,20 @@ struct ActRequest {
   std::vector<std::string> directories;
   std::string spread;   // the directory of all jobs', where it is to be looked at (Act)
   std::string workdir;  // has to be there; empty: none
+  // A directory that came along, in the job's: unpacked from `archive` unless it is there; empty:
+  // none. `archive` < 0: what wants it is told (kWanted). To `muster-shim --act` it is descriptor
+  // kArchiveFd.
+  std::string unpacked;
+  int archive = -1;
   std::string trainer_directory, trainer_json;  // trainer.json's; empty: none
   // A staged export, and where it goes: below the job's directory, or an absolute path.
   std::string staged, target;
 };
 
 struct ActResult {
-  // kJobs: the job names what isn't there, or what it may not have. kHosts: all else.
-  enum class Kind { kDone, kJobs, kHosts } kind = Kind::kDone;
+  // kJobs: the job names what isn't there, or what it may not have. kWanted: an archive, and all
+  // else is done. kHosts: all else.
+  enum class Kind { kDone, kJobs, kHosts, kWanted } kind = Kind::kDone;
   std::string text;  // what went wrong, where
   std::string note;  // for the log
 

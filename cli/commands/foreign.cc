@@ -193,7 +193,7 @@ Foreign FromSkyPilot(absl::string_view file) {
       "  run: ...     # the same; every process runs it, with RANK, WORLD_SIZE and MASTER_ADDR "
       "set\n";
   if (HasKey(file, "workdir"))
-    text += "workdir: is absolute and has to be there on every host; nothing is copied.\n";
+    text += "workdir: the same where it is relative; an absolute one has to be on the hosts.\n";
   if (HasKey(file, "file_mounts"))
     text += "file_mounts: has no counterpart: data lies on a storage that the hosts share.\n";
   return {"this looks like a SkyPilot task", text + "All fields: muster fields\n", false};

@@ -64,10 +64,10 @@ std::string FlagsBefore(const std::vector<std::string>& given,
 }  // namespace
 
 LeftBehind WhatStaysBehind(const std::vector<std::string>& given,
-                           const std::vector<std::string>& command, bool has_workdir,
+                           const std::vector<std::string>& command, bool has_directory,
                            const pb::JobSpec& spec) {
   LeftBehind left;
-  const auto& env = spec.tasks(0).env();
+  const auto& env = spec.env();
   const std::string& program = command[0];
   std::string flags;
   if (program.find('/') == std::string::npos && env.find("PATH") == env.end()) {
@@ -77,10 +77,10 @@ LeftBehind WhatStaysBehind(const std::vector<std::string>& given,
       absl::StrAppend(&left.text, "  ", Plain(program), " is ", Plain(here),
                       " here, but this shell's PATH doesn't come along: the job ",
                       there.empty() ? "won't find it" : absl::StrCat("runs ", there), ".\n");
-      flags = " --env PATH=\"$PATH\"";
+      flags = " --env PATH";
     }
   }
-  if (!has_workdir) {
+  if (!has_directory) {
     const bool by_path = program.find('/') == std::string::npos;  // it is no file of here
     const auto here = std::find_if(command.begin() + (by_path ? 1 : 0), command.end(), LiesHere);
     if (here != command.end()) {

@@ -16,10 +16,10 @@ struct LeftBehind {
   std::string remedy;  // the whole command that takes it along
 };
 
-// `given`: all words behind `muster`, of which `command` are the last; `has_workdir`: --workdir is
-// among them.
+// `given`: all words behind `muster`, of which `command` are the last; `has_directory`:
+// --workdir or -C is among them.
 LeftBehind WhatStaysBehind(const std::vector<std::string>& given,
-                           const std::vector<std::string>& command, bool has_workdir,
+                           const std::vector<std::string>& command, bool has_directory,
                            const pb::JobSpec& spec);
 
 }  // namespace muster

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "cli/commands/along.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/left_behind.h"
 #include "cli/commands/log_writer.h"
@@ -24,7 +25,7 @@ namespace {
 
 struct RunOptions {
   std::vector<std::string> command, env, clusters, gpu_types;
-  std::string key, queue, name, gpus, cpus, memory, time_limit, workdir;
+  std::string key, queue, name, gpus, cpus, memory, time_limit, workdir, directory;
   int workers = 1, max_restarts = 0;
   bool detach = false;
 };
@@ -78,12 +79,7 @@ absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
              [&](int64_t v) { task->set_time_limit_ns(v); })}) {
     if (!status.ok()) return status;
   }
-  for (const std::string& pair : options.env) {
-    size_t equals = pair.find('=');
-    if (equals == std::string::npos || equals == 0)
-      return absl::InvalidArgumentError(absl::StrCat("--env ", pair, ": write NAME=VALUE"));
-    (*task->mutable_env())[pair.substr(0, equals)] = pair.substr(equals + 1);
-  }
+  if (absl::Status status = AddVariables(options.env, &spec); !status.ok()) return status;
   if (!options.workdir.empty()) {
     char path[PATH_MAX];
     if (realpath(options.workdir.c_str(), path) == nullptr)
@@ -91,6 +87,7 @@ absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
           absl::StrCat("--workdir ", options.workdir, ": there is no such directory here"));
     task->set_workdir(path);
   }
+  if (!options.directory.empty()) task->set_workdir(".");
   return spec;
 }
 
@@ -105,7 +102,7 @@ std::string WrongFlags(const absl::Status& status) {
                                                            {"resources.cpus", "--cpus"},
                                                            {"resources.memory", "--memory"},
                                                            {"time_limit", "--time-limit"},
-                                                           {"workdir", "--workdir"},
+                                                           {"workdir", "-C, --workdir"},
                                                            {"env", "--env"},
                                                            {"max_restarts", "--max-restarts"}};
   const std::vector<FieldProblem> problems = ProblemsOf(status);
@@ -218,8 +215,13 @@ int RunCommand(Session& session, RunOptions options) {
     options.gpu_types = {context.flavours.begin()->first};
   absl::StatusOr<pb::JobSpec> spec = SpecFor(options);
   if (!spec.ok()) return session.Fail(spec.status());
-  const LeftBehind left =
-      WhatStaysBehind(session.arguments, options.command, !options.workdir.empty(), *spec);
+  Packs packs;
+  for (const FieldProblem& problem : packs.AddWorkdirs(options.directory, &*spec))
+    return session.Fail(absl::InvalidArgumentError("-C " + problem.message));
+  if (absl::Status sent = packs.Send(session, **client, *spec); !sent.ok())
+    return session.Fail(sent);
+  const bool has_directory = !options.workdir.empty() || !options.directory.empty();
+  const LeftBehind left = WhatStaysBehind(session.arguments, options.command, has_directory, *spec);
   const std::string key = SubmissionKey(options.key);
   absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, *spec, key);
   if (!response.ok()) {
@@ -270,9 +272,15 @@ void AddRun(CLI::App& root, Session& session) {
   run->add_option("--time-limit", options->time_limit, "Hard stop after so long, such as 30m");
   run->add_option("--cluster", options->clusters, "Where it may run, in order of preference")
       ->delimiter(',');
-  run->add_option("--env", options->env, "NAME=VALUE; may be repeated");
-  run->add_option("-C,--workdir", options->workdir,
-                  "Directory to run in; must exist on the host, too");
+  run->add_option("--env", options->env,
+                  "NAME=VALUE, or NAME of a variable of this shell; may be repeated")
+      ->allow_extra_args(false);
+  CLI::Option* directory = run->add_option(
+      "-C,--directory", options->directory,
+      "Directory that comes along, packed (.musterignore); the job runs in its copy");
+  run->add_option("--workdir", options->workdir,
+                  "Directory to run in that is on the hosts, too; nothing is copied")
+      ->excludes(directory);
   run->add_option("--max-restarts", options->max_restarts, "After failures of the program")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();

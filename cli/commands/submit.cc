@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cli/commands/along.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/fit.h"
 #include "cli/commands/submission.h"
@@ -17,8 +18,8 @@ namespace {
 
 struct SubmitOptions {
   std::vector<std::string> files;
-  std::string queue, key;
-  std::vector<std::string> settings;
+  std::string queue, key, directory;
+  std::vector<std::string> settings, env;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false,
        wait_for_capacity = false;
 };
@@ -28,9 +29,26 @@ struct Submission {
   pb::JobSpec spec;
 };
 
+// Its directories, and the one of -C for all tasks. Not kExitOk: it was told why.
+int PackFor(Session& session, const SubmitOptions& options, const JobFile& file, Packs* packs,
+            pb::JobSpec* spec) {
+  const bool all = !options.directory.empty();
+  for (pb::TaskSpec& task : *spec->mutable_tasks()) {
+    if (!all) continue;
+    task.set_workdir(".");
+    task.clear_workdir_digest();
+  }
+  const std::vector<FieldProblem> problems =
+      packs->AddWorkdirs(all ? options.directory : BaseOf(file.name), spec);
+  if (problems.empty()) return kExitOk;
+  if (all) return session.Fail(absl::InvalidArgumentError("-C " + problems.front().message));
+  return FailWithProblems(session, PlaceProblems(file.text, file.name, problems), file,
+                          "nothing was submitted");
+}
+
 // All that is wrong with any of the files is told before anything is asked of the server.
 int ReadSubmissions(Session& session, const SubmitOptions& options, const Interrupt& interrupt,
-                    std::vector<Submission>* submissions) {
+                    Packs* packs, std::vector<Submission>* submissions) {
   std::vector<JobFile> files;
   for (const std::string& path : options.files) {
     absl::StatusOr<JobFile> file = ReadJobFile(path, &interrupt);
@@ -54,6 +72,10 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
       continue;
     }
     if (!options.queue.empty()) spec.set_queue(options.queue);
+    if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
+      return session.Fail(status);
+    const int code = PackFor(session, options, file, packs, &spec);
+    if (code != kExitOk) result = code;
     submissions->push_back({std::move(file), std::move(spec)});
   }
   return result;
@@ -89,8 +111,13 @@ int ShowPreviews(Session& session, Client& client, const SubmitOptions& options,
 
 // One of them is followed; of several it is said how.
 int SubmitAll(Session& session, Client& client, const SubmitOptions& options,
-              const Interrupt& interrupt, const std::vector<Submission>& submissions) {
+              const Interrupt& interrupt, const Packs& packs,
+              const std::vector<Submission>& submissions) {
   std::vector<std::string> ids;
+  for (const Submission& submission : submissions) {
+    if (absl::Status sent = packs.Send(session, client, submission.spec); !sent.ok())
+      return session.Fail(sent);
+  }
   for (const Submission& submission : submissions) {
     const std::string key = SubmissionKey(options.key);
     const absl::StatusOr<pb::SubmitResponse> response =
@@ -126,7 +153,9 @@ int Submit(Session& session, const SubmitOptions& options) {
   }
   Interrupt interrupt;  // from here on Ctrl+C can't lose a job's number
   std::vector<Submission> submissions;
-  if (const int code = ReadSubmissions(session, options, interrupt, &submissions); code != kExitOk)
+  Packs packs;
+  if (const int code = ReadSubmissions(session, options, interrupt, &packs, &submissions);
+      code != kExitOk)
     return code;
   Client& client = **session.client();
   const int code = ShowPreviews(session, client, options, submissions);
@@ -141,7 +170,7 @@ int Submit(Session& session, const SubmitOptions& options) {
     session.Err("Nothing was submitted.\n");
     return interrupt.pending() ? kExitInterrupted : kExitOk;
   }
-  return SubmitAll(session, client, options, interrupt, submissions);
+  return SubmitAll(session, client, options, interrupt, packs, submissions);
 }
 
 }  // namespace
@@ -159,6 +188,14 @@ void AddSubmit(CLI::App& root, Session& session) {
       ->add_option("--set", options->settings,
                    "FIELD=VALUE over what the file says, such as trainer.max_steps=100 or "
                    "tasks[train].workers=4; may be repeated")
+      ->allow_extra_args(false);
+  submit->add_option("-C,--directory", options->directory,
+                     "Directory that comes along, packed (.musterignore), instead of the file's "
+                     "workdir; the job runs in its copy");
+  submit
+      ->add_option("--env", options->env,
+                   "NAME=VALUE, or NAME of a variable of this shell, over what the file says; may "
+                   "be repeated")
       ->allow_extra_args(false);
   submit->add_flag("-y,--yes", options->yes, "Don't ask");
   submit->add_flag("-d,--detach,--no-follow", options->detach, "Don't follow");

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "cli/commands/along.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/local_trainer.h"
 #include "cli/commands/submission.h"
@@ -91,6 +92,12 @@ int Validate(Session& session, const ValidateOptions& options) {
     std::vector<Problem> problems;
     if (!ParseJobFile(file->text, file->name, context, &spec, &problems, options.settings)) {
       result = FailWithProblems(session, problems, *file, "not valid");
+      continue;
+    }
+    if (const std::vector<FieldProblem> found = Packs().AddWorkdirs(BaseOf(file->name), &spec);
+        !found.empty()) {
+      result = FailWithProblems(session, PlaceProblems(file->text, file->name, found), *file,
+                                "not valid");
       continue;
     }
     std::string note;

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <sstream>
 
@@ -32,6 +33,7 @@
 #include "gtest/gtest.h"
 #include "muster/v1/cluster_service.grpc.pb.h"
 #include "muster/v1/job_service.grpc.pb.h"
+#include "muster/v1/pack_service.grpc.pb.h"
 #include "muster/v1/queue_service.grpc.pb.h"
 
 extern char** environ;
@@ -183,6 +185,25 @@ struct FakeQueues : pb::QueueService::Service {
       taken->set_gpus_milli(2000);
       taken->set_outcome("goes on with 1 worker");
     }
+    return grpc::Status::OK;
+  }
+};
+
+// Takes what comes, in pieces.
+struct FakePacks : pb::PackService::Service {
+  std::map<std::string, std::string> whole, coming;  // by digest
+  int pieces = 0;
+  int forget_after = 0;  // pieces; 0: it forgets nothing
+  grpc::Status Put(grpc::ServerContext*, const pb::PutPackRequest* request,
+                   pb::PutPackResponse* response) override {
+    const auto size = static_cast<size_t>(request->size_bytes());
+    response->set_next_offset(request->size_bytes());
+    if (whole.count(request->digest()) != 0) return grpc::Status::OK;
+    if (!request->data().empty() && ++pieces == forget_after) coming.clear();
+    std::string& pack = coming[request->digest()];
+    if (static_cast<size_t>(request->offset()) == pack.size()) pack += request->data();
+    response->set_next_offset(static_cast<int64_t>(pack.size()));
+    if (pack.size() == size) whole[request->digest()] = pack;
     return grpc::Status::OK;
   }
 };
@@ -353,6 +374,7 @@ class CliTest : public ::testing::Test {
     builder.RegisterService(&jobs_);
     builder.RegisterService(&queues_);
     builder.RegisterService(&clusters_);
+    builder.RegisterService(&packs_);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
   }
@@ -404,6 +426,7 @@ class CliTest : public ::testing::Test {
   Fake jobs_;
   FakeQueues queues_;
   FakeClusters clusters_;
+  FakePacks packs_;
   std::unique_ptr<grpc::Server> server_;
 };
 

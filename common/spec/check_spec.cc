@@ -284,6 +284,7 @@ class JobChecker {
       Emit(at("image"),
            "not yet: there is no container runtime. Leave it out; the program runs on the host");
     CheckWorkdir(task.workdir(), at("workdir"));
+    CheckDigest(task, at("workdir_digest"));
     CheckEnv(task.env(), at("env"));
     CheckCheckpoint(task.checkpoint(), at("checkpoint"));
     if (task.has_input()) CheckInput(task.input(), at("input"));
@@ -478,11 +479,16 @@ class JobChecker {
     if (workdir.empty()) return;
     if (workdir.size() > kMaxPathBytes)
       return Emit(path, absl::StrCat("longer than ", kMaxPathBytes, " characters"));
-    if (workdir[0] != '/')
-      return Emit(path,
-                  "not yet: a relative directory would be packed and sent. Give an absolute one "
-                  "that is there on the hosts");
     CheckNul(workdir, path);
+  }
+
+  void CheckDigest(const pb::TaskSpec& task, const std::string& path) {
+    const std::string& digest = task.workdir_digest();
+    if (digest.empty()) return;
+    if (digest.size() != 64 || digest.find_first_not_of("0123456789abcdef") != digest.npos)
+      return Emit(path, "must be 64 hexadecimal digits; leave it out, and workdir comes along");
+    if (task.workdir().empty() || task.workdir()[0] == '/')
+      Emit(path, "goes with a relative workdir, such as workdir: .");
   }
 
   void CheckInput(const pb::Input& input, const std::string& path) {

@@ -186,6 +186,7 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     fields.Text("queues", &out->queues);
     fields.Bool("single_user", &out->single_user);
     ReadUsers(document, fields, &out->users);
+    fields.Size("packed_per_user", &out->packed_per_user_bytes);
     fields.NotYet("http", "the dashboard. Leave it out");
     if (std::optional<Fields> tls = fields.Map("tls")) ReadTls(document, *tls, &out->tls);
     fields.NotYet("auth", "users are those of the Unix socket and of certificates. Leave it out");

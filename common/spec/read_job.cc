@@ -91,10 +91,26 @@ class JobReader {
       ReadTask(fields, task);
       fields.Finish();
     });
-    for (const std::string_view field :
-         {"after", "workers", "resources", "processes_per_worker", "topology", "setup", "run",
-          "trainer", "image", "workdir", "checkpoint", "max_restarts", "retry_faults_for",
-          "hang_timeout", "when_unreachable", "fence_after", "grace", "time_limit", "input"}) {
+    for (const std::string_view field : {"after",
+                                         "workers",
+                                         "resources",
+                                         "processes_per_worker",
+                                         "topology",
+                                         "setup",
+                                         "run",
+                                         "trainer",
+                                         "image",
+                                         "workdir",
+                                         "workdir_digest",
+                                         "checkpoint",
+                                         "max_restarts",
+                                         "retry_faults_for",
+                                         "hang_timeout",
+                                         "when_unreachable",
+                                         "fence_after",
+                                         "grace",
+                                         "time_limit",
+                                         "input"}) {
       if (top.Take(field) == nullptr) continue;
       document_.AddAtPath(field,
                           "belongs to a task: with tasks: every task has its own; move it there",
@@ -127,6 +143,7 @@ class JobReader {
     if (const YamlNode* trainer = fields.Take("trainer")) ReadTrainer(fields, *trainer, task);
     if (fields.Text("image", &text)) task->set_image(text);
     if (fields.Text("workdir", &text)) task->set_workdir(text);
+    if (fields.Text("workdir_digest", &text)) task->set_workdir_digest(text);
     if (std::optional<Fields> checkpoint = fields.Map("checkpoint")) {
       pb::CheckpointPolicy* out = task->mutable_checkpoint();
       int64_t interval_ns = 0;

@@ -96,6 +96,7 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task) {
   }
   if (!task.image().empty()) out.Text("image", task.image());
   if (!task.workdir().empty()) out.Text("workdir", task.workdir());
+  if (!task.workdir_digest().empty()) out.Text("workdir_digest", task.workdir_digest());
   const pb::CheckpointPolicy& checkpoint = task.checkpoint();
   if (!checkpoint.storage().empty() || checkpoint.has_interval_ns() || checkpoint.has_keep()) {
     out.Open("checkpoint");

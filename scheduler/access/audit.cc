@@ -19,7 +19,7 @@
 #include "common/base/check.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
-#include "scheduler/access/sha256.h"
+#include "common/pki/sha256.h"
 
 namespace muster {
 namespace {

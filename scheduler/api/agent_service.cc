@@ -1,8 +1,12 @@
 #include "scheduler/api/agent_service.h"
 
+#include <algorithm>
+
 #include "common/base/log.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/queued_writer.h"
+#include "scheduler/api/services.h"
+#include "scheduler/store/packs.h"
 
 namespace muster {
 namespace {
@@ -102,6 +106,7 @@ void StreamHandle::End(const absl::Status& status) {
 AgentServiceImpl::AgentServiceImpl(const ApiContext* context, const Door* door)
     : GuardedService(context->guard, door), context_(context) {
   BidiStream("AgentService/Connect", &AgentServiceImpl::Connect);
+  Unary("AgentService/ReadPack", &AgentServiceImpl::ReadPack);
 }
 
 Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContext* call) {
@@ -109,6 +114,34 @@ Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContex
                                                caller.who().host, door()->Explainer(*call));
   stream->Begin();
   return stream.get();
+}
+
+// A host's certificate reads what is placed on that host, and nothing else.
+grpc::ServerUnaryReactor* AgentServiceImpl::ReadPack(const Caller& caller,
+                                                     grpc::CallbackServerContext* call,
+                                                     const pb::ReadPackRequest* request,
+                                                     pb::ReadPackResponse* response) {
+  const State& state = caller.view()->state;
+  const Principal& who = caller.who();
+  const JobRow* job = nullptr;
+  int32_t task = 0;
+  const AttemptRow* attempt = state.FindAttempt(request->key(), &job, &task);
+  const HostId host = who.host.empty() ? kNoHost : state.FindHost(who.cluster, who.host);
+  const bool here =
+      attempt != nullptr &&
+      (who.host.empty() || std::any_of(attempt->parts.begin(), attempt->parts.end(),
+                                       [&](const PartRow& part) { return part.host == host; }));
+  if (!here || context_->packs == nullptr) {
+    return Reply(call, grpc::Status(grpc::StatusCode::NOT_FOUND,
+                                    "no attempt of this host's has such a packed directory"));
+  }
+  absl::StatusOr<PackStore::Piece> piece =
+      context_->packs->Read(job->owner, job->task_spec(task).workdir_digest(), request->offset());
+  if (piece.ok()) {
+    response->set_data(std::move(piece->data));
+    response->set_size_bytes(piece->size);
+  }
+  return Reply(call, ToGrpc(piece.status()));
 }
 
 }  // namespace muster

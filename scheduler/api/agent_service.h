@@ -2,6 +2,7 @@
 #pragma once
 
 #include "muster/v1/agent.pb.h"
+#include "muster/v1/agent_service.pb.h"
 #include "scheduler/api/context.h"
 #include "scheduler/api/guarded_service.h"
 
@@ -12,6 +13,9 @@ class AgentServiceImpl : public GuardedService {
   AgentServiceImpl(const ApiContext* context, const Door* door);
   grpc::ServerBidiReactor<pb::AgentMessage, pb::SchedulerMessage>* Connect(
       const Caller& caller, grpc::CallbackServerContext* call);
+  grpc::ServerUnaryReactor* ReadPack(const Caller& caller, grpc::CallbackServerContext* call,
+                                     const pb::ReadPackRequest* request,
+                                     pb::ReadPackResponse* response);
 
  private:
   const ApiContext* const context_;

@@ -6,6 +6,7 @@
 
 #include "common/base/check.h"
 #include "scheduler/api/agent_service.h"
+#include "scheduler/api/pack_service.h"
 #include "scheduler/api/services.h"
 #include "scheduler/api/trust_service.h"
 
@@ -18,12 +19,13 @@ struct Services {
         clusters(context, door),
         access(context, door),
         agents(context, door),
-        trust(context, door) {}
+        trust(context, door),
+        packs(context, door) {}
 
   void Register(grpc::ServerBuilder* builder) {
     size_t served = JoinServiceImpl::kMethods;
     for (GuardedService* service : std::initializer_list<GuardedService*>{
-             &jobs, &queues, &clusters, &access, &agents, &trust}) {
+             &jobs, &queues, &clusters, &access, &agents, &trust, &packs}) {
       builder->RegisterService(service);
       served += service->served().size();
     }
@@ -37,6 +39,7 @@ struct Services {
   AccessServiceImpl access;
   AgentServiceImpl agents;
   TrustServiceImpl trust;
+  PackServiceImpl packs;
 };
 
 }  // namespace muster

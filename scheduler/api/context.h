@@ -18,6 +18,7 @@ namespace muster {
 class Guard;
 class Office;
 class Outlook;
+class PackStore;
 
 // Lives as long as the servers do; read-only but for what is thread-safe itself.
 struct ApiContext {
@@ -26,6 +27,7 @@ struct ApiContext {
   Sessions* sessions = nullptr;
   History* history = nullptr;  // null: what State forgets is gone
   Outlook* outlook = nullptr;
+  PackStore* packs = nullptr;  // null: directories that come along are not kept, as nothing runs
   Clock* clock = nullptr;
   SchedulingOptions scheduling;
   SpecDefaults defaults;

@@ -9,6 +9,7 @@
 #include "scheduler/api/log_stream.h"
 #include "scheduler/api/mask.h"
 #include "scheduler/api/outlook.h"
+#include "scheduler/api/pack_service.h"
 #include "scheduler/api/queued_writer.h"
 #include "scheduler/api/services.h"
 #include "scheduler/api/submit.h"
@@ -212,6 +213,11 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
     return Reply(
         call, NotNow(why, context_->engine->WhyNotServing().empty() ? "STORE_FULL" : "READ_ONLY"));
   }
+  if (const std::vector<FieldProblem> problems =
+          CheckPacks(*context_, caller.user(), request->spec());
+      !problems.empty() && !known())
+    return Reply(call,
+                 BadRequest("the job's directory isn't here, nothing was submitted", problems));
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   // The request is there until Finish.
   const std::shared_ptr<const pb::SubmitRequest> kept(std::shared_ptr<void>(), request);

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <thread>
 
@@ -22,12 +23,14 @@
 #include "muster/v1/agent_service.grpc.pb.h"
 #include "muster/v1/cluster_service.grpc.pb.h"
 #include "muster/v1/job_service.grpc.pb.h"
+#include "muster/v1/pack_service.grpc.pb.h"
 #include "muster/v1/trust_service.grpc.pb.h"
 #include "network/client.h"
 #include "network/peek.h"
 #include "network/testing/hostile_connection.h"
 #include "scheduler/api/guard.h"
 #include "scheduler/engine/testing/fixture.h"
+#include "scheduler/store/packs.h"
 #include "scheduler/trust/office.h"
 
 namespace muster {
@@ -463,6 +466,137 @@ TEST_F(NetworkTest, WhoTriesTokensIsSlowedDown) {
   EXPECT_GT(refused, 0);
   EXPECT_GT(slowed, 20);
   EXPECT_EQ(refused + slowed, 100);
+}
+
+// ---- directories that come along ----
+
+class PackNetworkTest : public NetworkTest {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/muster-packs-XXXXXX";
+    folder_ = mkdtemp(name);
+    packs_ = *PackStore::Open(folder_, PackLimits(), RealClock());
+    context_.packs = packs_.get();
+    NetworkTest::SetUp();
+    ann_ = JoinedUser("ann", pb::ROLE_SUBMITTER);
+    bob_ = JoinedUser("bob", pb::ROLE_SUBMITTER);
+    text_ = std::string(300'000, 'a');
+    digest_ = Sha256Hex(text_);
+  }
+  void TearDown() override {
+    NetworkTest::TearDown();
+    std::filesystem::remove_all(folder_);
+  }
+  // In pieces, as `muster` sends it; the last answer.
+  grpc::Status Send(const Identity& who, const std::string& text, size_t piece = 48 << 10) {
+    const auto stub = pb::PackService::NewStub(Dial(who));
+    const auto size = static_cast<int64_t>(text.size());
+    for (int64_t at = 0; at < size;) {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + kPatience);
+      pb::PutPackRequest request;
+      request.set_digest(Sha256Hex(text));
+      request.set_size_bytes(size);
+      request.set_offset(at);
+      request.set_data(text.substr(static_cast<size_t>(at), piece));
+      pb::PutPackResponse response;
+      if (grpc::Status status = stub->Put(&context, request, &response); !status.ok())
+        return status;
+      if (response.next_offset() <= at) return grpc::Status(grpc::StatusCode::INTERNAL, "stuck");
+      at = response.next_offset();
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status Submit(const Identity& who, const std::string& workdir, const std::string& digest) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.mutable_spec()->mutable_tasks(0)->set_workdir(workdir);
+    request.mutable_spec()->mutable_tasks(0)->set_workdir_digest(digest);
+    request.set_idempotency_key(absl::StrCat(UriOf(who.holder), ++submissions_));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    pb::SubmitResponse response;
+    const grpc::Status status =
+        pb::JobService::NewStub(Dial(who))->Submit(&context, request, &response);
+    uid_ = response.job().uid();
+    return status;
+  }
+  grpc::Status Read(const Identity& who, std::string* data) {
+    pb::ReadPackRequest request;
+    request.mutable_key()->set_job_uid(uid_);
+    request.mutable_key()->set_task("main");
+    request.mutable_key()->set_attempt(1);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    pb::ReadPackResponse response;
+    const grpc::Status status =
+        pb::AgentService::NewStub(Dial(who))->ReadPack(&context, request, &response);
+    *data = response.data();
+    return status;
+  }
+
+  std::string folder_, text_, digest_, uid_;
+  std::unique_ptr<PackStore> packs_;
+  Identity ann_, bob_;
+  int submissions_ = 0;
+};
+
+TEST_F(PackNetworkTest, OneOfAnotherUserCanNotBeNamed) {
+  ASSERT_TRUE(Send(ann_, text_).ok());
+  pb::Event queues;
+  queues.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("default");
+  queues.mutable_queues_applied()->set_version(1);
+  Do(queues);
+  const grpc::Status named = Submit(bob_, ".", digest_),
+                     nowhere = Submit(bob_, ".", std::string(64, 'd'));
+  EXPECT_EQ(named.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(named.error_message(), nowhere.error_message()) << "as what nobody has";
+  EXPECT_EQ(Submit(ann_, ".", "").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(Submit(ann_, ".", digest_).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(PackNetworkTest, AHostReadsThoseOfItsOwnAttemptsAlone) {
+  const Identity h1 = Joined("/host/lab/h1"), h2 = Joined("/host/lab/h2");
+  pb::Event queues;
+  queues.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("default");
+  queues.mutable_queues_applied()->set_version(1);
+  Do(queues);
+  ASSERT_TRUE(Send(ann_, text_).ok());
+  grpc::ClientContext context;
+  const auto stream = pb::AgentService::NewStub(Dial(h1))->Connect(&context);
+  pb::SchedulerMessage message;
+  ASSERT_TRUE(stream->Write(HelloOf("h1")) && stream->Read(&message));
+  const grpc::Status submitted = Submit(ann_, ".", digest_);
+  ASSERT_TRUE(submitted.ok()) << submitted.error_message();
+  while (!message.has_prepare()) ASSERT_TRUE(stream->Read(&message));
+  std::string data;
+  EXPECT_TRUE(Read(h1, &data).ok());
+  EXPECT_EQ(data, text_);
+  EXPECT_EQ(Read(h2, &data).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Read(ann_, &data).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(data, "");
+  context.TryCancel();
+}
+
+TEST_F(PackNetworkTest, WhoMaySubmitNowhereSendsNone) {
+  EXPECT_EQ(Send(JoinedUser("eve"), text_).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+}
+
+// An address may have little that no call explains, and ten users may come from one.
+TEST_F(PackNetworkTest, LargeOnesOfManyAtOnceEndNoConnection) {
+  EXPECT_EQ(Send(ann_, text_, 49'153).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  std::vector<std::thread> senders;
+  std::atomic<int> sent = 0;
+  for (int i = 0; i < 10; ++i) {
+    const std::string text(2'000'000, static_cast<char>('a' + i));
+    senders.emplace_back([&, text, who = i % 2 == 0 ? ann_ : bob_] {
+      const grpc::Status status = Send(who, text);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      sent += status.ok() ? 1 : 0;
+    });
+  }
+  for (std::thread& sender : senders) sender.join();
+  EXPECT_EQ(sent, 10);
 }
 
 }  // namespace

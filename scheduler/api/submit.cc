@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/log.h"
-#include "scheduler/access/sha256.h"
+#include "common/pki/sha256.h"
 #include "scheduler/state/bytes.h"
 
 namespace muster {

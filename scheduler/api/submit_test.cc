@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "scheduler/access/sha256.h"
+#include "common/pki/sha256.h"
 #include "scheduler/engine/testing/fixture.h"
 
 namespace muster {

@@ -191,6 +191,8 @@ MODEL = {
     "AccessService/ListAudit": of_root(ADMIN, missing=(OK,)),
     "AccessService/VerifyAudit": of_root(ADMIN, missing=(OK,)),
     "AgentService/Connect": agents,
+    "AgentService/ReadPack": lambda who, place: (NOT_FOUND,) if who.trusted else (DENIED,),
+    "PackService/Put": anywhere(SUBMITTER, (OK,)),
     # It serves no network: there is nobody with a certificate, and nowhere to join.
     "JoinService/Join": lambda who, place: (UNIMPLEMENTED,),
     "JoinService/RenewExpired": lambda who, place: (UNIMPLEMENTED,),
@@ -318,6 +320,8 @@ class Asked:
             "TrustService/Rotate": {"step": "ROTATE_STEP_PREPARE"},
             "TrustService/NewToken": {"host": host},
             "TrustService/RevokeHolder": {"host": host},
+            "AgentService/ReadPack": {"key": {"jobUid": "5" * 32, "task": "main", "attempt": 1}},
+            "PackService/Put": {"digest": "5" * 64, "sizeBytes": 10},
             "AgentService/Connect": {
                 "hello": {
                     "cluster": "lab",

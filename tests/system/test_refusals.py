@@ -62,7 +62,18 @@ BAD_JOBS = {
     "both run and trainer": (TRAINER + "run: ls\n", ["exclude each other"]),
     "image, not yet": (RUN + "image: ubuntu\n", ["image", "not yet"]),
     "secrets, not yet": (RUN + "secrets: [TOKEN]\n", ["secrets", "not yet"]),
-    "relative workdir, not yet": (RUN + "workdir: eval\n", ["workdir", "not yet"]),
+    "relative workdir that isn't there": (
+        RUN + "workdir: eval\n",
+        ["workdir", "eval", "No such file"],
+    ),
+    "digest without a relative workdir": (
+        RUN + f"workdir_digest: {'a' * 64}\n",
+        ["workdir_digest", "relative workdir"],
+    ),
+    "what is no digest": (
+        RUN + "workdir: .\nworkdir_digest: mine\n",
+        ["workdir_digest", "64 hexadecimal digits"],
+    ),
     "fence too soon": (
         RUN + "when_unreachable: fence\nfence_after: 5s\n",
         ["fence_after", "must be from 10s"],

@@ -1,0 +1,241 @@
+#include "scheduler/store/packs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/descriptor.h"
+#include "common/base/files.h"
+#include "common/base/log.h"
+
+namespace muster {
+namespace {
+
+constexpr char kComing[] = ".part";  // after the name of one that isn't whole
+
+std::vector<std::string> NamesIn(const std::string& directory) {
+  std::vector<std::string> names;
+  DIR* open = ::opendir(directory.c_str());
+  if (open == nullptr) return names;
+  while (const dirent* entry = ::readdir(open)) {
+    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
+  }
+  ::closedir(open);
+  return names;
+}
+
+// -1: it isn't there.
+int64_t SizeOf(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? info.st_size : -1;
+}
+
+absl::Status NoPack() {
+  return absl::NotFoundError("there is no such packed directory of this user");
+}
+
+}  // namespace
+
+std::set<PackName> PacksOf(const State& state) {
+  std::set<PackName> packs;
+  for (const uint64_t number : state.AllJobs()) {
+    const JobRow* job = state.FindJob(number);
+    if (job == nullptr) continue;
+    for (const pb::TaskSpec& task : job->spec->tasks()) {
+      if (!task.workdir_digest().empty()) packs.emplace(job->owner, task.workdir_digest());
+    }
+  }
+  return packs;
+}
+
+absl::StatusOr<std::unique_ptr<PackStore>> PackStore::Open(std::string directory, PackLimits limits,
+                                                           Clock* clock) {
+  if (absl::Status made = MakeDirectories(directory); !made.ok()) return made;
+  for (const std::string& owner : NamesIn(directory)) {
+    const std::string folder = absl::StrCat(directory, "/", owner);
+    for (const std::string& name : NamesIn(folder)) {
+      if (absl::EndsWith(name, kComing)) ::unlink(absl::StrCat(folder, "/", name).c_str());
+    }
+  }
+  return std::unique_ptr<PackStore>(new PackStore(std::move(directory), limits, clock));
+}
+
+// A user may be called anything; a folder may not.
+std::string PackStore::FolderOf(const std::string& owner) const {
+  return absl::StrCat(directory_, "/", Sha256Hex(owner));
+}
+
+std::string PackStore::PathOf(const PackName& name) const {
+  return absl::StrCat(FolderOf(name.first), "/", name.second);
+}
+
+bool PackStore::Touch(const std::string& path) {
+  const int64_t now_ns = clock_->WallNs();
+  const timespec at{now_ns / kSecond, now_ns % kSecond};
+  const timespec times[2] = {at, at};
+  return ::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0;
+}
+
+absl::Status PackStore::CheckRoom(const std::string& owner, int64_t size) const {
+  int64_t taken = 0;
+  for (const std::string& name : NamesIn(FolderOf(owner))) {
+    if (IsSha256Hex(name))
+      taken += std::max<int64_t>(0, SizeOf(absl::StrCat(FolderOf(owner), "/", name)));
+  }
+  size_t coming = 0;
+  for (const auto& [name, upload] : uploads_) {
+    if (name.first != owner) continue;
+    taken += upload->size;
+    ++coming;
+  }
+  if (taken + size > limits_.owner_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "your packed directories take ", FormatSize(taken), " here, and this one would be ",
+        FormatSize(size), " more; a user may have ", FormatSize(limits_.owner_bytes),
+        ". They go some days after the jobs that they came with. Leave out what the job doesn't "
+        "need (.musterignore), name a directory that is on the hosts (--workdir /PATH), or have "
+        "packed_per_user raised in musterd.yaml"));
+  }
+  if (coming < limits_.owner_uploads) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(coming, " of your packed directories are coming now; try again in a moment"));
+}
+
+absl::StatusOr<PackStore::Upload*> PackStore::Begin(const PackName& name, int64_t size) {
+  if (absl::Status made = MakeDirectories(FolderOf(name.first)); !made.ok()) return made;
+  auto upload = std::make_unique<Upload>();
+  upload->path = PathOf(name) + kComing;
+  upload->size = size;
+  upload->fd = ::open(upload->path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (upload->fd < 0) return ErrnoStatus(errno, upload->path);
+  return (uploads_[name] = std::move(upload)).get();
+}
+
+void PackStore::Drop(Uploads::iterator upload) {
+  ::close(upload->second->fd);
+  ::unlink(upload->second->path.c_str());
+  uploads_.erase(upload);
+}
+
+void PackStore::DropIdle() {
+  const int64_t before_ns = clock_->MonotonicNs() - limits_.upload_ns;
+  for (auto it = uploads_.begin(); it != uploads_.end();) {
+    const auto at = it++;
+    if (!at->second->finishing && at->second->at_ns < before_ns) Drop(at);
+  }
+}
+
+absl::Status PackStore::Finish(const PackName& name, Upload* upload) {
+  if (upload->hash.Hex() != name.second) {
+    return absl::InvalidArgumentError(
+        "what came isn't what the digest names: the directory changed while it was sent? Try "
+        "again");
+  }
+  const std::string path = PathOf(name);
+  if (::fsync(upload->fd) != 0 || ::rename(upload->path.c_str(), path.c_str()) != 0)
+    return ErrnoStatus(errno, path);
+  Touch(path);
+  return SyncDirectory(FolderOf(name.first));
+}
+
+absl::StatusOr<int64_t> PackStore::Put(const std::string& owner, const std::string& digest,
+                                       int64_t size, int64_t offset, std::string_view data) {
+  if (!IsSha256Hex(digest))
+    return absl::InvalidArgumentError("a digest is 64 hexadecimal digits, of SHA-256");
+  if (size <= 0 || size > limits_.bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a packed directory has at most ", FormatSize(limits_.bytes), ", not ", FormatSize(size)));
+  }
+  if (offset < 0 || offset > size || static_cast<int64_t>(data.size()) > size - offset)
+    return absl::InvalidArgumentError("the piece doesn't lie within the whole");
+  const PackName name(owner, digest);
+  std::unique_lock lock(mutex_);
+  if (SizeOf(PathOf(name)) == size && Touch(PathOf(name))) return size;
+  auto found = uploads_.find(name);
+  if (found == uploads_.end()) {
+    DropIdle();
+    if (absl::Status room = CheckRoom(owner, size); !room.ok()) return room;
+    if (data.empty() || offset != 0) return 0;
+    const absl::StatusOr<Upload*> begun = Begin(name, size);
+    if (!begun.ok()) return begun.status();
+    found = uploads_.find(name);
+  }
+  Upload* const upload = found->second.get();
+  if (upload->finishing) return absl::UnavailableError("it is being stored; try again in a moment");
+  if (upload->size != size) return absl::InvalidArgumentError("it has another size than before");
+  if (upload->offset != offset || data.empty()) return upload->offset;
+  const ssize_t written = ::pwrite(upload->fd, data.data(), data.size(), offset);
+  if (written != static_cast<ssize_t>(data.size())) {
+    const int error = written < 0 ? errno : ENOSPC;
+    Drop(found);
+    return ErrnoStatus(error, "musterd can't store the packed directory");
+  }
+  upload->hash.Add(data);
+  upload->offset += written;
+  upload->at_ns = clock_->MonotonicNs();
+  if (upload->offset < size) return upload->offset;
+  upload->finishing = true;
+  lock.unlock();  // nobody waits for its disk
+  const absl::Status finished = Finish(name, upload);
+  lock.lock();
+  Drop(uploads_.find(name));
+  if (!finished.ok()) return finished;
+  return size;
+}
+
+bool PackStore::Use(const std::string& owner, const std::string& digest) {
+  if (!IsSha256Hex(digest)) return false;
+  const std::string path = PathOf({owner, digest});
+  std::lock_guard lock(mutex_);
+  return SizeOf(path) >= 0 && Touch(path);
+}
+
+absl::StatusOr<PackStore::Piece> PackStore::Read(const std::string& owner,
+                                                 const std::string& digest, int64_t offset) const {
+  if (!IsSha256Hex(digest) || offset < 0) return NoPack();
+  const Descriptor file(::open(PathOf({owner, digest}).c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info {};
+  if (file.get() < 0 || ::fstat(file.get(), &info) != 0) return NoPack();
+  Piece piece;
+  piece.size = info.st_size;
+  piece.data.resize(
+      static_cast<size_t>(std::clamp<int64_t>(piece.size - offset, 0, kMaxReadBytes)));
+  const ssize_t got = ::pread(file.get(), piece.data.data(), piece.data.size(), offset);
+  if (got < 0) return ErrnoStatus(errno, "the packed directory");
+  piece.data.resize(static_cast<size_t>(got));
+  return piece;
+}
+
+int PackStore::Collect(const std::set<PackName>& used, int64_t keep_ns) {
+  std::set<std::string> paths;
+  for (const PackName& name : used) paths.insert(PathOf(name));
+  int removed = 0;
+  for (const std::string& owner : NamesIn(directory_)) {
+    const std::string folder = absl::StrCat(directory_, "/", owner);
+    for (const std::string& name : NamesIn(folder)) {
+      const std::string path = absl::StrCat(folder, "/", name);
+      struct stat info {};
+      std::lock_guard lock(mutex_);
+      if (!IsSha256Hex(name) || ::stat(path.c_str(), &info) != 0) continue;
+      const int64_t used_ns = info.st_mtim.tv_sec * kSecond + info.st_mtim.tv_nsec;
+      if (paths.count(path) != 0) {
+        Touch(path);
+      } else if (used_ns < clock_->WallNs() - keep_ns && ::unlink(path.c_str()) == 0) {
+        ++removed;
+      }
+    }
+    std::lock_guard lock(mutex_);
+    ::rmdir(folder.c_str());  // where nothing is left
+  }
+  if (removed > 0) LogInfo("packed directories removed", {{"count", removed}});
+  return removed;
+}
+
+}  // namespace muster

@@ -12,6 +12,7 @@
 #include "common/base/ids.h"
 #include "common/base/job_defaults.h"
 #include "common/spec/reader.h"
+#include "common/spec/trainer_layout.h"
 #include "common/spec/trainer_schema.h"
 
 namespace muster {
@@ -427,7 +428,7 @@ class JobChecker {
       EmitName(at("trainer"), "run and trainer exclude each other; keep one");
     if (!trainer && !task.has_run() && Sound(path))
       Emit(at("run"), "is missing; give run: (a command) or trainer: (what muster-trainer trains)");
-    if (trainer) CheckTrainer(task.trainer_json(), at("trainer"));
+    if (trainer) CheckTrainer(task, at("trainer"));
     if (!task.has_run()) return;
     const pb::Run& run = task.run();
     size_t bytes = run.shell().size();
@@ -446,9 +447,10 @@ class JobChecker {
       CheckNul(run.exec(i), IndexPath(at("run"), static_cast<size_t>(i)));
   }
 
-  void CheckTrainer(const std::string& text, const std::string& path) {
-    const nlohmann::json value = ParseBoundedJson(text, kMaxYamlBytes);
+  void CheckTrainer(const pb::TaskSpec& task, const std::string& path) {
+    const nlohmann::json value = ParseBoundedJson(task.trainer_json(), kMaxYamlBytes);
     if (!value.is_object()) return Emit(path, "must be a map of fields");
+    CheckTrainerLayout(value, task, path, rules_.emit);
     if (!context_.trainer_schema_json.empty()) {
       const nlohmann::json schema = ParseBoundedJson(context_.trainer_schema_json, size_t{1} << 20);
       if (schema.is_object()) CheckAgainstSchema(value, schema, path, rules_.emit);

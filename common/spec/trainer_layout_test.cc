@@ -1,0 +1,70 @@
+#include "common/spec/trainer_layout.h"
+
+#include <gtest/gtest.h>
+
+namespace muster {
+namespace {
+
+struct Case {
+  const char* trainer;
+  int min_workers, max_workers, processes;  // 0: left out
+  const char* said;
+};
+
+std::string Check(const Case& c) {
+  pb::TaskSpec task;
+  task.mutable_workers()->set_min(c.min_workers);
+  task.mutable_workers()->set_max(c.max_workers);
+  task.set_processes_per_worker(c.processes);
+  task.mutable_resources()->set_gpus_milli(4000);
+  std::string said;
+  CheckTrainerLayout(nlohmann::json::parse(c.trainer), task, "trainer",
+                     [&](const std::string& path, const std::string& message, Document::Where) {
+                       said += path + ": " + message;
+                     });
+  return said;
+}
+
+TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
+  constexpr char kTwo[] = R"({"parallel": {"tp": 2}, "model": {"num_key_value_heads": 8}})";
+  constexpr char kThree[] = R"({"parallel": {"tp": 3}, "model": {"num_key_value_heads": 8}})";
+  constexpr char kEight[] = R"({"parallel": {"tp": 8}, "model": {"num_key_value_heads": 4}})";
+  constexpr char kUnknown[] = R"({"parallel": {"tp": 4}, "init": "/models/seven"})";
+  const Case cases[] = {
+      {kTwo, 1, 1, 2, ""},
+      {kTwo, 3, 3, 4, ""},
+      {kTwo, 1, 7, 2, ""},  // each worker has a multiple
+      {kTwo, 1, 1, 0, ""},  // a process for each GPU
+      {R"({"parallel": {"tp": 1}, "model": {"num_key_value_heads": 3}})", 5, 5, 1, ""},
+      {R"({"max_steps": 1})", 5, 5, 1, ""},
+      {R"({"parallel": {"tp": "many"}})", 5, 5, 1, ""},  // as the schema says
+      {R"({"parallel": [2]})", 5, 5, 1, ""},
+      {R"({"parallel": {"tp": 1e300}})", 5, 5, 1, ""},
+      {kThree, 6, 6, 1,
+       "trainer.parallel.tp: 3 doesn't divide the model's 8 num_key_value_heads; with 6 ranks use "
+       "2"},
+      {kThree, 12, 12, 1,
+       "trainer.parallel.tp: 3 doesn't divide the model's 8 num_key_value_heads; with 12 ranks use "
+       "2 or 4"},
+      {kEight, 2, 2, 8,
+       "trainer.parallel.tp: 8 doesn't divide the model's 4 num_key_value_heads; with 16 ranks use "
+       "4"},
+      {kTwo, 1, 1, 3,
+       "trainer.parallel.tp: 2 doesn't divide the 3 ranks (workers x processes_per_worker); use 1, "
+       "or 2 or 4 ranks"},
+      {kUnknown, 2, 2, 3,
+       "trainer.parallel.tp: 4 doesn't divide the 6 ranks (workers x processes_per_worker); use 3 "
+       "or 6, or 4 or 8 ranks"},
+      {kUnknown, 1, 1, 1,
+       "trainer.parallel.tp: 4 doesn't divide the 1 rank (workers x processes_per_worker); use 1, "
+       "or 4 ranks"},
+      {kTwo, 2, 6, 1,
+       "trainer.parallel.tp: 2 must divide the ranks of a gang of 2 to 6 workers, whatever its "
+       "size: use 1, which divides the 1 process of a worker, or give workers one number"},
+  };
+  for (const Case& c : cases)
+    EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
+}
+
+}  // namespace
+}  // namespace muster

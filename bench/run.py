@@ -59,6 +59,16 @@ ROWS = {
         [sys.executable, "trainer/tests/bench_resume_reshard.py"],
         900,
     ),
+    "layouts": (
+        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: 8 models in 8 layouts",
+        [sys.executable, "trainer/tests/bench_layouts.py"],
+        3600,
+    ),
+    "reshard-all": (
+        "checkpoints of 12 layouts of ranks, tensor parallel or not, each read and saved again in each of the others",
+        [sys.executable, "trainer/tests/bench_reshard.py"],
+        900,
+    ),
     "hf-roundtrip": (
         "Hugging Face -> checkpoint -> Hugging Face; a LoRA adapter in peft",
         [sys.executable, "trainer/tests/bench_hf_roundtrip.py"],

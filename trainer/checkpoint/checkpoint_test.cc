@@ -318,7 +318,7 @@ TEST_F(Checkpoints, WrittenInPlaceIsTheSameFileInTheMemoryOfTwoChunks) {
       for (const auto state : {FlatParam::kMaster, FlatParam::kExpAvg, FlatParam::kExpAvgSq})
         flats[0]->SetOwned(state,
                            at::arange(owned, at::kFloat).mul_(0.37 + static_cast<int>(state)));
-      CheckpointWriter writer(world, flats, parent_, 1, kChunkBytes);
+      CheckpointWriter writer(world, flats, parent_, 1, {}, kChunkBytes);
       std::vector<std::string> contents;
       for (const auto way : {CheckpointWriter::kBeside, CheckpointWriter::kInPlace}) {
         const Allocations allocations;

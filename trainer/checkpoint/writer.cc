@@ -24,11 +24,12 @@ std::span<const uint8_t> BytesOf(const at::Tensor& tensor) {
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep,
-                                   int64_t chunk_bytes)
+                                   std::vector<std::vector<FlatLayout>> slices, int64_t chunk_bytes)
     : world_(world),
       flats_(flats),
       parent_(std::move(parent)),
       keep_(keep),
+      slices_(std::move(slices)),
       chunk_numel_(std::max<int64_t>(1, chunk_bytes / 4)) {}
 
 CheckpointWriter::~CheckpointWriter() { Join(); }
@@ -162,18 +163,20 @@ absl::Status CheckpointWriter::AppendInPlace(SafetensorsWriter& writer) {
 
 void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {
   try {
-    RankLayouts layouts;  // of every rank
-    for (const auto& flat : flats_) layouts.push_back(&flat->layout());
+    std::vector<RankLayouts> layouts(world_.size());
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      for (size_t f = 0; f < flats_.size(); ++f)
+        layouts[rank].push_back(slices_.empty() ? &flats_[f]->layout()
+                                                : &slices_[world_.mesh().TpIndex(rank)][f]);
+    }
     const Shares shares = [&](int flat, int rank) {
-      const bool sliced = layouts[flat]->sliced();
-      const Holders& holders = world_.holders(sliced);
-      return ShardRange(*layouts[flat], IndexAmongHolders(world_.mesh(), rank, sliced),
+      const FlatLayout& layout = *layouts[rank][flat];
+      const Holders& holders = world_.holders(layout.sliced());
+      return ShardRange(layout, IndexAmongHolders(world_.mesh(), rank, layout.sliced()),
                         holders.whole.size, holders.shard.size);
     };
-    status_ = WriteFileDurably(
-        directory_ + "/index.json",
-        IndexText(meta_, files,
-                  TensorMap(std::vector<RankLayouts>(world_.size(), layouts), shares)));
+    status_ = WriteFileDurably(directory_ + "/index.json",
+                               IndexText(meta_, files, TensorMap(layouts, shares)));
     if (status_.ok()) status_ = SyncDirectory(parent_);
   } catch (const std::exception& e) {
     status_ = absl::InternalError(e.what());

@@ -72,6 +72,8 @@ void Assign(const Key& key, const json& value, TrainConfig& config, Problems& pr
     config.*(*member) = value;
   } else if (const auto* member = std::get_if<LoraConfig TrainConfig::*>(&key.member)) {
     config.*(*member) = ParseLora(value, path, problems);
+  } else if (const auto* member = std::get_if<ParallelConfig TrainConfig::*>(&key.member)) {
+    config.*(*member) = ParseParallel(value, path, problems);
   } else if (const auto* member =
                  std::get_if<std::vector<MixturePart> TrainConfig::*>(&key.member)) {
     if (!value.is_array() || value.empty()) return bad("a list of maps with data and weight");
@@ -146,6 +148,8 @@ ordered_json TrainConfigSchema() {
       p["default"] = defaults.*(*member);
     } else if (std::holds_alternative<LoraConfig TrainConfig::*>(key.member)) {
       p = LoraSchema();
+    } else if (std::holds_alternative<ParallelConfig TrainConfig::*>(key.member)) {
+      p = ParallelSchema();
     } else if (std::holds_alternative<std::vector<MixturePart> TrainConfig::*>(key.member)) {
       p["type"] = "array";
       p["items"] = {
@@ -274,6 +278,16 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
                         "is missing: warmup_stable_decay needs to know how long the decay takes, "
                         "such as 0.1 (a share of max_steps)"});
   }
+  if (config.parallel.tp > 1 && config.lora.on()) {
+    problems.push_back({"trainer.parallel.tp",
+                        "slices of adapters are not supported yet: train all weights, or leave tp "
+                        "out; zero_stage: 3 shares the frozen weights out over the ranks, too"});
+  }
+  if (config.parallel.tp > 1 && config.cuda_graphs) {
+    problems.push_back({"trainer.cuda_graphs",
+                        "a layer that ranks share out is not recorded, as they speak inside it; "
+                        "leave it or parallel.tp out"});
+  }
   if (config.lora.on() && value.contains("model")) {
     problems.push_back(
         {"trainer.lora", "adapters stand beside trained weights; give init instead of model"});
@@ -330,8 +344,9 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
   return config;
 }
 
-void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kernels,
-                 Problems& problems) {
+void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
+                 bool gpu_kernels, Problems& problems) {
+  CheckSlices(config.parallel, model, ranks, "trainer.parallel", problems);
   if (config.shard_size > 1 && ranks == 1) {
     problems.push_back(
         {"trainer.shard_size",
@@ -346,6 +361,12 @@ void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kerne
         {"trainer.shard_size",
          absl::StrCat(config.shard_size, " doesn't divide the ", ranks, " ranks; use one of ",
                       divisors, ", or leave it out: all ranks share one copy")});
+  }
+  if (const int64_t tp = config.parallel.tp; config.shard_size > 0 && config.shard_size % tp != 0) {
+    problems.push_back({"trainer.shard_size",
+                        absl::StrCat(config.shard_size, " is no multiple of parallel.tp, ", tp,
+                                     ": ranks that share out a layer share one copy; use ",
+                                     (config.shard_size / tp + 1) * tp, ", or leave it out")});
   }
   if (gpus && config.offload == "none" && (!gpu_kernels || config.reference_ops)) {
     const char* remedy =

@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "trainer/loop/parallel_config.h"
 #include "trainer/model/config.h"
 #include "trainer/model/lora_config.h"
 
@@ -43,6 +44,7 @@ struct TrainConfig {
   int64_t seed = 42;
   int64_t zero_stage = 1;
   int64_t shard_size = 0;  // ranks that share one copy of what zero_stage shards; 0: all
+  ParallelConfig parallel;
   std::string dtype = "fp32";
   std::string masters = "fp32";         // or split
   std::string moments = "fp32";         // or bf16
@@ -85,10 +87,10 @@ struct TrainConfig {
 // try.
 nlohmann::ordered_json TrainConfigSchema();
 
-// What is wrong with the configuration for this many ranks.
+// What is wrong with the configuration for this model and this many ranks.
 // `gpu_kernels`: whether this program has kernels for them.
-void CheckLayout(const TrainConfig& config, int ranks, bool gpus, bool gpu_kernels,
-                 Problems& problems);
+void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
+                 bool gpu_kernels, Problems& problems);
 
 // Reads the map; adds every problem it finds ("trainer.KEY"), the cross-field ones included. No
 // file is touched.

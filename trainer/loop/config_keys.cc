@@ -111,9 +111,12 @@ std::vector<Key> MemoryKeys() {
        false, 0, 3},
       {"shard_size", &C::shard_size,
        "Hybrid sharding: the number of ranks that share one copy of what zero_stage shards, such "
-       "as those of a host; the other groups hold copies. It must divide the number of ranks. 0: "
-       "all share one.",
+       "as those of a host; the other groups hold copies. It must divide the number of ranks, and "
+       "be "
+       "a multiple of parallel.tp. 0: all share one.",
        false, 0, 1 << 20},
+      {"parallel", &C::parallel,
+       "How ranks share out one model, beside taking different rows: tp slices of its layers."},
       {"dtype",
        &C::dtype,
        "Type of weights and activations; masters and sums are fp32 unless masters, moments or "

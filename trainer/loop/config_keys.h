@@ -17,7 +17,8 @@ struct Key {
   const char* name;
   std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*,
                bool TrainConfig::*, std::optional<nlohmann::json> TrainConfig::*,
-               std::vector<MixturePart> TrainConfig::*, LoraConfig TrainConfig::*>
+               std::vector<MixturePart> TrainConfig::*, LoraConfig TrainConfig::*,
+               ParallelConfig TrainConfig::*>
       member;
   const char* description;
   bool required = false;

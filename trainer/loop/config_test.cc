@@ -136,7 +136,7 @@ TEST(TrainConfig, LayoutsThatDontMakeUpTheWorldAreRefusedWithWhatWould) {
     value.merge_patch(c.change);
     Problems problems;
     const TrainConfig config = ParseTrainConfig(value, problems);
-    CheckLayout(config, c.ranks, c.gpus, c.kernels, problems);
+    CheckLayout(config, ModelConfig(), c.ranks, c.gpus, c.kernels, problems);
     EXPECT_NE(ToText(problems).find(c.wanted), std::string::npos) << ToText(problems);
     EXPECT_EQ(problems.empty(), *c.wanted == '\0') << ToText(problems);
   }

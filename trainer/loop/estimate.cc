@@ -38,11 +38,16 @@ constexpr double kUsualShareOfPeak = 0.5;
 // What a layer's backward needs beyond what is saved by recompute: none, in elements a token, at
 // the worse of its two widest moments: in the MLP, where the gradient of gate and up stands beside
 // two products, and in attention, where what the MLP saved is gone.
-int64_t BackwardElements(const ModelConfig& model, ops::AttentionKind kind, int64_t length) {
+// Of a slice, what ranks send each other comes to that: all tokens of what goes into a product, and
+// of its gradient as it is made and as it is received.
+int64_t BackwardElements(const ModelConfig& whole, ops::AttentionKind kind, int64_t length,
+                         int slices) {
+  const ModelConfig model = SlicedConfig(whole, {slices - 1, slices});
   const int64_t d = model.hidden_size, f = model.intermediate_size;
   const int64_t q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
-  const int64_t scores = AttentionPart::Width(AttentionPart::kScores, model, kind, length);
-  return d + std::max(5 * f, 2 * scores + 3 * q + 2 * kv + 2 * d - 3 * f - d);
+  const int64_t scores = AttentionPart::Width(AttentionPart::kScores, model, kind, length, slices);
+  return d + (slices > 1 ? 3 * d : 0) +
+         std::max(5 * f, 2 * scores + 3 * q + 2 * kv + 2 * d - 3 * f - d);
 }
 
 }  // namespace
@@ -64,7 +69,13 @@ struct Setting {
   EngineOptions options;
   int64_t element;  // bytes of a weight
 
-  int Group() const { return config.shard_size > 0 ? static_cast<int>(config.shard_size) : ranks; }
+  int Slices() const { return static_cast<int>(config.parallel.tp); }
+  // Ranks that hold a flat, and that share one copy of it.
+  int Holders(const FlatLayout& flat) const { return flat.sliced() ? ranks / Slices() : ranks; }
+  int Group(const FlatLayout& flat) const {
+    const int group = config.shard_size > 0 ? static_cast<int>(config.shard_size) : ranks;
+    return flat.sliced() ? group / Slices() : group;
+  }
   int64_t Length() const {
     return config.packing == "balanced" ? config.max_row_length : config.max_length;
   }
@@ -76,12 +87,14 @@ struct FlatsEstimate {
   FlatMemory sum;
   ScheduleNeeds needs;
   std::vector<int64_t> weight_slots, gradient_slots, padded;
+  std::vector<int> holders, groups;  // ranks, by flat
   int64_t parameters = 0, trained_parameters = 0;
 };
 
 FlatsEstimate EstimateFlats(const Setting& s) {
   FlatsEstimate e;
-  ModelLayout layout = MakeLayout(s.model);
+  // The last slice: none is larger.
+  ModelLayout layout = MakeLayout(s.model, {s.Slices() - 1, s.Slices()});
   const size_t own = layout.flats.size();
   e.blocks = layout.block_flats;
   if (s.config.lora.on()) {
@@ -97,19 +110,20 @@ FlatsEstimate EstimateFlats(const Setting& s) {
   for (size_t f = 0; f < layout.flats.size(); ++f) {
     FlatOptions flat_options = flats;
     flat_options.frozen = s.config.lora.on() && f < own;
-    const FlatMemory one = MemoryOf(layout.flats[f], s.ranks, s.Group(), flat_options);
+    const FlatLayout& flat = layout.flats[f];
+    e.holders.push_back(s.Holders(flat)), e.groups.push_back(s.Group(flat));
+    const FlatMemory one = MemoryOf(flat, e.holders[f], e.groups[f], flat_options);
     e.sum.weights += one.weights, e.sum.gradients += one.gradients;
     e.sum.masters += one.masters, e.sum.moments += one.moments;
-    e.padded.push_back(layout.flats[f].PaddedNumel(s.ranks));
+    e.padded.push_back(flat.PaddedNumel(e.holders[f]));
     e.weight_slots.push_back(one.weights_in_slot ? e.padded.back() : 0);
     e.gradient_slots.push_back(one.gradients_in_slot ? e.padded.back() : 0);
-    e.needs.trained.push_back(!flat_options.frozen);
-    e.needs.weights_in_slot |= one.weights_in_slot;
-    e.needs.gradients_in_slot |= one.gradients_in_slot;
-    e.needs.reduce_each_micro_batch |= one.reduces_slot;
-    for (const Segment& segment : layout.flats[f].segments()) {
-      if (f < own) e.parameters += segment.numel;
-      if (!flat_options.frozen) e.trained_parameters += segment.numel;
+    e.needs.flats.push_back(
+        {!flat_options.frozen, one.weights_in_slot, one.gradients_in_slot, one.reduces_slot});
+    for (const Segment& segment : flat.segments()) {
+      const int64_t numel = SlicePlaces(segment.parameter_shape(), std::nullopt).numel();
+      if (f < own) e.parameters += numel;
+      if (!flat_options.frozen) e.trained_parameters += numel;
     }
   }
   return e;
@@ -131,19 +145,25 @@ WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
   const ops::AttentionKind kind =
       ops::ChooseAttention(s.gpus, kernels, s.options.flats.dtype, model.head_dim);
   const Family& family = FamilyFor(model);
-  const int64_t kept = family.SavedByLayer(model, kind, length, s.options.recompute).all(),
-                whole = family.SavedByLayer(model, kind, length, RecomputeMode::kNone).all();
+  const int slices = s.Slices();
+  const auto saved = [&](RecomputeMode mode) {
+    return family.SavedByLayer(model, kind, length, mode, slices).all();
+  };
+  const int64_t kept = saved(s.options.recompute), whole = saved(RecomputeMode::kNone);
+  const int64_t vocabulary = (model.vocab_size + slices - 1) / slices;
   const int64_t chunk = std::min<int64_t>(
-      tokens, std::max<int64_t>(
-                  1, (s.gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / model.vocab_size));
+      tokens,
+      std::max<int64_t>(1, (s.gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / vocabulary));
+  // Logits of slices are worked on by ATen.
+  const bool logits_in_place = kernels && slices == 1;
   // Of the layer whose backward runs all is there, recomputed or not.
   const int64_t layer_work =
-      tokens * element * (whole - kept + BackwardElements(model, kind, length));
+      tokens * element * (whole - kept + BackwardElements(model, kind, length, slices));
   const int64_t head_work =
       tokens * element * 3 * model.hidden_size +
-      chunk * model.vocab_size * (kernels ? element : 8 + (element == 2 ? 4 : 0));
+      chunk * vocabulary * (logits_in_place ? element : 8 + (element == 2 ? 4 : 0));
   WorkEstimate e;
-  e.kept = tokens * element * (model.num_layers * kept + model.hidden_size);
+  e.kept = tokens * element * (model.num_layers * kept + model.hidden_size / slices);
   // CUDA graphs' memory is theirs alone.
   e.widest =
       s.gpus && config.cuda_graphs ? layer_work + head_work : std::max(layer_work, head_work);
@@ -157,26 +177,50 @@ WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
   return e;
 }
 
+// What each of n ranks sends so that all have all.
+int64_t Ring(int64_t bytes, int n) { return bytes / n * (n - 1); }
+
+// How often ranks that share out a layer gather its tokens, or sum and scatter them: twice on the
+// way to attention's product and back from it, so for the MLP's; and what goes into a product once
+// more for its weights' gradients.
+int64_t ExchangesInALayer(RecomputeMode mode) {
+  constexpr int64_t kForward = 4, kBackward = 6;
+  switch (mode) {
+    case RecomputeMode::kNone:
+    case RecomputeMode::kPointwise:
+      return kForward + kBackward;
+    case RecomputeMode::kKeepAttention:
+      return kForward + kBackward + 2;
+    case RecomputeMode::kFull:
+      return kForward + kBackward + 3;
+  }
+  return 0;
+}
+
 // What a rank sends a step.
 void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) {
-  const int group = s.Group(), replicas = s.ranks / group;
   for (const Action& action :
        MakeSchedule(flats.blocks, flats.needs, static_cast<int>(e->micro_batches))) {
-    const auto ring = [](int64_t bytes, int n) {
-      return bytes / n * (n - 1);
-    };  // what each of n sends so that all have all
-    if (action.kind == Action::kUnshard &&
-        (flats.weight_slots[action.index] > 0 ||
-         (s.config.zero_stage > 0 && flats.needs.trained[action.index]))) {
-      e->gather_bytes += ring(flats.padded[action.index] * s.element, group);
-    } else if (action.kind == Action::kReduce && s.ranks > 1) {
+    if (action.kind != Action::kUnshard && action.kind != Action::kReduce) continue;
+    const int holders = flats.holders[action.index], group = flats.groups[action.index];
+    if (action.kind == Action::kUnshard) {
+      if (flats.weight_slots[action.index] > 0 ||
+          (s.config.zero_stage > 0 && flats.needs.flats[action.index].trained))
+        e->gather_bytes += Ring(flats.padded[action.index] * s.element, group);
+    } else if (holders > 1) {
       const int64_t bytes = flats.padded[action.index] * 4;
       if (!s.gpus || s.config.zero_stage == 0)
-        e->reduce_bytes += 2 * ring(bytes, s.ranks);
+        e->reduce_bytes += 2 * Ring(bytes, holders);
       else
-        e->reduce_bytes += ring(bytes, group) + 2 * ring(bytes / group, replicas);
+        e->reduce_bytes += Ring(bytes, group) + 2 * Ring(bytes / group, holders / group);
     }
   }
+  if (s.Slices() == 1) return;
+  const int64_t tokens = e->micro_batches * e->micro_batch * s.Length();
+  constexpr int64_t kOfEmbedding = 2, kOfHead = 2;
+  e->slice_bytes =
+      Ring(tokens * s.model.hidden_size * s.element, s.Slices()) *
+      (s.model.num_layers * ExchangesInALayer(s.options.recompute) + kOfEmbedding + kOfHead);
 }
 
 }  // namespace
@@ -187,7 +231,7 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
   const EngineOptions options = MakeEngineOptions(config);
   const int64_t element = options.flats.dtype == at::kBFloat16 ? 2 : 4;
   const Setting s{config, model, ranks, gpus, options, element};
-  const int64_t share = SharePerRank(config.global_batch_size, ranks);
+  const int64_t share = SharePerRank(config.global_batch_size, ranks / s.Slices());
   e.micro_batch = ChooseMicroBatchSize(config, share);
   e.micro_batches = (share + e.micro_batch - 1) / e.micro_batch;
 
@@ -354,6 +398,7 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks,
                       {"memory", ordered_json::array()},
                       {"gather_bytes_per_step", e.gather_bytes},
                       {"reduce_bytes_per_step", e.reduce_bytes},
+                      {"slice_bytes_per_step", e.slice_bytes},
                       {"flops_per_step", e.flops}};
   for (const MemoryClass& one : e.memory)
     out["memory"].push_back(
@@ -384,6 +429,7 @@ std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
   text += "sent by a rank a step:\n";
   row("weights gathered", e.gather_bytes, "");
   row("gradients summed", e.reduce_bytes, "");
+  if (e.slice_bytes > 0) row("tokens inside layers (tp)", e.slice_bytes, "");
   std::snprintf(line, sizeof line, "products a step: %.4g TFLOP\n", e.flops / 1e12);
   text += line;
   if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0) {
@@ -427,7 +473,7 @@ int RunEstimate(const EstimateOptions& options) {
       else
         model = ParseModelConfig(*its, "trainer.init/config.json", /*strict=*/false, problems);
     }
-    CheckLayout(config, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
+    CheckLayout(config, model, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
     if (!config.lora.target_modules.empty() && model.num_layers > 0)
       TargetModules(model, config.lora, "trainer.lora", problems);
   }

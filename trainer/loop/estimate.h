@@ -27,6 +27,7 @@ struct Estimate {
   int64_t micro_batch = 0, micro_batches = 0;  // rows, and how many of them a rank takes a step
   std::vector<MemoryClass> memory;             // of one rank
   int64_t gather_bytes = 0, reduce_bytes = 0;  // that a rank sends a step
+  int64_t slice_bytes = 0;                     // and inside layers that ranks share out
   double flops = 0;                            // a step, all ranks (mfu_causal's count)
 
   int64_t DeviceBytes() const;

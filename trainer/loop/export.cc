@@ -12,6 +12,7 @@
 #include "trainer/checkpoint/files.h"
 #include "trainer/checkpoint/hugging_face.h"
 #include "trainer/loop/exchange.h"
+#include "trainer/model/family.h"
 
 namespace muster::trainer {
 namespace {
@@ -25,8 +26,10 @@ int WriteExport(const Setup& setup, at::Device device, Engine& engine, Progress&
       managed ? setup.surroundings.export_staging + "/export" : setup.export_target + ".staging";
   const std::string unfinished = staged + ".unfinished";
   const AdapterExport adapters{&engine.flats(), setup.config.lora, setup.init_directory};
+  const ModelLayout whole = MakeLayout(setup.model);
   const ReadParameter read = [&](int flat, int segment, int64_t first, at::Tensor out) {
-    out.copy_(engine.model_flats()[flat]->Weight(segment).view(-1).narrow(0, first, out.numel()));
+    const std::string& name = whole.flats[flat].segments()[segment].name;
+    out.copy_(engine.WholeWeight(name).view(-1).narrow(0, first, out.numel()));
     return absl::OkStatus();
   };
   const bool replaces = std::filesystem::exists(setup.export_target + "/config.json");

@@ -54,15 +54,16 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
                      config_.decay_type},
       reporter_(setup_, world_, progress_, AdapterParameters(config_, engine_), metrics),
       saving_(setup_, world_, engine_.flats(), progress_) {
+  const int replica = world_.mesh().DpIndex(world_.rank()), replicas = world_.mesh().dp();
   const int64_t micro =
-      ChooseMicroBatchSize(config_, SharePerRank(config_.global_batch_size, world_.size()));
-  batches_.emplace(setup_.packer.get(), config_.global_batch_size, micro, world_.rank(),
-                   world_.size(), world_.device());
+      ChooseMicroBatchSize(config_, SharePerRank(config_.global_batch_size, replicas));
+  batches_.emplace(setup_.packer.get(), config_.global_batch_size, micro, replica, replicas,
+                   world_.device());
   for (const Setup::Evaluation& one : setup_.evaluations) {
     const int64_t rows = RowsToEvaluate(one.packer->rows_per_epoch());
-    evaluations_.push_back({BatchReader(one.packer.get(), config_.global_batch_size, micro,
-                                        world_.rank(), world_.size(), world_.device(), rows),
-                            rows});
+    evaluations_.emplace_back(BatchReader(one.packer.get(), config_.global_batch_size, micro,
+                                          replica, replicas, world_.device(), rows),
+                              rows);
   }
   if (world_.info().local_rank == 0) {  // one process a host
     std::vector<const TokenShards*> shards;
@@ -225,7 +226,7 @@ bool Run::EvaluationIsDue() const {
 
 // Seconds that gathers and sums were waited for since the last call.
 double Run::TakeWaited() {
-  double waited_s = 0;
+  double waited_s = TensorGroup::TakeWaited();
   for (const auto* flats : {&engine_.flats(), &engine_.model_flats()}) {
     for (const std::unique_ptr<FlatParam>& flat : *flats) waited_s += flat->TakeWaited();
   }

@@ -6,6 +6,7 @@
 #include "trainer/data/packing.h"
 #include "trainer/loop/exchange.h"
 #include "trainer/loop/memory.h"
+#include "trainer/model/family.h"
 
 namespace muster::trainer {
 
@@ -18,8 +19,11 @@ constexpr int64_t kHeadroomShare = 8;
 Saving::Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress)
     : setup_(setup), world_(world), progress_(progress) {
   const Surroundings& s = setup.surroundings;
+  std::vector<std::vector<FlatLayout>> slices;
+  for (int index = 0; world.mesh().tp() > 1 && index < world.mesh().tp(); ++index)
+    slices.push_back(MakeLayout(setup.model, {index, world.mesh().tp()}).flats);
   if (!s.checkpoint_directory.empty())
-    writer_.emplace(world, flats, s.checkpoint_directory, s.checkpoint_keep);
+    writer_.emplace(world, flats, s.checkpoint_directory, s.checkpoint_keep, std::move(slices));
 }
 
 void Saving::Loaded(int64_t step, const std::string& path) {

@@ -95,8 +95,8 @@ Request ReadRequest(const TrainOptions& options, Problems& problems) {
     const absl::StatusOr<at::Device> chosen = ChooseDevice(info->local_rank);
     if (!chosen.ok()) problems.push_back({"environment", std::string(chosen.status().message())});
     request.device = chosen.value_or(at::kCPU);
-    CheckLayout(request.setup.config, info->size, request.device.is_cuda(), ops::fused::Compiled(),
-                problems);
+    CheckLayout(request.setup.config, request.setup.model, info->size, request.device.is_cuda(),
+                ops::fused::Compiled(), problems);
   }
   CheckFlags(options, info.ok() && info->rank == 0, request.setup.config, problems);
   return request;
@@ -116,8 +116,8 @@ std::thread StartReadingAhead(const Request& request) {
 std::unique_ptr<World> Meet(const Request& request, Clock::time_point begin) {
   const at::Device device = request.device;
   std::unique_ptr<World> world = World::Connect(request.info, device);
-  world->MakeGroups(
-      Mesh(request.info.size, /*tp=*/1, static_cast<int>(request.setup.config.shard_size)));
+  world->MakeGroups(Mesh(request.info.size, static_cast<int>(request.setup.config.parallel.tp),
+                         static_cast<int>(request.setup.config.shard_size)));
   world->GatherRows({0});
   if (request.info.rank == 0) {
     const char* backend = request.info.size == 1 ? "none" : device.is_cuda() ? "nccl" : "gloo";

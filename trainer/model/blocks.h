@@ -13,6 +13,7 @@
 #include "trainer/model/config.h"
 #include "trainer/ops/ops.h"
 #include "trainer/parallel/flat_param.h"
+#include "trainer/parallel/tensor_group.h"
 
 namespace muster::trainer {
 
@@ -32,6 +33,8 @@ struct BatchMeta {
   // Each row's number in the data's order: what dropout depends on; and the same on a GPU.
   std::vector<int64_t> rows = {};
   at::Tensor row_numbers = {};
+
+  int64_t tokens() const { return batch * length; }
 };
 
 // Tensors that a block's forward leaves for its backward.
@@ -43,7 +46,8 @@ using Saved = std::vector<at::Tensor>;
 // bits.
 enum class RecomputeMode { kNone, kPointwise, kKeepAttention, kFull };
 
-// Stateless apart from tables. Called under at::NoGradGuard.
+// Stateless apart from tables. Called under at::NoGradGuard. What blocks hand on is [T, d], or
+// where ranks have slices of the model this rank's part of that (tensor_group.h).
 class Block {
  public:
   virtual ~Block() = default;
@@ -65,6 +69,11 @@ class Block {
 struct ModelLayout {
   std::vector<FlatLayout> flats;
   std::vector<std::vector<int>> block_flats;  // flats of each block
+};
+
+// Which slice of the model a rank has, of how many.
+struct TensorSlice {
+  int index = 0, count = 1;
 };
 
 // LoRA's low-rank branch beside one linear: views of its flat.

@@ -8,23 +8,43 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/model/parts.h"
 #include "trainer/model/projection.h"
+#include "trainer/model/vocab.h"
 
 namespace muster::trainer {
 namespace {
 
+// A table of rows for all tokens of the vocabulary, or for this rank's.
+struct VocabTable {
+  Parameter parameter;  // [V, d], or a slice of that
+  VocabSlice slice;
+
+  VocabTable(const FlatParam& flat, int segment) : parameter(flat, segment) {
+    const Segment& own = flat.layout().segments()[segment];
+    slice = {0, own.shape[0], own.parameter_shape()[0]};
+    if (own.slice) slice.begin = own.slice->begin, slice.end = own.slice->end;
+  }
+};
+
 class EmbeddingBlock : public Block {
  public:
-  explicit EmbeddingBlock(const FlatParam& flat) : table_(flat, 0) {}
+  EmbeddingBlock(VocabTable table, const TensorGroup& tensor)
+      : table_(std::move(table)), tensor_(tensor) {}
   at::Tensor Forward(const at::Tensor&, const BatchMeta& meta, Saved&) override {
-    return ops::Embedding(meta.ids, table_.w);
+    return tensor_.size() == 1
+               ? ops::Embedding(meta.ids, table_.parameter.w)
+               : VocabEmbedding(meta.ids, table_.parameter.w, table_.slice, tensor_);
   }
   at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, Saved&) override {
-    ops::EmbeddingBackward(dy, meta.ids, table_.d);
+    if (tensor_.size() == 1)
+      ops::EmbeddingBackward(dy, meta.ids, table_.parameter.d);
+    else
+      VocabEmbeddingBackward(dy, meta.ids, table_.parameter.d, table_.slice, tensor_);
     return {};
   }
 
  private:
-  Parameter table_;  // [V, d]
+  const VocabTable table_;
+  const TensorGroup tensor_;
 };
 
 // x + attention(norm(x)), then + mlp(norm(that)).
@@ -82,14 +102,16 @@ class LayerBlock : public Block {
 // of the forward (LinearCrossEntropy).
 class HeadBlock : public Block {
  public:
-  HeadBlock(const ModelConfig& config, Parameter norm, Parameter projection,
-            const Adapters& adapters, double z_loss)
+  HeadBlock(const ModelConfig& config, Parameter norm, const VocabTable& projection,
+            const Adapters& adapters, const BlockOptions& options)
       : config_(config),
         norm_(std::move(norm)),
-        projection_(std::move(projection)),
+        projection_(projection.parameter),
+        slice_(projection.slice),
+        tensor_(options.tensor),
         scale_(adapters.scale),
         dropout_(adapters),
-        z_loss_(z_loss) {
+        z_loss_(options.z_loss) {
     if (const auto found = adapters.modules.find(kModule); found != adapters.modules.end())
       adapter_ = found->second;
   }
@@ -97,9 +119,10 @@ class HeadBlock : public Block {
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
     const ops::RmsNormResult norm = ops::RmsNorm(x, norm_.w, config_.rms_norm_eps);
     const ops::LossResult loss =
-        adapter_ ? Adapted(norm.y, meta)
-                 : ops::LinearCrossEntropy(norm.y, projection_.w, meta.targets, meta.weights,
-                                           projection_.d, meta.loss_only, z_loss_);
+        tensor_.size() > 1 ? Sliced(norm.y, meta)
+        : adapter_         ? Adapted(norm.y, meta)
+                   : ops::LinearCrossEntropy(norm.y, projection_.w, meta.targets, meta.weights,
+                                             projection_.d, meta.loss_only, z_loss_);
     saved = {x, norm.rstd, loss.dx};
     return loss.loss;
   }
@@ -110,6 +133,14 @@ class HeadBlock : public Block {
 
  private:
   static constexpr char kModule[] = "lm_head";
+
+  ops::LossResult Sliced(const at::Tensor& part, const BatchMeta& meta) const {
+    ops::LossResult loss =
+        VocabCrossEntropy(tensor_.GatherTokens(part, meta.tokens()), projection_.w, meta.targets,
+                          meta.weights, projection_.d, slice_, tensor_, meta.loss_only, z_loss_);
+    if (!meta.loss_only) loss.dx = tensor_.SumScatterTokens(loss.dx);
+    return loss;
+  }
 
   ops::LossResult Adapted(const at::Tensor& x, const BatchMeta& meta) const {
     const Dropout::Mask mask = dropout_.For(kModule, x, meta);
@@ -126,39 +157,79 @@ class HeadBlock : public Block {
 
   const ModelConfig config_;
   Parameter norm_, projection_;
+  const VocabSlice slice_;
+  const TensorGroup tensor_;
   std::optional<Adapter> adapter_;
   const double scale_;
   const Dropout dropout_;
   const double z_loss_;
 };
 
-// Adds a layer's segments, in the order in which its parts use them.
-void AddLayer(const ModelConfig& config, const std::string& prefix, FlatLayout& flat) {
-  const int64_t d = config.hidden_size, f = config.intermediate_size;
-  const int64_t q = config.num_heads * config.head_dim, kv = config.num_kv_heads * config.head_dim;
-  flat.Add(prefix + "input_layernorm.weight", {d}, false);
-  flat.Add(prefix + "self_attn.q_proj.weight", {q, d}, true);
-  flat.Add(prefix + "self_attn.k_proj.weight", {kv, d}, true, /*joined=*/true);
-  flat.Add(prefix + "self_attn.v_proj.weight", {kv, d}, true, /*joined=*/true);
-  flat.Add(prefix + "self_attn.o_proj.weight", {d, q}, true);
-  flat.Add(prefix + "post_attention_layernorm.weight", {d}, false);
-  flat.Add(prefix + "mlp.gate_proj.weight", {f, d}, true);
-  flat.Add(prefix + "mlp.up_proj.weight", {f, d}, true, /*joined=*/true);
-  flat.Add(prefix + "mlp.down_proj.weight", {d, f}, true);
-  if (config.qkv_bias) {
-    flat.Add(prefix + "self_attn.q_proj.bias", {q}, false);
-    flat.Add(prefix + "self_attn.k_proj.bias", {kv}, false, /*joined=*/true);
-    flat.Add(prefix + "self_attn.v_proj.bias", {kv}, false, /*joined=*/true);
+// The flats of one block: of what a slice of the model has a part of, and of what all have alike.
+// Without slices they are one.
+class BlockLayout {
+ public:
+  BlockLayout(const TensorSlice& slice, ModelLayout& layout) : slice_(slice), layout_(layout) {
+    layout.block_flats.emplace_back();
   }
-  if (config.out_bias) flat.Add(prefix + "self_attn.o_proj.bias", {d}, false);
+  // Of `units` equal parts of dimension `dim` the slice has its share.
+  void Cut(const std::string& name, std::vector<int64_t> shape, int dim, int64_t units,
+           bool weight_decay, bool joined = false) {
+    if (slice_.count == 1) return FlatFor(alike_).Add(name, std::move(shape), weight_decay, joined);
+    const int64_t unit = shape[dim] / units;
+    const auto [begin, end] = PartOf(units, slice_.index, slice_.count);
+    FlatFor(sliced_).AddSlice(name, std::move(shape), {dim, begin * unit, end * unit}, weight_decay,
+                              joined);
+  }
+  void Keep(const std::string& name, std::vector<int64_t> shape) {
+    FlatFor(alike_).Add(name, std::move(shape), /*weight_decay=*/false);
+  }
+  // The block also uses another's flat.
+  void Share(int flat) { layout_.block_flats.back().push_back(flat); }
+
+ private:
+  FlatLayout& FlatFor(int& number) {
+    if (number < 0) {
+      number = static_cast<int>(layout_.flats.size());
+      layout_.flats.emplace_back();
+      Share(number);
+    }
+    return layout_.flats[number];
+  }
+
+  const TensorSlice slice_;
+  ModelLayout& layout_;
+  int sliced_ = -1, alike_ = -1;
+};
+
+// Adds a layer's segments, in the order in which its parts use them.
+void AddLayer(const ModelConfig& config, const std::string& prefix, BlockLayout& block) {
+  const int64_t d = config.hidden_size, f = config.intermediate_size;
+  const int64_t h = config.num_heads, q = h * config.head_dim;
+  const int64_t hkv = config.num_kv_heads, kv = hkv * config.head_dim;
+  block.Keep(prefix + "input_layernorm.weight", {d});
+  block.Cut(prefix + "self_attn.q_proj.weight", {q, d}, 0, h, true);
+  block.Cut(prefix + "self_attn.k_proj.weight", {kv, d}, 0, hkv, true, /*joined=*/true);
+  block.Cut(prefix + "self_attn.v_proj.weight", {kv, d}, 0, hkv, true, /*joined=*/true);
+  block.Cut(prefix + "self_attn.o_proj.weight", {d, q}, 1, h, true);
+  block.Keep(prefix + "post_attention_layernorm.weight", {d});
+  block.Cut(prefix + "mlp.gate_proj.weight", {f, d}, 0, f, true);
+  block.Cut(prefix + "mlp.up_proj.weight", {f, d}, 0, f, true, /*joined=*/true);
+  block.Cut(prefix + "mlp.down_proj.weight", {d, f}, 1, f, true);
+  if (config.qkv_bias) {
+    block.Cut(prefix + "self_attn.q_proj.bias", {q}, 0, h, false);
+    block.Cut(prefix + "self_attn.k_proj.bias", {kv}, 0, hkv, false, /*joined=*/true);
+    block.Cut(prefix + "self_attn.v_proj.bias", {kv}, 0, hkv, false, /*joined=*/true);
+  }
+  if (config.out_bias) block.Keep(prefix + "self_attn.o_proj.bias", {d});
   if (config.qk_norm) {
-    flat.Add(prefix + "self_attn.q_norm.weight", {config.head_dim}, false);
-    flat.Add(prefix + "self_attn.k_norm.weight", {config.head_dim}, false);
+    block.Keep(prefix + "self_attn.q_norm.weight", {config.head_dim});
+    block.Keep(prefix + "self_attn.k_norm.weight", {config.head_dim});
   }
   if (config.mlp_bias) {
-    flat.Add(prefix + "mlp.gate_proj.bias", {f}, false);
-    flat.Add(prefix + "mlp.up_proj.bias", {f}, false, /*joined=*/true);
-    flat.Add(prefix + "mlp.down_proj.bias", {d}, false);
+    block.Cut(prefix + "mlp.gate_proj.bias", {f}, 0, f, false);
+    block.Cut(prefix + "mlp.up_proj.bias", {f}, 0, f, false, /*joined=*/true);
+    block.Keep(prefix + "mlp.down_proj.bias", {d});
   }
 }
 
@@ -166,24 +237,20 @@ void AddLayer(const ModelConfig& config, const std::string& prefix, FlatLayout& 
 // tied to.
 class DenseFamily : public Family {
  public:
-  ModelLayout Layout(const ModelConfig& config) const override {
+  ModelLayout Layout(const ModelConfig& config, const TensorSlice& slice) const override {
+    const std::vector<int64_t> table = {config.vocab_size, config.hidden_size};
     ModelLayout layout;
-    layout.flats.emplace_back().Add("model.embed_tokens.weight",
-                                    {config.vocab_size, config.hidden_size}, true);
-    layout.block_flats.push_back({0});
+    BlockLayout(slice, layout).Cut("model.embed_tokens.weight", table, 0, config.vocab_size, true);
     for (int64_t i = 0; i < config.num_layers; ++i) {
-      AddLayer(config, absl::StrCat("model.layers.", i, "."), layout.flats.emplace_back());
-      layout.block_flats.push_back({static_cast<int>(i) + 1});
+      BlockLayout block(slice, layout);
+      AddLayer(config, absl::StrCat("model.layers.", i, "."), block);
     }
-    FlatLayout& head = layout.flats.emplace_back();
-    const int head_flat = static_cast<int>(config.num_layers) + 1;
-    head.Add("model.norm.weight", {config.hidden_size}, false);
-    if (config.tie_word_embeddings) {
-      layout.block_flats.push_back({head_flat, 0});
-    } else {
-      head.Add("lm_head.weight", {config.vocab_size, config.hidden_size}, true);
-      layout.block_flats.push_back({head_flat});
-    }
+    BlockLayout head(slice, layout);
+    head.Keep("model.norm.weight", {config.hidden_size});
+    if (config.tie_word_embeddings)
+      head.Share(0);
+    else
+      head.Cut("lm_head.weight", table, 0, config.vocab_size, true);
     return layout;
   }
 
@@ -191,6 +258,14 @@ class DenseFamily : public Family {
                                                  std::vector<std::unique_ptr<FlatParam>>& flats,
                                                  const Adapters& adapters,
                                                  const BlockOptions& options) const override {
+    const TensorSlice slice{options.tensor.rank(), options.tensor.size()};
+    const ModelConfig own = SlicedConfig(config, slice);
+    const std::vector<std::vector<int>> block_flats = Layout(config, slice).block_flats;
+    const auto flats_of = [&](size_t block) {
+      FlatList list;
+      for (const int flat : block_flats[block]) list.push_back(flats[flat].get());
+      return list;
+    };
     std::vector<std::unique_ptr<Block>> blocks;
     const at::TensorOptions memory =
         at::TensorOptions().dtype(flats[0]->Weight(0).scalar_type()).device(options.device);
@@ -198,33 +273,49 @@ class DenseFamily : public Family {
     tables.rope = ops::MakeRopeTables(config, options.max_length, options.device);
     tables.kind = ops::ChooseAttention(memory, config.head_dim);
     std::map<int64_t, at::Tensor> masks;  // by window
-    blocks.push_back(std::make_unique<EmbeddingBlock>(*flats[0]));
+    blocks.push_back(std::make_unique<EmbeddingBlock>(VocabTable(*flats[0], 0), options.tensor));
     for (int64_t i = 0; i < config.num_layers; ++i) {
       tables.window = config.Window(i) < options.max_length ? config.Window(i) : 0;
       at::Tensor& mask = masks[tables.window];
       if (!mask.defined() && tables.kind == ops::AttentionKind::kPlain)
         mask = ops::MakeCausalMask(config, options.max_length, memory, tables.window);
       tables.mask = mask;
-      blocks.push_back(
-          std::make_unique<LayerBlock>(AttentionPart(config, i, *flats[i + 1], adapters, tables),
-                                       MlpPart(config, i, *flats[i + 1], adapters)));
+      const FlatList list = flats_of(blocks.size());
+      blocks.push_back(std::make_unique<LayerBlock>(
+          AttentionPart(own, i, list, adapters, tables, options.tensor),
+          MlpPart(own, i, list, adapters, options.tensor)));
     }
-    FlatParam& head = *flats.back();
-    blocks.push_back(std::make_unique<HeadBlock>(
-        config, Parameter(head, 0),
-        config.tie_word_embeddings ? Parameter(*flats[0], 0) : Parameter(head, 1), adapters,
-        options.z_loss));
+    const FlatList head = flats_of(blocks.size());
+    blocks.push_back(std::make_unique<HeadBlock>(config, Parameter(*head[0], 0),
+                                                 config.tie_word_embeddings
+                                                     ? VocabTable(*flats[0], 0)
+                                                 : head.size() == 1 ? VocabTable(*head[0], 1)
+                                                                    : VocabTable(*head[1], 0),
+                                                 adapters, options));
     return blocks;
   }
 
   LayerElements SavedByLayer(const ModelConfig& config, ops::AttentionKind kind, int64_t length,
-                             RecomputeMode mode) const override {
-    return {AttentionPart::SavedElements(config, kind, length, mode),
-            MlpPart::SavedElements(config, mode)};
+                             RecomputeMode mode, int slices) const override {
+    const ModelConfig own = SlicedConfig(config, {slices - 1, slices});  // none is larger
+    return {AttentionPart::SavedElements(own, kind, length, mode, slices),
+            MlpPart::SavedElements(own, mode, slices)};
   }
 };
 
 }  // namespace
+
+ModelConfig SlicedConfig(const ModelConfig& config, const TensorSlice& slice) {
+  const auto part = [&](int64_t count) {
+    const auto [begin, end] = PartOf(count, slice.index, slice.count);
+    return end - begin;
+  };
+  ModelConfig own = config;
+  own.num_heads = part(config.num_heads);
+  own.num_kv_heads = part(config.num_kv_heads);
+  own.intermediate_size = part(config.intermediate_size);
+  return own;
+}
 
 const Family& FamilyFor(const ModelConfig&) {
   static const DenseFamily dense;

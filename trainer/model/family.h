@@ -15,6 +15,7 @@
 namespace muster::trainer {
 
 struct BlockOptions {
+  TensorGroup tensor;
   int64_t max_length = 0;  // tokens of the longest row
   at::Device device = at::kCPU;
   double z_loss = 0;
@@ -30,21 +31,27 @@ struct LayerElements {
 class Family {
  public:
   virtual ~Family() = default;
-  // Flat 0: embedding. 1..L: layers. L+1: final norm, and lm_head where it isn't tied to the
-  // embedding. Independent of ranks.
-  virtual ModelLayout Layout(const ModelConfig& config) const = 0;
-  // The blocks over `flats` (made from Layout's, which they must outlive) and over `adapters`.
+  // Flats in the order of the blocks: the embedding; the layers; final norm, and lm_head where it
+  // isn't tied to the embedding. Of a slice, layers and an lm_head have two: of their slices, and
+  // of what every rank has alike. Depends on ranks by the slice alone.
+  virtual ModelLayout Layout(const ModelConfig& config, const TensorSlice& slice) const = 0;
+  // The blocks over `flats` (made from Layout's of this rank's slice, which they must outlive) and
+  // over `adapters`.
   virtual std::vector<std::unique_ptr<Block>> MakeBlocks(
       const ModelConfig& config, std::vector<std::unique_ptr<FlatParam>>& flats,
       const Adapters& adapters, const BlockOptions& options) const = 0;
+  // By a rank with the largest of `slices`.
   virtual LayerElements SavedByLayer(const ModelConfig& config, ops::AttentionKind kind,
-                                     int64_t length, RecomputeMode mode) const = 0;
+                                     int64_t length, RecomputeMode mode, int slices) const = 0;
 };
+
+// The shape of a layer as a rank with this slice of it sees it: heads and the MLP's width.
+ModelConfig SlicedConfig(const ModelConfig& config, const TensorSlice& slice);
 
 const Family& FamilyFor(const ModelConfig& config);
 // Its layout.
-inline ModelLayout MakeLayout(const ModelConfig& config) {
-  return FamilyFor(config).Layout(config);
+inline ModelLayout MakeLayout(const ModelConfig& config, const TensorSlice& slice = {}) {
+  return FamilyFor(config).Layout(config, slice);
 }
 
 }  // namespace muster::trainer

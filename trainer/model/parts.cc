@@ -13,16 +13,17 @@ std::string LayerPrefix(int64_t layer) { return absl::StrCat("model.layers.", la
 
 }  // namespace
 
-AttentionPart::AttentionPart(const ModelConfig& config, int64_t layer, const FlatParam& flat,
-                             const Adapters& adapters, AttentionTables tables)
-    : config_(config), tables_(std::move(tables)) {
+AttentionPart::AttentionPart(const ModelConfig& config, int64_t layer, const FlatList& flats,
+                             const Adapters& adapters, AttentionTables tables,
+                             const TensorGroup& tensor)
+    : config_(config), alone_(tensor.size() == 1), tables_(std::move(tables)) {
   const std::string attention = LayerPrefix(layer) + "self_attn.";
-  norm_ = Parameter(flat, LayerPrefix(layer) + "input_layernorm.weight");
-  q_norm_ = Parameter(flat, attention + "q_norm.weight");
-  k_norm_ = Parameter(flat, attention + "k_norm.weight");
-  qkv_ = Projection(flat, {attention + "q_proj", attention + "k_proj", attention + "v_proj"},
-                    adapters);
-  out_ = Projection(flat, {attention + "o_proj"}, adapters);
+  norm_ = Parameter(flats, LayerPrefix(layer) + "input_layernorm.weight");
+  q_norm_ = Parameter(flats, attention + "q_norm.weight");
+  k_norm_ = Parameter(flats, attention + "k_norm.weight");
+  qkv_ = Projection(flats, {attention + "q_proj", attention + "k_proj", attention + "v_proj"},
+                    adapters, tensor, Projection::Slices::kOfOutputs);
+  out_ = Projection(flats, {attention + "o_proj"}, adapters, tensor, Projection::Slices::kOfInputs);
 }
 
 bool AttentionPart::IsKept(int slot, RecomputeMode mode) {
@@ -41,12 +42,12 @@ bool AttentionPart::IsKept(int slot, RecomputeMode mode) {
 }
 
 int64_t AttentionPart::Width(int slot, const ModelConfig& config, ops::AttentionKind kind,
-                             int64_t length) {
+                             int64_t length, int slices) {
   const int64_t q = config.num_heads * config.head_dim, kv = config.num_kv_heads * config.head_dim;
   switch (slot) {
     case kX:
     case kNorm:
-      return config.hidden_size;
+      return config.hidden_size / slices;
     case kHeadQ:
     case kResult:
       return q;
@@ -65,16 +66,16 @@ int64_t AttentionPart::Width(int slot, const ModelConfig& config, ops::Attention
 }
 
 int64_t AttentionPart::SavedElements(const ModelConfig& config, ops::AttentionKind kind,
-                                     int64_t length, RecomputeMode mode) {
+                                     int64_t length, RecomputeMode mode, int slices) {
   int64_t sum = 0;
   for (int slot = 0; slot < kCount; ++slot) {
-    if (IsKept(slot, mode)) sum += Width(slot, config, kind, length);
+    if (IsKept(slot, mode)) sum += Width(slot, config, kind, length, slices);
   }
   return sum;
 }
 
 bool AttentionPart::Recordable(const BatchMeta& meta) const {
-  return (tables_.kind == ops::AttentionKind::kFlash || !meta.positions.defined()) &&
+  return alone_ && (tables_.kind == ops::AttentionKind::kFlash || !meta.positions.defined()) &&
          !qkv_.Draws() && !out_.Draws();
 }
 
@@ -143,20 +144,21 @@ at::Tensor AttentionPart::Backward(const at::Tensor& d_out, const BatchMeta& met
   return ops::RmsNormBackward(d_norm, Take(saved, kX), norm_.w, Take(saved, kRstd), norm_.d, d_out);
 }
 
-MlpPart::MlpPart(const ModelConfig& config, int64_t layer, const FlatParam& flat,
-                 const Adapters& adapters)
+MlpPart::MlpPart(const ModelConfig& config, int64_t layer, const FlatList& flats,
+                 const Adapters& adapters, const TensorGroup& tensor)
     : epsilon_(config.rms_norm_eps) {
   const std::string mlp = LayerPrefix(layer) + "mlp.";
-  norm_ = Parameter(flat, LayerPrefix(layer) + "post_attention_layernorm.weight");
-  gate_up_ = Projection(flat, {mlp + "gate_proj", mlp + "up_proj"}, adapters);
-  down_ = Projection(flat, {mlp + "down_proj"}, adapters);
+  norm_ = Parameter(flats, LayerPrefix(layer) + "post_attention_layernorm.weight");
+  gate_up_ = Projection(flats, {mlp + "gate_proj", mlp + "up_proj"}, adapters, tensor,
+                        Projection::Slices::kOfOutputs);
+  down_ = Projection(flats, {mlp + "down_proj"}, adapters, tensor, Projection::Slices::kOfInputs);
 }
 
-int64_t MlpPart::Width(int slot, const ModelConfig& config) {
+int64_t MlpPart::Width(int slot, const ModelConfig& config, int slices) {
   switch (slot) {
     case kMiddle:
     case kNorm:
-      return config.hidden_size;
+      return config.hidden_size / slices;
     case kGateUp:
       return 2 * config.intermediate_size;
     case kAct:
@@ -177,10 +179,10 @@ void MlpPart::RecomputePointwise(SavedPart saved) const {
   saved[kAct] = ops::SwiGlu(saved[kGateUp]);
 }
 
-int64_t MlpPart::SavedElements(const ModelConfig& config, RecomputeMode mode) {
+int64_t MlpPart::SavedElements(const ModelConfig& config, RecomputeMode mode, int slices) {
   int64_t sum = 0;
   for (int slot = 0; slot < kCount; ++slot) {
-    if (IsKept(slot, mode)) sum += Width(slot, config);
+    if (IsKept(slot, mode)) sum += Width(slot, config, slices);
   }
   return sum;
 }

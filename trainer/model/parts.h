@@ -46,8 +46,9 @@ class AttentionPart {
     kResult,
     kCount
   };
-  AttentionPart(const ModelConfig& config, int64_t layer, const FlatParam& flat,
-                const Adapters& adapters, AttentionTables tables);
+  // `config`: of this rank's slice (SlicedConfig).
+  AttentionPart(const ModelConfig& config, int64_t layer, const FlatList& flats,
+                const Adapters& adapters, AttentionTables tables, const TensorGroup& tensor);
 
   // Computes what isn't in `saved`, where kX is, up to kResult.
   void Recompute(const BatchMeta& meta, SavedPart saved) const;
@@ -59,12 +60,12 @@ class AttentionPart {
 
   // Whether a slot is kept until the backward.
   static bool IsKept(int slot, RecomputeMode mode);
-  // Elements a token of all that is kept, beside the norms' few.
+  // Elements a token of all that is kept, beside the norms' few, by one of `slices` ranks.
   static int64_t SavedElements(const ModelConfig& config, ops::AttentionKind kind, int64_t length,
-                               RecomputeMode mode);
+                               RecomputeMode mode, int slices);
   // Of one slot; for kScores what a token's row of probabilities, or of log-sums, takes.
-  static int64_t Width(int slot, const ModelConfig& config, ops::AttentionKind kind,
-                       int64_t length);
+  static int64_t Width(int slot, const ModelConfig& config, ops::AttentionKind kind, int64_t length,
+                       int slices);
 
  private:
   // Where the columns of k begin in those of q, k and v.
@@ -72,6 +73,7 @@ class AttentionPart {
   void Attend(const BatchMeta& meta, SavedPart saved) const;
 
   const ModelConfig config_;
+  const bool alone_;  // no other rank is asked
   const AttentionTables tables_;
   Parameter norm_, q_norm_, k_norm_;
   Projection qkv_, out_;  // q, k, v are one matrix
@@ -81,8 +83,8 @@ class AttentionPart {
 class MlpPart {
  public:
   enum Slot { kMiddle, kNorm, kRstd, kGateUp, kAct, kCount };
-  MlpPart(const ModelConfig& config, int64_t layer, const FlatParam& flat,
-          const Adapters& adapters);
+  MlpPart(const ModelConfig& config, int64_t layer, const FlatList& flats, const Adapters& adapters,
+          const TensorGroup& tensor);
 
   // Computes all of `saved` from attention's result, whose memory it may take, and the residual.
   void Recompute(at::Tensor attention, const at::Tensor& residual, const BatchMeta& meta,
@@ -96,8 +98,8 @@ class MlpPart {
   bool Recordable() const { return !gate_up_.Draws() && !down_.Draws(); }
 
   static bool IsKept(int slot, RecomputeMode mode);
-  static int64_t SavedElements(const ModelConfig& config, RecomputeMode mode);
-  static int64_t Width(int slot, const ModelConfig& config);
+  static int64_t SavedElements(const ModelConfig& config, RecomputeMode mode, int slices);
+  static int64_t Width(int slot, const ModelConfig& config, int slices);
 
  private:
   const double epsilon_;

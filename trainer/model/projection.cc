@@ -19,9 +19,11 @@ int FindSegment(const FlatParam& flat, const std::string& name) {
 
 }  // namespace
 
-Parameter::Parameter(const FlatParam& flat, const std::string& name, int count) {
-  if (const int segment = FindSegment(flat, name); segment >= 0)
-    *this = Parameter(flat, segment, count);
+Parameter::Parameter(const FlatList& flats, const std::string& name, int count) {
+  for (const FlatParam* flat : flats) {
+    if (const int segment = FindSegment(*flat, name); segment >= 0)
+      *this = Parameter(*flat, segment, count);
+  }
 }
 
 at::Tensor Dropout::Keep(const std::string& module, const at::Tensor& x,
@@ -58,15 +60,17 @@ bool Dropout::DrawsOnHost(const at::Tensor& weight) const {
   return share_ > 0 && !ops::fused::DrawsBeside(weight);
 }
 
-Projection::Projection(const FlatParam& flat, const std::vector<std::string>& modules,
-                       const Adapters& adapters)
-    : base_(flat, modules[0] + ".weight", static_cast<int>(modules.size())),
-      bias_(flat, modules[0] + ".bias", static_cast<int>(modules.size())),
+Projection::Projection(const FlatList& flats, const std::vector<std::string>& modules,
+                       const Adapters& adapters, const TensorGroup& tensor, Slices slices)
+    : base_(flats, modules[0] + ".weight", static_cast<int>(modules.size())),
+      bias_(flats, modules[0] + ".bias", static_cast<int>(modules.size())),
+      tensor_(tensor),
+      slices_(slices),
       scale_(adapters.scale),
       dropout_(adapters) {
   int64_t begin = 0;
   for (const std::string& module : modules) {
-    const int64_t out = flat.layout().segments()[FindSegment(flat, module + ".weight")].shape[0];
+    const int64_t out = Parameter(flats, module + ".weight").w.size(0);
     if (const auto found = adapters.modules.find(module); found != adapters.modules.end())
       branches_.push_back({module, found->second, begin, out});
     begin += out;
@@ -74,28 +78,34 @@ Projection::Projection(const FlatParam& flat, const std::vector<std::string>& mo
 }
 
 at::Tensor Projection::Forward(const at::Tensor& x, const BatchMeta& meta) const {
-  at::Tensor y = ops::Linear(x, base_.w, bias_.w);
+  const at::Tensor in = Gathers() ? tensor_.GatherTokens(x, meta.tokens()) : x;
+  at::Tensor y = ops::Linear(in, base_.w, Scatters() ? at::Tensor() : bias_.w);
   for (const LowRankBranch& branch : branches_) {
-    const at::Tensor kept = dropout_.For(branch.module, x, meta).Apply(x);
+    const at::Tensor kept = dropout_.For(branch.module, in, meta).Apply(in);
     const at::Tensor inner = ops::Linear(kept, branch.adapter.a);  // [T, rank]
     y.narrow(1, branch.begin, branch.out).add_(ops::Linear(inner, branch.adapter.b), scale_);
   }
-  return y;
+  if (!Scatters()) return y;
+  y = tensor_.SumScatterTokens(y);
+  return bias_.w.defined() ? y.add_(bias_.w) : y;  // once, not once a rank
 }
 
 at::Tensor Projection::Backward(const at::Tensor& dy, const at::Tensor& x,
                                 const BatchMeta& meta) const {
-  at::Tensor dx = ops::LinearBackward(dy, x, base_.w, base_.d);
+  const at::Tensor in = Gathers() ? tensor_.GatherTokens(x, meta.tokens()) : x;
+  const at::Tensor d_out = Scatters() ? tensor_.GatherTokens(dy, meta.tokens()) : dy;
+  at::Tensor dx = ops::LinearBackward(d_out, in, base_.w, base_.d);
   ops::AddBiasGradient(dy, bias_.d);
   for (const LowRankBranch& branch : branches_) {
-    const Dropout::Mask mask = dropout_.For(branch.module, x, meta);
-    const at::Tensor kept = mask.Apply(x);
+    const Dropout::Mask mask = dropout_.For(branch.module, in, meta);
+    const at::Tensor kept = mask.Apply(in);
     const at::Tensor inner = ops::Linear(kept, branch.adapter.a);
-    const at::Tensor d_inner = ops::LinearBackward(dy.narrow(1, branch.begin, branch.out) * scale_,
-                                                   inner, branch.adapter.b, branch.adapter.d_b);
+    const at::Tensor d_inner =
+        ops::LinearBackward(d_out.narrow(1, branch.begin, branch.out) * scale_, inner,
+                            branch.adapter.b, branch.adapter.d_b);
     dx.add_(mask.Apply(ops::LinearBackward(d_inner, kept, branch.adapter.a, branch.adapter.d_a)));
   }
-  return dx;
+  return Gathers() ? tensor_.SumScatterTokens(dx) : dx;
 }
 
 }  // namespace muster::trainer

@@ -13,14 +13,17 @@
 
 namespace muster::trainer {
 
-// A weight beside its gradient: views of a FlatParam. Both undefined where the flat has no such
+// Where a block's weights stand: one flat, or that of its slices and that of the rest.
+using FlatList = std::vector<const FlatParam*>;
+
+// A weight beside its gradient: views of a FlatParam. Both undefined where no flat has such a
 // segment.
 struct Parameter {
   at::Tensor w, d;
   Parameter() = default;
   Parameter(const FlatParam& flat, int segment, int count = 1)
       : w(flat.Weight(segment, count)), d(flat.Gradient(segment, count)) {}
-  Parameter(const FlatParam& flat, const std::string& name, int count = 1);
+  Parameter(const FlatList& flats, const std::string& name, int count = 1);
 };
 
 // Dropout of the adapters' inputs.
@@ -55,14 +58,16 @@ class Dropout {
 };
 
 // y = x·wᵀ for one or several linears whose weights stand under each other, with the adapters
-// beside them.
+// beside them. Where a rank has a slice of the weights: of their outputs, then x is its part of the
+// tokens and y all tokens; or of their inputs, then x is all tokens and y its part.
 class Projection {
  public:
+  enum class Slices { kOfOutputs, kOfInputs };
   Projection() = default;
-  // `modules`: the linears' names, whose weights (and biases, if any) are joined segments of the
+  // `modules`: the linears' names, whose weights (and biases, if any) are joined segments of a
   // flat.
-  Projection(const FlatParam& flat, const std::vector<std::string>& modules,
-             const Adapters& adapters);
+  Projection(const FlatList& flats, const std::vector<std::string>& modules,
+             const Adapters& adapters, const TensorGroup& tensor, Slices slices);
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta) const;
   at::Tensor Backward(const at::Tensor& dy, const at::Tensor& x, const BatchMeta& meta) const;
@@ -77,7 +82,12 @@ class Projection {
     int64_t begin = 0, out = 0;  // its columns of y
   };
 
+  bool Gathers() const { return tensor_.size() > 1 && slices_ == Slices::kOfOutputs; }
+  bool Scatters() const { return tensor_.size() > 1 && slices_ == Slices::kOfInputs; }
+
   Parameter base_, bias_;
+  TensorGroup tensor_;
+  Slices slices_ = Slices::kOfOutputs;
   std::vector<LowRankBranch> branches_;
   double scale_ = 1;
   Dropout dropout_;

@@ -12,9 +12,11 @@
 namespace muster::trainer {
 
 Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& options)
-    : world_(world), options_(options), frozen_(options.lora.on()) {
+    : world_(world), config_(config), options_(options), frozen_(options.lora.on()) {
   const Family& family = FamilyFor(config);
-  ModelLayout layout = family.Layout(config);
+  const TensorGroup tensor(world->tensor());
+  TORCH_CHECK(!frozen_ || tensor.size() == 1, "adapters of slices aren't there yet");
+  ModelLayout layout = family.Layout(config, {tensor.rank(), tensor.size()});
   block_flats_ = std::move(layout.block_flats);
   FlatOptions own = options.flats;
   own.frozen = frozen_;
@@ -37,7 +39,7 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   if (frozen_)
     adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
   blocks_ = family.MakeBlocks(config, model_, adapters,
-                              {options.max_length, world->device(), options.z_loss});
+                              {tensor, options.max_length, world->device(), options.z_loss});
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 
@@ -74,12 +76,9 @@ std::string Engine::RangeName(const Action& action, size_t micro_batches) const 
 
 ScheduleNeeds Engine::Needs() const {
   ScheduleNeeds needs;
-  for (const FlatParam* flat : all_) {
-    needs.trained.push_back(!flat->frozen());
-    needs.weights_in_slot |= flat->weights_in_slot();
-    needs.gradients_in_slot |= flat->gradients_in_slot();
-    needs.reduce_each_micro_batch |= flat->reduces_each_micro_batch();
-  }
+  for (const FlatParam* flat : all_)
+    needs.flats.push_back({!flat->frozen(), flat->weights_in_slot(), flat->gradients_in_slot(),
+                           flat->reduces_each_micro_batch()});
   needs.recompute = options_.recompute != RecomputeMode::kNone;
   return needs;
 }
@@ -219,14 +218,56 @@ double Engine::Evaluate(std::vector<BatchMeta>& batches) {
 }
 
 void Engine::UnshardAll() {
-  for (FlatParam* flat : all_) {
-    flat->StartUnshard();
-    flat->WaitUnshard();
-    if (world_->rank() == 0)
-      flat->LeaveSlot();
+  for (size_t f = 0; f < all_.size(); ++f) {
+    FlatParam& flat = *all_[f];
+    flat.StartUnshard();
+    flat.WaitUnshard();
+    if (flat.layout().sliced()) CollectSlices(static_cast<int>(f));
+    if (world_->rank() == 0 && !flat.layout().sliced())
+      flat.LeaveSlot();
     else
-      flat->Reshard();
+      flat.Reshard();
   }
+}
+
+// Makes a flat's parameters whole on rank 0, from the slices of the ranks beside it.
+void Engine::CollectSlices(int flat) {
+  if (world_->mesh().DpIndex(world_->rank()) != 0) return;
+  const Group& ranks = world_->tensor();
+  const std::vector<Segment>& own = all_[flat]->layout().segments();
+  if (ranks.rank != 0) {
+    for (int s = 0; s < static_cast<int>(own.size()); ++s) {
+      std::vector<at::Tensor> sent = {all_[flat]->Weight(s)};
+      ranks.backend->send(sent, 0, s)->wait();
+    }
+    return;
+  }
+  for (int rank = 0; rank < ranks.size; ++rank) {
+    const FlatLayout layout = FamilyFor(config_).Layout(config_, {rank, ranks.size}).flats[flat];
+    for (int s = 0; s < static_cast<int>(own.size()); ++s) {
+      const Segment& segment = layout.segments()[s];
+      at::Tensor& whole = collected_[segment.name];
+      at::Tensor part = all_[flat]->Weight(s);
+      if (!whole.defined()) whole = at::empty(segment.parameter_shape(), part.scalar_type());
+      if (rank > 0) {
+        std::vector<at::Tensor> received = {part = at::empty(segment.shape, part.options())};
+        ranks.backend->recv(received, rank, s)->wait();
+      }
+      whole.narrow(segment.slice->dim, segment.slice->begin, segment.shape[segment.slice->dim])
+          .copy_(part);
+    }
+  }
+}
+
+at::Tensor Engine::WholeWeight(const std::string& name) const {
+  if (const auto found = collected_.find(name); found != collected_.end()) return found->second;
+  for (const std::unique_ptr<FlatParam>& flat : model_) {
+    const std::vector<Segment>& segments = flat->layout().segments();
+    for (size_t s = 0; s < segments.size(); ++s) {
+      if (segments[s].name == name) return flat->Weight(static_cast<int>(s));
+    }
+  }
+  TORCH_CHECK(false, "the model has no ", name);
 }
 
 }  // namespace muster::trainer

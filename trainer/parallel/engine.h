@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,9 +51,11 @@ class Engine {
   // This rank's loss of `batches`, without gradients; collective.
   double Evaluate(std::vector<BatchMeta>& batches);
 
-  // Brings all weights up to date on every rank; those in slots stay on rank 0 alone, in the host's
-  // memory. Collective; nothing is trained afterwards.
+  // Brings all weights up to date on every rank; those in slots, and those of which ranks have
+  // slices, stay on rank 0 alone, in the host's memory. Collective; nothing is trained afterwards.
   void UnshardAll();
+  // After that, on rank 0: a parameter of the model, whole.
+  at::Tensor WholeWeight(const std::string& name) const;
 
   // Micro-batches so far whose layers ran as CUDA graphs that had been recorded before.
   int64_t replayed_micro_batches() const { return graphs_ ? graphs_->replayed() : 0; }
@@ -65,12 +68,15 @@ class Engine {
   ScheduleNeeds Needs() const;
   std::string RangeName(const Action& action, size_t micro_batches) const;
   void BindSlots();
+  void CollectSlices(int flat);
   void Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches,
              EngineLoss& loss);
 
   World* world_;
+  const ModelConfig config_;
   const EngineOptions options_;
   const bool frozen_;
+  std::map<std::string, at::Tensor> collected_;  // parameters made whole from slices
   std::vector<std::unique_ptr<FlatParam>> model_, adapters_;
   std::vector<FlatParam*> all_;  // model_, then adapters_
   BlockFlats block_flats_;       // of all_

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/model/family.h"
 #include "trainer/model/init.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/parallel/testing/test_ranks.h"
@@ -58,6 +59,7 @@ struct Way {
   int shard_size = 0;
   double clip_norm = 0;
   bool scatter = false;  // gradients are summed as on GPUs
+  int tp = 1;
 };
 
 struct Outcome {
@@ -65,17 +67,18 @@ struct Outcome {
   std::vector<at::Tensor> weights;  // every parameter of the model, in the end
 };
 
-Outcome Train(const Way& way, bool tied = false) {
+Outcome Train(const Way& way, const ModelConfig& model) {
   Outcome outcome;
   std::mutex mutex, seeds;  // the generator behind manual_seed is the process's
   const auto body = [&](World& world) {
     EngineOptions options = way.options;
     options.max_length = kLength;
     if (way.scatter) world.PreferAllReduce(false);
-    Engine engine(Tiny(tied), &world, options);
+    Engine engine(model, &world, options);
     for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
     AdamW optimizer(engine.flats(), {.weight_decay = 0.1});
-    const int64_t share = kRows / world.size(), micro = share / way.micro_batches;
+    const int64_t share = kRows / world.mesh().dp(), micro = share / way.micro_batches;
+    const int64_t first = world.mesh().DpIndex(world.rank()) * share;
     std::vector<double> losses;
     const auto sum = [&](double mine) {
       double all = 0;
@@ -87,8 +90,7 @@ Outcome Train(const Way& way, bool tied = false) {
       {
         const std::lock_guard<std::mutex> lock(seeds);
         for (int m = 0; m < way.micro_batches; ++m)
-          batches.push_back(
-              Rows(step, world.rank() * share + m * micro, world.rank() * share + (m + 1) * micro));
+          batches.push_back(Rows(step, first + m * micro, first + (m + 1) * micro));
       }
       losses.push_back(sum(engine.Run(batches).loss));
       const double norm = std::sqrt(sum(ShardSquaredNorm(engine.flats()).Value()));
@@ -97,8 +99,7 @@ Outcome Train(const Way& way, bool tied = false) {
       {
         const std::lock_guard<std::mutex> lock(seeds);
         for (int m = 0; m < way.micro_batches; ++m)
-          again.push_back(
-              Rows(step, world.rank() * share + m * micro, world.rank() * share + (m + 1) * micro));
+          again.push_back(Rows(step, first + m * micro, first + (m + 1) * micro));
       }
       losses.push_back(sum(engine.Evaluate(again)));
     }
@@ -106,14 +107,16 @@ Outcome Train(const Way& way, bool tied = false) {
     if (world.rank() != 0) return;
     const std::lock_guard<std::mutex> lock(mutex);
     outcome.losses = losses;
-    for (const auto& flat : engine.model_flats()) {
-      for (size_t s = 0; s < flat->layout().segments().size(); ++s)
-        outcome.weights.push_back(flat->Weight(static_cast<int>(s)).clone());
+    for (const FlatLayout& flat : MakeLayout(model).flats) {
+      for (const Segment& segment : flat.segments())
+        outcome.weights.push_back(engine.WholeWeight(segment.name).clone());
     }
   };
-  OnRanks(way.ranks, body, way.shard_size);
+  OnRanks(way.ranks, body, way.shard_size, way.tp);
   return outcome;
 }
+
+Outcome Train(const Way& way, bool tied = false) { return Train(way, Tiny(tied)); }
 
 void ExpectSame(const Outcome& found, const Outcome& wanted) {
   EXPECT_EQ(found.losses, wanted.losses);
@@ -161,6 +164,168 @@ TEST(Engine, AnyShardSizeTrainsAsOneRankDoesWhereGradientsAreScattered) {
           Train({"scattered", 4, 2, {.flats = Stage(stage)}, shard_size, 0, /*scatter=*/true}),
           wanted, 1e-6);
     }
+  }
+}
+
+// A model with all that a family may have: heads that are shared, biases, norms of heads.
+ModelConfig WithEverything(bool tied) {
+  ModelConfig c = Tiny(tied);
+  c.num_heads = 8, c.num_kv_heads = 4, c.head_dim = 4, c.num_layers = 2;
+  c.qkv_bias = c.out_bias = c.mlp_bias = c.qk_norm = true;
+  c.intermediate_size = 42;  // 4 slices of it aren't equal
+  return c;
+}
+
+// Gradients of a step by parameter, put together from what each rank owns alone. How often each
+// element was owned must be once.
+std::map<std::string, at::Tensor> GradientsOf(const Way& way, const ModelConfig& model,
+                                              double* norm) {
+  std::map<std::string, at::Tensor> gradients, owners;
+  for (const FlatLayout& flat : MakeLayout(model).flats) {
+    for (const Segment& segment : flat.segments()) {
+      gradients[segment.name] = at::zeros(segment.shape);
+      owners[segment.name] = at::zeros(segment.shape);
+    }
+  }
+  std::mutex mutex;
+  OnRanks(
+      way.ranks,
+      [&](World& world) {
+        EngineOptions options = way.options;
+        options.max_length = kLength;
+        Engine engine(model, &world, options);
+        for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
+        const int64_t share = kRows / world.mesh().dp();
+        const int64_t first = world.mesh().DpIndex(world.rank()) * share;
+        std::vector<BatchMeta> batches;
+        {
+          const std::lock_guard<std::mutex> lock(mutex);
+          for (int64_t m = 0; m < way.micro_batches; ++m)
+            batches.push_back(Rows(0, first + m * share / way.micro_batches,
+                                   first + (m + 1) * share / way.micro_batches));
+        }
+        engine.Run(batches);
+        double squares = 0;
+        for (const auto& row : world.GatherRows({ShardSquaredNorm(engine.flats()).Value()}))
+          squares += row[0];
+        const std::lock_guard<std::mutex> lock(mutex);
+        *norm = std::sqrt(squares);
+        for (const auto& flat : engine.flats()) {
+          const at::Tensor own = flat->ShardGradient();
+          const FlatLayout& layout = flat->layout();
+          for (const SegmentPiece& piece :
+               PiecesIn(layout, flat->shard_begin(), flat->shard_begin() + flat->shard_numel())) {
+            const std::string& name = layout.segments()[piece.segment].name;
+            ForEachRun(layout, piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
+              gradients[name]
+                  .view(-1)
+                  .narrow(0, in_parameter, count)
+                  .add_(own.narrow(0, at, count));
+              owners[name].view(-1).narrow(0, in_parameter, count).add_(1);
+            });
+          }
+        }
+      },
+      way.shard_size, way.tp);
+  for (const auto& [name, count] : owners) EXPECT_TRUE(count.eq(1).all().item<bool>()) << name;
+  return gradients;
+}
+
+FlatOptions Poisoned(int stage) { return Stage(stage, {.poison = true}); }
+
+const Way kSliced[] = {
+    {.name = "tp 2", .ranks = 2, .micro_batches = 2, .options = {.flats = Stage(1)}, .tp = 2},
+    {.name = "tp 4, parts that aren't equal",
+     .ranks = 4,
+     .micro_batches = 8,
+     .options = {.flats = Poisoned(3)},
+     .tp = 4},
+    {.name = "dp 2 x tp 2, stage 0", .ranks = 4, .options = {.flats = Stage(0)}, .tp = 2},
+    {.name = "dp 2 x tp 2, stage 2",
+     .ranks = 4,
+     .micro_batches = 2,
+     .options = {.flats = Poisoned(2)},
+     .tp = 2},
+    {.name = "dp 2 x tp 2, stage 3",
+     .ranks = 4,
+     .micro_batches = 2,
+     .options = {.flats = Poisoned(3), .recompute = RecomputeMode::kFull},
+     .tp = 2},
+    // Slices aren't shared with other ranks, the rest is: what is in slots differs in a layer.
+    {.name = "two copies of tp 2, stage 2",
+     .ranks = 4,
+     .micro_batches = 2,
+     .options = {.flats = Poisoned(2)},
+     .shard_size = 2,
+     .tp = 2},
+    {.name = "two copies of tp 2, stage 3",
+     .ranks = 4,
+     .micro_batches = 2,
+     .options = {.flats = Poisoned(3)},
+     .shard_size = 2,
+     .tp = 2},
+};
+
+TEST(Engine, GradientsOfEveryParameterAreThoseOfOneRankInAnySlices) {
+  for (const bool tied : {false, true}) {
+    const ModelConfig model = WithEverything(tied);
+    double wanted_norm = 0;
+    const auto wanted = GradientsOf({.name = "one rank"}, model, &wanted_norm);
+    for (const Way& way : kSliced) {
+      SCOPED_TRACE(absl::StrCat(way.name, tied ? ", tied" : ""));
+      double norm = 0;
+      const auto found = GradientsOf(way, model, &norm);
+      EXPECT_NEAR(norm / wanted_norm, 1, 5e-6);
+      for (const auto& [name, gradient] : wanted) {
+        const double distance = (found.at(name) - gradient).norm().item<double>(),
+                     length = gradient.norm().item<double>();
+        EXPECT_GT(length, 0) << name;
+        EXPECT_LE(distance / length, 1e-5) << name;
+      }
+    }
+  }
+}
+
+TEST(Engine, SlicesTrainAsOneRankDoes) {
+  for (const bool tied : {false, true}) {
+    const ModelConfig model = WithEverything(tied);
+    const Outcome wanted = Train({.name = "one rank"}, model);
+    for (Way way : kSliced) {
+      for (const bool scatter : {false, true}) {
+        if (scatter && way.ranks == way.tp) continue;
+        SCOPED_TRACE(absl::StrCat(way.name, tied ? ", tied" : "", scatter ? ", scattered" : ""));
+        way.scatter = scatter;
+        const Outcome found = Train(way, model);
+        ExpectNear(found, wanted, 2e-6);
+        for (size_t i = 0; i < wanted.weights.size(); ++i)
+          EXPECT_TRUE(at::allclose(found.weights[i], wanted.weights[i], 1e-3, 1e-4)) << i;
+      }
+    }
+  }
+}
+
+TEST(Engine, SlicesInBf16StayNear) {
+  for (const FlatOptions& flats :
+       {Stage(2, {.dtype = at::kBFloat16}),
+        Stage(3, {.dtype = at::kBFloat16, .split_masters = true, .bf16_gradients = true})}) {
+    const Outcome wanted = Train({.name = "dp", .ranks = 2, .options = {.flats = flats}});
+    Way sliced{.name = "tp", .ranks = 4, .options = {.flats = flats}};
+    sliced.tp = 2;
+    ExpectNear(Train(sliced), wanted, 2e-2);
+  }
+}
+
+TEST(Engine, WhatSavesMemoryChangesNoBitOfSlicesEither) {
+  Way plain{.name = "plain", .ranks = 4, .micro_batches = 2, .options = {.flats = Stage(2)}};
+  plain.tp = 2;
+  const Outcome wanted = Train(plain, true);
+  for (const RecomputeMode mode :
+       {RecomputeMode::kPointwise, RecomputeMode::kKeepAttention, RecomputeMode::kFull}) {
+    Way way = plain;
+    way.options.recompute = mode;
+    way.options.flats = Stage(3, {.host_state = true, .poison = true});
+    SCOPED_TRACE(static_cast<int>(mode));
+    ExpectSame(Train(way, true), wanted);
   }
 }
 

@@ -67,9 +67,8 @@ class Builder {
   }
 
   void Reshard(int u) {
-    if (!needs_.weights_in_slot) return;
     for (const int flat : blocks_[uses_[u].block]) {
-      if (!Reads(u, flat)) continue;
+      if (!needs_.flats[flat].weights_in_slot || !Reads(u, flat)) continue;
       bool soon = false;
       for (int next = u + 1; next <= u + kKeepAcross && next < static_cast<int>(uses_.size());
            ++next)
@@ -80,10 +79,11 @@ class Builder {
   }
 
   void OpenGradients(const Use& use) {
-    if (!needs_.gradients_in_slot || !training_) return;
+    if (!training_) return;
     if (!use.backward && use.block + 1 != static_cast<int>(blocks_.size())) return;
     for (const int flat : blocks_[use.block]) {
-      if (needs_.trained[flat] && open_.insert(flat).second)
+      const FlatNeeds& needs = needs_.flats[flat];
+      if (needs.trained && needs.gradients_in_slot && open_.insert(flat).second)
         actions_.push_back({Action::kOpen, flat});
     }
   }
@@ -95,13 +95,14 @@ class Builder {
           blocks_.begin(), blocks_.begin() + use.block, [&](const std::vector<int>& flats) {
             return std::find(flats.begin(), flats.end(), flat) != flats.end();
           });
-      if (used_below || !needs_.trained[flat]) continue;
+      const FlatNeeds& needs = needs_.flats[flat];
+      if (used_below || !needs.trained) continue;
       open_.erase(flat);
-      if (needs_.gradients_in_slot && !needs_.reduce_each_micro_batch)
+      if (needs.gradients_in_slot && !needs.reduce_each_micro_batch)
         actions_.push_back({Action::kAccumulate, flat});
-      if (!needs_.reduce_each_micro_batch && !last_micro) continue;
+      if (!needs.reduce_each_micro_batch && !last_micro) continue;
       actions_.push_back({Action::kReduce, flat});
-      (needs_.reduce_each_micro_batch ? reducing_ : at_end_).push_back(flat);
+      (needs.reduce_each_micro_batch ? reducing_ : at_end_).push_back(flat);
     }
   }
 

@@ -34,12 +34,15 @@ struct Action {
 // the loss.
 using BlockFlats = std::vector<std::vector<int>>;
 
-// What the flats are like (trainer/parallel/flat_param.h).
-struct ScheduleNeeds {
-  std::vector<bool> trained;  // by flat
+// What a flat is like (trainer/parallel/flat_param.h).
+struct FlatNeeds {
+  bool trained = true;
   bool weights_in_slot = false;
   bool gradients_in_slot = false;
   bool reduce_each_micro_batch = false;
+};
+struct ScheduleNeeds {
+  std::vector<FlatNeeds> flats;
   bool recompute = false;  // blocks don't keep all that their backward needs
 };
 

@@ -51,8 +51,9 @@ std::vector<Case> Cases() {
 }
 
 ScheduleNeeds Needs(const Case& c) {
-  return {std::vector<bool>(static_cast<size_t>(c.layers + 2), true), c.slots, c.gradient_slots,
-          c.each, c.recompute};
+  return {std::vector<FlatNeeds>(static_cast<size_t>(c.layers + 2),
+                                 {true, c.slots, c.gradient_slots, c.each}),
+          c.recompute};
 }
 
 TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
@@ -113,7 +114,7 @@ TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
 
 TEST(Schedule, TiedEmbeddingsAreReducedLastAndOnceAStep) {
   const std::vector<Action> actions =
-      MakeSchedule(Blocks(2, true), {std::vector<bool>(4, true)}, 2);
+      MakeSchedule(Blocks(2, true), {std::vector<FlatNeeds>(4), false}, 2);
   const auto reduce = std::find(actions.begin(), actions.end(), Action{Action::kReduce, 0});
   ASSERT_NE(reduce, actions.end());
   EXPECT_TRUE(std::none_of(reduce, actions.end(),
@@ -121,16 +122,17 @@ TEST(Schedule, TiedEmbeddingsAreReducedLastAndOnceAStep) {
 }
 
 TEST(Schedule, EvaluatingOnlyGoesForward) {
-  for (const Action& a :
-       MakeSchedule(Blocks(3, false), {std::vector<bool>(5, true), true, true, true, true}, 2,
-                    /*training=*/false)) {
+  for (const Action& a : MakeSchedule(
+           Blocks(3, false), {std::vector<FlatNeeds>(5, {true, true, true, true}), true}, 2,
+           /*training=*/false)) {
     EXPECT_TRUE(a.kind == Action::kUnshard || a.kind == Action::kReshard ||
                 a.kind == Action::kForward);
   }
 }
 
 TEST(Schedule, FrozenFlatsAreGatheredAndNeverReduced) {
-  ScheduleNeeds needs{{false, false, false, true}, true, true, true, false};
+  ScheduleNeeds needs{std::vector<FlatNeeds>(4, {false, true, true, true}), false};
+  needs.flats[3].trained = true;
   const BlockFlats blocks = {{0}, {1, 3}, {2}};
   int gathers = 0;
   for (const Action& a : MakeSchedule(blocks, needs, 1)) {
@@ -140,6 +142,20 @@ TEST(Schedule, FrozenFlatsAreGatheredAndNeverReduced) {
         a.index == 3);
   }
   EXPECT_EQ(gathers, 4);
+}
+
+TEST(Schedule, EachFlatIsReducedAsOftenAsItNeeds) {
+  // A layer of two flats: the gradients of one are summed over ranks by micro-batch, the other's
+  // once, after they have been added up where they are.
+  ScheduleNeeds needs{std::vector<FlatNeeds>(4, {true, true, true, true}), false};
+  needs.flats[2] = {};
+  std::map<int, std::map<Action::Kind, int>> count;
+  for (const Action& a : MakeSchedule({{0}, {1, 2}, {3}}, needs, 3)) ++count[a.index][a.kind];
+  EXPECT_EQ(count[1][Action::kReduce], 3);
+  EXPECT_EQ(count[1][Action::kOpen], 3);
+  EXPECT_EQ(count[2][Action::kReduce], 1);
+  EXPECT_EQ(count[2][Action::kWaitReduce], 1);
+  EXPECT_EQ(count[2][Action::kOpen] + count[2][Action::kReshard], 0);
 }
 
 TEST(Slots, GatheredWeightsAreAtMostTwoLayersAndTheLargerOfHeadAndEmbedding) {

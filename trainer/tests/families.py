@@ -85,11 +85,15 @@ OLD_KEYS = {"llama3", "qwen2.5-yarn", "mistral"}  # written as transformers 4 di
 
 
 def make(
-    folder: Path, name: str, dtype: torch.dtype = torch.float32, max_shard_size: str = "50GB"
+    folder: Path,
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "50GB",
+    shape: dict | None = None,
 ) -> Path:
     """A directory of the family with random weights: biases and norms too, which begin as zeros and ones."""
     torch.manual_seed(7)
-    settings = dict(SHAPE | FAMILIES[name])
+    settings = SHAPE | FAMILIES[name] | (shape or {})
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(settings.pop("model_type"), **settings)
     )

@@ -83,14 +83,15 @@ def compare(
     ranks: int,
     init: Path | None = None,
     dtype: str = "fp32",
+    **more,
 ) -> dict[str, float]:
     """Largest differences: relative of loss and grad_norm over all steps, absolute of the trained models' logits. `init`: the
-    directory to begin with; without one a tiny Llama."""
+    directory to begin with; without one a tiny Llama. `more` of the trainer's settings."""
     torch.set_num_threads(1)  # two spin against each other for ever on a busy machine
     init = init or make_init(folder / "init")
     with Gang(
         trainer_bin,
-        config(init, tokens, steps, folder / "model", dtype),
+        config(init, tokens, steps, folder / "model", dtype) | more,
         ranks,
         folder / "run",
         dump_tokens=folder / "tokens.bin",

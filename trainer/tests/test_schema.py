@@ -43,6 +43,7 @@ CONTRACT_KEYS = {
     "save_steps",
     "threads",
     "shard_size",
+    "parallel",
     "masters",
     "moments",
     "gradient_dtype",

@@ -1,0 +1,204 @@
+// Checkpoints of a model in every layout of ranks, read in every other, and saved again.
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/writer.h"
+#include "trainer/model/family.h"
+#include "trainer/model/init.h"
+#include "trainer/parallel/testing/test_ranks.h"
+
+namespace muster::trainer {
+namespace {
+
+struct Layout {
+  const char* name;
+  int ranks, tp, shard_size, zero_stage;
+  at::ScalarType dtype = at::kFloat;
+};
+constexpr Layout kLayouts[] = {
+    {"dp 1", 1, 1, 0, 0},
+    {"dp 2", 2, 1, 0, 1},
+    {"dp 3, stage 2", 3, 1, 0, 2},
+    {"dp 4, stage 3", 4, 1, 0, 3},
+    {"dp 4, two copies", 4, 1, 2, 1},
+    {"tp 2", 2, 2, 0, 0},
+    {"tp 4", 4, 4, 0, 1},
+    {"dp 2 x tp 2", 4, 2, 0, 1},
+    {"dp 2 x tp 2, stage 3, bf16", 4, 2, 0, 3, at::kBFloat16},
+    {"dp 2 x tp 2, two copies, stage 2", 4, 2, 2, 2},
+    {"dp 3 x tp 2, stage 3", 6, 2, 0, 3},
+    {"dp 2 x tp 4, stage 2", 8, 4, 0, 2},
+};
+
+// Slices of its MLP and its vocabulary aren't equal; some are of rows, some of columns.
+ModelConfig Model() {
+  ModelConfig c;
+  c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 42, c.num_layers = 2;
+  c.num_heads = 8, c.num_kv_heads = 4, c.head_dim = 6;
+  c.qkv_bias = c.out_bias = c.mlp_bias = c.qk_norm = true;
+  return c;
+}
+
+// Flats of this rank, zero.
+Flats MakeFlats(World& world, const Layout& layout) {
+  Flats flats;
+  for (FlatLayout& flat : MakeLayout(Model(), {world.tensor().rank, layout.tp}).flats)
+    flats.push_back(
+        std::make_unique<FlatParam>(std::move(flat), &world,
+                                    FlatOptions{.zero_stage = layout.zero_stage,
+                                                .dtype = layout.dtype,
+                                                .split_masters = layout.dtype == at::kBFloat16}));
+  return flats;
+}
+
+// What flat's owned range holds where an element is a function of its parameter and its place
+// there.
+at::Tensor Wanted(const FlatParam& flat, int kind) {
+  const at::Tensor values = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
+  for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
+    const std::string& name = flat.layout().segments()[piece.segment].name;
+    ForEachRun(flat.layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
+      FillNormal(static_cast<uint64_t>(kind), name, 1, in_parameter, count,
+                 values.data_ptr<float>() + at);
+    });
+  }
+  return values;
+}
+
+absl::Status Save(World& world, const Layout& layout, const Flats& flats,
+                  const std::string& parent) {
+  std::vector<std::vector<FlatLayout>> slices;
+  for (int index = 0; layout.tp > 1 && index < layout.tp; ++index)
+    slices.push_back(MakeLayout(Model(), {index, layout.tp}).flats);
+  CheckpointWriter writer(world, flats, parent, 100, std::move(slices));
+  CheckpointMeta meta;
+  meta.step = 41, meta.next_sequence = 8, meta.dtype = "fp32";
+  meta.model = nlohmann::json::object();
+  writer.Start(meta);
+  return writer.Finish().status;
+}
+
+// Elements of a rank's state that aren't what they should be.
+int64_t Differing(const Flats& flats) {
+  int64_t count = 0;
+  for (const auto& flat : flats) {
+    for (int kind = 0; kind < 3; ++kind) {
+      const at::Tensor found = flat->Owned(static_cast<FlatParam::State>(kind));
+      count += found.ne(Wanted(*flat, kind)).sum().item<int64_t>();
+    }
+  }
+  return count;
+}
+
+class Reshard : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    parent_ =
+        std::filesystem::temp_directory_path() / ("reshard_test." + std::to_string(::getpid()));
+    ASSERT_TRUE(MakeDirectories(parent_).ok());
+  }
+  void TearDown() override { RemoveTree(parent_); }
+
+  void Write(const Layout& layout, const std::string& folder) {
+    OnRanks(
+        layout.ranks,
+        [&](World& world) {
+          Flats flats = MakeFlats(world, layout);
+          for (const auto& flat : flats) {
+            for (int kind = 0; kind < 3; ++kind)
+              flat->SetOwned(static_cast<FlatParam::State>(kind), Wanted(*flat, kind));
+          }
+          EXPECT_TRUE(Save(world, layout, flats, parent_ + "/" + folder).ok());
+        },
+        layout.shard_size, layout.tp);
+  }
+
+  // Reads what is in `from` and saves it in `to`. How many elements of any rank weren't as written.
+  int64_t Move(const Layout& layout, const std::string& from, const std::string& to) {
+    std::atomic<int64_t> differing{0};
+    OnRanks(
+        layout.ranks,
+        [&](World& world) {
+          Flats flats = MakeFlats(world, layout);
+          LoadOutcome outcome =
+              OpenNewest(world, {absl::StrCat(parent_, "/", from, "/step-00000041")}, flats);
+          ASSERT_NE(outcome.checkpoint, nullptr);
+          for (const auto& flat : flats) EXPECT_TRUE(outcome.checkpoint->Read(*flat).ok());
+          differing += Differing(flats);
+          EXPECT_TRUE(Save(world, layout, flats, parent_ + "/" + to).ok());
+        },
+        layout.shard_size, layout.tp);
+    return differing;
+  }
+
+  std::string Bytes(const std::string& folder, const std::string& file) {
+    absl::StatusOr<std::string> read =
+        ReadFile(absl::StrCat(parent_, "/", folder, "/step-00000041/", file));
+    EXPECT_TRUE(read.ok()) << read.status();
+    return read.value_or("");
+  }
+
+  std::string parent_;
+};
+
+// From each to some others; with MUSTER_ALL_PAIRS set to all (bench/run.sh reshard-all). What comes
+// back to its first layout is the first checkpoint, file for file.
+TEST_F(Reshard, AnyLayoutReadsWhatAnyOtherWroteBitForBit) {
+  const int count = static_cast<int>(std::size(kLayouts));
+  const int others = std::getenv("MUSTER_ALL_PAIRS") != nullptr ? count - 1 : 2;
+  for (int i = 0; i < count; ++i) Write(kLayouts[i], absl::StrCat("from", i));
+  int pairs = 0;
+  int64_t differing = 0;
+  for (int i = 0; i < count; ++i) {
+    for (int step = 1; step <= others; ++step) {
+      const int j = (i + (step == 2 && others == 2 ? 5 : step)) % count;
+      SCOPED_TRACE(absl::StrCat(kLayouts[i].name, " to ", kLayouts[j].name));
+      const int64_t wrong = Move(kLayouts[j], absl::StrCat("from", i), "to");
+      EXPECT_EQ(wrong, 0);
+      differing += wrong;
+      for (int rank = 0; rank < kLayouts[j].ranks; ++rank) {
+        const std::string file = RankFileName(rank, kLayouts[j].ranks);
+        const bool same = Bytes("to", file) == Bytes(absl::StrCat("from", j), file);
+        EXPECT_TRUE(same) << file;
+        differing += same ? 0 : 1;
+      }
+      ++pairs;
+    }
+  }
+  std::printf("reshard layouts=%d pairs=%d differing=%lld\n", count, pairs,
+              static_cast<long long>(differing));
+}
+
+TEST_F(Reshard, OnlyAnIndexWithSlicesSaysTheSecondFormat) {
+  Write(kLayouts[1], "whole");
+  Write(kLayouts[7], "sliced");
+  EXPECT_NE(Bytes("whole", "index.json").find(kCheckpointFormat), std::string::npos);
+  EXPECT_EQ(Bytes("whole", "index.json").find("slice"), std::string::npos);
+  EXPECT_NE(Bytes("sliced", "index.json").find(kSlicedFormat), std::string::npos);
+}
+
+TEST_F(Reshard, ACheckpointOfAnotherModelsSlicesIsRefusedByName) {
+  Write(kLayouts[5], "sliced");
+  OnRanks(1, [&](World& world) {
+    ModelConfig other = Model();
+    other.intermediate_size = 50;
+    FlatParam flat(std::move(MakeLayout(other).flats[1]), &world, {});
+    LoadOutcome outcome = OpenNewest(world, {parent_ + "/sliced/step-00000041"});
+    ASSERT_NE(outcome.checkpoint, nullptr);
+    const absl::Status read = outcome.checkpoint->Read(flat);
+    EXPECT_NE(read.message().find("mlp.gate_proj.weight is [42, 24] there and [50, 24] here"),
+              std::string::npos)
+        << read;
+  });
+}
+
+}  // namespace
+}  // namespace muster::trainer

@@ -32,8 +32,9 @@ MAY_INCLUDE = {
     "scheduler/agents": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
     "scheduler/api": ["common", "scheduler"],
     "scheduler": ["common", "network/log", "scheduler"],  # musterd.cc: wiring
-    "agent/shim": ["common/pack"],
-    "agent/reconcile": ["common/base"],
+    "agent/progress": ["common/base"],
+    "agent/shim": ["common/pack", "agent/progress"],
+    "agent/reconcile": ["common/base", "agent/progress"],
     "agent": ["common", "network", "agent"],
     "sim": [
         "common",
@@ -78,7 +79,7 @@ NO_GRPC = [
     "sim",
     "trainer",
 ]
-NO_PROTO = ["common/base", "common/pack", "common/pki", "agent/shim", "trainer"]
+NO_PROTO = ["common/base", "common/pack", "common/pki", "agent/progress", "agent/shim", "trainer"]
 PURE = ["scheduler/state", "scheduler/decide", "agent/reconcile"]
 IMPURE_HEADERS = [
     "<chrono>",

@@ -2,7 +2,6 @@
 
 #include <set>
 
-#include "agent/reconcile/progress_line.h"
 #include "agent/reconcile/reconciler.h"
 #include "agent/reconcile/retry.h"
 #include "common/base/units.h"
@@ -764,40 +763,6 @@ TEST_F(ReconcilerTest, APublishOfWhatItDoesNotKnowIsAnsweredWithAnError) {
   EXPECT_EQ(world_.sent[0].export_report().detail(),
             "lab/a knows nothing of this attempt any more");
   EXPECT_EQ(world_.Take(), Log({}));
-}
-
-TEST(ProgressLine, WhatTheSchedulerWouldRefuseIsShortened) {
-  const std::string path(5000, 'p');
-  const auto line = ParseProgressLine(
-      "{\"step\":1,\"total_steps\":-7,\"loaded\":{\"step\":-9,\"path\":\"" + path + "\"}}");
-  ASSERT_TRUE(line.has_value());
-  EXPECT_EQ(line->progress->total_steps(), 0);
-  EXPECT_EQ(line->loaded->path().size(), 4096u);
-  EXPECT_EQ(line->loaded->step(), -1);
-}
-
-// The scheduler can't read a message with a text that is no UTF-8: the stream would end, and again
-// each time the line is repeated.
-TEST(ProgressLine, NoPathIsCutWithinACharacter) {
-  std::string path(1400, 'p');
-  for (int i = 0; i < 1000; ++i) path += "日";  // three bytes; the 4096th is within one
-  const auto line = ParseProgressLine("{\"checkpoint\":{\"path\":\"/c\",\"loaded_path\":\"" + path +
-                                      "\"},\"loaded\":{\"path\":\"" + path + "\"}}");
-  ASSERT_TRUE(line.has_value());
-  for (const std::string& cut : {line->checkpoint->loaded_path(), line->loaded->path()})
-    EXPECT_EQ(cut, path.substr(0, 1400 + 898 * 3));
-}
-
-TEST(ProgressLine, WrongTypesCountAsMissing) {
-  EXPECT_FALSE(ParseProgressLine("[1]").has_value());
-  EXPECT_FALSE(ParseProgressLine("{").has_value());
-  const auto line = ParseProgressLine(
-      R"({"step":"x","loss":"1","checkpoint":3,"loaded":[],"export":{"staged":1}})");
-  ASSERT_TRUE(line.has_value());
-  EXPECT_EQ(line->progress->step(), 0);
-  EXPECT_FALSE(line->checkpoint.has_value());
-  EXPECT_FALSE(line->loaded.has_value());
-  EXPECT_FALSE(line->export_report.has_value());
 }
 
 TEST_F(ReconcilerTest, AnAcknowledgedHeartbeatPutsTheFenceOffToItsSendingTime) {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/reconcile/exits.h"
-#include "agent/reconcile/progress_line.h"
+#include "agent/reconcile/progress_messages.h"
 #include "common/base/log.h"
 #include "common/base/protocol.h"
 #include "common/base/utf8.h"
@@ -373,7 +373,7 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
   const std::optional<ProgressLine> line = ParseProgressLine(json);
   if (!line.has_value()) return;
   const v1::AttemptKey key = KeyOf(record->id);
-  if (line->checkpoint.has_value() || line->export_report.has_value()) {
+  if (line->checkpoint.has_value() || line->exported.has_value()) {
     if (!record->prepared)
       return;  // power loss took the record, and with it where its checkpoints and exports belong
     if (!record->durable) {
@@ -384,7 +384,7 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
     }
   }
   if (line->checkpoint.has_value()) {
-    v1::CheckpointReport report = *line->checkpoint;
+    v1::CheckpointReport report = MessageOf(*line->checkpoint);
     *report.mutable_key() = key;
     report.set_sequence(record->checkpoints.size() + 1);
     report.mutable_checkpoint()->set_attempt(record->id.attempt);
@@ -404,14 +404,14 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
     }
   }
   if (line->loaded.has_value()) {
-    record->loaded = *line->loaded;
+    record->loaded = MessageOf(*line->loaded);
     *record->loaded->mutable_key() = key;
     v1::AgentMessage message;
     *message.mutable_loaded() = *record->loaded;
     Send(std::move(message));
   }
-  if (line->export_report.has_value() && !record->published) {
-    record->export_report = *line->export_report;
+  if (line->exported.has_value() && !record->published) {
+    record->export_report = MessageOf(*line->exported);
     *record->export_report->mutable_key() = key;
     v1::AgentMessage message;
     *message.mutable_export_report() = *record->export_report;
@@ -432,10 +432,10 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
   if (!news.metrics.empty() && metrics_sent_[id] != newest) {
     metrics_sent_[id] = newest;
     const std::optional<ProgressLine> line = ParseProgressLine(news.metrics);
-    if (line.has_value() && line->progress.has_value()) {
+    if (line.has_value() && line->metrics.has_value()) {
       v1::AgentMessage message;
       *message.mutable_progress()->mutable_key() = KeyOf(id);
-      *message.mutable_progress()->mutable_progress() = *line->progress;
+      *message.mutable_progress()->mutable_progress() = MessageOf(*line->metrics);
       message.mutable_progress()->mutable_progress()->set_at_ns(news.metrics_at_ns);
       message.mutable_progress()->mutable_progress()->set_attempt(id.attempt);
       Send(std::move(message));

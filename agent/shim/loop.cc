@@ -387,20 +387,24 @@ bool Loop::EventsFailed(int error) {
 
 void Loop::OnProgress(std::string_view line) {
   if (last_lines_taken_) return;
-  const bool whole = static_cast<int64_t>(line.size()) <= kProgressLineBytes;
-  const LineKind kind = whole ? ClassifyProgress(line) : LineKind::kBad;
-  StepTime time;
-  if ((kind == LineKind::kMetrics || kind == LineKind::kOther) && ReadStepTime(line, &time))
-    times_new_ = times_.Add(time) || times_new_;
+  std::optional<agent::ProgressLine> read;
+  if (static_cast<int64_t>(line.size()) <= kProgressLineBytes)
+    read = agent::ParseProgressLine(line);
+  if (!read.has_value()) {
+    ++lines_dropped_;
+    return;
+  }
+  const LineKind kind = KindOf(*read);
+  if (kind == LineKind::kMetrics || kind == LineKind::kOther) {
+    if (const std::optional<StepTime> time = StepTimeOf(*read))
+      times_new_ = times_.Add(*time) || times_new_;
+  }
   const auto as_event = [&] {
     return FormatLine(Line{"line"}.Add("at_ns", ports_.clock->WallNs()).Add("json", line));
   };
   switch (kind) {
     case LineKind::kOther:
       return;  // nothing is kept of it: it takes nothing from rank 0's either
-    case LineKind::kBad:
-      ++lines_dropped_;
-      return;
     case LineKind::kMetrics:
       if (metrics_limit_.Allow(ports_.clock->BootNs()))
         newest_metrics_ = as_event();

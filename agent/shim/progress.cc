@@ -1,136 +1,22 @@
 #include "agent/shim/progress.h"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "agent/shim/format.h"
 
 namespace muster::shim {
-namespace {
-
-// A reader of JSON that checks nesting and strings, and leaves numbers and words to the agent's
-// real parser.
-class Scanner {
- public:
-  explicit Scanner(std::string_view text) : text_(text) {}
-
-  void SkipBlanks() {
-    while (at_ < text_.size() &&
-           (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n' || text_[at_] == '\r'))
-      ++at_;
-  }
-  bool Take(char c) {
-    SkipBlanks();
-    if (at_ >= text_.size() || text_[at_] != c) return false;
-    ++at_;
-    return true;
-  }
-  bool AtEnd() {
-    SkipBlanks();
-    return at_ == text_.size();
-  }
-  bool String(std::string_view* value) {
-    if (!Take('"')) return false;
-    const size_t start = at_;
-    for (; at_ < text_.size(); ++at_) {
-      if (text_[at_] == '\\') {
-        ++at_;
-      } else if (text_[at_] == '"') {
-        *value = text_.substr(start, at_ - start);
-        ++at_;
-        return true;
-      }
-    }
-    return false;
-  }
-  // Any value, up to the comma or bracket that ends it.
-  bool Value(std::string_view* value) {
-    SkipBlanks();
-    const size_t start = at_;
-    int depth = 0;
-    while (at_ < text_.size()) {
-      const char c = text_[at_];
-      if (c == '"') {
-        std::string_view ignored;
-        if (!String(&ignored)) return false;
-        continue;
-      }
-      if (depth == 0 && (c == ',' || c == '}')) break;
-      if (c == '{' || c == '[') ++depth;
-      if (c == '}' || c == ']') --depth;
-      if (depth < 0 || depth > 32) return false;
-      ++at_;
-    }
-    *value = text_.substr(start, at_ - start);
-    while (!value->empty() && (value->back() == ' ' || value->back() == '\t' ||
-                               value->back() == '\n' || value->back() == '\r')) {
-      value->remove_suffix(1);
-    }
-    return depth == 0 && !value->empty();
-  }
-
- private:
-  std::string_view text_;
-  size_t at_ = 0;
-};
-
-}  // namespace
-
-LineKind ClassifyProgress(std::string_view text) {
-  if (text.size() > static_cast<size_t>(kProgressLineBytes)) return LineKind::kBad;
-  Scanner scanner(text);
-  if (!scanner.Take('{')) return LineKind::kBad;
-  LineKind kind = LineKind::kMetrics;
-  bool first = true, own_time = false, more = false;
-  while (!scanner.Take('}')) {
-    std::string_view key;
-    std::string_view value;
-    if ((!first && !scanner.Take(',')) || !scanner.String(&key) || !scanner.Take(':') ||
-        !scanner.Value(&value))
-      return LineKind::kBad;
-    first = false;
-    if (!value.empty() &&
-        value[0] == '{') {  // all else is none of these to the agent, and would be kept for nothing
-      if (key == "export" || key == "loaded") kind = LineKind::kDurable;
-      if (key == "checkpoint" && kind != LineKind::kDurable) kind = LineKind::kCheckpoint;
-    }
-    if (key == "rank" && value != "0" && kind == LineKind::kMetrics) kind = LineKind::kOther;
-    if (key == "own_time_s")
-      own_time = true;
-    else if (key != "rank" && key != "step")
-      more = true;
-  }
-  if (kind == LineKind::kMetrics && own_time && !more)
-    kind = LineKind::kOther;  // it would take the place of rank 0's metrics
-  return scanner.AtEnd() ? kind : LineKind::kBad;
+LineKind KindOf(const agent::ProgressLine& line) {
+  if (line.exported.has_value() || line.loaded.has_value()) return LineKind::kDurable;
+  if (line.checkpoint.has_value()) return LineKind::kCheckpoint;
+  // An own time alone would take the place of rank 0's metrics.
+  return line.rank != 0 || line.own_time_alone ? LineKind::kOther : LineKind::kMetrics;
 }
 
-bool ReadStepTime(std::string_view text, StepTime* time) {
-  Scanner scanner(text);
-  if (!scanner.Take('{')) return false;
-  *time = StepTime();
-  double own_s = -1;
-  bool stepped = false, first = true;
-  while (!scanner.Take('}')) {
-    std::string_view key, value;
-    if ((!first && !scanner.Take(',')) || !scanner.String(&key) || !scanner.Take(':') ||
-        !scanner.Value(&value))
-      return false;
-    first = false;
-    if (value.size() > 40) continue;
-    const std::string number(value);
-    if (key == "rank") time->rank = static_cast<int32_t>(::strtol(number.c_str(), nullptr, 10));
-    if (key == "step") {
-      time->step = ::strtoll(number.c_str(), nullptr, 10);
-      stepped = true;
-    }
-    if (key == "own_time_s") own_s = ::strtod(number.c_str(), nullptr);
-  }
-  if (!stepped || time->rank < 0 || time->step < 0 || !(own_s > 0 && own_s < 1e6)) return false;
-  time->own_us = static_cast<int64_t>(own_s * 1e6);
-  return true;
+std::optional<StepTime> StepTimeOf(const agent::ProgressLine& line) {
+  if (!line.metrics.has_value() || line.rank < 0 || !(line.own_time_s > 0 && line.own_time_s < 1e6))
+    return std::nullopt;
+  return StepTime{line.rank, line.metrics->step, static_cast<int64_t>(line.own_time_s * 1e6)};
 }
 
 bool StepTimes::Add(const StepTime& time) {

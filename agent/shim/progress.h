@@ -1,12 +1,14 @@
-// What the shim must know of a progress line: which kind it is, and whether it comes too fast.
-// Parsing the rest is the agent's.
+// What the shim does with a progress line: which kind it is, and whether it comes too fast.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "agent/progress/line.h"
 
 namespace muster::shim {
 
@@ -17,7 +19,6 @@ inline constexpr int kDurableLines = 20;  // of each kind, in
 inline constexpr int64_t kDurableWindowNs = 10 * kSecondNs;
 
 enum class LineKind {
-  kBad,         // not one JSON object, or too long
   kMetrics,     // only the newest matters
   kOther,       // metrics of a rank other than 0, or a rank's own time alone
   kCheckpoint,  // durable
@@ -25,18 +26,17 @@ enum class LineKind {
                 // checkpoints
 };
 
-// Looks at the top-level keys alone.
-LineKind ClassifyProgress(std::string_view text);
+LineKind KindOf(const agent::ProgressLine& line);
 
 // How long a rank's own part of a step took, if the line says so: "own_time_s", its time before it
 // waits for other ranks. The time of a whole step says nothing, as in a gang all take the slowest
-// one's. The rank is "rank", 0 where that is missing. False: it doesn't.
+// one's. nullopt: it doesn't.
 struct StepTime {
   int32_t rank = 0;
   int64_t step = 0;
   int64_t own_us = 0;
 };
-bool ReadStepTime(std::string_view text, StepTime* time);
+std::optional<StepTime> StepTimeOf(const agent::ProgressLine& line);
 
 // The newest steps of each rank, and their median: one slow step changes nothing. Not thread-safe.
 class StepTimes {

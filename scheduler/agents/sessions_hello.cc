@@ -223,15 +223,6 @@ void Sessions::Welcome(const std::shared_ptr<Session>& session,
     session->asked[AttemptText(query.query().key())] = query;
     SendOn(session.get(), std::move(query));
   }
-  // Ends that it told in its Hello are durable now.
-  for (const auto& [key, bytes] : session->reports) {
-    pb::AttemptReport report;
-    MUSTER_CHECK(report.ParseFromString(bytes));
-    if (report.phase() != pb::GONE || AwaitsExport(view->state, report.key())) continue;
-    pb::SchedulerMessage forget;
-    *forget.mutable_forget()->mutable_key() = report.key();
-    SendOn(session.get(), std::move(forget));
-  }
   for (auto& [number, log] : logs_) {
     if (log.waiting.request() == 0 || log.cluster != session->cluster || log.host != session->host)
       continue;

@@ -307,10 +307,10 @@ bool Engine::Step() {
     ForgetEndedProgress();
   }
   Dispatch(changed, before->state);
-  ForgetWhatEnded();
   for (size_t i = 0; i < answers.size(); ++i) {
     if (work.queue[i].done) work.queue[i].done(answers[i]);
   }
+  ForgetWhatEnded();  // after the answers: a host whose Hello told an end is welcomed by one
   {
     std::lock_guard lock(mutex_);
     Count(step_events_, &stats_);

@@ -241,6 +241,7 @@ void Hosts::Report(const Gang& gang, const Part& part) {
     }
     if (part.start_ns < 0) report->set_cause(pb::CANCEL);
   }
+  if (options_.latency_ns == 0) return say_(part.host, std::move(message));
   heap_->After(options_.latency_ns,
                [this, host = part.host, message = std::move(message)]() mutable {
                  say_(host, std::move(message));
@@ -248,12 +249,13 @@ void Hosts::Report(const Gang& gang, const Part& part) {
 }
 
 void Hosts::OnForget(int32_t host, const pb::AttemptKey& key) {
-  Gang* const gang = Find(key);
-  if (gang == nullptr) return;
-  std::erase_if(gang->parts, [host](const Part& part) { return part.host == host; });
-  if (!gang->parts.empty()) return;
-  gangs_.erase(gang->id);
-  ids_.erase(AttemptText(key));
+  const auto id = ids_.find(AttemptText(key));
+  if (id == ids_.end()) return;
+  std::vector<Part>& parts = gangs_.at(id->second).parts;
+  std::erase_if(parts, [host](const Part& part) { return part.host == host; });
+  if (!parts.empty()) return;
+  gangs_.erase(id->second);
+  ids_.erase(id);
 }
 
 }  // namespace muster::sim

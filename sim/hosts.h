@@ -54,7 +54,7 @@ class Hosts {
   using WorkOf = std::function<Work(const pb::Prepare& prepare)>;  // asked once an attempt
   using Say = std::function<void(int32_t host, pb::AgentMessage message)>;
 
-  // `heap` must outlive it.
+  // `heap` must outlive it. `say` must not call Send.
   Hosts(const HostOptions& options, Heap* heap, WorkOf work_of, Say say)
       : options_(options), heap_(heap), work_of_(std::move(work_of)), say_(std::move(say)) {}
 

@@ -60,7 +60,7 @@ ROWS = {
         900,
     ),
     "layouts": (
-        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: 8 models in 8 layouts",
+        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: 8 models, 8 layouts",
         [sys.executable, "trainer/tests/bench_layouts.py"],
         3600,
     ),

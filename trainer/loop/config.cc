@@ -278,11 +278,6 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
                         "is missing: warmup_stable_decay needs to know how long the decay takes, "
                         "such as 0.1 (a share of max_steps)"});
   }
-  if (config.parallel.tp > 1 && config.lora.on()) {
-    problems.push_back({"trainer.parallel.tp",
-                        "slices of adapters are not supported yet: train all weights, or leave tp "
-                        "out; zero_stage: 3 shares the frozen weights out over the ranks, too"});
-  }
   if (config.parallel.tp > 1 && config.cuda_graphs) {
     problems.push_back({"trainer.cuda_graphs",
                         "a layer that ranks share out is not recorded, as they speak inside it; "

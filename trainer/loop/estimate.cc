@@ -98,7 +98,7 @@ FlatsEstimate EstimateFlats(const Setting& s) {
   const size_t own = layout.flats.size();
   e.blocks = layout.block_flats;
   if (s.config.lora.on()) {
-    ModelLayout adapters = MakeLoraLayout(s.model, s.config.lora);
+    ModelLayout adapters = MakeLoraLayout(s.model, s.config.lora, {s.Slices() - 1, s.Slices()});
     for (size_t block = 0; block < e.blocks.size(); ++block) {
       for (const int flat : adapters.block_flats[block])
         e.blocks[block].push_back(static_cast<int>(own) + flat);

@@ -13,9 +13,25 @@
 #include "trainer/checkpoint/hugging_face.h"
 #include "trainer/loop/exchange.h"
 #include "trainer/model/family.h"
+#include "trainer/model/lora.h"
 
 namespace muster::trainer {
 namespace {
+
+// The adapters without slices, on the host.
+Flats WholeAdapters(const Setup& setup, const Engine& engine, World& alone) {
+  Flats flats;
+  for (FlatLayout& layout : MakeLoraLayout(setup.model, setup.config.lora).flats) {
+    flats.push_back(std::make_unique<FlatParam>(
+        std::move(layout), &alone,
+        FlatOptions{.dtype = setup.config.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
+                    .frozen = true}));
+    const std::vector<Segment>& segments = flats.back()->layout().segments();
+    for (size_t s = 0; s < segments.size(); ++s)
+      flats.back()->Weight(static_cast<int>(s)).copy_(engine.WholeWeight(segments[s].name));
+  }
+  return flats;
+}
 
 // On rank 0, once all weights are there.
 int WriteExport(const Setup& setup, at::Device device, Engine& engine, Progress& progress) {
@@ -25,7 +41,10 @@ int WriteExport(const Setup& setup, at::Device device, Engine& engine, Progress&
   const std::string staged =
       managed ? setup.surroundings.export_staging + "/export" : setup.export_target + ".staging";
   const std::string unfinished = staged + ".unfinished";
-  const AdapterExport adapters{&engine.flats(), setup.config.lora, setup.init_directory};
+  const std::unique_ptr<World> alone = World::Connect({}, at::kCPU);
+  const Flats whole_adapters =
+      setup.config.lora.on() ? WholeAdapters(setup, engine, *alone) : Flats();
+  const AdapterExport adapters{&whole_adapters, setup.config.lora, setup.init_directory};
   const ModelLayout whole = MakeLayout(setup.model);
   const ReadParameter read = [&](int flat, int segment, int64_t first, at::Tensor out) {
     const std::string& name = whole.flats[flat].segments()[segment].name;

@@ -7,6 +7,7 @@
 #include "trainer/loop/exchange.h"
 #include "trainer/loop/memory.h"
 #include "trainer/model/family.h"
+#include "trainer/model/lora.h"
 
 namespace muster::trainer {
 
@@ -16,12 +17,23 @@ using nlohmann::ordered_json;
 // This part of a host's free memory is left to others.
 constexpr int64_t kHeadroomShare = 8;
 
+namespace {
+
+// Of what is trained, of a rank with this slice.
+std::vector<FlatLayout> LayoutsOf(const Setup& setup, const TensorSlice& slice) {
+  const LoraConfig& lora = setup.config.lora;
+  return (lora.on() ? MakeLoraLayout(setup.model, lora, slice) : MakeLayout(setup.model, slice))
+      .flats;
+}
+
+}  // namespace
+
 Saving::Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress)
     : setup_(setup), world_(world), progress_(progress) {
   const Surroundings& s = setup.surroundings;
   std::vector<std::vector<FlatLayout>> slices;
   for (int index = 0; world.mesh().tp() > 1 && index < world.mesh().tp(); ++index)
-    slices.push_back(MakeLayout(setup.model, {index, world.mesh().tp()}).flats);
+    slices.push_back(LayoutsOf(setup, {index, world.mesh().tp()}));
   if (!s.checkpoint_directory.empty())
     writer_.emplace(world, flats, s.checkpoint_directory, s.checkpoint_keep, std::move(slices));
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/model/block_layout.h"
 #include "trainer/model/parts.h"
 #include "trainer/model/projection.h"
 #include "trainer/model/vocab.h"
@@ -118,11 +119,9 @@ class HeadBlock : public Block {
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
     const ops::RmsNormResult norm = ops::RmsNorm(x, norm_.w, config_.rms_norm_eps);
-    const ops::LossResult loss =
-        tensor_.size() > 1 ? Sliced(norm.y, meta)
-        : adapter_         ? Adapted(norm.y, meta)
-                   : ops::LinearCrossEntropy(norm.y, projection_.w, meta.targets, meta.weights,
-                                             projection_.d, meta.loss_only, z_loss_);
+    const at::Tensor all = tensor_.GatherTokens(norm.y, meta.tokens());
+    ops::LossResult loss = adapter_ ? Adapted(all, meta) : Loss(all, meta);
+    if (!meta.loss_only) loss.dx = tensor_.SumScatterTokens(loss.dx);
     saved = {x, norm.rstd, loss.dx};
     return loss.loss;
   }
@@ -134,12 +133,13 @@ class HeadBlock : public Block {
  private:
   static constexpr char kModule[] = "lm_head";
 
-  ops::LossResult Sliced(const at::Tensor& part, const BatchMeta& meta) const {
-    ops::LossResult loss =
-        VocabCrossEntropy(tensor_.GatherTokens(part, meta.tokens()), projection_.w, meta.targets,
-                          meta.weights, projection_.d, slice_, tensor_, meta.loss_only, z_loss_);
-    if (!meta.loss_only) loss.dx = tensor_.SumScatterTokens(loss.dx);
-    return loss;
+  ops::LossResult Loss(const at::Tensor& x, const BatchMeta& meta,
+                       const ops::LossBranch* branch = nullptr) const {
+    return tensor_.size() == 1
+               ? ops::LinearCrossEntropy(x, projection_.w, meta.targets, meta.weights,
+                                         projection_.d, meta.loss_only, z_loss_, branch)
+               : VocabCrossEntropy(x, projection_.w, meta.targets, meta.weights, projection_.d,
+                                   slice_, tensor_, meta.loss_only, z_loss_, branch);
   }
 
   ops::LossResult Adapted(const at::Tensor& x, const BatchMeta& meta) const {
@@ -147,8 +147,7 @@ class HeadBlock : public Block {
     const at::Tensor kept = mask.Apply(x);
     ops::LossBranch branch{ops::Linear(kept, adapter_->a) * scale_, adapter_->b, {}, adapter_->d_b};
     if (!meta.loss_only) branch.d_inner = at::empty_like(branch.inner);
-    ops::LossResult loss = ops::LinearCrossEntropy(x, projection_.w, meta.targets, meta.weights,
-                                                   projection_.d, meta.loss_only, z_loss_, &branch);
+    ops::LossResult loss = Loss(x, meta, &branch);
     if (meta.loss_only) return loss;
     loss.dx.add_(
         mask.Apply(ops::LinearBackward(branch.d_inner * scale_, kept, adapter_->a, adapter_->d_a)));
@@ -163,43 +162,6 @@ class HeadBlock : public Block {
   const double scale_;
   const Dropout dropout_;
   const double z_loss_;
-};
-
-// The flats of one block: of what a slice of the model has a part of, and of what all have alike.
-// Without slices they are one.
-class BlockLayout {
- public:
-  BlockLayout(const TensorSlice& slice, ModelLayout& layout) : slice_(slice), layout_(layout) {
-    layout.block_flats.emplace_back();
-  }
-  // Of `units` equal parts of dimension `dim` the slice has its share.
-  void Cut(const std::string& name, std::vector<int64_t> shape, int dim, int64_t units,
-           bool weight_decay, bool joined = false) {
-    if (slice_.count == 1) return FlatFor(alike_).Add(name, std::move(shape), weight_decay, joined);
-    const int64_t unit = shape[dim] / units;
-    const auto [begin, end] = PartOf(units, slice_.index, slice_.count);
-    FlatFor(sliced_).AddSlice(name, std::move(shape), {dim, begin * unit, end * unit}, weight_decay,
-                              joined);
-  }
-  void Keep(const std::string& name, std::vector<int64_t> shape) {
-    FlatFor(alike_).Add(name, std::move(shape), /*weight_decay=*/false);
-  }
-  // The block also uses another's flat.
-  void Share(int flat) { layout_.block_flats.back().push_back(flat); }
-
- private:
-  FlatLayout& FlatFor(int& number) {
-    if (number < 0) {
-      number = static_cast<int>(layout_.flats.size());
-      layout_.flats.emplace_back();
-      Share(number);
-    }
-    return layout_.flats[number];
-  }
-
-  const TensorSlice slice_;
-  ModelLayout& layout_;
-  int sliced_ = -1, alike_ = -1;
 };
 
 // Adds a layer's segments, in the order in which its parts use them.

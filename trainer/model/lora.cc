@@ -8,6 +8,7 @@
 #include "absl/strings/strip.h"
 #include "trainer/checkpoint/files.h"
 #include "trainer/checkpoint/safetensors.h"
+#include "trainer/model/block_layout.h"
 #include "trainer/model/init.h"
 
 namespace muster::trainer {
@@ -19,24 +20,27 @@ constexpr char kB[] = ".lora_B.weight";
 
 }  // namespace
 
-ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config) {
+ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config,
+                           const TensorSlice& slice) {
   ModelLayout layout;
   layout.block_flats.emplace_back();  // the embedding has none
-  for (int64_t block = 0; block <= model.num_layers; ++block) {
-    FlatLayout flat;
+  for (int64_t number = 0; number <= model.num_layers; ++number) {
+    BlockLayout block(slice, layout);
     for (const LinearModule& module :
-         block < model.num_layers ? LayerLinears(model, block) : HeadLinears(model)) {
+         number < model.num_layers ? LayerLinears(model, number) : HeadLinears(model)) {
       const bool wanted =
           std::any_of(config.target_modules.begin(), config.target_modules.end(),
                       [&](const std::string& p) { return MatchesModule(p, module.name); });
       if (!wanted) continue;
-      flat.Add(kPrefix + module.name + kA, {config.rank, module.in}, true);
-      flat.Add(kPrefix + module.name + kB, {module.out, config.rank}, true);
+      const std::string a = kPrefix + module.name + kA, b = kPrefix + module.name + kB;
+      if (module.sliced_dim == 0) {
+        block.Keep(a, {config.rank, module.in}, true);
+        block.Cut(b, {module.out, config.rank}, 0, module.units, true);
+      } else {
+        block.Cut(a, {config.rank, module.in}, 1, module.units, true);
+        block.Keep(b, {module.out, config.rank}, true);
+      }
     }
-    std::vector<int>& own = layout.block_flats.emplace_back();
-    if (flat.numel() == 0) continue;
-    own.push_back(static_cast<int>(layout.flats.size()));
-    layout.flats.push_back(std::move(flat));
   }
   return layout;
 }
@@ -65,9 +69,13 @@ void InitialiseAdapters(FlatParam& flat, uint64_t seed) {
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
     const Segment& segment = flat.layout().segments()[piece.segment];
     if (!absl::EndsWith(segment.name, kA)) continue;
-    at::Tensor part = host.narrow(0, piece.range_begin, piece.numel);
-    FillUniform(seed, segment.name, piece.segment_begin, piece.numel, part.data_ptr<float>());
-    part.mul_(2).sub_(1).mul_(1 / std::sqrt(static_cast<double>(segment.shape[1])));
+    ForEachRun(flat.layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
+      FillUniform(seed, segment.name, in_parameter, count, host.data_ptr<float>() + at);
+    });
+    host.narrow(0, piece.range_begin, piece.numel)
+        .mul_(2)
+        .sub_(1)
+        .mul_(1 / std::sqrt(static_cast<double>(segment.parameter_shape()[1])));
   }
   flat.SetOwned(FlatParam::kMaster, host);
 }

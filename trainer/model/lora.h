@@ -13,9 +13,11 @@
 
 namespace muster::trainer {
 
-// A flat for each block that has adapters. Segments have peft's names
-// ("base_model.model.MODULE.lora_A.weight").
-ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config);
+// The flats of each block that has adapters, as Family::Layout has the model's: of a slice, the
+// matrix on the side that is shared out is sliced, and the other is alike on all ranks. Segments
+// have peft's names ("base_model.model.MODULE.lora_A.weight").
+ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config,
+                           const TensorSlice& slice = {});
 
 // The adapters in `flats`, by module name.
 std::map<std::string, Adapter> FindAdapters(const std::vector<std::unique_ptr<FlatParam>>& flats);

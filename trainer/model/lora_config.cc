@@ -130,15 +130,17 @@ std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer) 
   const int64_t d = model.hidden_size, f = model.intermediate_size;
   const int64_t q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-  return {{prefix + "self_attn.q_proj", d, q},  {prefix + "self_attn.k_proj", d, kv},
-          {prefix + "self_attn.v_proj", d, kv}, {prefix + "self_attn.o_proj", q, d},
-          {prefix + "mlp.gate_proj", d, f},     {prefix + "mlp.up_proj", d, f},
-          {prefix + "mlp.down_proj", f, d}};
+  const int64_t h = model.num_heads, hkv = model.num_kv_heads;
+  return {
+      {prefix + "self_attn.q_proj", d, q, 0, h},    {prefix + "self_attn.k_proj", d, kv, 0, hkv},
+      {prefix + "self_attn.v_proj", d, kv, 0, hkv}, {prefix + "self_attn.o_proj", q, d, 1, h},
+      {prefix + "mlp.gate_proj", d, f, 0, f},       {prefix + "mlp.up_proj", d, f, 0, f},
+      {prefix + "mlp.down_proj", f, d, 1, f}};
 }
 
 std::vector<LinearModule> HeadLinears(const ModelConfig& model) {
   if (model.tie_word_embeddings) return {};
-  return {{"lm_head", model.hidden_size, model.vocab_size}};
+  return {{"lm_head", model.hidden_size, model.vocab_size, 0, model.vocab_size}};
 }
 
 bool MatchesModule(const std::string& pattern, const std::string& module) {

@@ -33,6 +33,10 @@ nlohmann::ordered_json LoraSchema();
 struct LinearModule {
   std::string name;
   int64_t in = 0, out = 0;
+  // Where ranks share it out: the dimension of its weight, [out, in], that slices are of, and how
+  // many equal parts of that stay whole (heads).
+  int sliced_dim = 0;
+  int64_t units = 0;
 };
 // Those of layer `layer`, in the order of its segments.
 std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer);

@@ -26,34 +26,44 @@ Parameter::Parameter(const FlatList& flats, const std::string& name, int count) 
   }
 }
 
-at::Tensor Dropout::Keep(const std::string& module, const at::Tensor& x,
-                         const BatchMeta& meta) const {
-  const at::Tensor keep = at::empty({meta.batch, meta.length, x.size(1)}, at::kFloat);
+at::Tensor Dropout::Keep(const std::string& module, const at::Tensor& x, const BatchMeta& meta,
+                         const Columns& columns) const {
+  const int64_t width = columns.all > 0 ? columns.all : x.size(1);
+  at::Tensor keep = at::empty({meta.batch, meta.length, width}, at::kFloat);
   for (int64_t row = 0; row < meta.batch; ++row) {
     at::Tensor part = keep.select(0, row);
     FillUniform(seed_, absl::StrCat("dropout ", module, " ", meta.rows[row]), 0, part.numel(),
                 part.data_ptr<float>());
   }
+  keep = keep.narrow(2, columns.begin, x.size(1)).contiguous();
   return (keep > share_).to(at::kFloat).div_(1 - share_).view_as(x).to(x.options());
 }
 
-Dropout::Mask Dropout::For(const std::string& module, const at::Tensor& x,
-                           const BatchMeta& meta) const {
+Dropout::Mask Dropout::For(const std::string& module, const at::Tensor& x, const BatchMeta& meta,
+                           const Columns& columns) const {
   Mask mask;
   if (share_ == 0 || meta.loss_only) return mask;
   if (meta.row_numbers.defined() && ops::fused::DrawsBeside(x)) {
     mask.numbers_ = meta.row_numbers;
     mask.seed_ = seed_, mask.share_ = share_;
     mask.prefix_ = NameHash(absl::StrCat("dropout ", module, " "));
+    mask.columns_ = columns;
   } else {
-    mask.keep_ = Keep(module, x, meta);
+    mask.keep_ = Keep(module, x, meta, columns);
   }
   return mask;
 }
 
 at::Tensor Dropout::Mask::Apply(const at::Tensor& x) const {
   if (keep_.defined()) return x * keep_;
-  return numbers_.defined() ? ops::fused::Dropout(x, numbers_, seed_, prefix_, share_) : x;
+  if (!numbers_.defined()) return x;
+  if (columns_.all == 0) return ops::fused::Dropout(x, numbers_, seed_, prefix_, share_);
+  // The kernel counts in whole rows.
+  const at::Tensor whole = at::zeros({x.size(0), columns_.all}, x.options());
+  whole.narrow(1, columns_.begin, x.size(1)).copy_(x);
+  return ops::fused::Dropout(whole, numbers_, seed_, prefix_, share_)
+      .narrow(1, columns_.begin, x.size(1))
+      .contiguous();
 }
 
 bool Dropout::DrawsOnHost(const at::Tensor& weight) const {
@@ -68,6 +78,13 @@ Projection::Projection(const FlatList& flats, const std::vector<std::string>& mo
       slices_(slices),
       scale_(adapters.scale),
       dropout_(adapters) {
+  for (const FlatParam* flat : flats) {
+    const int segment = FindSegment(*flat, modules[0] + ".weight");
+    if (segment < 0) continue;
+    const Segment& found = flat->layout().segments()[segment];
+    if (found.slice && found.slice->dim == 1)
+      columns_ = {found.slice->begin, found.sliced_shape[1]};
+  }
   int64_t begin = 0;
   for (const std::string& module : modules) {
     const int64_t out = Parameter(flats, module + ".weight").w.size(0);
@@ -81,7 +98,7 @@ at::Tensor Projection::Forward(const at::Tensor& x, const BatchMeta& meta) const
   const at::Tensor in = Gathers() ? tensor_.GatherTokens(x, meta.tokens()) : x;
   at::Tensor y = ops::Linear(in, base_.w, Scatters() ? at::Tensor() : bias_.w);
   for (const LowRankBranch& branch : branches_) {
-    const at::Tensor kept = dropout_.For(branch.module, in, meta).Apply(in);
+    const at::Tensor kept = dropout_.For(branch.module, in, meta, columns_).Apply(in);
     const at::Tensor inner = ops::Linear(kept, branch.adapter.a);  // [T, rank]
     y.narrow(1, branch.begin, branch.out).add_(ops::Linear(inner, branch.adapter.b), scale_);
   }
@@ -97,7 +114,7 @@ at::Tensor Projection::Backward(const at::Tensor& dy, const at::Tensor& x,
   at::Tensor dx = ops::LinearBackward(d_out, in, base_.w, base_.d);
   ops::AddBiasGradient(dy, bias_.d);
   for (const LowRankBranch& branch : branches_) {
-    const Dropout::Mask mask = dropout_.For(branch.module, in, meta);
+    const Dropout::Mask mask = dropout_.For(branch.module, in, meta, columns_);
     const at::Tensor kept = mask.Apply(in);
     const at::Tensor inner = ops::Linear(kept, branch.adapter.a);
     const at::Tensor d_inner =

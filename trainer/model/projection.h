@@ -26,14 +26,19 @@ struct Parameter {
   Parameter(const FlatList& flats, const std::string& name, int count = 1);
 };
 
+// The columns of an input that a rank has, from `begin` on, of `all`; 0: all of them.
+struct Columns {
+  int64_t begin = 0, all = 0;
+};
+
 // Dropout of the adapters' inputs.
 class Dropout {
  public:
   Dropout() = default;
   explicit Dropout(const Adapters& adapters) : share_(adapters.dropout), seed_(adapters.seed) {}
 
-  // What is kept of x [T, d] for one module: by seed, module and the row's number, whoever computes
-  // it and how often.
+  // What is kept of x [T, d] for one module: by seed, module, the row's number and the place in the
+  // row, whoever computes it and how often.
   class Mask {
    public:
     // x with what is kept scaled up, and the rest zero.
@@ -45,13 +50,16 @@ class Dropout {
     at::Tensor numbers_;  // of the rows; undefined where nothing is dropped
     uint64_t seed_ = 0, prefix_ = 0;
     double share_ = 0;
+    Columns columns_;
   };
-  Mask For(const std::string& module, const at::Tensor& x, const BatchMeta& meta) const;
+  Mask For(const std::string& module, const at::Tensor& x, const BatchMeta& meta,
+           const Columns& columns = {}) const;
   // Whether it draws on the host for inputs beside `weight`.
   bool DrawsOnHost(const at::Tensor& weight) const;
 
  private:
-  at::Tensor Keep(const std::string& module, const at::Tensor& x, const BatchMeta& meta) const;
+  at::Tensor Keep(const std::string& module, const at::Tensor& x, const BatchMeta& meta,
+                  const Columns& columns) const;
 
   double share_ = 0;
   uint64_t seed_ = 0;
@@ -88,6 +96,7 @@ class Projection {
   Parameter base_, bias_;
   TensorGroup tensor_;
   Slices slices_ = Slices::kOfOutputs;
+  Columns columns_;  // of its input
   std::vector<LowRankBranch> branches_;
   double scale_ = 1;
   Dropout dropout_;

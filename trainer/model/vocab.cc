@@ -56,7 +56,8 @@ void VocabEmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const a
 ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
                                   const at::Tensor& targets, const at::Tensor& weights,
                                   const at::Tensor& d_w, const VocabSlice& slice,
-                                  const TensorGroup& ranks, bool loss_only, double z_loss) {
+                                  const TensorGroup& ranks, bool loss_only, double z_loss,
+                                  const ops::LossBranch* branch) {
   const int64_t tokens = x.size(0);
   // The same on every rank, whatever its slice.
   const int64_t widest = (slice.size + ranks.size() - 1) / ranks.size();
@@ -70,6 +71,9 @@ ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
     const at::Tensor weight = weights.narrow(0, begin, length).unsqueeze(1);  // [n, 1]
     Places places = PlacesOf(targets.narrow(0, begin, length).unsqueeze(1), slice);
     at::Tensor logits = at::mm(x_part, w.t());  // [n, V / size]
+    const at::Tensor inner =
+        branch != nullptr ? branch->inner.narrow(0, begin, length) : at::Tensor();
+    if (inner.defined()) logits.addmm_(inner, branch->b.t());
     if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
     const RowSums rows =
         SumRows(logits, logits.gather(1, places.in_slice).masked_fill_(places.outside, 0), ranks);
@@ -83,8 +87,11 @@ ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
     logits.sub_(log_sum).exp_();
     logits.mul_(z_loss > 0 ? weight * (log_sum * (2 * z_loss) + 1) : weight);
     logits.scatter_add_(1, places.in_slice, weight.neg().masked_fill_(places.outside, 0));
-    result.dx.narrow(0, begin, length)
-        .copy_(ops::LinearBackward(logits.to(x.scalar_type()), x_part, w, d_w));
+    const at::Tensor d_logits = logits.to(x.scalar_type());
+    result.dx.narrow(0, begin, length).copy_(ops::LinearBackward(d_logits, x_part, w, d_w));
+    if (inner.defined())
+      branch->d_inner.narrow(0, begin, length)
+          .copy_(ops::LinearBackward(d_logits, inner, branch->b, branch->d_b));
   }
   return result;
 }

@@ -270,6 +270,11 @@ TEST_P(Fused, DropoutIsThatOfTheHostsNumbers) {
     EXPECT_GT((wanted == 0).sum().item<int64_t>(), 0);
     meta.row_numbers = at::tensor(meta.rows, at::kLong).to(device_);
     EXPECT_TRUE(at::equal(dropout.For("model.layers.0.mlp", x, meta).Apply(x).cpu(), wanted));
+    // Of a rank that has some of the columns: what the whole drops there.
+    const at::Tensor some = x.narrow(1, 8, 8).contiguous();
+    const Columns columns{8, kWidth};
+    const Dropout::Mask mask = dropout.For("model.layers.0.mlp", some, meta, columns);
+    EXPECT_TRUE(at::equal(mask.Apply(some).cpu(), wanted.narrow(1, 8, 8)));
   }
 }
 

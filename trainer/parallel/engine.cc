@@ -15,7 +15,6 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
     : world_(world), config_(config), options_(options), frozen_(options.lora.on()) {
   const Family& family = FamilyFor(config);
   const TensorGroup tensor(world->tensor());
-  TORCH_CHECK(!frozen_ || tensor.size() == 1, "adapters of slices aren't there yet");
   ModelLayout layout = family.Layout(config, {tensor.rank(), tensor.size()});
   block_flats_ = std::move(layout.block_flats);
   FlatOptions own = options.flats;
@@ -24,7 +23,7 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
     all_.push_back(
         model_.emplace_back(std::make_unique<FlatParam>(std::move(flat), world, own)).get());
   if (frozen_) {
-    ModelLayout trained = MakeLoraLayout(config, options.lora);
+    ModelLayout trained = MakeLoraLayout(config, options.lora, {tensor.rank(), tensor.size()});
     for (size_t block = 0; block < block_flats_.size(); ++block) {
       for (const int flat : trained.block_flats[block])
         block_flats_[block].push_back(static_cast<int>(model_.size()) + flat);
@@ -230,6 +229,13 @@ void Engine::UnshardAll() {
   }
 }
 
+// Of any rank's slice.
+FlatLayout Engine::LayoutOf(int flat, const TensorSlice& slice) const {
+  const int own = static_cast<int>(model_.size());
+  return flat < own ? MakeLayout(config_, slice).flats[flat]
+                    : MakeLoraLayout(config_, options_.lora, slice).flats[flat - own];
+}
+
 // Makes a flat's parameters whole on rank 0, from the slices of the ranks beside it.
 void Engine::CollectSlices(int flat) {
   if (world_->mesh().DpIndex(world_->rank()) != 0) return;
@@ -243,7 +249,7 @@ void Engine::CollectSlices(int flat) {
     return;
   }
   for (int rank = 0; rank < ranks.size; ++rank) {
-    const FlatLayout layout = FamilyFor(config_).Layout(config_, {rank, ranks.size}).flats[flat];
+    const FlatLayout layout = LayoutOf(flat, {rank, ranks.size});
     for (int s = 0; s < static_cast<int>(own.size()); ++s) {
       const Segment& segment = layout.segments()[s];
       at::Tensor& whole = collected_[segment.name];
@@ -261,7 +267,7 @@ void Engine::CollectSlices(int flat) {
 
 at::Tensor Engine::WholeWeight(const std::string& name) const {
   if (const auto found = collected_.find(name); found != collected_.end()) return found->second;
-  for (const std::unique_ptr<FlatParam>& flat : model_) {
+  for (const FlatParam* flat : all_) {
     const std::vector<Segment>& segments = flat->layout().segments();
     for (size_t s = 0; s < segments.size(); ++s) {
       if (segments[s].name == name) return flat->Weight(static_cast<int>(s));

@@ -54,7 +54,7 @@ class Engine {
   // Brings all weights up to date on every rank; those in slots, and those of which ranks have
   // slices, stay on rank 0 alone, in the host's memory. Collective; nothing is trained afterwards.
   void UnshardAll();
-  // After that, on rank 0: a parameter of the model, whole.
+  // After that, on rank 0: a parameter of the model or the adapters, whole.
   at::Tensor WholeWeight(const std::string& name) const;
 
   // Micro-batches so far whose layers ran as CUDA graphs that had been recorded before.
@@ -68,6 +68,7 @@ class Engine {
   ScheduleNeeds Needs() const;
   std::string RangeName(const Action& action, size_t micro_batches) const;
   void BindSlots();
+  FlatLayout LayoutOf(int flat, const TensorSlice& slice) const;
   void CollectSlices(int flat);
   void Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches,
              EngineLoss& loss);

@@ -128,14 +128,6 @@ def test_layouts_that_cant_be_are_refused_with_those_that_can(
     assert done.returncode == 2 and wanted in done.stderr, done.stderr
 
 
-def test_adapters_of_slices_are_refused(trainer_bin, tmp_path):
-    settings = resume.config(tmp_path, save_steps=0) | SLICED | {"lora": {"rank": 4}}
-    settings["init"] = str(layouts.make_init(tmp_path / "init", "llama2"))
-    del settings["model"]
-    done = estimate(trainer_bin, tmp_path, settings, "--ranks", "2")
-    assert done.returncode == 2 and "slices of adapters are not supported yet" in done.stderr
-
-
 def test_estimate_knows_slices(trainer_bin, tmp_path):
     told = {}
     for name, parallel in (("dp 4", {}), ("dp 2 x tp 2", {"tp": 2})):

@@ -221,6 +221,54 @@ def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(
     )
 
 
+def test_adapters_of_slices_are_those_of_one_rank(trainer_bin, tokens, tmp_path):
+    """In slices of inputs and of outputs, and of the vocabulary; what is dropped is the same for all."""
+    init = make_init(tmp_path / "init")
+    lora = LORA | {"dropout": 0.3}
+    settings = {"lora": lora, "save_steps": 6}
+    sliced = settings | {"parallel": {"tp": 2}, "zero_stage": 3, "poison": True}
+    runs = {}
+    for name, ranks, more, resume_from in (
+        ("one", 1, settings, []),
+        ("sliced", 4, sliced, []),
+        ("again", 1, settings, ["sliced"]),
+    ):
+        with Gang(
+            trainer_bin,
+            config(init, tokens, tmp_path / f"model-{name}", **more),
+            ranks,
+            tmp_path / name,
+            resume_from=[runs[earlier].checkpoint(6) for earlier in resume_from],
+        ) as gang:
+            gang.finish()
+        runs[name] = gang
+    for key, bar in (("loss", 2e-6), ("grad_norm", 2e-5)):
+        wanted = runs["one"].metric(key)
+        for name in ("sliced", "again"):
+            found = runs[name].metric(key)
+            assert max(found) == STEPS
+            assert max(relative(found[step], wanted[step]) for step in found) <= bar, (name, key)
+    subprocess.run(
+        [
+            trainer_bin,
+            "export",
+            "--checkpoint",
+            runs["sliced"].checkpoint(STEPS),
+            "--output",
+            tmp_path / "exported",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        of_run = (tmp_path / "model-sliced" / name).read_bytes()
+        assert (tmp_path / "exported" / name).read_bytes() == of_run
+        wanted, found = (load_file(tmp_path / f"model-{run}" / name) for run in ("one", "sliced"))
+        assert set(found) == set(wanted)
+        for key in wanted:
+            assert torch.allclose(found[key], wanted[key], rtol=1e-3, atol=1e-5), key
+
+
 def test_convert_merges_what_was_trained_whatever_it_writes(trainer_bin, tokens, tmp_path):
     init = make_init(tmp_path / "init")
     for trained, other in (("bf16", "fp32"), ("fp32", "bf16")):

@@ -1,0 +1,51 @@
+// How the parameters of a block become flats.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "trainer/model/blocks.h"
+#include "trainer/parallel/mesh.h"
+
+namespace muster::trainer {
+
+// The flats of one block: of what a slice of the model has a part of, and of what all have alike.
+// Without slices they are one. Adds to `layout`, which must outlive it.
+class BlockLayout {
+ public:
+  BlockLayout(const TensorSlice& slice, ModelLayout& layout) : slice_(slice), layout_(layout) {
+    layout.block_flats.emplace_back();
+  }
+  // Of `units` equal parts of dimension `dim` the slice has its share.
+  void Cut(const std::string& name, std::vector<int64_t> shape, int dim, int64_t units,
+           bool weight_decay, bool joined = false) {
+    if (slice_.count == 1) return FlatFor(alike_).Add(name, std::move(shape), weight_decay, joined);
+    const int64_t unit = shape[dim] / units;
+    const auto [begin, end] = PartOf(units, slice_.index, slice_.count);
+    FlatFor(sliced_).AddSlice(name, std::move(shape), {dim, begin * unit, end * unit}, weight_decay,
+                              joined);
+  }
+  void Keep(const std::string& name, std::vector<int64_t> shape, bool weight_decay = false) {
+    FlatFor(alike_).Add(name, std::move(shape), weight_decay);
+  }
+  // The block also uses another's flat.
+  void Share(int flat) { layout_.block_flats.back().push_back(flat); }
+
+ private:
+  FlatLayout& FlatFor(int& number) {
+    if (number < 0) {
+      number = static_cast<int>(layout_.flats.size());
+      layout_.flats.emplace_back();
+      Share(number);
+    }
+    return layout_.flats[number];
+  }
+
+  const TensorSlice slice_;
+  ModelLayout& layout_;
+  int sliced_ = -1, alike_ = -1;
+};
+
+}  // namespace muster::trainer

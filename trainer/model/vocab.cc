@@ -21,10 +21,11 @@ struct RowSums {
 };
 RowSums SumRows(const at::Tensor& logits, const at::Tensor& target, const TensorGroup& ranks) {
   const at::Tensor most = logits.amax({1}, /*keepdim=*/true);
-  const at::Tensor sum = logits.sub(most).exp_().sum({1}, /*keepdim=*/true, at::kDouble);
+  // In fp32: ATen's sum to another type makes a copy of all that is summed.
+  const at::Tensor sum = logits.sub(most).exp_().sum({1}, /*keepdim=*/true);
   const at::Tensor all =
-      ranks.Stack(at::cat({most.to(at::kDouble), sum, target.to(at::kDouble)}, 1));  // [size, n, 3]
-  const at::Tensor highest = all.select(2, 0).amax({0});                             // [n]
+      ranks.Stack(at::cat({most, sum, target}, 1).to(at::kDouble));  // [size, n, 3]
+  const at::Tensor highest = all.select(2, 0).amax({0});             // [n]
   at::Tensor total = at::zeros_like(highest), found = at::zeros_like(highest);
   for (int rank = 0; rank < ranks.size(); ++rank) {
     const at::Tensor its = all[rank];

@@ -19,6 +19,9 @@ CASES = {  # name: (settings, most GiB, the peer's dtype)
 SHARDED = {  # on 2 ranks: held against the estimate alone
     "bf16": {"dtype": "bf16"},
     "zero_stage 3, fp32": {"zero_stage": 3, "micro_batch_size": 2},
+    "tp 2, fp32": {"parallel": {"tp": 2}},
+    "tp 2, bf16": {"parallel": {"tp": 2}, "dtype": "bf16"},
+    "tp 2, bf16, recompute": {"parallel": {"tp": 2}, "dtype": "bf16", "recompute": "full"},
 }
 
 

@@ -411,6 +411,20 @@ TEST(CheckSpec, ProtosObeyTheSameRulesAsFiles) {
             "grace: may not be negative");
 }
 
+TEST(JobFile, SlicesThatItsWorkersCantHaveAreRefusedAtTheirPlace) {
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  const char* text =
+      "workers: 3\n"
+      "trainer:\n"
+      "  model: {num_key_value_heads: 8}\n"
+      "  parallel: {tp: 2}\n";
+  ASSERT_FALSE(ParseJobFile(text, "x.yaml", SpecContext(), &spec, &problems));
+  EXPECT_EQ(Summary(problems),
+            "4:18 trainer.parallel.tp: 2 doesn't divide the 3 ranks (workers x "
+            "processes_per_worker); use 1, or 2 or 4 ranks");
+}
+
 TEST(CheckSpec, WorkIsBoundedForAnyProto) {
   pb::JobSpec spec;
   for (int i = 0; i < 100'000; ++i) spec.add_tasks();

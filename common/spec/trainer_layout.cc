@@ -49,6 +49,16 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
   const auto refuse = [&](const std::string& text) {
     emit(path + ".parallel.tp", text, Document::Where::kValue);
   };
+  if (const auto shard = Number(trainer, "shard_size"); shard && *shard % *tp != 0) {
+    emit(path + ".shard_size",
+         absl::StrCat(*shard, " is no multiple of parallel.tp, ", *tp, "; use ",
+                      (*shard / *tp + 1) * *tp, ", or leave it out"),
+         Document::Where::kValue);
+  }
+  if (const nlohmann::json& graphs = Inner(trainer, "cuda_graphs"); graphs == true) {
+    emit(path + ".cuda_graphs", "does not go together with parallel.tp; leave one of them out",
+         Document::Where::kValue);
+  }
   const int64_t processes = task.processes_per_worker() > 0
                                 ? task.processes_per_worker()
                                 : std::max<int64_t>(1, task.resources().gpus_milli() / 1000);

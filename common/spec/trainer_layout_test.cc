@@ -40,6 +40,11 @@ TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
       {R"({"parallel": {"tp": "many"}})", 5, 5, 1, ""},  // as the schema says
       {R"({"parallel": [2]})", 5, 5, 1, ""},
       {R"({"parallel": {"tp": 1e300}})", 5, 5, 1, ""},
+      {R"({"parallel": {"tp": 2}, "shard_size": 4, "cuda_graphs": false})", 2, 2, 4, ""},
+      {R"({"parallel": {"tp": 4}, "shard_size": 6})", 2, 2, 4,
+       "trainer.shard_size: 6 is no multiple of parallel.tp, 4; use 8, or leave it out"},
+      {R"({"parallel": {"tp": 4}, "cuda_graphs": true})", 2, 2, 4,
+       "trainer.cuda_graphs: does not go together with parallel.tp; leave one of them out"},
       {kThree, 6, 6, 1,
        "trainer.parallel.tp: 3 doesn't divide the model's 8 num_key_value_heads; with 6 ranks use "
        "2"},

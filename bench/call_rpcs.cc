@@ -22,6 +22,7 @@
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/pack_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
+#include "muster/v1/secret_service.pb.h"
 #include "muster/v1/trust_service.pb.h"
 
 namespace muster::bench {
@@ -42,7 +43,7 @@ std::vector<const ServiceDescriptor*> Services() {
        {v1::SubmitRequest::descriptor()->file(), v1::ApplyQueuesRequest::descriptor()->file(),
         v1::DrainRequest::descriptor()->file(), v1::GrantRequest::descriptor()->file(),
         v1::JoinRequest::descriptor()->file(), v1::ReadPackRequest::descriptor()->file(),
-        v1::PutPackRequest::descriptor()->file()}) {
+        v1::PutPackRequest::descriptor()->file(), v1::SetSecretRequest::descriptor()->file()}) {
     for (int s = 0; s < file->service_count(); ++s) services.push_back(file->service(s));
   }
   return services;

@@ -239,6 +239,11 @@ ROWS = {
         [sys.executable, "bench/packages.py"],
         7200,
     ),
+    "secrets": (
+        "secrets given to jobs in every way, and all that others may read searched for them; a planted breach",
+        [sys.executable, "bench/secrets_found.py"],
+        300,
+    ),
     "rotation": (
         "1,000 rotations of the authority with certificates of seconds, under load",
         [sys.executable, "bench/rotation.py"],

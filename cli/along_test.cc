@@ -129,6 +129,37 @@ TEST_F(AlongTest, AVariableThatIsNotSetIsNamed) {
   EXPECT_TRUE(submitted_.empty());
 }
 
+TEST_F(AlongTest, ASecretsValueIsReadWithoutItsEndOfLineAndNeverAWordOfTheCommand) {
+  EXPECT_EQ(Shell("printf 'sesame\\n' | muster secret set A > /dev/null"), 0) << err_;
+  EXPECT_EQ(Shell("printf 'two\\nlines\\r\\n' | muster secret set B > /dev/null"), 0) << err_;
+  EXPECT_EQ(Run({"secret", "set", "C", "--file", Write("value", "of a file")}), 0) << err_;
+  EXPECT_THAT(secrets_.values, UnorderedElementsAre(Pair("A", "sesame"), Pair("B", "two\nlines"),
+                                                    Pair("C", "of a file")));
+  EXPECT_EQ(Run({"secret", "set", "D", "sesame"}), 2);
+  EXPECT_EQ(Run({"secret", "set", "D", "--file", home_ + "/none"}), 2);
+  EXPECT_EQ(secrets_.values.count("D"), 0u);
+  EXPECT_EQ(Run({"secret", "list", "-o", "name"}), 0);
+  EXPECT_EQ(out_, "A\nB\nC\n");
+  EXPECT_EQ(Run({"secret", "delete", "A"}), 0);
+  EXPECT_EQ(Run({"secret", "delete", "A"}), 3);
+}
+
+TEST_F(AlongTest, WhatIsTypedIsNotShown) {
+  Process process(Process::OnTerminal(), {"secret", "set", "A"}, home_, server_name_);
+  ASSERT_TRUE(process.ReadUntil("Value of A (it is not shown): "));
+  process.Type("sesame\n");
+  EXPECT_EQ(process.Wait(), 0) << process.out;
+  EXPECT_THAT(process.out, Not(HasSubstr("sesame")));
+  EXPECT_EQ(secrets_.values["A"], "sesame");
+}
+
+TEST_F(AlongTest, SecretsAreNamedByFlagsBesideTheFiles) {
+  const std::string path = Write("job.yaml", absl::StrCat(kHello, "secrets: [A]\n"));
+  ASSERT_EQ(Run({"submit", "-d", "--secret", "B=C", path}), 0) << err_;
+  ASSERT_EQ(Run({"run", "-d", "--secret", "A", "--secret", "B=C", "--", "true"}), 0) << err_;
+  for (const pb::JobSpec& spec : submitted_) EXPECT_THAT(spec.secrets(), ElementsAre("A", "B=C"));
+}
+
 TEST_F(AlongTest, AServerThatKnowsNoneIsSaidToBeOlder) {
   StopServing();
   grpc::ServerBuilder builder;

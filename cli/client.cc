@@ -29,6 +29,7 @@
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/pack_service.grpc.pb.h"
 #include "muster/v1/queue_service.grpc.pb.h"
+#include "muster/v1/secret_service.grpc.pb.h"
 #include "muster/v1/trust_service.grpc.pb.h"
 #include "network/client.h"
 
@@ -195,13 +196,15 @@ struct Client::Stubs {
         clusters(channel),
         access(channel),
         trust(channel),
-        packs(channel) {}
+        packs(channel),
+        secrets(channel) {}
   pb::JobService::Stub jobs;
   pb::QueueService::Stub queues;
   pb::ClusterService::Stub clusters;
   pb::AccessService::Stub access;
   pb::TrustService::Stub trust;
   pb::PackService::Stub packs;
+  pb::SecretService::Stub secrets;
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server) {
@@ -390,6 +393,20 @@ absl::StatusOr<pb::ListAuditResponse> Client::ListAudit(const pb::ListAuditReque
 }
 absl::StatusOr<pb::VerifyAuditResponse> Client::VerifyAudit(const pb::VerifyAuditRequest& request) {
   return Call(stubs_->access, &pb::AccessService::Stub::VerifyAudit, request);
+}
+
+absl::StatusOr<pb::SetSecretResponse> Client::SetSecret(const pb::SetSecretRequest& request) {
+  return Call(stubs_->secrets, &pb::SecretService::Stub::Set, request);
+}
+
+absl::StatusOr<pb::ListSecretsResponse> Client::ListSecrets() {
+  return Call(stubs_->secrets, &pb::SecretService::Stub::List, pb::ListSecretsRequest());
+}
+
+absl::StatusOr<pb::DeleteSecretResponse> Client::DeleteSecret(const std::string& name) {
+  pb::DeleteSecretRequest request;
+  request.set_name(name);
+  return Call(stubs_->secrets, &pb::SecretService::Stub::Delete, request);
 }
 
 absl::StatusOr<pb::GetAuthorityResponse> Client::GetAuthority() {

@@ -16,6 +16,7 @@
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/pack_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
+#include "muster/v1/secret_service.pb.h"
 #include "muster/v1/trust_service.pb.h"
 
 namespace muster {
@@ -82,6 +83,10 @@ class Client {
   absl::StatusOr<pb::CheckAccessResponse> CheckAccess(const pb::CheckAccessRequest& request);
   absl::StatusOr<pb::ListAuditResponse> ListAudit(const pb::ListAuditRequest& request);
   absl::StatusOr<pb::VerifyAuditResponse> VerifyAudit(const pb::VerifyAuditRequest& request);
+
+  absl::StatusOr<pb::SetSecretResponse> SetSecret(const pb::SetSecretRequest& request);
+  absl::StatusOr<pb::ListSecretsResponse> ListSecrets();
+  absl::StatusOr<pb::DeleteSecretResponse> DeleteSecret(const std::string& name);
 
   absl::StatusOr<pb::GetAuthorityResponse> GetAuthority();
   absl::StatusOr<pb::RotateResponse> Rotate(const pb::RotateRequest& request);

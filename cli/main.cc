@@ -115,6 +115,7 @@ int Main(Session& session, int argc, char** argv) {
   AddQueue(root, session);
   AddFleet(root, session);
   AddAccess(root, session);
+  AddSecret(root, session);
   AddTrust(root, session);
   AddSandbox(root, session);
   AddAdmin(root, session);

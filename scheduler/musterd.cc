@@ -24,6 +24,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/files.h"
+#include "common/base/leave_no_core.h"
 #include "common/base/log.h"
 #include "common/base/parse_flags.h"
 #include "common/base/signals.h"
@@ -49,6 +50,7 @@
 #include "scheduler/store/history.h"
 #include "scheduler/store/packs.h"
 #include "scheduler/store/place.h"
+#include "scheduler/store/secrets.h"
 #include "scheduler/store/store.h"
 #include "scheduler/trust/office.h"
 
@@ -64,7 +66,7 @@ constexpr char kDefaultQueue[] = "default";  // without a queues file: one queue
 
 struct Flags {
   std::string config;
-  std::string data_dir, listen, clusters, queues, log_level = "info";
+  std::string data_dir, listen, clusters, queues, master_key, log_level = "info";
   bool single_user = false;
   bool adopt_restored = false;
 };
@@ -103,6 +105,7 @@ bool ReadConfig(const Flags& flags, MusterdConfig* config) {
   if (!flags.listen.empty()) config->listen = flags.listen;
   if (!flags.clusters.empty()) config->clusters = flags.clusters;
   if (!flags.queues.empty()) config->queues = flags.queues;
+  if (!flags.master_key.empty()) config->master_key = config->tls.master_key = flags.master_key;
   config->single_user = config->single_user || flags.single_user;
   return true;
 }
@@ -367,6 +370,7 @@ class StoreCheck {
   std::thread thread_;
 };
 
+constexpr char kSecrets[] = "secrets";                    // below data_dir
 constexpr char kPacks[] = "packs";                        // below data_dir
 constexpr auto kCollectEvery = std::chrono::minutes(10);  // what no job needs any more
 
@@ -396,11 +400,29 @@ class PackCollector {
   std::thread thread_;
 };
 
+// The key is asked for, and made, once there is a secret.
+absl::StatusOr<std::unique_ptr<SecretStore>> OpenSecrets(const MusterdConfig& config) {
+  std::string path = config.master_key;
+  const char* credentials = std::getenv("CREDENTIALS_DIRECTORY");
+  const bool is_credential = path.empty() && credentials != nullptr;
+  if (is_credential) path = absl::StrCat(credentials, "/", kMasterKeyName);
+  return SecretStore::Open(
+      absl::StrCat(config.data_dir, "/", kSecrets),
+      [path, is_credential, data_dir = config.data_dir](bool make) -> absl::StatusOr<std::string> {
+        if (path.empty()) {
+          return absl::FailedPreconditionError(
+              "this musterd keeps no secrets, as it has no key to seal them with; master_key: in "
+              "its musterd.yaml names a file for one, outside data_dir");
+        }
+        return ReadMasterKey(path, data_dir, make && !is_credential);
+      });
+}
+
 // Null where the configuration has no tls. Posts the first authority where there is none yet.
 absl::StatusOr<std::unique_ptr<Office>> OpenOffice(const MusterdConfig& config, const State& state,
                                                    Clock* clock, std::vector<pb::Event>* first) {
   if (config.tls.listen.empty()) return std::unique_ptr<Office>();
-  std::string path = config.tls.master_key;
+  std::string path = config.master_key;
   const char* credentials = std::getenv("CREDENTIALS_DIRECTORY");
   const bool has_authority = !state.trust().trust_id.empty();
   if (path.empty() && credentials != nullptr) {
@@ -411,7 +433,7 @@ absl::StatusOr<std::unique_ptr<Office>> OpenOffice(const MusterdConfig& config, 
   }
   if (path.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("tls.master_key: name a file outside data_dir, or give systemd's credential ",
+        absl::StrCat("master_key: name a file outside data_dir, or give systemd's credential ",
                      kMasterKeyName, " (systemd-creds encrypt)"));
   }
   const absl::StatusOr<std::string> key = ReadMasterKey(path, config.data_dir, !has_authority);
@@ -488,6 +510,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   if (const std::string why = WhyNotServe(config); !why.empty()) return Fail(why);
   const int signals = ReadEndSignals();
   umask(077);
+  LeaveNoCore();  // it would hold keys and secrets
 
   Clock* const clock = RealClock();
   absl::StatusOr<Start> start = ReadStore(config, adopt_restored);
@@ -517,6 +540,8 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   const absl::StatusOr<std::unique_ptr<PackStore>> packs =
       PackStore::Open(absl::StrCat(config.data_dir, "/", kPacks), pack_limits, clock);
   if (!packs.ok()) return Fail(std::string(packs.status().message()));
+  const absl::StatusOr<std::unique_ptr<SecretStore>> secrets = OpenSecrets(config);
+  if (!secrets.ok()) return Fail(std::string(secrets.status().message()));
   // A job that has ended long ago is forgotten by now; one that is submitted just now isn't known.
   const PackCollector collector(packs->get(), &engine,
                                 std::max(config.history_retention_ns, kHour));
@@ -528,6 +553,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   ApiContext context;
   context.outlook = &outlook;
   context.packs = packs->get();
+  context.secrets = secrets->get();
   context.guard = &guard;
   context.engine = &engine;
   context.sessions = &sessions;
@@ -598,6 +624,9 @@ int main(int argc, char** argv) {
   app.add_flag(
       "--adopt-restored", flags.adopt_restored,
       "The store is a backup that was restored, or a copy: go on from it (docs/runbook.md)");
+  app.add_option("--master-key", flags.master_key,
+                 "File of the key that seals secrets and the authority, outside of the store's "
+                 "directory; made where it is needed");
   app.add_flag("--single-user", flags.single_user, "Serve only the user who started it");
   app.add_option("--log-level", flags.log_level, "debug, info, warn or error");
   std::string file;

@@ -22,9 +22,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/daemon/connection.h"
+#include "agent/daemon/fetcher.h"
 #include "agent/daemon/identity_keeper.h"
 #include "agent/daemon/loop.h"
-#include "agent/daemon/pack_fetcher.h"
 #include "agent/daemon/ports.h"
 #include "agent/host/host_check.h"
 #include "agent/host/inventory.h"
@@ -263,8 +263,9 @@ Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state,
     if (record.port > 0 && !record.gone()) processes_.TakePort(record.id, record.port);
   }
   state_->PublishBy(&storage_, processes_.owners());
-  processes_.FetchBy(
-      PackFetcher(options_.server, options_.identity.has_value() ? options_.identity_file : ""));
+  const std::string identity_file = options_.identity.has_value() ? options_.identity_file : "";
+  processes_.FetchBy(PackFetcher(options_.server, identity_file),
+                     SecretFetcher(options_.server, identity_file));
 }
 
 absl::Status Agent::Open() {

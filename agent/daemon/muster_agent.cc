@@ -21,6 +21,7 @@
 #include "agent/shim/private_mounts.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
+#include "common/base/leave_no_core.h"
 #include "common/base/log.h"
 #include "common/base/parse_flags.h"
 #include "common/base/units.h"
@@ -265,6 +266,7 @@ int main(int argc, char** argv) {
                                         // included
   muster::RouteGrpcLog();
   ::umask(077);
+  muster::LeaveNoCore();  // it holds jobs' secrets
   const std::string state_directory =
       std::filesystem::absolute(flags.state_directory).lexically_normal().string();
   if (options.launch.as_owners && muster::shim::IsPrivate(state_directory))

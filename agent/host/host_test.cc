@@ -763,6 +763,52 @@ TEST_F(HostTest, AnAttemptStartsThoughSomebodyHasTakenTheNameOfItsSocketsDirecto
       << refused;
 }
 
+// Values of secrets are nowhere but in memory: an agent that was restarted can't start with them.
+TEST_F(HostTest, SecretsAreToldToTheShimByWhoeverPreparedAndNobodyElse) {
+  Write("muster-shim", "#!/bin/sh\ncat > \"$1\"/told\n");
+  std::filesystem::permissions(directory_ + "/muster-shim", std::filesystem::perms(0755));
+  auto state = StateDirectory::Open(directory_ + "/s");
+  LaunchHost host = Host();
+  host.bin_directory = directory_;
+  host.sockets = {directory_};
+  AttemptRecord record = Record();
+  record.prepare.add_secrets("HF_TOKEN=HOME");
+  record.prepare.set_job_directory(directory_ + "/job");
+  record.prepare.set_attempt_directory(directory_ + "/job/main/attempt-1");
+  record.prepare.set_checkpoint_directory(directory_ + "/job/main/attempt-1/checkpoints");
+  record.prepare.mutable_task()->clear_workdir();
+  record.prepare.mutable_task()->clear_trainer_json();
+  record.prepare.mutable_task()->mutable_run()->set_shell("true");
+  const auto fetch = [](const v1::AttemptKey&) {
+    return std::vector<shim::EnvironmentVariable>{{"HOME", "open sesame"}};
+  };
+  HostProcesses processes(state->get(), host, PortRange());
+  processes.FetchBy(nullptr, fetch);
+  const absl::StatusOr<int32_t> prepared = processes.Prepare(record.prepare);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+    if (!entry.is_regular_file()) continue;
+    EXPECT_EQ(ReadFile(entry.path()).value().find("sesame"), std::string::npos) << entry.path();
+  }
+  HostProcesses restarted(state->get(), host, PortRange());
+  restarted.FetchBy(nullptr, fetch);
+  EXPECT_EQ(restarted.SpawnShim(record).code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(processes.SpawnShim(record).ok());
+  const auto told = [&] {
+    return ReadFile((*state)->AttemptDirectory(record.id) + "/told").value_or("");
+  };
+  EXPECT_TRUE(Eventually([&] { return told().find("\nend\n") != std::string::npos; }));
+  EXPECT_NE(told().find("name=HOME value=open%20sesame"), std::string::npos) << told();
+  EXPECT_EQ(told().find("name=HOME"), told().rfind("name=HOME")) << "over what it was";
+  processes.RemoveCgroup(record.id);
+  EXPECT_FALSE(processes.SpawnShim(record).ok()) << "it is gone: nothing is held any more";
+  EXPECT_TRUE(Eventually([&] {
+    processes.ReapEnded();
+    return processes.ShimPid(record.id) == 0;
+  }));
+}
+
 TEST_F(HostTest, ARecordOfWhichAPartIsDamagedCountsAsNone) {
   auto state = StateDirectory::Open(directory_ + "/s");
   const AttemptRecord record = Record();

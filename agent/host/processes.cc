@@ -370,6 +370,7 @@ absl::Status HostProcesses::PrepareStorage(const v1::Prepare& prepare) {
   const bool spread = !jobs.empty() && spread_.insert(jobs).second;
   StorageWork work = owners_ != nullptr ? WorkAsOwner(prepare, spread ? jobs : "")
                                         : Work(prepare, spread ? jobs : "");
+  if (prepare.secrets_size() > 0) work.run = WithSecrets(prepare, std::move(work.run));
   if (work.where.empty() || threads_ == nullptr) return work.run();
   absl::Status status = threads_->Do({IdOf(prepare.key()), StorageUse::kPrepare}, std::move(work));
   if (spread && !status.ok() && !absl::IsUnavailable(status)) spread_.erase(jobs);
@@ -385,7 +386,8 @@ StorageWork HostProcesses::Work(const v1::Prepare& prepare, const std::string& s
     if (std::string mount = mounts_.ServedByOthers(*path); !mount.empty())
       served.insert(std::move(mount));
   }
-  if (!prepare.task().workdir_digest().empty()) served.insert("the scheduler");
+  if (!prepare.task().workdir_digest().empty() || prepare.secrets_size() > 0)
+    served.insert("the scheduler");
   return {.where = absl::StrJoin(served, ", "),
           .may_be_given_up = true,
           .run = [request = RequestOf(prepare, spread), key = prepare.key(),
@@ -410,6 +412,36 @@ StorageWork HostProcesses::WorkAsOwner(const v1::Prepare& prepare, const std::st
               return owners->Act(*owner, with);
             });
           }};
+}
+
+// They are asked for while the attempt prepares: a start must not wait for the network.
+std::function<absl::Status()> HostProcesses::WithSecrets(const v1::Prepare& prepare,
+                                                         std::function<absl::Status()> run) const {
+  return [run = std::move(run), key = prepare.key(), fetch = fetch_secrets_,
+          held = secrets_]() -> absl::Status {
+    if (absl::Status status = run(); !status.ok()) return status;
+    if (!fetch) return absl::FailedPreconditionError("this agent can't fetch secrets");
+    absl::StatusOr<std::vector<shim::EnvironmentVariable>> values = fetch(key);
+    if (!values.ok()) return values.status();
+    held->Put(IdOf(key), *std::move(values));
+    return absl::OkStatus();
+  };
+}
+
+absl::Status HostProcesses::AddSecrets(const AttemptRecord& record, shim::Spec* spec) const {
+  if (record.prepare.secrets_size() == 0) return absl::OkStatus();
+  const std::optional<std::vector<shim::EnvironmentVariable>> values = secrets_->Get(record.id);
+  if (!values.has_value()) {
+    return absl::FailedPreconditionError(
+        "the agent was restarted between preparing and starting: the secrets that it held in "
+        "memory are asked for again by the next attempt");
+  }
+  for (const shim::EnvironmentVariable& value : *values) {
+    std::erase_if(spec->env,
+                  [&](const shim::EnvironmentVariable& other) { return other.name == value.name; });
+    spec->env.push_back(value);
+  }
+  return absl::OkStatus();
 }
 
 // What is granted of /dev, and how many processes there may be. `groups`: made for it.
@@ -455,6 +487,7 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
       record, host_, *token, absl::StrCat(sockets_, "/", RandomId().substr(0, kSocketName)),
       owner.has_value() ? &*owner : nullptr);
   if (!spec.ok()) return spec.status();
+  if (absl::Status status = AddSecrets(record, &*spec); !status.ok()) return status;
   if (owner.has_value()) {
     if (absl::Status status = Grant(record, *owner, &*spec); !status.ok()) return status;
   }
@@ -580,6 +613,7 @@ bool HostProcesses::KillStrays(const AttemptId& id, bool ended) {
 
 void HostProcesses::RemoveCgroup(const AttemptId& id) {
   in_vain_.erase(id);
+  secrets_->Drop(id);
   cgroups_.Remove(DirectoryName(id));
 }
 

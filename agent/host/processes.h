@@ -6,6 +6,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -60,6 +62,33 @@ absl::StatusOr<pid_t> StartShim(const std::string& program, const std::string& d
 using FetchPack =
     std::function<absl::StatusOr<int>(const v1::AttemptKey& key, const std::string& digest)>;
 
+// Brings the values of an attempt's secrets, by variable. As FetchPack.
+using FetchSecrets =
+    std::function<absl::StatusOr<std::vector<shim::EnvironmentVariable>>(const v1::AttemptKey&)>;
+
+// Values of secrets from when an attempt prepares until it is gone: in memory alone. Thread-safe.
+class HeldSecrets {
+ public:
+  void Put(const AttemptId& id, std::vector<shim::EnvironmentVariable> values) {
+    std::lock_guard lock(mutex_);
+    held_[id] = std::move(values);
+  }
+  // nullopt: this process never had them.
+  std::optional<std::vector<shim::EnvironmentVariable>> Get(const AttemptId& id) const {
+    std::lock_guard lock(mutex_);
+    const auto found = held_.find(id);
+    return found == held_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void Drop(const AttemptId& id) {
+    std::lock_guard lock(mutex_);
+    held_.erase(id);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<AttemptId, std::vector<shim::EnvironmentVariable>> held_;
+};
+
 class HostProcesses final : public Processes {
  public:
   // Warns in the log if the ports are badly chosen. `threads` do what needs storage that others
@@ -73,7 +102,10 @@ class HostProcesses final : public Processes {
   void SignalShim(const AttemptId& id) override;
   bool ShimLives(const AttemptId& id) override { return ShimPid(id) != 0; }
 
-  void FetchBy(FetchPack fetch) { fetch_ = std::move(fetch); }
+  void FetchBy(FetchPack pack, FetchSecrets secrets) {
+    fetch_ = std::move(pack);
+    fetch_secrets_ = std::move(secrets);
+  }
   // Who publishes exports, too; nullptr: whoever runs the agent.
   std::shared_ptr<Owners> owners() const { return owners_; }
   // The process that holds the attempt's lock, or was just spawned to; 0 if none.
@@ -96,6 +128,9 @@ class HostProcesses final : public Processes {
   absl::Status PrepareStorage(const v1::Prepare& prepare);
   StorageWork Work(const v1::Prepare& prepare, const std::string& spread);
   StorageWork WorkAsOwner(const v1::Prepare& prepare, const std::string& spread);
+  std::function<absl::Status()> WithSecrets(const v1::Prepare& prepare,
+                                            std::function<absl::Status()> run) const;
+  absl::Status AddSecrets(const AttemptRecord& record, shim::Spec* spec) const;
   absl::Status Grant(const AttemptRecord& record, const Owner& owner, shim::Spec* spec) const;
   absl::Status FindSockets();
   std::string Token(const AttemptId& id) const;
@@ -108,6 +143,8 @@ class HostProcesses final : public Processes {
   const HostCgroups cgroups_;
   StorageThreads* const threads_;
   FetchPack fetch_;
+  FetchSecrets fetch_secrets_;
+  const std::shared_ptr<HeldSecrets> secrets_ = std::make_shared<HeldSecrets>();
   std::shared_ptr<Owners> owners_;  // of LaunchHost::as_owners; else none
   Mounts mounts_;
   std::string sockets_;           // of host_.sockets, the one that was found to be ours

@@ -20,6 +20,7 @@ void AddFleet(CLI::App& root,
               Session& session);  // cluster, host: list, show, drain, resume; host confirm-off
 void AddAccess(CLI::App& root,
                Session& session);  // access list, grant, revoke, check; audit list, verify
+void AddSecret(CLI::App& root, Session& session);      // secret set, list, delete
 void AddTrust(CLI::App& root, Session& session);       // login; user, ca
 void AddHostTokens(CLI::App* host, Session& session);  // host token, revoke; AddFleet's
 void AddExplain(CLI::App& root, Session& session);     // explain, simulate

@@ -24,7 +24,7 @@ namespace muster {
 namespace {
 
 struct RunOptions {
-  std::vector<std::string> command, env, clusters, gpu_types;
+  std::vector<std::string> command, env, secrets, clusters, gpu_types;
   std::string key, queue, name, gpus, cpus, memory, time_limit, workdir, directory;
   int workers = 1, max_restarts = 0;
   bool detach = false;
@@ -79,6 +79,7 @@ absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
              [&](int64_t v) { task->set_time_limit_ns(v); })}) {
     if (!status.ok()) return status;
   }
+  for (const std::string& secret : options.secrets) spec.add_secrets(secret);
   if (absl::Status status = AddVariables(options.env, &spec); !status.ok()) return status;
   if (!options.workdir.empty()) {
     char path[PATH_MAX];
@@ -104,6 +105,7 @@ std::string WrongFlags(const absl::Status& status) {
                                                            {"time_limit", "--time-limit"},
                                                            {"workdir", "-C, --workdir"},
                                                            {"env", "--env"},
+                                                           {"secrets", "--secret"},
                                                            {"max_restarts", "--max-restarts"}};
   const std::vector<FieldProblem> problems = ProblemsOf(status);
   if (!absl::IsInvalidArgument(status) || problems.empty()) return "";
@@ -274,6 +276,10 @@ void AddRun(CLI::App& root, Session& session) {
       ->delimiter(',');
   run->add_option("--env", options->env,
                   "NAME=VALUE, or NAME of a variable of this shell; may be repeated")
+      ->allow_extra_args(false);
+  run->add_option("--secret", options->secrets,
+                  "NAME, or NAME=VARIABLE: a secret of yours (muster secret) as a variable; may be "
+                  "repeated")
       ->allow_extra_args(false);
   CLI::Option* directory = run->add_option(
       "-C,--directory", options->directory,

@@ -19,7 +19,7 @@ namespace {
 struct SubmitOptions {
   std::vector<std::string> files;
   std::string queue, key, directory;
-  std::vector<std::string> settings, env;
+  std::vector<std::string> settings, env, secrets;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false,
        wait_for_capacity = false;
 };
@@ -72,6 +72,7 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
       continue;
     }
     if (!options.queue.empty()) spec.set_queue(options.queue);
+    for (const std::string& secret : options.secrets) spec.add_secrets(secret);
     if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
       return session.Fail(status);
     const int code = PackFor(session, options, file, packs, &spec);
@@ -196,6 +197,12 @@ void AddSubmit(CLI::App& root, Session& session) {
       ->add_option("--env", options->env,
                    "NAME=VALUE, or NAME of a variable of this shell, over what the file says; may "
                    "be repeated")
+      ->allow_extra_args(false);
+  submit
+      ->add_option(
+          "--secret", options->secrets,
+          "NAME, or NAME=VARIABLE: a secret of yours (muster secret) as a variable, beside "
+          "the file's; may be repeated")
       ->allow_extra_args(false);
   submit->add_flag("-y,--yes", options->yes, "Don't ask");
   submit->add_flag("-d,--detach,--no-follow", options->detach, "Don't follow");

@@ -35,6 +35,7 @@
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/pack_service.grpc.pb.h"
 #include "muster/v1/queue_service.grpc.pb.h"
+#include "muster/v1/secret_service.grpc.pb.h"
 
 extern char** environ;
 
@@ -208,6 +209,26 @@ struct FakePacks : pb::PackService::Service {
   }
 };
 
+struct FakeSecrets : pb::SecretService::Service {
+  std::map<std::string, std::string> values;
+  grpc::Status Set(grpc::ServerContext*, const pb::SetSecretRequest* request,
+                   pb::SetSecretResponse*) override {
+    values[request->name()] = request->value();
+    return grpc::Status::OK;
+  }
+  grpc::Status List(grpc::ServerContext*, const pb::ListSecretsRequest*,
+                    pb::ListSecretsResponse* response) override {
+    for (const auto& [name, value] : values) response->add_secrets()->set_name(name);
+    return grpc::Status::OK;
+  }
+  grpc::Status Delete(grpc::ServerContext*, const pb::DeleteSecretRequest* request,
+                      pb::DeleteSecretResponse*) override {
+    return values.erase(request->name()) != 0
+               ? grpc::Status::OK
+               : grpc::Status(grpc::NOT_FOUND, "you have no secret of that name");
+  }
+};
+
 struct FakeClusters : pb::ClusterService::Service {
   grpc::Status ListClusters(grpc::ServerContext*, const pb::ListClustersRequest*,
                             pb::ListClustersResponse* response) override {
@@ -375,6 +396,7 @@ class CliTest : public ::testing::Test {
     builder.RegisterService(&queues_);
     builder.RegisterService(&clusters_);
     builder.RegisterService(&packs_);
+    builder.RegisterService(&secrets_);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
   }
@@ -427,6 +449,7 @@ class CliTest : public ::testing::Test {
   FakeQueues queues_;
   FakeClusters clusters_;
   FakePacks packs_;
+  FakeSecrets secrets_;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -105,7 +105,8 @@ absl::Status Supervisor::Start() {
       plan_.binaries_dir + "/musterd",
       std::vector<std::string>{"--data-dir", plan_.data_dir + "/server", "--listen", plan_.server,
                                "--clusters", plan_.data_dir + "/clusters.yaml", "--queues",
-                               plan_.data_dir + "/queues.yaml", "--single-user"},
+                               plan_.data_dir + "/queues.yaml", "--master-key",
+                               plan_.data_dir + "/master.key", "--single-user"},
       plan_.data_dir + "/logs/musterd.log");
   std::vector<std::string> arguments = {
       "--server",  plan_.server, "--cluster",    kUpCluster,

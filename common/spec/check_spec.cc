@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/ids.h"
 #include "common/base/job_defaults.h"
+#include "common/base/secret_use.h"
 #include "common/spec/reader.h"
 #include "common/spec/trainer_layout.h"
 #include "common/spec/trainer_schema.h"
@@ -120,10 +121,26 @@ class JobChecker {
       }
     }
     CheckEnv(spec_.env(), "env");
-    if (spec_.secrets_size() > 0) {
-      Emit("secrets",
-           "not yet: needs the secret store. Put the value into a file that only you can read, and "
-           "name the file in env:");
+    CheckSecrets();
+  }
+
+  void CheckSecrets() {
+    if (!Unique(spec_.secrets(), "secrets", kMaxListed)) return;
+    std::set<std::string> variables;
+    for (int i = 0; i < spec_.secrets_size(); ++i) {
+      const std::string at = IndexPath("secrets", static_cast<size_t>(i));
+      const SecretUse use = ReadSecretUse(spec_.secrets(i));
+      if (!IsSecretName(use.name) || !IsVariableName(use.variable)) {
+        Emit(at, absl::StrCat(Quoted(spec_.secrets(i)),
+                              " names no secret; write NAME, or NAME=VARIABLE: letters, digits and "
+                              "'_', not starting with a digit"));
+      } else if (IsReservedVariable(use.variable)) {
+        Emit(at, absl::StrCat(use.variable, " may not be set: Muster or the loader decides it"));
+      } else if (spec_.env().count(use.variable) != 0) {
+        Emit(at, absl::StrCat(use.variable, " is in env:, too; leave out one of both"));
+      } else if (!variables.insert(use.variable).second) {
+        Emit(at, absl::StrCat(use.variable, " is set twice"));
+      }
     }
   }
 

@@ -96,7 +96,8 @@ struct MusterdConfig {
   std::string queues;    // path; read once, into an empty store
   bool single_user = false;
   TlsConfig tls;
-  std::vector<MusterdUser> users;                    // beside those of the machine; by name
+  std::vector<MusterdUser> users;  // beside those of the machine; by name
+  std::string master_key;  // path; also tls.master_key; empty: systemd's credential, or none
   int64_t packed_per_user_bytes = int64_t{1} << 30;  // directories that come along with jobs
   SpecDefaults defaults;
   // scheduling:

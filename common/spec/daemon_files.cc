@@ -186,9 +186,16 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     fields.Text("queues", &out->queues);
     fields.Bool("single_user", &out->single_user);
     ReadUsers(document, fields, &out->users);
+    if (fields.Text("master_key", &out->master_key) &&
+        (out->master_key.empty() || out->master_key[0] != '/'))
+      document.AddAtPath("master_key", "is not absolute; start it with /");
     fields.Size("packed_per_user", &out->packed_per_user_bytes);
     fields.NotYet("http", "the dashboard. Leave it out");
     if (std::optional<Fields> tls = fields.Map("tls")) ReadTls(document, *tls, &out->tls);
+    if (out->tls.master_key.empty()) out->tls.master_key = out->master_key;
+    if (out->master_key.empty()) out->master_key = out->tls.master_key;
+    if (out->master_key != out->tls.master_key)
+      document.AddAtPath("tls.master_key", "is another than master_key; leave out one of both");
     fields.NotYet("auth", "users are those of the Unix socket and of certificates. Leave it out");
     if (std::optional<Fields> defaults = fields.Map("defaults")) {
       defaults->Int("max_restarts", 0, 1000, &out->defaults.max_restarts);

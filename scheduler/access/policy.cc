@@ -12,6 +12,7 @@
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/pack_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
+#include "muster/v1/secret_service.pb.h"
 #include "muster/v1/trust_service.pb.h"
 #include "scheduler/access/roles.h"
 
@@ -27,7 +28,7 @@ std::vector<const FileDescriptor*> ServiceFiles() {
   return {pb::SubmitRequest::descriptor()->file(),   pb::ApplyQueuesRequest::descriptor()->file(),
           pb::DrainRequest::descriptor()->file(),    pb::GrantRequest::descriptor()->file(),
           pb::ReadPackRequest::descriptor()->file(), pb::JoinRequest::descriptor()->file(),
-          pb::PutPackRequest::descriptor()->file()};
+          pb::PutPackRequest::descriptor()->file(),  pb::SetSecretRequest::descriptor()->file()};
 }
 
 const FieldDescriptor* FieldAt(const Descriptor* in, const std::string& path) {

@@ -52,8 +52,9 @@ TEST(Policy, WhatChangesSomethingIsAudited) {
       ElementsAre("JobService/Submit", "JobService/Cancel", "QueueService/Apply",
                   "ClusterService/Drain", "ClusterService/Resume", "ClusterService/ConfirmOff",
                   "ClusterService/ReleaseQuarantine", "AccessService/Grant", "AccessService/Revoke",
-                  "JoinService/Join", "JoinService/RenewExpired", "TrustService/Renew",
-                  "TrustService/Rotate", "TrustService/NewToken", "TrustService/RevokeHolder"));
+                  "AgentService/ReadSecrets", "JoinService/Join", "JoinService/RenewExpired",
+                  "TrustService/Renew", "TrustService/Rotate", "TrustService/NewToken",
+                  "TrustService/RevokeHolder", "SecretService/Set", "SecretService/Delete"));
 }
 
 TEST(Policy, OneThatCannotBeKeptIsSeen) {

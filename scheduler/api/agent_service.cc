@@ -2,11 +2,15 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/log.h"
+#include "common/base/secret_use.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/queued_writer.h"
 #include "scheduler/api/services.h"
 #include "scheduler/store/packs.h"
+#include "scheduler/store/secrets.h"
 
 namespace muster {
 namespace {
@@ -107,6 +111,7 @@ AgentServiceImpl::AgentServiceImpl(const ApiContext* context, const Door* door)
     : GuardedService(context->guard, door), context_(context) {
   BidiStream("AgentService/Connect", &AgentServiceImpl::Connect);
   Unary("AgentService/ReadPack", &AgentServiceImpl::ReadPack);
+  Unary("AgentService/ReadSecrets", &AgentServiceImpl::ReadSecrets);
 }
 
 Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContext* call) {
@@ -116,22 +121,35 @@ Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContex
   return stream.get();
 }
 
-// A host's certificate reads what is placed on that host, and nothing else.
+namespace {
+
+// The attempt, if it is placed on the caller's host; null: it isn't. A host's certificate asks for
+// its own host, others for all.
+const AttemptRow* AttemptHere(const State& state, const Principal& who, const pb::AttemptKey& key,
+                              const JobRow** job, int32_t* task) {
+  const AttemptRow* attempt = state.FindAttempt(key, job, task);
+  if (attempt == nullptr || who.host.empty()) return attempt;
+  const HostId host = state.FindHost(who.cluster, who.host);
+  const bool here = std::any_of(attempt->parts.begin(), attempt->parts.end(),
+                                [&](const PartRow& part) { return part.host == host; });
+  return here ? attempt : nullptr;
+}
+
+// What may still start.
+bool AboutToStart(const AttemptRow& attempt) {
+  return attempt.state == pb::TASK_PREPARING || attempt.state == pb::TASK_STARTING;
+}
+
+}  // namespace
+
 grpc::ServerUnaryReactor* AgentServiceImpl::ReadPack(const Caller& caller,
                                                      grpc::CallbackServerContext* call,
                                                      const pb::ReadPackRequest* request,
                                                      pb::ReadPackResponse* response) {
-  const State& state = caller.view()->state;
-  const Principal& who = caller.who();
   const JobRow* job = nullptr;
   int32_t task = 0;
-  const AttemptRow* attempt = state.FindAttempt(request->key(), &job, &task);
-  const HostId host = who.host.empty() ? kNoHost : state.FindHost(who.cluster, who.host);
-  const bool here =
-      attempt != nullptr &&
-      (who.host.empty() || std::any_of(attempt->parts.begin(), attempt->parts.end(),
-                                       [&](const PartRow& part) { return part.host == host; }));
-  if (!here || context_->packs == nullptr) {
+  if (AttemptHere(caller.view()->state, caller.who(), request->key(), &job, &task) == nullptr ||
+      context_->packs == nullptr) {
     return Reply(call, grpc::Status(grpc::StatusCode::NOT_FOUND,
                                     "no attempt of this host's has such a packed directory"));
   }
@@ -142,6 +160,42 @@ grpc::ServerUnaryReactor* AgentServiceImpl::ReadPack(const Caller& caller,
     response->set_size_bytes(piece->size);
   }
   return Reply(call, ToGrpc(piece.status()));
+}
+
+grpc::ServerUnaryReactor* AgentServiceImpl::ReadSecrets(const Caller& caller,
+                                                        grpc::CallbackServerContext* call,
+                                                        const pb::ReadSecretsRequest* request,
+                                                        pb::ReadSecretsResponse* response) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  // On the engine's thread: against the State as it is, and with a record in the audit before it
+  // is answered.
+  caller.Change(
+      [this, caller, request,
+       response](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+        const JobRow* job = nullptr;
+        int32_t task = 0;
+        const AttemptRow* attempt = AttemptHere(state, caller.who(), request->key(), &job, &task);
+        if (attempt == nullptr || !AboutToStart(*attempt) || context_->secrets == nullptr)
+          return absl::NotFoundError("no attempt that starts on this host is of that name");
+        caller.Note(absl::StrCat("for job ", job->number, " of ", job->owner, ": ",
+                                 absl::StrJoin(job->spec->secrets(), ", ")));
+        for (const std::string& text : job->spec->secrets()) {
+          const SecretUse use = ReadSecretUse(text);
+          absl::StatusOr<std::string> value = context_->secrets->Read(job->owner, use.name);
+          if (!value.ok()) {
+            response->Clear();
+            return absl::InvalidArgumentError(absl::StrCat(
+                "secret ", use.name, ": ", job->owner,
+                " has none of that name any more; set it again, and submit the job anew"));
+          }
+          pb::ReadSecretsResponse::Secret* secret = response->add_secrets();
+          secret->set_variable(use.variable);
+          secret->set_value(*std::move(value));
+        }
+        return std::vector<pb::Event>();
+      },
+      [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
+  return reactor;
 }
 
 }  // namespace muster

@@ -13,6 +13,9 @@ class AgentServiceImpl : public GuardedService {
   AgentServiceImpl(const ApiContext* context, const Door* door);
   grpc::ServerBidiReactor<pb::AgentMessage, pb::SchedulerMessage>* Connect(
       const Caller& caller, grpc::CallbackServerContext* call);
+  grpc::ServerUnaryReactor* ReadSecrets(const Caller& caller, grpc::CallbackServerContext* call,
+                                        const pb::ReadSecretsRequest* request,
+                                        pb::ReadSecretsResponse* response);
   grpc::ServerUnaryReactor* ReadPack(const Caller& caller, grpc::CallbackServerContext* call,
                                      const pb::ReadPackRequest* request,
                                      pb::ReadPackResponse* response);

@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "scheduler/api/agent_service.h"
 #include "scheduler/api/pack_service.h"
+#include "scheduler/api/secret_service.h"
 #include "scheduler/api/services.h"
 #include "scheduler/api/trust_service.h"
 
@@ -20,12 +21,13 @@ struct Services {
         access(context, door),
         agents(context, door),
         trust(context, door),
-        packs(context, door) {}
+        packs(context, door),
+        secrets(context, door) {}
 
   void Register(grpc::ServerBuilder* builder) {
     size_t served = JoinServiceImpl::kMethods;
     for (GuardedService* service : std::initializer_list<GuardedService*>{
-             &jobs, &queues, &clusters, &access, &agents, &trust, &packs}) {
+             &jobs, &queues, &clusters, &access, &agents, &trust, &packs, &secrets}) {
       builder->RegisterService(service);
       served += service->served().size();
     }
@@ -40,6 +42,7 @@ struct Services {
   AgentServiceImpl agents;
   TrustServiceImpl trust;
   PackServiceImpl packs;
+  SecretServiceImpl secrets;
 };
 
 }  // namespace muster

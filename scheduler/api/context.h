@@ -19,6 +19,7 @@ class Guard;
 class Office;
 class Outlook;
 class PackStore;
+class SecretStore;
 
 // Lives as long as the servers do; read-only but for what is thread-safe itself.
 struct ApiContext {
@@ -28,6 +29,7 @@ struct ApiContext {
   History* history = nullptr;  // null: what State forgets is gone
   Outlook* outlook = nullptr;
   PackStore* packs = nullptr;  // null: directories that come along are not kept, as nothing runs
+  SecretStore* secrets = nullptr;  // null: none are kept
   Clock* clock = nullptr;
   SchedulingOptions scheduling;
   SpecDefaults defaults;

@@ -11,6 +11,7 @@
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/pack_service.h"
 #include "scheduler/api/queued_writer.h"
+#include "scheduler/api/secret_service.h"
 #include "scheduler/api/services.h"
 #include "scheduler/api/submit.h"
 #include "scheduler/ask/ask.h"
@@ -213,11 +214,11 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
     return Reply(
         call, NotNow(why, context_->engine->WhyNotServing().empty() ? "STORE_FULL" : "READ_ONLY"));
   }
-  if (const std::vector<FieldProblem> problems =
-          CheckPacks(*context_, caller.user(), request->spec());
-      !problems.empty() && !known())
-    return Reply(call,
-                 BadRequest("the job's directory isn't here, nothing was submitted", problems));
+  std::vector<FieldProblem> missing = CheckPacks(*context_, caller.user(), request->spec());
+  for (FieldProblem& problem : CheckSecrets(*context_, caller.user(), request->spec()))
+    missing.push_back(std::move(problem));
+  if (!missing.empty() && !known())
+    return Reply(call, BadRequest("what the job names isn't here, nothing was submitted", missing));
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   // The request is there until Finish.
   const std::shared_ptr<const pb::SubmitRequest> kept(std::shared_ptr<void>(), request);

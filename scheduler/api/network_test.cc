@@ -24,6 +24,7 @@
 #include "muster/v1/cluster_service.grpc.pb.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/pack_service.grpc.pb.h"
+#include "muster/v1/secret_service.grpc.pb.h"
 #include "muster/v1/trust_service.grpc.pb.h"
 #include "network/client.h"
 #include "network/peek.h"
@@ -31,6 +32,7 @@
 #include "scheduler/api/guard.h"
 #include "scheduler/engine/testing/fixture.h"
 #include "scheduler/store/packs.h"
+#include "scheduler/store/secrets.h"
 #include "scheduler/trust/office.h"
 
 namespace muster {
@@ -477,6 +479,9 @@ class PackNetworkTest : public NetworkTest {
     folder_ = mkdtemp(name);
     packs_ = *PackStore::Open(folder_, PackLimits(), RealClock());
     context_.packs = packs_.get();
+    secrets_ = *SecretStore::Open(folder_ + "/secrets",
+                                  [](bool) { return std::string(kSealKeyBytes, 'k'); });
+    context_.secrets = secrets_.get();
     NetworkTest::SetUp();
     ann_ = JoinedUser("ann", pb::ROLE_SUBMITTER);
     bob_ = JoinedUser("bob", pb::ROLE_SUBMITTER);
@@ -512,6 +517,7 @@ class PackNetworkTest : public NetworkTest {
     *request.mutable_spec() = OneSlotSpec();
     request.mutable_spec()->mutable_tasks(0)->set_workdir(workdir);
     request.mutable_spec()->mutable_tasks(0)->set_workdir_digest(digest);
+    if (!secret_.empty()) request.mutable_spec()->add_secrets(secret_);
     request.set_idempotency_key(absl::StrCat(UriOf(who.holder), ++submissions_));
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kPatience);
@@ -535,8 +541,9 @@ class PackNetworkTest : public NetworkTest {
     return status;
   }
 
-  std::string folder_, text_, digest_, uid_;
+  std::string folder_, text_, digest_, uid_, secret_;
   std::unique_ptr<PackStore> packs_;
+  std::unique_ptr<SecretStore> secrets_;
   Identity ann_, bob_;
   int submissions_ = 0;
 };
@@ -575,6 +582,61 @@ TEST_F(PackNetworkTest, AHostReadsThoseOfItsOwnAttemptsAlone) {
   EXPECT_EQ(Read(h2, &data).error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(Read(ann_, &data).error_code(), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(data, "");
+  context.TryCancel();
+}
+
+TEST_F(PackNetworkTest, AHostReadsSecretsOfWhatStartsThereAlone) {
+  const Identity h1 = Joined("/host/lab/h1"), h2 = Joined("/host/lab/h2");
+  pb::Event queues;
+  queues.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("default");
+  queues.mutable_queues_applied()->set_version(1);
+  Do(queues);
+  pb::SetSecretRequest set;
+  set.set_name("TOKEN");
+  set.set_value("sesame");
+  pb::SetSecretResponse nothing;
+  grpc::ClientContext setting, stranger;
+  ASSERT_TRUE(pb::SecretService::NewStub(Dial(ann_))->Set(&setting, set, &nothing).ok());
+  EXPECT_EQ(pb::SecretService::NewStub(Dial(JoinedUser("eve")))
+                ->Set(&stranger, set, &nothing)
+                .error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  grpc::ClientContext context;
+  const auto stream = pb::AgentService::NewStub(Dial(h1))->Connect(&context);
+  pb::SchedulerMessage message;
+  ASSERT_TRUE(stream->Write(HelloOf("h1")) && stream->Read(&message));
+  const pb::SessionKey session = message.session();
+  secret_ = "TOKEN=VARIABLE";
+  EXPECT_EQ(Submit(bob_, "", "").error_code(), grpc::StatusCode::INVALID_ARGUMENT)
+      << "he has none of that name";
+  ASSERT_TRUE(Submit(ann_, "", "").ok());
+  while (!message.has_prepare()) ASSERT_TRUE(stream->Read(&message));
+  ASSERT_THAT(message.prepare().secrets(), ::testing::ElementsAre("TOKEN=VARIABLE"));
+  EXPECT_THAT(message.DebugString(), ::testing::Not(HasSubstr("sesame")));
+  const auto read = [&](const Identity& who, pb::ReadSecretsResponse* response) {
+    pb::ReadSecretsRequest request;
+    *request.mutable_key() = message.prepare().key();
+    grpc::ClientContext call;
+    call.set_deadline(std::chrono::system_clock::now() + kPatience);
+    response->Clear();
+    return pb::AgentService::NewStub(Dial(who))->ReadSecrets(&call, request, response).error_code();
+  };
+  pb::ReadSecretsResponse response;
+  EXPECT_EQ(read(h2, &response), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(read(ann_, &response), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(response.secrets_size(), 0);
+  ASSERT_EQ(read(h1, &response), grpc::StatusCode::OK);
+  ASSERT_EQ(response.secrets_size(), 1);
+  EXPECT_EQ(response.secrets(0).variable(), "VARIABLE");
+  EXPECT_EQ(response.secrets(0).value(), "sesame");
+  pb::AgentMessage started;
+  *started.mutable_session() = session;
+  *started.mutable_report()->mutable_key() = message.prepare().key();
+  started.mutable_report()->set_phase(pb::STARTED);
+  ASSERT_TRUE(stream->Write(started));
+  EXPECT_TRUE(Eventually([&] { return read(h1, &response) == grpc::StatusCode::NOT_FOUND; }))
+      << "it has started, and needs none any more";
+  EXPECT_EQ(response.secrets_size(), 0);
   context.TryCancel();
 }
 

@@ -39,6 +39,7 @@ pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32
   prepare->set_start_at_once(attempt.state != pb::TASK_PREPARING);
   prepare->set_restarts_used(job.tasks[task].restarts_used);
   prepare->set_queue(job.spec->queue());
+  *prepare->mutable_secrets() = job.spec->secrets();
   return message;
 }
 

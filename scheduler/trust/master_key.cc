@@ -15,7 +15,7 @@ namespace muster {
 namespace {
 
 absl::Status Wrong(const std::string& path, absl::string_view what) {
-  return absl::FailedPreconditionError(absl::StrCat("tls.master_key: ", path, ": ", what));
+  return absl::FailedPreconditionError(absl::StrCat("master_key: ", path, ": ", what));
 }
 
 }  // namespace

@@ -129,9 +129,9 @@ def of_root(needed: int, then=(OK,), missing=(NOT_FOUND,)):
     )
 
 
-def anywhere(needed: int, missing=(NOT_FOUND,)):
+def anywhere(needed: int, missing=(NOT_FOUND,), then=(OK,)):
     return lambda who, place: (
-        (missing if place == "missing" else (OK,)) if who.best() >= needed else (DENIED,)
+        (missing if place == "missing" else then) if who.best() >= needed else (DENIED,)
     )
 
 
@@ -192,7 +192,11 @@ MODEL = {
     "AccessService/VerifyAudit": of_root(ADMIN, missing=(OK,)),
     "AgentService/Connect": agents,
     "AgentService/ReadPack": lambda who, place: (NOT_FOUND,) if who.trusted else (DENIED,),
+    "AgentService/ReadSecrets": lambda who, place: (NOT_FOUND,) if who.trusted else (DENIED,),
     "PackService/Put": anywhere(SUBMITTER, (OK,)),
+    "SecretService/Set": anywhere(SUBMITTER, (FAILED_PRECONDITION,), (FAILED_PRECONDITION,)),
+    "SecretService/List": anybody,
+    "SecretService/Delete": lambda who, place: (NOT_FOUND,),
     # It serves no network: there is nobody with a certificate, and nowhere to join.
     "JoinService/Join": lambda who, place: (UNIMPLEMENTED,),
     "JoinService/RenewExpired": lambda who, place: (UNIMPLEMENTED,),
@@ -321,6 +325,9 @@ class Asked:
             "TrustService/NewToken": {"host": host},
             "TrustService/RevokeHolder": {"host": host},
             "AgentService/ReadPack": {"key": {"jobUid": "5" * 32, "task": "main", "attempt": 1}},
+            "AgentService/ReadSecrets": {"key": {"jobUid": "5" * 32, "task": "main", "attempt": 1}},
+            "SecretService/Set": {"name": "TOKEN", "value": "eA=="},
+            "SecretService/Delete": {"name": "NONE"},
             "PackService/Put": {"digest": "5" * 64, "sizeBytes": 10},
             "AgentService/Connect": {
                 "hello": {

@@ -61,7 +61,11 @@ BAD_JOBS = {
     "neither run nor trainer": (SLOT, ["run", "missing"]),
     "both run and trainer": (TRAINER + "run: ls\n", ["exclude each other"]),
     "image, not yet": (RUN + "image: ubuntu\n", ["image", "not yet"]),
-    "secrets, not yet": (RUN + "secrets: [TOKEN]\n", ["secrets", "not yet"]),
+    "what is no secret": (RUN + "secrets: [MY-TOKEN]\n", ["secrets[0]", "NAME=VARIABLE"]),
+    "secret over a variable": (
+        RUN + "secrets: [A]\nenv: {A: 1}\n",
+        ["secrets[0]", "is in env:, too"],
+    ),
     "relative workdir that isn't there": (
         RUN + "workdir: eval\n",
         ["workdir", "eval", "No such file"],

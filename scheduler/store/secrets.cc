@@ -1,0 +1,136 @@
+#include "scheduler/store/secrets.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/files.h"
+#include "common/base/secret_use.h"
+#include "common/base/units.h"
+#include "common/pki/seal.h"
+#include "common/pki/sha256.h"
+
+namespace muster {
+namespace {
+
+constexpr char kOwnerFile[] = ".owner";  // whose folder it is
+
+// What a sealed value is bound to: it opens for no other owner, under no other name.
+std::string ContextOf(const std::string& owner, const std::string& name) {
+  return absl::StrCat("muster secret ", owner.size(), " ", owner, " ", name);
+}
+
+std::vector<std::string> NamesIn(const std::string& directory) {
+  std::vector<std::string> names;
+  DIR* open = ::opendir(directory.c_str());
+  if (open == nullptr) return names;
+  while (const dirent* entry = ::readdir(open)) {
+    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
+  }
+  ::closedir(open);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::Status None(const std::string& name) {
+  return absl::NotFoundError(
+      absl::StrCat("you have no secret ", name, ". Yours: muster secret list"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SecretStore>> SecretStore::Open(std::string directory,
+                                                               MasterKey master_key) {
+  if (absl::Status made = MakeDirectories(directory); !made.ok()) return made;
+  std::unique_ptr<SecretStore> store(new SecretStore(std::move(directory), std::move(master_key)));
+  for (const std::string& folder : NamesIn(store->directory_)) {
+    const std::string path = absl::StrCat(store->directory_, "/", folder);
+    const absl::StatusOr<std::string> owner = ReadFile(absl::StrCat(path, "/", kOwnerFile));
+    for (const std::string& name : NamesIn(path)) {
+      if (!IsSecretName(name)) continue;
+      const absl::Status opened = owner.ok() ? store->Read(*owner, name).status() : owner.status();
+      if (opened.ok()) return store;  // one of them says it of all
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, "/", name, ": ", opened.message(),
+                       ". Put the master key there that they were sealed with, or move ",
+                       store->directory_, " away: users set their secrets anew"));
+    }
+  }
+  return store;
+}
+
+std::string SecretStore::FolderOf(const std::string& owner) const {
+  return absl::StrCat(directory_, "/", Sha256Hex(owner));
+}
+
+std::string SecretStore::PathOf(const std::string& owner, const std::string& name) const {
+  return absl::StrCat(FolderOf(owner), "/", name);
+}
+
+absl::StatusOr<std::string> SecretStore::Key(bool make) const {
+  std::lock_guard lock(mutex_);
+  if (!key_.empty()) return key_;
+  absl::StatusOr<std::string> key = master_key_(make);
+  if (key.ok()) key_ = *key;
+  return key;
+}
+
+absl::Status SecretStore::Set(const std::string& owner, const std::string& name,
+                              std::string_view value) {
+  if (!IsSecretName(name)) {
+    return absl::InvalidArgumentError(
+        "a secret's name is 1 to 64 of letters, digits and '_', and starts with no digit");
+  }
+  if (value.empty() || value.size() > kMaxSecretBytes || value.find('\0') != value.npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a secret's value has 1 to ", kMaxSecretBytes / 1024, " KiB, without NUL"));
+  }
+  if (!Has(owner, name) && List(owner).size() >= kMaxSecrets) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("you have ", kMaxSecrets, " secrets; delete one: muster secret delete NAME"));
+  }
+  const absl::StatusOr<std::string> key = Key(/*make=*/true);
+  if (!key.ok()) return key.status();
+  const std::string folder = FolderOf(owner);
+  if (absl::Status made = MakeDirectories(folder); !made.ok()) return made;
+  if (absl::Status kept = WriteFileDurably(absl::StrCat(folder, "/", kOwnerFile), owner);
+      !kept.ok())
+    return kept;
+  return WriteFileDurably(PathOf(owner, name), Seal(*key, ContextOf(owner, name), value), 0400);
+}
+
+std::vector<SecretStore::Named> SecretStore::List(const std::string& owner) const {
+  std::vector<Named> list;
+  for (const std::string& name : NamesIn(FolderOf(owner))) {
+    struct stat info {};
+    if (!IsSecretName(name) || ::stat(PathOf(owner, name).c_str(), &info) != 0) continue;
+    list.push_back({name, info.st_mtim.tv_sec * kSecond + info.st_mtim.tv_nsec});
+  }
+  return list;
+}
+
+absl::Status SecretStore::Delete(const std::string& owner, const std::string& name) {
+  if (!Has(owner, name)) return None(name);
+  if (::unlink(PathOf(owner, name).c_str()) != 0) return ErrnoStatus(errno, "the secret");
+  return SyncDirectory(FolderOf(owner));
+}
+
+bool SecretStore::Has(const std::string& owner, const std::string& name) const {
+  return IsSecretName(name) && ::access(PathOf(owner, name).c_str(), F_OK) == 0;
+}
+
+absl::StatusOr<std::string> SecretStore::Read(const std::string& owner,
+                                              const std::string& name) const {
+  if (!Has(owner, name)) return None(name);
+  const absl::StatusOr<std::string> key = Key(/*make=*/false);
+  if (!key.ok()) return key.status();
+  const absl::StatusOr<std::string> sealed = ReadFile(PathOf(owner, name), 2 * kMaxSecretBytes);
+  if (!sealed.ok()) return sealed.status();
+  return Unseal(*key, ContextOf(owner, name), *sealed);
+}
+
+}  // namespace muster

@@ -1,0 +1,129 @@
+#include "scheduler/store/secrets.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "common/pki/seal.h"
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using enum absl::StatusCode;
+
+class SecretsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/muster-secrets-XXXXXX";
+    directory_ = mkdtemp(name);
+    ASSERT_TRUE(Open().ok());
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  absl::Status Open() {
+    secrets_.reset();
+    absl::StatusOr<std::unique_ptr<SecretStore>> store = SecretStore::Open(
+        directory_ + "/secrets", [this](bool make) -> absl::StatusOr<std::string> {
+          if (key_.empty() && !make) return absl::FailedPreconditionError("the key isn't there");
+          if (key_.empty()) key_ = std::string(kSealKeyBytes, 'k');
+          return key_;
+        });
+    if (!store.ok()) return store.status();
+    secrets_ = *std::move(store);
+    return absl::OkStatus();
+  }
+  std::vector<std::string> NamesOf(const std::string& owner) const {
+    std::vector<std::string> names;
+    for (const SecretStore::Named& secret : secrets_->List(owner)) names.push_back(secret.name);
+    return names;
+  }
+  std::string OnDisk() const {
+    std::string all;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+      all += entry.path().string();
+      std::ifstream file(entry.path());
+      if (entry.is_regular_file()) all.append(std::istreambuf_iterator<char>(file), {});
+    }
+    return all;
+  }
+
+  std::string directory_, key_;
+  std::unique_ptr<SecretStore> secrets_;
+};
+
+TEST_F(SecretsTest, AValueIsReadAgainAlsoAfterARestartAndTheNewestCounts) {
+  ASSERT_TRUE(secrets_->Set("ann", "HF_TOKEN", "first").ok());
+  ASSERT_TRUE(secrets_->Set("ann", "HF_TOKEN", "sesame").ok());
+  ASSERT_TRUE(secrets_->Set("ann", "A", "other").ok());
+  EXPECT_THAT(NamesOf("ann"), ::testing::ElementsAre("A", "HF_TOKEN"));
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(*secrets_->Read("ann", "HF_TOKEN"), "sesame");
+  EXPECT_TRUE(secrets_->Delete("ann", "HF_TOKEN").ok());
+  EXPECT_EQ(secrets_->Delete("ann", "HF_TOKEN").code(), kNotFound);
+  EXPECT_EQ(secrets_->Read("ann", "HF_TOKEN").status().code(), kNotFound);
+}
+
+TEST_F(SecretsTest, NoValueLiesOnTheDisk) {
+  ASSERT_TRUE(secrets_->Set("ann", "HF_TOKEN", "open sesame").ok());
+  EXPECT_THAT(OnDisk(), Not(HasSubstr("sesame")));
+}
+
+TEST_F(SecretsTest, AnotherUsersIsNotThere) {
+  ASSERT_TRUE(secrets_->Set("ann", "HF_TOKEN", "sesame").ok());
+  EXPECT_FALSE(secrets_->Has("bob", "HF_TOKEN"));
+  EXPECT_EQ(secrets_->Read("bob", "HF_TOKEN").status().code(), kNotFound);
+  EXPECT_EQ(secrets_->Delete("bob", "HF_TOKEN").code(), kNotFound);
+  EXPECT_THAT(NamesOf("bob"), ::testing::IsEmpty());
+  EXPECT_TRUE(secrets_->Has("ann", "HF_TOKEN"));
+}
+
+// Who can write to the disk can't give one user's to another, or under another name.
+TEST_F(SecretsTest, ASealedValueOpensNowhereElse) {
+  ASSERT_TRUE(secrets_->Set("ann", "HF_TOKEN", "sesame").ok());
+  ASSERT_TRUE(secrets_->Set("ann", "OTHER", "nothing").ok());
+  ASSERT_TRUE(secrets_->Set("bob", "HF_TOKEN", "bobs").ok());
+  std::string of_ann, of_bob;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+    if (entry.path().filename() != "HF_TOKEN") continue;
+    const bool anns = std::filesystem::exists(entry.path().parent_path() / "OTHER");
+    (anns ? of_ann : of_bob) = entry.path();
+  }
+  const auto over = std::filesystem::copy_options::overwrite_existing;
+  std::filesystem::copy_file(of_ann, of_bob, over);
+  EXPECT_EQ(secrets_->Read("bob", "HF_TOKEN").status().code(), kInvalidArgument);
+  std::filesystem::copy_file(of_ann, std::filesystem::path(of_ann).parent_path() / "OTHER", over);
+  EXPECT_EQ(secrets_->Read("ann", "OTHER").status().code(), kInvalidArgument);
+}
+
+TEST_F(SecretsTest, AnotherKeyOrNoneIsToldAtTheStart) {
+  EXPECT_TRUE(Open().ok()) << "where there is none, no key is needed";
+  ASSERT_TRUE(secrets_->Set("ann", "HF_TOKEN", "sesame").ok());
+  key_ = std::string(kSealKeyBytes, 'x');
+  EXPECT_THAT(std::string(Open().message()), HasSubstr("Put the master key there"));
+  key_.clear();
+  EXPECT_THAT(std::string(Open().message()), HasSubstr("the key isn't there"));
+}
+
+TEST_F(SecretsTest, WhatCanNotBeOneIsRefused) {
+  for (const char* name : {"", "A-B", "1A", "../A", "A/B", ".owner"}) {
+    EXPECT_EQ(secrets_->Set("ann", name, "x").code(), kInvalidArgument) << name;
+    EXPECT_FALSE(secrets_->Has("ann", name)) << name;
+  }
+  for (const std::string& value :
+       {std::string(), std::string("a\0b", 3), std::string(kMaxSecretBytes + 1, 'x')})
+    EXPECT_EQ(secrets_->Set("ann", "A", value).code(), kInvalidArgument);
+  EXPECT_TRUE(secrets_->Set("ann", "A", std::string(kMaxSecretBytes, 'x')).ok());
+  for (size_t i = 1; i < kMaxSecrets; ++i)
+    ASSERT_TRUE(secrets_->Set("ann", "A" + std::to_string(i), "x").ok());
+  EXPECT_EQ(secrets_->Set("ann", "B", "x").code(), kResourceExhausted);
+  EXPECT_TRUE(secrets_->Set("ann", "A", "another").ok()) << "one that is there";
+}
+
+}  // namespace
+}  // namespace muster

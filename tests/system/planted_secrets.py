@@ -1,0 +1,261 @@
+"""Secrets that are given to jobs in every way there is, and everything that others may read, searched for them.
+
+A musterd of several users with one agent that runs jobs as their owners: ann sets secrets and runs jobs with them, mallory looks around. While
+the jobs run and afterwards, every file of Muster's, a backup, what each command tells, the metrics page, the command lines and environments of
+all processes but the jobs' own are searched. `unsealed` plants a breach: the same value in the job's `env`.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+from hostile_jobs import ANN, MALLORY, Host
+from local_system import kill_all, system_folder, wait_for
+
+METRICS = 19464
+# It proves that it has the value without showing it.
+PROVE = """\
+import hashlib, os, time
+value = os.environ[os.environ["WHICH"]]
+print("proof", hashlib.sha256(value.encode()).hexdigest(), flush=True)
+while not os.path.exists(os.environ["GO"]): time.sleep(0.05)
+"""
+JOB = """\
+name: {name}
+queue: research
+{fields}env: {{WHICH: {variable}, GO: {go}{env}}}
+{setup}run: exec python3 {program}
+"""
+
+
+class Planted:
+    def __init__(self, host: Host):
+        self.host = host
+        self.values: dict[str, str] = {}  # by the way in which it was given
+        self.argv: list[bytes] = []
+
+    def as_user(self, uid: int, *words, text: str | None = None) -> subprocess.CompletedProcess:
+        """A command of that user's; its words are looked at while it runs."""
+        process = subprocess.Popen(
+            [str(word) for word in (self.host.bin_dir / "muster", *words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            user=uid,
+            group=uid,
+            extra_groups=[],
+            cwd="/",
+            env=self.host.environment() | {"HOME": "/"},
+        )
+        self.argv.append(Path(f"/proc/{process.pid}/cmdline").read_bytes())
+        out, err = process.communicate(text, timeout=60)
+        done = subprocess.CompletedProcess(words, process.returncode, out, err)
+        assert done.returncode == 0, (words, err)
+        return done
+
+    # ---- every way ----
+
+    def set_all(self) -> None:
+        for way in ("from_stdin", "from_file", "set_twice"):
+            self.values[way] = f"s3cr3t-{way}-{os.urandom(8).hex()}"
+        self.values["before"] = f"s3cr3t-before-{os.urandom(8).hex()}"
+        self.values["deleted"] = f"s3cr3t-deleted-{os.urandom(8).hex()}"
+        file = self.host.folder / "value"
+        file.write_text(self.values["from_file"] + "\n")
+        file.chmod(0o644)
+        self.as_user(ANN, "secret", "set", "FROM_STDIN", text=self.values["from_stdin"] + "\n")
+        self.as_user(ANN, "secret", "set", "FROM_FILE", "--file", file)
+        file.unlink()
+        self.as_user(ANN, "secret", "set", "SET_TWICE", text=self.values["before"])
+        self.as_user(ANN, "secret", "set", "SET_TWICE", text=self.values["set_twice"])
+        self.as_user(ANN, "secret", "set", "DELETED", text=self.values["deleted"])
+        self.as_user(ANN, "secret", "delete", "DELETED")
+
+    def submit_all(self, unsealed: str = "") -> dict[int, str]:
+        """Jobs that hold one each: by number, the way that it was given."""
+        host = self.host
+        program = host.public / "prove.py"
+        program.write_text(PROVE)
+        self.go = host.public / "go"
+        given = {}
+
+        def submit(way: str, variable: str, *more: str, fields="", env="", setup="") -> None:
+            path = host.public / f"{variable.lower()}.yaml"
+            path.write_text(
+                JOB.format(
+                    name=variable.lower().replace("_", "-"),
+                    fields=fields,
+                    variable=variable,
+                    go=self.go,
+                    env=env,
+                    setup=setup,
+                    program=program,
+                )
+            )
+            done = self.as_user(ANN, "submit", "-d", "-y", "-o", "name", *more, path)
+            given[int(done.stdout)] = way
+
+        submit("from_stdin", "FROM_STDIN", fields="secrets: [FROM_STDIN]\n")
+        submit("from_file", "RENAMED", fields="secrets: [FROM_FILE=RENAMED]\n")
+        submit("set_twice", "SET_TWICE", "--secret", "SET_TWICE")
+        submit(
+            "from_stdin",
+            "IN_SETUP",
+            "--secret",
+            "FROM_STDIN=WHAT",
+            setup='setup: export IN_SETUP="$WHAT"\n',
+        )
+        submit("from_file", "IN_A_GANG", "--secret", "FROM_FILE=IN_A_GANG", fields="workers: 2\n")
+        if unsealed:
+            submit(unsealed, "UNSEALED", env=f", UNSEALED: {self.values[unsealed]}")
+        return given
+
+    def proofs(self, number: int) -> list[str]:
+        out = self.host.run(["logs", number], check=False).stdout
+        return re.findall(r"proof ([0-9a-f]{64})", out)  # of several ranks, each line has its rank
+
+    # ---- who looks ----
+
+    def found_in_files(self) -> list[str]:
+        return [
+            f"file {path.relative_to(self.host.folder)}: {way}"
+            for path in self.host.folder.rglob("*")
+            if path.is_file() and not path.is_symlink()
+            for way in self.ways_in(path.read_bytes())
+        ]
+
+    def ways_in(self, content: bytes) -> list[str]:
+        return [way for way, value in self.values.items() if value.encode() in content]
+
+    def found_in_processes(self) -> list[str]:
+        """As root sees them, but for the jobs' own; and all of them as mallory does."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            for name in ("cmdline", "environ"):
+                try:
+                    content = (process / name).read_bytes()
+                except OSError:
+                    continue
+                own = b"MUSTER_JOB=" in content or process.stat().st_uid == ANN
+                if name == "environ" and own:
+                    continue
+                found += [
+                    f"{name} of process {process.name}: {way}" for way in self.ways_in(content)
+                ]
+        looks = (
+            "import pathlib, sys\n"
+            "for p in pathlib.Path('/proc').glob('[0-9]*/*'):\n"
+            "    if p.name in ('environ', 'cmdline', 'status', 'stack', 'maps'):\n"
+            "        try: sys.stdout.buffer.write(p.read_bytes())\n"
+            "        except OSError: pass\n"
+        )
+        seen = subprocess.run(
+            ["/usr/bin/python3", "-c", looks],
+            capture_output=True,
+            user=MALLORY,
+            group=MALLORY,
+            extra_groups=[],
+        )
+        found += [f"/proc of mallory: {way}" for way in self.ways_in(seen.stdout)]
+        found += [
+            f"command line of muster: {way}" for words in self.argv for way in self.ways_in(words)
+        ]
+        return found
+
+    def found_in_answers(self, numbers: list[int]) -> list[str]:
+        asked = [["jobs", "-a", "-o", "json"], ["secret", "list", "-o", "json"], ["audit", "list"]]
+        asked += [["top", "-o", "json"], ["host", "list", "-o", "json"]]
+        for number in numbers:
+            asked += [["show", number, "-o", form] for form in ("json", "yaml", "wide")]
+            asked += [["explain", number], ["logs", number]]
+        found = []
+        for words in asked:
+            done = self.host.run(words, check=False)
+            found += [
+                f"muster {' '.join(map(str, words))}: {way}"
+                for way in self.ways_in((done.stdout + done.stderr).encode())
+            ]
+        with urllib.request.urlopen(f"http://127.0.0.1:{METRICS}/metrics", timeout=10) as page:
+            found += [f"metrics page: {way}" for way in self.ways_in(page.read())]
+        return found
+
+    def found_in_backup(self) -> list[str]:
+        backup = self.host.folder / "backup.db"
+        backup.unlink(missing_ok=True)
+        self.host.run(["admin", "backup", backup, "--data-dir", self.host.folder / "store"])
+        return [f"backup: {way}" for way in self.ways_in(backup.read_bytes())]
+
+    def found_in_cores(self) -> list[str]:
+        """musterd and the agent are made to end as by a fault of theirs: they leave no core."""
+        found = []
+        for name in ("musterd", "agent-lab-h01"):
+            process = self.host.processes[name]
+            pid = self.host.agent_pid() if name != "musterd" else process.pid
+            limits = Path(f"/proc/{pid}/limits").read_text()
+            core = next(line for line in limits.splitlines() if line.startswith("Max core"))
+            if core.split()[4] != "0":
+                found.append(f"core of {name}: {core}")
+        return found
+
+    def look(self, numbers: list[int]) -> list[str]:
+        return (
+            self.found_in_files()
+            + self.found_in_processes()
+            + self.found_in_answers(numbers)
+            + self.found_in_backup()
+            + self.found_in_cores()
+        )
+
+    def all_ways(self, unsealed: str = "") -> tuple[int, list[str], list[str]]:
+        """How many processes proved that they have a value; who should have one and hasn't; where one was found that it mustn't be."""
+        self.set_all()
+        given = self.submit_all(unsealed)
+        wrong, proved = [], 0
+        try:
+            for number, way in given.items():
+                wanted = hashlib.sha256(self.values[way].encode()).hexdigest()
+                ranks = 2 if "in-a-gang" in self.host.job(number)["spec"]["name"] else 1
+                wait_for(
+                    f"the proofs of job {number}",
+                    lambda number=number, ranks=ranks: len(self.proofs(number)) >= ranks,
+                    30,
+                )
+                proved += self.proofs(number).count(wanted)
+                wrong += [
+                    f"job {number}: {way}" for proof in self.proofs(number) if proof != wanted
+                ]
+            found = self.look(list(given))
+        finally:
+            self.go.touch()
+        for number in given:
+            self.host.wait_end(number)
+        found += self.look(list(given))  # what was written as they ended
+        return proved, wrong, found
+
+
+@contextmanager
+def planted(bin_dir: Path):
+    with system_folder("/var/lib") as folder:
+        host = Host(folder, bin_dir)
+        key = Path("/var/lib") / f"{folder.name}.key"  # of the administrator: others can't read it
+        try:
+            host.make()
+            host.configure_all()
+            with open(folder / "etc" / "musterd.yaml", "a") as config:
+                config.write(f"master_key: {key}\nmetrics_listen: 127.0.0.1:{METRICS}\n")
+            host.start_musterd()
+            host.start_careless_agent()
+            yield Planted(host)
+        finally:
+            kill_all(folder)
+            for process in host.processes.values():
+                process.wait(10)
+            for place in host.mounted:
+                subprocess.run(["umount", "-l", place], check=False)
+            for path in (*host.planted, key):
+                path.unlink(missing_ok=True)

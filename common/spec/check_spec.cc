@@ -12,8 +12,8 @@
 #include "common/base/ids.h"
 #include "common/base/job_defaults.h"
 #include "common/base/secret_use.h"
+#include "common/spec/check_trainer.h"
 #include "common/spec/reader.h"
-#include "common/spec/trainer_layout.h"
 #include "common/spec/trainer_schema.h"
 
 namespace muster {
@@ -468,30 +468,9 @@ class JobChecker {
     const nlohmann::json value = ParseBoundedJson(task.trainer_json(), kMaxYamlBytes);
     if (!value.is_object()) return Emit(path, "must be a map of fields");
     CheckTrainerLayout(value, task, path, rules_.emit);
-    if (!context_.trainer_schema_json.empty()) {
-      const nlohmann::json schema = ParseBoundedJson(context_.trainer_schema_json, size_t{1} << 20);
-      if (schema.is_object()) CheckAgainstSchema(value, schema, path, rules_.emit);
-    }
-    for (const char* field : {"init", "data", "export"}) {
-      const auto found = value.find(field);
-      if (found == value.end() || !found->is_string()) continue;
-      const std::string& given = found->get_ref<const std::string&>();
-      const std::string at = JoinPath(path, field);
-      if (absl::StrContains(given, "://")) {
-        Emit(at, absl::StrCat("not yet: URLs. Give a directory that the hosts see, absolute or "
-                              "under the job's directory"));
-      } else if (std::string_view(field) == "init" && IsHubName(given)) {
-        Emit(at, absl::StrCat("not yet: names on the hub. Give a Hugging Face directory: /models/",
-                              given, ", or ./", given, " under the job's directory"));
-      }
-    }
-  }
-
-  // owner/model: one slash, not at an end, and no leading dot.
-  static bool IsHubName(std::string_view text) {
-    const size_t slash = text.find('/');
-    return slash != std::string_view::npos && slash > 0 && slash + 1 < text.size() &&
-           text.find('/', slash + 1) == std::string_view::npos && text[0] != '.';
+    const nlohmann::json schema = ParseBoundedJson(context_.trainer_schema_json, size_t{1} << 20);
+    if (schema.is_object()) CheckAgainstSchema(value, schema, path, rules_.emit);
+    CheckTrainerPaths(value, path, rules_.emit);
   }
 
   void CheckWorkdir(const std::string& workdir, const std::string& path) {

@@ -1,9 +1,11 @@
-#include "common/spec/trainer_layout.h"
+#include "common/spec/check_trainer.h"
 
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace muster {
@@ -39,7 +41,33 @@ std::string Nearest(int64_t tp, int64_t one, int64_t other) {
   return above > 0 ? absl::StrCat(below, " or ", above) : absl::StrCat(below);
 }
 
+// owner/model: one slash, not at an end, and no leading dot.
+bool IsHubName(std::string_view text) {
+  const size_t slash = text.find('/');
+  return slash != std::string_view::npos && slash > 0 && slash + 1 < text.size() &&
+         text.find('/', slash + 1) == std::string_view::npos && text[0] != '.';
+}
+
 }  // namespace
+
+void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
+                       const EmitProblem& emit) {
+  for (const char* field : {"init", "data", "export"}) {
+    const auto found = trainer.find(field);
+    if (found == trainer.end() || !found->is_string()) continue;
+    const std::string& given = found->get_ref<const std::string&>();
+    std::string problem;
+    if (absl::StrContains(given, "://")) {
+      problem =
+          "not yet: URLs. Give a directory that the hosts see, absolute or under the job's "
+          "directory";
+    } else if (std::string_view(field) == "init" && IsHubName(given)) {
+      problem = absl::StrCat("not yet: names on the hub. Give a Hugging Face directory: /models/",
+                             given, ", or ./", given, " under the job's directory");
+    }
+    if (!problem.empty()) emit(JoinPath(path, field), problem, Document::Where::kValue);
+  }
+}
 
 void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
                         const std::string& path, const EmitProblem& emit) {

@@ -1,5 +1,4 @@
-// Whether a task's ranks can share out the model as its trainer: says. What the schema of trainer:
-// can't say, as it takes the number of workers.
+// What is checked of a task's trainer: beside its schema.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,9 +8,14 @@
 
 namespace muster {
 
+// Whether a task's ranks can share out the model as it says: that takes the number of workers.
 // `trainer`: the map of `task`, at `path`; what the schema says of it is checked elsewhere. A model
 // that `init` names is on the hosts: the trainer checks that one at its start.
 void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
                         const std::string& path, const EmitProblem& emit);
+
+// That directories are named where only those will do.
+void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
+                       const EmitProblem& emit);
 
 }  // namespace muster

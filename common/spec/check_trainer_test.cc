@@ -1,4 +1,4 @@
-#include "common/spec/trainer_layout.h"
+#include "common/spec/check_trainer.h"
 
 #include <gtest/gtest.h>
 

@@ -3,15 +3,24 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from local_system import LocalSystem, job_processes, kill_all, wait_for
-from small_system import submit, wait_ended
+from small_system import wait_ended
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "deploy" / "examples"
+
+
+def from_a_copy(system, name: str, text: str) -> int:
+    """The example of this name, with this text, beside its program in a directory of the test's own."""
+    place = system.folder / "examples"
+    shutil.copytree(EXAMPLES, place, ignore=shutil.ignore_patterns("__pycache__"))
+    (place / name).write_text("queue: research\n" + text)
+    return system.submit(place / name)["number"]
 
 
 def test_the_hello_example(system):
@@ -24,13 +33,8 @@ def test_a_plain_torch_distributed_script_runs_unchanged_on_two_workers(system):
     python = os.environ.get("MUSTER_PYTHON", "")
     if not python:
         pytest.skip("MUSTER_PYTHON names no Python with torch")
-    text = (
-        (EXAMPLES / "ddp.yaml")
-        .read_text()
-        .replace("/opt/muster/examples", str(EXAMPLES))
-        .replace("python3", python)
-    )
-    number = submit(system, "queue: research\n" + text, "ddp")
+    text = (EXAMPLES / "ddp.yaml").read_text().replace("python3", python)
+    number = from_a_copy(system, "ddp.yaml", text)
     job = wait_ended(system, number, 120)
     said = system.run(["logs", number]).stdout
     assert job["state"] == "SUCCEEDED", said
@@ -47,13 +51,12 @@ def test_a_trainer_of_transformers_goes_on_after_it_was_killed(system):
     text = (
         (EXAMPLES / "hf_trainer.yaml")
         .read_text()
-        .replace("/opt/muster/examples", str(EXAMPLES))
         .replace("python3", python)
         .replace("interval: 10m", "interval: 200ms")
         .replace("--steps 200", "--steps 600")
     )
     text += f"env: {{PYTHONPATH: {EXAMPLES.parent.parent / 'python'}}}\n"
-    number = submit(system, "queue: research\n" + text, "hf-trainer")
+    number = from_a_copy(system, "hf_trainer.yaml", text)
 
     def checkpoint():
         return system.job(number)["tasks"][0].get("checkpoints")

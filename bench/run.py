@@ -69,6 +69,11 @@ ROWS = {
         [sys.executable, "trainer/tests/bench_reshard.py"],
         900,
     ),
+    "pipeline-order": (
+        "orders of pipelines of 2 to 8 ranks and 1 to 32 micro-batches, in a model of ranks that wait for messages",
+        [sys.executable, "trainer/tests/bench_pipeline.py"],
+        120,
+    ),
     "hf-roundtrip": (
         "Hugging Face -> checkpoint -> Hugging Face; a LoRA adapter in peft",
         [sys.executable, "trainer/tests/bench_hf_roundtrip.py"],

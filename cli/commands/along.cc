@@ -75,7 +75,7 @@ absl::Status Packs::Send(Session& session, Client& client, const pb::JobSpec& sp
     const auto size = static_cast<int64_t>(pack.bytes.size());
     if (session.for_people() && size >= kToldBytes) {
       session.Err(absl::StrCat("muster: sending ", Plain(directory), ": ", FormatSize(size), " in ",
-                               pack.entries, " files and directories\n"));
+                               pack.entries, pack.entries == 1 ? " entry" : " entries", "\n"));
     }
     if (absl::Status status = SendOne(client, pack); !status.ok()) return status;
   }

@@ -17,7 +17,19 @@ from figures import figure
 ROOT = Path(__file__).resolve().parent.parent
 FUNCTION_LINES, FUNCTIONS_LONG = 80, 5
 FILE_LINES, FILES_LONG = 600, 4
-PRODUCT = ("agent", "bench", "cli", "common", "deploy", "sandbox", "scheduler", "sim", "trainer")
+PRODUCT = (
+    "agent",
+    "bench",
+    "cli",
+    "common",
+    "deploy",
+    "network",
+    "python",
+    "sandbox",
+    "scheduler",
+    "sim",
+    "trainer",
+)
 CODE = re.compile(r"\.(cc|h|cu|py)$")
 TESTS = re.compile(r"(^|/)(tests?|testing)/|_test\.(cc|h)$")
 REASON = re.compile(r"(//|#) Long: \S")

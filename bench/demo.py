@@ -17,7 +17,7 @@ def quick() -> bool:
     began = time.monotonic()
     code = subprocess.run(["deploy/demo.sh", "--short"]).returncode
     took_s = time.monotonic() - began
-    return figure("demo.second_run", round(took_s, 1), "s", "<= 180", code == 0 and took_s <= 180)
+    return figure("demo.second_run", round(took_s, 1), "s", "<= 90", code == 0 and took_s <= 90)
 
 
 def full() -> bool:
@@ -31,13 +31,11 @@ def full() -> bool:
             "demo.bare_machine",
             round(first_s / 60, 1),
             "min",
-            "<= 20",
-            code == 0 and first_s <= 1200,
+            "<= 10",
+            code == 0 and first_s <= 600,
         ),
         figure("demo.after_the_build", story_s, "s", "<= 180", 0 < story_s <= 180),
-        figure(
-            "demo.second_run", round(second_s, 1), "s", "<= 180", again == 0 and second_s <= 180
-        ),
+        figure("demo.second_run", round(second_s, 1), "s", "<= 90", again == 0 and second_s <= 90),
     ]
     return all(held)
 

@@ -20,7 +20,7 @@ def quick() -> bool:
     took_min = (time.monotonic() - began) / 60
     return all(
         [
-            figure("tests.fast", round(took_min, 1), "min", "<= 12", took_min <= 12),
+            figure("tests.fast", round(took_min, 1), "min", "<= 10", took_min <= 10),
             figure("tests.closing_line", closing(run.stdout), "", "0 failed", run.returncode == 0),
         ]
     )
@@ -40,7 +40,7 @@ def full() -> bool:
                 code == 0 and scratch_s <= 1800,
             ),
             figure(
-                "tests.warm", round(warm_s / 60, 1), "min", "<= 12", again == 0 and warm_s <= 720
+                "tests.warm", round(warm_s / 60, 1), "min", "<= 10", again == 0 and warm_s <= 600
             ),
             figure("tests.closing_line", closing(said), "", "0 failed", code == 0),
         ]

@@ -63,7 +63,7 @@ constexpr int64_t kNewsNs = 10 * kMinute;  // so often a login is asked about by
 absl::StatusOr<Identity> FreshLogin(const std::string& path) {
   absl::StatusOr<Identity> identity = LoadIdentity(path);
   if (!identity.ok()) return identity.status();
-  const int64_t now_s = RealClock()->WallNs() / kSecond;
+  const int64_t now_s = WallS();
   const Validity& validity = identity->validity;
   if (validity.end_s <= now_s)
     return absl::UnauthenticatedError("your login has expired: muster login");

@@ -154,8 +154,7 @@ std::string WhyNotServed(const Identity& identity) {
 absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* clock_ns) {
   const absl::StatusOr<std::string> chain = PeekChain(line.address, kConnectNs);
   if (!chain.ok()) return chain.status();
-  const absl::StatusOr<Door> door =
-      CheckDoor(*chain, line.fingerprint, RealClock()->WallNs() / kSecond);
+  const absl::StatusOr<Door> door = CheckDoor(*chain, line.fingerprint, WallS());
   if (!door.ok()) return door.status();
   if (key.empty()) key = NewKey();
   const absl::StatusOr<std::string> request = NewRequest(key);

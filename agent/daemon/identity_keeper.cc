@@ -15,12 +15,10 @@ namespace {
 constexpr int64_t kAskNs = 5 * kSecond;  // between questions whether to renew
 constexpr int64_t kLeastAskNs = 200 * kMillisecond;
 
-int64_t NowS() { return RealClock()->WallNs() / kSecond; }
-
 // It is to be renewed: half of its life is over.
 bool DueOf(const Identity& identity) {
   const Validity& validity = identity.validity;
-  return NowS() >= validity.begin_s + kCertificateSkewS + validity.life_s() / 2;
+  return WallS() >= validity.begin_s + kCertificateSkewS + validity.life_s() / 2;
 }
 
 }  // namespace
@@ -69,7 +67,7 @@ void IdentityKeeper::Run() {
     const int64_t life_s = identity->validity.life_s();
     absl::Status problem;
     const bool asks = DueOf(*identity);
-    if (end_s <= NowS()) {
+    if (end_s <= WallS()) {
       absl::StatusOr<Identity> renewed = RenewExpired(*identity);
       problem = renewed.status();
       if (renewed.ok()) Take(*std::move(renewed));

@@ -16,13 +16,11 @@ namespace {
 constexpr char kKeyFile[] = "join.key";
 constexpr int64_t kSkewNs = 5 * kMinute;
 
-int64_t NowS() { return RealClock()->WallNs() / kSecond; }
-
 // Why its scheduler refuses it; empty: it doesn't, or nobody can be asked. One that has expired is
 // renewed where that is possible.
 std::string WhyRefused(const std::string& path, Identity* identity) {
   absl::Status status;
-  if (identity->validity.end_s > NowS()) {
+  if (identity->validity.end_s > WallS()) {
     status = AskNews(DialWith(*identity, grpc::ChannelArguments())).status();
   } else {
     absl::StatusOr<Identity> renewed = RenewExpired(*identity);

@@ -28,7 +28,7 @@ class AgentLoop final : public Sender {
  public:
   struct Options {
     std::string server;  // for the log
-    Identity identity;
+    HostIds identity;
     v1::Inventory inventory;
     Retention retention;
     int64_t sweep_ns = 0;        // all live attempts are looked at so often, whatever else is told

@@ -209,7 +209,7 @@ class ReconcilerTest : public ::testing::Test {
   void SetUp() override { Begin({}); }
 
   void Begin(std::vector<AttemptRecord> records) {
-    agent_ = std::make_unique<Reconciler>(Identity{"lab", "a", std::string(32, 'e'), kBoot},
+    agent_ = std::make_unique<Reconciler>(HostIds{"lab", "a", std::string(32, 'e'), kBoot},
                                           std::move(records), Seen{}, &world_, &world_, &world_);
     session_.set_store_id("store");
     session_.set_epoch(3);

@@ -35,7 +35,7 @@ constexpr size_t kFaultsKept = 64;
 
 }  // namespace
 
-Reconciler::Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen,
+Reconciler::Reconciler(HostIds identity, std::vector<AttemptRecord> records, Seen seen,
                        Files* files, Processes* processes, Sender* sender)
     : identity_(std::move(identity)),
       files_(files),

@@ -19,7 +19,7 @@
 
 namespace muster::agent {
 
-struct Identity {
+struct HostIds {
   std::string cluster;
   std::string host;
   std::string state_id;
@@ -29,7 +29,7 @@ struct Identity {
 class Reconciler {
  public:
   // `records` is what the state directory held at start. The ports outlive this object.
-  Reconciler(Identity identity, std::vector<AttemptRecord> records, Seen seen, Files* files,
+  Reconciler(HostIds identity, std::vector<AttemptRecord> records, Seen seen, Files* files,
              Processes* processes, Sender* sender);
 
   // To be sent now, `boot_ns` by CLOCK_BOOTTIME.
@@ -73,7 +73,7 @@ class Reconciler {
   void Report(const AttemptRecord& record);
   static v1::AttemptReport ReportOf(const AttemptRecord& record);
 
-  const Identity identity_;
+  const HostIds identity_;
   Files* const files_;
   Processes* const processes_;
   Sender* const sender_;

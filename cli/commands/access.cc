@@ -30,7 +30,7 @@ std::string RoleText(pb::Role role) {
 std::string QueueOrRoot(const std::string& path) { return path.empty() ? "/" : path; }
 // The root is written as /.
 std::string PathOf(const std::string& queue) { return queue == "/" ? "" : queue; }
-std::string NameOf(const pb::Binding& binding) {
+std::string BindingName(const pb::Binding& binding) {
   return binding.group().empty() ? binding.user() : absl::StrCat(kGroup, binding.group());
 }
 
@@ -58,10 +58,10 @@ int List(Session& session) {
   std::vector<std::string> names;
   for (const pb::ListAccessResponse::Entry& entry : response->entries()) {
     const pb::Binding& binding = entry.binding();
-    table.AddRow({QueueOrRoot(binding.queue()), NameOf(binding), RoleText(binding.role()),
+    table.AddRow({QueueOrRoot(binding.queue()), BindingName(binding), RoleText(binding.role()),
                   entry.by().empty() ? "grant" : absl::StrCat("`", entry.by(), ":` of the queue")});
     rows.push_back(&entry);
-    names.push_back(NameOf(binding));
+    names.push_back(BindingName(binding));
   }
   if (rows.empty() && session.for_people()) {
     session.Err(

@@ -25,4 +25,6 @@ Clock* RealClock() {
   return clock;
 }
 
+int64_t WallS() { return RealClock()->WallNs() / 1'000'000'000; }
+
 }  // namespace muster

@@ -16,5 +16,6 @@ class Clock {
 
 // The machine's own clocks; lives for ever.
 Clock* RealClock();
+int64_t WallS();  // its Unix time in whole seconds, as certificates count
 
 }  // namespace muster

@@ -5,11 +5,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/view.h"
 
 namespace muster {
 namespace {
-
-absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
 // A decimal number at the start of *text, scaled by `scale` exactly (rounded down); consumes it.
 // False: none, or too large.

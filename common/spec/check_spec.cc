@@ -12,6 +12,7 @@
 #include "common/base/ids.h"
 #include "common/base/job_defaults.h"
 #include "common/base/secret_use.h"
+#include "common/base/view.h"
 #include "common/spec/check_trainer.h"
 #include "common/spec/reader.h"
 #include "common/spec/trainer_schema.h"
@@ -31,8 +32,6 @@ constexpr int64_t kMaxDurationNs = 3'650 * kDay;
 constexpr int64_t kLeastFenceAfterNs = 10 * kSecond;
 constexpr char kLabelRule[] =
     "must be 1 to 63 of letters, digits, '.', '_' and '-', and start with a letter, a digit or '_'";
-
-absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
 std::string Quoted(std::string_view text) {
   return absl::StrCat("\"", View(text.substr(0, 60)), text.size() > 60 ? "..." : "", "\"");

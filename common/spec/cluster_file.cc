@@ -15,7 +15,7 @@ namespace muster {
 namespace {
 
 constexpr int kMaxHosts = 100'000;
-constexpr char kLabelRule[] =
+constexpr char kNameRule[] =
     "a name is 1 to 63 of letters, digits, '.', '_' and '-', and starts with a letter, a digit or "
     "'_'";
 
@@ -23,7 +23,7 @@ constexpr char kLabelRule[] =
 bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, std::string* why) {
   const size_t open = pattern.find('[');
   if (open == std::string::npos) {
-    *why = absl::StrCat("\"", pattern.substr(0, 70), "\": ", kLabelRule);
+    *why = absl::StrCat("\"", pattern.substr(0, 70), "\": ", kNameRule);
     names->push_back(pattern);
     return IsLabel(pattern);
   }
@@ -56,7 +56,7 @@ bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, st
                                   absl::StrFormat("%0*d", static_cast<int>(first.size()), i),
                                   pattern.substr(close + 1)));
     if (!IsLabel(names->back())) {
-      *why = absl::StrCat("\"", names->back().substr(0, 70), "\": ", kLabelRule);
+      *why = absl::StrCat("\"", names->back().substr(0, 70), "\": ", kNameRule);
       return false;
     }
   }
@@ -112,7 +112,7 @@ class ClusterReader {
 
  private:
   bool MapAndLabel(const YamlNode& key, const YamlNode& value, const std::string& path) {
-    if (!IsLabel(key.text)) document_.Add(key, path, kLabelRule);
+    if (!IsLabel(key.text)) document_.Add(key, path, kNameRule);
     if (!value.IsMap())
       document_.Add(key, path, absl::StrCat("must be a map of fields; got ", Shown(value)));
     return value.IsMap() && IsLabel(key.text);
@@ -139,7 +139,7 @@ class ClusterReader {
     if (sku->gpus() == 0 && !sku->flavour().empty())
       document_.AddAtPath(fields.PathOf("gpus"), "is missing; a SKU with a flavour has gpus");
     if (!sku->flavour().empty() && !IsLabel(sku->flavour()))
-      document_.AddAtPath(fields.PathOf("flavour"), kLabelRule);
+      document_.AddAtPath(fields.PathOf("flavour"), kNameRule);
     if (sku->nvlink_island() > 0 && sku->gpus() % sku->nvlink_island() != 0) {
       document_.AddAtPath(
           fields.PathOf("nvlink_island"),
@@ -232,7 +232,7 @@ class ClusterReader {
         const YamlNode& hosts = racks.items[i];
         const std::string at = JoinPath(path, rack.text);
         document_.Note(at, hosts, &rack);
-        if (!IsLabel(rack.text)) document_.Add(rack, at, kLabelRule);
+        if (!IsLabel(rack.text)) document_.Add(rack, at, kNameRule);
         if (!hosts.IsList()) {
           document_.Add(
               rack, at,
@@ -249,7 +249,7 @@ class ClusterReader {
     if (cluster->name().empty())
       document_.AddAtPath(fields.PathOf("name"), "is missing; a cluster has a name");
     if (!cluster->name().empty() && !IsLabel(cluster->name()))
-      document_.AddAtPath(fields.PathOf("name"), kLabelRule);
+      document_.AddAtPath(fields.PathOf("name"), kNameRule);
     if (cluster->job_storage().empty())
       document_.AddAtPath(fields.PathOf("job_storage"),
                           "is missing; name the storage where its jobs' directories live");
@@ -514,7 +514,7 @@ bool ParseHostInventory(std::string_view text, std::string_view filename, pb::In
       if (gpus == 0 && !out->flavour().empty())
         document.AddAtPath("gpus", "is missing; a host with a flavour has gpus");
       if (!out->flavour().empty() && !IsLabel(out->flavour()))
-        document.AddAtPath("flavour", kLabelRule);
+        document.AddAtPath("flavour", kNameRule);
       if (island > 0 && gpus % island != 0)
         document.AddAtPath("nvlink_island",
                            absl::StrCat(island, " doesn't divide the host's ", gpus, " GPUs"));

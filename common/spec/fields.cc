@@ -6,14 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "common/base/view.h"
 #include "common/spec/problem.h"
 #include "common/spec/reference.h"
 #include "common/spec/trainer_schema.h"
 
 namespace muster {
 namespace {
-
-absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
 constexpr size_t kTextWidth = 100;
 

@@ -8,14 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
+#include "common/base/view.h"
 
 namespace muster {
-namespace {
-
-absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
-
-}  // namespace
-
 std::string Shown(const YamlNode& node) {
   switch (node.kind) {
     case YamlNode::Kind::kNull:

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/utf8.h"
+#include "common/base/view.h"
 #include "common/spec/spec.h"
 #include "yaml-cpp/eventhandler.h"
 #include "yaml-cpp/exceptions.h"
@@ -17,8 +18,6 @@
 
 namespace muster {
 namespace {
-
-absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
 // Ends the parse: what was met can't be part of any file of ours.
 struct Refusal {

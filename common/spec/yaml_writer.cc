@@ -8,11 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "common/base/view.h"
 
 namespace muster {
 namespace {
-
-absl::string_view View(std::string_view s) { return {s.data(), s.size()}; }
 
 // Whether every reader of YAML takes it for text without quotes. YAML 1.1 has more booleans than
 // ours reads, in any case.

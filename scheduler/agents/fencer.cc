@@ -12,7 +12,7 @@ namespace muster {
 namespace {
 
 constexpr int kMostAtOnce = 8;
-constexpr int64_t kDefaultTimeoutNs = kMinute;
+constexpr int64_t kFenceTimeoutNs = kMinute;
 constexpr int64_t kFirstRetryNs = 5 * kSecond;
 constexpr int64_t kLastRetryNs = 10 * kMinute;
 
@@ -140,7 +140,7 @@ void Fencer::Begin(const pb::ClusterSpec& cluster, const std::string& host, Entr
   ProgramOptions options;
   options.argv = FenceWords(cluster, host);
   options.time_limit_ns =
-      cluster.fence_timeout_ns() > 0 ? cluster.fence_timeout_ns() : kDefaultTimeoutNs;
+      cluster.fence_timeout_ns() > 0 ? cluster.fence_timeout_ns() : kFenceTimeoutNs;
   options.cancel = &entry->cancel;
   options.dies_with_us = true;  // nobody would hold it back from a host that is used again
   entry->cancel = false;

@@ -12,10 +12,10 @@
 namespace muster {
 namespace {
 
-constexpr int64_t kDefaultTimeoutNs = kMinute;
+constexpr int64_t kCheckTimeoutNs = kMinute;
 
 int64_t TimeoutNs(const pb::ClusterSpec& cluster) {
-  return cluster.host_check_timeout_ns() > 0 ? cluster.host_check_timeout_ns() : kDefaultTimeoutNs;
+  return cluster.host_check_timeout_ns() > 0 ? cluster.host_check_timeout_ns() : kCheckTimeoutNs;
 }
 
 pb::Event Released(const std::string& cluster, const std::string& host, int32_t device) {

@@ -47,7 +47,7 @@ class Filter {
 };
 
 // Of a State's own row: it lives as long as the view.
-std::shared_ptr<const JobRow> Held(const std::shared_ptr<const View>& view, const JobRow& job) {
+std::shared_ptr<const JobRow> Pinned(const std::shared_ptr<const View>& view, const JobRow& job) {
   return {view, &job};
 }
 
@@ -107,7 +107,7 @@ absl::Status AddPast(const std::shared_ptr<const View>& view, History* history,
 
 absl::StatusOr<std::shared_ptr<const JobRow>> FindJob(std::shared_ptr<const View> view,
                                                       History* history, std::string_view id) {
-  if (const JobRow* job = view->state.FindJobByText(id); job != nullptr) return Held(view, *job);
+  if (const JobRow* job = view->state.FindJobByText(id); job != nullptr) return Pinned(view, *job);
   if (history == nullptr) return nullptr;
   const absl::StatusOr<std::string> record = history->Find(id);
   if (!record.ok()) return record.status();
@@ -134,7 +134,7 @@ absl::StatusOr<JobPage> ListJobs(std::shared_ptr<const View> view, History* hist
       page.next_page_token = absl::StrCat(page.jobs.back()->number);
       return false;
     }
-    page.jobs.push_back(Held(view, job));
+    page.jobs.push_back(Pinned(view, job));
     return true;
   };
   if (filter.Ended()) {

@@ -246,7 +246,7 @@ std::string SettingsText(const pb::QueueSpec& before, const pb::QueueSpec& after
   return absl::StrJoin(said, "; ");
 }
 
-std::vector<std::string> Changes(const pb::QueueTree& before, const pb::QueueTree& after) {
+std::vector<std::string> ChangesBetween(const pb::QueueTree& before, const pb::QueueTree& after) {
   std::map<std::string, pb::QueueSpec> old_queues, new_queues;
   Flatten(before.queues(), "", &old_queues);
   Flatten(after.queues(), "", &new_queues);
@@ -306,7 +306,7 @@ QueueResolution ResolveQueues(const State& state, const pb::QueueTree& tree) {
                             jobs.front(), jobs.size() == 1 ? "" : " among them",
                             "); it must stay a queue that holds jobs")});
   }
-  if (resolution.ok()) resolution.changes = Changes(state.queue_tree(), resolution.resolved);
+  if (resolution.ok()) resolution.changes = ChangesBetween(state.queue_tree(), resolution.resolved);
   return resolution;
 }
 

@@ -15,6 +15,10 @@ int LedgerClassOf(std::string_view name);  // -1 if there is none
 // cluster has no such host.
 HostSlice ToSlice(const State& state, std::string_view cluster, const pb::Placement& placement);
 PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement);
+// The scheduler stopped it, to go on elsewhere or with other workers.
+inline bool Moved(pb::Cause cause) {
+  return cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN;
+}
 // GPUs' thousandths that the attempt holds.
 int64_t DevicesMilli(const AttemptRow& attempt, const pb::TaskSpec& task);
 

@@ -13,9 +13,6 @@ namespace {
 constexpr int64_t kMaxBackoffNs = 5 * kMinute;
 constexpr size_t kMaxDetailBytes = 4096;  // of what an attempt refused to load
 
-bool Moved(pb::Cause cause) {
-  return cause == pb::RESIZE || cause == pb::PREEMPTION || cause == pb::DRAIN;
-}
 // What only the scheduler decides: a host repeats it of an attempt that it was told to stop.
 bool Ordered(pb::Cause cause) {
   return Moved(cause) || cause == pb::CANCEL || cause == pb::TIME_LIMIT || cause == pb::HANG ||

@@ -13,10 +13,6 @@ namespace {
 
 using Booked = std::map<std::pair<std::string, int>, int64_t>;  // by queue and ledger class
 
-bool Moved(pb::Cause cause) {
-  return cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN;
-}
-
 // Time of an attempt that doesn't run is the price of what stopped it, or the one before it.
 LedgerClass ClassOf(const TaskRow& task, const AttemptRow& attempt) {
   if (attempt.state == pb::TASK_RUNNING) return LedgerClass::kProductive;

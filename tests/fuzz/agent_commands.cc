@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const bool quiet = (muster::SilenceLog(), true);
   (void)quiet;
   Nothing world;
-  Identity identity;
+  HostIds identity;
   identity.cluster = "lab";
   identity.host = "h1";
   identity.state_id = std::string(32, 'a');

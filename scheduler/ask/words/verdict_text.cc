@@ -165,7 +165,7 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
 
 // How a task that its queue isn't entitled to run, or that finds enough free and doesn't start,
 // stands to others.
-struct Standing {
+struct WhyNotYet {
   bool enough = false;        // what it needs is free, in its shape
   std::vector<KeptFor> kept;  // whom that is kept for; may be unknown
   bool share_left = false;    // its queue uses less than it is entitled to: for others of its jobs
@@ -183,7 +183,7 @@ std::string First(const State& state, const std::vector<KeptFor>& kept) {
 }
 
 // It would fit now, but isn't its turn.
-std::string NotItsTurn(const State& state, const pb::Verdict& verdict, const Standing& standing) {
+std::string NotItsTurn(const State& state, const pb::Verdict& verdict, const WhyNotYet& standing) {
   if (standing.kept.empty())
     return absl::StrCat("enough ", Where(verdict),
                         " is free, but kept for others, whose turn comes first");
@@ -269,7 +269,7 @@ std::string WhyPauses(const TaskRow& task) {
 }
 
 std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict,
-                   const Standing& standing) {
+                   const WhyNotYet& standing) {
   if (standing.enough) return NotItsTurn(state, verdict, standing);
   const std::string missing = verdict.missing_milli() > 0
                                   ? absl::StrCat(FormatMilli(verdict.missing_milli()), " more ")
@@ -366,9 +366,9 @@ bool EnoughFree(const State& state, const JobRow& job, int32_t task, const pb::V
 
 // The verdict's code, held_by and missing_milli as they are told: a task that isn't entitled to
 // more may still find enough free, and then it waits for its shape, or for its turn.
-Standing StandingOf(const State& state, const Plan& plan, const JobRow& job, int32_t task,
-                    PoolHolders* in, pb::Verdict* told) {
-  Standing standing;
+WhyNotYet WhyNotYetOf(const State& state, const Plan& plan, const JobRow& job, int32_t task,
+                      PoolHolders* in, pb::Verdict* told) {
+  WhyNotYet standing;
   const int32_t cluster = state.FindCluster(told->cluster());
   const bool enough = told->missing_milli() == 0 ||
                       (told->code() == pb::V_SHARE && EnoughFree(state, job, task, *told));
@@ -397,7 +397,7 @@ Standing StandingOf(const State& state, const Plan& plan, const JobRow& job, int
 }
 
 std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict,
-                   const Standing& standing) {
+                   const WhyNotYet& standing) {
   std::string text = Reason(state, job, task, verdict, standing);
   if (verdict.held_by_size() > 0 && !standing.enough)
     absl::StrAppend(&text, "; held by ", Jobs(verdict));
@@ -437,14 +437,14 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
   // Of what is drained nothing is missing: it is there, and takes no work.
   if (verdict->code != pb::V_HELD) told.set_missing_milli(verdict->missing_milli);
   told.set_expected_start_ns(verdict->expected_start_ns);
-  Standing standing;
+  WhyNotYet standing;
   if (known && WaitsForOthers(verdict->code)) {
     PoolHolders mine(state);
     PoolHolders* in = holders != nullptr ? holders : &mine;
     for (const uint64_t number : in->Of(verdict->cluster, told.flavour())) {
       if (number != job.number && told.held_by_size() < kHoldersTold) told.add_held_by(number);
     }
-    standing = StandingOf(state, plan, job, task, in, &told);
+    standing = WhyNotYetOf(state, plan, job, task, in, &told);
   }
   told.set_text(TextOf(state, job, task, told, standing));
   return told;
@@ -452,7 +452,7 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
 
 std::string VerdictText(const State& state, const JobRow& job, int32_t task,
                         const pb::Verdict& verdict) {
-  return TextOf(state, job, task, verdict, Standing());
+  return TextOf(state, job, task, verdict, WhyNotYet());
 }
 
 std::string SpillText(const State& state, const JobRow& job, int32_t task) {

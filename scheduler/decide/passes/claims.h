@@ -40,6 +40,9 @@ enum class Reclaimed {
 // Stops units that aren't entitled, so that the workers can start in the pool.
 Reclaimed Reclaim(const Inputs& in, const ReclaimRequest& request, Draft* draft);
 
+// What is stopped for a claim has at most so many times what it wants.
+constexpr int64_t kMostStopped = 4;
+
 // Whom a claim may stop. Growth workers go before whole gangs.
 struct Victim {
   int32_t gang = 0;

@@ -11,9 +11,6 @@
 namespace muster {
 namespace {
 
-// What may be stopped for a claim has at most so many times what that wants.
-constexpr int64_t kMostStopped = 4;
-
 class LaterStartSearch {
  public:
   LaterStartSearch(const Inputs& in, const Gang& gang, const LaterStartRequest& request,

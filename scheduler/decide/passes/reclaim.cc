@@ -14,9 +14,6 @@
 namespace muster {
 namespace {
 
-// More than so many times what is wanted isn't stopped.
-constexpr int64_t kMostStopped = 4;
-
 class Claim {
  public:
   Claim(const Inputs& in, const ReclaimRequest& request, Draft* draft)

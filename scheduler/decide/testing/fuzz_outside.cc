@@ -58,13 +58,13 @@ void EachTask(const State& state, F f) {
 }
 
 // By queue node and flavour.
-using Use = std::map<std::pair<int32_t, std::string>, int64_t>;
+using UseByFlavour = std::map<std::pair<int32_t, std::string>, int64_t>;
 
 // What can't be reached may be given to others, and counts nowhere.
 // `stopping` says by how many workers what is being stopped counts.
 template <typename F>
-Use UseOf(const State& state, F stopping) {
-  Use use;
+UseByFlavour UseOf(const State& state, F stopping) {
+  UseByFlavour use;
   EachTask(state, [&](const JobRow& job, int32_t, const TaskRow& row, const pb::TaskSpec& spec) {
     const AttemptRow* current = row.current();
     if (current == nullptr || current->released() || OnUnreachable(state, *current)) return;
@@ -230,15 +230,16 @@ std::string CheckLimitsOutside(const State& after, const Plan& plan) {
   });
   if (!acts) return "";
   // Now; and when what is being stopped has gone and what devices are held for has started.
-  const Use now = UseOf(after, [](const AttemptRow& stopping) { return stopping.workers; });
-  Use later = UseOf(after, [](const AttemptRow&) { return 0; });
+  const UseByFlavour now =
+      UseOf(after, [](const AttemptRow& stopping) { return stopping.workers; });
+  UseByFlavour later = UseOf(after, [](const AttemptRow&) { return 0; });
   EachTask(after, [&](const JobRow& job, int32_t, const TaskRow& row, const pb::TaskSpec& spec) {
     const Reservation* held = row.reservation.get();
     if (held == nullptr || !held->held || held->attempt != row.next_attempt) return;
     for (const int32_t n : Path(after, job.spec->queue()))
       later[{n, FlavourOf(spec, held->flavour)}] += held->workers * WorkerMilli(spec);
   });
-  const auto check = [&](const pb::AttemptKey& key, const std::string& on, const Use& use,
+  const auto check = [&](const pb::AttemptKey& key, const std::string& on, const UseByFlavour& use,
                          const char* how) -> std::string {
     const JobRow& job = *after.FindJobByUid(key.job_uid());
     const std::string flavour = FlavourOf(job.task_spec(TaskIndex(*job.spec, key.task())), on);

@@ -559,6 +559,10 @@ TEST_F(Sentences, SayShareOnlyWhereThereIsAnotherQueue) {
   EXPECT_EQ(
       Text(job, pb::V_SHARE),
       "waits for gpu in lab to become free; research has its share, so nobody is stopped for it");
+  s_.ShortestFirst("research", /*max_wait_s=*/5000);  // as others of it run, its turn comes
+  EXPECT_EQ(Text(job, pb::V_SHARE),
+            "waits for gpu in lab to become free; research has its share, and shorter ones of it "
+            "come first");
 }
 
 // Two run, one each host; a job for all four devices comes first and gets a reservation, so the two

@@ -295,10 +295,12 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       const std::string waits =
           absl::StrCat("waits for ", missing, Where(verdict), " to become free");
       if (standing.share_left) return absl::StrCat(waits, "; ", ShareLeftText(job, standing.ahead));
-      return absl::StrCat(waits, leaves > 1
-                                     ? absl::StrCat("; ", job.spec->queue(),
-                                                    " has its share, so nobody is stopped for it")
-                                     : "");
+      if (leaves <= 1) return waits;
+      const int32_t leaf = state.queues().Find(job.spec->queue());
+      const bool shortest = leaf >= 0 && state.queues().nodes[leaf].shortest_first;
+      return absl::StrCat(
+          waits, "; ", job.spec->queue(), " has its share, ",
+          shortest ? "and shorter ones of it come first" : "so nobody is stopped for it");
     }
     case pb::V_LIMIT:
       return absl::StrCat(

@@ -94,9 +94,23 @@ def changed(base: str | None) -> dict[str, set[int]]:
     return lines
 
 
+def each_alone(entry: dict) -> list[dict]:
+    """What a build compiles as one file (MUSTER_UNITY), a file each."""
+    path = Path(entry["file"])
+    if path.parent.name != "Unity" or not path.exists():
+        return [entry]
+    sources = re.findall(r'^#include "(.*)"$', path.read_text(), re.MULTILINE)
+    return [
+        {**entry, "file": one, "command": entry["command"].replace(entry["file"], one)}
+        for one in sources
+    ]
+
+
 def compile_commands(folder: Path) -> list[str]:
     """Writes into `folder` the build's commands as clang takes them; the files, relative to the root."""
-    entries = json.loads((BUILD / "compile_commands.json").read_text())
+    entries = []
+    for entry in json.loads((BUILD / "compile_commands.json").read_text()):
+        entries += each_alone(entry)
     files = []
     for entry in entries:
         words = entry["command"].split()

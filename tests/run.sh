@@ -44,13 +44,10 @@ export PYTHONDONTWRITEBYTECODE=1
 part unit-release 900 tests/unit.sh release "$reports/unit-release.xml"
 part lint 300 tests/lint.sh --report "$reports/lint.xml"
 part arrows 60 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/arrows.xml" tests/arrows.py tests/documents.py tests/packages.py tests/closing_line.py
-# Two halves at once: much of either is waiting for ranks and for Python to start.
-part trainer-1 900 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/trainer-1.xml" trainer/tests/test_[a-l]*.py > "$reports/trainer-1.log" 2>&1 &
-part trainer-2 900 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/trainer-2.xml" trainer/tests/test_[m-z]*.py
-wait
-cat "$reports/trainer-1.log"
+# Several files at once: much of a test is waiting, for a rank or for Python to start, or for what a daemon does in time.
+part trainer 900 "$python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider --junitxml "$reports/trainer.xml" trainer/tests
 part python 240 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/python.xml" python/tests
-part system 1200 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/system.xml" tests/system
+part system 1200 "$python" -m pytest -q -n 3 --dist loadfile -p no:cacheprovider --junitxml "$reports/system.xml" tests/system
 if [[ $fast == no ]]; then
   source tests/sanitized.sh
   for preset in asan tsan; do

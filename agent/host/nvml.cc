@@ -10,14 +10,6 @@ namespace muster::agent {
 namespace {
 
 using Handle = void*;
-struct Memory {  // nvmlMemory_t
-  unsigned long long total, free, used;
-};
-struct EventData {  // nvmlEventData_t
-  Handle device;
-  unsigned long long type, data;
-  unsigned gpu_instance, compute_instance;
-};
 constexpr unsigned long long kDoubleBitEcc = 2, kXidCritical = 8;  // nvmlEventType…
 constexpr int32_t kXidDoubleBit = 48;
 constexpr int kTimeout = 10;  // NVML_ERROR_TIMEOUT
@@ -25,6 +17,15 @@ constexpr int kTimeout = 10;  // NVML_ERROR_TIMEOUT
 }  // namespace
 
 struct Nvml::Calls {
+  struct Memory {  // nvmlMemory_t
+    unsigned long long total, free, used;
+  };
+  struct EventData {  // nvmlEventData_t
+    Handle device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+  };
+
   void* library = nullptr;
   int (*init)() = nullptr;
   int (*shutdown)() = nullptr;
@@ -90,7 +91,7 @@ std::vector<Nvml::Device> Nvml::Ask(std::vector<void*>* handles) const {
   handles->assign(count, nullptr);
   for (unsigned i = 0; i < count; ++i) {
     char name[96] = "", uuid[96] = "";
-    Memory memory{};
+    Calls::Memory memory{};
     devices[i].healthy = calls_->handle(i, &(*handles)[i]) == 0 &&
                          calls_->name((*handles)[i], name, sizeof name) == 0 &&
                          calls_->uuid((*handles)[i], uuid, sizeof uuid) == 0 &&
@@ -122,7 +123,7 @@ bool Nvml::Watch() {
 }
 
 std::optional<Nvml::Event> Nvml::Next(int64_t timeout_ns) {
-  EventData data{};
+  Calls::EventData data{};
   if (set_ == nullptr) return std::nullopt;
   if (const int error =
           calls_->event_wait(set_, &data, static_cast<unsigned>(timeout_ns / kMillisecond));

@@ -1,11 +1,14 @@
 #include "common/base/files.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/descriptor.h"
@@ -108,6 +111,18 @@ absl::Status MakeDirectories(const std::string& path, unsigned mode) {
   if (!S_ISDIR(info.st_mode))
     return absl::AlreadyExistsError(absl::StrCat(path, " is not a directory"));
   return absl::OkStatus();
+}
+
+std::vector<std::string> NamesIn(const std::string& directory) {
+  std::vector<std::string> names;
+  DIR* open = ::opendir(directory.c_str());
+  if (open == nullptr) return names;
+  while (const dirent* entry = ::readdir(open)) {
+    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
+  }
+  ::closedir(open);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 absl::Status SyncDirectory(const std::string& path) {

@@ -1,6 +1,5 @@
 #include "scheduler/store/packs.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -19,17 +18,6 @@ namespace muster {
 namespace {
 
 constexpr char kComing[] = ".part";  // after the name of one that isn't whole
-
-std::vector<std::string> NamesIn(const std::string& directory) {
-  std::vector<std::string> names;
-  DIR* open = ::opendir(directory.c_str());
-  if (open == nullptr) return names;
-  while (const dirent* entry = ::readdir(open)) {
-    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
-  }
-  ::closedir(open);
-  return names;
-}
 
 // -1: it isn't there.
 int64_t SizeOf(const std::string& path) {

@@ -1,11 +1,8 @@
 #include "scheduler/store/secrets.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/files.h"
@@ -22,18 +19,6 @@ constexpr char kOwnerFile[] = ".owner";  // whose folder it is
 // What a sealed value is bound to: it opens for no other owner, under no other name.
 std::string ContextOf(const std::string& owner, const std::string& name) {
   return absl::StrCat("muster secret ", owner.size(), " ", owner, " ", name);
-}
-
-std::vector<std::string> NamesIn(const std::string& directory) {
-  std::vector<std::string> names;
-  DIR* open = ::opendir(directory.c_str());
-  if (open == nullptr) return names;
-  while (const dirent* entry = ::readdir(open)) {
-    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
-  }
-  ::closedir(open);
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 absl::Status None(const std::string& name) {

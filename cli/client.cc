@@ -69,7 +69,7 @@ absl::StatusOr<Identity> FreshLogin(const std::string& path) {
     return absl::UnauthenticatedError("your login has expired: muster login");
   struct stat info {};
   const bool asks = stat(path.c_str(), &info) == 0 && now_s - info.st_mtime >= kNewsNs / kSecond;
-  bool renew = now_s >= validity.begin_s + (validity.end_s - validity.begin_s) / 2;
+  bool renew = validity.Due(now_s);
   if (!renew && asks) {
     const absl::StatusOr<bool> news = AskNews(DialWith(*identity, grpc::ChannelArguments()));
     renew = news.ok() && *news;

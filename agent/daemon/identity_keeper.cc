@@ -15,12 +15,6 @@ namespace {
 constexpr int64_t kAskNs = 5 * kSecond;  // between questions whether to renew
 constexpr int64_t kLeastAskNs = 200 * kMillisecond;
 
-// It is to be renewed: half of its life is over.
-bool DueOf(const Identity& identity) {
-  const Validity& validity = identity.validity;
-  return WallS() >= validity.begin_s + kCertificateSkewS + validity.life_s() / 2;
-}
-
 }  // namespace
 
 IdentityKeeper::IdentityKeeper(std::string path, Identity identity, std::function<void()> renewed)
@@ -66,7 +60,7 @@ void IdentityKeeper::Run() {
     const int64_t end_s = identity->validity.end_s;
     const int64_t life_s = identity->validity.life_s();
     absl::Status problem;
-    const bool asks = DueOf(*identity);
+    const bool asks = identity->validity.Due(WallS());
     if (end_s <= WallS()) {
       absl::StatusOr<Identity> renewed = RenewExpired(*identity);
       problem = renewed.status();
@@ -80,7 +74,8 @@ void IdentityKeeper::Run() {
         problem = renewed.status();
         if (renewed.ok()) {
           Take(*std::move(renewed));
-          if (!DueOf(*newest())) continue;  // at once, so that the scheduler knows that it arrived
+          if (!newest()->validity.Due(WallS()))
+            continue;  // at once, so that the scheduler knows that it arrived
           problem = absl::FailedPreconditionError(
               "a new certificate is due at once: this host's clock is ahead of the scheduler's");
         }

@@ -25,6 +25,8 @@ struct Validity {
   int64_t end_s = 0;
   // From its issue on.
   int64_t life_s() const { return std::max<int64_t>(end_s - begin_s - kCertificateSkewS, 0); }
+  // Half of that is over: it is to be renewed.
+  bool Due(int64_t now_s) const { return now_s >= begin_s + kCertificateSkewS + life_s() / 2; }
 };
 
 struct Certificate {

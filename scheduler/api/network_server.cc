@@ -23,7 +23,7 @@
 #include "common/base/files.h"
 #include "common/base/log.h"
 #include "scheduler/api/all_services.h"
-#include "scheduler/api/received_bytes.h"
+#include "scheduler/api/sockets.h"
 
 namespace muster {
 namespace {
@@ -191,7 +191,8 @@ struct NetworkServer::Generation {
   std::unique_ptr<grpc::Server> main_server, join_server;
   std::string trusted;  // PEM
   uint64_t signer = 0;
-  int64_t renew_ns = 0;  // Unix time at which the server's own certificate is old
+  // Unix time: when the server's own certificate was made, and when it is old.
+  int64_t made_ns = 0, renew_ns = 0;
 };
 
 NetworkServer::NetworkServer(const ApiContext* context, WatchHub* hub, NetworkLimits limits)
@@ -231,6 +232,7 @@ absl::Status NetworkServer::Renew() {
   auto next = std::make_shared<Generation>(this, context_, hub_);
   next->trusted = TrustedPem(trust);
   next->signer = trust.signer;
+  next->made_ns = now_ns;
   next->renew_ns = now_ns + context_->office->lives().server_ns / 2;
   for (const bool join : {false, true}) {
     grpc::SslServerCredentialsOptions tls(
@@ -270,9 +272,10 @@ absl::Status NetworkServer::Renew() {
 bool NetworkServer::Outdated() const {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   const Trust& trust = view->state.trust();
-  return trust.signer != generation_->signer ||
-         context_->clock->WallNs() >= generation_->renew_ns ||
-         TrustedPem(trust) != generation_->trusted;
+  const int64_t now_ns = context_->clock->WallNs();
+  // After a step of the clock backwards its certificate may begin in the future.
+  return trust.signer != generation_->signer || now_ns >= generation_->renew_ns ||
+         now_ns < generation_->made_ns - kMinute || TrustedPem(trust) != generation_->trusted;
 }
 
 void NetworkServer::Accept(bool join) {
@@ -281,10 +284,7 @@ void NetworkServer::Accept(bool join) {
   const int fd = accept4(doors_[join ? 1 : 0].fd, reinterpret_cast<sockaddr*>(&address), &size,
                          SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) {
-    if (errno == EMFILE || errno == ENFILE) {
-      LogWarn("too many open files: a connection waits", {{"door", join ? "join" : "listen"}});
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
+    AfterFailedAccept(errno, join ? "join" : "listen");
     return;
   }
   const int one = 1;
@@ -493,6 +493,7 @@ void NetworkServer::AskAgain() {
 
 void NetworkServer::Run() {
   int64_t sweep_ns = 0, asked_ns = 0;
+  absl::Status renewal;  // how the last one went: the same error is logged once
   while (true) {
     epoll_event events[64];
     const int64_t ask_ms = ask_soon_ ? kAskSoonMs : kAskMs;
@@ -520,9 +521,11 @@ void NetworkServer::Run() {
     sweep_ns = now_ns;
     Look();
     if (!Outdated()) continue;
-    if (absl::Status status = Renew(); !status.ok())
+    const absl::Status status = Renew();
+    if (!status.ok() && status != renewal)
       LogError("the network is served with an old certificate",
                {{"error", std::string(status.message())}});
+    renewal = status;
   }
 }
 

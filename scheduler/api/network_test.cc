@@ -53,6 +53,15 @@ bool Eventually(const std::function<bool()>& holds) {
   return true;
 }
 
+// The machine's clock, which somebody sets.
+class SteppedClock : public Clock {
+ public:
+  int64_t WallNs() override { return RealClock()->WallNs() + step_ns; }
+  int64_t MonotonicNs() override { return RealClock()->MonotonicNs(); }
+  int64_t BootNs() override { return RealClock()->BootNs(); }
+  std::atomic<int64_t> step_ns = 0;
+};
+
 class NetworkTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -78,7 +87,7 @@ class NetworkTest : public ::testing::Test {
         std::make_unique<Guard>(GuardParts{engine_.get(), nullptr, &users_, nullptr, RealClock()});
     context_.engine = engine_.get();
     context_.sessions = sessions_.get();
-    context_.clock = RealClock();
+    context_.clock = &clock_;
     context_.guard = guard_.get();
     context_.office = office_.get();
     limits.sweep_ns = kLook;
@@ -170,6 +179,7 @@ class NetworkTest : public ::testing::Test {
     return message;
   }
 
+  SteppedClock clock_;
   RecordingStore store_{nullptr};
   Users users_{{}, geteuid(), false, RealClock()};
   std::unique_ptr<Office> office_;
@@ -320,6 +330,16 @@ TEST_F(NetworkTest, AConnectionEndsWithItsCertificate) {
   Identity thief = h1;
   thief.key = NewKey();
   EXPECT_EQ(RenewExpired(thief).status().code(), kUnauthenticated);
+}
+
+TEST_F(NetworkTest, AClockThatIsSetBackMakesItsCertificateAnew) {
+  clock_.step_ns = 5 * kHour;
+  Start(CertificateLives(), NetworkLimits());
+  clock_.step_ns = 0;
+  ASSERT_TRUE(Eventually([&] {
+    const auto chain = PeekChain(context_.addresses[0], kSecond);
+    return chain.ok() && ReadCertificate(*chain)->validity.begin_s <= WallS();
+  }));
 }
 
 TEST_F(NetworkTest, ARotationShakesNoConnection) {

@@ -17,6 +17,7 @@
 #include "common/base/files.h"
 #include "common/base/log.h"
 #include "scheduler/api/all_services.h"
+#include "scheduler/api/sockets.h"
 
 namespace muster {
 namespace {
@@ -103,11 +104,7 @@ void ApiServer::AcceptLoop() {
     if ((fds[0].revents & POLLIN) == 0) continue;
     const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
-      if (errno == EMFILE || errno == ENFILE) {
-        LogWarn("too many open files: a connection waits", {{"path", path_}});
-        std::this_thread::sleep_for(
-            std::chrono::milliseconds(100));  // the connection stays in the queue
-      }
+      AfterFailedAccept(errno, path_);
       continue;
     }
     ucred peer{};

@@ -587,6 +587,33 @@ TEST_F(ReconcilerTest, WhatTheJobNamesAndIsNotThereIsTheJobsMistake) {
   }
 }
 
+TEST_F(ReconcilerTest, AHelloOfManyEndedAttemptsStaysSmallAndTheRestFollowsTheWelcome) {
+  constexpr int kMany = 5000;
+  std::vector<AttemptRecord> records;
+  for (int i = 0; i < kMany; ++i) {
+    records.push_back(Claimed(Claim::kStarted, true));
+    records.back().id.attempt = i + 1;
+  }
+  AttemptRecord runs = Claimed(Claim::kStarted, false);
+  runs.id.attempt = kMany + 1;
+  records.push_back(runs);
+  Begin(records);
+  const v1::Hello hello = agent_->Hello({}, 1).hello();
+  EXPECT_LT(hello.ByteSizeLong(), 200u << 10);
+  EXPECT_EQ(hello.attempts(hello.attempts_size() - 1).phase(), v1::STARTED)
+      << "it is never left out";
+  std::set<uint64_t> said;  // since the Welcome
+  for (const v1::AgentMessage& message : world_.sent) {
+    if (message.has_report()) said.insert(message.report().key().attempt());
+  }
+  EXPECT_EQ(said.size(), records.size());
+
+  // After another boot all are said in the Hello: nothing else tells how they ended.
+  for (AttemptRecord& record : records) record.boot_id = "an older boot";
+  Begin(records);
+  EXPECT_EQ(agent_->Hello({}, 1).hello().attempts_size(), kMany + 1);
+}
+
 TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   AttemptRecord ended = Claimed(Claim::kStarted, true);
   AttemptRecord prepared = Prepared();

@@ -32,6 +32,9 @@ void LogFailure(const char* what, const AttemptId& id, const absl::Status& statu
 
 constexpr int kFaultRepeats = 60;  // heartbeats
 constexpr size_t kFaultsKept = 64;
+// A Hello that is larger leaves out what is gone: a scheduler takes no message above 320 KiB from
+// the network.
+constexpr size_t kHelloBytes = 128 << 10;
 
 }  // namespace
 
@@ -67,9 +70,15 @@ v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory, int64_t boot_
   hello->set_epoch_seen(seen_.epoch);
   hello->set_commit_seen(seen_.commit);
   *hello->mutable_inventory() = inventory;
+  size_t bytes = message.ByteSizeLong();
   for (const auto& [id, record] : records_) {
+    // What is gone holds nothing, and follows the Welcome anyway. After another boot it is said
+    // here: else the new boot id alone would say that it ended, and not how.
+    const bool follows = record.gone() && record.boot_id == identity_.boot_id;
+    if (follows && bytes > kHelloBytes) continue;
     v1::AttemptReport* report = hello->add_attempts();
     *report = ReportOf(record);
+    bytes += report->ByteSizeLong();
     // A checkpoint or an export is told before the end of the attempt that wrote it, here too: what
     // follows the Welcome says both.
     const bool more = (!record.checkpoints.empty() &&

@@ -234,8 +234,10 @@ class AgentTest : public ::testing::Test {
     ::posix_spawn_file_actions_destroy(&actions);
   }
   void KillAgent(int signal) {
+    if (agent_ <= 0) return;  // it never started, and -1 would be everybody
     ::kill(agent_, signal);
     ::waitpid(agent_, nullptr, 0);
+    agent_ = -1;
   }
 
   pb::SchedulerMessage PrepareMessage(const std::string& task, const std::string& script,
@@ -319,6 +321,7 @@ TEST_F(AgentTest, WhereItMayOpenTooFewFilesItEndsAndSaysWhy) {
     bool ended = false;
     EXPECT_TRUE(Eventually([&] { return ended = ::waitpid(agent_, &status, WNOHANG) == agent_; }));
     if (!ended) KillAgent(SIGKILL);
+    agent_ = -1;
     EXPECT_NE(status, 0);
     said += absl::StrContains(Read("said"), "raise LimitNOFILE") ? 1 : 0;
   }

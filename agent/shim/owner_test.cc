@@ -323,6 +323,7 @@ TEST_F(OwnerTest, DiesWithTheShim) {
     return count;
   };
   ASSERT_TRUE(Eventually([&] { return fs::exists(root_ + "/ann/runs") && sleeps() >= 2; }));
+  ASSERT_GT(shim_, 0);
   ::kill(shim_, SIGKILL);
   Wait(&shim_);
   EXPECT_TRUE(Eventually([&] { return sleeps() == 0; }));
@@ -332,6 +333,7 @@ TEST_F(OwnerTest, AStopReachesTheJobsGroup) {
   Start("trap 'echo stopped; exit 3' TERM; touch $D/ann/runs; while :; do sleep 0.05; done");
   ASSERT_TRUE(Eventually([&] { return fs::exists(root_ + "/ann/runs"); }));
   EXPECT_EQ(ReplaceFile(attempt_, kStopFile, FormatStop({7, 5'000'000'000})), 0);
+  ASSERT_GT(shim_, 0);
   ::kill(shim_, SIGUSR1);
   EXPECT_EQ(Wait(&shim_), 0);
   EXPECT_NE(Log().find("stopped\n"), std::string::npos) << Log();

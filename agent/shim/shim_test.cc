@@ -113,6 +113,7 @@ class ShimTest : public ::testing::TestWithParam<bool> {
   }
   void Stop(int64_t grace_ns) {
     EXPECT_EQ(ReplaceFile(directory_, kStopFile, FormatStop({7, grace_ns})), 0);
+    ASSERT_GT(shim_, 0);
     ::kill(shim_, SIGUSR1);
   }
   std::string Text(const std::string& name) {
@@ -325,6 +326,7 @@ TEST_P(ShimTest, TheShimsDeathKillsItsProcessesWithinASecond) {
   Script("setsid sleep 600 & touch $D/ready; sleep 600");
   Start();
   ASSERT_TRUE(Eventually([&] { return Exists("ready"); }));
+  ASSERT_GT(shim_, 0);
   ::kill(shim_, SIGKILL);
   Wait();
   EXPECT_TRUE(Eventually([&] { return !AnyLives(); }, std::chrono::seconds(1)));
@@ -368,7 +370,7 @@ TEST_P(ShimTest, EndsThoughSomebodyElseHoldsItsOutputAndGoesOnWriting) {
   const bool ended = Eventually([&] { return Ended(); });
   EXPECT_TRUE(ended);
   if (ended) EXPECT_EQ(Wait(), 0);
-  if (!ended) ::kill(shim_, SIGKILL);  // the writer ends with its reader
+  if (!ended && shim_ > 0) ::kill(shim_, SIGKILL);  // the writer ends with its reader
   writer.join();
   ::signal(SIGPIPE, piped);
   ::close(held);

@@ -12,12 +12,14 @@
 #include "cli/follow.h"
 #include "cli/interrupt.h"
 #include "cli/render/preview.h"
+#include "common/base/hidden.h"
 
 namespace muster {
 namespace {
 
 struct SubmitOptions {
   std::vector<std::string> files;
+  std::string job;  // what is submitted again; empty: files are
   std::string queue, key, directory;
   std::vector<std::string> settings, env, secrets;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false,
@@ -46,25 +48,59 @@ int PackFor(Session& session, const SubmitOptions& options, const JobFile& file,
                           "nothing was submitted");
 }
 
+bool IsHidden(const pb::JobSpec& spec) {
+  const auto hidden = [](const auto& env) {
+    return std::any_of(env.begin(), env.end(),
+                       [](const auto& variable) { return variable.second == kHiddenValue; });
+  };
+  return hidden(spec.env()) || std::any_of(spec.tasks().begin(), spec.tasks().end(),
+                                           [&](const auto& task) { return hidden(task.env()); });
+}
+
+// What was submitted, as a file. PERMISSION_DENIED: the caller may not read all of it.
+absl::StatusOr<JobFile> FileOf(Client& client, const std::string& id) {
+  const absl::StatusOr<pb::Job> job = client.Get(id);
+  if (!job.ok()) return job.status();
+  const std::string name = absl::StrCat("job ", job->number());
+  if (IsHidden(job->spec())) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        name, " is ", Plain(job->owner()), "'s, and its environment is hidden from you",
+        ". Ask for its file, or take the rest: muster show ", job->number(), " --spec"));
+  }
+  return JobFile{name, SpecToYaml(job->spec())};
+}
+
+absl::StatusOr<std::vector<JobFile>> ReadFiles(Client& client, const SubmitOptions& options,
+                                               const Interrupt& interrupt) {
+  std::vector<JobFile> files;
+  if (!options.job.empty()) {
+    absl::StatusOr<JobFile> file = FileOf(client, options.job);
+    if (!file.ok()) return file.status();
+    files.push_back(*std::move(file));
+  }
+  for (const std::string& path : options.files) {
+    absl::StatusOr<JobFile> file = ReadJobFile(path, &interrupt);
+    if (!file.ok()) return file.status();
+    files.push_back(*std::move(file));
+  }
+  return files;
+}
+
 // All that is wrong with any of the files is told before anything is asked of the server.
 int ReadSubmissions(Session& session, const SubmitOptions& options, const Interrupt& interrupt,
                     Packs* packs, std::vector<Submission>* submissions) {
-  std::vector<JobFile> files;
-  for (const std::string& path : options.files) {
-    absl::StatusOr<JobFile> file = ReadJobFile(path, &interrupt);
-    if (!file.ok()) return session.Fail(file.status());
-    files.push_back(*std::move(file));
-  }
   absl::StatusOr<Settings> settings = session.settings();
   if (!settings.ok()) return session.Fail(settings.status());
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
+  absl::StatusOr<std::vector<JobFile>> files = ReadFiles(**client, options, interrupt);
+  if (!files.ok()) return session.Fail(files.status());
   SpecContext context = ContextOf(**client);
   context.default_queue = options.queue.empty() ? DefaultQueue(*settings, context) : options.queue;
   if (!options.queue.empty())
     context.queues.clear();  // the file's own doesn't count; the server checks the flag's
   int result = kExitOk;
-  for (JobFile& file : files) {
+  for (JobFile& file : *files) {
     pb::JobSpec spec;
     std::vector<Problem> problems;
     if (!ParseJobFile(file.text, file.name, context, &spec, &problems, options.settings)) {
@@ -174,16 +210,7 @@ int Submit(Session& session, const SubmitOptions& options) {
   return SubmitAll(session, client, options, interrupt, packs, submissions);
 }
 
-}  // namespace
-
-void AddSubmit(CLI::App& root, Session& session) {
-  auto options = std::make_shared<SubmitOptions>();
-  CLI::App* submit =
-      root.add_subcommand("submit", "Preview a job, confirm, submit and follow it (sbatch)");
-  submit
-      ->add_option("files", options->files,
-                   "Job file; - reads standard input. Of several none is followed")
-      ->required();
+void AddOptions(CLI::App* submit, Session& session, const std::shared_ptr<SubmitOptions>& options) {
   submit->add_option("--queue", options->queue, "Instead of the file's queue");
   submit
       ->add_option("--set", options->settings,
@@ -221,6 +248,24 @@ void AddSubmit(CLI::App& root, Session& session) {
   submit->callback([&session, options] {
     session.command = [&session, options] { return Submit(session, *options); };
   });
+}
+
+}  // namespace
+
+void AddSubmit(CLI::App& root, Session& session) {
+  auto options = std::make_shared<SubmitOptions>();
+  CLI::App* submit =
+      root.add_subcommand("submit", "Preview a job, confirm, submit and follow it (sbatch)");
+  submit
+      ->add_option("files", options->files,
+                   "Job file; - reads standard input. Of several none is followed")
+      ->required();
+  AddOptions(submit, session, options);
+  auto again = std::make_shared<SubmitOptions>();
+  CLI::App* rerun = root.add_subcommand(
+      "rerun", "Submit a job again as it was, or changed; it is a new job, and begins anew");
+  rerun->add_option("job", again->job, "Its number")->required();
+  AddOptions(rerun, session, again);
 }
 
 }  // namespace muster

@@ -10,11 +10,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/hidden.h"
 
 namespace muster {
 namespace {
-
-constexpr char kMasked[] = "(hidden)";
 
 // A list of jobs in a sentence: "job 3", "jobs 3, 4 and 318 (research/nlp)".
 struct JobList {
@@ -69,7 +68,7 @@ std::string Told(const JobList& list) {
 
 template <typename Map>
 void MaskValues(Map* map) {
-  for (auto& [name, value] : *map) value = kMasked;
+  for (auto& [name, value] : *map) value = kHiddenValue;
 }
 
 void MaskEnvironment(pb::JobSpec* spec) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/descriptor.h"
@@ -66,10 +67,14 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
 }
 
 absl::Status WriteFileDurably(const std::string& path, std::string_view content, unsigned mode) {
-  const std::string temporary = absl::StrCat(path, ".tmp.", ::getpid());
+  // Threads write the same path at once; the process before may have had this number, and have
+  // been killed.
+  static std::atomic<uint64_t> writes{0};
+  const std::string temporary = absl::StrCat(path, ".tmp.", ::getpid(), ".", ++writes);
+  ::unlink(temporary.c_str());
   {
     Descriptor fd(
-        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode));
+        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode));
     if (fd.get() < 0) return ErrnoStatus(errno, temporary);
     size_t done = 0;
     while (done < content.size()) {

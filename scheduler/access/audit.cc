@@ -148,13 +148,16 @@ Audit::~Audit() {
   if (fd_ >= 0) close(fd_);
 }
 
-void Audit::Add(pb::AuditRecord record) {
-  std::lock_guard lock(mutex_);
+void Audit::Add(pb::AuditRecord record, Written written) {
+  std::unique_lock lock(mutex_);
   if (waiting_.size() >= kAuditWaitingMost && record.outcome() != "OK") {
     ++left_out_;
+    lock.unlock();
+    if (written) written(absl::OkStatus());
     return;
   }
   waiting_.push_back(std::move(record));
+  if (written) told_once_written_.push_back(std::move(written));
   changed_.notify_all();
 }
 
@@ -166,6 +169,7 @@ void Audit::Flush() {
 void Audit::Run() {
   while (true) {
     std::vector<pb::AuditRecord> records;
+    std::vector<Written> told;
     {
       std::unique_lock lock(mutex_);
       busy_ = false;
@@ -173,26 +177,32 @@ void Audit::Run() {
       changed_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
       if (waiting_.empty()) return;
       records.swap(waiting_);
+      told.swap(told_once_written_);
       busy_ = true;
       if (left_out_ > 0) {
-        pb::AuditRecord& told = records.emplace_back(records.back());
-        told = pb::AuditRecord();
-        told.set_at_ns(records[records.size() - 2].at_ns());
-        told.set_outcome("LEFT_OUT");
-        told.set_detail(absl::StrCat(std::exchange(left_out_, 0), " denials, more than are kept"));
+        pb::AuditRecord left_out;
+        left_out.set_at_ns(records.back().at_ns());
+        left_out.set_outcome("LEFT_OUT");
+        left_out.set_detail(
+            absl::StrCat(std::exchange(left_out_, 0), " denials, more than are kept"));
+        records.push_back(std::move(left_out));
       }
     }
-    std::lock_guard writing(writing_);
-    absl::Status status = absl::OkStatus();
-    for (pb::AuditRecord& record : records) {
-      if (status = Write(std::move(record)); !status.ok()) break;
-    }
-    if (status.ok() && fdatasync(fd_) != 0) status = ErrnoStatus(errno, directory_);
+    const absl::Status status = WriteAll(std::move(records));
+    for (const Written& written : told) written(status);
     if (!status.ok() && !std::exchange(failed_, true))
       LogError("the audit can't be written: what is done now is not recorded",
                {{"error", std::string(status.message())}});
     if (status.ok()) failed_ = false;
   }
+}
+
+absl::Status Audit::WriteAll(std::vector<pb::AuditRecord> records) {
+  std::lock_guard writing(writing_);
+  for (pb::AuditRecord& record : records) {
+    if (absl::Status status = Write(std::move(record)); !status.ok()) return status;
+  }
+  return fdatasync(fd_) == 0 ? absl::OkStatus() : ErrnoStatus(errno, directory_);
 }
 
 absl::Status Audit::Begin() {

@@ -49,9 +49,12 @@ class Audit {
   Audit(const Audit&) = delete;
   Audit& operator=(const Audit&) = delete;
 
+  // On the audit's thread, once the record is on disk, or can't be written.
+  using Written = std::function<void(const absl::Status&)>;
   // Its number and hash are filled in here. While too many wait, denials are counted only, and told
-  // in one record afterwards; what was granted is never left out.
-  void Add(pb::AuditRecord record);
+  // in one record afterwards (`written` is called at once then); what was granted is never left
+  // out.
+  void Add(pb::AuditRecord record, Written written = nullptr);
   // Until all that was added is written and synced.
   void Flush();
   // The newest `limit` records that `wanted` takes, oldest first.
@@ -64,8 +67,9 @@ class Audit {
  private:
   Audit(std::string directory, int64_t file_bytes, AuditHead head, int fd, int64_t bytes);
   void Run();
-  absl::Status Write(pb::AuditRecord record);  // under writing_
-  absl::Status Begin();                        // another file; under writing_
+  absl::Status WriteAll(std::vector<pb::AuditRecord> records);  // synced
+  absl::Status Write(pb::AuditRecord record);                   // under writing_
+  absl::Status Begin();                                         // another file; under writing_
 
   const std::string directory_;
   const int64_t file_bytes_;
@@ -78,7 +82,8 @@ class Audit {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<pb::AuditRecord> waiting_;
-  uint64_t left_out_ = 0;  // denials, since the last record of them
+  std::vector<Written> told_once_written_;  // of those that wait
+  uint64_t left_out_ = 0;                   // denials, since the last record of them
   bool busy_ = false, stopping_ = false;
   std::thread thread_;
 };

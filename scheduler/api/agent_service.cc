@@ -142,6 +142,28 @@ bool AboutToStart(const AttemptRow& attempt) {
 
 }  // namespace
 
+namespace {
+
+// INVALID_ARGUMENT ends the task: only its owner can mend it. UNAVAILABLE: the agent asks again.
+absl::Status WhyNoSecret(const std::string& name, const std::string& owner,
+                         const absl::Status& read) {
+  if (absl::IsNotFound(read)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("secret ", name, ": ", owner,
+                     " has none of that name any more; set it again, and submit the job anew"));
+  }
+  LogError("a secret can't be read",
+           {{"owner", owner}, {"name", name}, {"why", std::string(read.message())}});
+  if (absl::IsDataLoss(read)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("secret ", name, " of ", owner,
+                     " is damaged where musterd keeps it; set it again, and submit the job anew"));
+  }
+  return absl::UnavailableError(absl::StrCat("secret ", name, " can't be read now"));
+}
+
+}  // namespace
+
 grpc::ServerUnaryReactor* AgentServiceImpl::ReadPack(const Caller& caller,
                                                      grpc::CallbackServerContext* call,
                                                      const pb::ReadPackRequest* request,
@@ -167,8 +189,8 @@ grpc::ServerUnaryReactor* AgentServiceImpl::ReadSecrets(const Caller& caller,
                                                         const pb::ReadSecretsRequest* request,
                                                         pb::ReadSecretsResponse* response) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  // On the engine's thread: against the State as it is, and with a record in the audit before it
-  // is answered.
+  // On the engine's thread: against the State as it is. Answered once the audit's record of it is
+  // on disk.
   caller.Change(
       [this, caller, request,
        response](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
@@ -182,19 +204,18 @@ grpc::ServerUnaryReactor* AgentServiceImpl::ReadSecrets(const Caller& caller,
         for (const std::string& text : job->spec->secrets()) {
           const SecretUse use = ReadSecretUse(text);
           absl::StatusOr<std::string> value = context_->secrets->Read(job->owner, use.name);
-          if (!value.ok()) {
-            response->Clear();
-            return absl::InvalidArgumentError(absl::StrCat(
-                "secret ", use.name, ": ", job->owner,
-                " has none of that name any more; set it again, and submit the job anew"));
-          }
+          if (!value.ok()) return WhyNoSecret(use.name, job->owner, value.status());
           pb::ReadSecretsResponse::Secret* secret = response->add_secrets();
           secret->set_variable(use.variable);
           secret->set_value(*std::move(value));
         }
         return std::vector<pb::Event>();
       },
-      [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
+      [reactor, response](absl::Status status) {
+        if (!status.ok()) response->Clear();
+        reactor->Finish(ToGrpc(status));
+      },
+      Caller::kOnceOnDisk);
   return reactor;
 }
 

@@ -278,7 +278,7 @@ absl::StatusOr<Caller> Guard::Admit(const MethodPolicy& method,
   return status;
 }
 
-void Caller::Change(Engine::Operation operation, Engine::Done done) const {
+void Caller::Change(Engine::Operation operation, Engine::Done done, AuditedWhen audited) const {
   guard_->parts_.engine->Call(
       [self = *this, operation = std::move(operation)](
           const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
@@ -290,16 +290,28 @@ void Caller::Change(Engine::Operation operation, Engine::Done done) const {
         if (!status.ok()) return status;
         return operation(state);
       },
-      [self = *this, done = std::move(done)](absl::Status status) {
+      [self = *this, done = std::move(done), audited](absl::Status status) {
+        Audit::Written written;
+        if (audited == kOnceOnDisk) {
+          written = [done, status](const absl::Status& kept) {
+            done(kept.ok() ? status
+                           : absl::UnavailableError(
+                                 "the audit can't be written now; musterd's log says why"));
+          };
+        }
         if (self.method_->policy.audited())
-          self.guard_->Record(*self.method_, *self.who_, *self.request_, status, *self.detail_);
-        done(std::move(status));
+          self.guard_->Record(*self.method_, *self.who_, *self.request_, status, *self.detail_,
+                              std::move(written));
+        if (audited == kOnceQueued || !self.method_->policy.audited()) done(std::move(status));
       });
 }
 
 void Guard::Record(const MethodPolicy& method, const Principal& who, const Message& request,
-                   const absl::Status& outcome, const std::string& detail) {
-  if (parts_.audit == nullptr) return;
+                   const absl::Status& outcome, const std::string& detail, Audit::Written written) {
+  if (parts_.audit == nullptr) {
+    if (written) written(absl::OkStatus());
+    return;
+  }
   pb::AuditRecord record;
   record.set_at_ns(parts_.clock->WallNs());
   record.set_user(who.user);
@@ -308,7 +320,7 @@ void Guard::Record(const MethodPolicy& method, const Principal& who, const Messa
   record.set_object(ObjectOf(method, request));
   record.set_outcome(absl::StatusCodeToString(outcome.code()));
   record.set_detail(detail);
-  parts_.audit->Add(std::move(record));
+  parts_.audit->Add(std::move(record), std::move(written));
 }
 
 }  // namespace muster

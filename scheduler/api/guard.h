@@ -42,8 +42,11 @@ class Caller {
   const std::shared_ptr<const JobRow>& job() const { return job_; }
 
   // Engine::Call with the right looked at again before `operation`, and a record in the audit
-  // before `done`. The request has to be there until then.
-  void Change(Engine::Operation operation, Engine::Done done) const;
+  // before `done`: queued, or on disk (then UNAVAILABLE if it can't be). The request has to be
+  // there until then.
+  enum AuditedWhen { kOnceQueued, kOnceOnDisk };
+  void Change(Engine::Operation operation, Engine::Done done,
+              AuditedWhen audited = kOnceQueued) const;
   // What the audit says of the change besides; inside `operation`.
   void Note(std::string detail) const { *detail_ = std::move(detail); }
 
@@ -88,7 +91,7 @@ class Guard {
   friend class Caller;
   void Record(const MethodPolicy& method, const Principal& who,
               const google::protobuf::Message& request, const absl::Status& outcome,
-              const std::string& detail);
+              const std::string& detail, Audit::Written written = nullptr);
 
   const GuardParts parts_;
   Rates rates_;

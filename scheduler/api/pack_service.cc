@@ -49,10 +49,11 @@ std::vector<FieldProblem> CheckPacks(const ApiContext& context, const std::strin
           "absolute one that is there on the hosts";
     } else if (relative && context.packs != nullptr &&
                !context.packs->Use(owner, task.workdir_digest())) {
-      what = absl::StrCat("no packed directory of yours is here with digest ",
-                          task.workdir_digest().substr(0, 12),
-                          "…: it was never sent, or has gone with the jobs that it came with. "
-                          "Leave workdir_digest out, and the directory comes along again");
+      what = absl::StrCat(
+          "no packed directory of yours is here with digest ", task.workdir_digest().substr(0, 12),
+          "…: it was never sent, or has gone with the jobs that it came with. "
+          "Leave workdir_digest out (muster rerun: -C DIR), and the directory comes along "
+          "again");
     }
     if (what.empty()) continue;
     const bool only = spec.tasks_size() == 1 && (task.name() == "main" || task.name().empty());

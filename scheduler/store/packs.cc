@@ -18,11 +18,18 @@ namespace muster {
 namespace {
 
 constexpr char kComing[] = ".part";  // after the name of one that isn't whole
+// One that was sent or used since then may belong to a job that is being submitted.
+constexpr int64_t kMayBeSubmittedNs = kHour;
 
 // -1: it isn't there.
 int64_t SizeOf(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? info.st_size : -1;
+}
+
+absl::Status NotNowReadable(int error) {
+  return absl::UnavailableError(
+      ErrnoStatus(error, "the packed directory can't be read now").message());
 }
 
 absl::Status NoPack() {
@@ -35,7 +42,7 @@ std::set<PackName> PacksOf(const State& state) {
   std::set<PackName> packs;
   for (const uint64_t number : state.AllJobs()) {
     const JobRow* job = state.FindJob(number);
-    if (job == nullptr) continue;
+    if (job == nullptr || job->finished()) continue;
     for (const pb::TaskSpec& task : job->spec->tasks()) {
       if (!task.workdir_digest().empty()) packs.emplace(job->owner, task.workdir_digest());
     }
@@ -71,25 +78,73 @@ bool PackStore::Touch(const std::string& path) {
   return ::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0;
 }
 
-absl::Status PackStore::CheckRoom(const std::string& owner, int64_t size) const {
+// Compared once in the life of this process. One that isn't is taken away, so that it can be sent
+// again.
+bool PackStore::IsWhole(const PackName& name) {
+  const std::string path = PathOf(name);
+  {
+    std::lock_guard lock(mutex_);
+    if (checked_.count(path) != 0) return true;
+  }
+  const absl::StatusOr<std::string> content = ReadFile(path, limits_.bytes);
+  if (absl::IsNotFound(content.status())) return false;
+  if (!content.ok()) return true;  // not known now
+  const bool whole = Sha256Hex(*content) == name.second;
+  std::lock_guard lock(mutex_);
+  if (whole) {
+    checked_.insert(path);
+    return true;
+  }
+  LogError("a packed directory is damaged, and removed", {{"path", path}});
+  ::unlink(path.c_str());
+  return false;
+}
+
+absl::Status PackStore::MakeRoom(const std::string& owner, int64_t size) {
+  struct Kept {
+    int64_t used_ns;
+    int64_t bytes;
+    std::string path;
+  };
+  std::vector<Kept> kept;
   int64_t taken = 0;
   for (const std::string& name : NamesIn(FolderOf(owner))) {
-    if (IsSha256Hex(name))
-      taken += std::max<int64_t>(0, SizeOf(absl::StrCat(FolderOf(owner), "/", name)));
+    const std::string path = absl::StrCat(FolderOf(owner), "/", name);
+    struct stat info {};
+    if (!IsSha256Hex(name) || ::stat(path.c_str(), &info) != 0) continue;
+    kept.push_back({info.st_mtim.tv_sec * kSecond + info.st_mtim.tv_nsec,
+                    limits_.TakenBy(info.st_size), path});
+    taken += kept.back().bytes;
   }
   size_t coming = 0;
   for (const auto& [name, upload] : uploads_) {
     if (name.first != owner) continue;
-    taken += upload->size;
+    taken += limits_.TakenBy(upload->size);
     ++coming;
   }
-  if (taken + size > limits_.owner_bytes) {
+  std::sort(kept.begin(), kept.end(),
+            [](const Kept& a, const Kept& b) { return a.used_ns < b.used_ns; });
+  size_t count = kept.size() + coming;
+  const auto full = [&] {
+    return taken + limits_.TakenBy(size) > limits_.owner_bytes || count >= limits_.owner_packs;
+  };
+  const int64_t new_ns = clock_->WallNs() - kMayBeSubmittedNs;
+  for (const Kept& pack : kept) {
+    if (!full() || !collected_) break;
+    if (needed_.count(pack.path) != 0 || pack.used_ns > new_ns) continue;
+    if (::unlink(pack.path.c_str()) != 0) continue;
+    checked_.erase(pack.path);
+    taken -= pack.bytes;
+    --count;
+  }
+  if (full()) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "your packed directories take ", FormatSize(taken), " here, and this one would be ",
-        FormatSize(size), " more; a user may have ", FormatSize(limits_.owner_bytes),
-        ". They go some days after the jobs that they came with. Leave out what the job doesn't "
-        "need (.musterignore), name a directory that is on the hosts (--workdir /PATH), or have "
-        "packed_per_user raised in musterd.yaml"));
+        "the packed directories that your jobs need take ", FormatSize(taken), " here (", count,
+        "), and this one would be ", FormatSize(size), " more; a user may have ",
+        FormatSize(limits_.owner_bytes), " in ", limits_.owner_packs,
+        ". Leave out what the job doesn't need (.musterignore), name a directory that is on the "
+        "hosts (--workdir /PATH), wait until some of your jobs have ended, or have packed_per_user "
+        "raised in musterd.yaml"));
   }
   if (coming < limits_.owner_uploads) return absl::OkStatus();
   return absl::UnavailableError(
@@ -144,12 +199,12 @@ absl::StatusOr<int64_t> PackStore::Put(const std::string& owner, const std::stri
   if (offset < 0 || offset > size || static_cast<int64_t>(data.size()) > size - offset)
     return absl::InvalidArgumentError("the piece doesn't lie within the whole");
   const PackName name(owner, digest);
+  if (SizeOf(PathOf(name)) == size && IsWhole(name) && Touch(PathOf(name))) return size;
   std::unique_lock lock(mutex_);
-  if (SizeOf(PathOf(name)) == size && Touch(PathOf(name))) return size;
   auto found = uploads_.find(name);
   if (found == uploads_.end()) {
     DropIdle();
-    if (absl::Status room = CheckRoom(owner, size); !room.ok()) return room;
+    if (absl::Status room = MakeRoom(owner, size); !room.ok()) return room;
     if (data.empty() || offset != 0) return 0;
     const absl::StatusOr<Upload*> begun = Begin(name, size);
     if (!begun.ok()) return begun.status();
@@ -173,6 +228,7 @@ absl::StatusOr<int64_t> PackStore::Put(const std::string& owner, const std::stri
   lock.unlock();  // nobody waits for its disk
   const absl::Status finished = Finish(name, upload);
   lock.lock();
+  if (finished.ok()) checked_.insert(PathOf(name));
   Drop(uploads_.find(name));
   if (!finished.ok()) return finished;
   return size;
@@ -181,22 +237,23 @@ absl::StatusOr<int64_t> PackStore::Put(const std::string& owner, const std::stri
 bool PackStore::Use(const std::string& owner, const std::string& digest) {
   if (!IsSha256Hex(digest)) return false;
   const std::string path = PathOf({owner, digest});
-  std::lock_guard lock(mutex_);
-  return SizeOf(path) >= 0 && Touch(path);
+  return IsWhole({owner, digest}) && Touch(path);
 }
 
 absl::StatusOr<PackStore::Piece> PackStore::Read(const std::string& owner,
-                                                 const std::string& digest, int64_t offset) const {
+                                                 const std::string& digest, int64_t offset) {
   if (!IsSha256Hex(digest) || offset < 0) return NoPack();
+  if (offset == 0 && !IsWhole({owner, digest})) return NoPack();
   const Descriptor file(::open(PathOf({owner, digest}).c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info {};
-  if (file.get() < 0 || ::fstat(file.get(), &info) != 0) return NoPack();
+  if (file.get() < 0 || ::fstat(file.get(), &info) != 0)
+    return errno == ENOENT ? NoPack() : NotNowReadable(errno);
   Piece piece;
   piece.size = info.st_size;
   piece.data.resize(
       static_cast<size_t>(std::clamp<int64_t>(piece.size - offset, 0, kMaxReadBytes)));
   const ssize_t got = ::pread(file.get(), piece.data.data(), piece.data.size(), offset);
-  if (got < 0) return ErrnoStatus(errno, "the packed directory");
+  if (got < 0) return NotNowReadable(errno);
   piece.data.resize(static_cast<size_t>(got));
   return piece;
 }
@@ -204,6 +261,11 @@ absl::StatusOr<PackStore::Piece> PackStore::Read(const std::string& owner,
 int PackStore::Collect(const std::set<PackName>& used, int64_t keep_ns) {
   std::set<std::string> paths;
   for (const PackName& name : used) paths.insert(PathOf(name));
+  {
+    std::lock_guard lock(mutex_);
+    needed_ = paths;
+    collected_ = true;
+  }
   int removed = 0;
   for (const std::string& owner : NamesIn(directory_)) {
     const std::string folder = absl::StrCat(directory_, "/", owner);
@@ -216,6 +278,7 @@ int PackStore::Collect(const std::set<PackName>& used, int64_t keep_ns) {
       if (paths.count(path) != 0) {
         Touch(path);
       } else if (used_ns < clock_->WallNs() - keep_ns && ::unlink(path.c_str()) == 0) {
+        checked_.erase(path);
         ++removed;
       }
     }

@@ -3,6 +3,7 @@
 // one owner (docs/decisions/098-packed-directories.md).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -25,13 +26,17 @@ namespace muster {
 struct PackLimits {
   int64_t bytes = kPackMaxBytes;           // of one
   int64_t owner_bytes = int64_t{1} << 30;  // of one owner's together, with those that are coming
-  size_t owner_uploads = 16;               // that are coming at once
-  int64_t upload_ns = 10 * kMinute;        // one that stands still so long is dropped
+  size_t owner_packs = 1000;
+  int64_t least_bytes = 4 << 10;     // what a small one counts as: a block of the disk
+  size_t owner_uploads = 16;         // that are coming at once
+  int64_t upload_ns = 10 * kMinute;  // one that stands still so long is dropped
+
+  int64_t TakenBy(int64_t size) const { return std::max(size, least_bytes); }
 };
 
 // Owner and digest.
 using PackName = std::pair<std::string, std::string>;
-// Those that jobs of this State start in, ended ones included.
+// Those that unfinished jobs of this State start in.
 std::set<PackName> PacksOf(const State& state);
 
 // Thread-safe.
@@ -43,21 +48,23 @@ class PackStore {
   static absl::StatusOr<std::unique_ptr<PackStore>> Open(std::string directory, PackLimits limits,
                                                          Clock* clock);
 
-  // Takes a piece, if it is the next one; where to go on. `size` once the whole is on disk.
-  // INVALID_ARGUMENT: it is too large, or isn't what the digest names. RESOURCE_EXHAUSTED: the
-  // owner has too much. UNAVAILABLE: again in a moment.
+  // Takes a piece, if it is the next one; where to go on. `size` once the whole is on disk. Where
+  // the owner has too much, the oldest that no unfinished job needs make room.
+  // INVALID_ARGUMENT: it is too large, or isn't what the digest names. RESOURCE_EXHAUSTED: what
+  // jobs need leaves no room. UNAVAILABLE: again in a moment.
   absl::StatusOr<int64_t> Put(const std::string& owner, const std::string& digest, int64_t size,
                               int64_t offset, std::string_view data);
   // Whether it is here; it counts as used now.
   bool Use(const std::string& owner, const std::string& digest);
-  // At most kMaxReadBytes from there on. NOT_FOUND: it isn't here.
+  // At most kMaxReadBytes from there on. NOT_FOUND: it isn't here, or was damaged on disk, and is
+  // no more. UNAVAILABLE: not now.
   struct Piece {
     std::string data;
     int64_t size = 0;  // of the whole
   };
-  absl::StatusOr<Piece> Read(const std::string& owner, const std::string& digest,
-                             int64_t offset) const;
-  // Those in `used` count as used now. Removes what was not used for so long; how many.
+  absl::StatusOr<Piece> Read(const std::string& owner, const std::string& digest, int64_t offset);
+  // Those in `used` are needed by jobs, and count as used now. Removes what was not used for so
+  // long; how many.
   int Collect(const std::set<PackName>& used, int64_t keep_ns);
 
  private:
@@ -78,7 +85,8 @@ class PackStore {
   std::string FolderOf(const std::string& owner) const;
   std::string PathOf(const PackName& name) const;
   bool Touch(const std::string& path);
-  absl::Status CheckRoom(const std::string& owner, int64_t size) const;
+  bool IsWhole(const PackName& name);
+  absl::Status MakeRoom(const std::string& owner, int64_t size);
   absl::StatusOr<Upload*> Begin(const PackName& name, int64_t size);
   absl::Status Finish(const PackName& name, Upload* upload);
   void Drop(Uploads::iterator upload);
@@ -88,7 +96,11 @@ class PackStore {
   const PackLimits limits_;
   Clock* const clock_;
   mutable std::mutex mutex_;
-  Uploads uploads_;  // guarded by mutex_
+  // Guarded by mutex_.
+  Uploads uploads_;
+  std::set<std::string> needed_;  // paths, as of the last Collect
+  bool collected_ = false;
+  std::set<std::string> checked_;  // paths of those whose content was compared with their digest
 };
 
 }  // namespace muster

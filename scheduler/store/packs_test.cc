@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/engine/testing/fixture.h"
@@ -24,6 +25,7 @@ class PacksTest : public ::testing::Test {
     limits_.bytes = 1000;
     limits_.owner_bytes = 2000;
     limits_.owner_uploads = 2;
+    limits_.least_bytes = 1;
     Open();
   }
   void TearDown() override {
@@ -132,6 +134,7 @@ TEST_F(PacksTest, PiecesHaveToLieWithinTheWhole) {
 TEST_F(PacksTest, AUserHasSoMuchTogetherAndIsToldTheRemedy) {
   ASSERT_TRUE(Put("ann", std::string(1000, 'a')).ok());
   ASSERT_EQ(*Put("ann", std::string(900, 'b'), 0, 10), 10) << "it counts as a whole by now";
+  packs_->Collect({{"ann", Sha256Hex(std::string(1000, 'a'))}}, kHour);
   const absl::Status full = Put("ann", std::string(200, 'c')).status();
   EXPECT_EQ(full.code(), kResourceExhausted);
   for (const char* remedy : {".musterignore", "--workdir", "packed_per_user"})
@@ -167,6 +170,53 @@ TEST_F(PacksTest, WhatNoJobNeedsGoesAfterItsTime) {
   EXPECT_EQ(packs_->Collect({}, kHour), 2);
   EXPECT_EQ(Files(), 0u);
   ASSERT_TRUE(Put("ann", "again").ok());
+}
+
+TEST_F(PacksTest, TheOldestThatNoJobNeedsMakeRoom) {
+  for (const char c : {'a', 'b', 'c', 'd'}) {
+    ASSERT_TRUE(Put("ann", std::string(500, c)).ok());
+    clock_.now_ns += kSecond;
+  }
+  const auto has = [&](char c) { return Read("ann", std::string(500, c)).ok(); };
+  const std::set<PackName> needed = {{"ann", Sha256Hex(std::string(500, 'a'))}};
+  EXPECT_FALSE(Put("ann", std::string(500, 'e')).ok()) << "what jobs need isn't known yet";
+  packs_->Collect(needed, kDay);
+  EXPECT_FALSE(Put("ann", std::string(500, 'e')).ok()) << "their jobs may be on their way";
+  clock_.now_ns += 2 * kHour;
+  packs_->Collect(needed, kDay);
+  EXPECT_TRUE(Put("ann", std::string(700, 'e')).ok());
+  EXPECT_TRUE(has('a')) << "a job needs it";
+  EXPECT_FALSE(has('b') || has('c'));
+  EXPECT_TRUE(has('d')) << "there was room enough without it";
+}
+
+TEST_F(PacksTest, TheirNumberIsBoundAndASmallOneCountsAsABlock) {
+  limits_.owner_packs = 3;
+  Open();
+  for (const char* text : {"1", "2", "3"}) ASSERT_TRUE(Put("ann", text).ok());
+  EXPECT_EQ(Put("ann", "4").status().code(), kResourceExhausted);
+  limits_.owner_packs = 1000;
+  limits_.least_bytes = 700;
+  Open();
+  EXPECT_EQ(Put("ann", "4").status().code(), kResourceExhausted) << "four times 700 are above 2000";
+}
+
+TEST_F(PacksTest, OneThatWasDamagedOnDiskIsGoneAndCanBeSentAgain) {
+  for (const bool by_reading : {true, false}) {
+    ASSERT_EQ(*Put("ann", "0123456789"), 10);
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+      if (entry.is_regular_file()) std::ofstream(entry.path()) << "01234x6789";
+    }
+    Open();
+    if (by_reading) {
+      EXPECT_EQ(Read("ann", "0123456789").status().code(), kNotFound);
+    } else {
+      EXPECT_FALSE(packs_->Use("ann", Sha256Hex("0123456789")));
+    }
+    EXPECT_EQ(*Put("ann", "0123456789", 0, 4), 4) << "as if it had never come";
+    EXPECT_EQ(*Put("ann", "0123456789", 4), 10);
+    EXPECT_EQ(*Read("ann", "0123456789"), "0123456789");
+  }
 }
 
 TEST(PacksOfTest, AreThoseOfAllJobsAndTasksByOwner) {

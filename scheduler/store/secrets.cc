@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/files.h"
+#include "common/base/log.h"
 #include "common/base/secret_use.h"
 #include "common/base/units.h"
 #include "common/pki/seal.h"
@@ -15,6 +17,7 @@ namespace muster {
 namespace {
 
 constexpr char kOwnerFile[] = ".owner";  // whose folder it is
+constexpr char kTemporary[] = ".tmp.";   // in the name of what was being written
 
 // What a sealed value is bound to: it opens for no other owner, under no other name.
 std::string ContextOf(const std::string& owner, const std::string& name) {
@@ -32,20 +35,34 @@ absl::StatusOr<std::unique_ptr<SecretStore>> SecretStore::Open(std::string direc
                                                                MasterKey master_key) {
   if (absl::Status made = MakeDirectories(directory); !made.ok()) return made;
   std::unique_ptr<SecretStore> store(new SecretStore(std::move(directory), std::move(master_key)));
+  store->RemoveLeftovers();
+  absl::Status closed;  // why the first doesn't open
   for (const std::string& folder : NamesIn(store->directory_)) {
     const std::string path = absl::StrCat(store->directory_, "/", folder);
     const absl::StatusOr<std::string> owner = ReadFile(absl::StrCat(path, "/", kOwnerFile));
     for (const std::string& name : NamesIn(path)) {
       if (!IsSecretName(name)) continue;
       const absl::Status opened = owner.ok() ? store->Read(*owner, name).status() : owner.status();
-      if (opened.ok()) return store;  // one of them says it of all
-      return absl::FailedPreconditionError(
-          absl::StrCat(path, "/", name, ": ", opened.message(),
-                       ". Put the master key there that they were sealed with, or move ",
-                       store->directory_, " away: users set their secrets anew"));
+      if (opened.ok()) return store;  // one of them says it of the key
+      LogWarn("a secret doesn't open",
+              {{"path", absl::StrCat(path, "/", name)}, {"why", std::string(opened.message())}});
+      if (closed.ok()) closed = opened;
     }
   }
-  return store;
+  if (closed.ok()) return store;
+  return absl::FailedPreconditionError(
+      absl::StrCat("no secret in ", store->directory_, " opens: ", closed.message(),
+                   ". Put the master key there that they were sealed with, or move the directory "
+                   "away: users set their secrets anew"));
+}
+
+// Of a process that was killed while it wrote.
+void SecretStore::RemoveLeftovers() const {
+  for (const std::string& folder : NamesIn(directory_)) {
+    const std::string path = absl::StrCat(directory_, "/", folder);
+    for (const std::string& name : NamesIn(path))
+      if (absl::StrContains(name, kTemporary)) ::unlink(absl::StrCat(path, "/", name).c_str());
+  }
 }
 
 std::string SecretStore::FolderOf(const std::string& owner) const {
@@ -74,6 +91,7 @@ absl::Status SecretStore::Set(const std::string& owner, const std::string& name,
     return absl::InvalidArgumentError(
         absl::StrCat("a secret's value has 1 to ", kMaxSecretBytes / 1024, " KiB, without NUL"));
   }
+  std::lock_guard lock(changing_);
   if (!Has(owner, name) && List(owner).size() >= kMaxSecrets) {
     return absl::ResourceExhaustedError(
         absl::StrCat("you have ", kMaxSecrets, " secrets; delete one: muster secret delete NAME"));
@@ -82,9 +100,11 @@ absl::Status SecretStore::Set(const std::string& owner, const std::string& name,
   if (!key.ok()) return key.status();
   const std::string folder = FolderOf(owner);
   if (absl::Status made = MakeDirectories(folder); !made.ok()) return made;
-  if (absl::Status kept = WriteFileDurably(absl::StrCat(folder, "/", kOwnerFile), owner);
-      !kept.ok())
-    return kept;
+  const std::string owner_file = absl::StrCat(folder, "/", kOwnerFile);
+  if (::access(owner_file.c_str(), F_OK) != 0) {
+    if (absl::Status kept = WriteFileDurably(owner_file, owner); !kept.ok()) return kept;
+    if (absl::Status synced = SyncDirectory(directory_); !synced.ok()) return synced;
+  }
   return WriteFileDurably(PathOf(owner, name), Seal(*key, ContextOf(owner, name), value), 0400);
 }
 
@@ -99,6 +119,7 @@ std::vector<SecretStore::Named> SecretStore::List(const std::string& owner) cons
 }
 
 absl::Status SecretStore::Delete(const std::string& owner, const std::string& name) {
+  std::lock_guard lock(changing_);
   if (!Has(owner, name)) return None(name);
   if (::unlink(PathOf(owner, name).c_str()) != 0) return ErrnoStatus(errno, "the secret");
   return SyncDirectory(FolderOf(owner));
@@ -110,12 +131,15 @@ bool SecretStore::Has(const std::string& owner, const std::string& name) const {
 
 absl::StatusOr<std::string> SecretStore::Read(const std::string& owner,
                                               const std::string& name) const {
-  if (!Has(owner, name)) return None(name);
+  if (!IsSecretName(name)) return None(name);
+  const absl::StatusOr<std::string> sealed = ReadFile(PathOf(owner, name), 2 * kMaxSecretBytes);
+  if (absl::IsNotFound(sealed.status())) return None(name);
+  if (!sealed.ok()) return sealed.status();
   const absl::StatusOr<std::string> key = Key(/*make=*/false);
   if (!key.ok()) return key.status();
-  const absl::StatusOr<std::string> sealed = ReadFile(PathOf(owner, name), 2 * kMaxSecretBytes);
-  if (!sealed.ok()) return sealed.status();
-  return Unseal(*key, ContextOf(owner, name), *sealed);
+  absl::StatusOr<std::string> value = Unseal(*key, ContextOf(owner, name), *sealed);
+  if (!value.ok()) return absl::DataLossError(value.status().message());
+  return value;
 }
 
 }  // namespace muster

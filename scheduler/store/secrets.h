@@ -23,7 +23,7 @@ class SecretStore {
   // The master key; `make`: one that isn't there is made. FAILED_PRECONDITION says what to do.
   using MasterKey = std::function<absl::StatusOr<std::string>(bool make)>;
 
-  // Where there are secrets, the key has to be there and open them.
+  // Where there are secrets, the key has to be there and open one of them.
   static absl::StatusOr<std::unique_ptr<SecretStore>> Open(std::string directory,
                                                            MasterKey master_key);
 
@@ -36,18 +36,21 @@ class SecretStore {
   std::vector<Named> List(const std::string& owner) const;  // by name
   // NOT_FOUND: there is none.
   absl::Status Delete(const std::string& owner, const std::string& name);
+  // NOT_FOUND: there is none. DATA_LOSS: it doesn't open with the key. Else: not now.
   absl::StatusOr<std::string> Read(const std::string& owner, const std::string& name) const;
   bool Has(const std::string& owner, const std::string& name) const;
 
  private:
   SecretStore(std::string directory, MasterKey master_key)
       : directory_(std::move(directory)), master_key_(std::move(master_key)) {}
+  void RemoveLeftovers() const;
   std::string FolderOf(const std::string& owner) const;
   std::string PathOf(const std::string& owner, const std::string& name) const;
   absl::StatusOr<std::string> Key(bool make) const;
 
   const std::string directory_;
   const MasterKey master_key_;
+  std::mutex changing_;  // held by Set and Delete
   mutable std::mutex mutex_;
   mutable std::string key_;  // guarded by mutex_; empty: not asked for yet
 };

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "common/pki/seal.h"
 
@@ -57,6 +58,43 @@ class SecretsTest : public ::testing::Test {
   std::unique_ptr<SecretStore> secrets_;
 };
 
+TEST_F(SecretsTest, SeveralAreSetAtOnce) {
+  const std::string names[] = {"A", "B", "SAME", "SAME"};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 20; ++i) {
+        const absl::Status set = secrets_->Set("ann", names[t], std::string(1000, 'a' + t));
+        EXPECT_TRUE(set.ok()) << set;
+        const absl::StatusOr<std::string> value = secrets_->Read("ann", names[t]);
+        EXPECT_TRUE(value.ok()) << value.status();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(*secrets_->Read("ann", "A"), std::string(1000, 'a'));
+  EXPECT_EQ(*secrets_->Read("ann", "B"), std::string(1000, 'b'));
+  EXPECT_EQ(OnDisk().find(".tmp."), std::string::npos);
+}
+
+TEST_F(SecretsTest, OneThatIsDamagedHoldsUpNoneOfTheOthersAndLeftoversGo) {
+  ASSERT_TRUE(secrets_->Set("ann", "A", "one").ok());
+  ASSERT_TRUE(secrets_->Set("ann", "B", "two").ok());
+  std::filesystem::path folder;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/secrets"))
+    folder = entry.path();
+  std::filesystem::permissions(folder / "A", std::filesystem::perms::owner_all);
+  std::ofstream(folder / "A") << "damaged";
+  std::ofstream(folder / "B.tmp.77.1") << "left by one that was killed";
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(*secrets_->Read("ann", "B"), "two");
+  EXPECT_EQ(secrets_->Read("ann", "A").status().code(), kDataLoss);
+  EXPECT_EQ(secrets_->Read("ann", "C").status().code(), kNotFound);
+  EXPECT_EQ(OnDisk().find(".tmp."), std::string::npos);
+  ASSERT_TRUE(secrets_->Set("ann", "A", "again").ok());
+  EXPECT_EQ(*secrets_->Read("ann", "A"), "again");
+}
+
 TEST_F(SecretsTest, AValueIsReadAgainAlsoAfterARestartAndTheNewestCounts) {
   ASSERT_TRUE(secrets_->Set("ann", "HF_TOKEN", "first").ok());
   ASSERT_TRUE(secrets_->Set("ann", "HF_TOKEN", "sesame").ok());
@@ -96,9 +134,9 @@ TEST_F(SecretsTest, ASealedValueOpensNowhereElse) {
   }
   const auto over = std::filesystem::copy_options::overwrite_existing;
   std::filesystem::copy_file(of_ann, of_bob, over);
-  EXPECT_EQ(secrets_->Read("bob", "HF_TOKEN").status().code(), kInvalidArgument);
+  EXPECT_EQ(secrets_->Read("bob", "HF_TOKEN").status().code(), kDataLoss);
   std::filesystem::copy_file(of_ann, std::filesystem::path(of_ann).parent_path() / "OTHER", over);
-  EXPECT_EQ(secrets_->Read("ann", "OTHER").status().code(), kInvalidArgument);
+  EXPECT_EQ(secrets_->Read("ann", "OTHER").status().code(), kDataLoss);
 }
 
 TEST_F(SecretsTest, AnotherKeyOrNoneIsToldAtTheStart) {

@@ -60,12 +60,12 @@ ROWS = {
         900,
     ),
     "layouts": (
-        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: 8 models, 8 layouts",
+        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: 8 models, 13 layouts",
         [sys.executable, "trainer/tests/bench_layouts.py"],
         3600,
     ),
     "reshard-all": (
-        "checkpoints of 12 layouts of ranks, tensor parallel or not, each read and saved again in each of the others",
+        "checkpoints of 16 layouts of ranks, tensor parallel, in pipelines or neither, each read and saved again in each of the others",
         [sys.executable, "trainer/tests/bench_reshard.py"],
         900,
     ),

@@ -69,51 +69,124 @@ void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
   }
 }
 
+namespace {
+
+// The ranks that a task has: of a gang of any size, what each of its workers has.
+struct Ranks {
+  int64_t count = 1, processes = 1, least = 1, most = 1;
+  bool AnySize() const { return least != most; }
+  explicit Ranks(const pb::TaskSpec& task) {
+    processes = task.processes_per_worker() > 0
+                    ? task.processes_per_worker()
+                    : std::max<int64_t>(1, task.resources().gpus_milli() / 1000);
+    least = std::max<int64_t>(1, task.workers().min());
+    most = std::max<int64_t>(least, task.workers().max());
+    count = AnySize() ? processes : least * processes;
+  }
+};
+
+std::string Counted(int64_t count, const char* what) {
+  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+}
+
+// That `value` ("2 stages"), which makes units of `unit` ranks, doesn't divide them, and what
+// would: `can_be` instead, or other ranks.
+std::string DoesNotDivide(const Ranks& ranks, const std::string& value, const char* does_not,
+                          int64_t unit, const std::string& can_be) {
+  if (ranks.AnySize()) {
+    return absl::StrCat(value, " must divide the ranks of a gang of ", ranks.least, " to ",
+                        ranks.most, " workers, whatever its size: use ", can_be,
+                        ", which divides the ", ranks.processes,
+                        ranks.processes == 1 ? " process" : " processes",
+                        " of a worker, or give workers one number");
+  }
+  const int64_t fewer = ranks.count / unit * unit;
+  return absl::StrCat(value, " ", does_not, " divide the ", Counted(ranks.count, "rank"),
+                      " (workers x processes_per_worker); use ", can_be, ", or ",
+                      fewer > 0 ? absl::StrCat(fewer, " or ") : "", fewer + unit, " ranks");
+}
+
+// tp: whether it is refused.
+bool RefuseSlices(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp,
+                  const std::string& path, const EmitProblem& emit) {
+  const auto refuse = [&](const std::string& text) {
+    emit(path + ".parallel.tp", text, Document::Where::kValue);
+    return true;
+  };
+  if (const auto shard = Number(trainer, "shard_size"); shard && *shard % tp != 0) {
+    emit(path + ".shard_size",
+         absl::StrCat(*shard, " is no multiple of parallel.tp, ", tp, "; use ",
+                      (*shard / tp + 1) * tp, ", or leave it out"),
+         Document::Where::kValue);
+  }
+  const int64_t heads =
+      Number(Inner(trainer, "model"), "num_key_value_heads").value_or(tp * ranks.count);
+  if (heads % tp != 0) {
+    return refuse(absl::StrCat(tp, " doesn't divide the model's ", heads,
+                               " num_key_value_heads; with ", Counted(ranks.count, "rank"), " use ",
+                               Nearest(tp, heads, ranks.count)));
+  }
+  if (ranks.count % tp == 0) return false;
+  return refuse(
+      DoesNotDivide(ranks, absl::StrCat(tp), "doesn't", tp, Nearest(tp, heads, ranks.count)));
+}
+
+// Of a tp that can be.
+void RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp, int64_t pp,
+                  const std::string& path, const EmitProblem& emit) {
+  const nlohmann::json& parallel = Inner(trainer, "parallel");
+  const nlohmann::json& kind = Inner(parallel, "pipeline");
+  const auto refuse = [&](const std::string& key, const std::string& text) {
+    emit(path + "." + key, text, Document::Where::kValue);
+  };
+  const bool puts_off = kind == "zero_bubble";
+  if (puts_off && Inner(trainer, "recompute") == "full")
+    refuse("parallel.pipeline",
+           "zero_bubble does not go together with recompute: full; use keep_attention, or 1f1b");
+  if (puts_off && Number(trainer, "zero_stage").value_or(1) > 1)
+    refuse("parallel.pipeline",
+           "zero_bubble does not go together with zero_stage: 2 or 3; use 1, or 1f1b");
+  const int64_t chunks = kind == "interleaved" ? Number(parallel, "chunks").value_or(2) : 1;
+  const int64_t groups = ranks.count / tp;
+  const std::optional<int64_t> layers = Number(Inner(trainer, "model"), "num_hidden_layers");
+  const int64_t most = layers ? *layers / chunks : std::max(pp, groups);
+  int64_t below = 1, above = 0;
+  for (int64_t n = 1; n <= std::min(most, groups); ++n) {
+    if (groups % n != 0) continue;
+    if (n < pp) below = n;
+    if (n > pp && above == 0) above = n;
+  }
+  const std::string nearest = above > 0 ? absl::StrCat(below, " or ", above) : absl::StrCat(below);
+  if (pp > most) {
+    refuse("parallel.pp",
+           absl::StrCat(pp, " stages", chunks > 1 ? absl::StrCat(" of ", chunks, " chunks") : "",
+                        " need ", pp * chunks, " layers, and the model has ", *layers, "; with ",
+                        Counted(ranks.count, "rank"), " use ", nearest));
+  } else if (groups % pp != 0) {
+    const std::string stages =
+        absl::StrCat(pp, " stages", tp > 1 ? absl::StrCat(" of ", tp, " ranks (tp)") : "");
+    refuse("parallel.pp", DoesNotDivide(ranks, stages, "don't", pp * tp, nearest));
+  }
+}
+
+}  // namespace
+
 void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
                         const std::string& path, const EmitProblem& emit) {
   constexpr int64_t kMostRanks = int64_t{1} << 24;
-  const std::optional<int64_t> tp = Number(Inner(trainer, "parallel"), "tp");
-  if (!tp || *tp == 1) return;
-  const auto refuse = [&](const std::string& text) {
-    emit(path + ".parallel.tp", text, Document::Where::kValue);
-  };
-  if (const auto shard = Number(trainer, "shard_size"); shard && *shard % *tp != 0) {
-    emit(path + ".shard_size",
-         absl::StrCat(*shard, " is no multiple of parallel.tp, ", *tp, "; use ",
-                      (*shard / *tp + 1) * *tp, ", or leave it out"),
+  const nlohmann::json& parallel = Inner(trainer, "parallel");
+  const int64_t tp = Number(parallel, "tp").value_or(1), pp = Number(parallel, "pp").value_or(1);
+  if (tp == 1 && pp == 1) return;
+  if (Inner(trainer, "cuda_graphs") == true) {
+    emit(path + ".cuda_graphs",
+         absl::StrCat("does not go together with parallel.", tp > 1 ? "tp" : "pp",
+                      "; leave one of them out"),
          Document::Where::kValue);
   }
-  if (const nlohmann::json& graphs = Inner(trainer, "cuda_graphs"); graphs == true) {
-    emit(path + ".cuda_graphs", "does not go together with parallel.tp; leave one of them out",
-         Document::Where::kValue);
-  }
-  const int64_t processes = task.processes_per_worker() > 0
-                                ? task.processes_per_worker()
-                                : std::max<int64_t>(1, task.resources().gpus_milli() / 1000);
-  const int64_t least = std::max<int64_t>(1, task.workers().min()),
-                most = std::max<int64_t>(least, task.workers().max());
-  // Of a gang of any size, what each of its workers has.
-  const int64_t ranks = least == most ? least * processes : processes;
-  if (ranks > kMostRanks) return;  // said elsewhere
-  const int64_t heads =
-      Number(Inner(trainer, "model"), "num_key_value_heads").value_or(*tp * ranks);
-  if (heads % *tp != 0) {
-    return refuse(
-        absl::StrCat(*tp, " doesn't divide the model's ", heads, " num_key_value_heads; with ",
-                     ranks, ranks == 1 ? " rank" : " ranks", " use ", Nearest(*tp, heads, ranks)));
-  }
-  if (ranks % *tp == 0) return;
-  if (least == most) {
-    const int64_t fewer = ranks / *tp * *tp;
-    return refuse(
-        absl::StrCat(*tp, " doesn't divide the ", ranks, ranks == 1 ? " rank" : " ranks",
-                     " (workers x processes_per_worker)", "; use ", Nearest(*tp, heads, ranks),
-                     ", or ", fewer > 0 ? absl::StrCat(fewer, " or ") : "", fewer + *tp, " ranks"));
-  }
-  refuse(absl::StrCat(*tp, " must divide the ranks of a gang of ", least, " to ", most,
-                      " workers, whatever its size: use ", Nearest(*tp, heads, ranks),
-                      ", which divides the ", processes, processes == 1 ? " process" : " processes",
-                      " of a worker, or ", "give workers one number"));
+  const Ranks ranks(task);
+  if (ranks.count > kMostRanks || tp > kMostRanks || pp > kMostRanks) return;  // said elsewhere
+  if (tp > 1 && RefuseSlices(trainer, ranks, tp, path, emit)) return;
+  if (pp > 1) RefuseStages(trainer, ranks, tp, pp, path, emit);
 }
 
 }  // namespace muster

@@ -71,5 +71,43 @@ TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
 }
 
+TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
+  constexpr char kThree[] = R"({"parallel": {"pp": 3}, "model": {"num_hidden_layers": 8}})";
+  constexpr char kTwelve[] = R"({"parallel": {"pp": 12}, "model": {"num_hidden_layers": 8}})";
+  const Case cases[] = {
+      {kThree, 6, 6, 1, ""},
+      {R"({"parallel": {"pp": 1}, "model": {"num_hidden_layers": 8}})", 5, 5, 1, ""},
+      {R"({"parallel": {"pp": 2, "tp": 2, "pipeline": "zero_bubble"}})", 1, 7, 4, ""},
+      {R"({"parallel": {"pp": 4, "pipeline": "interleaved"}, "model": {"num_hidden_layers": 8}})",
+       4, 4, 1, ""},
+      {kThree, 8, 8, 1,
+       "trainer.parallel.pp: 3 stages don't divide the 8 ranks (workers x processes_per_worker); "
+       "use 2 or 4, or 6 or 9 ranks"},
+      {R"({"parallel": {"pp": 3, "tp": 2}})", 8, 8, 1,
+       "trainer.parallel.pp: 3 stages of 2 ranks (tp) don't divide the 8 ranks (workers x "
+       "processes_per_worker); use 2 or 4, or 6 or 12 ranks"},
+      {kTwelve, 12, 12, 1,
+       "trainer.parallel.pp: 12 stages need 12 layers, and the model has 8; with 12 ranks use 6"},
+      {R"({"parallel": {"pp": 4, "pipeline": "interleaved", "chunks": 3},
+           "model": {"num_hidden_layers": 8}})",
+       4, 4, 1,
+       "trainer.parallel.pp: 4 stages of 3 chunks need 12 layers, and the model has 8; with 4 "
+       "ranks use 2"},
+      {kThree, 2, 6, 1,
+       "trainer.parallel.pp: 3 stages must divide the ranks of a gang of 2 to 6 workers, whatever "
+       "its size: use 1, which divides the 1 process of a worker, or give workers one number"},
+      {R"({"parallel": {"pp": 2}, "cuda_graphs": true})", 2, 2, 4,
+       "trainer.cuda_graphs: does not go together with parallel.pp; leave one of them out"},
+      {R"({"parallel": {"pp": 2, "pipeline": "zero_bubble"}, "recompute": "full"})", 2, 2, 4,
+       "trainer.parallel.pipeline: zero_bubble does not go together with recompute: full; use "
+       "keep_attention, or 1f1b"},
+      {R"({"parallel": {"pp": 2, "pipeline": "zero_bubble"}, "zero_stage": 3})", 2, 2, 4,
+       "trainer.parallel.pipeline: zero_bubble does not go together with zero_stage: 2 or 3; use "
+       "1, or 1f1b"},
+  };
+  for (const Case& c : cases)
+    EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
+}
+
 }  // namespace
 }  // namespace muster

@@ -27,8 +27,11 @@ std::string FlatTensorName(int flat, const char* kind) {
 
 json TensorMap(const std::vector<RankLayouts>& layouts, const Shares& shares) {
   json map = json::object();
-  for (int f = 0; f < static_cast<int>(layouts[0].size()); ++f) {
+  size_t flats = 0;
+  for (const RankLayouts& of_rank : layouts) flats = std::max(flats, of_rank.size());
+  for (int f = 0; f < static_cast<int>(flats); ++f) {
     for (int rank = 0; rank < static_cast<int>(layouts.size()); ++rank) {
+      if (f >= static_cast<int>(layouts[rank].size())) continue;
       const FlatLayout& layout = *layouts[rank][f];
       const auto [begin, end] = shares(f, rank);
       for (const SegmentPiece& piece : PiecesIn(layout, begin, end)) {

@@ -29,7 +29,7 @@ std::string FlatTensorName(int flat, const char* kind);
 // Elements [begin, end) of flat `flat` that rank `rank`'s file has.
 using Shares = std::function<std::pair<int64_t, int64_t>(int flat, int rank)>;
 // Where each parameter's elements are: global tensor -> ranges of flats in files. `layouts`: of
-// each rank, which may have other slices than the others.
+// each rank, which may have other parts of the model than the others; flats are counted by rank.
 using RankLayouts = std::vector<const FlatLayout*>;
 nlohmann::json TensorMap(const std::vector<RankLayouts>& layouts, const Shares& shares);
 

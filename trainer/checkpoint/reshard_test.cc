@@ -22,6 +22,7 @@ struct Layout {
   const char* name;
   int ranks, tp, shard_size, zero_stage;
   at::ScalarType dtype = at::kFloat;
+  int pp = 1, chunks = 1;
 };
 constexpr Layout kLayouts[] = {
     {"dp 1", 1, 1, 0, 0},
@@ -36,12 +37,17 @@ constexpr Layout kLayouts[] = {
     {"dp 2 x tp 2, two copies, stage 2", 4, 2, 2, 2},
     {"dp 3 x tp 2, stage 3", 6, 2, 0, 3},
     {"dp 2 x tp 4, stage 2", 8, 4, 0, 2},
+    {"pp 2", 2, 1, 0, 0, at::kFloat, 2},
+    {"pp 2, two chunks x dp 2, stage 3", 4, 1, 0, 3, at::kFloat, 2, 2},
+    {"pp 4 x dp 2, two copies, stage 2", 8, 1, 1, 2, at::kFloat, 4},
+    {"pp 2 x tp 2 x dp 2, stage 3, bf16", 8, 2, 0, 3, at::kBFloat16, 2},
 };
 
 // Slices of its MLP and its vocabulary aren't equal; some are of rows, some of columns.
 ModelConfig Model() {
   ModelConfig c;
-  c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 42, c.num_layers = 2;
+  c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 42, c.num_layers = 4;
+  c.tie_word_embeddings = true;
   c.num_heads = 8, c.num_kv_heads = 4, c.head_dim = 6;
   c.qkv_bias = c.out_bias = c.mlp_bias = c.qk_norm = true;
   return c;
@@ -50,12 +56,13 @@ ModelConfig Model() {
 // Flats of this rank, zero.
 Flats MakeFlats(World& world, const Layout& layout) {
   Flats flats;
-  for (FlatLayout& flat : MakeLayout(Model(), {world.tensor().rank, layout.tp}).flats)
-    flats.push_back(
-        std::make_unique<FlatParam>(std::move(flat), &world,
-                                    FlatOptions{.zero_stage = layout.zero_stage,
-                                                .dtype = layout.dtype,
-                                                .split_masters = layout.dtype == at::kBFloat16}));
+  const ModelPart part = PartOf(world.mesh(), world.rank(), layout.chunks);
+  for (FlatLayout& flat : MakeLayout(Model(), part).flats) {
+    const FlatOptions options = OptionsOf(flat, {.zero_stage = layout.zero_stage,
+                                                 .dtype = layout.dtype,
+                                                 .split_masters = layout.dtype == at::kBFloat16});
+    flats.push_back(std::make_unique<FlatParam>(std::move(flat), &world, options));
+  }
   return flats;
 }
 
@@ -75,10 +82,13 @@ at::Tensor Wanted(const FlatParam& flat, int kind) {
 
 absl::Status Save(World& world, const Layout& layout, const Flats& flats,
                   const std::string& parent) {
-  std::vector<std::vector<FlatLayout>> slices;
-  for (int index = 0; layout.tp > 1 && index < layout.tp; ++index)
-    slices.push_back(MakeLayout(Model(), {index, layout.tp}).flats);
-  CheckpointWriter writer(world, flats, parent, 100, std::move(slices));
+  std::vector<std::vector<FlatLayout>> parts;
+  for (int stage = 0; layout.tp * layout.pp > 1 && stage < layout.pp; ++stage) {
+    for (int index = 0; index < layout.tp; ++index)
+      parts.push_back(
+          MakeLayout(Model(), {{index, layout.tp}, stage, layout.pp, layout.chunks}).flats);
+  }
+  CheckpointWriter writer(world, flats, parent, 100, std::move(parts));
   CheckpointMeta meta;
   meta.step = 41, meta.next_sequence = 8, meta.dtype = "fp32";
   meta.model = nlohmann::json::object();
@@ -118,7 +128,7 @@ class Reshard : public ::testing::Test {
           }
           EXPECT_TRUE(Save(world, layout, flats, parent_ + "/" + folder).ok());
         },
-        layout.shard_size, layout.tp);
+        layout.shard_size, layout.tp, layout.pp);
   }
 
   // Reads what is in `from` and saves it in `to`. How many elements of any rank weren't as written.
@@ -135,7 +145,7 @@ class Reshard : public ::testing::Test {
           differing += Differing(flats);
           EXPECT_TRUE(Save(world, layout, flats, parent_ + "/" + to).ok());
         },
-        layout.shard_size, layout.tp);
+        layout.shard_size, layout.tp, layout.pp);
     return differing;
   }
 
@@ -180,6 +190,8 @@ TEST_F(Reshard, AnyLayoutReadsWhatAnyOtherWroteBitForBit) {
 TEST_F(Reshard, OnlyAnIndexWithSlicesSaysTheSecondFormat) {
   Write(kLayouts[1], "whole");
   Write(kLayouts[7], "sliced");
+  Write(kLayouts[12], "piped");
+  EXPECT_NE(Bytes("piped", "index.json").find(kCheckpointFormat), std::string::npos);
   EXPECT_NE(Bytes("whole", "index.json").find(kCheckpointFormat), std::string::npos);
   EXPECT_EQ(Bytes("whole", "index.json").find("slice"), std::string::npos);
   EXPECT_NE(Bytes("sliced", "index.json").find(kSlicedFormat), std::string::npos);

@@ -24,12 +24,13 @@ std::span<const uint8_t> BytesOf(const at::Tensor& tensor) {
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep,
-                                   std::vector<std::vector<FlatLayout>> slices, int64_t chunk_bytes)
+                                   std::vector<std::vector<FlatLayout>> model_parts,
+                                   int64_t chunk_bytes)
     : world_(world),
       flats_(flats),
       parent_(std::move(parent)),
       keep_(keep),
-      slices_(std::move(slices)),
+      model_parts_(std::move(model_parts)),
       chunk_numel_(std::max<int64_t>(1, chunk_bytes / 4)) {}
 
 CheckpointWriter::~CheckpointWriter() { Join(); }
@@ -165,14 +166,19 @@ void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {
   try {
     std::vector<RankLayouts> layouts(world_.size());
     for (int rank = 0; rank < world_.size(); ++rank) {
-      for (size_t f = 0; f < flats_.size(); ++f)
-        layouts[rank].push_back(slices_.empty() ? &flats_[f]->layout()
-                                                : &slices_[world_.mesh().TpIndex(rank)][f]);
+      if (model_parts_.empty()) {
+        for (const auto& flat : flats_) layouts[rank].push_back(&flat->layout());
+        continue;
+      }
+      const Mesh& mesh = world_.mesh();
+      for (const FlatLayout& layout :
+           model_parts_[mesh.PpIndex(rank) * mesh.tp() + mesh.TpIndex(rank)])
+        layouts[rank].push_back(&layout);
     }
     const Shares shares = [&](int flat, int rank) {
       const FlatLayout& layout = *layouts[rank][flat];
-      const Holders& holders = world_.holders(layout.sliced());
-      return ShardRange(layout, IndexAmongHolders(world_.mesh(), rank, layout.sliced()),
+      const Holders& holders = world_.holders(layout.holding());
+      return ShardRange(layout, IndexAmongHolders(world_.mesh(), rank, layout.holding()),
                         holders.whole.size, holders.shard.size);
     };
     status_ = WriteFileDurably(directory_ + "/index.json",

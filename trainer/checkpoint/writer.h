@@ -36,10 +36,10 @@ class CheckpointWriter {
  public:
   // Checkpoints go to `parent`/step-NNNNNNNN; the `keep` newest that were told of stay. `world` and
   // `flats` must outlive it.
-  // `slices`: where ranks have slices of the model, the layouts of `flats` by tp index; empty: all
-  // ranks have the same. `chunk_bytes`: what is copied at once.
+  // `model_parts`: where ranks have parts of the model, the layouts of `flats` by pp index, and of
+  // each by tp index; empty: all ranks have the same. `chunk_bytes`: what is copied at once.
   CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep,
-                   std::vector<std::vector<FlatLayout>> slices = {},
+                   std::vector<std::vector<FlatLayout>> model_parts = {},
                    int64_t chunk_bytes = kChunkBytes);
   // Waits for the thread; what isn't published by then stays unpublished.
   ~CheckpointWriter();
@@ -82,7 +82,7 @@ class CheckpointWriter {
   const Flats& flats_;
   const std::string parent_;
   const int keep_;
-  const std::vector<std::vector<FlatLayout>> slices_;
+  const std::vector<std::vector<FlatLayout>> model_parts_;
   const int64_t chunk_numel_;
   bool busy_ = false, publishing_ = false;
   int64_t told_step_ = -1;

@@ -262,6 +262,35 @@ void CheckIdle(const json& value, const TrainConfig& config, Problems& problems)
 }
 
 // What keys mean together.
+// What doesn't go with a pipeline.
+void CheckPipeline(const TrainConfig& config, Problems& problems) {
+  if (config.parallel.pp == 1) return;
+  if (config.cuda_graphs) {
+    problems.push_back({"trainer.cuda_graphs",
+                        "graphs are recorded of micro-batches that run one after another, and a "
+                        "pipeline's don't; leave it or parallel.pp out"});
+  }
+  if (config.parallel.pipeline != PipelineKind::kZeroBubble) return;
+  const char* why = config.recompute == "full"
+                        ? "recompute: full would compute a layer twice more, or keep all of it; "
+                          "use keep_attention"
+                    : config.zero_stage > 1
+                        ? "zero_stage: 2 and 3 sum a micro-batch's gradients when its backward "
+                          "ends, and these wait; use zero_stage: 1"
+                    : config.deterministic
+                        ? "deterministic: true adds a micro-batch's gradients when its backward "
+                          "ends, and these wait; leave it out, as pipelines give the same bits "
+                          "without"
+                    : config.gradient_dtype == "bf16"
+                        ? "gradient_dtype: bf16 rounds a micro-batch's gradients when its backward "
+                          "ends, and these wait; use fp32"
+                        : nullptr;
+  if (why != nullptr)
+    problems.push_back(
+        {"trainer.parallel.pipeline",
+         absl::StrCat("zero_bubble puts off gradients of weights: ", why, ", or pipeline: 1f1b")});
+}
+
 void CheckTogether(const json& value, const TrainConfig& config, Problems& problems) {
   if (config.offload != "none" && config.masters == "split") {
     problems.push_back({"trainer.masters",
@@ -283,6 +312,7 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
                         "a layer that ranks share out is not recorded, as they speak inside it; "
                         "leave it or parallel.tp out"});
   }
+  CheckPipeline(config, problems);
   if (config.lora.on() && value.contains("model")) {
     problems.push_back(
         {"trainer.lora", "adapters stand beside trained weights; give init instead of model"});
@@ -341,21 +371,23 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
 
 void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
                  bool gpu_kernels, Problems& problems) {
-  CheckSlices(config.parallel, model, ranks, "trainer.parallel", problems);
+  CheckParallel(config.parallel, model, ranks, "trainer.parallel", problems);
+  const int64_t pp = config.parallel.pp;
+  const int in_stage = static_cast<int>(ranks % pp == 0 ? ranks / pp : ranks);
   if (config.shard_size > 1 && ranks == 1) {
     problems.push_back(
         {"trainer.shard_size",
          absl::StrCat("needs ", config.shard_size,
                       " ranks, or a multiple of them, and this run has one; leave it out")});
-  } else if (config.shard_size > 0 && ranks % config.shard_size != 0) {
+  } else if (config.shard_size > 0 && in_stage % config.shard_size != 0) {
     std::string divisors;
-    for (int n = 1; n <= ranks; ++n) {
-      if (ranks % n == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", n);
+    for (int n = 1; n <= in_stage; ++n) {
+      if (in_stage % n == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", n);
     }
-    problems.push_back(
-        {"trainer.shard_size",
-         absl::StrCat(config.shard_size, " doesn't divide the ", ranks, " ranks; use one of ",
-                      divisors, ", or leave it out: all ranks share one copy")});
+    problems.push_back({"trainer.shard_size",
+                        absl::StrCat(config.shard_size, " doesn't divide the ", in_stage, " ranks",
+                                     in_stage < ranks ? " of a stage" : "", "; use one of ",
+                                     divisors, ", or leave it out: all ranks share one copy")});
   }
   if (const int64_t tp = config.parallel.tp; config.shard_size > 0 && config.shard_size % tp != 0) {
     problems.push_back({"trainer.shard_size",
@@ -399,10 +431,11 @@ std::vector<std::string> ChangedFields(const json& before, const json& now) {
 }
 
 int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share) {
-  const int64_t wanted = config.micro_batch_size > 0
-                             ? config.micro_batch_size
-                             : std::max<int64_t>(1, 8192 / config.max_length);
-  return std::max<int64_t>(1, std::min(wanted, share));
+  if (config.micro_batch_size > 0)
+    return std::max<int64_t>(1, std::min(config.micro_batch_size, share));
+  const int64_t pp = config.parallel.pp;
+  const int64_t most = pp == 1 ? share : share / (2 * pp);
+  return std::max<int64_t>(1, std::min(8192 / config.max_length, most));
 }
 
 }  // namespace muster::trainer

@@ -101,7 +101,7 @@ TrainConfig ParseTrainConfig(const nlohmann::json& value, Problems& problems);
 std::vector<std::string> ChangedFields(const nlohmann::json& before, const nlohmann::json& now);
 
 // Sequences per rank and forward when the user gave none: as many as make about 8,192 tokens, at
-// most `share`.
+// most `share`; few enough to fill a pipeline twice.
 int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share);
 
 }  // namespace muster::trainer

@@ -116,7 +116,9 @@ std::vector<Key> MemoryKeys() {
        "a multiple of parallel.tp. 0: all share one.",
        false, 0, 1 << 20},
       {"parallel", &C::parallel,
-       "How ranks share out one model, beside taking different rows: tp slices of its layers."},
+       "How ranks share out one model, beside taking different rows: tp slices of its layers, in "
+       "pp "
+       "stages."},
       {"dtype",
        &C::dtype,
        "Type of weights and activations; masters and sums are fp32 unless masters, moments or "

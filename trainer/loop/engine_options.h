@@ -26,6 +26,8 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config) {
   options.lora = config.lora;
   options.seed = static_cast<uint64_t>(config.seed);
   options.z_loss = config.z_loss;
+  options.pipeline = config.parallel.pipeline;
+  options.chunks = static_cast<int>(config.parallel.Chunks());
   return options;
 }
 

@@ -68,12 +68,19 @@ struct Setting {
   bool gpus;
   EngineOptions options;
   int64_t element;  // bytes of a weight
+  int stage;
 
   int Slices() const { return static_cast<int>(config.parallel.tp); }
+  int Stages() const { return static_cast<int>(config.parallel.pp); }
+  int InStage() const { return ranks / Stages(); }
+  // The last slice: none is larger.
+  ModelPart Part() const { return {{Slices() - 1, Slices()}, stage, Stages(), options.chunks}; }
   // Ranks that hold a flat, and that share one copy of it.
-  int Holders(const FlatLayout& flat) const { return flat.sliced() ? ranks / Slices() : ranks; }
+  int Holders(const FlatLayout& flat) const {
+    return (flat.sliced() ? InStage() / Slices() : InStage()) * (flat.holding().both_ends ? 2 : 1);
+  }
   int Group(const FlatLayout& flat) const {
-    const int group = config.shard_size > 0 ? static_cast<int>(config.shard_size) : ranks;
+    const int group = config.shard_size > 0 ? static_cast<int>(config.shard_size) : InStage();
     return flat.sliced() ? group / Slices() : group;
   }
   int64_t Length() const {
@@ -88,17 +95,28 @@ struct FlatsEstimate {
   ScheduleNeeds needs;
   std::vector<int64_t> weight_slots, gradient_slots, padded;
   std::vector<int> holders, groups;  // ranks, by flat
-  int64_t parameters = 0, trained_parameters = 0;
+  int64_t layers = 0;
+  bool embedding = false, head = false;
 };
+
+int64_t ParametersIn(const ModelLayout& layout) {
+  int64_t numel = 0;
+  for (const FlatLayout& flat : layout.flats) {
+    for (const Segment& segment : flat.segments()) numel += segment.numel;
+  }
+  return numel;
+}
 
 FlatsEstimate EstimateFlats(const Setting& s) {
   FlatsEstimate e;
-  // The last slice: none is larger.
-  ModelLayout layout = MakeLayout(s.model, {s.Slices() - 1, s.Slices()});
+  ModelLayout layout = MakeLayout(s.model, s.Part());
   const size_t own = layout.flats.size();
   e.blocks = layout.block_flats;
+  e.embedding = layout.blocks.front() == 0, e.head = layout.blocks.back() > s.model.num_layers;
+  e.layers = static_cast<int64_t>(layout.blocks.size()) - (e.embedding ? 1 : 0) - (e.head ? 1 : 0);
+  e.needs.pipeline = {s.options.pipeline, s.stage, s.Stages(), layout.stretches};
   if (s.config.lora.on()) {
-    ModelLayout adapters = MakeLoraLayout(s.model, s.config.lora, {s.Slices() - 1, s.Slices()});
+    ModelLayout adapters = MakeLoraLayout(s.model, s.config.lora, s.Part());
     for (size_t block = 0; block < e.blocks.size(); ++block) {
       for (const int flat : adapters.block_flats[block])
         e.blocks[block].push_back(static_cast<int>(own) + flat);
@@ -106,35 +124,64 @@ FlatsEstimate EstimateFlats(const Setting& s) {
     for (FlatLayout& flat : adapters.flats) layout.flats.push_back(std::move(flat));
   }
   e.needs.recompute = s.options.recompute != RecomputeMode::kNone;
-  const FlatOptions& flats = s.options.flats;
   for (size_t f = 0; f < layout.flats.size(); ++f) {
-    FlatOptions flat_options = flats;
-    flat_options.frozen = s.config.lora.on() && f < own;
     const FlatLayout& flat = layout.flats[f];
+    FlatOptions options = OptionsOf(flat, s.options.flats);
+    options.frozen = s.config.lora.on() && f < own;
     e.holders.push_back(s.Holders(flat)), e.groups.push_back(s.Group(flat));
-    const FlatMemory one = MemoryOf(flat, e.holders[f], e.groups[f], flat_options);
+    const FlatMemory one = MemoryOf(flat, e.holders[f], e.groups[f], options);
     e.sum.weights += one.weights, e.sum.gradients += one.gradients;
     e.sum.masters += one.masters, e.sum.moments += one.moments;
     e.padded.push_back(flat.PaddedNumel(e.holders[f]));
     e.weight_slots.push_back(one.weights_in_slot ? e.padded.back() : 0);
     e.gradient_slots.push_back(one.gradients_in_slot ? e.padded.back() : 0);
-    e.needs.flats.push_back(
-        {!flat_options.frozen, one.weights_in_slot, one.gradients_in_slot, one.reduces_slot});
-    for (const Segment& segment : flat.segments()) {
-      const int64_t numel = SlicePlaces(segment.parameter_shape(), std::nullopt).numel();
-      if (f < own) e.parameters += numel;
-      if (!flat_options.frozen) e.trained_parameters += numel;
-    }
+    e.needs.flats.push_back({!options.frozen, one.weights_in_slot, one.gradients_in_slot,
+                             one.reduces_slot, flat.holding().both_ends});
   }
   return e;
 }
 
-// Bytes of the activations of one micro-batch and of what works on them.
+// What waits between a layer's forward and backward at most, of all micro-batches, in layers:
+// whole, or where weights' gradients are put off what those need alone.
+struct InFlight {
+  int64_t layers = 0, put_off = 0;
+  int64_t outputs = 0;  // what the head and other stages are to get
+};
+
+InFlight MostInFlight(const Setting& s, const FlatsEstimate& flats, int micro_batches) {
+  InFlight now, most;
+  const int first = flats.embedding ? 1 : 0, end = first + static_cast<int>(flats.layers);
+  const auto weight = [](const InFlight& f) { return 2 * f.layers + f.put_off; };
+  for (const Action& action : MakeSchedule(flats.blocks, flats.needs, micro_batches)) {
+    if (action.index < first || action.index >= end) continue;
+    const bool backward = action.kind == Action::kBackward || action.kind == Action::kBackwardInput;
+    now.layers += (action.kind == Action::kForward ? 1 : 0) - (backward ? 1 : 0);
+    now.put_off +=
+        (action.kind == Action::kBackwardInput ? 1 : 0) - (action.kind == Action::kWeights ? 1 : 0);
+    if (flats.head && action.index + 1 == end)
+      now.outputs += (action.kind == Action::kForward ? 1 : 0) - (backward ? 1 : 0);
+    if (weight(now) > weight(most)) most = now;
+  }
+  constexpr int64_t kMessages = 3;  // two that were sent and one that was asked for
+  if (s.Stages() > 1) most.outputs += 2 * kMessages;
+  return most;
+}
+
+// Elements a token that a layer's weights' gradients need: what went into its products, and the
+// gradients of what came out.
+int64_t PutOffElements(const Setting& s) {
+  const ModelConfig own = SlicedConfig(s.model, s.Part().slice);
+  const int64_t q = own.num_heads * own.head_dim, kv = own.num_kv_heads * own.head_dim;
+  return 4 * own.hidden_size + 2 * q + 2 * kv + 3 * own.intermediate_size;
+}
+
+// Bytes of the activations that are kept and of what works on them.
 struct WorkEstimate {
   int64_t kept = 0, widest = 0, holes = 0, tables = 0;
 };
 
-WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
+WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const InFlight& in_flight,
+                          int64_t micro_batch) {
   const TrainConfig& config = s.config;
   const ModelConfig& model = s.model;
   const int64_t element = s.element, length = s.Length();
@@ -160,16 +207,18 @@ WorkEstimate EstimateWork(const Setting& s, int64_t micro_batch) {
   const int64_t layer_work =
       tokens * element * (whole - kept + BackwardElements(model, kind, length, slices));
   const int64_t head_work =
-      tokens * element * 3 * model.hidden_size +
-      chunk * vocabulary * (logits_in_place ? element : 8 + (element == 2 ? 4 : 0));
+      flats.head ? tokens * element * 3 * model.hidden_size +
+                       chunk * vocabulary * (logits_in_place ? element : 8 + (element == 2 ? 4 : 0))
+                 : 0;
+  const int64_t layers_kept = in_flight.layers * kept + in_flight.put_off * PutOffElements(s);
   WorkEstimate e;
-  e.kept = tokens * element * (model.num_layers * kept + model.hidden_size / slices);
+  e.kept = tokens * element *
+           (layers_kept + std::max<int64_t>(1, in_flight.outputs) * model.hidden_size / slices);
   // CUDA graphs' memory is theirs alone.
   e.widest =
       s.gpus && config.cuda_graphs ? layer_work + head_work : std::max(layer_work, head_work);
   if (!s.gpus)
-    e.holes =
-        tokens * element * model.num_layers * kept / (element == 2 ? kBf16HolesShare : kHolesShare);
+    e.holes = tokens * element * layers_kept / (element == 2 ? kBf16HolesShare : kHolesShare);
   e.tables = length * model.head_dim * 4 +
              (kind == ops::AttentionKind::kFlash
                   ? 0
@@ -199,8 +248,12 @@ int64_t ExchangesInALayer(RecomputeMode mode) {
 
 // What a rank sends a step.
 void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) {
+  const int64_t part_bytes =
+      e->micro_batch * s.Length() * s.model.hidden_size * s.element / s.Slices();
   for (const Action& action :
        MakeSchedule(flats.blocks, flats.needs, static_cast<int>(e->micro_batches))) {
+    if (action.kind == Action::kSendOutput || action.kind == Action::kSendGradient)
+      e->pipeline_bytes += part_bytes;
     if (action.kind != Action::kUnshard && action.kind != Action::kReduce) continue;
     const int holders = flats.holders[action.index], group = flats.groups[action.index];
     if (action.kind == Action::kUnshard) {
@@ -218,30 +271,23 @@ void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) 
   if (s.Slices() == 1) return;
   const int64_t tokens = e->micro_batches * e->micro_batch * s.Length();
   constexpr int64_t kOfEmbedding = 2, kOfHead = 2;
-  e->slice_bytes =
-      Ring(tokens * s.model.hidden_size * s.element, s.Slices()) *
-      (s.model.num_layers * ExchangesInALayer(s.options.recompute) + kOfEmbedding + kOfHead);
+  e->slice_bytes = Ring(tokens * s.model.hidden_size * s.element, s.Slices()) *
+                   (flats.layers * ExchangesInALayer(s.options.recompute) +
+                    (flats.embedding ? kOfEmbedding : 0) + (flats.head ? kOfHead : 0));
 }
 
-}  // namespace
-
-Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
-                      int64_t runtime_bytes) {
+// Of a rank of the setting's stage.
+Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
   Estimate e;
-  const EngineOptions options = MakeEngineOptions(config);
-  const int64_t element = options.flats.dtype == at::kBFloat16 ? 2 : 4;
-  const Setting s{config, model, ranks, gpus, options, element};
-  const int64_t share = SharePerRank(config.global_batch_size, ranks / s.Slices());
-  e.micro_batch = ChooseMicroBatchSize(config, share);
+  const int64_t share = SharePerRank(s.config.global_batch_size, s.InStage() / s.Slices());
+  e.micro_batch = ChooseMicroBatchSize(s.config, share);
   e.micro_batches = (share + e.micro_batch - 1) / e.micro_batch;
+  e.stage = s.stage;
 
   const FlatsEstimate flats = EstimateFlats(s);
-  e.parameters = flats.parameters;
-  e.trained_parameters = flats.trained_parameters;
-  const WorkEstimate work = EstimateWork(s, e.micro_batch);
-  const std::vector<std::vector<Action>> schedules = {
-      MakeSchedule(flats.blocks, flats.needs, 2),
-      MakeSchedule(flats.blocks, flats.needs, 2, /*training=*/false)};
+  const InFlight in_flight = MostInFlight(s, flats, static_cast<int>(e.micro_batches));
+  const WorkEstimate work = EstimateWork(s, flats, in_flight, e.micro_batch);
+  const std::vector<std::vector<Action>> schedules = TypicalSchedules(flats.blocks, flats.needs);
   const auto slot_bytes = [&](Action::Kind begin, const std::vector<Action::Kind>& end,
                               const std::vector<int64_t>& numel, int64_t size) {
     int64_t bytes = 0;
@@ -249,20 +295,22 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
       bytes += slot * size;
     return bytes;
   };
-  if (!gpus) runtime_bytes += element == 2 ? kBf16ProductBuffers : kProductBuffers;
+  const bool gpus = s.gpus;
+  const FlatOptions& options = s.options.flats;
+  if (!gpus) runtime_bytes += s.element == 2 ? kBf16ProductBuffers : kProductBuffers;
   e.memory = {{gpus ? "runtime (CUDA context and libraries, about)"
                     : "runtime (libraries and their buffers)",
                gpus ? int64_t{1} << 30 : runtime_bytes},
-              {config.zero_stage == 3 ? "weights, this rank's share" : "weights", flats.sum.weights,
-               gpus && options.flats.host_weights},
+              {s.config.zero_stage == 3 ? "weights, this rank's share" : "weights",
+               flats.sum.weights, gpus && options.host_weights},
               {"gathered weights (slots)",
-               slot_bytes(Action::kUnshard, {Action::kReshard}, flats.weight_slots, element)},
+               slot_bytes(Action::kUnshard, {Action::kReshard}, flats.weight_slots, s.element)},
               {"gradients", flats.sum.gradients},
               {"gradients of one micro-batch (slots)",
                slot_bytes(Action::kOpen, {Action::kAccumulate, Action::kWaitReduce},
                           flats.gradient_slots, 4)},
-              {"masters", flats.sum.masters, gpus && options.flats.host_state},
-              {"moments", flats.sum.moments, gpus && options.flats.host_state},
+              {"masters", flats.sum.masters, gpus && options.host_state},
+              {"moments", flats.sum.moments, gpus && options.host_state},
               {"activations kept", work.kept},
               {"work of the widest block", work.widest},
               {"unused between activations", work.holes},
@@ -271,11 +319,38 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
                                 [](const MemoryClass& one) { return one.bytes == 0; }),
                  e.memory.end());
   EstimateTraffic(s, flats, &e);
-  e.flops = ModelFlopsPerToken(model, static_cast<double>(s.Length()),
-                               config.lora.on() ? e.trained_parameters : 0)
-                .causal *
-            static_cast<double>(config.global_batch_size * s.Length());
+  // A stretch's layers are in flight together.
+  const int64_t stretches = std::max<int64_t>(1, s.options.chunks);
+  e.stages = {{flats.layers, e.DeviceBytes(),
+               (in_flight.layers * stretches + flats.layers - 1) / flats.layers}};
   return e;
+}
+
+}  // namespace
+
+Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
+                      int64_t runtime_bytes) {
+  const EngineOptions options = MakeEngineOptions(config);
+  Setting s{config, model, ranks, gpus, options, options.flats.dtype == at::kBFloat16 ? 2 : 4, 0};
+  Estimate worst;
+  std::vector<StageEstimate> stages;
+  for (s.stage = 0; s.stage < s.Stages(); ++s.stage) {
+    Estimate one = EstimateRank(s, runtime_bytes);
+    stages.push_back(one.stages[0]);
+    if (s.stage == 0 || one.DeviceBytes() > worst.DeviceBytes()) worst = std::move(one);
+  }
+  worst.stages = std::move(stages);
+  if (s.Stages() > 1)
+    worst.bubble = BubbleShare(options.pipeline, s.Stages(), options.chunks,
+                               static_cast<int>(worst.micro_batches));
+  worst.parameters = ParametersIn(MakeLayout(model));
+  worst.trained_parameters =
+      config.lora.on() ? ParametersIn(MakeLoraLayout(model, config.lora)) : worst.parameters;
+  worst.flops = ModelFlopsPerToken(model, static_cast<double>(s.Length()),
+                                   config.lora.on() ? worst.trained_parameters : 0)
+                    .causal *
+                static_cast<double>(config.global_batch_size * s.Length());
+  return worst;
 }
 
 namespace {
@@ -284,7 +359,7 @@ namespace {
 double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks,
                      const std::string& device) {
   const double peak = device.empty() ? 0 : PeakFlops(device, config.dtype == "bf16");
-  return peak > 0 ? e.flops / (peak * kUsualShareOfPeak * ranks) : 0;
+  return peak > 0 ? e.flops / (peak * kUsualShareOfPeak * ranks * (1 - e.bubble)) : 0;
 }
 
 // "8.0 KiB", "812.3 MiB", "79.25 GiB", right-aligned to `width`.
@@ -403,6 +478,15 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks,
   for (const MemoryClass& one : e.memory)
     out["memory"].push_back(
         {{"class", one.name}, {"bytes", one.bytes}, {"on", one.on_host ? "host" : "rank"}});
+  if (e.stages.size() > 1) {
+    out["stage"] = e.stage;
+    out["pipeline_bytes_per_step"] = e.pipeline_bytes;
+    out["bubble_share"] = e.bubble;
+    for (const StageEstimate& one : e.stages)
+      out["stages"].push_back({{"layers", one.layers},
+                               {"memory_bytes", one.bytes},
+                               {"micro_batches_in_flight", one.in_flight}});
+  }
   if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0)
     out["step_time_s"] = step_s;
   return out;
@@ -422,14 +506,26 @@ std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
                   note);
     text += line;
   };
-  text += "memory of a rank:\n";
+  text += e.stages.size() > 1 ? absl::StrCat("memory of a rank of stage ", e.stage + 1, " of ",
+                                             e.stages.size(), ", which needs the most:\n")
+                              : "memory of a rank:\n";
   for (const MemoryClass& one : e.memory)
     row(one.name, one.bytes, one.on_host ? "  on the host" : "");
   row("together", e.DeviceBytes(), "");
+  for (size_t i = 0; e.stages.size() > 1 && i < e.stages.size(); ++i)
+    row(absl::StrCat("a rank of stage ", i + 1, ": ", e.stages[i].layers, " layers, ",
+                     e.stages[i].in_flight, " in flight"),
+        e.stages[i].bytes, "");
   text += "sent by a rank a step:\n";
   row("weights gathered", e.gather_bytes, "");
   row("gradients summed", e.reduce_bytes, "");
   if (e.slice_bytes > 0) row("tokens inside layers (tp)", e.slice_bytes, "");
+  if (e.pipeline_bytes > 0) row("between stages (pp)", e.pipeline_bytes, "");
+  if (e.bubble > 0) {
+    std::snprintf(line, sizeof line, "stages wait for each other: about %.1f %% of a step\n",
+                  100 * e.bubble);
+    text += line;
+  }
   std::snprintf(line, sizeof line, "products a step: %.4g TFLOP\n", e.flops / 1e12);
   text += line;
   if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0) {

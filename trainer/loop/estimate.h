@@ -22,10 +22,20 @@ struct MemoryClass {
   bool on_host = false;  // offloaded, on a GPU's host
 };
 
+// One stage of a pipeline.
+struct StageEstimate {
+  int64_t layers = 0, bytes = 0;  // bytes: of one of its ranks
+  int64_t in_flight = 0;          // micro-batches (of a stretch each) that it keeps at most
+};
+
 struct Estimate {
   int64_t parameters = 0, trained_parameters = 0;
   int64_t micro_batch = 0, micro_batches = 0;  // rows, and how many of them a rank takes a step
-  std::vector<MemoryClass> memory;             // of one rank
+  std::vector<MemoryClass> memory;             // of one rank of the stage that needs the most
+  int stage = 0;                               // which that is
+  std::vector<StageEstimate> stages;
+  double bubble = 0;                           // share of a step in which a stage waits for others
+  int64_t pipeline_bytes = 0;                  // that a rank sends other stages a step
   int64_t gather_bytes = 0, reduce_bytes = 0;  // that a rank sends a step
   int64_t slice_bytes = 0;                     // and inside layers that ranks share out
   double flops = 0;                            // a step, all ranks (mfu_causal's count)

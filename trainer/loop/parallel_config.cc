@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,8 +15,9 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr int64_t kTpMax = 1024;
-constexpr char kKey[] = "tp";
+constexpr int64_t kMost = 1024;
+constexpr int64_t kMostChunks = 64;
+constexpr const char* kKeys[] = {"tp", "pp", "pipeline", "chunks"};
 
 // Names that users of other tools try.
 const std::vector<std::pair<std::string, std::string>>& ParallelHints() {
@@ -23,14 +26,131 @@ const std::vector<std::pair<std::string, std::string>>& ParallelHints() {
       {"tensor_parallel", "use tp"},
       {"tensor_parallel_size", "use tp"},
       {"tensor_model_parallel_size", "use tp"},
-      {"dp", "dp is what tp leaves of the ranks; leave it out"},
-      {"data_parallel_size", "dp is what tp leaves of the ranks; leave it out"},
+      {"dp", "dp is what tp and pp leave of the ranks; leave it out"},
+      {"data_parallel_size", "dp is what tp and pp leave of the ranks; leave it out"},
       {"shard", "use trainer.shard_size"},
       {"sequence_parallel", "it comes with tp; leave it out"},
-      {"pp", "pipelines are not supported yet"},
+      {"pipeline_parallel", "use pp"},
+      {"pipeline_parallel_size", "use pp"},
+      {"pipeline_model_parallel_size", "use pp"},
+      {"schedule", "use pipeline: gpipe, 1f1b, interleaved or zero_bubble"},
+      {"pipeline_schedule", "use pipeline: gpipe, 1f1b, interleaved or zero_bubble"},
+      {"virtual_stages", "use chunks, with pipeline: interleaved"},
+      {"virtual_pipeline_model_parallel_size", "use chunks, with pipeline: interleaved"},
       {"cp", "context parallelism is not supported yet"},
       {"ep", "expert parallelism is not supported yet"}};
   return hints;
+}
+
+// A whole number from `least` to `most`, or a problem.
+void ParseNumber(const json& given, const std::string& path, int64_t least, int64_t most,
+                 int64_t& number, Problems& problems) {
+  if (!given.is_number() || given.get<double>() != std::floor(given.get<double>()) ||
+      given.get<double>() < static_cast<double>(least) ||
+      given.get<double>() > static_cast<double>(most)) {
+    problems.push_back({path, absl::StrCat("must be a whole number from ", least, " to ", most,
+                                           "; got ", given.dump())});
+  } else {
+    number = given.get<int64_t>();
+  }
+}
+
+// The key `name`; whether there is such a one.
+bool ParseKey(const std::string& name, const json& given, const std::string& path,
+              ParallelConfig& config, Problems& problems) {
+  if (name == "tp" || name == "pp") {
+    ParseNumber(given, path, 1, kMost, name == "tp" ? config.tp : config.pp, problems);
+  } else if (name == "chunks") {
+    ParseNumber(given, path, 2, kMostChunks, config.chunks, problems);
+  } else if (name == "pipeline") {
+    const auto kind = given.is_string() ? PipelineNamed(given.get_ref<const std::string&>())
+                                        : std::optional<PipelineKind>();
+    if (kind)
+      config.pipeline = *kind;
+    else
+      problems.push_back(
+          {path, absl::StrCat("must be one of gpipe, 1f1b, interleaved, zero_bubble; got ",
+                              given.dump())});
+  } else {
+    return false;
+  }
+  return true;
+}
+
+std::string Counted(int64_t count, const std::string& what) {
+  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+}
+
+// Of 1 to `most`, those that can be, nearest to `wanted` on both sides: "use 2 (4 such groups) or 4
+// (2)", where `others` says how many there are.
+template <class CanBe, class Others>
+std::string Nearest(int64_t wanted, int64_t most, const std::string& groups, const CanBe& can_be,
+                    const Others& others) {
+  int64_t below = 1, above = 0;
+  for (int64_t n = 1; n <= most; ++n) {
+    if (!can_be(n)) continue;
+    if (n < wanted) below = n;
+    if (n > wanted && above == 0) above = n;
+  }
+  std::string text = absl::StrCat("; use ", below, " (", others(below), " such ", groups, ")");
+  if (above > 0) absl::StrAppend(&text, " or ", above, " (", others(above), ")");
+  return text;
+}
+
+// ", or take 6 or 12 ranks": the nearest multiples of `unit`.
+std::string OrTake(int64_t ranks, int64_t unit) {
+  const int64_t fewer = ranks / unit * unit;
+  return absl::StrCat(", or take ", fewer > 0 ? absl::StrCat(fewer, " or ") : "", fewer + unit,
+                      " ranks");
+}
+
+void CheckSlices(const ParallelConfig& config, const ModelConfig& model, int ranks,
+                 const std::string& path, Problems& problems) {
+  if (config.tp == 1) return;
+  const int64_t heads = model.num_kv_heads;  // which divide the heads
+  const bool known = heads > 0;              // what is wrong with the model is said elsewhere
+  const auto fits_heads = [&](int64_t tp) { return !known || heads % tp == 0; };
+  if (fits_heads(config.tp) && ranks % config.tp == 0) return;
+  std::string text = absl::StrCat(config.tp, " must divide ");
+  if (known) absl::StrAppend(&text, "the model's ", heads, " key-value heads and ");
+  absl::StrAppend(&text, "the ", Counted(ranks, "rank"));
+  absl::StrAppend(&text, Nearest(
+                             config.tp, ranks, "groups",
+                             [&](int64_t tp) { return ranks % tp == 0 && fits_heads(tp); },
+                             [&](int64_t tp) { return ranks / tp; }));
+  if (fits_heads(config.tp)) absl::StrAppend(&text, OrTake(ranks, config.tp));
+  problems.push_back({path + ".tp", text});
+}
+
+// Of a tp that can be.
+void CheckStages(const ParallelConfig& config, const ModelConfig& model, int ranks,
+                 const std::string& path, Problems& problems) {
+  if (config.pp == 1) return;
+  const int64_t layers = model.num_layers, chunks = config.Chunks(), groups = ranks / config.tp;
+  const auto fits_layers = [&](int64_t pp) {
+    return pp == 1 || layers == 0 || pp * chunks <= layers;
+  };
+  if (fits_layers(config.pp) && groups % config.pp == 0) return;
+  const std::string of_tp =
+      config.tp > 1 ? absl::StrCat(" of ", Counted(config.tp, "rank"), " (tp)") : "";
+  std::string text;
+  if (groups % config.pp != 0)
+    text = absl::StrCat(config.pp, " stages", of_tp, " must divide the ", Counted(ranks, "rank"));
+  else if (chunks > 1)
+    text = absl::StrCat(config.pp, " stages of ", chunks, " chunks need ", config.pp * chunks,
+                        " layers, and the model has ", layers);
+  else
+    text = absl::StrCat(config.pp, " stages need as many layers, and the model has ", layers);
+  absl::StrAppend(&text, Nearest(
+                             config.pp, groups, "pipelines",
+                             [&](int64_t pp) { return groups % pp == 0 && fits_layers(pp); },
+                             [&](int64_t pp) { return groups / pp; }));
+  if (fits_layers(config.pp)) absl::StrAppend(&text, OrTake(ranks, config.pp * config.tp));
+  if (chunks > 1 && config.pp <= layers && groups % config.pp == 0)
+    absl::StrAppend(&text, layers / config.pp > 1
+                               ? absl::StrCat(", or chunks: ", layers / config.pp)
+                               : ", or pipeline: 1f1b");
+  problems.push_back({path + ".pp", text});
 }
 
 }  // namespace
@@ -42,66 +162,70 @@ ParallelConfig ParseParallel(const json& value, const std::string& path, Problem
     return config;
   }
   for (const auto& [name, given] : value.items()) {
-    if (name != kKey) {
-      const auto hint = std::find_if(ParallelHints().begin(), ParallelHints().end(),
-                                     [&](const auto& h) { return h.first == name; });
-      problems.push_back(
-          {absl::StrCat(path, ".", name), hint != ParallelHints().end()
-                                              ? hint->second
-                                              : "no such field." + DidYouMean(name, {kKey})});
-    } else if (!given.is_number() || given.get<double>() != std::floor(given.get<double>()) ||
-               given.get<double>() < 1 || given.get<double>() > kTpMax) {
-      problems.push_back(
-          {absl::StrCat(path, ".", name),
-           absl::StrCat("must be a whole number from 1 to ", kTpMax, "; got ", given.dump())});
-    } else {
-      config.tp = given.get<int64_t>();
-    }
+    const std::string at = absl::StrCat(path, ".", name);
+    if (ParseKey(name, given, at, config, problems)) continue;
+    const auto hint = std::find_if(ParallelHints().begin(), ParallelHints().end(),
+                                   [&](const auto& h) { return h.first == name; });
+    problems.push_back(
+        {at, hint != ParallelHints().end()
+                 ? hint->second
+                 : "no such field." + DidYouMean(name, {std::begin(kKeys), std::end(kKeys)})});
   }
+  if (value.contains("chunks") && config.pipeline != PipelineKind::kInterleaved)
+    problems.push_back({path + ".chunks", "goes with pipeline: interleaved alone; leave it out"});
   return config;
 }
 
 ordered_json ParallelSchema() {
+  const ParallelConfig defaults;
   ordered_json schema;
   schema["type"] = "object";
   schema["additionalProperties"] = false;
-  schema["properties"][kKey] = {
+  ordered_json& properties = schema["properties"];
+  properties["tp"] = {
       {"type", "integer"},
-      {"default", 1},
+      {"default", defaults.tp},
       {"minimum", 1},
-      {"maximum", kTpMax},
+      {"maximum", kMost},
       {"description",
        "Tensor parallelism: the number of neighbouring ranks, such as those of a host, that take "
        "the same rows and share out each layer's weights and activations. It must divide the "
        "model's num_key_value_heads and the number of ranks."}};
+  properties["pp"] = {
+      {"type", "integer"},
+      {"default", defaults.pp},
+      {"minimum", 1},
+      {"maximum", kMost},
+      {"description",
+       "Pipeline parallelism: the number of stages, each of which has some of the layers and hands "
+       "on what it made of a micro-batch. At most the layers; tp times pp must divide the number "
+       "of ranks."}};
+  properties["pipeline"] = {
+      {"type", "string"},
+      {"default", PipelineName(defaults.pipeline)},
+      {"enum", {"gpipe", "1f1b", "interleaved", "zero_bubble"}},
+      {"description",
+       "The order in which stages take micro-batches: gpipe all forwards first; 1f1b a backward as "
+       "soon as there is one; interleaved the same with several stretches of layers a stage, which "
+       "wait less and send more; zero_bubble 1f1b with the gradients of weights put off to where a "
+       "stage would wait (ZB-H1)."}};
+  properties["chunks"] = {
+      {"type", "integer"},
+      {"default", defaults.chunks},
+      {"minimum", 2},
+      {"maximum", kMostChunks},
+      {"description",
+       "For pipeline: interleaved: stretches of layers a stage. pp times chunks is at most the "
+       "number of layers."}};
   for (const auto& [name, hint] : ParallelHints()) schema["x-muster-hints"][name] = hint;
   return schema;
 }
 
-void CheckSlices(const ParallelConfig& config, const ModelConfig& model, int ranks,
-                 const std::string& path, Problems& problems) {
-  if (config.tp == 1) return;
-  const int64_t heads = model.num_kv_heads;  // which divide the heads
-  const bool known = heads > 0;              // what is wrong with the model is said elsewhere
-  if ((!known || heads % config.tp == 0) && ranks % config.tp == 0) return;
-  // Of those that can be, the nearest on both sides.
-  int64_t below = 1, above = 0;
-  for (int64_t tp = 1; tp <= ranks; ++tp) {
-    if (ranks % tp != 0 || (known && heads % tp != 0)) continue;
-    if (tp < config.tp) below = tp;
-    if (tp > config.tp && above == 0) above = tp;
-  }
-  std::string text = absl::StrCat(config.tp, " must divide ");
-  if (known) absl::StrAppend(&text, "the model's ", heads, " key-value heads and ");
-  absl::StrAppend(&text, "the ", ranks, ranks == 1 ? " rank" : " ranks");
-  absl::StrAppend(&text, "; use ", below, " (", ranks / below, " such groups)");
-  if (above > 0) absl::StrAppend(&text, " or ", above, " (", ranks / above, ")");
-  if (ranks % config.tp != 0 && (!known || heads % config.tp == 0)) {
-    const int64_t fewer = ranks / config.tp * config.tp;
-    absl::StrAppend(&text, ", or take ", fewer > 0 ? absl::StrCat(fewer, " or ") : "",
-                    fewer + config.tp, " ranks");
-  }
-  problems.push_back({path + "." + kKey, text});
+void CheckParallel(const ParallelConfig& config, const ModelConfig& model, int ranks,
+                   const std::string& path, Problems& problems) {
+  const size_t before = problems.size();
+  CheckSlices(config, model, ranks, path, problems);
+  if (problems.size() == before) CheckStages(config, model, ranks, path, problems);
 }
 
 }  // namespace muster::trainer

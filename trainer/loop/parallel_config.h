@@ -7,11 +7,18 @@
 #include <nlohmann/json.hpp>
 
 #include "trainer/model/config.h"
+#include "trainer/parallel/pipeline.h"
 
 namespace muster::trainer {
 
 struct ParallelConfig {
   int64_t tp = 1;  // slices of each layer's weights
+  int64_t pp = 1;  // stages of a pipeline
+  PipelineKind pipeline = PipelineKind::k1F1B;
+  int64_t chunks = 2;  // stretches of the model a stage, where the pipeline is interleaved
+
+  int64_t Chunks() const { return pp > 1 && pipeline == PipelineKind::kInterleaved ? chunks : 1; }
+  bool operator==(const ParallelConfig&) const = default;
 };
 
 // The map. Adds every problem under `path`.
@@ -21,7 +28,7 @@ ParallelConfig ParseParallel(const nlohmann::json& value, const std::string& pat
 nlohmann::ordered_json ParallelSchema();
 
 // Whether `ranks` can train the model so; if not, the nearest layouts that can are named.
-void CheckSlices(const ParallelConfig& config, const ModelConfig& model, int ranks,
-                 const std::string& path, Problems& problems);
+void CheckParallel(const ParallelConfig& config, const ModelConfig& model, int ranks,
+                   const std::string& path, Problems& problems);
 
 }  // namespace muster::trainer

@@ -13,6 +13,7 @@
 #include "trainer/loop/export.h"
 #include "trainer/loop/failures.h"
 #include "trainer/loop/stop.h"
+#include "trainer/model/lora.h"
 #include "trainer/parallel/range.h"
 
 namespace muster::trainer {
@@ -30,10 +31,10 @@ EngineOptions OptionsFor(const TrainConfig& config, at::Device device) {
   return options;
 }
 
-int64_t AdapterParameters(const TrainConfig& config, Engine& engine) {
+int64_t AdapterParameters(const TrainConfig& config, const ModelConfig& model) {
   int64_t sum = 0;
   if (config.lora.on()) {
-    for (const std::unique_ptr<FlatParam>& flat : engine.flats()) sum += flat->layout().numel();
+    for (const FlatLayout& flat : MakeLoraLayout(model, config.lora).flats) sum += flat.numel();
   }
   return sum;
 }
@@ -52,7 +53,7 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
       learning_rate_{config_.lr_scheduler_type, config_.learning_rate, config_.WarmupSteps(),
                      config_.max_steps,         config_.min_lr_ratio,  config_.DecaySteps(),
                      config_.decay_type},
-      reporter_(setup_, world_, progress_, AdapterParameters(config_, engine_), metrics),
+      reporter_(setup_, world_, progress_, AdapterParameters(config_, setup_.model), metrics),
       saving_(setup_, world_, engine_.flats(), progress_) {
   const int replica = world_.mesh().DpIndex(world_.rank()), replicas = world_.mesh().dp();
   const int64_t micro =
@@ -226,7 +227,7 @@ bool Run::EvaluationIsDue() const {
 
 // Seconds that gathers and sums were waited for since the last call.
 double Run::TakeWaited() {
-  double waited_s = TensorGroup::TakeWaited();
+  double waited_s = TensorGroup::TakeWaited() + engine_.TakeWaited();
   for (const auto* flats : {&engine_.flats(), &engine_.model_flats()}) {
     for (const std::unique_ptr<FlatParam>& flat : *flats) waited_s += flat->TakeWaited();
   }

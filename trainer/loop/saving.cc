@@ -19,11 +19,25 @@ constexpr int64_t kHeadroomShare = 8;
 
 namespace {
 
-// Of what is trained, of a rank with this slice.
-std::vector<FlatLayout> LayoutsOf(const Setup& setup, const TensorSlice& slice) {
+// Of what is trained, of a rank with this part.
+std::vector<FlatLayout> LayoutsOf(const Setup& setup, const ModelPart& part) {
   const LoraConfig& lora = setup.config.lora;
-  return (lora.on() ? MakeLoraLayout(setup.model, lora, slice) : MakeLayout(setup.model, slice))
+  return (lora.on() ? MakeLoraLayout(setup.model, lora, part) : MakeLayout(setup.model, part))
       .flats;
+}
+
+// By stage, and then by slice; empty where all ranks have all.
+std::vector<std::vector<FlatLayout>> AllParts(const Setup& setup, const Mesh& mesh) {
+  std::vector<std::vector<FlatLayout>> parts;
+  if (mesh.tp() == 1 && mesh.pp() == 1) return parts;
+  for (int stage = 0; stage < mesh.pp(); ++stage) {
+    for (int index = 0; index < mesh.tp(); ++index)
+      parts.push_back(LayoutsOf(setup, {{index, mesh.tp()},
+                                        stage,
+                                        mesh.pp(),
+                                        static_cast<int>(setup.config.parallel.Chunks())}));
+  }
+  return parts;
 }
 
 }  // namespace
@@ -31,11 +45,9 @@ std::vector<FlatLayout> LayoutsOf(const Setup& setup, const TensorSlice& slice) 
 Saving::Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress)
     : setup_(setup), world_(world), progress_(progress) {
   const Surroundings& s = setup.surroundings;
-  std::vector<std::vector<FlatLayout>> slices;
-  for (int index = 0; world.mesh().tp() > 1 && index < world.mesh().tp(); ++index)
-    slices.push_back(LayoutsOf(setup, {index, world.mesh().tp()}));
   if (!s.checkpoint_directory.empty())
-    writer_.emplace(world, flats, s.checkpoint_directory, s.checkpoint_keep, std::move(slices));
+    writer_.emplace(world, flats, s.checkpoint_directory, s.checkpoint_keep,
+                    AllParts(setup, world.mesh()));
 }
 
 void Saving::Loaded(int64_t step, const std::string& path) {

@@ -116,8 +116,11 @@ std::thread StartReadingAhead(const Request& request) {
 std::unique_ptr<World> Meet(const Request& request, Clock::time_point begin) {
   const at::Device device = request.device;
   std::unique_ptr<World> world = World::Connect(request.info, device);
-  world->MakeGroups(Mesh(request.info.size, static_cast<int>(request.setup.config.parallel.tp),
-                         static_cast<int>(request.setup.config.shard_size)));
+  const ParallelConfig& parallel = request.setup.config.parallel;
+  world->MakeGroups(
+      Mesh(request.info.size, static_cast<int>(parallel.tp),
+           static_cast<int>(request.setup.config.shard_size), static_cast<int>(parallel.pp)),
+      /*ring=*/parallel.Chunks() > 1);
   world->GatherRows({0});
   if (request.info.rank == 0) {
     const char* backend = request.info.size == 1 ? "none" : device.is_cuda() ? "nccl" : "gloo";

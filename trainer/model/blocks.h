@@ -13,6 +13,7 @@
 #include "trainer/model/config.h"
 #include "trainer/ops/ops.h"
 #include "trainer/parallel/flat_param.h"
+#include "trainer/parallel/mesh.h"
 #include "trainer/parallel/tensor_group.h"
 
 namespace muster::trainer {
@@ -65,16 +66,33 @@ class Block {
   virtual bool Recordable(const BatchMeta& meta) const { return false; }
 };
 
-// The model: its flats' layouts (independent of ranks) and its blocks.
+// The model, or what a rank has of it: its flats' layouts (independent of ranks) and its blocks.
 struct ModelLayout {
   std::vector<FlatLayout> flats;
   std::vector<std::vector<int>> block_flats;  // flats of each block
+  // Of each block, its number in the whole model; and the first block of each stretch
+  // (parallel/pipeline.h), then the number of blocks.
+  std::vector<int> blocks, stretches;
 };
 
 // Which slice of the model a rank has, of how many.
 struct TensorSlice {
   int index = 0, count = 1;
 };
+
+// What a rank has of the model: a slice of some stretches of it.
+struct ModelPart {
+  TensorSlice slice;
+  int stage = 0, stages = 1;  // its place in a pipeline
+  int chunks = 1;             // stretches
+};
+ModelPart PartOf(const Mesh& mesh, int rank, int chunks);
+
+// The blocks of each of the stages · chunks stretches of a model of `layers` layers: the first, and
+// their number behind them. The embedding goes with the first layer, the head with the last.
+std::vector<int> CutBlocks(const ModelConfig& config, int stretches);
+// What of `whole`, the layout of the part's slice, the part has.
+ModelLayout Restrict(const ModelConfig& config, ModelLayout whole, const ModelPart& part);
 
 // LoRA's low-rank branch beside one linear: views of its flat.
 struct Adapter {

@@ -10,6 +10,7 @@
 #include "trainer/model/parts.h"
 #include "trainer/model/projection.h"
 #include "trainer/model/vocab.h"
+#include "trainer/parallel/pipeline.h"
 
 namespace muster::trainer {
 namespace {
@@ -216,18 +217,11 @@ class DenseFamily : public Family {
     return layout;
   }
 
-  std::vector<std::unique_ptr<Block>> MakeBlocks(const ModelConfig& config,
-                                                 std::vector<std::unique_ptr<FlatParam>>& flats,
-                                                 const Adapters& adapters,
-                                                 const BlockOptions& options) const override {
-    const TensorSlice slice{options.tensor.rank(), options.tensor.size()};
-    const ModelConfig own = SlicedConfig(config, slice);
-    const std::vector<std::vector<int>> block_flats = Layout(config, slice).block_flats;
-    const auto flats_of = [&](size_t block) {
-      FlatList list;
-      for (const int flat : block_flats[block]) list.push_back(flats[flat].get());
-      return list;
-    };
+  std::vector<std::unique_ptr<Block>> MakeBlocks(
+      const ModelConfig& config, const ModelLayout& layout,
+      const std::vector<std::unique_ptr<FlatParam>>& flats, const Adapters& adapters,
+      const BlockOptions& options) const override {
+    const ModelConfig own = SlicedConfig(config, {options.tensor.rank(), options.tensor.size()});
     std::vector<std::unique_ptr<Block>> blocks;
     const at::TensorOptions memory =
         at::TensorOptions().dtype(flats[0]->Weight(0).scalar_type()).device(options.device);
@@ -235,25 +229,29 @@ class DenseFamily : public Family {
     tables.rope = ops::MakeRopeTables(config, options.max_length, options.device);
     tables.kind = ops::ChooseAttention(memory, config.head_dim);
     std::map<int64_t, at::Tensor> masks;  // by window
-    blocks.push_back(std::make_unique<EmbeddingBlock>(VocabTable(*flats[0], 0), options.tensor));
-    for (int64_t i = 0; i < config.num_layers; ++i) {
-      tables.window = config.Window(i) < options.max_length ? config.Window(i) : 0;
-      at::Tensor& mask = masks[tables.window];
-      if (!mask.defined() && tables.kind == ops::AttentionKind::kPlain)
-        mask = ops::MakeCausalMask(config, options.max_length, memory, tables.window);
-      tables.mask = mask;
-      const FlatList list = flats_of(blocks.size());
-      blocks.push_back(std::make_unique<LayerBlock>(
-          AttentionPart(own, i, list, adapters, tables, options.tensor),
-          MlpPart(own, i, list, adapters, options.tensor)));
+    for (const int number : layout.blocks) {
+      FlatList list;
+      for (const int flat : layout.block_flats[blocks.size()]) list.push_back(flats[flat].get());
+      const int64_t layer = number - 1;
+      if (layer < 0) {
+        blocks.push_back(std::make_unique<EmbeddingBlock>(VocabTable(*list[0], 0), options.tensor));
+      } else if (layer < config.num_layers) {
+        tables.window = config.Window(layer) < options.max_length ? config.Window(layer) : 0;
+        at::Tensor& mask = masks[tables.window];
+        if (!mask.defined() && tables.kind == ops::AttentionKind::kPlain)
+          mask = ops::MakeCausalMask(config, options.max_length, memory, tables.window);
+        tables.mask = mask;
+        blocks.push_back(std::make_unique<LayerBlock>(
+            AttentionPart(own, layer, list, adapters, tables, options.tensor),
+            MlpPart(own, layer, list, adapters, options.tensor)));
+      } else {
+        // The projection is the last of the norm's flat, or has one: of slices, or the embedding's.
+        blocks.push_back(std::make_unique<HeadBlock>(
+            config, Parameter(*list[0], 0),
+            list.size() == 1 ? VocabTable(*list[0], 1) : VocabTable(*list[1], 0), adapters,
+            options));
+      }
     }
-    const FlatList head = flats_of(blocks.size());
-    blocks.push_back(std::make_unique<HeadBlock>(config, Parameter(*head[0], 0),
-                                                 config.tie_word_embeddings
-                                                     ? VocabTable(*flats[0], 0)
-                                                 : head.size() == 1 ? VocabTable(*head[0], 1)
-                                                                    : VocabTable(*head[1], 0),
-                                                 adapters, options));
     return blocks;
   }
 
@@ -266,6 +264,56 @@ class DenseFamily : public Family {
 };
 
 }  // namespace
+
+ModelPart PartOf(const Mesh& mesh, int rank, int chunks) {
+  return {{mesh.TpIndex(rank), mesh.tp()}, mesh.PpIndex(rank), mesh.pp(), chunks};
+}
+
+std::vector<int> CutBlocks(const ModelConfig& config, int stretches) {
+  // Weights that a token meets; attention's share of a layer is alike in all of them.
+  const int64_t d = config.hidden_size, q = config.num_heads * config.head_dim,
+                kv = config.num_kv_heads * config.head_dim;
+  const int64_t layer = 2 * d * (q + kv) + 3 * d * config.intermediate_size;
+  // In 64ths of a layer, whose squares don't overflow.
+  constexpr int64_t kLayer = 64;
+  const int64_t head = kLayer * d * config.vocab_size / layer;
+  std::vector<int> first =
+      CutLayers(std::vector<int64_t>(config.num_layers, kLayer), head, stretches);
+  for (size_t i = 1; i < first.size(); ++i) first[i] += i + 1 == first.size() ? 2 : 1;
+  return first;
+}
+
+ModelLayout Restrict(const ModelConfig& config, ModelLayout whole, const ModelPart& part) {
+  const int all = static_cast<int>(whole.block_flats.size());
+  const std::vector<int> cuts =
+      part.stages == 1 ? std::vector<int>{0, all} : CutBlocks(config, part.stages * part.chunks);
+  ModelLayout own;
+  std::vector<int> numbers(whole.flats.size(), -1), uses(whole.flats.size(), 0);
+  for (const std::vector<int>& flats : whole.block_flats) {
+    for (const int flat : flats) ++uses[flat];
+  }
+  for (size_t stretch = static_cast<size_t>(part.stage); stretch + 1 < cuts.size();
+       stretch += static_cast<size_t>(part.stages)) {
+    own.stretches.push_back(static_cast<int>(own.blocks.size()));
+    for (int block = cuts[stretch]; block < cuts[stretch + 1]; ++block) {
+      own.blocks.push_back(block);
+      own.block_flats.emplace_back();
+      for (const int flat : whole.block_flats[block]) {
+        --uses[flat];
+        if (numbers[flat] < 0) {
+          numbers[flat] = static_cast<int>(own.flats.size());
+          own.flats.push_back(std::move(whole.flats[flat]));
+        }
+        own.block_flats.back().push_back(numbers[flat]);
+      }
+    }
+  }
+  own.stretches.push_back(static_cast<int>(own.blocks.size()));
+  for (size_t flat = 0; flat < numbers.size(); ++flat) {
+    if (numbers[flat] >= 0 && uses[flat] > 0) own.flats[numbers[flat]].HoldAtBothEnds();
+  }
+  return own;
+}
 
 ModelConfig SlicedConfig(const ModelConfig& config, const TensorSlice& slice) {
   const auto part = [&](int64_t count) {

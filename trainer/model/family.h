@@ -35,11 +35,12 @@ class Family {
   // isn't tied to the embedding. Of a slice, layers and an lm_head have two: of their slices, and
   // of what every rank has alike. Depends on ranks by the slice alone.
   virtual ModelLayout Layout(const ModelConfig& config, const TensorSlice& slice) const = 0;
-  // The blocks over `flats` (made from Layout's of this rank's slice, which they must outlive) and
-  // over `adapters`.
+  // The blocks of `layout`, of which `flats` are made (they must outlive the blocks), and over
+  // `adapters`.
   virtual std::vector<std::unique_ptr<Block>> MakeBlocks(
-      const ModelConfig& config, std::vector<std::unique_ptr<FlatParam>>& flats,
-      const Adapters& adapters, const BlockOptions& options) const = 0;
+      const ModelConfig& config, const ModelLayout& layout,
+      const std::vector<std::unique_ptr<FlatParam>>& flats, const Adapters& adapters,
+      const BlockOptions& options) const = 0;
   // By a rank with the largest of `slices`.
   virtual LayerElements SavedByLayer(const ModelConfig& config, ops::AttentionKind kind,
                                      int64_t length, RecomputeMode mode, int slices) const = 0;
@@ -50,8 +51,8 @@ ModelConfig SlicedConfig(const ModelConfig& config, const TensorSlice& slice);
 
 const Family& FamilyFor(const ModelConfig& config);
 // Its layout.
-inline ModelLayout MakeLayout(const ModelConfig& config, const TensorSlice& slice = {}) {
-  return FamilyFor(config).Layout(config, slice);
+inline ModelLayout MakeLayout(const ModelConfig& config, const ModelPart& part = {}) {
+  return Restrict(config, FamilyFor(config).Layout(config, part.slice), part);
 }
 
 }  // namespace muster::trainer

@@ -21,11 +21,11 @@ constexpr char kB[] = ".lora_B.weight";
 }  // namespace
 
 ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config,
-                           const TensorSlice& slice) {
+                           const ModelPart& part) {
   ModelLayout layout;
   layout.block_flats.emplace_back();  // the embedding has none
   for (int64_t number = 0; number <= model.num_layers; ++number) {
-    BlockLayout block(slice, layout);
+    BlockLayout block(part.slice, layout);
     for (const LinearModule& module :
          number < model.num_layers ? LayerLinears(model, number) : HeadLinears(model)) {
       const bool wanted =
@@ -42,7 +42,7 @@ ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config,
       }
     }
   }
-  return layout;
+  return Restrict(model, std::move(layout), part);
 }
 
 std::map<std::string, Adapter> FindAdapters(const std::vector<std::unique_ptr<FlatParam>>& flats) {

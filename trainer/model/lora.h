@@ -17,7 +17,7 @@ namespace muster::trainer {
 // matrix on the side that is shared out is sliced, and the other is alike on all ranks. Segments
 // have peft's names ("base_model.model.MODULE.lora_A.weight").
 ModelLayout MakeLoraLayout(const ModelConfig& model, const LoraConfig& config,
-                           const TensorSlice& slice = {});
+                           const ModelPart& part = {});
 
 // The adapters in `flats`, by module name.
 std::map<std::string, Adapter> FindAdapters(const std::vector<std::unique_ptr<FlatParam>>& flats);

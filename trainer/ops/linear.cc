@@ -4,6 +4,8 @@
 namespace muster::trainer::ops {
 namespace {
 
+thread_local PutOff* put_off = nullptr;
+
 // d_w += dyᵀ·x with an fp32 sum, whatever the inputs' type.
 void AddOuter(const at::Tensor& d_w, const at::Tensor& dy, const at::Tensor& x) {
   if (x.scalar_type() == at::kFloat) {
@@ -18,6 +20,9 @@ void AddOuter(const at::Tensor& d_w, const at::Tensor& dy, const at::Tensor& x) 
 
 }  // namespace
 
+PutOffWeights::PutOffWeights(PutOff* list) { put_off = list; }
+PutOffWeights::~PutOffWeights() { put_off = nullptr; }
+
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   return bias.defined() ? at::addmm(bias, x, w.t()) : at::mm(x, w.t());
 }
@@ -28,7 +33,10 @@ void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias) {
 
 at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
                           const at::Tensor& d_w) {
-  if (d_w.defined()) AddOuter(d_w, dy, x);
+  if (d_w.defined() && put_off != nullptr)
+    put_off->emplace_back([d_w, dy, x] { AddOuter(d_w, dy, x); });
+  else if (d_w.defined())
+    AddOuter(d_w, dy, x);
   return at::mm(dy, w);
 }
 

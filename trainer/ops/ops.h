@@ -7,6 +7,7 @@
 // (at::NoGradGuard or InferenceMode).
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -14,6 +15,18 @@
 #include "trainer/model/config.h"
 
 namespace muster::trainer::ops {
+
+// While one lives, what this thread's LinearBackward would add to weights' gradients is put off:
+// into `list`, whose entries do it in their order, to the same bits. They keep the products'
+// inputs.
+using PutOff = std::vector<std::function<void()>>;
+class PutOffWeights {
+ public:
+  explicit PutOffWeights(PutOff* list);
+  ~PutOffWeights();
+  PutOffWeights(const PutOffWeights&) = delete;
+  PutOffWeights& operator=(const PutOffWeights&) = delete;
+};
 
 // y = x · wᵀ + bias.  x [T, in], w [out, in], bias [out] or undefined → [T, out]
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias = {});

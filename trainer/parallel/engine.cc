@@ -10,35 +10,65 @@
 #include "trainer/parallel/range.h"
 
 namespace muster::trainer {
+namespace {
+
+const std::vector<Action::Kind> kCloses = {Action::kAccumulate, Action::kWaitReduce};
+
+}  // namespace
+
+// What passes between the blocks of one micro-batch, and what waits.
+struct Engine::Passing {
+  explicit Passing(size_t blocks) : saved(blocks), put_off(blocks) {}
+  std::vector<Saved> saved;
+  std::vector<ops::PutOff> put_off;                         // weights' gradients
+  at::Tensor x;                                             // what the last block handed on
+  std::map<int, PipelineLinks::Message> inputs, gradients;  // asked for, by block
+
+  // What was asked for, or what the block before handed on.
+  at::Tensor Take(std::map<int, PipelineLinks::Message>& asked, int block, PipelineLinks& links) {
+    const auto found = asked.find(block);
+    if (found == asked.end()) return std::move(x);
+    at::Tensor taken = links.Take(std::move(found->second));
+    asked.erase(found);
+    return taken;
+  }
+};
 
 Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& options)
-    : world_(world), config_(config), options_(options), frozen_(options.lora.on()) {
-  const Family& family = FamilyFor(config);
+    : world_(world),
+      config_(config),
+      options_(options),
+      frozen_(options.lora.on()),
+      part_(PartOf(world->mesh(), world->rank(), options.chunks)),
+      links_(world->pipeline()) {
   const TensorGroup tensor(world->tensor());
-  ModelLayout layout = family.Layout(config, {tensor.rank(), tensor.size()});
-  block_flats_ = std::move(layout.block_flats);
+  ModelLayout layout = MakeLayout(config, part_);
+  block_flats_ = layout.block_flats;
+  blocks_in_model_ = layout.blocks;
+  pipeline_ = {options.pipeline, part_.stage, part_.stages, layout.stretches};
   FlatOptions own = options.flats;
   own.frozen = frozen_;
-  for (FlatLayout& flat : layout.flats)
-    all_.push_back(
-        model_.emplace_back(std::make_unique<FlatParam>(std::move(flat), world, own)).get());
+  const auto make = [&](FlatLayout& flat, const FlatOptions& of) {
+    const FlatOptions its = OptionsOf(flat, of);
+    return std::make_unique<FlatParam>(std::move(flat), world, its);
+  };
+  for (FlatLayout& flat : layout.flats) all_.push_back(model_.emplace_back(make(flat, own)).get());
   if (frozen_) {
-    ModelLayout trained = MakeLoraLayout(config, options.lora, {tensor.rank(), tensor.size()});
+    ModelLayout trained = MakeLoraLayout(config, options.lora, part_);
     for (size_t block = 0; block < block_flats_.size(); ++block) {
       for (const int flat : trained.block_flats[block])
         block_flats_[block].push_back(static_cast<int>(model_.size()) + flat);
     }
     for (FlatLayout& flat : trained.flats)
-      all_.push_back(
-          adapters_.emplace_back(std::make_unique<FlatParam>(std::move(flat), world, options.flats))
-              .get());
+      all_.push_back(adapters_.emplace_back(make(flat, options.flats)).get());
   }
   BindSlots();
   Adapters adapters;
   if (frozen_)
     adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
-  blocks_ = family.MakeBlocks(config, model_, adapters,
-                              {tensor, options.max_length, world->device(), options.z_loss});
+  blocks_ =
+      FamilyFor(config).MakeBlocks(config, layout, model_, adapters,
+                                   {tensor, options.max_length, world->device(), options.z_loss});
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 
@@ -49,12 +79,17 @@ std::string Engine::RangeName(const Action& action, size_t micro_batches) const 
                                            "forward",
                                            "recompute",
                                            "backward",
+                                           "backward of the input of",
+                                           "weights' gradients of",
+                                           "ask for the input of",
+                                           "ask for the gradient of",
+                                           "send from",
+                                           "send the gradient from",
                                            "open gradients of",
                                            "accumulate gradients of",
                                            "reduce",
                                            "wait for the sum of"};
-  const bool of_block = action.kind == Action::kForward || action.kind == Action::kRecompute ||
-                        action.kind == Action::kBackward;
+  const bool of_block = action.kind >= Action::kForward && action.kind <= Action::kSendGradient;
   int block = action.index;
   if (!of_block) {
     const auto has = [&](const std::vector<int>& flats) {
@@ -63,10 +98,10 @@ std::string Engine::RangeName(const Action& action, size_t micro_batches) const 
     block = static_cast<int>(std::find_if(block_flats_.begin(), block_flats_.end(), has) -
                              block_flats_.begin());
   }
-  const std::string what = block == 0 ? "embedding"
-                           : block + 1 == static_cast<int>(blocks_.size())
-                               ? "head"
-                               : absl::StrCat("layer ", block - 1);
+  const int number = blocks_in_model_[block];
+  const std::string what = number == 0                        ? "embedding"
+                           : number - 1 == config_.num_layers ? "head"
+                                                              : absl::StrCat("layer ", number - 1);
   return absl::StrCat(
       kNames[action.kind], " ", what,
       !of_block && action.index >= static_cast<int>(model_.size()) ? "'s adapters" : "",
@@ -77,27 +112,22 @@ ScheduleNeeds Engine::Needs() const {
   ScheduleNeeds needs;
   for (const FlatParam* flat : all_)
     needs.flats.push_back({!flat->frozen(), flat->weights_in_slot(), flat->gradients_in_slot(),
-                           flat->reduces_each_micro_batch()});
+                           flat->reduces_each_micro_batch(), flat->layout().holding().both_ends});
   needs.recompute = options_.recompute != RecomputeMode::kNone;
+  needs.pipeline = pipeline_;
   return needs;
 }
 
 void Engine::BindSlots() {
-  const ScheduleNeeds needs = Needs();
-  // What more micro-batches do, two do already.
-  const std::vector<std::vector<Action>> schedules = {
-      MakeSchedule(block_flats_, needs, 2),
-      MakeSchedule(block_flats_, needs, 2, /*training=*/false)};
-  const auto bind = [&](bool weights) {
+  const std::vector<std::vector<Action>> schedules = TypicalSchedules(block_flats_, Needs());
+  const auto bind = [&](bool weights, std::vector<int>& slot_of) {
     std::vector<int64_t> numel;
     for (const FlatParam* flat : all_)
       numel.push_back((weights ? flat->weights_in_slot() : flat->gradients_in_slot())
                           ? flat->padded_numel()
                           : 0);
-    const SlotMap map = weights
-                            ? AssignSlots(schedules, Action::kUnshard, {Action::kReshard}, numel)
-                            : AssignSlots(schedules, Action::kOpen,
-                                          {Action::kAccumulate, Action::kWaitReduce}, numel);
+    SlotMap map = weights ? AssignSlots(schedules, Action::kUnshard, {Action::kReshard}, numel)
+                          : AssignSlots(schedules, Action::kOpen, kCloses, numel);
     const size_t first = slots_.size();
     int64_t bytes = 0;
     for (const int64_t slot : map.slot_numel) {
@@ -116,21 +146,92 @@ void Engine::BindSlots() {
       else
         all_[f]->BindGradient(memory);
     }
+    slot_of = std::move(map.slot_of);
     return bytes;
   };
-  weight_slot_bytes_ = bind(true);
-  gradient_slot_bytes_ = bind(false);
+  weight_slot_bytes_ = bind(true, weight_slots_);
+  gradient_slot_bytes_ = bind(false, gradient_slots_);
+}
+
+std::vector<Action> Engine::Schedule(size_t micro_batches, bool training) const {
+  std::vector<Action> schedule =
+      MakeSchedule(block_flats_, Needs(), static_cast<int>(micro_batches), training);
+  TORCH_CHECK(SlotsHold(schedule, Action::kUnshard, {Action::kReshard}, weight_slots_) &&
+                  SlotsHold(schedule, Action::kOpen, kCloses, gradient_slots_),
+              "two flats in one slot, with ", micro_batches, " micro-batches");
+  return schedule;
+}
+
+void Engine::Await(int block) {
+  for (const int flat : block_flats_[block]) all_[flat]->WaitUnshard();
+}
+
+void Engine::Forward(const Action& action, const BatchMeta& batch, Passing& passing,
+                     at::Tensor& losses) {
+  Await(action.index);
+  at::Tensor x = passing.Take(passing.inputs, action.index, links_);
+  Saved& kept = passing.saved[action.index];
+  if (graphs_ && action.index == 0) graphs_->Begin(batch);
+  if (RunsByGraph(action.index)) {
+    passing.x = graphs_->Forward(action.index, x, kept);
+    return;
+  }
+  x = blocks_[action.index]->Forward(x, batch, kept);
+  if (batch.loss_only)
+    kept.clear();
+  else
+    blocks_[action.index]->Drop(kept, options_.recompute);
+  if (blocks_in_model_[action.index] > config_.num_layers)
+    losses = losses.defined() ? losses + x : x;
+  else
+    passing.x = std::move(x);
+}
+
+void Engine::Recompute(const Action& action, const BatchMeta& batch, Passing& passing) {
+  Await(action.index);
+  if (RunsByGraph(action.index)) return;
+  blocks_[action.index]->Recompute(batch, passing.saved[action.index]);
+}
+
+void Engine::Backward(const Action& action, const BatchMeta& batch, Passing& passing) {
+  Await(action.index);
+  const at::Tensor d = passing.Take(passing.gradients, action.index, links_);
+  Saved& kept = passing.saved[action.index];
+  if (RunsByGraph(action.index)) {
+    passing.x = graphs_->Backward(action.index, d, kept);
+    return;
+  }
+  std::optional<ops::PutOffWeights> put_off;
+  if (action.kind == Action::kBackwardInput) put_off.emplace(&passing.put_off[action.index]);
+  passing.x = blocks_[action.index]->Backward(d, batch, kept);
+  kept.clear();
+}
+
+// Messages of neighbours.
+void Engine::Exchange(const Action& action, const BatchMeta& batch, Passing& passing) {
+  const auto memory = [&] {
+    return at::empty({TensorGroup(world_->tensor()).PartSize(batch.tokens()), config_.hidden_size},
+                     at::TensorOptions().dtype(options_.flats.dtype).device(world_->device()));
+  };
+  switch (action.kind) {
+    case Action::kReceiveInput:
+      passing.inputs[action.index] = links_.AskForward(memory());
+      break;
+    case Action::kReceiveGradient:
+      passing.gradients[action.index] = links_.AskBackward(memory());
+      break;
+    case Action::kSendOutput:
+      links_.SendForward(std::exchange(passing.x, {}));
+      break;
+    default:
+      links_.SendBackward(std::exchange(passing.x, {}));
+  }
 }
 
 void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches,
                    EngineLoss& loss) {
-  std::vector<std::vector<Saved>> saved(batches.size(), std::vector<Saved>(blocks_.size()));
-  std::vector<at::Tensor> passing(
-      batches.size());  // what the last block handed on, per micro-batch
-  at::Tensor losses;
-  const auto await = [&](int block) {
-    for (const int flat : block_flats_[block]) all_[flat]->WaitUnshard();
-  };
+  std::vector<Passing> passing(batches.size(), Passing(blocks_.size()));
+  at::Tensor losses;  // of the rank that has the head
   for (const Action& action : schedule) {
     const Range range([&] { return RangeName(action, batches.size()); });
     switch (action.kind) {
@@ -140,43 +241,26 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
       case Action::kReshard:
         all_[action.index]->Reshard();
         break;
-      case Action::kForward: {
-        await(action.index);
-        at::Tensor& x = passing[action.micro];
-        Saved& kept = saved[action.micro][action.index];
-        if (graphs_ && action.index == 0) graphs_->Begin(batches[action.micro]);
-        if (graphs_ && graphs_->Runs(action.index)) {
-          x = graphs_->Forward(action.index, x, kept);
-          break;
-        }
-        x = blocks_[action.index]->Forward(x, batches[action.micro], kept);
-        if (batches[action.micro].loss_only)
-          kept.clear();
-        else
-          blocks_[action.index]->Drop(kept, options_.recompute);
-        if (action.index + 1 == static_cast<int>(blocks_.size())) {
-          losses = losses.defined() ? losses + x : x;
-          x = at::Tensor();
-        }
+      case Action::kForward:
+        Forward(action, batches[action.micro], passing[action.micro], losses);
         break;
-      }
       case Action::kRecompute:
-        if (action.index > 0) await(action.index);
-        if (graphs_ && graphs_->Runs(action.index)) break;
-        blocks_[action.index]->Recompute(batches[action.micro], saved[action.micro][action.index]);
+        Recompute(action, batches[action.micro], passing[action.micro]);
         break;
-      case Action::kBackward: {
-        if (action.index > 0) await(action.index);  // the first reads no weights
-        at::Tensor& d = passing[action.micro];
-        if (graphs_ && graphs_->Runs(action.index)) {
-          d = graphs_->Backward(action.index, d, saved[action.micro][action.index]);
-          break;
-        }
-        d = blocks_[action.index]->Backward(d, batches[action.micro],
-                                            saved[action.micro][action.index]);
-        saved[action.micro][action.index].clear();
+      case Action::kBackward:
+      case Action::kBackwardInput:
+        Backward(action, batches[action.micro], passing[action.micro]);
         break;
-      }
+      case Action::kWeights:
+        for (const auto& add : std::exchange(passing[action.micro].put_off[action.index], {}))
+          add();
+        break;
+      case Action::kReceiveInput:
+      case Action::kReceiveGradient:
+      case Action::kSendOutput:
+      case Action::kSendGradient:
+        Exchange(action, batches[action.micro], passing[action.micro]);
+        break;
       case Action::kOpen:
         all_[action.index]->OpenGradient();
         break;
@@ -191,6 +275,8 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
         break;
     }
   }
+  links_.Flush();
+  if (!losses.defined()) return;
   const at::Tensor host = losses.cpu();
   loss.loss += host[0].item<double>();
   loss.z += host[1].item<double>();
@@ -200,8 +286,7 @@ EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
   for (const std::unique_ptr<FlatParam>& flat : flats()) flat->ZeroGradients();
   if (schedules_.size() <= batches.size()) schedules_.resize(batches.size() + 1);
   std::vector<Action>& schedule = schedules_[batches.size()];
-  if (schedule.empty())
-    schedule = MakeSchedule(block_flats_, Needs(), static_cast<int>(batches.size()));
+  if (schedule.empty()) schedule = Schedule(batches.size(), /*training=*/true);
   if (graphs_) graphs_->BeginStep();
   EngineLoss loss;
   Carry(schedule, batches, loss);
@@ -211,57 +296,86 @@ EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
 double Engine::Evaluate(std::vector<BatchMeta>& batches) {
   for (BatchMeta& batch : batches) batch.loss_only = true;
   EngineLoss loss;
-  Carry(MakeSchedule(block_flats_, Needs(), static_cast<int>(batches.size()), /*training=*/false),
-        batches, loss);
+  Carry(Schedule(batches.size(), /*training=*/false), batches, loss);
   return loss.loss;
 }
 
+// Whether rank 0 is sent a flat of the first replica's rank that has this part of the model.
+bool Engine::IsCollectedFrom(const ModelPart& part, const FlatLayout& layout) const {
+  if (layout.holding().both_ends && part.stage > 0) return false;
+  return layout.sliced() || (part.stage > 0 && part.slice.index == 0);
+}
+
 void Engine::UnshardAll() {
-  for (size_t f = 0; f < all_.size(); ++f) {
+  const bool sends = world_->rank() != 0 && world_->mesh().DpIndex(world_->rank()) == 0;
+  for (int f = 0; f < static_cast<int>(all_.size()); ++f) {
     FlatParam& flat = *all_[f];
     flat.StartUnshard();
     flat.WaitUnshard();
-    if (flat.layout().sliced()) CollectSlices(static_cast<int>(f));
+    if (sends && IsCollectedFrom(part_, flat.layout())) SendToFirst(f);
+    if (world_->rank() == 0 && flat.layout().sliced()) {
+      for (ModelPart part = part_; part.slice.index < part.slice.count; ++part.slice.index)
+        Collect(part, LayoutsOf(part)[f], f);
+    }
     if (world_->rank() == 0 && !flat.layout().sliced())
       flat.LeaveSlot();
     else
       flat.Reshard();
   }
-}
-
-// Of any rank's slice.
-FlatLayout Engine::LayoutOf(int flat, const TensorSlice& slice) const {
-  const int own = static_cast<int>(model_.size());
-  return flat < own ? MakeLayout(config_, slice).flats[flat]
-                    : MakeLoraLayout(config_, options_.lora, slice).flats[flat - own];
-}
-
-// Makes a flat's parameters whole on rank 0, from the slices of the ranks beside it.
-void Engine::CollectSlices(int flat) {
-  if (world_->mesh().DpIndex(world_->rank()) != 0) return;
-  const Group& ranks = world_->tensor();
-  const std::vector<Segment>& own = all_[flat]->layout().segments();
-  if (ranks.rank != 0) {
-    for (int s = 0; s < static_cast<int>(own.size()); ++s) {
-      std::vector<at::Tensor> sent = {all_[flat]->Weight(s)};
-      ranks.backend->send(sent, 0, s)->wait();
-    }
-    return;
-  }
-  for (int rank = 0; rank < ranks.size; ++rank) {
-    const FlatLayout layout = LayoutOf(flat, {rank, ranks.size});
-    for (int s = 0; s < static_cast<int>(own.size()); ++s) {
-      const Segment& segment = layout.segments()[s];
-      at::Tensor& whole = collected_[segment.name];
-      at::Tensor part = all_[flat]->Weight(s);
-      if (!whole.defined()) whole = at::empty(segment.parameter_shape(), part.scalar_type());
-      if (rank > 0) {
-        std::vector<at::Tensor> received = {part = at::empty(segment.shape, part.options())};
-        ranks.backend->recv(received, rank, s)->wait();
+  ModelPart part = part_;
+  for (part.stage = 1; world_->rank() == 0 && part.stage < part.stages; ++part.stage) {
+    std::vector<std::vector<FlatLayout>> layouts;  // by slice
+    for (part.slice.index = 0; part.slice.index < part.slice.count; ++part.slice.index)
+      layouts.push_back(LayoutsOf(part));
+    for (int f = 0; f < static_cast<int>(layouts[0].size()); ++f) {
+      for (part.slice.index = 0; part.slice.index < part.slice.count; ++part.slice.index) {
+        const FlatLayout& layout = layouts[part.slice.index][f];
+        if (IsCollectedFrom(part, layout)) Collect(part, layout, f);
       }
-      whole.narrow(segment.slice->dim, segment.slice->begin, segment.shape[segment.slice->dim])
-          .copy_(part);
     }
+  }
+}
+
+// Of all flats of a rank that has this part.
+std::vector<FlatLayout> Engine::LayoutsOf(const ModelPart& part) const {
+  std::vector<FlatLayout> layouts = MakeLayout(config_, part).flats;
+  if (frozen_) {
+    for (FlatLayout& flat : MakeLoraLayout(config_, options_.lora, part).flats)
+      layouts.push_back(std::move(flat));
+  }
+  return layouts;
+}
+
+void Engine::SendToFirst(int flat) {
+  for (int s = 0; s < static_cast<int>(all_[flat]->layout().segments().size()); ++s) {
+    std::vector<at::Tensor> sent = {all_[flat]->Weight(s)};
+    world_->backend()->send(sent, 0, s)->wait();
+  }
+}
+
+// Takes what a rank of the first replica has of a flat: on rank 0.
+void Engine::Collect(const ModelPart& part, const FlatLayout& layout, int flat) {
+  MeshNumbers place(0);
+  place[MeshDim::kPp] = part.stage, place[MeshDim::kTp] = part.slice.index;
+  const int rank = world_->mesh().RankAt(place);
+  for (int s = 0; s < static_cast<int>(layout.segments().size()); ++s) {
+    const Segment& segment = layout.segments()[s];
+    at::Tensor mine;
+    if (rank == world_->rank()) {
+      mine = all_[flat]->Weight(s);
+    } else {
+      mine = at::empty(segment.shape,
+                       at::TensorOptions().dtype(options_.flats.dtype).device(world_->device()));
+      std::vector<at::Tensor> received = {mine};
+      world_->backend()->recv(received, rank, s)->wait();
+    }
+    at::Tensor& whole = collected_[segment.name];
+    if (!whole.defined()) whole = at::empty(segment.parameter_shape(), mine.scalar_type());
+    if (segment.slice)
+      whole.narrow(segment.slice->dim, segment.slice->begin, segment.shape[segment.slice->dim])
+          .copy_(mine);
+    else
+      whole.copy_(mine);
   }
 }
 

@@ -1,5 +1,5 @@
-// The engine holds a model's flats and blocks and carries out schedules. It knows nothing of Llama:
-// a model is a list of blocks and the flats that each uses.
+// The engine holds what a rank has of a model, flats and blocks, and carries out schedules. It
+// knows nothing of Llama: a model is a list of blocks and the flats that each uses.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "trainer/model/lora_config.h"
 #include "trainer/parallel/flat_param.h"
 #include "trainer/parallel/graphs.h"
+#include "trainer/parallel/pipeline_links.h"
 #include "trainer/parallel/schedule.h"
 
 namespace muster::trainer {
@@ -26,6 +27,8 @@ struct EngineOptions {
   MakeGraph graphs = {};  // layers run by them; null: by plain launches
   double z_loss =
       0;  // coefficient of the mean square of the logits' log-sum-exp, added to the loss
+  PipelineKind pipeline = PipelineKind::k1F1B;  // of a mesh with several stages
+  int chunks = 1;                               // stretches of the model a stage
 };
 
 // Loss of this rank's micro-batches: their share of the global mean. `z` is the z-loss's share, not
@@ -51,14 +54,17 @@ class Engine {
   // This rank's loss of `batches`, without gradients; collective.
   double Evaluate(std::vector<BatchMeta>& batches);
 
-  // Brings all weights up to date on every rank; those in slots, and those of which ranks have
-  // slices, stay on rank 0 alone, in the host's memory. Collective; nothing is trained afterwards.
+  // Brings all weights up to date on every rank; those in slots, and those that ranks share out,
+  // stay on rank 0 alone, in the host's memory. Collective; nothing is trained afterwards.
   void UnshardAll();
   // After that, on rank 0: a parameter of the model or the adapters, whole.
   at::Tensor WholeWeight(const std::string& name) const;
 
   // Micro-batches so far whose layers ran as CUDA graphs that had been recorded before.
   int64_t replayed_micro_batches() const { return graphs_ ? graphs_->replayed() : 0; }
+
+  // Seconds that this rank waited for messages of other stages since the last call.
+  double TakeWaited() { return links_.TakeWaited(); }
 
   // Bytes of the slots, for weights and for gradients.
   int64_t weight_slot_bytes() const { return weight_slot_bytes_; }
@@ -68,20 +74,37 @@ class Engine {
   ScheduleNeeds Needs() const;
   std::string RangeName(const Action& action, size_t micro_batches) const;
   void BindSlots();
-  FlatLayout LayoutOf(int flat, const TensorSlice& slice) const;
-  void CollectSlices(int flat);
+  std::vector<Action> Schedule(size_t micro_batches, bool training) const;
+  // What passes between the blocks of one micro-batch, and waits.
+  struct Passing;
   void Carry(const std::vector<Action>& schedule, const std::vector<BatchMeta>& batches,
              EngineLoss& loss);
+  void Forward(const Action& action, const BatchMeta& batch, Passing& passing, at::Tensor& losses);
+  void Recompute(const Action& action, const BatchMeta& batch, Passing& passing);
+  void Backward(const Action& action, const BatchMeta& batch, Passing& passing);
+  void Exchange(const Action& action, const BatchMeta& batch, Passing& passing);
+  void Await(int block);
+  bool RunsByGraph(int block) const { return graphs_ && graphs_->Runs(block); }
+  std::vector<FlatLayout> LayoutsOf(const ModelPart& part) const;
+  bool IsCollectedFrom(const ModelPart& part, const FlatLayout& layout) const;
+  void SendToFirst(int flat);
+  void Collect(const ModelPart& part, const FlatLayout& layout, int flat);
 
   World* world_;
   const ModelConfig config_;
   const EngineOptions options_;
   const bool frozen_;
-  std::map<std::string, at::Tensor> collected_;  // parameters made whole from slices
+  std::map<std::string, at::Tensor>
+      collected_;  // parameters that other ranks had, or parts of them
   std::vector<std::unique_ptr<FlatParam>> model_, adapters_;
   std::vector<FlatParam*> all_;  // model_, then adapters_
-  BlockFlats block_flats_;       // of all_
+  ModelPart part_;
+  std::vector<int> blocks_in_model_;
+  BlockFlats block_flats_;  // of all_
+  PipelinePart pipeline_;
+  PipelineLinks links_;
   std::vector<at::Tensor> slots_;
+  std::vector<int> weight_slots_, gradient_slots_;  // by flat; -1: none
   int64_t weight_slot_bytes_ = 0, gradient_slot_bytes_ = 0;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::optional<BlockGraphs> graphs_;

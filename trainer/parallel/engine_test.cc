@@ -59,7 +59,7 @@ struct Way {
   int shard_size = 0;
   double clip_norm = 0;
   bool scatter = false;  // gradients are summed as on GPUs
-  int tp = 1;
+  int tp = 1, pp = 1;
 };
 
 struct Outcome {
@@ -112,7 +112,7 @@ Outcome Train(const Way& way, const ModelConfig& model) {
         outcome.weights.push_back(engine.WholeWeight(segment.name).clone());
     }
   };
-  OnRanks(way.ranks, body, way.shard_size, way.tp);
+  OnRanks(way.ranks, body, way.shard_size, way.tp, way.pp, way.options.chunks > 1);
   return outcome;
 }
 
@@ -193,6 +193,7 @@ std::map<std::string, at::Tensor> GradientsOf(const Way& way, const ModelConfig&
       [&](World& world) {
         EngineOptions options = way.options;
         options.max_length = kLength;
+        if (way.scatter) world.PreferAllReduce(false);
         Engine engine(model, &world, options);
         for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
         const int64_t share = kRows / world.mesh().dp();
@@ -226,7 +227,7 @@ std::map<std::string, at::Tensor> GradientsOf(const Way& way, const ModelConfig&
           }
         }
       },
-      way.shard_size, way.tp);
+      way.shard_size, way.tp, way.pp, way.options.chunks > 1);
   for (const auto& [name, count] : owners) EXPECT_TRUE(count.eq(1).all().item<bool>()) << name;
   return gradients;
 }
@@ -326,6 +327,92 @@ TEST(Engine, WhatSavesMemoryChangesNoBitOfSlicesEither) {
     way.options.flats = Stage(3, {.host_state = true, .poison = true});
     SCOPED_TRACE(static_cast<int>(mode));
     ExpectSame(Train(way, true), wanted);
+  }
+}
+
+// Pipelines: who has which layers and when changes no bit, but for an embedding that the head is
+// tied to, whose gradient is summed over stages.
+
+ModelConfig FourLayers(bool tied) {
+  ModelConfig c = Tiny(tied);
+  c.num_layers = 4;
+  return c;
+}
+
+Way Piped(const char* name, int ranks, int pp, PipelineKind kind, int micro_batches,
+          FlatOptions flats = {}) {
+  Way way{
+      .name = name, .ranks = ranks, .micro_batches = micro_batches, .options = {.flats = flats}};
+  way.pp = pp;
+  way.options.pipeline = kind;
+  way.options.chunks = kind == PipelineKind::kInterleaved ? 2 : 1;
+  return way;
+}
+
+// The same without stages.
+Way Unpiped(Way way) {
+  way.ranks /= way.pp;
+  way.pp = way.options.chunks = 1;
+  way.options.pipeline = PipelineKind::k1F1B;
+  return way;
+}
+
+TEST(Engine, PipelinesOfEveryKindChangeNoBit) {
+  const Way ways[] = {
+      Piped("gpipe", 2, 2, PipelineKind::kGpipe, 4),
+      Piped("1f1b", 3, 3, PipelineKind::k1F1B, 8),
+      Piped("1f1b, fewer micro-batches than stages", 4, 4, PipelineKind::k1F1B, 2),
+      Piped("interleaved", 2, 2, PipelineKind::kInterleaved, 4),
+      Piped("interleaved, one micro-batch", 2, 2, PipelineKind::kInterleaved, 1),
+      Piped("zero-bubble", 4, 4, PipelineKind::kZeroBubble, 8),
+  };
+  for (Way way : ways) {
+    SCOPED_TRACE(way.name);
+    way.clip_norm = 0.5;
+    ExpectSame(Train(way, FourLayers(false)), Train(Unpiped(way), FourLayers(false)));
+  }
+}
+
+TEST(Engine, PipelinesBesideEveryStageOfZeroAndSlicesChangeNoBit) {
+  Way sliced = Piped("tp 2", 4, 2, PipelineKind::k1F1B, 4, Poisoned(2));
+  sliced.tp = 2;
+  Way all = Piped("tp 2, dp 2, stage 3", 8, 2, PipelineKind::kInterleaved, 2, Poisoned(3));
+  all.tp = 2;
+  all.options.recompute = RecomputeMode::kFull;
+  Way copies = Piped("two copies, stage 3", 8, 2, PipelineKind::kGpipe, 2, Poisoned(3));
+  copies.shard_size = 2;
+  for (const Way& way :
+       {sliced, all, copies, Piped("stage 1", 4, 2, PipelineKind::kZeroBubble, 4, Stage(1)),
+        Piped("stage 3", 4, 2, PipelineKind::kGpipe, 4, Poisoned(3)),
+        Piped("stage 2, interleaved", 4, 2, PipelineKind::kInterleaved, 4, Poisoned(2)),
+        Piped("bf16", 2, 2, PipelineKind::kZeroBubble, 4,
+              Stage(1, {.dtype = at::kBFloat16, .split_masters = true}))}) {
+    SCOPED_TRACE(way.name);
+    ExpectSame(Train(way, FourLayers(false)), Train(Unpiped(way), FourLayers(false)));
+  }
+}
+
+TEST(Engine, ATiedEmbeddingIsSummedOverBothEndsAndOwnedOnce) {
+  const ModelConfig model = WithEverything(true);
+  double wanted_norm = 0;
+  const auto wanted = GradientsOf({.name = "one rank"}, model, &wanted_norm);
+  Way sliced = Piped("tp 2", 4, 2, PipelineKind::k1F1B, 2, Poisoned(3));
+  sliced.tp = 2;
+  Way scattered = Piped("dp 2, stage 2, scattered", 4, 2, PipelineKind::k1F1B, 4, Poisoned(2));
+  scattered.scatter = true;
+  for (const Way& way : {Piped("pp 2", 2, 2, PipelineKind::k1F1B, 4), sliced, scattered,
+                         Piped("dp 2, deterministic", 4, 2, PipelineKind::kGpipe, 2,
+                               Stage(3, {.separate_gradients = true, .poison = true})),
+                         Piped("dp 2", 4, 2, PipelineKind::kZeroBubble, 4, Stage(1))}) {
+    SCOPED_TRACE(way.name);
+    double norm = 0;
+    const auto found = GradientsOf(way, model, &norm);
+    EXPECT_NEAR(norm / wanted_norm, 1, 5e-6);
+    for (const auto& [name, gradient] : wanted) {
+      const double distance = (found.at(name) - gradient).norm().item<double>();
+      EXPECT_LE(distance / gradient.norm().item<double>(), 1e-5) << name;
+    }
+    ExpectNear(Train(way, model), Train({.name = "one rank"}, model), 2e-6);
   }
 }
 
@@ -531,7 +618,7 @@ TEST(Engine, MemoryIsWhatWasSaidBefore) {
         [&](World& world) {
           for (const FlatOptions& options : all) {
             EXPECT_EQ(FlatParam(layout, &world, options).Memory(),
-                      MemoryOf(layout, world.size(), world.holders(false).shard.size, options));
+                      MemoryOf(layout, world.size(), world.holders({}).shard.size, options));
           }
         },
         group);

@@ -145,6 +145,13 @@ std::pair<int64_t, int64_t> ShardRange(const FlatLayout& layout, int rank, int r
   return {begin, begin + numel};
 }
 
+FlatOptions OptionsOf(const FlatLayout& layout, FlatOptions options) {
+  if (!layout.holding().both_ends) return options;
+  options.sum_once = true;
+  options.bf16_gradients = false;
+  return options;
+}
+
 FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOptions& options) {
   FlatMemory m;
   const int64_t padded = layout.PaddedNumel(ranks),
@@ -155,9 +162,9 @@ FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOp
   m.weights = (m.weights_in_slot ? owned : padded) * element;
   if (options.frozen) return m;
   m.gradients_in_slot = options.separate_gradients || options.bf16_gradients ||
-                        (options.zero_stage >= 2 && group > 1);
-  m.reduces_slot =
-      m.gradients_in_slot && ranks > 1 && (options.zero_stage >= 2 || options.bf16_gradients);
+                        (options.zero_stage >= 2 && group > 1 && !options.sum_once);
+  m.reduces_slot = m.gradients_in_slot && ranks > 1 && !options.sum_once &&
+                   (options.zero_stage >= 2 || options.bf16_gradients);
   m.gradients = (m.reduces_slot ? owned : padded) * (options.bf16_gradients ? 2 : 4);
   const bool one_memory =
       options.dtype == at::kFloat && (!options.host_state || options.host_weights);
@@ -169,7 +176,7 @@ FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOp
 FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options)
     : layout_(std::move(layout)),
       world_(world),
-      holders_(world->holders(layout_.sliced())),
+      holders_(world->holders(layout_.holding())),
       options_(options) {
   const int ranks = whole().size, group = shard().size;
   const int64_t padded = layout_.PaddedNumel(ranks);

@@ -27,6 +27,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "trainer/parallel/groups.h"
+#include "trainer/parallel/mesh.h"
 #include "trainer/parallel/slice.h"
 
 namespace muster::trainer {
@@ -58,6 +59,9 @@ class FlatLayout {
   const std::vector<Segment>& segments() const { return segments_; }
   // Whether its segments are slices: all are, or none is.
   bool sliced() const { return !segments_.empty() && segments_[0].slice.has_value(); }
+  Holding holding() const { return {sliced(), both_ends_}; }
+  // Both ends of a pipeline hold it.
+  void HoldAtBothEnds() { both_ends_ = true; }
   // Elements up to the end of the last segment.
   int64_t numel() const { return numel_; }
   // numel() padded so that `ranks` equal shards of a multiple of 32 elements make it up.
@@ -66,6 +70,7 @@ class FlatLayout {
  private:
   std::vector<Segment> segments_;
   int64_t numel_ = 0;
+  bool both_ends_ = false;
 };
 
 // A stretch of one segment inside a range of the flat.
@@ -97,7 +102,11 @@ struct FlatOptions {
   bool host_state = false;    // masters and moments in the host's memory
   bool host_weights = false;  // stage 3: the owned weights as well
   bool poison = false;        // what is left behind in a slot becomes NaN
+  bool sum_once = false;      // gradients are summed over ranks once a step, whatever the stage
 };
+// Those of one flat where `options` are the model's: ranks of other stages come to its sum at
+// another time, so there is one a step, in fp32.
+FlatOptions OptionsOf(const FlatLayout& layout, FlatOptions options);
 
 // SplitMasters and JoinMasters (adamw_kernel.h) by ATen, for memory on any device: fp32 [n] into
 // bf16 weights and, unless undefined, int16 `low_bits`; and back.

@@ -212,24 +212,53 @@ Group World::MakeGroup(const std::string& name, const std::vector<int>& ranks) {
 }
 
 // In one order on every rank.
-void World::MakeGroups(const Mesh& mesh) {
+void World::MakeGroups(const Mesh& mesh, bool ring) {
   TORCH_CHECK(mesh.size() == info_.size, "a mesh of ", mesh.size(), " for ", info_.size, " ranks");
   mesh_ = mesh;
-  const auto holders = [&](bool sliced) {
-    const HolderRanks ranks = HoldersOf(mesh, info_.rank, sliced);
+  const auto holders = [&](const Holding& holding) {
+    const HolderRanks ranks = HoldersOf(mesh, info_.rank, holding);
+    const std::string ends = holding.both_ends ? "ends-" : "";
     // Copies of slices and of what isn't sliced are on the same ranks.
-    return Holders{MakeGroup("data", ranks.whole), MakeGroup("shard", ranks.shard),
-                   MakeGroup("replicate", ranks.replicate)};
+    return Holders{MakeGroup(ends + "data", ranks.whole), MakeGroup("shard", ranks.shard),
+                   MakeGroup(ends + "replicate", ranks.replicate)};
   };
-  alike_ = holders(false);
-  sliced_ = holders(true);
+  const int stage = mesh.PpIndex(info_.rank);
+  const bool has_ends = mesh.pp() > 1 && (stage == 0 || stage + 1 == mesh.pp());
+  for (const bool sliced : {false, true}) {
+    own_[sliced ? 1 : 0] = holders({sliced, false});
+    if (has_ends) ends_[sliced ? 1 : 0] = holders({sliced, true});
+  }
   tensor_ = MakeGroup("tensor", mesh.Along(info_.rank, {MeshDim::kTp}));
+  MakeLinks(ring);
+}
+
+// By stages: whoever waits for its neighbour to come, waits for one that has fewer to make.
+void World::MakeLinks(bool ring) {
+  const int stages = mesh_.pp(), stage = mesh_.PpIndex(info_.rank);
+  for (int from = 0; from < stages && stages > 1; ++from) {
+    const int to = (from + 1) % stages;
+    if ((stage != from && stage != to) || (to == 0 && !ring)) continue;
+    MeshNumbers place = mesh_.PlaceOf(info_.rank);
+    place[MeshDim::kPp] = from;
+    const std::string name = absl::StrCat("from", mesh_.RankAt(place));
+    const int own = stage == from ? 0 : 1;
+    const Link forward{1 - own, MakeBackend("forward-" + name, own, 2)},
+        backward{1 - own, MakeBackend("backward-" + name, own, 2)};
+    if (own == 0)
+      pipeline_.forward_to = forward, pipeline_.backward_from = backward;
+    else
+      pipeline_.forward_from = forward, pipeline_.backward_to = backward;
+  }
 }
 
 std::vector<c10::intrusive_ptr<c10d::Backend>> World::Backends() const {
   std::vector<c10::intrusive_ptr<c10d::Backend>> all;
   for (const auto& [ranks, group] : made_) {
     if (group.backend) all.push_back(group.backend);
+  }
+  for (const Link* link : {&pipeline_.forward_from, &pipeline_.forward_to, &pipeline_.backward_from,
+                           &pipeline_.backward_to}) {
+    if (link->backend) all.push_back(link->backend);
   }
   return all;
 }

@@ -52,6 +52,18 @@ struct Holders {
   Group whole, shard, replicate;
 };
 
+// This rank and a neighbour in a pipeline, in which the neighbour is rank `other`. No backend:
+// there is none.
+struct Link {
+  int other = 0;
+  c10::intrusive_ptr<c10d::Backend> backend;
+};
+// Where what goes forward (activations) and backward (their gradients) comes from and goes to. Each
+// has a group of its own, so that nothing waits behind what goes the other way.
+struct PipelineGroups {
+  Link forward_from, forward_to, backward_from, backward_to;
+};
+
 // All ranks of the run. Collectives of one group must be called in the same order by every rank.
 // Not thread-safe. A single process has no backend: every collective is then a no-op, and no socket
 // is opened.
@@ -68,14 +80,18 @@ class World {
   at::Device device() const { return device_; }
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
 
-  // Makes the groups of a mesh of all ranks. Collective; before anything is sharded.
-  void MakeGroups(const Mesh& mesh);
+  // Makes the groups of a mesh of all ranks. `ring`: a pipeline's last stage hands on to its first.
+  // Collective; before anything is sharded.
+  void MakeGroups(const Mesh& mesh, bool ring = false);
   // Before MakeGroups all ranks are one shard group.
   const Mesh& mesh() const { return mesh_; }
-  // This rank's: the ranks that hold a flat of slices, or one that isn't sliced.
-  const Holders& holders(bool sliced) const { return sliced ? sliced_ : alike_; }
+  // The ranks that hold what this rank holds so.
+  const Holders& holders(const Holding& holding) const {
+    return (holding.both_ends ? ends_ : own_)[holding.sliced ? 1 : 0];
+  }
   // The ranks that take the same rows, each with another slice of the weights.
   const Group& tensor() const { return tensor_; }
+  const PipelineGroups& pipeline() const { return pipeline_; }
   // Gloo has no direct reduce-scatter: an all-reduce is twice as fast there.
   bool prefers_all_reduce() const { return prefers_all_reduce_; }
   // For tests: CPUs go the way of GPUs, or back. Before anything is sharded.
@@ -111,6 +127,7 @@ class World {
   c10::intrusive_ptr<c10d::Store> MeetStore(bool serve) const;
   c10::intrusive_ptr<c10d::Backend> MakeBackend(const std::string& name, int rank, int size) const;
   Group MakeGroup(const std::string& name, const std::vector<int>& ranks);
+  void MakeLinks(bool ring);
   std::vector<c10::intrusive_ptr<c10d::Backend>> Backends() const;
 
   WorldInfo info_;
@@ -119,8 +136,9 @@ class World {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   Mesh mesh_;
-  Holders alike_, sliced_;
+  Holders own_[2], ends_[2];  // of what is alike, and of slices
   Group tensor_;
+  PipelineGroups pipeline_;
   std::map<std::vector<int>, Group> made_;  // by their ranks
   std::mutex watch_mutex_;
   std::condition_variable watch_stops_;

@@ -11,13 +11,15 @@ constexpr MeshDim kSlowestFirst[kMeshDims] = {MeshDim::kPp, MeshDim::kDpReplicat
 
 }  // namespace
 
-Mesh::Mesh(int ranks, int tp, int shard_size) : shape_(1) {
-  if (shard_size == 0) shard_size = ranks;
-  if (tp < 1 || shard_size < 1 || shard_size % tp != 0 || ranks % shard_size != 0)
+Mesh::Mesh(int ranks, int tp, int shard_size, int pp) : shape_(1) {
+  const int in_stage = pp < 1 || ranks % pp != 0 ? 0 : ranks / pp;
+  if (shard_size == 0) shard_size = in_stage;
+  if (tp < 1 || shard_size < 1 || shard_size % tp != 0 || in_stage % shard_size != 0)
     throw std::invalid_argument("such a mesh can't be");
+  shape_[MeshDim::kPp] = pp;
   shape_[MeshDim::kTp] = tp;
   shape_[MeshDim::kDpShard] = shard_size / tp;
-  shape_[MeshDim::kDpReplicate] = ranks / shard_size;
+  shape_[MeshDim::kDpReplicate] = in_stage / shard_size;
 }
 
 int Mesh::size() const {
@@ -61,17 +63,27 @@ std::vector<int> Mesh::Along(int rank, const std::vector<MeshDim>& dims) const {
   return ranks;
 }
 
-HolderRanks HoldersOf(const Mesh& mesh, int rank, bool sliced) {
+HolderRanks HoldersOf(const Mesh& mesh, int rank, const Holding& holding) {
   std::vector<MeshDim> shard = {MeshDim::kDpShard, MeshDim::kCp};
-  if (!sliced) shard.push_back(MeshDim::kTp);
+  if (!holding.sliced) shard.push_back(MeshDim::kTp);
+  std::vector<MeshDim> copies = {MeshDim::kDpReplicate};
+  if (holding.both_ends) copies.push_back(MeshDim::kPp);
   std::vector<MeshDim> whole = shard;
-  whole.push_back(MeshDim::kDpReplicate);
-  return {mesh.Along(rank, whole), mesh.Along(rank, shard),
-          mesh.Along(rank, {MeshDim::kDpReplicate})};
+  whole.insert(whole.end(), copies.begin(), copies.end());
+  HolderRanks holders{mesh.Along(rank, whole), mesh.Along(rank, shard), mesh.Along(rank, copies)};
+  for (std::vector<int>* ranks : {&holders.whole, &holders.replicate}) {
+    std::erase_if(*ranks, [&](int other) {
+      const int stage = mesh.PpIndex(other);
+      return holding.both_ends && stage != 0 && stage + 1 != mesh.pp();
+    });
+  }
+  return holders;
 }
 
-int IndexAmongHolders(const Mesh& mesh, int rank, bool sliced) {
-  return sliced ? mesh.DpIndex(rank) : rank;
+int IndexAmongHolders(const Mesh& mesh, int rank, const Holding& holding) {
+  const int slices = holding.sliced ? 1 : mesh.tp(),
+            in_stage = mesh.DpIndex(rank) * slices + (holding.sliced ? 0 : mesh.TpIndex(rank));
+  return (holding.both_ends && mesh.PpIndex(rank) > 0 ? mesh.dp() * slices : 0) + in_stage;
 }
 
 std::pair<int64_t, int64_t> PartOf(int64_t count, int part, int parts) {

@@ -8,9 +8,8 @@
 //   dp_shard      ranks that share such a copy; they take other rows of the batch than each other
 //   cp            parts of a sequence
 //   tp            slices of each layer's weights
-// So the ranks that talk most are neighbours. Pipelines and context parallelism aren't built yet:
-// pp and cp are 1. Expert parallelism will be no dimension of its own, but cut out of dp_shard, cp
-// and tp.
+// So the ranks that talk most are neighbours. Context parallelism isn't built yet: cp is 1. Expert
+// parallelism will be no dimension of its own, but cut out of dp_shard, cp and tp.
 #pragma once
 
 #include <array>
@@ -40,16 +39,19 @@ class MeshNumbers {
 class Mesh {
  public:
   Mesh() : shape_(1) {}
-  // `ranks` in slices of `tp`; `shard_size` neighbours share one copy of what is sharded (0: all
-  // do). tp must divide shard_size, and that the ranks.
-  Mesh(int ranks, int tp, int shard_size);
+  // `ranks` in `pp` stages and slices of `tp`; `shard_size` neighbours share one copy of what is
+  // sharded (0: all of a stage do). pp must divide the ranks, tp shard_size, and that a stage's
+  // ranks.
+  Mesh(int ranks, int tp, int shard_size, int pp = 1);
 
   int size() const;
   int tp() const { return shape_[MeshDim::kTp]; }
+  int pp() const { return shape_[MeshDim::kPp]; }
   // Ranks that take different rows of the batch, and a rank's number among them.
   int dp() const { return shape_[MeshDim::kDpReplicate] * shape_[MeshDim::kDpShard]; }
   int DpIndex(int rank) const;
   int TpIndex(int rank) const { return PlaceOf(rank)[MeshDim::kTp]; }
+  int PpIndex(int rank) const { return PlaceOf(rank)[MeshDim::kPp]; }
 
   const MeshNumbers& shape() const { return shape_; }
   MeshNumbers PlaceOf(int rank) const;
@@ -69,10 +71,16 @@ struct HolderRanks {
   std::vector<int> whole, shard, replicate;
   bool operator==(const HolderRanks&) const = default;
 };
-// Of a flat of slices, which ranks of one tp index hold, or of one that all tp ranks hold alike.
-HolderRanks HoldersOf(const Mesh& mesh, int rank, bool sliced);
+// How a flat is held: as slices, each by the ranks of one tp index, or by all tp ranks alike; by
+// one stage, or by the first and the last as copies of each other (embeddings that the head is tied
+// to).
+struct Holding {
+  bool sliced = false, both_ends = false;
+};
+// Of a flat that `rank` holds so.
+HolderRanks HoldersOf(const Mesh& mesh, int rank, const Holding& holding);
 // Where `rank` stands in its HoldersOf's `whole`.
-int IndexAmongHolders(const Mesh& mesh, int rank, bool sliced);
+int IndexAmongHolders(const Mesh& mesh, int rank, const Holding& holding);
 
 // Part `part` of `parts` of `count` things: [first, second). They differ by one at most, and the
 // last part is never smaller than another.

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
@@ -21,6 +22,7 @@ struct Case {
   const char* name;
   int ranks, tp, shard_size;
   std::vector<Who> who;
+  int pp = 1;
 };
 
 const Ranks kFour = {0, 1, 2, 3};
@@ -65,44 +67,69 @@ const Case kCases[] = {
      2,
      2,
      {{3, 1, 1, {2, 3}, {{1, 3}, {3}, {1, 3}}, {kFour, {2, 3}, {1, 3}}}}},
+    {"stages: pp is the slowest",
+     8,
+     2,
+     0,
+     {{1, 1, 0, {0, 1}, {{1, 3}, {1, 3}, {1}}, {kFour, kFour, {1}}},
+      {6, 0, 1, {6, 7}, {{4, 6}, {4, 6}, {6}}, {{4, 5, 6, 7}, {4, 5, 6, 7}, {6}}}},
+     2},
 };
 
 TEST(Mesh, SaysWhoIsWho) {
   for (const Case& c : kCases) {
-    const Mesh mesh(c.ranks, c.tp, c.shard_size);
+    const Mesh mesh(c.ranks, c.tp, c.shard_size, c.pp);
     EXPECT_EQ(mesh.size(), c.ranks);
-    EXPECT_EQ(mesh.dp() * mesh.tp(), c.ranks);
+    EXPECT_EQ(mesh.dp() * mesh.tp() * mesh.pp(), c.ranks);
     for (const Who& who : c.who) {
       SCOPED_TRACE(std::string(c.name) + ", rank " + std::to_string(who.rank));
       EXPECT_EQ(mesh.TpIndex(who.rank), who.tp_index);
       EXPECT_EQ(mesh.DpIndex(who.rank), who.dp_index);
       EXPECT_EQ(mesh.Along(who.rank, {MeshDim::kTp}), who.tensor);
-      EXPECT_EQ(HoldersOf(mesh, who.rank, /*sliced=*/true), who.sliced);
-      EXPECT_EQ(HoldersOf(mesh, who.rank, /*sliced=*/false), who.alike);
+      EXPECT_EQ(HoldersOf(mesh, who.rank, {.sliced = true}), who.sliced);
+      EXPECT_EQ(HoldersOf(mesh, who.rank, {}), who.alike);
     }
   }
 }
 
+TEST(Mesh, BothEndsOfAPipelineAreCopiesOfEachOther) {
+  const Mesh mesh(12, 1, 2, 3);  // three stages of two copies of two
+  EXPECT_EQ(HoldersOf(mesh, 3, {.both_ends = true}),
+            (HolderRanks{{0, 1, 2, 3, 8, 9, 10, 11}, {2, 3}, {1, 3, 9, 11}}));
+  EXPECT_EQ(mesh.PpIndex(3), 0);
+  EXPECT_EQ(mesh.PpIndex(4), 1);
+}
+
 TEST(Mesh, EveryRankHasOnePlaceAndGroupsAgree) {
-  for (const auto& [ranks, tp, shard_size] :
-       {std::tuple{12, 1, 0}, {12, 2, 0}, {12, 3, 6}, {16, 4, 8}, {8, 8, 8}, {6, 2, 2}}) {
-    const Mesh mesh(ranks, tp, shard_size);
-    std::set<std::pair<int, int>> places;
+  for (const auto& [ranks, tp, shard_size, pp] : {std::tuple{12, 1, 0, 1},
+                                                  {12, 2, 0, 1},
+                                                  {12, 3, 6, 1},
+                                                  {16, 4, 8, 1},
+                                                  {8, 8, 8, 1},
+                                                  {6, 2, 2, 1},
+                                                  {12, 2, 0, 2},
+                                                  {12, 1, 2, 3},
+                                                  {16, 2, 4, 2}}) {
+    const Mesh mesh(ranks, tp, shard_size, pp);
+    std::set<std::tuple<int, int, int>> places;
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(mesh.RankAt(mesh.PlaceOf(rank)), rank);
-      places.insert({mesh.DpIndex(rank), mesh.TpIndex(rank)});
-      for (const bool sliced : {false, true}) {
-        const HolderRanks own = HoldersOf(mesh, rank, sliced);
+      places.insert({mesh.PpIndex(rank), mesh.DpIndex(rank), mesh.TpIndex(rank)});
+      const bool at_an_end = mesh.PpIndex(rank) == 0 || mesh.PpIndex(rank) + 1 == pp;
+      for (const Holding& holding :
+           {Holding{false, false}, {true, false}, {false, true}, {true, true}}) {
+        if (holding.both_ends && (!at_an_end || pp == 1)) continue;
+        const HolderRanks own = HoldersOf(mesh, rank, holding);
         EXPECT_EQ(own.whole.size(), own.shard.size() * own.replicate.size());
-        EXPECT_EQ(own.whole[IndexAmongHolders(mesh, rank, sliced)], rank);
+        EXPECT_EQ(own.whole[IndexAmongHolders(mesh, rank, holding)], rank);
         for (const int other : own.shard) {
-          const HolderRanks its = HoldersOf(mesh, other, sliced);
+          const HolderRanks its = HoldersOf(mesh, other, holding);
           EXPECT_EQ(its.shard, own.shard);
           EXPECT_EQ(its.whole, own.whole);
         }
         // Places in `whole` run through the shard group first: flats count on it.
         for (size_t i = 0; i < own.whole.size(); ++i) {
-          const HolderRanks its = HoldersOf(mesh, own.whole[i], sliced);
+          const HolderRanks its = HoldersOf(mesh, own.whole[i], holding);
           EXPECT_EQ(its.shard[i % own.shard.size()], own.whole[i]);
           EXPECT_EQ(its.replicate[i / own.shard.size()], own.whole[i]);
         }
@@ -113,10 +140,17 @@ TEST(Mesh, EveryRankHasOnePlaceAndGroupsAgree) {
 }
 
 TEST(Mesh, RefusesWhatDoesNotDivide) {
-  for (const auto& [ranks, tp, shard_size] :
-       {std::tuple{4, 3, 0}, {4, 0, 0}, {8, 4, 2}, {8, 2, 3}, {6, 2, 4}})
-    EXPECT_THROW(Mesh(ranks, tp, shard_size), std::invalid_argument)
-        << ranks << " " << tp << " " << shard_size;
+  for (const auto& [ranks, tp, shard_size, pp] : {std::tuple{4, 3, 0, 1},
+                                                  {4, 0, 0, 1},
+                                                  {8, 4, 2, 1},
+                                                  {8, 2, 3, 1},
+                                                  {6, 2, 4, 1},
+                                                  {8, 1, 0, 3},
+                                                  {8, 1, 0, 0},
+                                                  {8, 1, 8, 2},
+                                                  {8, 8, 0, 2}})
+    EXPECT_THROW(Mesh(ranks, tp, shard_size, pp), std::invalid_argument)
+        << ranks << " " << tp << " " << shard_size << " " << pp;
 }
 
 TEST(Mesh, PartsMakeUpTheWholeAndTheLastIsNoneOfTheSmaller) {

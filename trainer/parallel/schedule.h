@@ -1,10 +1,12 @@
 // A step's forward and backward as a list of actions. Plain and accumulated training, the stages of
-// ZeRO and recompute differ only in the schedule (pipelining later too); the engine carries out
-// whatever it is given.
+// ZeRO, recompute and pipelines differ only in the schedule; the engine carries out whatever it is
+// given.
 #pragma once
 
 #include <cstdint>
 #include <vector>
+
+#include "trainer/parallel/pipeline.h"
 
 namespace muster::trainer {
 
@@ -17,7 +19,15 @@ struct Action {
     kRecompute,  // block `index`, micro-batch `micro`: compute again what its forward didn't keep;
                  // waits as kForward does
     kBackward,   // block `index`, micro-batch `micro`; waits as kForward does
-    kOpen,       // flat `index`'s gradient of this micro-batch begins in its slot
+    kBackwardInput,  // the same, but the gradients of weights that a product gives wait for
+    kWeights,        // this
+    // With a neighbour in a pipeline. What block `index` takes is asked for, and waited for where
+    // it is used; what it made is sent, without waiting.
+    kReceiveInput,
+    kReceiveGradient,
+    kSendOutput,
+    kSendGradient,
+    kOpen,        // flat `index`'s gradient of this micro-batch begins in its slot
     kAccumulate,  // it is complete and added to the step's; the slot is free
     kReduce,  // start summing flat `index`'s gradient over the ranks (that of the micro-batch where
               // it is in a slot, else the step's)
@@ -40,19 +50,33 @@ struct FlatNeeds {
   bool weights_in_slot = false;
   bool gradients_in_slot = false;
   bool reduce_each_micro_batch = false;
+  bool reduce_last = false;  // other stages hold it, too, which come to their ends at other times
+};
+// What a rank of a pipeline has, and when it does what; by default it is alone with all blocks.
+struct PipelinePart {
+  PipelineKind kind = PipelineKind::k1F1B;
+  int stage = 0, stages = 1;
+  std::vector<int> stretches = {};  // ModelLayout's; empty: one of all blocks
 };
 struct ScheduleNeeds {
   std::vector<FlatNeeds> flats;
   bool recompute = false;  // blocks don't keep all that their backward needs
+  PipelinePart pipeline = {};
 };
 
-// Micro-batches run one after another. Each flat is gathered one block ahead of its first use (of
-// each use, where weights are in slots, unless it is still there) and resharded when it isn't used
-// by the next three; its gradient is reduced after its last backward (so tied embeddings after the
-// embedding's own), once a step where the stage allows, and that is waited for one block later
-// where it is in a slot, else at the end. `training` false: forwards alone.
+// Micro-batches run in the order of the pipeline; without one, one after another. Each flat is
+// gathered one block ahead of its first use (of each use, where weights are in slots, unless it is
+// still there) and resharded when it isn't used by the next three; its gradient is reduced after
+// its last backward (so tied embeddings after the embedding's own), once a step where the stage
+// allows, and that is waited for one block later where it is in a slot, else at the end. Messages
+// are asked for one block ahead. The model's last block runs forward when its backward is due: its
+// derivative comes with the loss. `training` false: forwards alone.
 std::vector<Action> MakeSchedule(const BlockFlats& blocks, const ScheduleNeeds& needs,
                                  int micro_batches, bool training = true);
+
+// Schedules that have between them all that any number of micro-batches does at a time.
+std::vector<std::vector<Action>> TypicalSchedules(const BlockFlats& blocks,
+                                                  const ScheduleNeeds& needs);
 
 // Which flats take turns in which memory: two share a slot if none of `schedules` has both between
 // `begin` and `end`. Flats of numel 0, and flats that no schedule begins, have none (-1). First
@@ -63,5 +87,8 @@ struct SlotMap {
 };
 SlotMap AssignSlots(const std::vector<std::vector<Action>>& schedules, Action::Kind begin,
                     const std::vector<Action::Kind>& end, const std::vector<int64_t>& numel);
+// Whether no two flats are in one slot at a time.
+bool SlotsHold(const std::vector<Action>& schedule, Action::Kind begin,
+               const std::vector<Action::Kind>& end, const std::vector<int>& slot_of);
 
 }  // namespace muster::trainer

@@ -24,7 +24,25 @@ struct Case {
   bool tied;
   int micro_batches;
   bool slots, gradient_slots, each, recompute;
+  PipelinePart pipeline = {};
 };
+
+// Blocks of a rank of a pipeline: of these stretches of layers, with embedding and head where they
+// belong.
+struct Stage {
+  BlockFlats blocks;
+  PipelinePart part;
+};
+Stage StageOf(PipelineKind kind, int stage, int stages, const std::vector<int>& layers) {
+  Stage made{{}, {kind, stage, stages, {0}}};
+  for (size_t chunk = 0; chunk < layers.size(); ++chunk) {
+    const bool last = stage + 1 == stages && chunk + 1 == layers.size();
+    const int blocks = layers[chunk] + (stage == 0 && chunk == 0 ? 1 : 0) + (last ? 1 : 0);
+    for (int i = 0; i < blocks; ++i) made.blocks.push_back({static_cast<int>(made.blocks.size())});
+    made.part.stretches.push_back(static_cast<int>(made.blocks.size()));
+  }
+  return made;
+}
 
 std::string Name(const Case& c) {
   return std::to_string(c.layers) + " layers" + (c.tied ? " tied" : "") +
@@ -56,60 +74,150 @@ ScheduleNeeds Needs(const Case& c) {
           c.recompute};
 }
 
+// Runs a schedule in a model of what is there, and holds it to the rules.
+void Check(const BlockFlats& blocks, const Case& c, const std::vector<Action>& schedule) {
+  const int n = static_cast<int>(blocks.size());
+  const PipelinePart& pipeline = c.pipeline;
+  const bool has_first = pipeline.stage == 0, has_last = pipeline.stage + 1 == pipeline.stages;
+  const bool splits = pipeline.kind == PipelineKind::kZeroBubble;
+  std::set<int> there, open, reducing;
+  std::set<std::pair<int, int>> asked[2];  // of activations, of gradients: block and micro
+  std::map<int, int> reduces, backwards, recomputes, weights;
+  int sent = 0;
+  for (const Action& a : schedule) {
+    const std::pair<int, int> what{a.index, a.micro};
+    switch (a.kind) {
+      case Action::kUnshard:
+        EXPECT_TRUE(there.insert(a.index).second);
+        break;
+      case Action::kReshard:
+        EXPECT_TRUE(c.slots);
+        EXPECT_EQ(there.erase(a.index), 1u);
+        break;
+      case Action::kForward:
+      case Action::kRecompute:
+      case Action::kBackward:
+      case Action::kBackwardInput: {
+        const bool embeds = has_first && a.index == 0, ends = has_last && a.index + 1 == n;
+        for (const int flat : blocks[a.index]) {
+          EXPECT_TRUE(there.contains(flat) || (embeds && a.kind != Action::kForward))
+              << "block " << a.index;
+          if (a.kind == Action::kRecompute || (a.kind == Action::kForward && !ends))
+            continue;  // adds to no gradient
+          EXPECT_EQ(reducing.count(flat), 0u) << "added to while it is summed";
+          EXPECT_TRUE(!c.gradient_slots || open.contains(flat));
+        }
+        recomputes[a.index] += a.kind == Action::kRecompute;
+        if (a.kind == Action::kRecompute) break;
+        const bool forward = a.kind == Action::kForward;
+        EXPECT_TRUE(forward || splits == (a.kind == Action::kBackwardInput));
+        backwards[a.index] += !forward;
+        // From the block before or, where a stretch begins, from a neighbour.
+        const auto& cuts = pipeline.stretches;
+        const int border = forward ? a.index : a.index + 1;
+        const bool at_border =
+            !cuts.empty() && std::find(cuts.begin(), cuts.end(), border) != cuts.end();
+        if (forward ? embeds : ends) break;
+        if (at_border) EXPECT_EQ(asked[forward ? 0 : 1].erase(what), 1u) << "block " << a.index;
+        break;
+      }
+      case Action::kWeights:
+        EXPECT_LT(weights[a.index]++, backwards[a.index]);
+        break;
+      case Action::kReceiveInput:
+      case Action::kReceiveGradient:
+        EXPECT_TRUE(asked[a.kind == Action::kReceiveInput ? 0 : 1].insert(what).second);
+        break;
+      case Action::kSendOutput:
+      case Action::kSendGradient:
+        ++sent;
+        break;
+      case Action::kOpen:
+        EXPECT_EQ(reducing.count(a.index), 0u) << "zeroed while it is summed";
+        EXPECT_TRUE(open.insert(a.index).second);
+        break;
+      case Action::kAccumulate:
+        EXPECT_EQ(open.erase(a.index), 1u);
+        break;
+      case Action::kReduce:
+        reducing.insert(a.index);
+        ++reduces[a.index];
+        break;
+      case Action::kWaitReduce:
+        EXPECT_EQ(reducing.erase(a.index), 1u);
+        EXPECT_TRUE(!c.each || open.erase(a.index) == 1u);
+        break;
+    }
+  }
+  EXPECT_TRUE(open.empty() && reducing.empty() && asked[0].empty() && asked[1].empty());
+  EXPECT_EQ(there.size(), c.slots ? 0u : blocks.size());
+  const int chunks = std::max<int>(1, static_cast<int>(pipeline.stretches.size()) - 1);
+  EXPECT_EQ(sent, (2 * chunks - (has_first ? 1 : 0) - (has_last ? 1 : 0)) * c.micro_batches);
+  for (int flat = 0; flat < n; ++flat) {
+    EXPECT_EQ(reduces[flat], c.each ? c.micro_batches : 1);
+    EXPECT_EQ(backwards[flat], c.micro_batches);
+    EXPECT_EQ(recomputes[flat], c.recompute ? c.micro_batches : 0);
+    EXPECT_EQ(weights[flat], splits ? c.micro_batches : 0);
+  }
+}
+
 TEST(Schedule, NothingIsUsedThatIsntThereAndAllIsClosedAtTheEnd) {
   for (const Case& c : Cases()) {
     SCOPED_TRACE(Name(c));
     const BlockFlats blocks = Blocks(c.layers, c.tied);
-    const int n = static_cast<int>(blocks.size());
-    std::set<int> there, open, reducing;
-    std::map<int, int> reduces, backwards, recomputes;
-    for (const Action& a : MakeSchedule(blocks, Needs(c), c.micro_batches)) {
-      switch (a.kind) {
-        case Action::kUnshard:
-          EXPECT_TRUE(there.insert(a.index).second);
-          break;
-        case Action::kReshard:
-          EXPECT_TRUE(c.slots);
-          EXPECT_EQ(there.erase(a.index), 1u);
-          break;
-        case Action::kForward:
-        case Action::kRecompute:
-        case Action::kBackward:
-          for (const int flat : blocks[a.index]) {
-            EXPECT_TRUE(there.contains(flat) || (a.index == 0 && a.kind != Action::kForward))
-                << "block " << a.index;
-            if (a.kind != Action::kBackward && !(a.kind == Action::kForward && a.index + 1 == n))
-              continue;  // adds to no gradient
-            EXPECT_EQ(reducing.count(flat), 0u) << "added to while it is summed";
-            EXPECT_TRUE(!c.gradient_slots || open.contains(flat));
+    Check(blocks, c, MakeSchedule(blocks, Needs(c), c.micro_batches));
+  }
+}
+
+TEST(Schedule, SoItIsOnEveryRankOfAPipeline) {
+  for (const PipelineKind kind : {PipelineKind::kGpipe, PipelineKind::k1F1B,
+                                  PipelineKind::kInterleaved, PipelineKind::kZeroBubble}) {
+    for (const int stage : {0, 1, 2}) {
+      for (const int layers : {1, 3}) {
+        for (const int micros : {1, 2, 3, 7}) {
+          for (const bool slots : {false, true}) {
+            if (slots && kind == PipelineKind::kZeroBubble) continue;
+            const bool interleaved = kind == PipelineKind::kInterleaved;
+            const Stage made =
+                StageOf(kind, stage, 3, std::vector<int>(interleaved ? 2 : 1, layers));
+            Case c{layers, false, micros, slots, slots, slots, true, made.part};
+            SCOPED_TRACE(Name(c) + ", stage " + std::to_string(stage) + " of " +
+                         std::string(PipelineName(kind)));
+            ScheduleNeeds needs{
+                std::vector<FlatNeeds>(made.blocks.size(), {true, slots, slots, slots}), true,
+                made.part};
+            const std::vector<Action> schedule = MakeSchedule(made.blocks, needs, micros);
+            Check(made.blocks, c, schedule);
+            // What some numbers of micro-batches say of slots holds for others.
+            const SlotMap map =
+                AssignSlots(TypicalSchedules(made.blocks, needs), Action::kUnshard,
+                            {Action::kReshard}, std::vector<int64_t>(made.blocks.size(), 1));
+            EXPECT_TRUE(SlotsHold(MakeSchedule(made.blocks, needs, 29), Action::kUnshard,
+                                  {Action::kReshard}, map.slot_of));
           }
-          backwards[a.index] += a.kind == Action::kBackward;
-          recomputes[a.index] += a.kind == Action::kRecompute;
-          break;
-        case Action::kOpen:
-          EXPECT_TRUE(open.insert(a.index).second);
-          break;
-        case Action::kAccumulate:
-          EXPECT_EQ(open.erase(a.index), 1u);
-          break;
-        case Action::kReduce:
-          reducing.insert(a.index);
-          ++reduces[a.index];
-          break;
-        case Action::kWaitReduce:
-          EXPECT_EQ(reducing.erase(a.index), 1u);
-          EXPECT_TRUE(!c.each || open.erase(a.index) == 1u);
-          break;
+        }
       }
     }
-    EXPECT_TRUE(open.empty() && reducing.empty());
-    EXPECT_EQ(there.size(), c.slots ? 0u : blocks.size());
-    for (int flat = 0; flat < n; ++flat) {
-      EXPECT_EQ(reduces[flat], c.each ? c.micro_batches : 1);
-      EXPECT_EQ(backwards[flat], c.micro_batches);
-      EXPECT_EQ(recomputes[flat], c.recompute ? c.micro_batches : 0);
-    }
   }
+}
+
+TEST(Schedule, WhatOtherStagesHoldTooIsReducedAfterAllElse) {
+  const Stage made = StageOf(PipelineKind::k1F1B, 1, 2, {2});
+  ScheduleNeeds needs{std::vector<FlatNeeds>(made.blocks.size()), false, made.part};
+  const int head = static_cast<int>(made.blocks.size()) - 1;
+  needs.flats[head].reduce_last = true;
+  const std::vector<Action> schedule = MakeSchedule(made.blocks, needs, 3);
+  EXPECT_EQ(std::count(schedule.begin(), schedule.end(), Action{Action::kReduce, head}), 1);
+  const auto reduce = std::find(schedule.begin(), schedule.end(), Action{Action::kReduce, head});
+  EXPECT_TRUE(std::all_of(reduce + 1, schedule.end(),
+                          [](const Action& a) { return a.kind == Action::kWaitReduce; }));
+}
+
+TEST(Schedule, GradientsInSlotsCantWait) {
+  const Stage made = StageOf(PipelineKind::kZeroBubble, 0, 2, {2});
+  const ScheduleNeeds needs{std::vector<FlatNeeds>(made.blocks.size(), {true, false, true, false}),
+                            false, made.part};
+  EXPECT_THROW(MakeSchedule(made.blocks, needs, 2), std::invalid_argument);
 }
 
 TEST(Schedule, TiedEmbeddingsAreReducedLastAndOnceAStep) {

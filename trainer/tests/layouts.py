@@ -1,4 +1,4 @@
-"""One model trained in different layouts of ranks: data parallel, in slices (tensor parallel), and both; beside transformers."""
+"""One model trained in different layouts of ranks: data parallel, in slices (tensor parallel), in stages (pipelines), and all; beside transformers."""
 
 import json
 from pathlib import Path
@@ -23,6 +23,19 @@ LAYOUTS = {  # name: (ranks, what the configuration says)
     "dp 2 x tp 2, two copies": (4, {"parallel": {"tp": 2}, "zero_stage": 2, "shard_size": 2}),
     "dp 3 x tp 2": (6, {"parallel": {"tp": 2}, "zero_stage": 2}),  # with rows that are padding
     "dp 2 x tp 4": (8, {"parallel": {"tp": 4}, "zero_stage": 3}),
+    "pp 2": (2, {"parallel": {"pp": 2}}),
+    "pp 4, gpipe": (4, {"parallel": {"pp": 4, "pipeline": "gpipe"}, "micro_batch_size": 2}),
+    "pp 2, interleaved x dp 2, stage 3": (
+        4,
+        {
+            "parallel": {"pp": 2, "pipeline": "interleaved"},
+            "zero_stage": 3,
+            "poison": True,
+            "recompute": "full",
+        },
+    ),
+    "pp 2, zero-bubble x tp 2": (4, {"parallel": {"pp": 2, "tp": 2, "pipeline": "zero_bubble"}}),
+    "pp 2 x dp 2 x tp 2, stage 2": (8, {"parallel": {"pp": 2, "tp": 2}, "zero_stage": 2}),
 }
 BARS = {"fp32": {"loss": 2e-6, "grad_norm": 5e-6}, "bf16": {"loss": 1e-3, "grad_norm": 2e-2}}
 GRADIENT_BAR = 1e-5

@@ -50,7 +50,7 @@ def largest_gathered() -> int:
 def measure(
     trainer_bin: str, tokens: Path, folder: Path, ranks: int = 1, **more
 ) -> tuple[int, int, dict[str, int]]:
-    """(peak bytes of rank 0, what `estimate` said, and by class)."""
+    """(peak bytes of rank 0, what `estimate` said of it, and by class of the stage that needs the most)."""
     settings = config(tokens, **more)
     with Gang(trainer_bin, settings, ranks, folder) as gang:
         gang.finish()
@@ -74,7 +74,7 @@ def measure(
     estimate = json.loads(said.stdout)
     return (
         peak,
-        estimate["memory_bytes"],
+        estimate.get("stages", [estimate])[0]["memory_bytes"],
         {one["class"]: one["bytes"] for one in estimate["memory"]},
     )
 

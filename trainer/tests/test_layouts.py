@@ -1,4 +1,4 @@
-"""Ranks that share out one model (tensor parallelism): the numbers of transformers, checkpoints for any layout, what is refused."""
+"""Ranks that share out one model (tensor parallelism, pipelines): the numbers of transformers, checkpoints for any layout, what is refused."""
 
 import json
 
@@ -10,6 +10,7 @@ from harness import Gang
 from test_stages import estimate
 
 SLICED = {"parallel": {"tp": 2}}
+ZERO_BUBBLE = {"parallel": {"pp": 2, "pipeline": "zero_bubble"}}
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ SLICED = {"parallel": {"tp": 2}}
         ("mistral", "tp 2"),
         ("qwen2", "dp 2 x tp 2, two copies"),
         ("qwen3-biases", "dp 2 x tp 2"),
+        ("qwen3", "pp 2 x dp 2 x tp 2, stage 2"),
     ],
 )
 def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, tokens, tmp_path):
@@ -35,9 +37,10 @@ def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, 
         ("llama3", "dp 2 x tp 2", "fp32"),
         ("qwen2", "tp 4", "fp32"),
         ("qwen3", "dp 2 x tp 2, stage 3", "bf16"),
+        ("mistral", "pp 2, interleaved x dp 2, stage 3", "fp32"),
     ],
 )
-def test_slices_train_as_transformers_does(family, layout, dtype, trainer_bin, tokens, tmp_path):
+def test_layouts_train_as_transformers_does(family, layout, dtype, trainer_bin, tokens, tmp_path):
     init = layouts.make_init(tmp_path / "init", family)
     found = layouts.compare_steps(trainer_bin, tokens, tmp_path, init, layout, dtype, steps=8)
     assert found["logits_moved_by_training"] > 0.01
@@ -47,17 +50,18 @@ def test_slices_train_as_transformers_does(family, layout, dtype, trainer_bin, t
 
 
 def test_a_run_goes_on_in_any_other_layout(trainer_bin, tokens, tmp_path):
-    """Packed documents, moments in bf16 that are rounded by their place, a validation loss: dp 2 x tp 2, then tp 4, then dp 3."""
+    """Packed documents, a validation loss: dp 2 x tp 2, then tp 4, then two stages of dp 2, then dp 3."""
     more = {"packing": "bfd", "zero_stage": 2, "eval_interval": 6, "eval_data": str(tokens)}
     more |= {"eval_sequences": 8, "model": resume.TINY_MODEL | {"num_key_value_heads": 4}}
-    settings = resume.config(tokens, max_steps=18, save_steps=6, **more)
+    settings = resume.config(tokens, max_steps=24, save_steps=6, **more)
     with Gang(trainer_bin, settings, 1, tmp_path / "whole") as whole:
         whole.finish()
     came_from, begin = [], 0
     for name, ranks, parallel, steps in (
         ("first", 4, {"tp": 2}, 6),
         ("second", 4, {"tp": 4}, 12),
-        ("third", 3, {}, 18),
+        ("third", 4, {"pp": 2, "pipeline": "gpipe"}, 18),
+        ("fourth", 3, {}, 24),
     ):
         changed = settings | {"max_steps": steps, "parallel": parallel}
         with Gang(trainer_bin, changed, ranks, tmp_path / name, resume_from=came_from) as gang:
@@ -69,16 +73,15 @@ def test_a_run_goes_on_in_any_other_layout(trainer_bin, tokens, tmp_path):
                 {step: wanted[step] for step in wanted if begin < step <= steps}, rel=5e-6
             ), (name, key)
         index = json.loads((gang.checkpoint(steps) / "index.json").read_text())
-        assert index["format"] == ("muster-checkpoint-2" if parallel else "muster-checkpoint-1")
+        assert index["format"] == f"muster-checkpoint-{2 if 'tp' in parallel else 1}"
         came_from, begin = [gang.checkpoint(steps)], steps
 
 
-def test_an_export_of_slices_is_that_of_its_checkpoint(trainer_bin, tokens, tmp_path):
+def test_an_export_of_a_shared_out_model_is_that_of_its_checkpoint(trainer_bin, tokens, tmp_path):
     settings = resume.config(tokens, max_steps=2, save_steps=0, export=str(tmp_path / "model"))
-    for stage in (1, 3):
-        with Gang(
-            trainer_bin, settings | SLICED | {"zero_stage": stage}, 4, tmp_path / f"run{stage}"
-        ) as gang:
+    for stage, parallel in ((1, {"tp": 2}), (3, {"tp": 2}), (2, {"tp": 2, "pp": 2})):
+        changed = settings | {"parallel": parallel, "zero_stage": stage}
+        with Gang(trainer_bin, changed, 4, tmp_path / f"run{stage}") as gang:
             gang.finish()
         parity.export_checkpoint(
             trainer_bin, gang.checkpoint(2), tokens, tmp_path / f"exported{stage}"
@@ -117,7 +120,45 @@ def test_an_export_of_slices_is_that_of_its_checkpoint(trainer_bin, tokens, tmp_
             2,
             "trainer.parallel.tensor_parallel_size: use tp",
         ),
-        ({"parallel": {"pp": 2}}, 2, "pipelines are not supported yet"),
+        (
+            {"parallel": {"pp": 2}},
+            3,
+            "parallel.pp: 2 stages must divide the 3 ranks; use 1 (3 such pipelines), or take 2 or 4 ranks",
+        ),
+        (
+            {"parallel": {"pp": 4}},
+            8,
+            "4 stages need as many layers, and the model has 2; use 2 (4 such pipelines)",
+        ),
+        (
+            {"parallel": {"pp": 2, "pipeline": "interleaved"}},
+            4,
+            "2 stages of 2 chunks need 4 layers, and the model has 2; use 1 (4 such pipelines), or pipeline: 1f1b",
+        ),
+        (
+            {"parallel": {"pp": 2}, "shard_size": 4},
+            4,
+            "trainer.shard_size: 4 doesn't divide the 2 ranks of a stage; use one of 1, 2",
+        ),
+        ({"parallel": {"pp": 2}, "cuda_graphs": True}, 2, "leave it or parallel.pp out"),
+        (
+            {"parallel": {"pp": 2, "chunks": 3}},
+            2,
+            "parallel.chunks: goes with pipeline: interleaved alone",
+        ),
+        (
+            {"parallel": {"pp": 2, "pipeline": "dualpipe"}},
+            2,
+            'must be one of gpipe, 1f1b, interleaved, zero_bubble; got "dualpipe"',
+        ),
+        ({"parallel": {"virtual_stages": 2}}, 2, "use chunks, with pipeline: interleaved"),
+        (
+            ZERO_BUBBLE | {"recompute": "full"},
+            2,
+            "zero_bubble puts off gradients of weights: recompute: full would compute",
+        ),
+        (ZERO_BUBBLE | {"zero_stage": 2}, 2, "use zero_stage: 1, or pipeline: 1f1b"),
+        (ZERO_BUBBLE, 2, "deterministic: true adds a micro-batch's gradients"),
     ],
 )
 def test_layouts_that_cant_be_are_refused_with_those_that_can(
@@ -146,3 +187,38 @@ def test_estimate_knows_slices(trainer_bin, tmp_path):
     # A step's 512 tokens of 64 numbers of 4 bytes, of which each rank sends half: 10 times in each of 2 layers, and at the ends.
     assert sliced["slice_bytes_per_step"] == 512 * 64 * 4 // 2 * (2 * 10 + 4)
     assert whole["slice_bytes_per_step"] == 0
+
+
+def test_estimate_knows_stages(trainer_bin, tmp_path):
+    told = {}
+    for name, parallel in (
+        ("1f1b", {"pp": 2}),
+        ("gpipe", {"pp": 2, "pipeline": "gpipe"}),
+        ("zero_bubble", {"pp": 2, "pipeline": "zero_bubble"}),
+    ):
+        settings = resume.config(
+            tmp_path,
+            save_steps=0,
+            zero_stage=0,
+            micro_batch_size=2,
+            deterministic=False,
+            parallel=parallel,
+        )
+        done = estimate(trainer_bin, tmp_path, settings, "--ranks", "2", "--json", "true")
+        assert done.returncode == 0, done.stderr
+        told[name] = json.loads(done.stdout)
+    # 8 micro-batches of 2 rows; a layer and the embedding, a layer and the head.
+    for name, bubble, in_flight in (
+        ("1f1b", 1 / 9, [2, 1]),
+        ("gpipe", 1 / 9, [8, 8]),
+        ("zero_bubble", 1 / 25, [2, 2]),
+    ):
+        one = told[name]
+        assert one["micro_batches"] == 8 and one["bubble_share"] == pytest.approx(bubble)
+        assert [stage["layers"] for stage in one["stages"]] == [1, 1]
+        if name != "zero_bubble":
+            assert [stage["micro_batches_in_flight"] for stage in one["stages"]] == in_flight
+        assert one["memory_bytes"] == max(stage["memory_bytes"] for stage in one["stages"])
+        # 16 rows of 64 tokens of 64 numbers of 4 bytes, one way.
+        assert one["pipeline_bytes_per_step"] == 16 * 64 * 64 * 4
+    assert told["gpipe"]["memory_bytes"] > told["1f1b"]["memory_bytes"]

@@ -227,11 +227,13 @@ def test_adapters_of_slices_are_those_of_one_rank(trainer_bin, tokens, tmp_path)
     lora = LORA | {"dropout": 0.3}
     settings = {"lora": lora, "save_steps": 6}
     sliced = settings | {"parallel": {"tp": 2}, "zero_stage": 3, "poison": True}
+    piped = settings | {"parallel": {"pp": 2, "pipeline": "zero_bubble"}}
     runs = {}
     for name, ranks, more, resume_from in (
         ("one", 1, settings, []),
         ("sliced", 4, sliced, []),
         ("again", 1, settings, ["sliced"]),
+        ("piped", 2, piped, ["sliced"]),
     ):
         with Gang(
             trainer_bin,
@@ -244,7 +246,7 @@ def test_adapters_of_slices_are_those_of_one_rank(trainer_bin, tokens, tmp_path)
         runs[name] = gang
     for key, bar in (("loss", 2e-6), ("grad_norm", 2e-5)):
         wanted = runs["one"].metric(key)
-        for name in ("sliced", "again"):
+        for name in ("sliced", "again", "piped"):
             found = runs[name].metric(key)
             assert max(found) == STEPS
             assert max(relative(found[step], wanted[step]) for step in found) <= bar, (name, key)

@@ -28,9 +28,10 @@ inline int FreePort() {
   return ntohs(address.sin_port);
 }
 
-// Runs `body` on each of `size` ranks, in shard groups of `shard_size` (0: one) and slices of `tp`.
+// Runs `body` on each of `size` ranks, in `pp` stages, shard groups of `shard_size` (0: one) and
+// slices of `tp`.
 inline void OnRanks(int size, const std::function<void(World&)>& body, int shard_size = 0,
-                    int tp = 1) {
+                    int tp = 1, int pp = 1, bool ring = false) {
   const int port = FreePort();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -39,7 +40,7 @@ inline void OnRanks(int size, const std::function<void(World&)>& body, int shard
       WorldInfo info;
       info.rank = rank, info.size = size, info.local_size = size, info.master_port = port;
       std::unique_ptr<World> world = World::Connect(info, at::kCPU);
-      world->MakeGroups(Mesh(size, tp, shard_size));
+      world->MakeGroups(Mesh(size, tp, shard_size, pp), ring);
       body(*world);
       world->GatherRows({0});  // rank 0 hosts the store until all are done
     });

@@ -1,5 +1,7 @@
 #include "agent/progress/line.h"
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -91,10 +93,43 @@ std::optional<ProgressLine::Export> ReadExport(const Json& object) {
   return exported;
 }
 
+// A word outside of strings: NaN and Infinity, as Python and C++ write a loss that diverged, and
+// numbers that no double holds.
+bool IsNoFiniteNumber(const std::string& word) {
+  char* end = nullptr;
+  const double value = ::strtod(word.c_str(), &end);
+  return end == word.c_str() + word.size() && !std::isfinite(value);
+}
+
+// The same line with null for numbers that JSON has none of: one of them says nothing against what
+// else the line has.
+std::string WithoutInfinities(std::string_view json) {
+  std::string text;
+  for (size_t at = 0; at < json.size();) {
+    const size_t begin = at;
+    if (json[at] == '"') {
+      for (++at; at < json.size() && json[at] != '"'; ++at) at += json[at] == '\\' ? 1 : 0;
+      at = std::min(at + 1, json.size());
+      text += json.substr(begin, at - begin);
+      continue;
+    }
+    at = std::min(json.find_first_of("\"{}[]:, \t\r\n", at), json.size());
+    const std::string word(json.substr(begin, at - begin));
+    text += !word.empty() && IsNoFiniteNumber(word) ? "null" : word;
+    if (at < json.size() && json[at] != '"') text += json[at++];
+  }
+  return text;
+}
+
+Json Parsed(std::string_view json) {
+  return Json::parse(json, nullptr, /*allow_exceptions=*/false);
+}
+
 }  // namespace
 
 std::optional<ProgressLine> ParseProgressLine(std::string_view json) {
-  const Json root = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  Json root = Parsed(json);
+  if (root.is_discarded()) root = Parsed(WithoutInfinities(json));
   if (!root.is_object()) return std::nullopt;
   ProgressLine line;
   if (root.contains("step")) line.metrics = ReadMetrics(root);

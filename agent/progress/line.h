@@ -41,7 +41,8 @@ struct ProgressLine {
   bool own_time_alone = false;  // besides rank and step nothing else is told
 };
 
-// nullopt: not a JSON object. Keys with a wrong type count as missing.
+// nullopt: not a JSON object. Keys with a wrong type count as missing, as do NaN, Infinity and
+// numbers that no double holds.
 std::optional<ProgressLine> ParseProgressLine(std::string_view json);
 
 }  // namespace muster::agent

@@ -80,13 +80,35 @@ TEST(ProgressLine, WrongTypesCountAsMissing) {
 }
 
 TEST(ProgressLine, WhatIsNoJsonObjectIsNoLine) {
-  for (const char* text : {"", "[1]", "{", "{} {}", "{\"step\"}", "{\"step\":}", "{\"a\":[}]",
-                           "{\"loss\":NaN}", "{\"loss\":1e999}"})
+  for (const char* text :
+       {"", "[1]", "{", "{} {}", "{\"step\"}", "{\"step\":}", "{\"a\":[}]", "{\"loss\":nano}",
+        "{NaN:1}", "{\"loss\":NaN", "{\"loss\":\"NaN}", "NaN", "{\"loss\":\"\\"})
     EXPECT_FALSE(ParseProgressLine(text).has_value()) << text;
   const std::string deep = "{\"a\":" + std::string(4000, '[');
   EXPECT_FALSE(ParseProgressLine(deep).has_value());
   EXPECT_TRUE(ParseProgressLine(deep + std::string(4000, ']') + "}").has_value())
       << "depth costs no stack";
+}
+
+// Python's json.dumps writes NaN, and C++ nan: a rank whose loss diverged is still at a step, and
+// as slow as it is.
+TEST(ProgressLine, ANumberThatIsNoneTakesNothingElseAlong) {
+  for (const char* number :
+       {"NaN", "nan", "-nan", "Infinity", "-Infinity", "inf", "1e400", "-1e999"}) {
+    const auto line =
+        ParseProgressLine(std::string(R"({"loss":)") + number + R"(, "step":7,"rank":3,)" +
+                          R"("note":"NaN, \"1e400","own_time_s":0.5,"grad_norm": )" + number + "}");
+    ASSERT_TRUE(line.has_value()) << number;
+    EXPECT_EQ(line->metrics->loss, 0) << number;
+    EXPECT_EQ(line->metrics->grad_norm, 0) << number;
+    EXPECT_EQ(line->metrics->step, 7) << number;
+    EXPECT_EQ(line->rank, 3) << number;
+    EXPECT_EQ(line->own_time_s, 0.5) << number;
+  }
+  const auto path =
+      ParseProgressLine(R"({"loss":NaN,"checkpoint":{"path":"/NaN, Infinity","step":1}})");
+  ASSERT_TRUE(path.has_value());
+  EXPECT_EQ(path->checkpoint->path, "/NaN, Infinity");
 }
 
 TEST(ProgressLine, AnOwnTimeIsAloneBesideRankAndStep) {

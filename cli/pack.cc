@@ -83,8 +83,11 @@ class Walk {
       return CannotCome(directory_, above, why);
     }
     std::vector<std::string> names;
+    errno = 0;
     while (const dirent* entry = ::readdir(open)) names.emplace_back(entry->d_name);
+    const int error = errno;
     ::closedir(open);
+    if (error != 0) return ErrnoStatus(error, path);
     for (const std::string& name : names) {
       if (name == "." || name == "..") continue;
       if (Count() > kMostSeen) return absl::OkStatus();  // it is too large, by far
@@ -93,10 +96,23 @@ class Walk {
     return absl::OkStatus();
   }
 
+  // What can't be looked at, by `error`. Of a directory that may be listed and not entered nothing
+  // else would be told.
+  absl::Status NotSeen(const std::string& path, int error) const {
+    if (error == ENOENT || error == ENOTDIR) return absl::OkStatus();  // it has gone by now
+    if (rules_.Ignores(path, /*directory=*/false)) return absl::OkStatus();
+    const size_t slash = path.rfind('/');
+    const std::string in =
+        slash == std::string::npos ? directory_ : Joined(directory_, path.substr(0, slash));
+    return CannotCome(directory_, path,
+                      absl::StrCat("can't be looked at (", strerror(error),
+                                   error == EACCES ? absl::StrCat("): chmod u+x ", in) : ")"));
+  }
+
   absl::Status Add(const std::string& path, int depth) {
     struct stat info {};
     const std::string full = Joined(directory_, path);
-    if (::lstat(full.c_str(), &info) != 0) return absl::OkStatus();  // it has gone by now
+    if (::lstat(full.c_str(), &info) != 0) return NotSeen(path, errno);
     if (rules_.Ignores(path, S_ISDIR(info.st_mode))) return absl::OkStatus();
     if (!IsPackPath(path)) return CannotCome(directory_, path, "has too long a name: shorten it");
     Entry entry;
@@ -109,8 +125,9 @@ class Walk {
     } else if (S_ISLNK(info.st_mode)) {
       char target[PATH_MAX];
       const ssize_t size = ::readlink(full.c_str(), target, sizeof target);
+      if (size < 0) return NotSeen(path, errno);
       entry.kind = kPackLink;
-      entry.target.assign(target, static_cast<size_t>(std::max<ssize_t>(size, 0)));
+      entry.target.assign(target, static_cast<size_t>(size));
       if (!IsPackLink(path, entry.target)) {
         return CannotCome(directory_, path,
                           absl::StrCat("is a link out of it, to ", entry.target,

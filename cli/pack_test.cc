@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -171,6 +173,39 @@ TEST_F(PackTest, WhatCanNotComeAlongIsNamedWithTheRemedy) {
   Write("secret", "x");
   ASSERT_EQ(chmod(At("secret").c_str(), 0), 0);
   refused("secret", "can't be read");
+}
+
+// It may be listed and not entered: as if it were empty, else.
+TEST_F(PackTest, ADirectoryThatMayNotBeEnteredIsNamed) {
+  namespace fs = std::filesystem;
+  fs::create_directory(directory_ + "/parts");
+  Write("parts/model.py", "x");
+  ASSERT_EQ(chmod(directory_.c_str(), 0755), 0);
+  ASSERT_EQ(chmod((directory_ + "/parts").c_str(), 0444), 0);
+  const auto packed = [&]() -> std::string {
+    int pipe_fds[2];
+    EXPECT_EQ(pipe(pipe_fds), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      if (geteuid() == 0 && setuid(65534) != 0) _exit(1);  // root may enter it
+      const std::string said(PackDirectory(directory_).status().message());
+      _exit(write(pipe_fds[1], said.data(), said.size()) < 0 ? 1 : 0);
+    }
+    close(pipe_fds[1]);
+    int status = 0;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
+    char said[1000];
+    const ssize_t size = read(pipe_fds[0], said, sizeof said);
+    close(pipe_fds[0]);
+    return {said, static_cast<size_t>(std::max<ssize_t>(size, 0))};
+  };
+  EXPECT_THAT(packed(), AllOf(HasSubstr("parts/model.py can't be looked at (Permission denied)"),
+                              HasSubstr(absl::StrCat("chmod u+x ", directory_, "/parts")),
+                              HasSubstr("a line /parts/model.py")));
+  Write(".musterignore", "/parts/model.py\n");
+  EXPECT_EQ(packed(), "");
+  ASSERT_EQ(chmod((directory_ + "/parts").c_str(), 0755), 0);
 }
 
 TEST_F(PackTest, OneThatIsNotThereIsTold) {

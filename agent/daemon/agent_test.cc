@@ -94,6 +94,26 @@ class FakeScheduler final : public pb::AgentService::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status ReadSecrets(grpc::ServerContext*, const pb::ReadSecretsRequest*,
+                           pb::ReadSecretsResponse* response) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++secrets_asked_;
+    if (secrets_late_ > 0) {
+      --secrets_late_;
+      return {grpc::StatusCode::UNAVAILABLE, "not yet"};
+    }
+    pb::ReadSecretsResponse::Secret* secret = response->add_secrets();
+    secret->set_variable("TOKEN");
+    secret->set_value("sesame");
+    return grpc::Status::OK;
+  }
+  // So many questions for secrets get no answer from now on. How many there were before.
+  int LateSecrets(int questions) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    secrets_late_ = questions;
+    return secrets_asked_;
+  }
+
   void Send(pb::SchedulerMessage message) {
     std::lock_guard<std::mutex> lock(mutex_);
     ASSERT_NE(stream_, nullptr);
@@ -169,6 +189,7 @@ class FakeScheduler final : public pb::AgentService::Service {
   pb::Hello hello_;
   int hellos_ = 0;
   int refusals_ = 0, ignored_ = 0;
+  int secrets_asked_ = 0, secrets_late_ = 0;
   int64_t lease_ns_ = int64_t{10} * 1'000'000'000;
   grpc::ServerContext* context_ = nullptr;  // of stream_
   std::unique_ptr<grpc::Server> server_;
@@ -433,6 +454,80 @@ TEST_F(AgentTest, ADeadMountHoldsUpOnlyWhoNamesIt) {
   ASSERT_TRUE(scheduler_->WaitForPhase(lost.prepare().key(), pb::GONE, &report));
   EXPECT_EQ(report.cause(), pb::LAUNCH_FAILED);
   EXPECT_NE(report.detail().find("/dead/work: "), std::string::npos) << report.detail();
+}
+
+// The values that it held are gone, and whoever starts asks again: no host is to blame.
+TEST_F(AgentTest, OneThatWasRestartedAsksForSecretsAgainBeforeItStarts) {
+  pb::SchedulerMessage message = PrepareMessage("gang", "test \"$TOKEN\" = sesame", false);
+  message.mutable_prepare()->add_secrets("TOKEN");
+  const pb::AttemptKey key = message.prepare().key();
+  scheduler_->Send(message);
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::PREPARED, &report));
+  KillAgent(SIGKILL);
+  StartAgent();
+  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  EXPECT_EQ(scheduler_->LateSecrets(2), 1);
+  StartGang(key, report.rendezvous_port());
+  pb::SchedulerMessage query;  // it waits on, whatever else is asked
+  *query.mutable_query()->mutable_key() = key;
+  scheduler_->Send(query);
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report)) << "nothing was held";
+  ASSERT_EQ(report.exits_size(), 1) << report.detail();
+  EXPECT_EQ(report.exits(0).exit_code(), 0);
+  EXPECT_EQ(scheduler_->LateSecrets(0), 4);
+}
+
+// Somebody else's server in the scheduler's place, for as long as this is there: it counts who
+// comes, and who says a word.
+class Impostor {
+ public:
+  Impostor(const std::string& path, const std::string& notes) : path_(path) {
+    std::filesystem::rename(path, path + ".away");
+    const int server = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(::bind(server, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    const int told = ::open(notes.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      if (::setuid(61'234) != 0 || ::listen(server, 10) != 0) ::_exit(1);
+      while (true) {
+        const int caller = ::accept(server, nullptr, nullptr);
+        char byte = 0;
+        const char* note = ::read(caller, &byte, 1) > 0 ? "word\n" : "silence\n";
+        if (::write(told, note, strlen(note)) < 0) ::_exit(1);
+        ::close(caller);
+      }
+    }
+    ::close(server);
+    ::close(told);
+  }
+  ~Impostor() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    std::filesystem::rename(path_ + ".away", path_);
+  }
+
+ private:
+  const std::string path_;
+  pid_t pid_ = -1;
+};
+
+TEST_F(AgentTest, SecretsAreAskedOfNobodyElse) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to be somebody else";
+  pb::SchedulerMessage message = PrepareMessage("gang", "test \"$TOKEN\" = sesame", false);
+  message.mutable_prepare()->add_secrets("TOKEN");
+  {
+    const Impostor impostor(directory_ + "/s.sock", directory_ + "/notes");
+    scheduler_->Send(message);  // by the stream that there is
+    ASSERT_TRUE(Eventually([&] { return Read("notes").size() > 2 * strlen("silence\n"); }))
+        << "it is tried again";
+    EXPECT_FALSE(absl::StrContains(Read("notes"), "word"));
+  }
+  ASSERT_TRUE(scheduler_->WaitForPhase(message.prepare().key(), pb::PREPARED));
+  EXPECT_EQ(scheduler_->LateSecrets(0), 1);
 }
 
 TEST_F(AgentTest, ReportsItsDeclaredDevices) {

@@ -1,11 +1,6 @@
 #include "agent/daemon/connection.h"
 
-#include <errno.h>
 #include <grpcpp/grpcpp.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -57,41 +52,9 @@ void Connection::Restart(const std::string& why) {
   context_->TryCancel();
 }
 
-// Who serves the socket says what runs here, and as whom.
-std::string Connection::WhyNotObey(const std::string& path, uid_t server) const {
-  if (trust_.single_user && server != ::geteuid())
-    return absl::StrCat(path, ": served by another user (uid ", server,
-                        "); refused with --single-user");
-  if (server != 0 && server >= trust_.system_below)
-    return absl::StrCat(
-        path, ": served by uid ", server,
-        ", whom jobs may run as; refused, as it would say what runs as whom. Run "
-        "musterd as root or a system account (useradd --system), or raise --min-uid");
-  return "";
-}
-
-// A plain connection first: it costs microseconds, and tells who serves the socket.
 std::string Connection::WhyNotServed() const {
-  if (identify_ != nullptr) return muster::WhyNotServed(*identify_());
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string path = server_.substr(kScheme);
-  if (path.size() >= sizeof address.sun_path) return "the socket's path is longer than 107 bytes";
-  memcpy(address.sun_path, path.data(), path.size());
-  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return strerror(errno);
-  std::string problem;
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-    problem = absl::StrCat(path, ": ", strerror(errno));
-  } else if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    problem = absl::StrCat(path, ": who serves it can't be told: ", strerror(errno));
-  } else {
-    problem = WhyNotObey(path, peer.uid);
-  }
-  ::close(fd);
-  return problem;
+  return identify_ != nullptr ? muster::WhyNotServed(*identify_())
+                              : WhyNotServedLocally(server_.substr(kScheme), trust_);
 }
 
 void Connection::Run() {

@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "agent/daemon/served.h"
 #include "muster/v1/agent.pb.h"
 #include "muster/v1/agent_service.grpc.pb.h"
 #include "network/identity.h"
@@ -23,12 +24,6 @@ struct Incoming {
   v1::SchedulerMessage message;
   std::string reason;  // kClosed
   bool ours = false;   // kClosed: by Restart, for that reason
-};
-
-// Whose server is obeyed.
-struct Trust {
-  bool single_user = false;            // this user's alone
-  uint32_t system_below = 0xffffffff;  // root's, and those of uids below: no job runs as them
 };
 
 // Thread-safe. `post` is called from its own thread and must not block for long.
@@ -52,7 +47,6 @@ class Connection {
  private:
   void Run();
   std::string WhyNotServed() const;
-  std::string WhyNotObey(const std::string& path, uid_t server) const;
   std::shared_ptr<grpc::Channel> Dial() const;
   void RunStream();
   grpc::Status Finish(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerMessage>* stream,

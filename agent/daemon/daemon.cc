@@ -199,6 +199,11 @@ std::optional<AttemptId> HostShims::EndedBy(int fd) {
   return found->second;
 }
 
+Trust TrustOf(const AgentOptions& options) {
+  return {options.single_user,
+          options.launch.as_owners ? options.launch.min_uid : Trust().system_below};
+}
+
 // Feeds the loop from gRPC's thread, the driver's, and the kernel.
 class Agent final : public Link {
  public:
@@ -264,8 +269,8 @@ Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state,
   }
   state_->PublishBy(&storage_, processes_.owners());
   const std::string identity_file = options_.identity.has_value() ? options_.identity_file : "";
-  processes_.FetchBy(PackFetcher(options_.server, identity_file),
-                     SecretFetcher(options_.server, identity_file));
+  const Source source{options_.server, TrustOf(options_), identity_file};
+  processes_.FetchBy(PackFetcher(source), SecretFetcher(source));
 }
 
 absl::Status Agent::Open() {
@@ -395,11 +400,9 @@ void Agent::StartThreads() {
     identify = [keeper = keeper_.get()] { return keeper->newest(); };
   }
   std::lock_guard<std::mutex> lock(mutex_);  // the keeper may have renewed already
-  connection_ = std::make_unique<Connection>(
-      options_.server,
-      Trust{options_.single_user,
-            options_.launch.as_owners ? options_.launch.min_uid : Trust().system_below},
-      std::move(identify), [this](Incoming incoming) { Post(std::move(incoming)); });
+  connection_ =
+      std::make_unique<Connection>(options_.server, TrustOf(options_), std::move(identify),
+                                   [this](Incoming incoming) { Post(std::move(incoming)); });
 }
 
 // The stream goes on with the new certificate; what runs here doesn't notice.

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -12,6 +13,7 @@
 #include "absl/strings/strip.h"
 #include "agent/shim/durable.h"
 #include "common/base/files.h"
+#include "common/base/units.h"
 #include "common/pack/format.h"
 #include "common/pki/sha256.h"
 #include "muster/v1/agent_service.grpc.pb.h"
@@ -22,22 +24,37 @@ namespace muster::agent {
 namespace {
 
 constexpr std::chrono::seconds kCall(10);
-// A scheduler that is restarted is back by then; whoever prepares waits no longer either.
-constexpr std::chrono::seconds kPatience(60);
-constexpr std::chrono::milliseconds kPause(200);
+constexpr std::chrono::milliseconds kFirstPause(200), kLongestPause(5'000);
 
-absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const std::string& server,
-                                                    const std::string& identity_file) {
+// UNAVAILABLE: nobody serves there that may be talked to.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const Source& source) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  if (identity_file.empty()) {
-    return grpc::CreateCustomChannel(absl::StrCat("unix:", absl::StripPrefix(server, "unix://")),
+  if (source.identity_file.empty()) {
+    const std::string path(absl::StripPrefix(source.server, "unix://"));
+    if (std::string why = WhyNotServedLocally(path, source.trust); !why.empty())
+      return absl::UnavailableError(std::move(why));
+    return grpc::CreateCustomChannel(absl::StrCat("unix:", path),
                                      grpc::InsecureChannelCredentials(), arguments);
   }
-  const absl::StatusOr<Identity> identity = LoadIdentity(identity_file);
-  if (!identity.ok()) return identity.status();
+  const absl::StatusOr<Identity> identity = LoadIdentity(source.identity_file);
+  if (!identity.ok()) return absl::FailedPreconditionError(identity.status().message());
   return DialWith(*identity, std::move(arguments));
+}
+
+// Whether it may be answered otherwise in a moment: nobody was there, or there was too much to do.
+bool MayPass(const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::StatusCode::UNAVAILABLE:
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+    case grpc::StatusCode::CANCELLED:
+    case grpc::StatusCode::ABORTED:
+      return true;
+    default:
+      return false;
+  }
 }
 
 // A file in memory that the caller closes.
@@ -70,41 +87,52 @@ class Fetched {
   Sha256Stream hash_;
 };
 
-// Calls until it is answered. INVALID_ARGUMENT: what is asked for isn't there any more;
-// FAILED_PRECONDITION: nobody answers in time, or it is refused.
+// Calls until it is answered. INVALID_ARGUMENT: what is asked for isn't there any more; ABORTED:
+// nobody answers in time; FAILED_PRECONDITION: it is refused, or this host can't ask.
 class Caller {
  public:
   // `what`: for people.
-  Caller(std::string server, std::string identity_file, std::string what)
-      : server_(std::move(server)),
-        identity_file_(std::move(identity_file)),
-        what_(std::move(what)) {}
+  Caller(const Source& source, std::string what)
+      : source_(source),
+        what_(std::move(what)),
+        until_(std::chrono::steady_clock::now() + std::chrono::nanoseconds(source.patience_ns)) {}
 
   template <typename Request, typename Response>
   absl::Status Call(grpc::Status (v1::AgentService::Stub::*method)(grpc::ClientContext*,
                                                                    const Request&, Response*),
                     const Request& request, Response* response) {
-    while (true) {
-      if (stub_ == nullptr) {
-        const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
-            Dial(server_, identity_file_);
-        if (!channel.ok()) return absl::FailedPreconditionError(channel.status().message());
-        stub_ = v1::AgentService::NewStub(*channel);
-      }
-      grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + kCall);
-      response->Clear();
-      const grpc::Status status = (stub_.get()->*method)(&context, request, response);
+    for (std::chrono::milliseconds pause = kFirstPause;;
+         pause = std::min(2 * pause, kLongestPause)) {
+      const grpc::Status status = Try(method, request, response);
       if (status.ok()) return absl::OkStatus();
-      const bool again = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                         status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
-      if (!again || std::chrono::steady_clock::now() > until_) return InWords(status);
+      if (!MayPass(status)) return InWords(status);
+      if (std::chrono::steady_clock::now() + pause > until_)
+        return absl::AbortedError(absl::StrCat(what_, " can't be fetched: ", status.error_message(),
+                                               "; tried for ",
+                                               FormatDuration(source_.patience_ns)));
       stub_.reset();
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(pause);
     }
   }
 
  private:
+  template <typename Request, typename Response>
+  grpc::Status Try(grpc::Status (v1::AgentService::Stub::*method)(grpc::ClientContext*,
+                                                                  const Request&, Response*),
+                   const Request& request, Response* response) {
+    if (stub_ == nullptr) {
+      const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Dial(source_);
+      if (!channel.ok())
+        return {static_cast<grpc::StatusCode>(channel.status().code()),
+                std::string(channel.status().message())};
+      stub_ = v1::AgentService::NewStub(*channel);
+    }
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kCall);
+    response->Clear();
+    return (stub_.get()->*method)(&context, request, response);
+  }
+
   absl::Status InWords(const grpc::Status& status) const {
     const std::string why = absl::StrCat(what_, " can't be fetched: ", status.error_message());
     const bool gone = status.error_code() == grpc::StatusCode::NOT_FOUND ||
@@ -112,14 +140,15 @@ class Caller {
     return gone ? absl::InvalidArgumentError(why) : absl::FailedPreconditionError(why);
   }
 
-  const std::string server_, identity_file_, what_;
-  const std::chrono::steady_clock::time_point until_ = std::chrono::steady_clock::now() + kPatience;
+  const Source source_;
+  const std::string what_;
+  const std::chrono::steady_clock::time_point until_;
   std::unique_ptr<v1::AgentService::Stub> stub_;
 };
 
-absl::StatusOr<int> FetchPackOf(const std::string& server, const std::string& identity_file,
-                                const v1::AttemptKey& key, const std::string& digest) {
-  Caller caller(server, identity_file, "the directory that came along");
+absl::StatusOr<int> FetchPackOf(const Source& source, const v1::AttemptKey& key,
+                                const std::string& digest) {
+  Caller caller(source, "the directory that came along");
   Fetched fetched;
   v1::ReadPackRequest request;
   *request.mutable_key() = key;
@@ -138,23 +167,22 @@ absl::StatusOr<int> FetchPackOf(const std::string& server, const std::string& id
     if (absl::Status added = fetched.Add(response.data()); !added.ok()) return added;
   }
   if (fetched.Digest() != digest)
-    return absl::FailedPreconditionError("the directory that came along was damaged on its way");
+    return absl::AbortedError("the directory that came along was damaged on its way");
   return fetched.Release();
 }
 
 }  // namespace
 
-FetchPack PackFetcher(std::string server, std::string identity_file) {
-  return [server = std::move(server), identity_file = std::move(identity_file)](
-             const v1::AttemptKey& key, const std::string& digest) {
-    return FetchPackOf(server, identity_file, key, digest);
+FetchPack PackFetcher(Source source) {
+  return [source = std::move(source)](const v1::AttemptKey& key, const std::string& digest) {
+    return FetchPackOf(source, key, digest);
   };
 }
 
-FetchSecrets SecretFetcher(std::string server, std::string identity_file) {
-  return [server = std::move(server), identity_file = std::move(identity_file)](
+FetchSecrets SecretFetcher(Source source) {
+  return [source = std::move(source)](
              const v1::AttemptKey& key) -> absl::StatusOr<std::vector<shim::EnvironmentVariable>> {
-    Caller caller(server, identity_file, "the job's secrets");
+    Caller caller(source, "the job's secrets");
     v1::ReadSecretsRequest request;
     *request.mutable_key() = key;
     v1::ReadSecretsResponse response;

@@ -2,15 +2,25 @@
 // their own: the agent's stream is for commands.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
+#include "agent/daemon/served.h"
 #include "agent/host/processes.h"
 
 namespace muster::agent {
 
-// `server` is unix:///absolute/path; with `identity_file` the scheduler is reached over the network
-// as the file says by then: it is renewed now and again.
-FetchPack PackFetcher(std::string server, std::string identity_file);
-FetchSecrets SecretFetcher(std::string server, std::string identity_file);
+// Of whom it is fetched.
+struct Source {
+  std::string server;  // unix:///absolute/path
+  Trust trust;         // who may serve that
+  // Else the scheduler is reached over the network, as the file says by then: it is renewed now and
+  // again. Empty: it isn't.
+  std::string identity_file;
+  int64_t patience_ns = kFetchPatienceNs;
+};
+
+FetchPack PackFetcher(Source source);
+FetchSecrets SecretFetcher(Source source);
 
 }  // namespace muster::agent

@@ -39,10 +39,19 @@ const v1::AttemptKey* CommandedKey(const v1::SchedulerMessage& message) {
   }
 }
 
-std::optional<StorageKey> StorageKeyOf(const v1::SchedulerMessage& message) {
-  if (message.has_prepare()) return StorageKey{IdOf(message.prepare().key()), StorageUse::kPrepare};
-  if (message.has_publish()) return StorageKey{IdOf(message.publish().key()), StorageUse::kPublish};
-  return std::nullopt;
+// The works that the command may have begun.
+std::vector<StorageKey> StorageKeysOf(const v1::SchedulerMessage& message) {
+  switch (message.body_case()) {
+    case v1::SchedulerMessage::kPrepare:
+      return {{IdOf(message.prepare().key()), StorageUse::kPrepare},
+              {IdOf(message.prepare().key()), StorageUse::kFetch}};
+    case v1::SchedulerMessage::kStart:
+      return {{IdOf(message.start().key()), StorageUse::kFetch}};
+    case v1::SchedulerMessage::kPublish:
+      return {{IdOf(message.publish().key()), StorageUse::kPublish}};
+    default:
+      return {};
+  }
 }
 
 void MarkBroken(int32_t device, const std::string& why, v1::Inventory* inventory) {
@@ -143,14 +152,24 @@ void AgentLoop::Tell(const v1::SchedulerMessage& message) {
     ports_.link->Restart("a message of the scheduler's was not understood");
     return;
   }
-  if (const std::optional<StorageKey> key = StorageKeyOf(message);
-      key.has_value() && ports_.storage != nullptr && ports_.storage->UnderWay(*key))
-    held_[*key] = message;
   const v1::AttemptKey* key = CommandedKey(message);
-  if (key == nullptr) return;
-  if (!message.has_prepare())
-    held_.erase({IdOf(*key), StorageUse::kPrepare});  // whatever it says comes after it
-  WatchCommanded(IdOf(*key));
+  if (key != nullptr && !message.has_prepare()) {  // whatever it says comes after it
+    held_.erase({IdOf(*key), StorageUse::kPrepare});
+    if (!message.has_query()) held_.erase({IdOf(*key), StorageUse::kFetch});
+  }
+  Hold(message);
+  if (key != nullptr) WatchCommanded(IdOf(*key));
+}
+
+// Until the work is done that it waits for.
+void AgentLoop::Hold(const v1::SchedulerMessage& message) {
+  if (ports_.storage == nullptr) return;
+  for (const StorageKey& key : StorageKeysOf(message)) {
+    // A Prepare that has been answered waits for nothing; what is fetched then, its Start does.
+    const bool answered = message.has_prepare() && !message.prepare().start_at_once() &&
+                          reconciler_->Find(key.attempt) != nullptr;
+    if (!answered && ports_.storage->UnderWay(key)) held_[key] = message;
+  }
 }
 
 // Gives the commands once more whose storage has answered, or didn't in time.

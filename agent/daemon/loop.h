@@ -92,6 +92,7 @@ class AgentLoop final : public Sender {
 
   void OnWelcome(const v1::SchedulerMessage& message);
   void Tell(const v1::SchedulerMessage& message);
+  void Hold(const v1::SchedulerMessage& message);
   void Heartbeat(int64_t now_ns);
   DeviceEvents EventsOf(const AttemptRecord& record) const;
   void WatchAttempts();

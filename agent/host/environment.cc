@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/job_defaults.h"
+#include "common/base/secret_use.h"
 #include "common/pki/sha256.h"
 #include "common/spec/spec.h"
 
@@ -66,6 +67,13 @@ absl::Status CheckLaunch(const v1::Prepare& prepare) {
     return absl::InvalidArgumentError("workdir: it is relative, and no directory came along");
   if (task.trainer_json().empty() && task.run().exec().empty() && task.run().shell().empty()) {
     return absl::InvalidArgumentError("the task has neither run nor trainer");
+  }
+  for (const std::string& text : prepare.secrets()) {
+    const std::string variable = ReadSecretUse(text).variable;
+    if (variable.empty() || IsReservedVariable(variable) ||
+        variable.find_first_of(std::string_view("=\0", 2)) != std::string::npos)
+      return absl::InvalidArgumentError(
+          absl::StrCat("secrets: ", variable, " is no variable that a job may set"));
   }
   if (absl::Status status = CheckJobVariables(prepare.job_env()); !status.ok()) return status;
   return CheckJobVariables(task.env());

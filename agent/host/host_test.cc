@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -25,9 +26,11 @@
 #include "agent/shim/format.h"
 #include "agent/shim/isolate.h"
 #include "agent/shim/log_writer.h"
+#include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/testing/eventually.h"
 #include "common/base/units.h"
+#include "common/pack/format.h"
 #include "common/spec/spec.h"
 
 namespace muster::agent {
@@ -763,7 +766,7 @@ TEST_F(HostTest, AnAttemptStartsThoughSomebodyHasTakenTheNameOfItsSocketsDirecto
       << refused;
 }
 
-// Values of secrets are nowhere but in memory: an agent that was restarted can't start with them.
+// Values of secrets are nowhere but in memory: an agent that was restarted asks for them again.
 TEST_F(HostTest, SecretsAreToldToTheShimByWhoeverPreparedAndNobodyElse) {
   Write("muster-shim", "#!/bin/sh\ncat > \"$1\"/told\n");
   std::filesystem::permissions(directory_ + "/muster-shim", std::filesystem::perms(0755));
@@ -791,22 +794,108 @@ TEST_F(HostTest, SecretsAreToldToTheShimByWhoeverPreparedAndNobodyElse) {
     if (!entry.is_regular_file()) continue;
     EXPECT_EQ(ReadFile(entry.path()).value().find("sesame"), std::string::npos) << entry.path();
   }
-  HostProcesses restarted(state->get(), host, PortRange());
+  StorageThreads threads;
+  const StorageKey key{record.id, StorageUse::kFetch};
+  HostProcesses restarted(state->get(), host, PortRange(), HostCgroups(), &threads);
   restarted.FetchBy(nullptr, fetch);
-  EXPECT_EQ(restarted.SpawnShim(record).code(), absl::StatusCode::kFailedPrecondition);
-  ASSERT_TRUE(processes.SpawnShim(record).ok());
+  ASSERT_TRUE(absl::IsUnavailable(restarted.SpawnShim(record)));
+  EXPECT_GT(threads.next_ns(), RealClock()->BootNs() + 8 * kMinute) << "musterd may be restarted";
+  ASSERT_TRUE(Eventually([&] { return threads.TakeAnswered() == std::vector<StorageKey>{key}; }));
+  ASSERT_TRUE(restarted.SpawnShim(record).ok());
   const auto told = [&] {
     return ReadFile((*state)->AttemptDirectory(record.id) + "/told").value_or("");
   };
   EXPECT_TRUE(Eventually([&] { return told().find("\nend\n") != std::string::npos; }));
   EXPECT_NE(told().find("name=HOME value=open%20sesame"), std::string::npos) << told();
   EXPECT_EQ(told().find("name=HOME"), told().rfind("name=HOME")) << "over what it was";
+  EXPECT_TRUE(Eventually([&] {
+    restarted.ReapEnded();
+    return restarted.ShimPid(record.id) == 0;
+  }));
+  processes.FetchBy(nullptr, nullptr);
   processes.RemoveCgroup(record.id);
   EXPECT_FALSE(processes.SpawnShim(record).ok()) << "it is gone: nothing is held any more";
-  EXPECT_TRUE(Eventually([&] {
-    processes.ReapEnded();
-    return processes.ShimPid(record.id) == 0;
-  }));
+}
+
+// By work of its own: as long as it takes, and once, however often its Prepare comes.
+TEST_F(HostTest, ADirectoryThatCameAlongIsFetchedAndUnpackedBesidePreparing) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  StorageThreads threads;
+  HostProcesses processes(state->get(), Host(), PortRange(), HostCgroups(), &threads);
+  v1::Prepare prepare = Record().prepare;
+  *prepare.mutable_key() = KeyOf(Record().id);
+  prepare.set_job_directory(directory_ + "/job");
+  prepare.set_attempt_directory(directory_ + "/job/main/attempt-1");
+  prepare.set_checkpoint_directory(directory_ + "/job/main/attempt-1/checkpoints");
+  prepare.mutable_task()->clear_trainer_json();
+  prepare.mutable_task()->mutable_run()->set_shell("true");
+  prepare.mutable_task()->set_workdir(".");
+  prepare.mutable_task()->set_workdir_digest(std::string(64, 'd'));
+  const StorageKey key{Record().id, StorageUse::kFetch};
+  int asked = 0;
+  absl::Status late = absl::AbortedError("nobody answers");
+  processes.FetchBy(
+      [&](const v1::AttemptKey&, const std::string&) -> absl::StatusOr<int> {
+        ++asked;
+        if (!late.ok()) return late;
+        const int archive = ::memfd_create("archive", MFD_CLOEXEC);
+        const std::string bytes = std::string(kPackMagic) + PackEntry(kPackFile, "a", "along") +
+                                  PackEntry(kPackEnd, "", "");
+        EXPECT_EQ(::write(archive, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+        return archive;
+      },
+      nullptr);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(absl::IsUnavailable(processes.Prepare(prepare).status()));
+    EXPECT_GT(threads.next_ns(), RealClock()->BootNs() + 8 * kMinute);
+    EXPECT_TRUE(absl::IsUnavailable(processes.Prepare(prepare).status())) << "under way";
+    ASSERT_TRUE(Eventually([&] { return threads.TakeAnswered() == std::vector<StorageKey>{key}; }));
+    const absl::Status status = processes.Prepare(prepare).status();
+    EXPECT_EQ(status, late);
+    EXPECT_EQ(asked, i + 1);
+    late = absl::OkStatus();
+  }
+  EXPECT_EQ(ReadFile(directory_ + "/job/workdir-dddddddddddd/a").value(), "along");
+  EXPECT_TRUE(processes.Prepare(prepare).ok());
+  EXPECT_EQ(asked, 2) << "it is there";
+}
+
+// musterd says what runs as whom; more than it said in Prepare it can't say later.
+TEST_F(HostTest, SecretsAreThoseThatTheJobNamesAndNeverReserved) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  HostProcesses processes(state->get(), Host(), PortRange());
+  v1::Prepare prepare = Record().prepare;
+  prepare.set_job_directory(directory_ + "/job");
+  prepare.set_attempt_directory(directory_ + "/job/main/attempt-1");
+  prepare.set_checkpoint_directory(directory_ + "/job/main/attempt-1/checkpoints");
+  prepare.mutable_task()->clear_workdir();
+  prepare.mutable_task()->clear_trainer_json();
+  prepare.mutable_task()->mutable_run()->set_shell("true");
+  prepare.add_secrets("A");
+  prepare.add_secrets("A=B");
+  using Variables = std::vector<shim::EnvironmentVariable>;
+  const std::string nul("a\0b", 3);
+  const struct {
+    Variables sent;
+    absl::StatusCode code;
+  } cases[] = {
+      {{{"B", "x"}, {"A", "x"}}, absl::StatusCode::kOk},
+      {{{"A", "x"}}, absl::StatusCode::kAborted},
+      {{{"A", "x"}, {"B", "x"}, {"LD_PRELOAD", "x"}}, absl::StatusCode::kAborted},
+      {{{"A", "x"}, {"RANK", "7"}}, absl::StatusCode::kAborted},
+      {{}, absl::StatusCode::kAborted},
+      {{{"A", nul}, {"B", "x"}}, absl::StatusCode::kInvalidArgument},
+  };
+  for (const auto& test : cases) {
+    processes.FetchBy(nullptr, [&](const v1::AttemptKey&) { return test.sent; });
+    const absl::Status status = processes.Prepare(prepare).status();
+    EXPECT_EQ(status.code(), test.code) << status;
+  }
+  for (const char* reserved : {"A=RANK", "A=MUSTER_JOB", "A="}) {
+    v1::Prepare other = prepare;
+    other.add_secrets(reserved);
+    EXPECT_TRUE(absl::IsInvalidArgument(processes.Prepare(other).status())) << reserved;
+  }
 }
 
 TEST_F(HostTest, ARecordOfWhichAPartIsDamagedCountsAsNone) {

@@ -28,15 +28,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "agent/shim/act.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/isolate.h"
 #include "agent/shim/private_mounts.h"
 #include "agent/shim/shim.h"
 #include "common/base/clock.h"
-#include "common/base/descriptor.h"
 #include "common/base/files.h"
 #include "common/base/fnv.h"
 #include "common/base/ids.h"
@@ -72,58 +69,6 @@ bool IsFree(int port) {
     if (error == EADDRINUSE || error == EACCES) return false;
   }
   return true;
-}
-
-// What an attempt needs of its job's storage, and its workdir. `spread`: the directory of all
-// jobs', if it is to be looked at, too.
-shim::ActRequest RequestOf(const v1::Prepare& prepare, const std::string& spread) {
-  shim::ActRequest request;
-  request.umask = UmaskOf(prepare);
-  request.job_directory = prepare.job_directory();
-  for (const std::string* directory :
-       {&prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
-    // Checkpoints in an object store have no directories.
-    if (!directory->empty() && !absl::StrContains(*directory, "://"))
-      request.directories.push_back(*directory);
-  }
-  request.spread = spread;
-  request.unpacked = UnpackedName(prepare);
-  if (request.unpacked.empty()) request.workdir = prepare.task().workdir();
-  if (!prepare.task().trainer_json().empty()) {
-    request.trainer_directory = prepare.attempt_directory();
-    request.trainer_json = prepare.task().trainer_json();
-  }
-  return request;
-}
-
-// Does the request by `act`. The directory that came along is asked for only where no host has
-// unpacked it yet.
-absl::Status ActWithPack(shim::ActRequest request, const v1::AttemptKey& key,
-                         const std::string& digest, const FetchPack& fetch,
-                         const std::function<absl::Status(const shim::ActRequest&)>& act) {
-  absl::Status status = act(request);
-  if (!WantsArchive(status)) return status;
-  if (!fetch) return absl::FailedPreconditionError("this agent can't fetch directories");
-  const absl::StatusOr<int> archive = fetch(key, digest);
-  if (!archive.ok()) return archive.status();
-  const Descriptor open(*archive);
-  request.archive = *archive;
-  return act(request);
-}
-
-// A job of several users' host has these for itself: what lies there on the host it doesn't see.
-absl::Status CheckVisible(const v1::Prepare& prepare) {
-  for (const std::string* path :
-       {&prepare.job_directory(), &prepare.attempt_directory(), &prepare.checkpoint_directory()}) {
-    if (shim::IsPrivate(*path))
-      return absl::FailedPreconditionError(
-          absl::StrCat(*path, ": ", shim::WhyPrivate(*path), "; give the storage another path"));
-  }
-  if (shim::IsPrivate(prepare.task().workdir()))
-    return absl::InvalidArgumentError(absl::StrCat("workdir ", prepare.task().workdir(), ": ",
-                                                   shim::WhyPrivate(prepare.task().workdir()),
-                                                   "; name one below your home or on a storage"));
-  return absl::OkStatus();
 }
 
 bool IsInMemory(const char* directory) {
@@ -353,97 +298,6 @@ absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   return port;
 }
 
-absl::Status HostProcesses::CheckOwner(const v1::Prepare& prepare) const {
-  const std::string& owner = prepare.owner();
-  if (host_.as_owners) return CheckVisible(prepare);
-  if (owner.empty() || host_.user.empty() || owner == host_.user ||
-      owner == absl::StrCat(::geteuid()))
-    return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the agent of this host serves ", host_.user, " alone (--single-user), and the job is ",
-      owner, "'s: an agent that runs as root without --single-user serves all"));
-}
-
-absl::Status HostProcesses::PrepareStorage(const v1::Prepare& prepare) {
-  if (absl::Status status = CheckOwner(prepare); !status.ok()) return status;
-  const std::string jobs = prepare.job_directory().substr(0, prepare.job_directory().rfind('/'));
-  const bool spread = !jobs.empty() && spread_.insert(jobs).second;
-  StorageWork work = owners_ != nullptr ? WorkAsOwner(prepare, spread ? jobs : "")
-                                        : Work(prepare, spread ? jobs : "");
-  if (prepare.secrets_size() > 0) work.run = WithSecrets(prepare, std::move(work.run));
-  if (work.where.empty() || threads_ == nullptr) return work.run();
-  absl::Status status = threads_->Do({IdOf(prepare.key()), StorageUse::kPrepare}, std::move(work));
-  if (spread && !status.ok() && !absl::IsUnavailable(status)) spread_.erase(jobs);
-  return status;
-}
-
-// `where` is empty where nobody else serves what it needs.
-StorageWork HostProcesses::Work(const v1::Prepare& prepare, const std::string& spread) {
-  std::set<std::string> served;
-  for (const std::string* path : {&prepare.attempt_directory(), &prepare.job_directory(),
-                                  &prepare.checkpoint_directory(), &prepare.task().workdir()}) {
-    if (path->empty() || absl::StrContains(*path, "://")) continue;
-    if (std::string mount = mounts_.ServedByOthers(*path); !mount.empty())
-      served.insert(std::move(mount));
-  }
-  if (!prepare.task().workdir_digest().empty() || prepare.secrets_size() > 0)
-    served.insert("the scheduler");
-  return {.where = absl::StrJoin(served, ", "),
-          .may_be_given_up = true,
-          .run = [request = RequestOf(prepare, spread), key = prepare.key(),
-                  digest = prepare.task().workdir_digest(), fetch = fetch_] {
-            return ActWithPack(request, key, digest, fetch, [](const shim::ActRequest& with) {
-              return ToStatus(shim::Act(with));
-            });
-          }};
-}
-
-// The name services may hang, and so may what the owner planted on its way: by a thread, always, of
-// which others' jobs don't wait.
-StorageWork HostProcesses::WorkAsOwner(const v1::Prepare& prepare, const std::string& spread) {
-  return {.where = absl::StrCat("the name service or storage of ", prepare.owner()),
-          .may_be_given_up = true,
-          .run = [owners = owners_, name = prepare.owner(), request = RequestOf(prepare, spread),
-                  key = prepare.key(), digest = prepare.task().workdir_digest(),
-                  fetch = fetch_]() -> absl::Status {
-            const absl::StatusOr<Owner> owner = owners->Ask(name);
-            if (!owner.ok()) return owner.status();
-            return ActWithPack(request, key, digest, fetch, [&](const shim::ActRequest& with) {
-              return owners->Act(*owner, with);
-            });
-          }};
-}
-
-// They are asked for while the attempt prepares: a start must not wait for the network.
-std::function<absl::Status()> HostProcesses::WithSecrets(const v1::Prepare& prepare,
-                                                         std::function<absl::Status()> run) const {
-  return [run = std::move(run), key = prepare.key(), fetch = fetch_secrets_,
-          held = secrets_]() -> absl::Status {
-    if (absl::Status status = run(); !status.ok()) return status;
-    if (!fetch) return absl::FailedPreconditionError("this agent can't fetch secrets");
-    absl::StatusOr<std::vector<shim::EnvironmentVariable>> values = fetch(key);
-    if (!values.ok()) return values.status();
-    held->Put(IdOf(key), *std::move(values));
-    return absl::OkStatus();
-  };
-}
-
-absl::Status HostProcesses::AddSecrets(const AttemptRecord& record, shim::Spec* spec) const {
-  if (record.prepare.secrets_size() == 0) return absl::OkStatus();
-  const std::optional<std::vector<shim::EnvironmentVariable>> values = secrets_->Get(record.id);
-  if (!values.has_value()) {
-    return absl::FailedPreconditionError(
-        "the agent was restarted between preparing and starting: the secrets that it held in "
-        "memory are asked for again by the next attempt");
-  }
-  for (const shim::EnvironmentVariable& value : *values) {
-    std::erase_if(spec->env,
-                  [&](const shim::EnvironmentVariable& other) { return other.name == value.name; });
-    spec->env.push_back(value);
-  }
-  return absl::OkStatus();
-}
-
 // What is granted of /dev, and how many processes there may be. `groups`: made for it.
 absl::Status HostProcesses::Grant(const AttemptRecord& record, const Owner& owner,
                                   shim::Spec* spec) const {
@@ -474,6 +328,7 @@ absl::Status HostProcesses::WhyInVain(const AttemptId& id) const {
 
 absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
   if (absl::Status status = WhyInVain(record.id); !status.ok()) return status;
+  if (absl::Status status = HoldSecrets(record.prepare); !status.ok()) return status;
   if (absl::Status status = FindSockets(); !status.ok()) return status;
   std::optional<Owner> owner;
   if (owners_ != nullptr) {
@@ -487,7 +342,7 @@ absl::Status HostProcesses::SpawnShim(const AttemptRecord& record) {
       record, host_, *token, absl::StrCat(sockets_, "/", RandomId().substr(0, kSocketName)),
       owner.has_value() ? &*owner : nullptr);
   if (!spec.ok()) return spec.status();
-  if (absl::Status status = AddSecrets(record, &*spec); !status.ok()) return status;
+  AddSecrets(record.id, &*spec);
   if (owner.has_value()) {
     if (absl::Status status = Grant(record, *owner, &*spec); !status.ok()) return status;
   }
@@ -613,7 +468,7 @@ bool HostProcesses::KillStrays(const AttemptId& id, bool ended) {
 
 void HostProcesses::RemoveCgroup(const AttemptId& id) {
   in_vain_.erase(id);
-  secrets_->Drop(id);
+  secrets_.erase(id);
   cgroups_.Remove(DirectoryName(id));
 }
 

@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -19,6 +18,7 @@
 #include "agent/host/state_dir.h"
 #include "agent/host/storage_threads.h"
 #include "agent/reconcile/ports.h"
+#include "common/base/units.h"
 
 namespace muster::agent {
 
@@ -57,37 +57,19 @@ int EndForgottenShims(const std::string& state_path);
 absl::StatusOr<pid_t> StartShim(const std::string& program, const std::string& directory, int spec,
                                 const std::string& log);
 
+// For how long an attempt's packed directory and secrets are waited for. The scheduler waits ten
+// minutes for a launch (kLaunchTimeoutNs), and blames the host that is late: this says why before.
+inline constexpr int64_t kFetchPatienceNs = 9 * kMinute;
+
 // Brings the packed directory that an attempt starts in, whole and as its digest says, as a
-// descriptor that is the caller's. Blocks; by any thread, and may outlive whoever gave it.
+// descriptor that is the caller's. Errors as of Processes::Prepare. Blocks; by any thread, and may
+// outlive whoever gave it.
 using FetchPack =
     std::function<absl::StatusOr<int>(const v1::AttemptKey& key, const std::string& digest)>;
 
 // Brings the values of an attempt's secrets, by variable. As FetchPack.
 using FetchSecrets =
     std::function<absl::StatusOr<std::vector<shim::EnvironmentVariable>>(const v1::AttemptKey&)>;
-
-// Values of secrets from when an attempt prepares until it is gone: in memory alone. Thread-safe.
-class HeldSecrets {
- public:
-  void Put(const AttemptId& id, std::vector<shim::EnvironmentVariable> values) {
-    std::lock_guard lock(mutex_);
-    held_[id] = std::move(values);
-  }
-  // nullopt: this process never had them.
-  std::optional<std::vector<shim::EnvironmentVariable>> Get(const AttemptId& id) const {
-    std::lock_guard lock(mutex_);
-    const auto found = held_.find(id);
-    return found == held_.end() ? std::nullopt : std::optional(found->second);
-  }
-  void Drop(const AttemptId& id) {
-    std::lock_guard lock(mutex_);
-    held_.erase(id);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::map<AttemptId, std::vector<shim::EnvironmentVariable>> held_;
-};
 
 class HostProcesses final : public Processes {
  public:
@@ -126,11 +108,14 @@ class HostProcesses final : public Processes {
  private:
   absl::Status CheckOwner(const v1::Prepare& prepare) const;
   absl::Status PrepareStorage(const v1::Prepare& prepare);
+  absl::Status MakeOnStorage(const v1::Prepare& prepare);
+  std::string ServedByOthers(const v1::Prepare& prepare);
   StorageWork Work(const v1::Prepare& prepare, const std::string& spread);
-  StorageWork WorkAsOwner(const v1::Prepare& prepare, const std::string& spread);
-  std::function<absl::Status()> WithSecrets(const v1::Prepare& prepare,
-                                            std::function<absl::Status()> run) const;
-  absl::Status AddSecrets(const AttemptRecord& record, shim::Spec* spec) const;
+  StorageWork WorkAsOwner(const v1::Prepare& prepare, const std::string& spread) const;
+  absl::Status Fetch(const v1::Prepare& prepare, bool archive);
+  std::function<absl::Status()> UnpackWork(const v1::Prepare& prepare) const;
+  absl::Status HoldSecrets(const v1::Prepare& prepare);
+  void AddSecrets(const AttemptId& id, shim::Spec* spec) const;
   absl::Status Grant(const AttemptRecord& record, const Owner& owner, shim::Spec* spec) const;
   absl::Status FindSockets();
   std::string Token(const AttemptId& id) const;
@@ -144,7 +129,9 @@ class HostProcesses final : public Processes {
   StorageThreads* const threads_;
   FetchPack fetch_;
   FetchSecrets fetch_secrets_;
-  const std::shared_ptr<HeldSecrets> secrets_ = std::make_shared<HeldSecrets>();
+  // Values of secrets from when an attempt prepares, or starts after this process did, until it is
+  // gone: in memory alone.
+  std::map<AttemptId, std::vector<shim::EnvironmentVariable>> secrets_;
   std::shared_ptr<Owners> owners_;  // of LaunchHost::as_owners; else none
   Mounts mounts_;
   std::string sockets_;           // of host_.sockets, the one that was found to be ours

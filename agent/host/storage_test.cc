@@ -146,6 +146,63 @@ TEST(StorageThreads, ArePatientForSoLongUnlessItMustNotBeGivenUp) {
   EXPECT_EQ(answered, (std::vector<StorageKey>{{kId, StorageUse::kPublish}}));
 }
 
+// What the scheduler has may come late, and this host is not to blame.
+TEST(StorageThreads, WhatIsOfNoHostHasItsOwnPatienceAndBlamesNone) {
+  StorageThreads threads(1);
+  const Stuck patient, late;
+  StorageWork work = patient.work(true);
+  work.patience_ns = kHour;
+  ASSERT_TRUE(absl::IsUnavailable(threads.Do({kId, StorageUse::kFetch}, std::move(work))));
+  work = late.work(true);
+  work.patience_ns = 20 * kMillisecond;
+  work.of_this_host = false;
+  const StorageKey other{{kId.job_uid, "other", 1}, StorageUse::kFetch};
+  ASSERT_TRUE(absl::IsUnavailable(threads.Do(other, std::move(work))));
+  std::vector<StorageKey> answered;
+  ASSERT_TRUE(Eventually([&] {
+    answered = threads.TakeAnswered();
+    return !answered.empty();
+  }));
+  EXPECT_EQ(answered, std::vector<StorageKey>{other});
+  const absl::Status status = threads.Do(other, late.work(true));
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_EQ(status.message(), "no answer from /nas within 20ms");
+  EXPECT_TRUE(threads.Has({kId, StorageUse::kFetch}));
+  for (const Stuck* stuck : {&patient, &late}) stuck->gate->set_value(absl::OkStatus());
+}
+
+// What it brought goes with an answer that nobody asks for.
+TEST(StorageThreads, WhatWorkBringsIsTakenByWhoAsksAndElseDropped) {
+  StorageThreads threads;
+  for (const bool asked : {true, false}) {
+    auto brought = std::make_shared<int>(0);
+    const std::weak_ptr<int> held = brought;
+    int taken = 0;
+    StorageWork work{.where = "the scheduler",
+                     .may_be_given_up = true,
+                     .run =
+                         [brought] {
+                           *brought = 7;
+                           return absl::OkStatus();
+                         },
+                     .take = [brought, &taken] { taken = *brought; }};
+    brought.reset();
+    ASSERT_TRUE(absl::IsUnavailable(threads.Do(kPrepare, std::move(work))));
+    work = {};
+    ASSERT_TRUE(Ready(threads));
+    ASSERT_EQ(threads.TakeAnswered(), std::vector<StorageKey>{kPrepare});
+    EXPECT_TRUE(threads.Has(kPrepare));
+    if (asked) {
+      EXPECT_TRUE(threads.Do(kPrepare, {}).ok());
+    } else {
+      threads.Drop(kPrepare);
+    }
+    EXPECT_FALSE(threads.Has(kPrepare));
+    EXPECT_EQ(taken, asked ? 7 : 0);
+    EXPECT_TRUE(Eventually([&] { return held.expired(); })) << "its thread has ended, too";
+  }
+}
+
 TEST(StorageThreads, OfADeadMountAreFewAndHoldUpNoOther) {
   StorageThreads threads(1);
   const Stuck stuck;

@@ -22,11 +22,6 @@ constexpr int64_t kMostGivenUp =
     8;  // threads that wait in one place; who comes then is told at once
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
-absl::Status NoAnswer(const std::string& where, int64_t patience_ns) {
-  return absl::DeadlineExceededError(
-      absl::StrCat("no answer from ", where, " within ", FormatDuration(patience_ns)));
-}
-
 }  // namespace
 
 struct StorageThreads::Shared {
@@ -40,18 +35,28 @@ StorageThreads::StorageThreads(int64_t patience_ns)
 
 StorageThreads::~StorageThreads() = default;
 
+absl::Status StorageThreads::NoAnswer(const StorageWork& work) const {
+  std::string text =
+      absl::StrCat("no answer from ", work.where, " within ", FormatDuration(work.patience_ns));
+  return work.of_this_host ? absl::DeadlineExceededError(std::move(text))
+                           : absl::AbortedError(std::move(text));
+}
+
 absl::Status StorageThreads::Do(const StorageKey& key, StorageWork work) {
+  if (work.patience_ns == 0) work.patience_ns = patience_ns_;
   const absl::Status under_way = absl::UnavailableError("under way");
   if (const auto known = pieces_.find(key); known != pieces_.end()) {
     if (!known->second.answer.has_value()) return under_way;
-    return *pieces_.extract(known).mapped().answer;
+    const Piece piece = std::move(pieces_.extract(known).mapped());
+    if (piece.answer->ok() && piece.work.take) piece.work.take();
+    return *piece.answer;
   }
   const auto waits = std::count_if(given_up_.begin(), given_up_.end(),
                                    [&](const auto& thread) { return thread.second == work.where; });
-  if (work.may_be_given_up && waits >= kMostGivenUp) return NoAnswer(work.where, patience_ns_);
+  if (work.may_be_given_up && waits >= kMostGivenUp) return NoAnswer(work);
   const uint64_t number = ++newest_;
   try {
-    std::thread([shared = shared_, number, run = std::move(work.run)] {
+    std::thread([shared = shared_, number, run = std::exchange(work.run, nullptr)] {
       absl::Status status = run();
       {
         std::lock_guard<std::mutex> lock(shared->mutex);
@@ -63,8 +68,8 @@ absl::Status StorageThreads::Do(const StorageKey& key, StorageWork work) {
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(absl::StrCat("a thread: ", error.what()));
   }
-  pieces_[key] = {number, std::move(work.where), work.may_be_given_up,
-                  RealClock()->BootNs() + patience_ns_, std::nullopt};
+  const int64_t until_ns = RealClock()->BootNs() + work.patience_ns;
+  pieces_[key] = {number, std::move(work), until_ns, std::nullopt};
   return under_way;
 }
 
@@ -93,14 +98,14 @@ std::vector<StorageKey> StorageThreads::TakeAnswered() {
   const int64_t now_ns = RealClock()->BootNs();
   for (auto& [key, piece] : pieces_) {
     if (piece.answer.has_value() || now_ns < piece.until_ns) continue;
-    LogWarn("storage does not answer", {{"where", piece.where},
-                                        {"job", key.attempt.job_uid},
-                                        {"task", key.attempt.task},
-                                        {"attempt", key.attempt.attempt}});
+    LogWarn("no answer", {{"where", piece.work.where},
+                          {"job", key.attempt.job_uid},
+                          {"task", key.attempt.task},
+                          {"attempt", key.attempt.attempt}});
     piece.until_ns = kNever;
-    if (!piece.may_be_given_up) continue;
-    given_up_[piece.number] = piece.where;
-    piece.answer = NoAnswer(piece.where, patience_ns_);
+    if (!piece.work.may_be_given_up) continue;
+    given_up_[piece.number] = piece.work.where;
+    piece.answer = NoAnswer(piece.work);
     answered.push_back(key);
   }
   return answered;

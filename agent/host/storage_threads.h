@@ -17,7 +17,7 @@
 
 namespace muster::agent {
 
-enum class StorageUse { kPrepare, kPublish };
+enum class StorageUse { kPrepare, kFetch, kPublish };
 
 struct StorageKey {
   AttemptId attempt;
@@ -30,6 +30,11 @@ struct StorageWork {
   bool may_be_given_up =
       false;  // when patience is over; else it is waited for, and only a warning is logged
   std::function<absl::Status()> run;  // by any thread; it may outlive this class
+  int64_t patience_ns = 0;            // 0: the threads'
+  bool of_this_host = true;  // so that it is to blame where there is no answer; else nobody is
+  // By the caller's thread, once, where `run` succeeded and somebody asks for it: else what `run`
+  // brought goes with this.
+  std::function<void()> take = nullptr;
 };
 
 // All calls from one thread.
@@ -41,10 +46,12 @@ class StorageThreads {
   StorageThreads(const StorageThreads&) = delete;
 
   // Begins `work`, or asks for what was begun under this key. UNAVAILABLE: it is under way.
-  // Anything else is its answer, given once; DEADLINE_EXCEEDED: there is none in time. What was
-  // given up may still happen.
+  // Anything else is its answer, given once; DEADLINE_EXCEEDED, or ABORTED for what isn't of this
+  // host: there is none in time. What was given up may still happen.
   absl::Status Do(const StorageKey& key, StorageWork work);
   bool UnderWay(const StorageKey& key) const;
+  // Under way, or its answer is there and nobody has asked for it yet.
+  bool Has(const StorageKey& key) const { return pieces_.contains(key); }
   // Those that Do would give an answer by now and wouldn't at the last call.
   std::vector<StorageKey> TakeAnswered();
   // Nobody asks any more for an answer that is there.
@@ -57,11 +64,12 @@ class StorageThreads {
   struct Shared;
   struct Piece {
     uint64_t number = 0;  // of its thread
-    std::string where;
-    bool may_be_given_up = false;
+    StorageWork work;     // but `run`, which its thread has
     int64_t until_ns = 0;
     std::optional<absl::Status> answer;
   };
+
+  absl::Status NoAnswer(const StorageWork& work) const;
 
   const int64_t patience_ns_;
   const std::shared_ptr<Shared> shared_;  // with the threads

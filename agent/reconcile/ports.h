@@ -53,10 +53,11 @@ class Processes {
   virtual ~Processes() = default;
   // Directories and, on the host of rank 0, a rendezvous port (0 if none is wanted). An error is a
   // failed launch; INVALID_ARGUMENT: the job asks for what isn't there (its workdir), so that a
-  // restart spends its budget. UNAVAILABLE: it is under way.
+  // restart spends its budget. ABORTED: what the scheduler has for it didn't come, for which no
+  // host is to blame. UNAVAILABLE: it is under way.
   virtual absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) = 0;
   // Starts the shim for a prepared attempt. The claim decides whether anything runs; what happens
-  // comes as ShimNews.
+  // comes as ShimNews. Errors as of Prepare.
   virtual absl::Status SpawnShim(const AttemptRecord& record) = 0;
   // Tells a live shim to read the stop order again.
   virtual void SignalShim(const AttemptId& id) = 0;

@@ -183,6 +183,7 @@ struct World final : Files, Processes, Sender {
     return 20001;
   }
   absl::Status SpawnShim(const AttemptRecord& record) override {
+    if (!spawn_error.ok()) return spawn_error;
     log.push_back("spawn");
     return absl::OkStatus();
   }
@@ -199,7 +200,7 @@ struct World final : Files, Processes, Sender {
   std::set<AttemptId> live;
   Seen seen;
   bool logs_seen = false;
-  absl::Status seen_error, prepared_error, prepare_error, publish_error;
+  absl::Status seen_error, prepared_error, prepare_error, publish_error, spawn_error;
 };
 
 using Log = std::vector<std::string>;
@@ -557,6 +558,28 @@ TEST_F(ReconcilerTest, AFailedPrepareIsGoneWithItsReason) {
     EXPECT_EQ(world_.LastReport().detail(), "No space left on device");
     EXPECT_EQ(world_.claims[kId], Claim::kStopped);
   }
+}
+
+TEST_F(ReconcilerTest, WhatTheSchedulerDidNotSendBlamesNoHost) {
+  world_.prepare_error = absl::AbortedError("the job's secrets can't be fetched");
+  Prepare(true);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  EXPECT_EQ(world_.LastReport().cause(), v1::NETWORK_FAILURE);
+  EXPECT_EQ(world_.LastReport().detail(), "the job's secrets can't be fetched");
+}
+
+TEST_F(ReconcilerTest, AStartWhoseSecretsAreUnderWayCountsAsNotReceived) {
+  AttemptRecord prepared = Prepared();
+  Begin({prepared});
+  world_.Take();
+  world_.sent.clear();
+  world_.spawn_error = absl::UnavailableError("under way");
+  Start();
+  EXPECT_TRUE(world_.sent.empty()) << world_.sent.back().DebugString();
+  EXPECT_EQ(world_.claims.count(kId), 0u);
+  world_.spawn_error = absl::OkStatus();
+  Start();
+  EXPECT_EQ(world_.Take(), Log({"spawn"}));
 }
 
 TEST_F(ReconcilerTest, WhatTheJobNamesAndIsNotThereIsTheJobsMistake) {

@@ -30,6 +30,14 @@ void LogFailure(const char* what, const AttemptId& id, const absl::Status& statu
            {{"doing", what}, {"attempt", Describe(id)}, {"error", std::string(status.message())}});
 }
 
+// What the job names and this host doesn't have is the job's mistake; what the scheduler was asked
+// for and didn't come is nobody's; all else is the host's.
+v1::Cause CauseOf(const absl::Status& failed) {
+  return absl::IsInvalidArgument(failed) ? v1::PROGRAM_ERROR
+         : absl::IsAborted(failed)       ? v1::NETWORK_FAILURE
+                                         : v1::LAUNCH_FAILED;
+}
+
 constexpr int kFaultRepeats = 60;  // heartbeats
 constexpr size_t kFaultsKept = 64;
 // A Hello that is larger leaves out what is gone: a scheduler takes no message above 320 KiB from
@@ -284,10 +292,7 @@ bool Reconciler::PrepareNew(const v1::Prepare& prepare) {
   }
   if (!status.ok()) {
     record.prepared = false;
-    // What the job names and this host doesn't have is the job's mistake; all else is the host's.
-    Refuse(std::move(record),
-           absl::IsInvalidArgument(status) ? v1::PROGRAM_ERROR : v1::LAUNCH_FAILED,
-           std::string(status.message()), nullptr);
+    Refuse(std::move(record), CauseOf(status), std::string(status.message()), nullptr);
     return false;
   }
   const AttemptId id = record.id;
@@ -297,9 +302,9 @@ bool Reconciler::PrepareNew(const v1::Prepare& prepare) {
 
 void Reconciler::Spawn(AttemptRecord* record) {
   record->renewed_ns = std::max(record->renewed_ns, acknowledged_ns_);
-  if (const absl::Status status = processes_->SpawnShim(*record); !status.ok()) {
-    Refuse(*record, v1::LAUNCH_FAILED, std::string(status.message()), nullptr);
-  }
+  const absl::Status status = processes_->SpawnShim(*record);
+  if (status.ok() || absl::IsUnavailable(status)) return;  // under way: as if this had not come yet
+  Refuse(*record, CauseOf(status), std::string(status.message()), nullptr);
 }
 
 void Reconciler::Refuse(AttemptRecord record, v1::Cause cause, std::string detail,

@@ -1,16 +1,24 @@
 #include "agent/shim/unpack.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <filesystem>
+#include <system_error>
+#include <thread>
 #include <vector>
 
+#include "agent/shim/durable.h"
 #include "common/pack/format.h"
 
 namespace muster::shim {
@@ -19,7 +27,13 @@ namespace {
 using Kind = Unpacked::Kind;
 
 constexpr size_t kBuffer = 1 << 16;
-constexpr size_t kSyncedOneByOne = 256;  // files; more of them cost less by their file system
+constexpr size_t kSyncedAtOnce = 64, kSyncers = 16;  // files, threads
+constexpr int kMostListed = 10'000;  // of a job's directory, which may have any number
+constexpr int kTries = 8;            // for a name that stays ours
+// What another machine, or this one before its last boot, left behind while it unpacked: whether
+// its lock is held can't be told here, and nobody waits for an unpacking for so long.
+constexpr time_t kForgottenAfterS = 15 * 60;
+constexpr size_t kMachineDigits = 8, kRandomDigits = 16;
 constexpr int kDirectory = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 
 class Fd {
@@ -40,6 +54,27 @@ class Fd {
 
 Unpacked Bad(const std::string& what) { return {Kind::kBadArchive, what, 0}; }
 Unpacked Storage(const std::string& what, int error) { return {Kind::kStorage, what, error}; }
+
+// 0, or what went wrong. One by one, each would wait for a commit of the file system of its own;
+// syncfs would wait for all that others' jobs have written there, too.
+int SyncTogether(const Fd* files, size_t count) {
+  std::atomic<size_t> next = 0;
+  std::atomic<int> error = 0;
+  const auto sync = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      if (::fsync(files[i].get()) != 0) error = errno;
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(kSyncers);
+  try {
+    while (threads.size() + 1 < std::min(kSyncers, count)) threads.emplace_back(sync);
+  } catch (const std::system_error&) {  // the owner has too many processes: with fewer, then
+  }
+  sync();
+  for (std::thread& thread : threads) thread.join();
+  return error;
+}
 
 class Unpacking {
  public:
@@ -155,20 +190,22 @@ class Unpacking {
 
   // So that nobody finds it half there after a loss of power.
   Unpacked Sync() {
-    if (files_.size() + directories_.size() > kSyncedOneByOne) {
-      const Fd any(::openat(root_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-      return any.get() >= 0 && ::syncfs(any.get()) == 0 ? Unpacked() : Storage("sync", errno);
-    }
     directories_.push_back(".");
-    for (const std::vector<std::string>* paths : {&files_, &directories_}) {
-      for (const std::string& path : *paths) {
-        const int parent = ParentOf(path);
-        const std::string name = path.substr(path.rfind('/') + 1);
-        const Fd open(::openat(parent, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-        // One that its owner may not read, by umask, is synced by nobody.
-        if (open.get() < 0 && errno == EACCES) continue;
-        if (open.get() < 0 || ::fsync(open.get()) != 0) return Storage(path, errno);
-      }
+    std::vector<std::string>& paths = files_;
+    paths.insert(paths.end(), directories_.begin(), directories_.end());
+    std::array<Fd, kSyncedAtOnce> open;
+    size_t count = 0;
+    for (size_t i = 0; i < paths.size(); ++i) {
+      const int parent = ParentOf(paths[i]);
+      const std::string name = paths[i].substr(paths[i].rfind('/') + 1);
+      open[count].Reset(::openat(parent, name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+      // One that its owner may not read, by umask, is synced by nobody.
+      if (open[count].get() < 0 && errno != EACCES) return Storage(paths[i], errno);
+      if (open[count].get() >= 0) ++count;
+      if (count < open.size() && i + 1 < paths.size()) continue;
+      if (const int error = SyncTogether(open.data(), count); error != 0)
+        return Storage("sync", error);
+      count = 0;
     }
     return {};
   }
@@ -181,38 +218,99 @@ class Unpacking {
   std::vector<std::string> files_, directories_;
 };
 
-// A name that nobody else takes.
-std::string Unguessed(const std::string& name) {
-  unsigned char random[8] = {};
-  (void)!::getrandom(random, sizeof random, 0);
-  std::string text = "." + name + ".";
-  for (const unsigned char byte : random) {
-    char digits[3];
-    ::snprintf(digits, sizeof digits, "%02x", byte);
-    text += digits;
+// What is unpacked before it has its name: ".NAME.MACHINE.RANDOM". A machine's is another one after
+// each boot.
+std::string TemporaryPrefix(const std::string& name) { return "." + name + "."; }
+
+std::string ThisMachine() {
+  std::string boot_id;
+  (void)ReadSmallFile("/proc/sys/kernel/random/boot_id", &boot_id);
+  boot_id.resize(kMachineDigits, '0');
+  return boot_id;
+}
+
+void RemoveAll(int below, const std::string& name) {
+  std::error_code ignored;
+  std::filesystem::remove_all("/proc/self/fd/" + std::to_string(below) + "/" + name, ignored);
+}
+
+bool TryLock(int directory) { return ::flock(directory, LOCK_EX | LOCK_NB) == 0; }
+
+// Removes what was left behind of this name by unpackings that were killed. Who unpacks holds a
+// lock on its directory, which others of the same machine see whatever the file system is.
+void RemoveForgotten(int below, const std::string& name) {
+  const int listed = ::openat(below, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const open = listed < 0 ? nullptr : ::fdopendir(listed);
+  if (open == nullptr) return;
+  const std::string prefix = TemporaryPrefix(name), machine = ThisMachine() + ".";
+  std::vector<std::string> found;
+  for (int i = 0; i < kMostListed; ++i) {
+    const dirent* entry = ::readdir(open);
+    if (entry == nullptr) break;
+    const std::string_view other = entry->d_name;
+    if (other.substr(0, prefix.size()) == prefix &&
+        other.size() == prefix.size() + machine.size() + kRandomDigits)
+      found.emplace_back(other);
   }
-  return text;
+  ::closedir(open);
+  for (const std::string& other : found) {
+    const Fd directory(
+        ::openat(below, other.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat info {};
+    if (directory.get() < 0 || ::fstat(directory.get(), &info) != 0) continue;
+    const bool ours = other.compare(prefix.size(), machine.size(), machine) == 0;
+    if (!ours && info.st_mtime > ::time(nullptr) - kForgottenAfterS) continue;
+    if (TryLock(directory.get())) RemoveAll(below, other);
+  }
+}
+
+// A new empty directory of an unguessed name, locked, that nobody else takes for a forgotten one.
+// Its descriptor in `*directory`; 0 or why there is none.
+int MakeLocked(int below, const std::string& name, std::string* made, Fd* directory) {
+  for (int i = 0; i < kTries; ++i) {
+    uint64_t random = 0;
+    (void)!::getrandom(&random, sizeof random, 0);
+    char digits[kRandomDigits + 1];
+    ::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(random));
+    *made = TemporaryPrefix(name) + ThisMachine() + "." + digits;
+    if (::mkdirat(below, made->c_str(), 0700) != 0) return errno;
+    directory->Reset(
+        ::openat(below, made->c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat here {
+    }, there{};
+    if (directory->get() >= 0 && TryLock(directory->get()) &&
+        ::fstat(directory->get(), &here) == 0 &&
+        ::fstatat(below, made->c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+        here.st_ino == there.st_ino)
+      return 0;
+    // Who looks for forgotten ones was faster.
+  }
+  return EAGAIN;
 }
 
 }  // namespace
 
 Unpacked Unpack(int below, const std::string& name, int archive, uint32_t umask) {
   const auto is_there = [&] { return Fd(::openat(below, name.c_str(), kDirectory)).get() >= 0; };
-  if (is_there()) return {};
-  if (errno != ENOENT) return Storage(name, errno);
+  const bool there = is_there();
+  const int why = errno;
+  if (there || archive >= 0) RemoveForgotten(below, name);
+  if (there) return {};
+  if (why != ENOENT) return Storage(name, why);
   if (archive < 0) return {Kind::kWanted, "", 0};
-  const std::string made = Unguessed(name);
-  if (::mkdirat(below, made.c_str(), 0700) != 0) return Storage(made, errno);
-  const Fd root(::openat(below, made.c_str(), kDirectory));
-  Unpacked result =
-      root.get() < 0 ? Storage(made, errno) : Unpacking(archive, root.get(), umask).Run();
-  if (result.kind == Kind::kDone && (::fchmodat(below, made.c_str(), 0777 & ~umask, 0) != 0 ||
+  std::string made;
+  Fd root;
+  if (const int error = MakeLocked(below, name, &made, &root); error != 0)
+    return Storage(made, error);
+  Unpacked result = Unpacking(archive, root.get(), umask).Run();
+  // Its owner's alone, whatever the umask: what a file's mode kept from others is not in the
+  // archive.
+  if (result.kind == Kind::kDone && (::fchmod(root.get(), 0700) != 0 ||
                                      ::renameat(below, made.c_str(), below, name.c_str()) != 0)) {
     const int error = errno;
     result = is_there() ? Unpacked() : Storage(name, error);  // another host was first
   }
-  std::error_code ignored;  // nothing, where it has its name
-  std::filesystem::remove_all("/proc/self/fd/" + std::to_string(below) + "/" + made, ignored);
+  RemoveAll(below, made);  // nothing, where it has its name
   if (result.kind == Kind::kDone) {
     const Fd parent(::openat(below, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (parent.get() >= 0) ::fsync(parent.get());

@@ -5,8 +5,12 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -82,7 +86,7 @@ TEST_F(UnpackTest, MakesFilesProgramsDirectoriesAndLinksByTheJobsUmask) {
   EXPECT_EQ(Read(root_ + "/job/work/src/a.py"), "print(1)");
   EXPECT_EQ(Read(root_ + "/job/work/src/link"), "#!");
   EXPECT_EQ(Read(root_ + "/job/work/src/empty"), "");
-  EXPECT_EQ(ModeOf("work"), 0750);
+  EXPECT_EQ(ModeOf("work"), 0700) << "its owner's, whose files may have been nobody else's";
   EXPECT_EQ(ModeOf("work/src"), 0750);
   EXPECT_EQ(ModeOf("work/src/a.py"), 0640);
   EXPECT_EQ(ModeOf("work/run.sh"), 0750);
@@ -154,6 +158,71 @@ TEST_F(UnpackTest, WhatIsNoArchiveOrNotAWholeOneIsRefused) {
   const std::string huge = PackHeaderText({kPackFile, 1, ~uint64_t{0}}) + "a";
   EXPECT_EQ(Make(std::string(kPackMagic) + huge).kind, Kind::kBadArchive);
   EXPECT_THAT(In("job"), IsEmpty());
+}
+
+TEST_F(UnpackTest, WhatAKilledUnpackingLeftIsRemovedAndNotWhatGoesOn) {
+  const auto plant = [&](const std::string& name, int64_t age_s) {
+    const std::string path = root_ + "/job/" + name;
+    std::filesystem::create_directories(path + "/deep");
+    Write(path + "/deep/file", "half");
+    const timespec times[2] = {{::time(nullptr) - age_s, 0}, {::time(nullptr) - age_s, 0}};
+    EXPECT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  };
+  const std::string archive = Archive(PackEntry(kPackFile, "a", "1"));
+  const int half =
+      InMemory(Archive(PackEntry(kPackDirectory, "d", "") + PackEntry(kPackFile, "d/a", "x") +
+                       PackEntry(kPackFile, "large", std::string(3000, 'x'))));
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const rlimit little{2000, 2000};  // bytes of a file: SIGXFSZ ends it in the middle
+    ::setrlimit(RLIMIT_FSIZE, &little);
+    Unpack(job_, "work", half, 022);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  ::close(half);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  ASSERT_EQ(In("job").size(), 1u);
+  const std::string left = In("job")[0];
+  ASSERT_EQ(left.substr(0, 6), ".work.");
+  // The same machine's name, locked: somebody is at it.
+  std::string others = left;
+  others.back() = others.back() == '0' ? '1' : '0';
+  plant(others, 3600);
+  const int lock = ::open((root_ + "/job/" + others).c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  const std::string machine = left.substr(0, 6) + (left[6] == 'f' ? "0" : "f") + left.substr(7);
+  std::string older = machine;
+  older.back() = older.back() == '0' ? '1' : '0';
+  plant(machine, 60);     // of another machine, which may be at it
+  plant(older, 3600);     // and one that nobody waits for any more
+  plant(".works", 3600);  // the job's own
+  ASSERT_EQ(Make(archive).kind, Kind::kDone);
+  EXPECT_THAT(In("job"), ::testing::UnorderedElementsAre("work", others, machine, ".works"));
+  ::close(lock);
+  EXPECT_EQ(Unpack(job_, "work", -1, 022).kind, Kind::kDone);
+  EXPECT_THAT(In("job"), ::testing::UnorderedElementsAre("work", machine, ".works"))
+      << "where it is unpacked already, too";
+}
+
+// Hosts of a gang on one storage, and each that finds leftovers of the others.
+TEST_F(UnpackTest, ManyMayUnpackItAtOnce) {
+  std::string entries;
+  for (int i = 0; i < 50; ++i) entries += PackEntry(kPackFile, std::to_string(i), "x");
+  std::vector<pid_t> pids;
+  for (int i = 0; i < 8; ++i) {
+    const pid_t pid = ::fork();
+    if (pid == 0) ::_exit(Make(Archive(entries)).kind == Kind::kDone ? 0 : 1);
+    pids.push_back(pid);
+  }
+  for (const pid_t pid : pids) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_THAT(In("job"), ::testing::ElementsAre("work"));
+  EXPECT_EQ(In("job/work").size(), 50u);
 }
 
 // The job's own processes may have planted what they like beside it.

@@ -8,6 +8,8 @@ all processes but the jobs' own are searched. `unsealed` plants a breach: the sa
 import hashlib
 import os
 import re
+import resource
+import signal
 import subprocess
 import urllib.request
 from contextlib import contextmanager
@@ -191,16 +193,16 @@ class Planted:
         return [f"backup: {way}" for way in self.ways_in(backup.read_bytes())]
 
     def found_in_cores(self) -> list[str]:
-        """musterd and the agent are made to end as by a fault of theirs: they leave no core."""
+        """musterd and the agent are ended as by a fault of theirs: the kernel says of none that it left a core, and no file holds one."""
         found = []
-        for name in ("musterd", "agent-lab-h01"):
+        for name in ("agent-lab-h01", "musterd"):
             process = self.host.processes[name]
-            pid = self.host.agent_pid() if name != "musterd" else process.pid
-            limits = Path(f"/proc/{pid}/limits").read_text()
-            core = next(line for line in limits.splitlines() if line.startswith("Max core"))
-            if core.split()[4] != "0":
-                found.append(f"core of {name}: {core}")
-        return found
+            process.send_signal(signal.SIGSEGV)
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            if ended.si_code == os.CLD_DUMPED:
+                found.append(f"core of {name}")
+            assert ended.si_status == signal.SIGSEGV, (name, ended)
+        return found + self.found_in_files()
 
     def look(self, numbers: list[int]) -> list[str]:
         return (
@@ -208,7 +210,6 @@ class Planted:
             + self.found_in_processes()
             + self.found_in_answers(numbers)
             + self.found_in_backup()
-            + self.found_in_cores()
         )
 
     def all_ways(self, unsealed: str = "") -> tuple[int, list[str], list[str]]:
@@ -235,12 +236,24 @@ class Planted:
         for number in given:
             self.host.wait_end(number)
         found += self.look(list(given))  # what was written as they ended
+        found += self.found_in_cores()
         return proved, wrong, found
 
 
 @contextmanager
+def cores_allowed():
+    """What is started meanwhile leaves a core unless it sees to that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+
+
+@contextmanager
 def planted(bin_dir: Path):
-    with system_folder("/var/lib") as folder:
+    with system_folder("/var/lib") as folder, cores_allowed():
         host = Host(folder, bin_dir)
         key = Path("/var/lib") / f"{folder.name}.key"  # of the administrator: others can't read it
         try:

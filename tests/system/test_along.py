@@ -176,6 +176,8 @@ def test_it_is_its_owners_alone(bin_dir):
         place = project(host.public)
         (place / "train.py").write_text("the secret sauce")
         (place / "secret").write_text("ann's own")
+        os.chown(place / "secret", ANN, ANN)
+        (place / "secret").chmod(0o600)
 
         def as_user(uid: int, *words) -> subprocess.CompletedProcess:
             return subprocess.run(
@@ -193,7 +195,8 @@ def test_it_is_its_owners_alone(bin_dir):
         run = ["run", "--queue", "research", "-C", "."]
         done = as_user(ANN, *run, "--", "stat", "-c", "%u %a", "secret", ".")
         assert done.returncode == 0, done.stderr
-        assert [line.split()[0] for line in done.stdout.splitlines()] == [str(ANN)] * 2
+        # What nobody else could read is in a directory that nobody else may enter.
+        assert done.stdout.splitlines() == [f"{ANN} 644", f"{ANN} 700"], done.stdout
         (of_ann,) = [path for path in (folder / "store" / "packs").rglob("*") if path.is_file()]
         named = f"queue: research\nworkdir: .\nworkdir_digest: {of_ann.name}\nrun: cat secret\n"
         (host.public / "named.yaml").write_text(named)
@@ -201,6 +204,7 @@ def test_it_is_its_owners_alone(bin_dir):
         assert stolen.returncode == 2 and "no packed directory of yours" in stolen.stderr
         again = as_user(ANN, "submit", "-y", "-d", host.public / "named.yaml")
         assert again.returncode == 0, again.stderr
+        (place / "secret").chmod(0o644)
         # The same content is another one where somebody else sends it.
         assert as_user(MALLORY, *run, "--", "true").returncode == 0
         names = [p.name for p in (folder / "store" / "packs").rglob("*") if p.is_file()]

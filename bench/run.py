@@ -279,6 +279,11 @@ ROWS = {
         [sys.executable, "bench/authorization.py"],
         1800,
     ),
+    "planted-trainer": (
+        "bugs of slices, stages and their sums that others had, each planted, built and looked for by the test that names it",
+        [sys.executable, "bench/planted_trainer.py"],
+        5400,
+    ),
     "planted-bugs": (
         "bugs planted in a copy of the tree, looked for by the simulator, the fuzzer and tests",
         [sys.executable, "bench/planted_bugs.py"],

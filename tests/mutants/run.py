@@ -47,8 +47,14 @@ def copy_tree() -> None:
 def build(targets: set[str]) -> None:
     """Of TREE; the compiler's cache knows what other checkouts have compiled."""
     jobs = os.environ.get("MUSTER_BUILD_JOBS", "2")
-    script = (
-        "source deploy/common.sh; [[ -e build/release/build.ninja ]] || cmake --preset release -DMUSTER_TRAINER=OFF > /dev/null || exit 1; "
+    script = "source deploy/common.sh; "
+    if any(target.startswith("trainer_") for target in targets):
+        script += (
+            "grep -qs ^MUSTER_TRAINER:BOOL=ON build/release/CMakeCache.txt || cmake --preset release -DMUSTER_TRAINER=ON"
+            ' -DMUSTER_PYTHON_ENV="$(muster_python_env)" > /dev/null || exit 1; '
+        )
+    script += (
+        "[[ -e build/release/build.ninja ]] || cmake --preset release -DMUSTER_TRAINER=OFF > /dev/null || exit 1; "
         f"exec ninja -C build/release -j {jobs} {' '.join(sorted(targets))}"
     )
     done = subprocess.run(["bash", "-c", script], cwd=TREE, capture_output=True, text=True)

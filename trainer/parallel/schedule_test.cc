@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -83,7 +84,7 @@ void Check(const BlockFlats& blocks, const Case& c, const std::vector<Action>& s
   std::set<int> there, open, reducing;
   std::set<std::pair<int, int>> asked[2];  // of activations, of gradients: block and micro
   std::map<int, int> reduces, backwards, recomputes, weights;
-  int sent = 0;
+  int sent = 0, at_head = -1;
   for (const Action& a : schedule) {
     const std::pair<int, int> what{a.index, a.micro};
     switch (a.kind) {
@@ -99,6 +100,11 @@ void Check(const BlockFlats& blocks, const Case& c, const std::vector<Action>& s
       case Action::kBackward:
       case Action::kBackwardInput: {
         const bool embeds = has_first && a.index == 0, ends = has_last && a.index + 1 == n;
+        // Its gradients come with its forward: of one micro-batch at a time.
+        if (ends && a.kind == Action::kForward)
+          EXPECT_EQ(std::exchange(at_head, a.micro), -1);
+        else if (ends && a.kind != Action::kRecompute)
+          EXPECT_EQ(std::exchange(at_head, -1), a.micro);
         for (const int flat : blocks[a.index]) {
           EXPECT_TRUE(there.contains(flat) || (embeds && a.kind != Action::kForward))
               << "block " << a.index;

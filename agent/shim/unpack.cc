@@ -190,7 +190,7 @@ class Unpacking {
 
   // So that nobody finds it half there after a loss of power.
   Unpacked Sync() {
-    directories_.push_back(".");
+    directories_.emplace_back(".");
     std::vector<std::string>& paths = files_;
     paths.insert(paths.end(), directories_.begin(), directories_.end());
     std::array<Fd, kSyncedAtOnce> open;

@@ -232,6 +232,7 @@ void AgentLoop::OnChecked(v1::HostChecked checked) {
 // By rank what the driver said of its devices.
 DeviceEvents AgentLoop::EventsOf(const AttemptRecord& record) const {
   DeviceEvents events;
+  events.in_image = !record.prepare.task().image().empty();
   const v1::Placement& here = record.prepare.here();
   events.held = here.devices_size() > 0 && !inventory_.declared();
   const int32_t processes = std::max(1, record.prepare.processes_per_worker());

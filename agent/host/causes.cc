@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "agent/failures/classify.h"
 #include "agent/host/logs.h"
@@ -59,6 +61,11 @@ std::string SetupDetail(const std::string& detail, const std::string& valid_log)
                       said.empty() ? "" : "; it said: ", said);
 }
 
+bool SaysReadOnly(const std::string& line) {
+  const std::string lower = absl::AsciiStrToLower(line);
+  return absl::StrContains(lower, "read-only file system") || absl::StrContains(lower, "errno 30]");
+}
+
 }  // namespace
 
 void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t start_ns,
@@ -94,7 +101,9 @@ void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t sta
       at = end + 1;
     }
     const Failure failure = Classify(facts);
-    exit.set_cause(CauseOf(failure.cls));
+    const bool into_image =
+        events.in_image && failure.cls == FailureClass::kStorage && SaysReadOnly(failure.because);
+    exit.set_cause(into_image ? v1::PROGRAM_ERROR : CauseOf(failure.cls));
     if (failure.because.empty()) continue;
     const std::string how = exit.signal() > 0 && !exit.detail().empty()
                                 ? exit.detail()

@@ -19,6 +19,8 @@ struct DeviceEvents {
   // devices is its program's mistake.
   bool held = false;
   std::map<int32_t, std::vector<std::pair<int64_t, std::string>>> by_rank;
+  // Its program runs in an image, which can't be written: who tries made a mistake.
+  bool in_image = false;
 };
 
 // Sets cause and detail of each exit that is a failure of its own and has no cause yet. `logs`: the

@@ -1,7 +1,12 @@
 #include "agent/host/environment.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
 #include <map>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -75,6 +80,8 @@ absl::Status CheckLaunch(const v1::Prepare& prepare) {
       return absl::InvalidArgumentError(
           absl::StrCat("secrets: ", variable, " is no variable that a job may set"));
   }
+  if (!task.image().empty() && (task.image()[0] != '/' || !task.trainer_json().empty()))
+    return absl::InvalidArgumentError("image: wants an absolute path, and run");
   if (absl::Status status = CheckJobVariables(prepare.job_env()); !status.ok()) return status;
   return CheckJobVariables(task.env());
 }
@@ -166,7 +173,58 @@ void AddRank(const AttemptRecord& record, int32_t group_rank, int32_t local, int
   put("CUDA_VISIBLE_DEVICES", devices);
 }
 
+// The image, and what of the host is seen in it: what the job was given a path of.
+void AddImage(const v1::Prepare& prepare, const LaunchHost& host, shim::Spec* spec) {
+  const v1::TaskSpec& task = prepare.task();
+  spec->image.path = task.image();
+  for (const std::string* path : {&prepare.job_directory(), &prepare.attempt_directory(),
+                                  &prepare.checkpoint_directory(), &task.workdir()}) {
+    // A workdir among a system's own directories is the image's.
+    const std::string top = path->substr(0, path->find('/', 1));
+    if (path != &task.workdir() ||
+        shim::IsShownWhereMissing(top.substr(std::min<size_t>(top.size(), 1))))
+      spec->image.shown.push_back(*path);
+  }
+  if (!spec->progress_socket.empty())
+    spec->image.shown.push_back(spec->progress_socket.substr(0, spec->progress_socket.rfind('/')));
+  for (const shim::EnvironmentVariable& variable : spec->env) {
+    if (variable.name == "HOME") spec->image.shown.push_back(variable.value);
+  }
+  std::erase_if(spec->image.shown, [](const std::string& path) { return path[0] != '/'; });
+  if (host.declared || prepare.here().devices_size() == 0 || host.driver.empty()) return;
+  spec->image.driver = host.driver;
+  spec->env.push_back({"LD_LIBRARY_PATH", shim::kDriverDirectory});  // which `env` may not set
+  for (shim::EnvironmentVariable& variable : spec->env) {
+    if (variable.name == "PATH") absl::StrAppend(&variable.value, ":", shim::kDriverDirectory);
+  }
+}
+
 }  // namespace
+
+std::vector<std::string> DriverFiles(const std::string& root) {
+  constexpr const char* kDirectories[] = {"/usr/lib/x86_64-linux-gnu",
+                                          "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib64",
+                                          "/usr/lib64/nvidia", "/usr/lib/nvidia"};
+  constexpr absl::string_view kBegin[] = {"libcuda.so.", "libcudadebugger.so.", "libnvcuvid.so.",
+                                          "libnvidia-", "libnvoptix.so."};
+  std::map<std::string, std::string> found;  // by last name: the first directory counts
+  for (const char* directory : kDirectories) {
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(root + directory, none)) {
+      const std::string name = entry.path().filename();
+      if (absl::StrContains(name, ".so.") &&
+          std::any_of(std::begin(kBegin), std::end(kBegin),
+                      [&](absl::string_view begin) { return absl::StartsWith(name, begin); }))
+        found.try_emplace(name, entry.path());
+    }
+  }
+  if (found.find("libcuda.so.1") == found.end()) return {};
+  if (::access((root + "/usr/bin/nvidia-smi").c_str(), X_OK) == 0)
+    found["nvidia-smi"] = root + "/usr/bin/nvidia-smi";
+  std::vector<std::string> files;
+  for (const auto& [name, path] : found) files.push_back(path);
+  return files;
+}
 
 absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const LaunchHost& host,
                                         const std::string& token,
@@ -206,6 +264,7 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
   spec.argv = Arguments(prepare, host.bin_directory);
   for (const auto& [name, value] : CommonEnvironment(record, host, progress_socket, owner))
     spec.env.push_back({name, value});
+  if (!task.image().empty()) AddImage(prepare, host, &spec);
 
   const int64_t devices_per_worker = here.devices_size() / here.workers();
   for (int32_t w = 0; w < here.workers(); ++w) {

@@ -22,6 +22,7 @@ struct LaunchHost {
   uint32_t min_uid = 1000;           // of an owner
   int64_t most_processes = 0;        // of an attempt of an owner's; 0: no limit
   std::vector<std::string> devices;  // nodes below /dev that each job gets, with as_owners
+  std::vector<std::string> driver;   // DriverFiles: for programs in images that have GPUs
   std::string lang;
   bool declared = false;  // devices are stand-ins: processes see no GPU
   std::string boot_id;
@@ -39,6 +40,10 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
                                         const std::string& token,
                                         const std::string& progress_socket,
                                         const Owner* owner = nullptr);  // with as_owners
+
+// The files of the GPUs' driver that a program wants and no image has, below `root`; none without a
+// driver.
+std::vector<std::string> DriverFiles(const std::string& root = "");
 
 // Where a directory that came along lies in the job's; empty: none did.
 std::string UnpackedName(const v1::Prepare& prepare);

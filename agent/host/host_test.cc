@@ -91,6 +91,64 @@ std::map<std::string, std::string> EnvironmentOf(const shim::Spec& spec, size_t 
   return all;
 }
 
+TEST(Environment, OfAnImageHasTheDriverAndShowsWhatIsTheJobs) {
+  AttemptRecord record = Record();
+  record.prepare.mutable_task()->set_image("/images/torch");
+  record.prepare.mutable_task()->set_workdir("/usr/src/app");
+  LaunchHost host = Host();
+  host.driver = {"/usr/lib64/libcuda.so.1"};
+  auto spec = MakeShimSpec(record, host, "token", "/run/muster/p");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->image.path, "/images/torch");
+  EXPECT_EQ(spec->workdir, "/usr/src/app");
+  EXPECT_EQ(spec->image.driver, host.driver);
+  EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["LD_LIBRARY_PATH"], "/.muster/driver");
+  EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["PATH"],
+            "/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"
+            "/.muster/driver");
+  const std::vector<std::string> shown = {"/j", "/j/train/attempt-2", "/c", "/run/muster",
+                                          "/home/u"};
+  EXPECT_EQ(spec->image.shown, shown) << "a workdir among the system's own is the image's";
+  shim::Spec told;
+  std::string error;
+  ASSERT_TRUE(shim::ParseSpec(shim::FormatSpec(*spec), &told, &error)) << error;
+  EXPECT_EQ(shim::FormatImage(told.image), shim::FormatImage(spec->image));
+
+  record.prepare.mutable_task()->set_workdir("/data/app");
+  spec = MakeShimSpec(record, host, "token", "");
+  EXPECT_EQ(spec->image.shown[3], "/data/app");
+  host.declared = true;  // no device, no driver
+  spec = MakeShimSpec(record, host, "token", "");
+  EXPECT_TRUE(spec->image.driver.empty());
+  EXPECT_EQ(EnvironmentOf(*spec, 0, 0).count("LD_LIBRARY_PATH"), 0u);
+  for (const char* bad : {"torch", "./torch"}) {
+    record.prepare.mutable_task()->set_image(bad);
+    EXPECT_EQ(MakeShimSpec(record, host, "token", "").status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(Driver, ItsLibrariesAreFoundWhereTheSystemHasThem) {
+  char name[] = "/tmp/muster-driver-XXXXXX";
+  const std::string root = ::mkdtemp(name);
+  EXPECT_TRUE(DriverFiles(root).empty());
+  const std::string first = root + "/usr/lib/x86_64-linux-gnu", second = root + "/usr/lib64";
+  for (const std::string& directory : {first, second, root + "/usr/bin"})
+    std::filesystem::create_directories(directory);
+  for (const std::string& file :
+       {first + "/libnvidia-ml.so.1", first + "/libc.so.6", first + "/libcuda.so",
+        first + "/libcudart.so.12", second + "/libnvidia-ml.so.1"})
+    std::ofstream(file) << "x";
+  EXPECT_TRUE(DriverFiles(root).empty()) << "libnvidia-ml alone runs nothing";
+  std::ofstream(second + "/libcuda.so.1") << "x";
+  std::ofstream(root + "/usr/bin/nvidia-smi") << "x";
+  std::filesystem::permissions(root + "/usr/bin/nvidia-smi", std::filesystem::perms(0755));
+  const std::vector<std::string> found = {second + "/libcuda.so.1", first + "/libnvidia-ml.so.1",
+                                          root + "/usr/bin/nvidia-smi"};
+  EXPECT_EQ(DriverFiles(root), found);
+  std::filesystem::remove_all(root);
+}
+
 TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
   const auto spec = MakeShimSpec(Record(), Host(), "token", "/tmp/p");
   ASSERT_TRUE(spec.ok()) << spec.status();

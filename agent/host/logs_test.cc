@@ -112,6 +112,10 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     shim::LogWriter log(directory_, 8, 1 << 20, 2);
     log.Append("RuntimeError: Found no NVIDIA driver on your system\n");
   }
+  {
+    shim::LogWriter log(directory_, 9, 1 << 20, 2);
+    log.Append("touch: cannot touch '/opt/x': Read-only file system\n");
+  }
   const struct {
     const char* what;
     int rank, exit_code, signal;
@@ -119,7 +123,7 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     const char* detail;
     v1::Cause cause;
     const char* told;
-    bool held = true;
+    bool held = true, in_image = false;
   } kCases[] = {
       {"its log speaks of the driver", 8, 1, 0, true, false, "", v1::HOST_FAILURE,
        "exit 1: RuntimeError: Found no NVIDIA driver on your system"},
@@ -151,6 +155,10 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
        "killed by SIGKILL"},
       {"killed by the kernel", 3, 0, 9, true, true, "killed by SIGKILL", v1::OUT_OF_MEMORY,
        "killed by SIGKILL: the kernel killed it: its memory limit was reached"},
+      {"a file system of the host's", 9, 1, 0, true, false, "", v1::STORAGE_FAILURE,
+       "exit 1: touch: cannot touch '/opt/x': Read-only file system"},
+      {"the image that it runs in", 9, 1, 0, true, false, "", v1::PROGRAM_ERROR,
+       "exit 1: touch: cannot touch '/opt/x': Read-only file system", true, true},
   };
   for (const auto& c : kCases) {
     std::vector<v1::WorkerExit> exits(1);
@@ -160,8 +168,8 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     exits[0].set_detail(c.detail);
     exits[0].set_own(c.own);
     exits[0].set_oom(c.oom);
-    const DeviceEvents events = {c.held,
-                                 {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}}};
+    const DeviceEvents events = {
+        c.held, {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}}, c.in_image};
     TellCauses(directory_, events, /*start_ns=*/20, &exits);
     EXPECT_EQ(exits[0].cause(), c.cause) << c.what;
     EXPECT_EQ(exits[0].detail(), c.told) << c.what;

@@ -30,7 +30,9 @@ shim::ActRequest RequestOf(const v1::Prepare& prepare, const std::string& spread
   }
   request.spread = spread;
   request.unpacked = UnpackedName(prepare);
-  if (request.unpacked.empty()) request.workdir = prepare.task().workdir();
+  request.image = prepare.task().image();
+  // One that goes with an image may be of the image.
+  if (request.unpacked.empty() && request.image.empty()) request.workdir = prepare.task().workdir();
   if (!prepare.task().trainer_json().empty()) {
     request.trainer_directory = prepare.attempt_directory();
     request.trainer_json = prepare.task().trainer_json();
@@ -69,6 +71,10 @@ absl::Status CheckVisible(const v1::Prepare& prepare) {
       return absl::FailedPreconditionError(
           absl::StrCat(*path, ": ", shim::WhyPrivate(*path), "; give the storage another path"));
   }
+  if (shim::IsPrivate(prepare.task().image()))
+    return absl::InvalidArgumentError(absl::StrCat("image ", prepare.task().image(), ": ",
+                                                   shim::WhyPrivate(prepare.task().image()),
+                                                   "; put it on a storage"));
   if (shim::IsPrivate(prepare.task().workdir()))
     return absl::InvalidArgumentError(absl::StrCat("workdir ", prepare.task().workdir(), ": ",
                                                    shim::WhyPrivate(prepare.task().workdir()),
@@ -116,8 +122,9 @@ absl::Status HostProcesses::MakeOnStorage(const v1::Prepare& prepare) {
 // Empty where nobody else serves what it needs.
 std::string HostProcesses::ServedByOthers(const v1::Prepare& prepare) {
   std::set<std::string> served;
-  for (const std::string* path : {&prepare.attempt_directory(), &prepare.job_directory(),
-                                  &prepare.checkpoint_directory(), &prepare.task().workdir()}) {
+  for (const std::string* path :
+       {&prepare.attempt_directory(), &prepare.job_directory(), &prepare.checkpoint_directory(),
+        &prepare.task().workdir(), &prepare.task().image()}) {
     if (path->empty() || absl::StrContains(*path, "://")) continue;
     if (std::string mount = mounts_.ServedByOthers(*path); !mount.empty())
       served.insert(std::move(mount));

@@ -126,6 +126,16 @@ ActResult CheckWorkdir(const std::string& workdir) {
   return {};
 }
 
+ActResult CheckImage(const std::string& image) {
+  struct stat info {};
+  if (::stat(image.c_str(), &info) != 0) return Failed("image " + image, errno);
+  if (!S_ISDIR(info.st_mode)) {
+    return {ActResult::Kind::kJobs,
+            "image " + image + ": is no directory; unpack it into one (docs/programs.md)", ""};
+  }
+  return ::access(image.c_str(), X_OK) != 0 ? Failed("image " + image, errno) : ActResult();
+}
+
 ActResult UnpackInJob(const ActRequest& request, const Directory& job) {
   const Unpacked unpacked = Unpack(job.fd(), request.unpacked, request.archive, request.umask);
   const std::string path = request.job_directory + "/" + request.unpacked;
@@ -161,6 +171,9 @@ ActResult MakeOnStorage(const ActRequest& request) {
   }
   if (!request.workdir.empty()) {
     if (ActResult result = CheckWorkdir(request.workdir); !result.done()) return result;
+  }
+  if (!request.image.empty()) {
+    if (ActResult result = CheckImage(request.image); !result.done()) return result;
   }
   if (!request.trainer_json.empty()) {
     if (ActResult result = WriteTrainerConfig(request, job); !result.done()) return result;
@@ -218,6 +231,7 @@ std::string FormatActRequest(const ActRequest& request) {
   for (const std::string& directory : request.directories) AddText("make", directory, &lines);
   AddText("spread", request.spread, &lines);
   AddText("workdir", request.workdir, &lines);
+  AddText("image", request.image, &lines);
   AddText("unpacked", request.unpacked, &lines);
   if (request.archive >= 0) lines.push_back(Line{"archive"}.Add("fd", int64_t{kArchiveFd}));
   AddText("trainer_directory", request.trainer_directory, &lines);
@@ -235,6 +249,7 @@ bool ParseActRequest(std::string_view content, ActRequest* request, std::string*
       {"job", &request->job_directory},
       {"spread", &request->spread},
       {"workdir", &request->workdir},
+      {"image", &request->image},
       {"unpacked", &request->unpacked},
       {"trainer_directory", &request->trainer_directory},
       {"trainer_json", &request->trainer_json},

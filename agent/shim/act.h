@@ -32,6 +32,7 @@ struct ActRequest {
   // kArchiveFd.
   std::string unpacked;
   int archive = -1;
+  std::string image;                            // that has to be there, as workdir has
   std::string trainer_directory, trainer_json;  // trainer.json's; empty: none
   // A staged export, and where it goes: below the job's directory, or an absolute path.
   std::string staged, target;

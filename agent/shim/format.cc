@@ -237,6 +237,7 @@ std::string FormatSpec(const Spec& spec) {
   lines.push_back(Line{"token"}.Add("value", spec.token));
   lines.push_back(Line{"workdir"}.Add("path", spec.workdir));
   lines.push_back(Line{"umask"}.Add("value", int64_t{spec.umask}));
+  if (!spec.image.path.empty()) lines.push_back(Line{"image"}.Add("text", FormatImage(spec.image)));
   if (!spec.setup.empty()) lines.push_back(Line{"setup"}.Add("text", spec.setup));
   for (const std::string& word : spec.argv) lines.push_back(Line{"argv"}.Add("word", word));
   for (const EnvironmentVariable& variable : spec.env)
@@ -326,6 +327,9 @@ bool ReadSpecLine(const Line& line, Spec* spec, bool* is_good) {
     ok = Read(line, "path", &spec->workdir);
   } else if (line.kind == "umask") {
     ok = Read(line, "value", &spec->umask) && spec->umask <= 0777;
+  } else if (line.kind == "image") {
+    std::string text, error;
+    ok = Read(line, "text", &text) && ParseImage(text, &spec->image, &error);
   } else if (line.kind == "setup") {
     ok = Read(line, "text", &spec->setup);
   } else if (line.kind == "argv") {

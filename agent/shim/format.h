@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "agent/shim/image.h"
+
 namespace muster::shim {
 
 struct Line {
@@ -71,6 +73,7 @@ struct Spec {
   std::string
       token;  // MUSTER_SHIM_TOKEN in every process: finds strays where there is no PID namespace
   std::string workdir;
+  Image image;  // whose path is empty: programs see the host; its workdir is the one above
   uint32_t umask = 022;
   std::string setup;  // for bash, once a worker; empty: none
   std::vector<std::string> argv;

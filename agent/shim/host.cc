@@ -9,10 +9,12 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "agent/shim/durable.h"
 #include "agent/shim/exec_status.h"
 #include "agent/shim/identity.h"
 #include "agent/shim/private_mounts.h"
@@ -140,6 +142,10 @@ std::string HostProcesses::Open() {
     if (page == MAP_FAILED) return strerror(errno);
     number_ = static_cast<volatile pid_t*>(page);
   }
+  if (!spec_.image.path.empty()) {
+    own_program_ = ::open("/proc/self/exe", O_PATH | O_CLOEXEC);
+    if (own_program_ < 0) return std::string("its own program: ") + strerror(errno);
+  }
   isolation_ = std::make_unique<Isolation>(spec_.token, spec_.pid_namespace, cgroups_,
                                            deadline_.fd(), spec_.user.has_value(), spec_.devices);
   return isolation_->problem();
@@ -188,6 +194,13 @@ pid_t HostProcesses::Start(const Launch& launch, std::string* problem) {
     variables.push_back(variable.name + "=" + variable.value);
   variables.push_back(std::string(kTokenVariable) + "=" + spec_.token);
   std::vector<char*> words, entries;
+  Image image = spec_.image;
+  image.workdir = spec_.workdir;
+  const std::string entered[] = {"muster-shim", "--enter", std::to_string(pipes.status[1]),
+                                 FormatImage(image)};
+  if (own_program_ >= 0) {
+    for (const std::string& word : entered) words.push_back(const_cast<char*>(word.c_str()));
+  }
   for (const std::string& word : launch.argv) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   for (const std::string& variable : variables)
@@ -269,6 +282,7 @@ void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, cons
       fail("launch: to become uid " + std::to_string(spec_.user->uid) + ": " + step);
   }
   ::umask(spec_.umask);
+  if (own_program_ >= 0) BecomeEntrant(pipes, words, entries);
   if (!spec_.workdir.empty() && ::chdir(spec_.workdir.c_str()) != 0)
     fail("workdir " + spec_.workdir);
   environ = const_cast<char**>(entries.data());  // execvp looks along the job's PATH, not ours
@@ -279,6 +293,16 @@ void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, cons
     what += " (" + WhyPrivate(words[0]) + ")";
   errno = error;
   fail(what);
+  ::_exit(127);
+}
+
+// In the child. By an exec: the process that enters the image has nothing of the shim's in its
+// memory, and may be looked at by its user, as the kernel wants for the maps of a user namespace.
+void HostProcesses::BecomeEntrant(const Pipes& pipes, const std::vector<char*>& words,
+                                  const std::vector<char*>& entries) const {
+  if (::fcntl(pipes.status[1], F_SETFD, 0) == 0)
+    ::syscall(SYS_execveat, own_program_, "", words.data(), entries.data(), AT_EMPTY_PATH);
+  WriteAll(pipes.status[1], std::string("launch: muster-shim: ") + strerror(errno));
   ::_exit(127);
 }
 

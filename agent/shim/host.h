@@ -99,8 +99,11 @@ class HostProcesses final : public Processes {
   [[noreturn]] void BecomeProgram(const Launch& launch, const Pipes& pipes, const Cgroups& left,
                                   const std::vector<char*>& words,
                                   const std::vector<char*>& entries) const;
+  [[noreturn]] void BecomeEntrant(const Pipes& pipes, const std::vector<char*>& words,
+                                  const std::vector<char*>& entries) const;
 
   const Spec& spec_;
+  int own_program_ = -1;               // this one, to enter an image by
   const std::string state_directory_;  // of the agent: no program of another user's sees into it
   const pid_t self_;
   const Cgroups cgroups_;

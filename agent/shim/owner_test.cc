@@ -492,6 +492,38 @@ TEST_F(OwnerTest, WhatIsStagedIsTakenWithTheOwnersRights) {
   EXPECT_TRUE(fs::exists(root_ + "/bob/secret"));
 }
 
+// All that it does, and all that it may, it does as the owner: the paths are followed with no more.
+TEST_F(OwnerTest, AnImageIsEnteredAsTheOwner) {
+  const std::string image = root_ + "/image";
+  fs::create_directories(image + "/bin");
+  const std::string copied = "cp -L /bin/bash " + image +
+                             "/bin/ && cp -L --parents $(ldd /bin/bash | grep -o '/[^ ]*') " +
+                             image;
+  ASSERT_EQ(::system(copied.c_str()), 0);
+  spec_.image.path = image;
+  spec_.image.shown = {root_ + "/ann", root_ + "/bob"};
+  EXPECT_EQ(Run("while read a b; do case $a in Uid:|Gid:|Groups:|CapEff:|NoNewPrivs:) echo $a $b;; "
+                "esac; done < /proc/self/status; echo x > mine; "
+                "{ echo y > $D/bob/x; } 2> /dev/null || echo not bob\\'s; "
+                "[[ -e $D/state ]] || echo no state"),
+            "Uid: 61001 61001 61001 61001\nGid: 61001 61001 61001 61001\nGroups: 65534\n"
+            "CapEff: 0000000000000000\nNoNewPrivs: 1\nnot bob's\nno state\n");
+  struct stat info {};
+  ASSERT_EQ(::stat((root_ + "/ann/mine").c_str(), &info), 0);
+  EXPECT_EQ(info.st_uid, kAnn);
+}
+
+TEST_F(OwnerTest, AnImageThatIsNotTheirsToReadIsNotEntered) {
+  fs::create_directory(root_ + "/bob/image");
+  spec_.image.path = root_ + "/bob/image";
+  Run("true");
+  Exits exits;
+  std::string error;
+  ASSERT_TRUE(ParseExits(ReadText(attempt_ + "/" + kExitsFile), &exits, &error)) << error;
+  EXPECT_EQ(exits.exits.at(0).exit_code, 127);
+  EXPECT_EQ(exits.exits.at(0).detail, "program: image " + spec_.image.path + ": Permission denied");
+}
+
 TEST(SpecOfAUserTest, IsReadAsItWasWritten) {
   Spec spec, read;
   std::string error;

@@ -58,7 +58,8 @@ NameOf KindOf(const std::string& name, const std::string& command) {
 
 bool IsPath(const std::string& name) {
   return name == "file" || name == "files" || name == "submit" || name == "queues" ||
-         name == "data-dir" || name == "workdir" || name == "directory" || name == "schema";
+         name == "data-dir" || name == "workdir" || name == "image" || name == "directory" ||
+         name == "schema";
 }
 
 void AddValues(const CLI::Option& option, const std::string& command, const NamesOf& names,

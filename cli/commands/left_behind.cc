@@ -70,7 +70,9 @@ LeftBehind WhatStaysBehind(const std::vector<std::string>& given,
   const auto& env = spec.env();
   const std::string& program = command[0];
   std::string flags;
-  if (program.find('/') == std::string::npos && env.find("PATH") == env.end()) {
+  const bool in_image =
+      spec.tasks_size() > 0 && !spec.tasks(0).image().empty();  // which has programs of its own
+  if (program.find('/') == std::string::npos && env.find("PATH") == env.end() && !in_image) {
     const std::string here = FoundIn(ProcessEnvironment("PATH"), program);
     const std::string there = FoundIn(kJobsPath, program);
     if (!here.empty() && here != there) {

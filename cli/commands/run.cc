@@ -25,7 +25,7 @@ namespace {
 
 struct RunOptions {
   std::vector<std::string> command, env, secrets, clusters, gpu_types;
-  std::string key, queue, name, gpus, cpus, memory, time_limit, workdir, directory;
+  std::string key, queue, name, gpus, cpus, memory, time_limit, workdir, directory, image;
   int workers = 1, max_restarts = 0;
   bool detach = false;
 };
@@ -89,24 +89,20 @@ absl::StatusOr<pb::JobSpec> SpecFor(const RunOptions& options) {
     task->set_workdir(path);
   }
   if (!options.directory.empty()) task->set_workdir(".");
+  task->set_image(options.image);
   return spec;
 }
 
 // What the server says of fields, of the flags that gave them; empty: it speaks of no field.
 std::string WrongFlags(const absl::Status& status) {
-  static const std::map<std::string, std::string> flags = {{"queue", "--queue"},
-                                                           {"name", "--name"},
-                                                           {"workers", "--workers"},
-                                                           {"clusters", "--cluster"},
-                                                           {"resources.gpus", "--gpus"},
-                                                           {"resources.gpu_types", "--gpu-type"},
-                                                           {"resources.cpus", "--cpus"},
-                                                           {"resources.memory", "--memory"},
-                                                           {"time_limit", "--time-limit"},
-                                                           {"workdir", "-C, --workdir"},
-                                                           {"env", "--env"},
-                                                           {"secrets", "--secret"},
-                                                           {"max_restarts", "--max-restarts"}};
+  static const std::map<std::string, std::string> flags = {
+      {"queue", "--queue"},           {"name", "--name"},
+      {"workers", "--workers"},       {"clusters", "--cluster"},
+      {"resources.gpus", "--gpus"},   {"resources.gpu_types", "--gpu-type"},
+      {"resources.cpus", "--cpus"},   {"resources.memory", "--memory"},
+      {"time_limit", "--time-limit"}, {"workdir", "-C, --workdir"},
+      {"image", "--image"},           {"env", "--env"},
+      {"secrets", "--secret"},        {"max_restarts", "--max-restarts"}};
   const std::vector<FieldProblem> problems = ProblemsOf(status);
   if (!absl::IsInvalidArgument(status) || problems.empty()) return "";
   std::string text = "muster: nothing was submitted\n";
@@ -287,6 +283,8 @@ void AddRun(CLI::App& root, Session& session) {
   run->add_option("--workdir", options->workdir,
                   "Directory to run in that is on the hosts, too; nothing is copied")
       ->excludes(directory);
+  run->add_option("--image", options->image,
+                  "Directory on the hosts that the program takes for the root of the file system");
   run->add_option("--max-restarts", options->max_restarts, "After failures of the program")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();

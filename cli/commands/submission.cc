@@ -153,7 +153,8 @@ std::string WorkdirNotes(const pb::JobSpec& spec) {
   for (int t = 0; t < spec.tasks_size(); ++t) {
     const std::string& workdir = spec.tasks(t).workdir();
     struct stat info;
-    if (workdir.empty() || workdir[0] != '/' ||
+    // With an image it may be of the image.
+    if (workdir.empty() || workdir[0] != '/' || !spec.tasks(t).image().empty() ||
         (stat(workdir.c_str(), &info) == 0 && S_ISDIR(info.st_mode)))
       continue;
     const std::string field = spec.tasks_size() == 1 && spec.tasks(t).name() == "main"

@@ -297,9 +297,7 @@ class JobChecker {
            absl::StrCat("longer than ", kMaxScriptBytes / 1024, " KiB; put it into a file"));
     CheckNul(task.setup(), at("setup"));
     CheckProgram(task, path);
-    if (!task.image().empty())
-      Emit(at("image"),
-           "not yet: there is no container runtime. Leave it out; the program runs on the host");
+    CheckImage(task, at("image"));
     CheckWorkdir(task.workdir(), at("workdir"));
     CheckDigest(task, at("workdir_digest"));
     CheckEnv(task.env(), at("env"));
@@ -477,6 +475,21 @@ class JobChecker {
     if (workdir.size() > kMaxPathBytes)
       return Emit(path, absl::StrCat("longer than ", kMaxPathBytes, " characters"));
     CheckNul(workdir, path);
+  }
+
+  void CheckImage(const pb::TaskSpec& task, const std::string& path) {
+    const std::string& image = task.image();
+    if (image.empty()) return;
+    if (image.size() > kMaxPathBytes)
+      return Emit(path, absl::StrCat("longer than ", kMaxPathBytes, " characters"));
+    CheckNul(image, path);
+    if (image[0] != '/') {
+      return Emit(path,
+                  "must be the absolute path of a directory that the hosts see, such as "
+                  "/data/images/pytorch; how to make one of what a registry has: docs/programs.md");
+    }
+    if (!task.trainer_json().empty())
+      EmitName(path, "goes with run: muster-trainer runs with what its hosts have. Leave it out");
   }
 
   void CheckDigest(const pb::TaskSpec& task, const std::string& path) {

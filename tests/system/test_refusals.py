@@ -60,7 +60,7 @@ BAD_JOBS = {
     "grace too long": (RUN + "grace: 2h\n", ["grace", "1h"]),
     "neither run nor trainer": (SLOT, ["run", "missing"]),
     "both run and trainer": (TRAINER + "run: ls\n", ["exclude each other"]),
-    "image, not yet": (RUN + "image: ubuntu\n", ["image", "not yet"]),
+    "image of a registry": (RUN + "image: ubuntu\n", ["image", "absolute path"]),
     "what is no secret": (RUN + "secrets: [MY-TOKEN]\n", ["secrets[0]", "NAME=VARIABLE"]),
     "secret over a variable": (
         RUN + "secrets: [A]\nenv: {A: 1}\n",

@@ -249,6 +249,11 @@ ROWS = {
         [sys.executable, "bench/secrets_found.py"],
         300,
     ),
+    "containers": (
+        "programs in an image made by mmdebstrap: ends of every kind, ddp over two hosts, a resume; what a start costs",
+        [sys.executable, "bench/containers.py"],
+        600,
+    ),
     "rotation": (
         "1,000 rotations of the authority with certificates of seconds, under load",
         [sys.executable, "bench/rotation.py"],

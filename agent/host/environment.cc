@@ -203,8 +203,11 @@ void AddImage(const v1::Prepare& prepare, const LaunchHost& host, shim::Spec* sp
 
 std::vector<std::string> DriverFiles(const std::string& root) {
   constexpr const char* kDirectories[] = {"/usr/lib/x86_64-linux-gnu",
-                                          "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib64",
-                                          "/usr/lib64/nvidia", "/usr/lib/nvidia"};
+                                          "/usr/lib/x86_64-linux-gnu/nvidia/current",
+                                          "/usr/lib64",
+                                          "/usr/lib64/nvidia",
+                                          "/usr/lib/nvidia",
+                                          "/usr/local/nvidia/lib64"};
   constexpr absl::string_view kBegin[] = {"libcuda.so.", "libcudadebugger.so.", "libnvcuvid.so.",
                                           "libnvidia-", "libnvoptix.so."};
   std::map<std::string, std::string> found;  // by last name: the first directory counts

@@ -25,7 +25,7 @@ namespace muster::shim {
 namespace {
 
 constexpr char kImageName[] = "muster-shim-image";
-constexpr unsigned long kPlain = MS_NOSUID | MS_NODEV;
+constexpr unsigned long kGuarded = MS_NOSUID | MS_NODEV;
 // Of the file system in memory that becomes the root: the host, the image, what is made for it, and
 // both together.
 constexpr char kHost[] = "/host", kLower[] = "/lower", kMade[] = "/made", kRoot[] = "/root";
@@ -41,7 +41,7 @@ int WriteText(const std::string& path, std::string_view text, int flags = 0) {
   return error;
 }
 
-bool IsBelow(std::string_view path, std::string_view directory) {
+bool LiesIn(std::string_view path, std::string_view directory) {
   return path.substr(0, directory.size()) == directory &&
          (path.size() == directory.size() || path[directory.size()] == '/');
 }
@@ -89,7 +89,7 @@ class View {
   // Whether the host is already seen at this path.
   bool Covers(std::string_view path) const {
     return std::any_of(parts_.begin(), parts_.end(), [&](const auto& part) {
-      return part.second.directory && IsBelow(path, part.first);
+      return part.second.directory && LiesIn(path, part.first);
     });
   }
   // Places for all of it, below kMade.
@@ -166,7 +166,7 @@ int MakeScaffold() {
   constexpr char kBase[] = "/tmp";
   const std::string base = kBase;
   if (::mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0 ||
-      ::mount("tmpfs", kBase, "tmpfs", kPlain, "mode=0755,size=4m") != 0)
+      ::mount("tmpfs", kBase, "tmpfs", kGuarded, "mode=0755,size=4m") != 0)
     return errno;
   for (const char* place : {kHost, kLower, kMade, kRoot}) {
     if (::mkdir((base + place).c_str(), 0755) != 0) return errno;
@@ -213,7 +213,7 @@ int MakeRoot(const std::string& image, const View& view, uid_t uid, gid_t gid, s
   // Two layers and none to write to. It wants no rights outside of the namespace since Linux 5.11.
   *step = "overlay";
   const std::string layers = std::string("userxattr,lowerdir=") + kMade + ":" + kLower;
-  if (::mount("overlay", kRoot, "overlay", kPlain | MS_RDONLY, layers.c_str()) != 0) return errno;
+  if (::mount("overlay", kRoot, "overlay", kGuarded | MS_RDONLY, layers.c_str()) != 0) return errno;
   if (const int error = view.Mount(step); error != 0) return error;
   *step = "root";
   if (::chdir(kRoot) != 0 || ::syscall(SYS_pivot_root, ".", ".") != 0 ||

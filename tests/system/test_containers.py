@@ -2,70 +2,21 @@
 
 import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from hostile_jobs import ANN
 from images import small_image
+from in_images import ENDS, SLOT, both_ends, count_and_kill, meet
 from local_system import LocalSystem, job_processes, kill_all, wait_for
 from small_system import submit, task, wait_ended
-from test_along import owners_host, project
+from test_along import owners_host
 
 pytestmark = pytest.mark.skipif(
     subprocess.run(["unshare", "--user", "true"], capture_output=True).returncode != 0,
     reason="no namespaces of users here",
 )
-SLOT = "queue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nmax_restarts: 0\n"
-# Ends of every kind; what is printed, and how it ends, is the same with an image and without.
-ENDS = {
-    "hello": "run: [bash, -c, 'echo hello from $USER; echo and this >&2']\n",
-    "exit-3": "run: exit 3\n",
-    "killed": "run: kill -KILL $$\n",
-    "missing": "run: [no-such-program]\n",
-    "setup": "setup: |\n  echo in setup\n  export FOUND=by-setup\nrun: echo $FOUND $RANK of $WORLD_SIZE\n",
-    "setup-fails": "setup: exit 7\nrun: 'true'\n",
-    "variables": "env: {A: b c}\nrun: printenv A HOME MUSTER_TASK; id -un; umask; pwd -P\nworkdir: {folder}\n",
-}
-# A gang meets at MASTER_ADDR as torch would; rank 0 writes down who came.
-MEET = """\
-import os, socket, time
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-at = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-assert open("/only-in-the-image").read() == "yes\\n"
-if rank == 0:
-    server = socket.create_server(("", at[1]))
-    came = {0} | {int(server.accept()[0].recv(9)) for _ in range(world - 1)}
-    open(os.environ["MUSTER_JOB_DIR"] + "/came", "w").write(str(sorted(came)))
-else:
-    for i in range(200):
-        try:
-            socket.create_connection(at).send(b"%d" % rank)
-            break
-        except OSError:
-            time.sleep(0.05)
-"""
-# Counts to 20 with a checkpoint a step; waits at 5 to be killed.
-COUNT = """\
-import json, os, socket, time
-tell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-tell.connect(os.environ["MUSTER_PROGRESS_SOCKET"])
-say = lambda line: tell.send(json.dumps(line).encode())
-step = 0
-for path in filter(None, os.environ["MUSTER_RESUME_FROM"].split(",")):
-    step = int(open(path).read())
-    say({"loaded": {"step": step, "path": path}})
-    break
-while step < 20:
-    step += 1
-    path = f"{os.environ['MUSTER_CHECKPOINT_DIR']}/{step}"
-    open(path, "w").write(str(step))
-    say({"step": step, "total_steps": 20, "loss": 1.0})
-    say({"checkpoint": {"step": step, "path": path}})
-    time.sleep(60 if step == 5 else 0.15)
-print("counted to", step, "from", os.environ["MUSTER_RESUME_FROM"].count("/") > 0)
-"""
 
 
 @pytest.fixture(scope="session")
@@ -79,22 +30,9 @@ def images(tmp_path_factory) -> Path:
     return folder
 
 
-def outcome(system, text: str, name: str) -> tuple:
-    number = submit(system, text, name)
-    job = wait_ended(system, number)
-    last = task(job)["attempts"][-1]
-    ends = [
-        (end.get("exit_code", 0), end.get("signal", 0), end.get("cause"))
-        for end in last.get("exits", [])
-    ]
-    return job["state"], last.get("cause"), ends, system.run(["logs", number]).stdout
-
-
 @pytest.mark.parametrize("name", ENDS)
 def test_output_and_end_are_those_of_outside(system, images, name):
-    text = f"name: {name}\n" + SLOT + ENDS[name].replace("{folder}", str(system.folder))
-    outside = outcome(system, text, name)
-    inside = outcome(system, text + f"image: {images}/plain\n", f"{name}-inside")
+    outside, inside = both_ends(system, name, images / "plain")
     assert inside[:3] == outside[:3]
     if name == "missing":  # there it is missed, is said besides
         assert "exec no-such-program" in outside[3]
@@ -120,36 +58,13 @@ def test_a_program_sees_the_image_and_what_is_its_own(system, images):
 
 
 def test_a_gang_meets_over_two_hosts(system, images):
-    text = f"name: meet\nworkers: 4\nimage: {images}/python\nworkdir: .\n{SLOT}"
-    place = project(system.folder)
-    (place / "meet.py").write_text(MEET)
-    (place / "job.yaml").write_text(text + "run: [python3, meet.py]\n")
-    number = system.submit(place / "job.yaml")["number"]
-    job = wait_ended(system, number)
-    assert job["state"] == "SUCCEEDED", (task(job), system.run(["logs", number]).stdout)
-    assert (Path(job["directory"]) / "came").read_text() == "[0, 1, 2, 3]"
-    hosts = {part["host"] for part in task(job)["attempts"][-1]["placements"]}
-    assert len(hosts) == 2
+    job, came = meet(system, images / "python")
+    assert (job["state"], came) == ("SUCCEEDED", "[0, 1, 2, 3]"), task(job)
+    assert len({part["host"] for part in task(job)["attempts"][-1]["placements"]}) == 2
 
 
 def test_it_goes_on_from_its_checkpoint_after_it_was_killed(system, images):
-    place = project(system.folder)
-    (place / "count.py").write_text(COUNT)
-    (place / "job.yaml").write_text(
-        f"name: count\nimage: {images}/python\nworkdir: .\n"
-        + SLOT.replace("max_restarts: 0", "max_restarts: 2")
-        + "run: [python3, count.py]\n"
-    )
-    number = system.submit(place / "job.yaml")["number"]
-
-    def fifth():
-        return any(int(c["step"]) == 5 for c in task(system.job(number)).get("checkpoints", []))
-
-    wait_for("its fifth checkpoint", fifth, 30)
-    (rank,) = job_processes(system.folder)
-    os.kill(rank, signal.SIGKILL)
-    job = wait_ended(system, number)
-    said = system.run(["logs", number]).stdout
+    job, said = count_and_kill(system, images / "python")
     assert job["state"] == "SUCCEEDED", (task(job), said)
     assert "counted to 20 from True" in said
     assert int(task(job)["attempts"][-1]["resumed_step"]) == 5

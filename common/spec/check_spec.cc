@@ -13,6 +13,7 @@
 #include "common/base/job_defaults.h"
 #include "common/base/secret_use.h"
 #include "common/base/view.h"
+#include "common/spec/check_image.h"
 #include "common/spec/check_trainer.h"
 #include "common/spec/reader.h"
 #include "common/spec/trainer_schema.h"
@@ -297,7 +298,7 @@ class JobChecker {
            absl::StrCat("longer than ", kMaxScriptBytes / 1024, " KiB; put it into a file"));
     CheckNul(task.setup(), at("setup"));
     CheckProgram(task, path);
-    CheckImage(task, at("image"));
+    if (const std::string why = WhyNoImage(task); !why.empty()) Emit(at("image"), why);
     CheckWorkdir(task.workdir(), at("workdir"));
     CheckDigest(task, at("workdir_digest"));
     CheckEnv(task.env(), at("env"));
@@ -475,21 +476,6 @@ class JobChecker {
     if (workdir.size() > kMaxPathBytes)
       return Emit(path, absl::StrCat("longer than ", kMaxPathBytes, " characters"));
     CheckNul(workdir, path);
-  }
-
-  void CheckImage(const pb::TaskSpec& task, const std::string& path) {
-    const std::string& image = task.image();
-    if (image.empty()) return;
-    if (image.size() > kMaxPathBytes)
-      return Emit(path, absl::StrCat("longer than ", kMaxPathBytes, " characters"));
-    CheckNul(image, path);
-    if (image[0] != '/') {
-      return Emit(path,
-                  "must be the absolute path of a directory that the hosts see, such as "
-                  "/data/images/pytorch; how to make one of what a registry has: docs/programs.md");
-    }
-    if (!task.trainer_json().empty())
-      EmitName(path, "goes with run: muster-trainer runs with what its hosts have. Leave it out");
   }
 
   void CheckDigest(const pb::TaskSpec& task, const std::string& path) {

@@ -82,7 +82,7 @@ def debian_image(root: Path) -> Path:
         [
             "mmdebstrap",
             "--variant=minbase",
-            "--include=python3-minimal",
+            "--include=python3,libstdc++6",
             "bookworm",
             root,
             *sources,

@@ -162,8 +162,10 @@ InFlight MostInFlight(const Setting& s, const FlatsEstimate& flats, int micro_ba
       now.outputs += (action.kind == Action::kForward ? 1 : 0) - (backward ? 1 : 0);
     if (weight(now) > weight(most)) most = now;
   }
-  constexpr int64_t kMessages = 3;  // two that were sent and one that was asked for
-  if (s.Stages() > 1) most.outputs += 2 * kMessages;
+  constexpr int64_t kMessages = 3;  // with a neighbour: two that were sent and one asked for
+  const bool ring = s.options.chunks > 1;
+  if (ring || !flats.embedding) most.outputs += kMessages;
+  if (ring || !flats.head) most.outputs += kMessages;
   return most;
 }
 

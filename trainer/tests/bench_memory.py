@@ -21,12 +21,6 @@ SHARDED = {  # on 2 ranks: held against the estimate alone
     "zero_stage 3, fp32": {"zero_stage": 3, "micro_batch_size": 2},
     "tp 2, fp32": {"parallel": {"tp": 2}},
     "tp 2, bf16": {"parallel": {"tp": 2}, "dtype": "bf16"},
-    "pp 2, fp32": {"parallel": {"pp": 2}, "micro_batch_size": 2},
-    "pp 2, gpipe, bf16": {
-        "parallel": {"pp": 2, "pipeline": "gpipe"},
-        "dtype": "bf16",
-        "micro_batch_size": 2,
-    },
     "tp 2, bf16, recompute": {"parallel": {"tp": 2}, "dtype": "bf16", "recompute": "full"},
 }
 

@@ -189,6 +189,16 @@ ROWS = {
         [sys.executable, "bench/process_rate.py"],
         600,
     ),
+    "arrays": (
+        "10,000 members of 0.1 s on 64 slots: submit, list, cancel, and their rate beside Slurm's array",
+        [sys.executable, "bench/arrays.py"],
+        900,
+    ),
+    "independent": (
+        "independent workers killed, preempted, made fewer and more 200 times: the others' processes stay, quota is exact",
+        [sys.executable, "bench/independent.py"],
+        1200,
+    ),
     "kai-scale": (
         "KAI Scheduler's published scale tests on 500 simulated hosts, submission to started",
         [sys.executable, "bench/kai.py"],

@@ -66,7 +66,7 @@ TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
   EXPECT_THAT(err_, HasSubstr("no such command or option: jbos. Did you mean jobs?"));
   EXPECT_EQ(Run({"jobs", "--ouput", "json"}), 2);
   EXPECT_THAT(err_, HasSubstr("no such option: --ouput. Did you mean --output?"));
-  EXPECT_EQ(Run({"jobs", "7"}), 2);
+  EXPECT_EQ(Run({"history", "7"}), 2);
   EXPECT_THAT(err_, HasSubstr("does not take this: 7"));
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "cli/render/array.h"
 #include "cli/render/bar.h"
 #include "cli/render/job.h"
 #include "cli/render/json.h"
@@ -97,6 +98,11 @@ class Follower {
  private:
   void PlainLines(const pb::Job& job, int64_t now_ns) {
     if (options_.events_to_stderr || now_ns - last_plain_ns_ < kPlainEvery) return;
+    if (job.has_array()) {
+      session_.Out(absl::StrCat(FormatClockSeconds(now_ns), "  ", ArrayCounts(job.array()), "\n"));
+      last_plain_ns_ = now_ns;
+      return;
+    }
     for (const pb::Task& task : job.tasks()) {
       if (task.state() != pb::TASK_RUNNING) continue;
       std::string line = PlainProgress(task, now_ns);
@@ -117,12 +123,13 @@ class Follower {
 
 // `shown`: its output was on the screen.
 std::string WhereItsOutputIs(const pb::Job& job, bool shown) {
+  if (job.has_array()) return absl::StrCat("  Its members: muster jobs ", job.number(), " --tasks");
   const bool ran = std::any_of(job.tasks().begin(), job.tasks().end(),
                                [](const pb::Task& task) { return task.attempts_size() > 0; });
   const bool failed = job.state() == pb::FAILED;
   if (!ran || (shown && !failed)) return "";
-  return absl::StrCat("  Its output: muster logs ", job.number(),
-                      failed ? absl::StrCat("   Its attempts: muster show ", job.number()) : "");
+  return absl::StrCat("  Its output: muster logs ", JobId(job),
+                      failed ? absl::StrCat("   Its attempts: muster show ", JobId(job)) : "");
 }
 
 }  // namespace
@@ -188,7 +195,7 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
     backoff_ms = std::min(2000, backoff_ms * 2);
   }
   follower.End();
-  std::string number = follower.seen() ? absl::StrCat(follower.job().number()) : id;
+  std::string number = follower.seen() ? JobId(follower.job()) : id;
   session.Err(absl::StrCat(
       session.err_screen().live ? "\n" : "", "Job ", number, " is still ",
       follower.seen() && follower.job().state() == pb::WAITING ? "waiting" : "running",

@@ -18,7 +18,7 @@ MAY_INCLUDE = {
     "scheduler/state": ["common/base", "common/spec"],
     "scheduler/access": ["common/base", "common/pki", "scheduler/state"],
     "scheduler/trust": ["common/base", "common/pki", "scheduler/state"],
-    "scheduler/decide": ["common/base", "scheduler/state"],
+    "scheduler/decide": ["common/base", "common/spec", "scheduler/state"],
     "scheduler/ask": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
     "scheduler/engine": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
     "scheduler/store": [

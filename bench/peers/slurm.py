@@ -300,8 +300,10 @@ class Slurm:
         self.wait(lambda: not self.run("squeue", "-h").stdout.strip(), "the held jobs to go", 60)
         return rate
 
-    def jobs_per_s(self, jobs: int, timeout_s: float = 120) -> float:
-        """One array of /bin/true to completion: no submission of each costs anything."""
+    def jobs_per_s(
+        self, jobs: int, timeout_s: float = 120, command: str = "exec /bin/true"
+    ) -> float:
+        """One array of the command to completion: no submission of each costs anything."""
         before = self.completed()
         began = time.monotonic()
         done = self.run(
@@ -310,16 +312,16 @@ class Slurm:
             "--ntasks=1",
             "--output=/dev/null",
             f"--array=0-{jobs - 1}",
-            str(self.script()),
+            str(self.script(command)),
         )
         if done.returncode != 0:
             raise Unavailable(f"sbatch: {done.stderr.strip()}")
         self.wait(lambda: self.completed() - before >= jobs, f"{jobs} jobs to end", timeout_s)
         return jobs / (time.monotonic() - began)
 
-    def script(self) -> Path:
-        path = self.folder / "true.sh"
-        path.write_text("#!/bin/sh\nexec /bin/true\n")
+    def script(self, command: str = "exec /bin/true") -> Path:
+        path = self.folder / "job.sh"
+        path.write_text(f"#!/bin/sh\n{command}\n")
         return path
 
     def measure(self, jobs: int, times: int = 2) -> dict[str, float]:

@@ -8,6 +8,7 @@
 #include "cli/commands/commands.h"
 #include "cli/interrupt.h"
 #include "cli/keys.h"
+#include "cli/render/array.h"
 #include "cli/render/job.h"
 #include "cli/up/lock.h"
 #include "common/spec/spec.h"
@@ -21,10 +22,13 @@ struct ListOptions {
   int limit = 1000;
   bool all = false;
   bool watch = false;
+  std::string array;  // its members
+  bool tasks = false;
 };
 
 absl::StatusOr<pb::ListJobsRequest> ListRequest(const ListOptions& options, bool finished) {
   pb::ListJobsRequest request;
+  request.set_array(options.array);
   request.set_queue(options.queue);
   request.set_owner(options.owner);
   for (const std::string& label : options.labels) {
@@ -41,6 +45,8 @@ absl::StatusOr<pb::ListJobsRequest> ListRequest(const ListOptions& options, bool
           "--state ", options.state, ": one of waiting, running, succeeded, failed, cancelled"));
     }
     request.add_states(state);
+  } else if (!options.array.empty()) {
+    // of any state
   } else if (finished) {
     for (pb::JobState state : {pb::SUCCEEDED, pb::FAILED, pb::CANCELLED}) request.add_states(state);
   } else if (!options.all) {
@@ -88,9 +94,11 @@ int ShowList(Session& session, const ListOptions& options, bool finished) {
   std::vector<std::string> names;
   for (const pb::Job& job : response->jobs()) {
     rows.push_back(&job);
-    names.push_back(absl::StrCat(job.number()));
+    names.push_back(JobId(job));
   }
-  Table table = finished ? HistoryTable(jobs, session.now_ns()) : JobsTable(jobs, session.now_ns());
+  Table table = !options.array.empty() ? MembersTable(jobs, session.now_ns())
+                : finished             ? HistoryTable(jobs, session.now_ns())
+                                       : JobsTable(jobs, session.now_ns());
   if (jobs.empty() && session.for_people()) {
     session.Err(finished ? "No finished jobs.  Unfinished ones: muster jobs\n"
                 : options.all || !options.state.empty()
@@ -128,7 +136,7 @@ int ShowJob(Session& session, const std::string& id, bool spec_only) {
     return kExitOk;
   }
   return session.ShowOne(RenderJob(*job, session.out_screen(), session.now_ns()), *job,
-                         absl::StrCat(job->number()));
+                         JobId(*job));
 }
 
 void AddListOptions(CLI::App* command, const std::shared_ptr<ListOptions>& options) {
@@ -148,10 +156,16 @@ void AddJobs(CLI::App& root, Session& session) {
   auto list = std::make_shared<ListOptions>();
   CLI::App* jobs = root.add_subcommand("jobs", "List unfinished jobs (squeue)");
   AddListOptions(jobs, list);
+  jobs->add_option("job", list->array, "An array's number: its members, finished ones, too");
+  jobs->add_flag("-t,--tasks", list->tasks, "With an array's number: its members, one a row");
   jobs->add_flag("-a,--all", list->all, "Finished ones, too");
   jobs->add_flag("-w,--watch", list->watch, "Look again every 2 s until q or Ctrl+C");
   jobs->callback([&session, list] {
     session.command = [&session, list] {
+      if (list->tasks && list->array.empty()) {
+        return session.Fail(absl::InvalidArgumentError(
+            "--tasks shows the members of one array; name it: muster jobs 17 --tasks"));
+      }
       return list->watch ? WatchList(session, *list) : ShowList(session, *list, false);
     };
   });

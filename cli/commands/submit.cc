@@ -5,12 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "cli/commands/along.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/fit.h"
 #include "cli/commands/submission.h"
 #include "cli/follow.h"
 #include "cli/interrupt.h"
+#include "cli/render/array.h"
 #include "cli/render/preview.h"
 #include "common/base/hidden.h"
 
@@ -21,7 +23,8 @@ struct SubmitOptions {
   std::vector<std::string> files;
   std::string job;  // what is submitted again; empty: files are
   std::string queue, key, directory;
-  std::vector<std::string> settings, env, secrets;
+  std::vector<std::string> settings, env, secrets, sweep;
+  std::string array;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false,
        wait_for_capacity = false;
 };
@@ -57,6 +60,12 @@ bool IsHidden(const pb::JobSpec& spec) {
                                            [&](const auto& task) { return hidden(task.env()); });
 }
 
+// Of an array that member alone: its index, or its values.
+void KeepMember(const pb::ArrayMember& member, pb::JobSpec* spec) {
+  if (!spec->array().empty()) spec->set_array(absl::StrCat(member.index()));
+  *spec->mutable_sweep() = member.values();
+}
+
 // What was submitted, as a file. PERMISSION_DENIED: the caller may not read all of it.
 absl::StatusOr<JobFile> FileOf(Client& client, const std::string& id) {
   const absl::StatusOr<pb::Job> job = client.Get(id);
@@ -67,7 +76,9 @@ absl::StatusOr<JobFile> FileOf(Client& client, const std::string& id) {
         name, " is ", Plain(job->owner()), "'s, and its environment is hidden from you",
         ". Ask for its file, or take the rest: muster show ", job->number(), " --spec"));
   }
-  return JobFile{name, SpecToYaml(job->spec())};
+  pb::JobSpec spec = job->spec();
+  if (job->has_member()) KeepMember(job->member(), &spec);
+  return JobFile{name, SpecToYaml(spec)};
 }
 
 absl::StatusOr<std::vector<JobFile>> ReadFiles(Client& client, const SubmitOptions& options,
@@ -84,6 +95,33 @@ absl::StatusOr<std::vector<JobFile>> ReadFiles(Client& client, const SubmitOptio
     files.push_back(*std::move(file));
   }
   return files;
+}
+
+// The flags' members, in place of the file's.
+absl::Status SetMembers(const std::string& array, const std::vector<std::string>& sweep,
+                        const SpecContext& context, pb::JobSpec* spec) {
+  if (array.empty() && sweep.empty()) return absl::OkStatus();
+  if (!array.empty() && !sweep.empty())
+    return absl::InvalidArgumentError("--array and --sweep exclude each other; keep one");
+  spec->clear_array();
+  spec->clear_sweep();
+  spec->set_array(array);
+  for (const std::string& text : sweep) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+      return absl::InvalidArgumentError(
+          absl::StrCat("--sweep ", text, ": write NAME=VALUE,VALUE, such as lr=1e-4,3e-4"));
+    pb::SweepValues* values = spec->add_sweep();
+    values->set_name(text.substr(0, equals));
+    for (const absl::string_view value : absl::StrSplit(text.substr(equals + 1), ','))
+      values->add_values(std::string(value));
+  }
+  for (const FieldProblem& problem : CheckSpec(*spec, context)) {
+    const bool flags = problem.path == "array" || problem.path.rfind("sweep", 0) == 0 ||
+                       problem.path == "independent_workers";
+    if (flags) return absl::InvalidArgumentError(absl::StrCat(problem.path, ": ", problem.message));
+  }
+  return absl::OkStatus();
 }
 
 // All that is wrong with any of the files is told before anything is asked of the server.
@@ -109,6 +147,9 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
     }
     if (!options.queue.empty()) spec.set_queue(options.queue);
     for (const std::string& secret : options.secrets) spec.add_secrets(secret);
+    if (absl::Status status = SetMembers(options.array, options.sweep, context, &spec);
+        !status.ok())
+      return session.Fail(status);
     if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
       return session.Fail(status);
     const int code = PackFor(session, options, file, packs, &spec);
@@ -166,7 +207,7 @@ int SubmitAll(Session& session, Client& client, const SubmitOptions& options,
       return code;
     }
     const pb::Job& job = response->job();
-    const std::string id = absl::StrCat(job.number());
+    const std::string id = JobId(job);
     const bool follow = !options.detach && session.for_people() && submissions.size() == 1;
     ids.push_back(id);
     const std::string text =
@@ -174,7 +215,9 @@ int SubmitAll(Session& session, Client& client, const SubmitOptions& options,
                      response->existed() ? " was submitted before with this key." : " submitted.",
                      follow ? " Following it; Ctrl+C stops following, never the job." : "",
                      follow ? "" : absl::StrCat("  Follow: muster attach ", id),
-                     "   Its output: muster logs -f ", id, "\n");
+                     job.has_array() ? absl::StrCat("   Its ", job.array().members(),
+                                                    " members: muster jobs ", id, " --tasks\n")
+                                     : absl::StrCat("   Its output: muster logs -f ", id, "\n"));
     session.ShowOne(text, job, id);
     if (follow) return Follow(session, client, id, interrupt);
   }
@@ -230,6 +273,14 @@ void AddOptions(CLI::App* submit, Session& session, const std::shared_ptr<Submit
           "--secret", options->secrets,
           "NAME, or NAME=VARIABLE: a secret of yours (muster secret) as a variable, beside "
           "the file's; may be repeated")
+      ->allow_extra_args(false);
+  submit->add_option("--array", options->array,
+                     "Runs the job once for each index, as 0-99, 1-9:2 or 0-99%8 (eight at a "
+                     "time); {{index}} in run, MUSTER_ARRAY_INDEX");
+  submit
+      ->add_option("--sweep", options->sweep,
+                   "NAME=VALUE,VALUE: runs the job once for each value, of several once for each "
+                   "combination; {{NAME}} in run, MUSTER_SWEEP_NAME; may be repeated")
       ->allow_extra_args(false);
   submit->add_flag("-y,--yes", options->yes, "Don't ask");
   submit->add_flag("-d,--detach,--no-follow", options->detach, "Don't follow");

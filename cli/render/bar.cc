@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/render/array.h"
 
 namespace muster {
 namespace {
@@ -115,6 +116,7 @@ std::string TaskBar(const pb::Task& task, const Screen& screen, int64_t now_ns, 
 
 std::vector<std::string> LiveLines(const pb::Job& job, const Screen& screen, int64_t now_ns) {
   std::vector<std::string> lines;
+  if (job.has_array()) return {Plain(ArrayCounts(job.array()))};
   size_t name_width = 0;
   auto shown = [](const pb::Task& task) {
     return UnderWay(task) || task.state() == pb::TASK_WAITING;

@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cli/render/array.h"
 #include "cli/render/bar.h"
 #include "common/base/units.h"
 
@@ -116,10 +117,11 @@ void AppendLine(std::string* out, std::string_view label, std::string_view value
 }  // namespace
 
 std::string HeadLine(const pb::Job& job, int64_t now_ns) {
-  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), ", ",
+  std::string text = absl::StrCat("Job ", JobId(job), " ", Plain(job.spec().name()), ", ",
                                   Plain(job.spec().queue()));
   const pb::Task* lead = LeadTask(job);
   if (lead != nullptr) absl::StrAppend(&text, ", ", DevicesOf(job, *lead));
+  if (job.has_array()) absl::StrAppend(&text, " a member, ", job.array().members(), " members");
   absl::StrAppend(&text, ": ", StateName(job.state()));
   if (job.state() == pb::WAITING)
     absl::StrAppend(&text, " since ", FormatClock(WaitingSince(job), now_ns));
@@ -134,7 +136,16 @@ std::string HeadLine(const pb::Job& job, int64_t now_ns) {
   return text;
 }
 
+std::string WhyText(const pb::Job& job, int64_t now_ns) {
+  const pb::Task* task = LeadTask(job);
+  return task == nullptr ? "" : WhyOf(job, *task, now_ns);
+}
+
 std::string OutcomeReason(const pb::Job& job) {
+  if (job.has_array() && job.state() == pb::FAILED) {
+    return absl::StrCat(job.array().failed(), " of ", job.array().members(), " failed",
+                        job.detail().empty() ? "" : absl::StrCat("; ", Plain(job.detail())));
+  }
   if (job.state() == pb::CANCELLED)
     return job.detail().empty() ? "cancelled" : Plain(job.detail());  // "cancelled by ann"
   std::string text = CauseName(job.cause());
@@ -170,7 +181,16 @@ Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
     const pb::Task* task = LeadTask(job);
     const pb::Attempt* attempt = task == nullptr ? nullptr : NewestAttempt(*task);
     bool placed = attempt != nullptr && UnderWay(task->state());
-    table.AddRow({absl::StrCat(job.number()), job.spec().name(), job.spec().queue(), job.owner(),
+    if (job.has_array()) {  // one row; what stands there of a member is of the one that tells most
+      table.AddRow({JobId(job), job.spec().name(), job.spec().queue(), job.owner(),
+                    StateName(job.state()), task == nullptr ? "" : task->name(),
+                    task == nullptr ? "" : DemandName(SpecOrEmpty(job, *task)), "",
+                    ShortArrayCounts(job.array()), "", "", FormatSpan(now_ns - job.submit_ns()),
+                    HasEnded(job.state()) && job.state() != pb::SUCCEEDED ? OutcomeReason(job)
+                                                                          : WhyText(job, now_ns)});
+      continue;
+    }
+    table.AddRow({JobId(job), job.spec().name(), job.spec().queue(), job.owner(),
                   StateName(job.state()), task == nullptr ? "" : task->name(),
                   task == nullptr ? "" : DevicesOf(job, *task), placed ? PlaceName(*attempt) : "",
                   task == nullptr ? "" : ShortProgress(*task),
@@ -178,8 +198,7 @@ Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
                   task == nullptr ? "" : absl::StrCat(task->restarts_used()),
                   FormatSpan(now_ns - job.submit_ns()),
                   HasEnded(job.state()) && job.state() != pb::SUCCEEDED ? OutcomeReason(job)
-                  : task == nullptr                                     ? ""
-                                    : WhyOf(job, *task, now_ns)});
+                                                                        : WhyText(job, now_ns)});
   }
   return table;
 }
@@ -198,8 +217,8 @@ Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
                {"WHY"}});
   for (const pb::Job& job : jobs) {
     table.AddRow(
-        {absl::StrCat(job.number()), job.spec().name(), job.spec().queue(), job.owner(),
-         StateName(job.state()), FormatClock(job.submit_ns(), now_ns),
+        {JobId(job), job.spec().name(), job.spec().queue(), job.owner(), StateName(job.state()),
+         FormatClock(job.submit_ns(), now_ns),
          FormatSpan((job.start_ns() > 0 ? job.start_ns() : job.end_ns()) - job.submit_ns()),
          Span(job.start_ns(), job.end_ns(), now_ns),
          job.end_ns() > 0 ? FormatClock(job.end_ns(), now_ns) : "", job.cluster(),
@@ -235,6 +254,12 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
                  absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "",
                               task.spill_reason()));
   }
+  if (job.has_array()) {
+    AppendLine(&out, "members", ArrayCounts(job.array()));
+    absl::StrAppend(&out, "\nEach of them: muster jobs ", job.number(), " --tasks\n");
+    return out;
+  }
+  AppendLine(&out, "values", MemberValues(job.member()));
   AppendLine(&out, "directory", job.directory());
 
   Table tasks({{"TASK"},
@@ -293,6 +318,7 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
     std::string text;
   };
   std::vector<Line> lines;
+  if (after.has_array()) return {};
   auto add = [&](int64_t at_ns, const pb::Task& task, std::string text) {
     if (at_ns == 0) at_ns = now_ns;
     lines.push_back({at_ns, absl::StrCat(FormatClockSeconds(at_ns), "  ", Plain(task.name()), "  ",
@@ -356,7 +382,7 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
 }
 
 std::string OutcomeLine(const pb::Job& job) {
-  std::string text = absl::StrCat("Job ", job.number(), " ", Plain(job.spec().name()), " ");
+  std::string text = absl::StrCat("Job ", JobId(job), " ", Plain(job.spec().name()), " ");
   if (job.state() == pb::CANCELLED) return absl::StrCat(text, "was ", OutcomeReason(job), ".");
   absl::StrAppend(&text, StateName(job.state()));
   if (job.state() != pb::SUCCEEDED) {

@@ -19,6 +19,8 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns);
 
 // "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58"
 std::string HeadLine(const pb::Job& job, int64_t now_ns);
+// Why it waits, or when what runs of it ends.
+std::string WhyText(const pb::Job& job, int64_t now_ns);
 // Why it did not succeed, from the task that did it: "main, killed: rank 3 by SIGKILL".
 std::string OutcomeReason(const pb::Job& job);
 

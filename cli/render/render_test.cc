@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "cli/render/array.h"
 #include "cli/render/bar.h"
 #include "cli/render/escapes.h"
 #include "cli/render/explain.h"
@@ -503,6 +504,52 @@ TEST(JobTest, ListShowsPlaceProgressAndEnd) {
             "AGE  WHY\n"
             "318  sft-8b  research/nlp  running  main  2 x 8 h100-80g  phx/h07,h08  41% 246/600  "
             "93 s  ends 15:40\n");
+}
+
+pb::Job Array318() {
+  pb::Job job = Job318();
+  job.mutable_array()->set_members(1000);
+  job.mutable_array()->set_succeeded(120);
+  job.mutable_array()->set_failed(2);
+  job.mutable_array()->set_running(64);
+  job.mutable_array()->set_waiting(814);
+  return job;
+}
+
+TEST(ArrayTest, IsOneRowWithItsCounts) {
+  const std::string list = JobsTable({Array318()}, kNow).Render(Screen());
+  EXPECT_THAT(list, HasSubstr("318"));
+  EXPECT_THAT(list, HasSubstr("122/1000 ended, 64 run, 2 failed"));
+  EXPECT_THAT(list, Not(HasSubstr("h07"))) << "where one of many runs says nothing";
+  const std::string page = RenderJob(Array318(), Screen(), kNow);
+  EXPECT_THAT(page, HasSubstr("120 succeeded, 2 failed, 64 running, 814 waiting"));
+  EXPECT_THAT(page, HasSubstr("muster jobs 318 --tasks"));
+  EXPECT_TRUE(EventLines(nullptr, Array318(), kNow).empty());
+  EXPECT_EQ(LiveLines(Array318(), Terminal(100), kNow),
+            std::vector<std::string>{"120 succeeded, 2 failed, 64 running, 814 waiting"});
+  pb::Job ended = Array318();
+  ended.set_state(pb::FAILED);
+  ended.set_detail("job 318_7: rank 0: exit 1");
+  EXPECT_THAT(OutcomeLine(ended), HasSubstr("2 of 1000 failed; job 318_7: rank 0: exit 1"));
+}
+
+TEST(ArrayTest, MembersAreNamedByTheArrayAndTheirIndexAndTellTheirValues) {
+  pb::Job job = Job318();
+  job.set_number(325);
+  job.mutable_member()->set_array(318);
+  job.mutable_member()->set_index(7);
+  job.mutable_member()->set_id("318_7");
+  pb::SweepValues* values = job.mutable_member()->add_values();
+  values->set_name("lr");
+  values->add_values("3e-4");
+  EXPECT_EQ(JobId(job), "318_7");
+  const std::string list = MembersTable({job}, kNow).Render(Screen());
+  EXPECT_THAT(list, HasSubstr("318_7"));
+  EXPECT_THAT(list, HasSubstr("lr=3e-4"));
+  EXPECT_THAT(list, HasSubstr("h07"));
+  job.mutable_member()->clear_values();
+  EXPECT_THAT(MembersTable({job}, kNow).Render(Screen()), Not(HasSubstr("VALUES")));
+  EXPECT_THAT(HeadLine(job, kNow), HasSubstr("Job 318_7 sft-8b"));
 }
 
 TEST(JobTest, AJobThatStartedAgainRunsSinceThen) {

@@ -67,6 +67,13 @@ class JobReader {
       (*spec_.mutable_env())[std::move(name)] = std::move(value);
     });
     top.TextList("secrets", [&](std::string name) { spec_.add_secrets(std::move(name)); });
+    if (top.Text("array", &text)) spec_.set_array(text);
+    ReadSweep(top);
+    ReadWorkers(top, "independent_workers", spec_.mutable_independent_workers());
+    if (spec_.independent_workers().max() == 0) spec_.clear_independent_workers();
+    if (top.Has("independent_workers") && top.Has("workers"))
+      document_.AddAtPath("workers", "is what a gang has; with independent_workers leave it out",
+                          Document::Where::kName);
 
     if (!top.Has("tasks")) {
       top.Take("tasks");  // known, and suggested
@@ -123,7 +130,8 @@ class JobReader {
  private:
   void ReadTask(Fields& fields, pb::TaskSpec* task) {
     fields.TextList("after", [&](std::string name) { task->add_after(std::move(name)); });
-    ReadWorkers(fields, task);
+    pb::Workers workers;
+    if (ReadWorkers(fields, "workers", &workers)) *task->mutable_workers() = workers;
     if (std::optional<Fields> resources = fields.Map("resources"))
       ReadResources(*resources, task->mutable_resources());
     int32_t number = 0;
@@ -170,11 +178,34 @@ class JobReader {
     if (fields.Duration("time_limit", &duration_ns)) task->set_time_limit_ns(duration_ns);
   }
 
-  void ReadWorkers(Fields& fields, pb::TaskSpec* task) {
-    const YamlNode* node = fields.Take("workers");
-    if (node == nullptr) return;
+  // A map of names, each with the list of its values.
+  void ReadSweep(Fields& top) {
+    top.ForEachEntry(
+        "sweep", [&](const YamlNode& key, const YamlNode& list, const std::string& path) {
+          if (!list.IsList()) {
+            document_.MarkUnsound("");
+            return document_.Add(
+                list, path,
+                absl::StrCat("must be a list of values, such as [1e-4, 3e-4]; got ", Shown(list)));
+          }
+          pb::SweepValues* values = spec_.add_sweep();
+          values->set_name(key.text);
+          for (size_t i = 0; i < list.items.size(); ++i) {
+            const std::string at = IndexPath(path, i);
+            std::string value;
+            document_.Note(at, list.items[i], nullptr);
+            if (!ReadText(document_, list.items[i], at, &value)) document_.MarkUnsound("");
+            values->add_values(std::move(value));
+          }
+        });
+  }
+
+  // True: it is there and good.
+  bool ReadWorkers(Fields& fields, std::string_view name, pb::Workers* workers) {
+    const YamlNode* node = fields.Take(name);
+    if (node == nullptr) return false;
     if (node->IsMap()) {
-      Fields range(document_, *node, fields.PathOf("workers"));
+      Fields range(document_, *node, fields.PathOf(name));
       int32_t least = 0, most = 0;
       const bool has_least = range.Int("min", 1, kMaxWorkers, &least),
                  has_most = range.Int("max", 1, kMaxWorkers, &most);
@@ -186,20 +217,22 @@ class JobReader {
             "is missing; an elastic gang has min and max, a fixed one is a number: workers: 4");
         document_.MarkUnsound(range.path());
       }
-      if (!has_least || !has_most) return;
-      task->mutable_workers()->set_min(least);
-      task->mutable_workers()->set_max(most);
-      return;
+      if (!has_least || !has_most) return false;
+      workers->set_min(least);
+      workers->set_max(most);
+      return true;
     }
     const std::optional<int64_t> value = WholeNumber(*node);
     if (!value.has_value() || *value < 1 || *value > kMaxWorkers) {
-      return fields.Bad(
-          "workers", *node,
+      fields.Bad(
+          name, *node,
           absl::StrCat("must be a whole number from 1 to ", kMaxWorkers,
                        ", or {min: 2, max: 4}; got ", value ? absl::StrCat(*value) : Shown(*node)));
+      return false;
     }
-    task->mutable_workers()->set_min(static_cast<int32_t>(*value));
-    task->mutable_workers()->set_max(static_cast<int32_t>(*value));
+    workers->set_min(static_cast<int32_t>(*value));
+    workers->set_max(static_cast<int32_t>(*value));
+    return true;
   }
 
   void ReadResources(Fields& fields, pb::Resources* out) {

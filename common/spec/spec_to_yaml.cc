@@ -55,15 +55,16 @@ void WriteJson(YamlWriter& out, const std::string& name, const nlohmann::json& v
   out.Close();
 }
 
-void WriteTask(YamlWriter& out, const pb::TaskSpec& task) {
+void WriteWorkers(YamlWriter& out, std::string_view name, const pb::Workers& workers) {
+  out.Plain(name, workers.min() == workers.max()
+                      ? absl::StrCat(workers.min())
+                      : absl::StrCat("{min: ", workers.min(), ", max: ", workers.max(), "}"));
+}
+
+// `counted`: the job says elsewhere how many workers there are.
+void WriteTask(YamlWriter& out, const pb::TaskSpec& task, bool counted) {
   WriteList(out, "after", task.after());
-  if (task.has_workers()) {
-    const pb::Workers& workers = task.workers();
-    out.Plain("workers",
-              workers.min() == workers.max()
-                  ? absl::StrCat(workers.min())
-                  : absl::StrCat("{min: ", workers.min(), ", max: ", workers.max(), "}"));
-  }
+  if (task.has_workers() && !counted) WriteWorkers(out, "workers", task.workers());
   const pb::Resources& resources = task.resources();
   if (task.has_resources() && resources.ByteSizeLong() > 0) {
     out.Open("resources");
@@ -137,18 +138,27 @@ std::string SpecToYaml(const pb::JobSpec& spec) {
   WriteList(out, "clusters", spec.clusters());
   WriteMap(out, "env", spec.env());
   WriteList(out, "secrets", spec.secrets());
+  if (!spec.array().empty()) out.Text("array", spec.array());
+  if (!spec.sweep().empty()) {
+    out.Open("sweep");
+    for (const pb::SweepValues& values : spec.sweep())
+      WriteList(out, values.name(), values.values());
+    out.Close();
+  }
+  if (spec.has_independent_workers())
+    WriteWorkers(out, "independent_workers", spec.independent_workers());
   const bool short_form = spec.tasks_size() == 1 &&
                           (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main") &&
                           spec.tasks(0).env().empty();
   if (short_form) {
-    WriteTask(out, spec.tasks(0));
+    WriteTask(out, spec.tasks(0), spec.has_independent_workers());
   } else {
     out.Open("tasks");
     for (const pb::TaskSpec& task : spec.tasks()) {
       out.Item();
       out.Text("name", task.name());
       WriteMap(out, "env", task.env());
-      WriteTask(out, task);
+      WriteTask(out, task, spec.has_independent_workers());
       out.Close();
     }
     out.Close();

@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/spec/members.h"
 
 namespace muster {
 namespace {
@@ -26,8 +27,8 @@ class Filter {
                request_.states().end();
   }
 
-  bool Matches(const JobRow& job) const {
-    if (!may_see_(job) || !MayMatch(job.owner, job.spec->queue(), job.state)) return false;
+  bool Matches(const JobRow& job, pb::JobState state) const {
+    if (!may_see_(job) || !MayMatch(job.owner, job.spec->queue(), state)) return false;
     return std::all_of(request_.labels().begin(), request_.labels().end(), [&](const auto& label) {
       const auto it = job.spec->labels().find(label.first);
       return it != job.spec->labels().end() && it->second == label.second;
@@ -81,7 +82,7 @@ absl::Status AddPast(const std::shared_ptr<const View>& view, History* history,
           broken = job.status();
           return false;
         }
-        if (filter.Matches(**job)) past.push_back(*std::move(job));
+        if (filter.Matches(**job, row.state)) past.push_back(*std::move(job));
         return true;
       });
   if (!status.ok()) return status;
@@ -103,12 +104,66 @@ absl::Status AddPast(const std::shared_ptr<const View>& view, History* history,
   return absl::OkStatus();
 }
 
+// An array's members by their order, in pages of which the token is the next one's place.
+absl::StatusOr<JobPage> ListMembers(const std::shared_ptr<const View>& view, History* history,
+                                    const pb::ListJobsRequest& request, const Filter& filter,
+                                    size_t size) {
+  int32_t from = 0;
+  if (!request.page_token().empty() && (!absl::SimpleAtoi(request.page_token(), &from) || from < 0))
+    return absl::InvalidArgumentError("page_token is not one that List gave");
+  const absl::StatusOr<std::shared_ptr<const JobRow>> first =
+      FindJob(view, history, request.array());
+  if (!first.ok()) return first.status();
+  if (*first == nullptr || (*first)->array == 0 || (*first)->member != 0) {
+    return absl::NotFoundError(
+        absl::StrCat("\"", request.array(),
+                     "\" is no array's number: only jobs with array, sweep or "
+                     "independent_workers have members"));
+  }
+  JobPage page;
+  const int32_t members = MembersOf(*(*first)->spec);
+  for (int32_t m = from; m < members; ++m) {
+    if (page.jobs.size() == size) {
+      page.next_page_token = absl::StrCat(m);
+      break;
+    }
+    const uint64_t number = (*first)->number + static_cast<uint64_t>(m);
+    const absl::StatusOr<std::shared_ptr<const JobRow>> job =
+        FindJob(view, history, absl::StrCat(number));
+    if (!job.ok()) return job.status();
+    if (*job != nullptr && filter.Matches(**job, (*job)->state)) page.jobs.push_back(*job);
+  }
+  return page;
+}
+
+// "17_3" as the history has it: by the number of that member. "" if there is none.
+absl::StatusOr<std::string> NumberInHistory(const std::shared_ptr<const View>& view,
+                                            History* history, std::string_view id) {
+  const size_t at = id.find('_');
+  if (at == std::string_view::npos) return std::string(id);
+  int64_t index = 0;
+  const absl::StatusOr<std::shared_ptr<const JobRow>> first =
+      FindJob(view, history, id.substr(0, at));
+  if (!first.ok()) return first.status();
+  const std::string text(id.substr(at + 1));
+  if (*first == nullptr || (*first)->array == 0 || (*first)->member != 0 ||
+      !absl::SimpleAtoi(text, &index))
+    return std::string();
+  const int32_t member = MemberOfIndex(*(*first)->spec, index);
+  return member < 0 ? std::string()
+                    : absl::StrCat((*first)->number + static_cast<uint64_t>(member));
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const JobRow>> FindJob(std::shared_ptr<const View> view,
                                                       History* history, std::string_view id) {
   if (const JobRow* job = view->state.FindJobByText(id); job != nullptr) return Pinned(view, *job);
   if (history == nullptr) return nullptr;
+  const absl::StatusOr<std::string> number = NumberInHistory(view, history, id);
+  if (!number.ok()) return number.status();
+  if (number->empty()) return nullptr;
+  id = *number;
   const absl::StatusOr<std::string> record = history->Find(id);
   if (!record.ok()) return record.status();
   if (record->empty()) return nullptr;
@@ -127,9 +182,14 @@ absl::StatusOr<JobPage> ListJobs(std::shared_ptr<const View> view, History* hist
   }
   const State& state = view->state;
   const Filter filter(request, may_see);
+  if (!request.array().empty()) return ListMembers(view, history, request, filter, size);
   JobPage page;
-  const auto take = [&](const JobRow& job) {
-    if (!filter.Matches(job)) return true;
+  uint64_t array = 0;  // the newest that was looked at: it is one row
+  const auto take = [&](const JobRow& member) {
+    if (member.array != 0 && member.array == array) return true;
+    array = member.array;
+    const JobRow& job = array == 0 ? member : *state.FindJob(array);
+    if (!filter.Matches(job, ShownState(state, job))) return true;
     if (page.jobs.size() == size) {
       page.next_page_token = absl::StrCat(page.jobs.back()->number);
       return false;

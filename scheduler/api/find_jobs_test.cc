@@ -28,6 +28,16 @@ class ListedHistory : public History {
     job.set_state(state);
     job.add_tasks()->set_state(pb::TASK_SUCCEEDED);
   }
+  // Of three members; the store lists the first one alone, in the state of the whole.
+  void AddArray(uint64_t number, const std::string& indices, pb::JobState state) {
+    for (uint64_t m = 0; m < 3; ++m) {
+      Add(number + m, "ada", "research", m == 0 ? state : pb::JOB_STATE_UNSPECIFIED);
+      pb::JobRecord& job = jobs_[number + m];
+      job.mutable_spec()->set_array(indices);
+      job.set_array(number);
+      job.set_member(static_cast<int32_t>(m));
+    }
+  }
   absl::StatusOr<std::string> Find(std::string_view id) override {
     for (const auto& [number, job] : jobs_) {
       if (absl::StrCat(number) == id || job.uid() == id) return DeterministicBytes(job);
@@ -38,6 +48,7 @@ class ListedHistory : public History {
                     const std::function<bool(const Row&)>& each) override {
     for (auto it = jobs_.rbegin(); it != jobs_.rend(); ++it) {
       if (it->first >= before || it->first <= above) continue;
+      if (it->second.state() == pb::JOB_STATE_UNSPECIFIED) continue;
       const pb::JobRecord& job = it->second;
       if (!each({it->first, job.owner(), job.spec().queue(), job.state(), [&] {
                    ++read;
@@ -120,6 +131,88 @@ TEST(List, ItsPagesTogetherAreAllJobsNewestFirst) {
   EXPECT_EQ(paged({}), "7 6 | 5 4 | 3 2 | 1 | ");
   EXPECT_EQ(paged({pb::WAITING, pb::RUNNING}), "6 3 | 2 1 | ");
   EXPECT_EQ(paged({pb::CANCELLED}), "7 5 | 4 | ");
+}
+
+// An array of five members by turns, and a job before and behind it.
+TEST(List, AnArrayIsOneRowAndItsMembersAreListedByTheirOrder) {
+  LabWithOneHost lab;
+  for (const char* array : {"", "1-9:2%3", ""}) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    request.mutable_spec()->set_array(array);
+    request.set_idempotency_key(absl::StrCat("key", lab.engine.Snapshot()->commit));
+    uint64_t number = 0;
+    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
+           [&](const SubmitOutcome& outcome) { number = outcome.number; });
+    lab.engine.Step();
+    EXPECT_EQ(number, lab.engine.Snapshot()->state.next_job_number() - (*array == 0 ? 1 : 5));
+  }
+  const auto listed = [&](const pb::ListJobsRequest& asked) {
+    std::string numbers;
+    pb::ListJobsRequest request = asked;
+    do {
+      const absl::StatusOr<JobPage> page =
+          ListJobs(lab.engine.Snapshot(), nullptr, request, [](const JobRow&) { return true; });
+      if (!page.ok()) return std::string(page.status().message());
+      for (const std::shared_ptr<const JobRow>& job : page->jobs)
+        absl::StrAppend(&numbers, job->number, " ");
+      absl::StrAppend(&numbers, "| ");
+      request.set_page_token(page->next_page_token);
+    } while (!request.page_token().empty());
+    return numbers;
+  };
+  pb::ListJobsRequest request;
+  EXPECT_EQ(listed(request), "7 2 1 | ");
+  request.set_page_size(2);
+  EXPECT_EQ(listed(request), "7 2 | 1 | ");
+  request.add_states(pb::WAITING);
+  request.add_states(pb::RUNNING);
+  EXPECT_EQ(listed(request), "7 2 | 1 | ");
+  request.clear_states();
+  request.set_array("2");
+  EXPECT_EQ(listed(request), "2 3 | 4 5 | 6 | ");
+  request.add_states(pb::CANCELLED);
+  EXPECT_EQ(listed(request), "| ");
+  request.set_array("1");
+  EXPECT_NE(listed(request).find("is no array's number"), std::string::npos);
+  pb::Event cancel;
+  cancel.mutable_job_cancel()->set_number(2);
+  cancel.mutable_job_cancel()->set_array(true);
+  lab.engine.Post(cancel);
+  lab.engine.Step();
+  request.set_array("2");
+  EXPECT_NE(listed(request), "| ");
+  const std::shared_ptr<const View> view = lab.engine.Snapshot();
+  EXPECT_EQ((*FindJob(view, nullptr, "2_7"))->number, 5u);
+  EXPECT_EQ(*FindJob(view, nullptr, "2_8"), nullptr);
+}
+
+// State holds neither any more.
+TEST(List, AnArrayOfThePastIsOneRowInItsOwnState) {
+  ListedHistory history;
+  history.Add(4, "ada", "research", pb::FAILED);
+  history.AddArray(5, "0-2", pb::FAILED);
+  LabWithOneHost lab;
+  pb::ListJobsRequest request;
+  request.add_states(pb::FAILED);
+  View view = *lab.engine.Snapshot();
+  pb::Event event;
+  event.mutable_job_submitted()->set_number(8);
+  event.mutable_job_submitted()->set_uid("next");
+  *event.mutable_job_submitted()->mutable_spec() = OneSlotSpec();
+  Apply(&view.state, event);
+  const auto now = std::make_shared<const View>(view);
+  const auto all = [](const JobRow&) { return true; };
+  const absl::StatusOr<JobPage> page = ListJobs(now, &history, request, all);
+  std::vector<uint64_t> numbers;
+  for (const auto& job : page.value().jobs) numbers.push_back(job->number);
+  EXPECT_EQ(numbers, (std::vector<uint64_t>{5, 4}));
+  request.clear_states();
+  request.set_array("5");
+  EXPECT_EQ(ListJobs(now, &history, request, all)->jobs.size(), 3u);
+  const auto member = FindJob(now, &history, "5_2");
+  EXPECT_EQ((*member)->number, 7u);
+  EXPECT_EQ(*FindJob(now, &history, "5_3"), nullptr);
 }
 
 TEST(List, OfAQueueThatNeverWasIsNotFound) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
+#include "common/spec/members.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/find_jobs.h"
 #include "scheduler/api/log_stream.h"
@@ -49,11 +50,13 @@ grpc::Status Busy() {
 class WatchStream
     : public QueuedWriter<grpc::ServerWriteReactor<pb::WatchJobResponse>, pb::WatchJobResponse> {
  public:
-  WatchStream(const ApiContext* context, WatchHub* hub, StreamCounts* streams, const Caller& caller)
+  WatchStream(const ApiContext* context, WatchHub* hub, StreamCounts* streams, const Caller& caller,
+              bool whole)
       : context_(context),
         hub_(hub),
         streams_(streams),
         who_(caller.principal()),
+        whole_(whole),
         job_(caller.job()) {}
 
   void Begin() {
@@ -61,7 +64,9 @@ class WatchStream
       std::lock_guard lock(mutex_);
       const std::shared_ptr<const JobRow> job = std::move(job_);
       if (streams_->Take(who_->user, kWatchesMax)) {
-        id_ = hub_->Add(job, [this](const WatchHub::News& news) { Changed(news); });
+        id_ = hub_->Add(
+            job, [this](const WatchHub::News& news) { Changed(news); },
+            whole_ ? MembersOf(*job->spec) : 1);
         return;
       }
     }
@@ -105,22 +110,27 @@ class WatchStream
     // A slow reader gets fewer messages, not older ones: what happened is told once it has read
     // what waits.
     // They quote what processes wrote.
-    if (sight.Output(*row)) held_.insert(held_.end(), news.events.begin(), news.events.end());
+    // Of an array only how it is as a whole is told.
+    if (sight.Output(*row) && !whole_)
+      held_.insert(held_.end(), news.events.begin(), news.events.end());
     behind_ = true;
-    if (backlog() > 0 && !row->finished()) return;
+    const bool over = whole_ ? row->ended != nullptr : row->finished();
+    if (backlog() > 0 && !over) return;
     behind_ = false;
     pb::WatchJobResponse response;
-    *response.mutable_job() = TellJob(*context_, sight, news.view, *row, &news.holders);
+    *response.mutable_job() = whole_ ? TellArray(*context_, sight, news.view, *row, &news.holders)
+                                     : TellJob(*context_, sight, news.view, *row, &news.holders);
     for (const std::string& sentence : held_) response.add_events(HideJobs(sight, sentence));
     held_.clear();
     Push(std::move(response));
-    if (row->finished()) Finally(grpc::Status::OK);
+    if (over) Finally(grpc::Status::OK);
   }
 
   const ApiContext* const context_;
   WatchHub* const hub_;
   StreamCounts* const streams_;
   const std::shared_ptr<const Principal> who_;
+  const bool whole_;                   // an array as a whole
   std::shared_ptr<const JobRow> job_;  // until Begin: it may hold a whole State
   std::mutex mutex_;
   uint64_t id_ = 0;
@@ -169,6 +179,27 @@ pb::Job TellJob(const ApiContext& context, const Sight& sight, const View& view,
   MaskJob(sight, job, &told);
   return told;
 }
+
+pb::Job TellArray(const ApiContext& context, const Sight& sight, const View& view,
+                  const JobRow& first, PoolHolders* holders) {
+  const JobRow& telling = TellingMember(view.state, first);
+  return DescribeArray(view.state, first, TellJob(context, sight, view, telling, holders));
+}
+
+bool IsWholeArray(const JobRow& job, std::string_view id) {
+  return job.array != 0 && job.member == 0 && id.find('_') == std::string_view::npos;
+}
+
+namespace {
+
+// As the caller named it: an array by its number, or a job, of an array a member.
+pb::Job TellNamed(const ApiContext& context, const Sight& sight, const View& view,
+                  const JobRow& job, std::string_view id) {
+  return IsWholeArray(job, id) ? TellArray(context, sight, view, job)
+                               : TellJob(context, sight, view, job);
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* JobServiceImpl::Preview(const Caller& caller,
                                                   grpc::CallbackServerContext* call,
@@ -240,8 +271,10 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
             answered_ = view;
           }
           if (const JobRow* job = view->state.FindJob(outcome.number); job != nullptr) {
-            *response->mutable_job() = TellJob(*context_, Sight(view->state, caller.who()), *view,
-                                               *job, &*answered_holders_);
+            const Sight sight(view->state, caller.who());
+            *response->mutable_job() =
+                job->array != 0 ? TellArray(*context_, sight, *view, *job, &*answered_holders_)
+                                : TellJob(*context_, sight, *view, *job, &*answered_holders_);
           }
           response->set_existed(outcome.existed);
         }
@@ -252,9 +285,10 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
 
 grpc::ServerUnaryReactor* JobServiceImpl::Get(const Caller& caller,
                                               grpc::CallbackServerContext* call,
-                                              const pb::GetJobRequest*, pb::Job* response) {
+                                              const pb::GetJobRequest* request, pb::Job* response) {
   const View& view = *caller.view();
-  *response = TellJob(*context_, Sight(view.state, caller.who()), view, *caller.job());
+  *response =
+      TellNamed(*context_, Sight(view.state, caller.who()), view, *caller.job(), request->id());
   return Reply(call, grpc::Status::OK);
 }
 
@@ -276,7 +310,9 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(const Caller& caller,
   PoolHolders holders(view->state);
   for (const std::shared_ptr<const JobRow>& row : page->jobs) {
     pb::Job* job = response->add_jobs();
-    *job = TellJob(*context_, sight, *view, *row, &holders);
+    *job = row->array != 0 && request->array().empty()
+               ? TellArray(*context_, sight, *view, *row, &holders)
+               : TellJob(*context_, sight, *view, *row, &holders);
     for (pb::TaskSpec& task : *job->mutable_spec()->mutable_tasks()) {
       task.clear_run();
       task.clear_setup();
@@ -287,10 +323,10 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(const Caller& caller,
   return Reply(call, grpc::Status::OK);
 }
 
-grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(const Caller& caller,
-                                                                      grpc::CallbackServerContext*,
-                                                                      const pb::WatchJobRequest*) {
-  const auto stream = std::make_shared<WatchStream>(context_, hub_, &watches_, caller);
+grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(
+    const Caller& caller, grpc::CallbackServerContext*, const pb::WatchJobRequest* request) {
+  const auto stream = std::make_shared<WatchStream>(context_, hub_, &watches_, caller,
+                                                    IsWholeArray(*caller.job(), request->id()));
   stream->KeepAlive(stream);
   stream->Begin();
   return stream.get();
@@ -298,26 +334,30 @@ grpc::ServerWriteReactor<pb::WatchJobResponse>* JobServiceImpl::Watch(const Call
 
 grpc::ServerUnaryReactor* JobServiceImpl::Cancel(const Caller& caller,
                                                  grpc::CallbackServerContext* call,
-                                                 const pb::CancelJobRequest*, pb::Job* response) {
+                                                 const pb::CancelJobRequest* request,
+                                                 pb::Job* response) {
   const View& view = *caller.view();
+  const std::string id = request->id();
+  const bool whole = IsWholeArray(*caller.job(), id);
   const uint64_t number = caller.job()->number;
   if (view.state.FindJob(number) == nullptr) {  // it ended long ago
-    *response = TellJob(*context_, Sight(view.state, caller.who()), view, *caller.job());
+    *response = TellNamed(*context_, Sight(view.state, caller.who()), view, *caller.job(), id);
     return Reply(call, grpc::Status::OK);
   }
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   caller.Change(
-      [number, by = caller.user()](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+      [number, whole, by = caller.user()](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
         std::vector<pb::Event> events(1);
         events[0].mutable_job_cancel()->set_number(number);
         events[0].mutable_job_cancel()->set_by(by);
+        events[0].mutable_job_cancel()->set_array(whole);
         return events;
       },
-      [this, caller, reactor, response, number](absl::Status status) {
+      [this, caller, reactor, response, number, id](absl::Status status) {
         if (status.ok()) {
           const std::shared_ptr<const View> now = context_->engine->Snapshot();
           if (const JobRow* row = now->state.FindJob(number); row != nullptr)
-            *response = TellJob(*context_, Sight(now->state, caller.who()), *now, *row);
+            *response = TellNamed(*context_, Sight(now->state, caller.who()), *now, *row, id);
         }
         reactor->Finish(ToGrpc(status));
       });
@@ -338,19 +378,23 @@ grpc::ServerUnaryReactor* JobServiceImpl::Explain(const Caller& caller,
                                                   const pb::ExplainRequest* request,
                                                   pb::ExplainResponse* response) {
   const int64_t budget_ns = BudgetNs(request->budget_ms(), 2000);
+  const bool whole = IsWholeArray(*caller.job(), request->id());
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  const bool asked = context_->outlook->Ask([this, caller, call, reactor, response, budget_ns] {
-    const std::shared_ptr<const View>& view = caller.view();
-    const std::shared_ptr<const JobRow>& job = caller.job();
-    const Sight sight(view->state, caller.who());
-    const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
-    *response = muster::Explain(
-        view->state, *view->plan, job->number, now_ns, context_->scheduling,
-        SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }));
-    *response->mutable_job() = TellJob(*context_, sight, *view, *job);
-    Mask(sight, response);
-    reactor->Finish(grpc::Status::OK);
-  });
+  const bool asked =
+      context_->outlook->Ask([this, caller, call, reactor, response, budget_ns, whole] {
+        const std::shared_ptr<const View>& view = caller.view();
+        const std::shared_ptr<const JobRow>& job = caller.job();
+        const Sight sight(view->state, caller.who());
+        const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
+        const JobRow& about = whole ? TellingMember(view->state, *job) : *job;
+        *response = muster::Explain(
+            view->state, *view->plan, about.number, now_ns, context_->scheduling,
+            SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }));
+        *response->mutable_job() = whole ? TellArray(*context_, sight, *view, *job)
+                                         : TellJob(*context_, sight, *view, *job);
+        Mask(sight, response);
+        reactor->Finish(grpc::Status::OK);
+      });
   if (!asked) reactor->Finish(Busy());
   return reactor;
 }

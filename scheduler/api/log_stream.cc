@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
+#include "common/spec/members.h"
 #include "scheduler/api/errors.h"
+#include "scheduler/api/services.h"
 
 namespace muster {
 namespace {
@@ -64,6 +66,13 @@ LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest r
 }
 
 void LogStream::Begin() {
+  if (IsWholeArray(*job_, request_.id())) {
+    const std::string first = MemberId(*job_->spec, job_->array, 0);
+    return Finally(grpc::Status(
+        grpc::StatusCode::INVALID_ARGUMENT,
+        absl::StrCat("job ", job_->array, " is an array; name one of its members, such as ", first,
+                     ". All of them: muster jobs ", job_->array, " --tasks")));
+  }
   {
     std::lock_guard lock(state_mutex_);
     if (g_readers.fetch_add(1) < kLogReadersMax) {

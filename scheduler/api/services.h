@@ -188,5 +188,10 @@ grpc::Status CheckSize(const google::protobuf::Message& request);
 // A job with the newest progress, as it is told to the user of `sight`, which is of `view`.
 pb::Job TellJob(const ApiContext& context, const Sight& sight, const View& view, const JobRow& job,
                 PoolHolders* holders = nullptr);
+// The array of this member 0 as a whole.
+pb::Job TellArray(const ApiContext& context, const Sight& sight, const View& view,
+                  const JobRow& first, PoolHolders* holders = nullptr);
+// The caller, who names a job so, means the array of which it is member 0, not that member.
+bool IsWholeArray(const JobRow& job, std::string_view id);
 
 }  // namespace muster

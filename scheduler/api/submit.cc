@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/log.h"
 #include "common/pki/sha256.h"
+#include "common/spec/members.h"
 #include "scheduler/state/bytes.h"
 
 namespace muster {
@@ -66,6 +67,7 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
   pending->queue = outcome.resolution.resolved.queue();
   submitted->set_owner(pending->owner);
   submitted->mutable_spec()->Swap(&outcome.resolution.resolved);
+  submitted->set_members(MembersOf(submitted->spec()));
   submitted->set_idempotency_key(request.idempotency_key());
   submitted->set_umask(request.has_umask() ? request.umask() & 0777 : 022);
   submitted->set_request_hash(pending->hash);

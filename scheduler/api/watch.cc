@@ -64,12 +64,13 @@ const JobRow* WatchHub::Entry::RowIn(const View& view) const {
   return row != nullptr ? row : ended.get();
 }
 
-uint64_t WatchHub::Add(const std::shared_ptr<const JobRow>& job, Watcher watcher) {
+uint64_t WatchHub::Add(const std::shared_ptr<const JobRow>& job, Watcher watcher, int32_t members) {
   const uint64_t commit = engine_->Snapshot()->commit;
   std::lock_guard lock(mutex_);
   const uint64_t id = next_id_++;
   Entry& entry = watchers_[id];
   entry.job = job->number;
+  entry.members = members;
   if (job->finished()) entry.ended = std::make_shared<const JobRow>(*job);
   entry.watcher = std::make_shared<Watcher>(std::move(watcher));
   entry.not_before = commit;
@@ -139,6 +140,8 @@ void WatchHub::Start() {
 void WatchHub::Process(const StepRecord& step) {
   struct Change {
     const JobRow* job = nullptr;
+    int32_t members = 1;  // the most that a watcher of it follows
+    bool member = false;  // one of them changed
     bool changed = false, verdict = false;
     std::shared_ptr<const JobRow> ended;  // State has forgotten it in this step
   };
@@ -150,14 +153,24 @@ void WatchHub::Process(const StepRecord& step) {
   std::map<uint64_t, Change> jobs;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [id, entry] : watchers_) jobs.try_emplace(entry.job);
+    for (const auto& [id, entry] : watchers_) {
+      Change& change = jobs[entry.job];
+      change.members = std::max(change.members, entry.members);
+    }
   }
+  std::optional<std::vector<uint64_t>> touched;
   std::map<uint64_t, std::vector<std::string>> events;
   for (auto& [number, change] : jobs) {
     const JobRow* was = before->state.FindJob(number);
     change.job = view_->state.FindJob(number);
     // Rows are shared between snapshots until they are written: the same row has not changed.
     change.changed = change.job != was;
+    if (change.members > 1) {
+      if (!touched.has_value()) touched = view_->state.Since(before->state).jobs;
+      const auto first = std::lower_bound(touched->begin(), touched->end(), number);
+      change.member =
+          first != touched->end() && *first < number + static_cast<uint64_t>(change.members);
+    }
     change.verdict = access || !SameVerdicts(*before, *view_, number);
     if (change.job == nullptr && was != nullptr && was->finished())
       change.ended = std::make_shared<const JobRow>(*was);
@@ -179,7 +192,8 @@ void WatchHub::Process(const StepRecord& step) {
       const bool forgotten =
           change.job == nullptr &&
           entry.ended != nullptr;  // its end was told, and there is no more to tell
-      if (entry.started && !forgotten && (change.changed || change.verdict)) {
+      const bool member = entry.members > 1 && change.member;
+      if (entry.started && !forgotten && (change.changed || change.verdict || member)) {
         entry.poked = false;
         due.push_back(entry);
         if (change.job == nullptr) {

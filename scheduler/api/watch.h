@@ -39,7 +39,9 @@ class WatchHub {
 
   Engine::Observer observer();
   // The job as FindJob gave it: of one that has not ended only the number is kept.
-  uint64_t Add(const std::shared_ptr<const JobRow>& job, Watcher watcher);
+  // `members`: the watcher is called for each change of an array that has so many, of which this is
+  // the first.
+  uint64_t Add(const std::shared_ptr<const JobRow>& job, Watcher watcher, int32_t members = 1);
   // Calls the watcher once more, whatever changes.
   void Poke(uint64_t id);
   // Once it returns, the watcher isn't called any more, unless this is called by the watcher
@@ -51,6 +53,7 @@ class WatchHub {
  private:
   struct Entry {
     uint64_t job = 0;
+    int32_t members = 1;
     std::shared_ptr<const JobRow>
         ended;  // a row of its own, which keeps no view alive; nullptr: not ended, or State has it
     std::shared_ptr<Watcher> watcher;

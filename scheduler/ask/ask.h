@@ -30,6 +30,8 @@ namespace muster {
 // descriptions of many jobs spares each of them a look at all hosts.
 pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& job,
                     PoolHolders* holders = nullptr);
+// The whole array of this member 0; `telling` is its TellingMember, described.
+pb::Job DescribeArray(const State& state, const JobRow& first, pb::Job telling);
 // Why the task waits, by the newest plan, with names, whom it waits for, and the sentence. Without
 // a code if the plan has no verdict for it.
 pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& job, int32_t task,

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/job_defaults.h"
+#include "common/spec/members.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/words/failure_text.h"
@@ -145,6 +146,21 @@ std::string JobDetail(const JobRow& row) {
 
 }  // namespace
 
+namespace {
+
+int64_t StartOfArray(const State& state, const JobRow& first) {
+  int64_t start_ns = first.start_ns;
+  const int32_t members = MembersOf(*first.spec);
+  for (int32_t m = 1; m < members; ++m) {
+    const JobRow* job = state.FindJob(first.number + static_cast<uint64_t>(m));
+    if (job == nullptr || job->start_ns == 0) continue;
+    if (start_ns == 0 || job->start_ns < start_ns) start_ns = job->start_ns;
+  }
+  return start_ns;
+}
+
+}  // namespace
+
 pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, PoolHolders* holders) {
   pb::Job job;
   job.set_uid(row.uid);
@@ -160,6 +176,17 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Poo
   job.set_cluster(row.cluster);
   job.set_directory(JobDirectory(state, row));
   job.set_version(row.version);
+  if (row.array != 0) {
+    pb::ArrayMember* member = job.mutable_member();
+    member->set_array(row.array);
+    member->set_index(IndexOfMember(*row.spec, row.member));
+    member->set_id(MemberId(*row.spec, row.array, row.member));
+    for (const auto& [name, value] : ValuesOfMember(*row.spec, row.member)) {
+      pb::SweepValues* own = member->add_values();
+      own->set_name(name);
+      own->add_values(value);
+    }
+  }
   for (size_t t = 0; t < row.tasks.size(); ++t) {
     const TaskRow& task_row = row.tasks[t];
     pb::Task* task = job.add_tasks();
@@ -185,6 +212,26 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Poo
     AddCheckpoints(task_row, row.task_spec(static_cast<int32_t>(t)), task);
     task->set_backoff_until_ns(task_row.backoff_until_ns);
     task->set_spill_reason(SpillText(state, row, static_cast<int32_t>(t)));
+  }
+  return job;
+}
+
+pb::Job DescribeArray(const State& state, const JobRow& first, pb::Job telling) {
+  pb::Job job = std::move(telling);
+  const std::string id = job.member().id();
+  *job.mutable_array() = ArrayStatusOf(state, first);
+  job.set_uid(first.uid);
+  job.set_number(first.number);
+  job.set_state(StateOfArray(job.array()));
+  job.set_end_ns(job.array().end_ns());
+  job.set_start_ns(StartOfArray(state, first));
+  job.clear_member();
+  job.set_cause(job.state() == pb::CANCELLED ? pb::CANCEL : job.cause());
+  if (job.state() != pb::CANCELLED && !job.detail().empty())
+    job.set_detail(absl::StrCat("job ", id, ": ", job.detail()));
+  if (job.state() == pb::SUCCEEDED) {
+    job.clear_cause();
+    job.clear_detail();
   }
   return job;
 }

@@ -12,6 +12,9 @@
 namespace muster {
 namespace {
 
+// An array is one row.
+uint64_t RowNumber(const JobRow& job) { return job.array != 0 ? job.array : job.number; }
+
 using Top = pb::TopResponse;
 using Key = std::pair<std::string, std::string>;  // name, flavour ("" without GPUs)
 
@@ -167,7 +170,7 @@ std::vector<std::string> RowsOf(const State& state, const Counted& counted, By b
     case pb::TopRequest::USER:
       return {job.owner};
     default:
-      return {std::to_string(job.number)};
+      return {std::to_string(RowNumber(job))};
   }
   return names;
 }
@@ -188,7 +191,7 @@ void Add(const Counted& counted, int64_t now_ns, Top::Row* row) {
 
 // What a row of one job says besides its sums.
 void DescribeJob(const State& state, const Counted& counted, Top::Row* row) {
-  row->set_job(counted.job.number);
+  row->set_job(RowNumber(counted.job));
   row->set_queue(counted.job.spec->queue());
   row->set_owner(counted.job.owner);
   if (counted.held == nullptr) return;
@@ -358,12 +361,12 @@ std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedge
       }
       if (std::all_of(booked.begin(), booked.end(), [](int64_t us) { return us == 0; })) continue;
       pb::LedgerResponse::Row& row =
-          row_of(by == pb::GetLedgerRequest::USER ? job.owner : std::to_string(number));
+          row_of(by == pb::GetLedgerRequest::USER ? job.owner : std::to_string(RowNumber(job)));
       for (size_t c = 0; c < kClasses; ++c)
         row.set_device_us(static_cast<int>(c), row.device_us(static_cast<int>(c)) + booked[c]);
       if (by != pb::GetLedgerRequest::JOB) continue;
       row.set_name(job.spec->name());
-      row.set_job(number);
+      row.set_job(RowNumber(job));
       row.set_queue(job.spec->queue());
       row.set_owner(job.owner);
     }

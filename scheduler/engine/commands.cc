@@ -3,11 +3,21 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/spec/members.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/state/directories.h"
 
 namespace muster {
 namespace {
+
+// What a member runs, and what tells it which one it is.
+void AddMember(const JobRow& job, int32_t task, pb::Prepare* prepare) {
+  *prepare->mutable_task() = TaskOfMember(*job.spec, task, job.member);
+  const auto env = JobEnvOfMember(*job.spec, job.member);
+  prepare->mutable_job_env()->insert(env.begin(), env.end());
+  const auto variables = MemberVariables(*job.spec, job.array, job.member);
+  prepare->mutable_member_env()->insert(variables.begin(), variables.end());
+}
 
 pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32_t task,
                                     const AttemptRow& attempt, const PartRow& part) {
@@ -18,8 +28,12 @@ pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32
   prepare->set_job_number(job.number);
   prepare->set_job_name(job.spec->name());
   prepare->set_owner(job.owner);
-  *prepare->mutable_task() = spec;
-  *prepare->mutable_job_env() = job.spec->env();
+  if (job.array == 0) {
+    *prepare->mutable_task() = spec;
+    *prepare->mutable_job_env() = job.spec->env();
+  } else {
+    AddMember(job, task, prepare);
+  }
   *prepare->mutable_here() = ToPlacement(state, part);
   prepare->set_processes_per_worker(spec.processes_per_worker());
   prepare->set_gang_workers(attempt.workers);

@@ -147,6 +147,27 @@ class CommandsTest : public ::testing::Test {
   testing::SystemBuilder s_;
 };
 
+TEST_F(CommandsTest, AMemberIsToldWhichOneItIs) {
+  pb::Event event;
+  pb::JobSubmitted* e = event.mutable_job_submitted();
+  *e->mutable_spec() = JobBuilder("research").spec;
+  e->mutable_spec()->set_array("5-9:2");
+  (*e->mutable_spec()->mutable_env())["OUT"] = "/out/{{index}}";
+  e->mutable_spec()->mutable_tasks(0)->mutable_run()->set_shell("work {{index}}");
+  e->set_members(3);
+  e->set_number(s_.state.next_job_number());
+  e->set_uid("array");
+  s_.Do(event);
+  PlaceAgain(e->number() + 1);
+  const std::vector<pb::SchedulerMessage> told = CommandsFor(s_.state, "lab", "h00");
+  ASSERT_EQ(told.size(), 1u);
+  const pb::Prepare& prepare = told[0].prepare();
+  EXPECT_EQ(prepare.task().run().shell(), "work 7");
+  EXPECT_EQ(prepare.job_env().at("OUT"), "/out/7");
+  EXPECT_EQ(prepare.member_env().at("MUSTER_ARRAY_INDEX"), "7");
+  EXPECT_EQ(prepare.member_env().at("MUSTER_ARRAY_JOB"), absl::StrCat(e->number()));
+}
+
 TEST_F(CommandsTest, AGangIsStartedOnlyOnceStartingIsCommitted) {
   const uint64_t job = Gang(2);
   EXPECT_THAT(To("h00"), ElementsAre("prepare uid1/main/1"));

@@ -31,7 +31,7 @@ class History {
   // database tells them.
   virtual absl::StatusOr<std::string> Find(std::string_view id) = 0;
   // Jobs with above < number < before, newest first, those that State still holds among them; until
-  // `each` returns false.
+  // `each` returns false. An array is one row, that of its first member.
   virtual absl::Status Scan(uint64_t before, uint64_t above,
                             const std::function<bool(const Row&)>& each) = 0;
 };

@@ -10,6 +10,8 @@ namespace muster {
 
 // Key of the index by (owner, idempotency key).
 std::string IdempotencyIndexKey(std::string_view owner, std::string_view key);
+// Of the array whose member 0 has `uid`.
+std::string MemberUid(const std::string& uid, int32_t member);
 int LedgerClassOf(std::string_view name);  // -1 if there is none
 // What a placement describes, as a reservation has it and as an attempt does; host kNoHost if the
 // cluster has no such host.
@@ -148,6 +150,18 @@ class Applier {
   void FailTask(JobRow* job, int32_t task, pb::Cause cause, const std::string& detail);
   // Unblocks, cancels what can't run any more, ends the job.
   void SettleJob(JobRow* job);
+  void EndJob(JobRow* job, pb::JobState state, pb::Cause cause);
+  void CancelJob(uint64_t number, const std::string& by);
+
+  // Arrays (apply_arrays.cc).
+  // Counts a member that was not counted, or no more (-1).
+  void CountMember(const JobRow& job, int32_t sign);
+  void EndMember(const JobRow& ended);
+  void NextTurn(const JobRow& ended);
+  void EndUnneeded(const JobRow& ended);
+  // When it counts as ended: with the last member of its array.
+  int64_t EndOfWhole(const JobRow& job) const;
+  void InsertFinished(uint64_t number);
 
   State& s_;
   std::vector<uint64_t> written_;  // jobs that the event wrote

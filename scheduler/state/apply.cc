@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/units.h"
+#include "common/spec/members.h"
 #include "scheduler/state/applier.h"
 #include "scheduler/state/queue_order.h"
 
@@ -156,13 +157,19 @@ void Applier::ForgetOldJobs() {
   size_t gone = 0;
   while (gone < s_.finished_->size()) {
     const JobRow& job = *s_.FindJob((*s_.finished_)[gone]);
-    if (static_cast<int64_t>(s_.finished_->size() - gone) <= kFinishedJobsKept &&
-        job.end_ns + kFinishedKeptNs > s_.now_ns_)
+    const int64_t jobs = static_cast<int64_t>(s_.finished_->size() - gone) - s_.finished_members_;
+    if (jobs + s_.finished_members_ / kMembersKeptAsOne <= kFinishedJobsKept &&
+        EndOfWhole(job) + kFinishedKeptNs > s_.now_ns_)
       break;
-    DropFromIndexes(job);
-    s_.changed_jobs_.insert(job.number);
-    s_.jobs_.Erase(job.number);
-    ++gone;
+    // Of an array all of it: its members end together, so they stand side by side.
+    const size_t rows = job.array == 0 ? 1 : static_cast<size_t>(MembersOf(*job.spec));
+    for (size_t i = 0; i < rows; ++i) {
+      const JobRow& row = *s_.FindJob((*s_.finished_)[gone++]);
+      s_.finished_members_ -= row.array == 0 ? 0 : 1;
+      DropFromIndexes(row);
+      s_.changed_jobs_.insert(row.number);
+      s_.jobs_.Erase(row.number);
+    }
   }
   if (gone == 0) return;
   Own(&s_.finished_)
@@ -175,9 +182,15 @@ void Applier::ForgetOldJobs() {
 }
 
 void Applier::On(const pb::JobSubmitted& e) {
-  if (e.number() == 0 || e.uid().empty() || s_.FindJob(e.number()) != nullptr ||
-      s_.FindJobByUid(e.uid()) != nullptr)
+  const int32_t members = std::max(1, e.members());
+  if (e.number() == 0 || e.uid().empty() ||
+      (e.members() != 0 && e.members() != MembersOf(e.spec())))
     return;
+  for (int32_t m = 0; m < members; ++m) {
+    if (s_.FindJob(e.number() + static_cast<uint64_t>(m)) != nullptr ||
+        s_.FindJobByUid(MemberUid(e.uid(), m)) != nullptr)
+      return;
+  }
   JobRow job;
   job.number = e.number();
   job.uid = e.uid();
@@ -201,18 +214,46 @@ void Applier::On(const pb::JobSubmitted& e) {
   const int32_t queue = s_.queues_->Find(e.spec().queue());
   if (queue >= 0 && s_.queues_->nodes[queue].shortest_first)
     job.band = BandOf(WorkLeftOf(job, s_.now_ns_).milli_ns, kFrontBand);
-  s_.next_job_number_ = std::max(s_.next_job_number_, e.number() + 1);
+  const uint64_t next = e.number() + static_cast<uint64_t>(members);
+  s_.next_job_number_ = std::max(s_.next_job_number_, next);
   NewRound();
-  s_.changed_jobs_.insert(e.number());
-  InsertLoaded(std::move(job));
+  if (e.members() == 0) {
+    s_.changed_jobs_.insert(e.number());
+    return InsertLoaded(std::move(job));
+  }
+  job.array = e.number();
+  const int32_t at_a_time = MembersAtATime(e.spec());
+  for (int32_t m = 0; m < members; ++m) {
+    JobRow member = job;
+    member.number = job.array + static_cast<uint64_t>(m);
+    member.member = m;
+    member.uid = MemberUid(e.uid(), m);
+    if (m > 0) member.idempotency_key.clear();  // it finds the array
+    member.later = m >= at_a_time;
+    for (TaskRow& task : member.tasks) {
+      if (member.later) task.state = pb::TASK_BLOCKED;
+    }
+    s_.changed_jobs_.insert(member.number);
+    InsertLoaded(std::move(member));
+  }
 }
 
 void Applier::On(const pb::JobCancelRequested& e) {
-  const JobRow* row = s_.FindJob(e.number());
+  if (!e.array()) return CancelJob(e.number(), e.by());
+  const JobRow* first = s_.FindJob(e.number());
+  if (first == nullptr || first->array != first->number) return;
+  // From behind: whose turn hasn't come ends before a turn becomes free, and what goes from the
+  // indexes has little behind it.
+  for (int32_t m = MembersOf(*first->spec); m-- > 0;)
+    CancelJob(e.number() + static_cast<uint64_t>(m), e.by());
+}
+
+void Applier::CancelJob(uint64_t number, const std::string& by) {
+  const JobRow* row = s_.FindJob(number);
   if (row == nullptr || row->finished() || row->cancel_requested) return;
-  JobRow* job = Job(e.number());
+  JobRow* job = Job(number);
   job->cancel_requested = true;
-  job->detail = e.by().empty() ? "" : absl::StrCat("cancelled by ", e.by());
+  job->detail = by.empty() ? "" : absl::StrCat("cancelled by ", by);
   // What has no process any more and waits for its export alone ends here: its host may never come
   // back.
   for (size_t t = 0; t < job->tasks.size(); ++t) {

@@ -522,7 +522,7 @@ void Applier::SettleJob(JobRow* job) {
     if (failed || job->cancel_requested) {
       task.state = pb::TASK_CANCELLED;
       task.cause = pb::CANCEL;
-    } else if (task.state == pb::TASK_BLOCKED) {
+    } else if (task.state == pb::TASK_BLOCKED && !job->later) {
       const auto& after = job->spec->tasks(static_cast<int>(t)).after();
       const bool met = std::all_of(after.begin(), after.end(), [&](const std::string& name) {
         const int32_t before = TaskIndex(*job->spec, name);
@@ -543,19 +543,26 @@ void Applier::SettleJob(JobRow* job) {
   }
   const bool done = std::all_of(job->tasks.begin(), job->tasks.end(),
                                 [](const TaskRow& t) { return t.state == pb::TASK_SUCCEEDED; });
-  job->state = done ? pb::SUCCEEDED : failed ? pb::FAILED : pb::CANCELLED;
-  if (job->state == pb::CANCELLED) job->cause = pb::CANCEL;
+  EndJob(job,
+         done     ? pb::SUCCEEDED
+         : failed ? pb::FAILED
+                  : pb::CANCELLED,
+         done || failed ? job->cause : pb::CANCEL);
+}
+
+void Applier::EndJob(JobRow* job, pb::JobState state, pb::Cause cause) {
+  job->state = state;
+  job->cause = cause;
   job->end_ns = s_.now_ns_;
   for (size_t t = 0; t < job->tasks.size(); ++t) RefreshStagedExport(*job, static_cast<int32_t>(t));
   std::vector<uint64_t>& active = *Own(&s_.active_);
   active.erase(std::lower_bound(active.begin(), active.end(), job->number));
-  std::vector<uint64_t>& finished = *Own(&s_.finished_);
-  const auto at =
-      std::upper_bound(finished.begin(), finished.end(), job->number, [&](uint64_t a, uint64_t b) {
-        return std::make_pair(s_.FindJob(a)->end_ns, a) < std::make_pair(s_.FindJob(b)->end_ns, b);
-      });
-  finished.insert(at, job->number);
   IndexDone(*job);
+  if (job->array == 0) {
+    InsertFinished(job->number);
+  } else {
+    EndMember(*job);
+  }
 }
 
 }  // namespace muster

@@ -16,6 +16,8 @@ std::string State::Difference(const State& a, const State& b) {
   }
   if (*a.active_ != *b.active_) return "active jobs";
   if (*a.finished_ != *b.finished_) return "finished jobs";
+  if (a.finished_members_ != b.finished_members_) return "finished members";
+  if (*a.arrays_ != *b.arrays_) return "arrays that go on";
   if (*a.staged_exports_ != *b.staged_exports_) return "staged exports";
   if (*a.reserved_ != *b.reserved_) return "tasks with reservations";
   if (*a.waiting_ != *b.waiting_) return "waiting tasks";

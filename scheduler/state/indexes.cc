@@ -41,20 +41,20 @@ void Applier::InsertLoaded(JobRow job) {
     }
   }
   for (size_t t = 0; t < job.tasks.size(); ++t) RefreshStagedExport(job, static_cast<int32_t>(t));
-  const int64_t end_ns = job.end_ns;
+  if (const JobRow* first = job.member == 0 ? nullptr : s_.FindJob(job.array);
+      first != nullptr && *first->spec_bytes == *job.spec_bytes) {
+    job.spec = first->spec;  // one for the whole array
+    job.spec_bytes = first->spec_bytes;
+  }
   *s_.jobs_.Mutable(number) = std::move(job);
-  if (finished) IndexDone(*s_.FindJob(number));
-  std::vector<uint64_t>& numbers = *Own(finished ? &s_.finished_ : &s_.active_);
+  const JobRow& row = *s_.FindJob(number);
   if (finished) {
-    const auto at =
-        std::upper_bound(numbers.begin(), numbers.end(), number, [&](uint64_t a, uint64_t b) {
-          const int64_t end_a = a == number ? end_ns : s_.FindJob(a)->end_ns;
-          const int64_t end_b = b == number ? end_ns : s_.FindJob(b)->end_ns;
-          return std::make_pair(end_a, a) < std::make_pair(end_b, b);
-        });
-    numbers.insert(at, number);
+    IndexDone(row);
+    InsertFinished(number);
   } else {
-    numbers.insert(std::lower_bound(numbers.begin(), numbers.end(), number), number);
+    std::vector<uint64_t>& active = *Own(&s_.active_);
+    active.insert(std::lower_bound(active.begin(), active.end(), number), number);
+    CountMember(row, 1);
   }
   IndexWaiting(number);
 }

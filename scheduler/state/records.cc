@@ -258,6 +258,10 @@ pb::JobRecord ToRecord(const State& state, const JobRow& row) {
   r.set_cancel_requested(row.cancel_requested);
   r.set_version(row.version);
   r.set_band(row.band);
+  r.set_array(row.array);
+  r.set_member(row.member);
+  r.set_later(row.later);
+  if (row.ended != nullptr) *r.mutable_ended() = *row.ended;
   for (const TaskRow& task : row.tasks) *r.add_tasks() = ToRecord(state, task);
   return r;
 }
@@ -280,6 +284,10 @@ absl::Status FromRecord(const State& state, const pb::JobRecord& r, JobRow* row)
   row->cancel_requested = r.cancel_requested();
   row->version = r.version();
   row->band = r.band();
+  row->array = r.array();
+  row->member = r.member();
+  row->later = r.later();
+  if (r.has_ended()) row->ended = std::make_shared<const pb::ArrayStatus>(r.ended());
   if (r.number() == 0 || r.tasks_size() != r.spec().tasks_size())
     return absl::DataLossError("job's tasks don't fit its spec");
   for (const pb::TaskRecord& task : r.tasks()) {

@@ -187,6 +187,11 @@ struct JobRow {
   // first (queue_order.h). Changes at ticks only. 0 in other queues.
   int32_t band = 0;
   std::vector<TaskRow> tasks;  // parallel to spec->tasks()
+  // A member of an array is a job of its own, and has the number array + member. 0: no array's.
+  uint64_t array = 0;
+  int32_t member = 0;
+  bool later = false;  // its turn comes when another member has ended: its tasks are blocked
+  std::shared_ptr<const pb::ArrayStatus> ended;  // of member 0, once all have ended
 
   void SetSpec(const pb::JobSpec& resolved);
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/spec/members.h"
 #include "scheduler/state/applier.h"
 #include "scheduler/state/bytes.h"
 
@@ -24,6 +25,7 @@ void JobRow::SetSpec(const pb::JobSpec& resolved) {
 State::State()
     : active_(std::make_shared<std::vector<uint64_t>>()),
       finished_(std::make_shared<std::vector<uint64_t>>()),
+      arrays_(std::make_shared<std::map<uint64_t, ArrayTally>>()),
       staged_exports_(std::make_shared<std::set<AttemptRef>>()),
       reserved_(std::make_shared<std::vector<TaskRef>>()),
       waiting_(std::make_shared<std::vector<TaskRef>>()),
@@ -56,13 +58,24 @@ const JobRow* State::FindJobByText(std::string_view text) const {
   uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error == std::errc() && end == text.data() + text.size()) return FindJob(number);
+  if (error == std::errc() && *end == '_') {  // 17_3: of an array by its index
+    int64_t index = 0;
+    const char* from = end + 1;
+    const auto [to, wrong] = std::from_chars(from, text.data() + text.size(), index);
+    const JobRow* first = FindJob(number);
+    if (wrong != std::errc() || to != text.data() + text.size() || first == nullptr ||
+        first->array != number)
+      return nullptr;
+    const int32_t member = MemberOfIndex(*first->spec, index);
+    return member < 0 ? nullptr : FindJob(number + static_cast<uint64_t>(member));
+  }
   return FindJobByUid(text);
 }
 
 std::vector<uint64_t> State::AllJobs() const {
-  std::vector<uint64_t> all(*active_);
-  all.insert(all.end(), finished_->begin(), finished_->end());
-  std::sort(all.begin(), all.end());
+  std::vector<uint64_t> all;
+  all.reserve(active_->size() + finished_->size());
+  jobs_.ForEach([&](size_t number, const JobRow&) { all.push_back(number); });
   return all;
 }
 

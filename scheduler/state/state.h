@@ -49,9 +49,19 @@ struct ChangedRows {
   }
 };
 
+// What is kept of an array of which a member has not ended.
+struct ArrayTally {
+  int32_t unfinished = 0;  // members
+  int32_t later = 0;       // of these, that wait for their turn
+  bool operator==(const ArrayTally&) const = default;
+};
+
 // Finished jobs stay in State, for lists and for idempotency keys, until one of these is exceeded;
 // history is the store's.
 inline constexpr int64_t kFinishedJobsKept = 10'000;
+// So many members of arrays count as one of them. An array is forgotten as a whole, and its end is
+// that of its last member.
+inline constexpr int64_t kMembersKeptAsOne = 10;
 inline constexpr int64_t kFinishedKeptNs = 7 * int64_t{86'400} * 1'000'000'000;
 // Of a try after a fault of the infrastructure no more counts towards the task's retry_faults_for:
 // a program that runs for hours and tells no progress gets as many tries as pauses would allow.
@@ -91,7 +101,8 @@ class State {
   const JobRow* FindJobByUid(std::string_view uid) const;
   // Number of the job that `owner` submitted with this key; 0 = none.
   uint64_t FindByIdempotencyKey(std::string_view owner, std::string_view key) const;
-  // A number (decimal) or a uid; nullptr if it is neither or unknown.
+  // A number (decimal), a uid, or of an array's member the array's number and its index (17_3);
+  // nullptr if it is none or unknown.
   const JobRow* FindJobByText(std::string_view number_or_uid) const;
   const std::vector<uint64_t>& active_jobs() const { return *active_; }  // unfinished, ascending
   std::vector<uint64_t> AllJobs() const;  // with the finished ones kept, ascending
@@ -108,6 +119,8 @@ class State {
     return *waiting_;
   }  // WAITING or BLOCKED, of unfinished jobs, ascending
   uint64_t next_job_number() const { return next_job_number_; }
+  // By number, those of which a member has not ended. All members of these are kept.
+  const std::map<uint64_t, ArrayTally>& arrays() const { return *arrays_; }
   // The attempt that the key names, if it is kept; *job and *task (optional) say whose it is.
   const AttemptRow* FindAttempt(const pb::AttemptKey& key, const JobRow** job = nullptr,
                                 int32_t* task = nullptr) const;
@@ -196,11 +209,14 @@ class State {
   PagedArray<JobRow> jobs_;    // by number
   PagedArray<HostRow> hosts_;  // by HostId
   HostId host_count_ = 0;
-  PagedIndex job_by_uid_;                                       // derived
-  PagedIndex job_by_key_;                                       // derived; owner '\0' key
-  PagedIndex host_by_name_;                                     // derived; "cluster/host" -> id + 1
-  std::shared_ptr<std::vector<uint64_t>> active_;               // derived
-  std::shared_ptr<std::vector<uint64_t>> finished_;             // derived; by end time, then number
+  PagedIndex job_by_uid_;                          // derived
+  PagedIndex job_by_key_;                          // derived; owner '\0' key
+  PagedIndex host_by_name_;                        // derived; "cluster/host" -> id + 1
+  std::shared_ptr<std::vector<uint64_t>> active_;  // derived
+  // Derived; by end time, then number. Members of arrays that go on are in neither of both.
+  std::shared_ptr<std::vector<uint64_t>> finished_;
+  int64_t finished_members_ = 0;                                // derived; of finished_
+  std::shared_ptr<std::map<uint64_t, ArrayTally>> arrays_;      // derived
   std::shared_ptr<const std::set<AttemptRef>> staged_exports_;  // derived
   std::shared_ptr<const std::vector<TaskRef>> reserved_;        // derived
   std::shared_ptr<std::vector<TaskRef>> waiting_;               // derived
@@ -311,5 +327,15 @@ bool Reaches(const pb::ClusterFile& file, const std::string& storage, const std:
 std::vector<std::string> ResumeFrom(const State& state, const TaskRow& task,
                                     const std::string& cluster);
 pb::Placement ToPlacement(const State& state, const PartRow& part);
+// How the members of an array are; `first` is member 0.
+pb::ArrayStatus ArrayStatusOf(const State& state, const JobRow& first);
+// What the array is as a whole: RUNNING while a member has an attempt; ended, FAILED if one failed,
+// else CANCELLED if one was.
+pb::JobState StateOfArray(const pb::ArrayStatus& status);
+// The row that tells most of an array: a member that failed, else one that waits, else the first
+// that goes on, else member 0.
+const JobRow& TellingMember(const State& state, const JobRow& first);
+// As lists have it: of member 0 that of its array.
+pb::JobState ShownState(const State& state, const JobRow& job);
 
 }  // namespace muster

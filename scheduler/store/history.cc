@@ -28,9 +28,10 @@ absl::Status StoreHistory::Prepare() {
     status = statements_->by_uid.Prepare(db_, "SELECT bytes FROM history WHERE uid = ?1");
   // `bytes` is the last column: of a row that is passed over nobody reads it.
   if (status.ok()) {
-    status = statements_->below.Prepare(db_,
-                                        "SELECT number, owner, queue, state, bytes FROM history "
-                                        "WHERE number < ?1 AND number > ?2 ORDER BY number DESC");
+    status = statements_->below.Prepare(
+        db_,
+        "SELECT number, owner, queue, state, bytes FROM history "
+        "WHERE number < ?1 AND number > ?2 AND state != 0 ORDER BY number DESC");
   }
   return status;
 }

@@ -381,6 +381,11 @@ absl::Status SqliteStore::WriteRow(const RowChange& row) {
   return status;
 }
 
+// Lists have one row of an array: its first member's, in the state of the whole.
+pb::JobState StateInLists(const pb::JobRecord& job) {
+  return job.has_ended() ? StateOfArray(job.ended()) : job.state();
+}
+
 absl::Status SqliteStore::WriteHistory(const std::string& bytes) {
   if (!HasEnded(bytes)) return absl::OkStatus();
   pb::JobRecord job;
@@ -391,11 +396,11 @@ absl::Status SqliteStore::WriteHistory(const std::string& bytes) {
       .Text(3, job.owner())
       .Text(4, job.spec().queue())
       .Text(5, job.spec().name())
-      .Int(6, job.state())
+      .Int(6, job.member() > 0 ? pb::JOB_STATE_UNSPECIFIED : StateInLists(job))
       .Int(7, job.cause())
       .Int(8, job.submit_ns())
       .Int(9, job.start_ns())
-      .Int(10, job.end_ns())
+      .Int(10, std::max(job.end_ns(), job.ended().end_ns()))
       .Blob(11, bytes)
       .Run();
 }

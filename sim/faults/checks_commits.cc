@@ -54,7 +54,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
       CheckJob(now_ns, before, job);
       rows_.OnJob(transaction.now_ns, before, job);
       uid_of_row_[row.id] = job.uid();
-      committed_key_[job.idempotency_key()] = job.number();
+      if (!job.idempotency_key().empty()) committed_key_[job.idempotency_key()] = job.number();
       jobs_[job.uid()] = std::move(job);
     } else if (row.kind == "meta" && row.bytes.has_value()) {
       pb::MetaRecord meta;
@@ -148,6 +148,34 @@ void Checker::CheckLedger(int64_t now_ns, const pb::MetaRecord& meta) {
                                  meta.ledger_capacity_device_us()));
 }
 
+// Nobody stops a member, or ends it, for what became of another.
+void Checker::CheckMember(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {
+  const auto violate = [&](const std::string& what) {
+    Violate(now_ns, absl::StrCat(what, ": job ", after.number(), " of array ", after.array()));
+  };
+  if (before == nullptr) ++counters_["members of arrays"];
+  const bool own_end =
+      after.cancel_requested() ||
+      std::any_of(after.tasks().begin(), after.tasks().end(),
+                  [](const pb::TaskRecord& task) { return task.state() == pb::TASK_FAILED; });
+  for (const pb::TaskRecord& task : after.tasks()) {
+    if (task.attempts().empty()) continue;
+    const pb::AttemptRecord& newest = task.attempts(task.attempts_size() - 1);
+    const bool exited = std::any_of(newest.parts().begin(), newest.parts().end(),
+                                    [](const pb::HostPart& part) { return part.exits_size() > 0; });
+    const bool failed = newest.cause() == pb::PROGRAM_ERROR || newest.cause() == pb::KILLED;
+    if (newest.cause() == pb::CANCEL && !own_end)
+      violate("a member is stopped, and nobody cancelled it");
+    if (failed && !exited) violate("a member is stopped for a failure that isn't its own");
+    if (after.later() && newest.end_ns() == 0) violate("a member runs before its turn");
+  }
+  if (after.end_ns() != 0 && after.cause() == pb::DONE &&
+      std::any_of(after.tasks().begin(), after.tasks().end(),
+                  [](const pb::TaskRecord& task) { return task.attempts_size() > 0; })) {
+    violate("a member that has run is called not needed");
+  }
+}
+
 void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {
   const auto violate = [&](const std::string& what) {
     Violate(now_ns, absl::StrCat(what, ": job ", after.number()));
@@ -157,6 +185,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
     violate("contract 18: a second job of one idempotency key");
   if (before != nullptr && before->end_ns() != 0 && before->state() != after.state())
     violate("an ended job changes its state");
+  if (after.array() != 0) CheckMember(now_ns, before, after);
   if (before != nullptr && before->cancel_requested() && !after.cancel_requested())
     violate("S4 a cancel is forgotten");
   for (int t = 0; t < after.tasks_size(); ++t) {

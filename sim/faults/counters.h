@@ -103,6 +103,7 @@ inline constexpr auto kCounterNames = std::to_array<const char*>({
     "schedulers that stood still",
     "checkpoints acknowledged that count",
     "lost while other hosts of its cluster are silent",
+    "members of arrays",
     "lost",
     "lost by a fence",
     "lost by an operator's word",

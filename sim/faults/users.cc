@@ -59,6 +59,17 @@ pb::JobSpec World::DrawSpec() {
   return spec;
 }
 
+// Independent workers, or a few indices by turns.
+void World::MakeArray(pb::JobSpec* spec) {
+  if (spec->tasks_size() > 1 || random_.OneIn(2)) {
+    spec->set_array(absl::StrCat("1-", random_.Between(2, 6), "%", random_.Between(1, 4)));
+    return;
+  }
+  spec->mutable_tasks(0)->clear_workers();
+  spec->mutable_independent_workers()->set_min(1);
+  spec->mutable_independent_workers()->set_max(static_cast<int32_t>(random_.Between(2, 6)));
+}
+
 // In half of the seeds all come at once: while many wait, what is free is taken at once.
 void World::MakeUsers() {
   const int64_t until_ns =
@@ -66,6 +77,7 @@ void World::MakeUsers() {
   for (int32_t i = 0; i < shared_.config.jobs; ++i) {
     User user;
     user.spec = DrawSpec();
+    if (shared_.config.arrays > 0 && random_.OneIn(4)) MakeArray(&user.spec);
     user.key = absl::StrCat("key-", i);
     user.wants_cancel = random_.OneIn(8);
     users_.push_back(std::move(user));
@@ -116,9 +128,11 @@ void World::Cancel(size_t i) {
     const uint64_t number = users_[i].number;
     scheduler->engine()->Call(
         [number](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
-          if (state.FindJob(number) == nullptr) return absl::NotFoundError("no such job");
+          const JobRow* job = state.FindJob(number);
+          if (job == nullptr) return absl::NotFoundError("no such job");
           std::vector<pb::Event> events(1);
           events[0].mutable_job_cancel()->set_number(number);
+          events[0].mutable_job_cancel()->set_array(job->array != 0 && number % 2 == 0);
           return events;
         },
         [this, i, number, scheduler](absl::Status status) {

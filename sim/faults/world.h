@@ -55,6 +55,7 @@ class World {
   // users.cc
   void MakeUsers();
   pb::JobSpec DrawSpec();
+  void MakeArray(pb::JobSpec* spec);
   void Submit(size_t user);
   void Cancel(size_t user);
   void Drain(const std::string& target, bool drained);

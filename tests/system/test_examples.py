@@ -29,6 +29,13 @@ def test_the_hello_example(system):
     assert "Hello from" in system.run(["logs", number]).stdout
 
 
+def test_the_sweep_example(system):
+    number = system.submit(EXAMPLES / "sweep.yaml", "--queue", "research")["number"]
+    ended = wait_ended(system, number)
+    assert ended["state"] == "SUCCEEDED" and ended["array"]["succeeded"] == 4
+    assert "lr 3e-4, seed 1: run 2 of 4" in system.run(["logs", f"{number}_2"]).stdout
+
+
 def test_a_plain_torch_distributed_script_runs_unchanged_on_two_workers(system):
     python = os.environ.get("MUSTER_PYTHON", "")
     if not python:

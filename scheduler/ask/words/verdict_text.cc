@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
+#include "common/spec/members.h"
 #include "scheduler/ask/ask.h"
 
 namespace muster {
@@ -276,6 +277,10 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
                                   : "";
   switch (verdict.code()) {
     case pb::V_AFTER: {
+      if (job.later) {
+        return absl::StrCat("waits for its turn: at most ", MembersAtATime(*job.spec),
+                            " members of array ", job.array, " at a time");
+      }
       std::vector<std::string> names;
       for (const std::string& name : job.task_spec(task).after()) {
         const int32_t before = TaskIndex(*job.spec, name);

@@ -4,11 +4,16 @@
 #include <utility>
 #include <vector>
 
+#include "common/spec/members.h"
 #include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/decide/model/next_stop.h"
 
 namespace muster {
 namespace {
+
+// More than priorities differ by: independent workers above the least number stand behind all other
+// gangs of their leaf, as growth workers do.
+constexpr int32_t kBehindAll = 1'000;
 
 bool Ends(const JobRow& job) {
   return job.cancel_requested ||
@@ -45,6 +50,7 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   gang.min_workers = std::max(1, gang.spec->workers().min());
   gang.max_workers = std::max(gang.min_workers, gang.spec->workers().max());
   gang.priority = job.spec->priority();
+  if (job.array != 0 && StandsBehind(*job.spec, job.member)) gang.priority -= kBehindAll;
   gang.band = job.band;
   gang.submit_ns = job.submit_ns;
   gang.ran_ns = row.ran_ns;

@@ -9,10 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/fnv.h"
 #include "common/base/units.h"
+#include "common/spec/members.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/decide/place/free_map.h"
+#include "scheduler/decide/testing/fuzz_arrays.h"
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
 #include "scheduler/state/queue_order.h"
@@ -43,9 +45,11 @@ class Dice {
 
 class Case {
  public:
-  Case(uint64_t seed, FuzzTotals* totals, bool trace)
+  Case(uint64_t seed, FuzzTotals* totals, bool trace, bool arrays)
       : dice_(seed),
         order_dice_(~seed),
+        array_dice_(seed ^ 0x5bd1e995),
+        arrays_(arrays && seed % 8 == 6),
         cpu_heavy_(seed % 8 == 3),
         by_length_(seed % 4 == 1),
         totals_(*totals),
@@ -84,8 +88,13 @@ class Case {
   void Do(const pb::Event& event) {
     if (trace_)
       std::fprintf(stderr, "%d  %s\n", step_, event.ShortDebugString().substr(0, 400).c_str());
+    const State before = arrays_ ? s_ : State();
     Apply(&s_, event);
     ++totals_.events;
+    if (!arrays_) return;
+    for (const std::string& broken : {CheckOthersUntouched(before, s_, event), CheckArrays(s_)}) {
+      if (!broken.empty()) Fail(broken);
+    }
   }
 
   void Advance(int64_t ns) {
@@ -313,7 +322,23 @@ class Case {
       if (dice_.Percent(50)) task->set_when_unreachable(dice_.Percent(50) ? pb::REPLACE : pb::WAIT);
       if (dice_.Percent(50)) task->set_trainer_json("{}");
     }
+    if (arrays_ && array_dice_.Percent(40)) MakeArray(e);
     Do(event);
+  }
+
+  void MakeArray(pb::JobSubmitted* e) {
+    pb::JobSpec* spec = e->mutable_spec();
+    if (spec->tasks_size() == 1 && array_dice_.Percent(60)) {
+      pb::Workers* workers = spec->mutable_independent_workers();
+      workers->set_min(1 + array_dice_.Of(2));
+      workers->set_max(workers->min() + array_dice_.Of(6));
+      spec->mutable_tasks(0)->mutable_workers()->set_min(1);
+      spec->mutable_tasks(0)->mutable_workers()->set_max(1);
+    } else {
+      spec->set_array(absl::StrCat("0-", array_dice_.Of(6), "%", 1 + array_dice_.Of(4)));
+    }
+    e->set_members(MembersOf(*spec));
+    totals_.members += e->members();
   }
 
   struct Target {
@@ -380,6 +405,11 @@ class Case {
     pb::Event event;
     event.mutable_job_cancel()->set_number(
         s_.active_jobs()[dice_.Of(static_cast<int>(s_.active_jobs().size()))]);
+    const JobRow& job = *s_.FindJob(event.job_cancel().number());
+    if (job.array != 0 && array_dice_.Percent(40)) {
+      event.mutable_job_cancel()->set_number(job.array);
+      event.mutable_job_cancel()->set_array(true);
+    }
     Do(event);
   }
 
@@ -653,7 +683,7 @@ class Case {
     const int64_t own_ns = leaf < 0 ? 0 : s_.queues().nodes[leaf].min_runtime_ns;
     const int64_t start_ns = attempt.start_ns != 0 ? attempt.start_ns : attempt.place_ns;
     const bool ahead = victim->leaf == claimant->leaf &&
-                       victim->job->spec->priority() == claimant->job->spec->priority() &&
+                       UrgencyOf(*victim->job) == UrgencyOf(*claimant->job) &&
                        claimant->job->band < victim->job->band;
     totals_.overtaken += ahead && !mover && !victim->entitled;
     const bool early = now_ns_ < start_ns + (own_ns != 0 ? own_ns : options_.min_runtime_ns);
@@ -672,9 +702,8 @@ class Case {
       Fail(absl::StrCat("job ", victim->ref.job,
                         " has worked for an interval and is stopped within its min_runtime"));
     if (!mover && !victim->entitled && victim->leaf == claimant->leaf && !ahead &&
-        victim->job->spec->priority() >=
-            claimant->job->spec->priority() +
-                (beside && !grows && victim->ref.job != claimant->ref.job)) {
+        UrgencyOf(*victim->job) >= UrgencyOf(*claimant->job) +
+                                       (beside && !grows && victim->ref.job != claimant->ref.job)) {
       Fail(absl::StrCat("job ", victim->ref.job, " is stopped for an equal of its own queue"));
     }
   }
@@ -969,8 +998,8 @@ class Case {
     for (auto& [leaf, gangs] : leaves) {
       if (!s_.queues().leaf(leaf)) continue;  // an edit made it one
       std::sort(gangs.begin(), gangs.end(), [](const Gang* x, const Gang* y) {
-        return std::make_tuple(-x->job->spec->priority(), x->job->band, x->job->submit_ns, x->ref) <
-               std::make_tuple(-y->job->spec->priority(), y->job->band, y->job->submit_ns, y->ref);
+        return std::make_tuple(-UrgencyOf(*x->job), x->job->band, x->job->submit_ns, x->ref) <
+               std::make_tuple(-UrgencyOf(*y->job), y->job->band, y->job->submit_ns, y->ref);
       });
       std::map<int32_t, int64_t> used;
       for (const Gang* gang : gangs) {
@@ -1004,6 +1033,8 @@ class Case {
 
   Dice dice_;
   Dice order_dice_;       // of its own: trees by submission are drawn as without it
+  Dice array_dice_;       // of its own, likewise
+  const bool arrays_;     // some jobs are arrays
   const bool cpu_heavy_;  // much of the work wants no devices
   const bool by_length_;  // some queues take the shortest first
   FuzzTotals& totals_;
@@ -1045,6 +1076,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   beside += o.beside;
   overtaken += o.overtaken;
   spared += o.spared;
+  members += o.members;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;
   steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);
@@ -1054,9 +1086,9 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   digest = Fnv1a(absl::StrCat(o.digest), digest);
 }
 
-std::string RunFuzzCase(uint64_t seed, FuzzTotals* totals, bool trace) {
+std::string RunFuzzCase(uint64_t seed, FuzzTotals* totals, bool trace, bool arrays) {
   FuzzTotals one;
-  std::string error = Case(seed, &one, trace).Run();
+  std::string error = Case(seed, &one, trace, arrays).Run();
   totals->Add(one);
   return error;
 }

@@ -27,6 +27,7 @@ struct FuzzTotals {
   int64_t beside = 0;  // victims without devices, for claims with
   int64_t overtaken = 0;  // victims of what goes before them in their own queue, at one priority
   int64_t spared = 0;     // victims of whom it was asked whether they could have been spared
+  int64_t members = 0;    // of arrays that were submitted
   int64_t evicted_milli = 0, requested_milli = 0;
   int64_t steps_to_settle_max = 0;             // decisions with an effect in a quiet time
   int64_t settled = 0;                         // quiet times that ended
@@ -38,6 +39,7 @@ struct FuzzTotals {
 
 // Runs the case of the seed. Empty, or what broke, with the step. `trace` tells each event on
 // stderr.
-std::string RunFuzzCase(uint64_t seed, FuzzTotals* totals, bool trace = false);
+// Without `arrays` it submits none of them.
+std::string RunFuzzCase(uint64_t seed, FuzzTotals* totals, bool trace = false, bool arrays = true);
 
 }  // namespace muster

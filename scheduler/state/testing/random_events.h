@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
+#include "common/spec/members.h"
 #include "scheduler/state/state.h"
 
 namespace muster::testing {
@@ -263,6 +264,14 @@ class RandomEvents {
       if (Chance(50)) task->mutable_resources()->set_memory_bytes(1 << 20);
       if (Chance(50)) task->set_max_restarts(static_cast<int32_t>(Below(3)));
     }
+    if (Chance(15)) {
+      e->mutable_spec()->set_array(absl::StrCat("3-", 3 + Below(6), "%", 1 + Below(4)));
+      e->set_members(MembersOf(e->spec()));
+    } else if (tasks == 1 && Chance(30)) {
+      e->mutable_spec()->mutable_independent_workers()->set_min(1);
+      e->mutable_spec()->mutable_independent_workers()->set_max(static_cast<int32_t>(1 + Below(5)));
+      e->set_members(MembersOf(e->spec()));
+    }
     return event;
   }
 
@@ -271,6 +280,10 @@ class RandomEvents {
     const Target target = Pick(state);
     event.mutable_job_cancel()->set_number(target.job == nullptr ? 7 : target.job->number);
     event.mutable_job_cancel()->set_by(Chance(50) ? "ann" : "");
+    if (target.job != nullptr && target.job->array != 0 && Chance(30)) {
+      event.mutable_job_cancel()->set_number(target.job->array);
+      event.mutable_job_cancel()->set_array(true);
+    }
     return event;
   }
 

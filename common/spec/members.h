@@ -1,0 +1,65 @@
+// The members of a job with array, sweep or independent_workers: how many there are, and what each
+// of them runs. Members are counted from 0; what users call an index is written in the job file.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "muster/v1/job.pb.h"
+
+namespace muster {
+
+namespace pb = ::muster::v1;
+
+inline constexpr int32_t kMaxMembers = 10'000;
+inline constexpr int64_t kMaxArrayIndex = 1'000'000'000;
+
+// "0-99", "1-9:2", "3,5,8-10", each with "%8" behind it.
+struct ArrayIndices {
+  struct Range {
+    int64_t first = 0, last = 0, step = 1;
+    int64_t size() const { return (last - first) / step + 1; }
+  };
+  std::vector<Range> ranges;  // none overlaps another
+  int32_t at_a_time = 0;      // 0: all
+};
+// nullopt: *why says what is wrong with it. At most kMaxMembers indices.
+std::optional<ArrayIndices> ParseArray(std::string_view text, std::string* why);
+
+// Members of the job; 0: it is no array.
+int32_t MembersOf(const pb::JobSpec& spec);
+// How many of them may be unfinished at a time, besides those whose turn hasn't come.
+int32_t MembersAtATime(const pb::JobSpec& spec);
+// It stands behind all other jobs of its queue: an independent worker above the least number.
+bool StandsBehind(const pb::JobSpec& spec, int32_t member);
+// As users call the member. Of an array: its index; else counted from 0.
+int64_t IndexOfMember(const pb::JobSpec& spec, int32_t member);
+// The member that users call so; -1: there is none.
+int32_t MemberOfIndex(const pb::JobSpec& spec, int64_t index);
+
+using SweptValues = std::vector<std::pair<std::string, std::string>>;
+// The values of a sweep that the member has, by name; the last name changes the fastest.
+SweptValues ValuesOfMember(const pb::JobSpec& spec, int32_t member);
+
+// A name of a sweep that sets a key of trainer, such as trainer.learning_rate.
+bool SetsTrainer(std::string_view name);
+// *trainer_json with this key set; a value that is JSON (a number, true, null, a list) is that,
+// else text. False: a part of the path is no map.
+bool SetTrainerKey(std::string_view name, const std::string& value, std::string* trainer_json);
+
+// The task as the member runs it: {{NAME}} and {{index}} in run, setup and env are replaced.
+pb::TaskSpec TaskOfMember(const pb::JobSpec& spec, int32_t task, int32_t member);
+// The job's environment as the member has it.
+std::map<std::string, std::string> JobEnvOfMember(const pb::JobSpec& spec, int32_t member);
+// MUSTER_ARRAY_* and MUSTER_SWEEP_*, of the array with this number.
+std::map<std::string, std::string> MemberVariables(const pb::JobSpec& spec, uint64_t array,
+                                                   int32_t member);
+// How commands name it: 17_3.
+std::string MemberId(const pb::JobSpec& spec, uint64_t array, int32_t member);
+
+}  // namespace muster

@@ -1,0 +1,181 @@
+#include "common/spec/members.h"
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/spec/spec.h"
+
+namespace muster {
+namespace {
+
+pb::JobSpec Sweep(const std::vector<std::pair<std::string, std::vector<std::string>>>& names) {
+  pb::JobSpec spec;
+  for (const auto& [name, values] : names) {
+    pb::SweepValues* of = spec.add_sweep();
+    of->set_name(name);
+    for (const std::string& value : values) of->add_values(value);
+  }
+  pb::TaskSpec* task = spec.add_tasks();
+  task->set_name("main");
+  return spec;
+}
+
+pb::JobSpec Array(const std::string& indices) {
+  pb::JobSpec spec = Sweep({});
+  spec.set_array(indices);
+  return spec;
+}
+
+TEST(ParseArray, IndicesAreRangesWithSteps) {
+  struct Case {
+    const char* text;
+    std::vector<int64_t> indices;
+    int32_t at_a_time;
+  };
+  for (const Case& c : std::vector<Case>{{"5", {5}, 1},
+                                         {"0-3", {0, 1, 2, 3}, 4},
+                                         {"1-9:4", {1, 5, 9}, 3},
+                                         {"7,1-2", {7, 1, 2}, 3},
+                                         {"0-9%4", {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 4}}) {
+    const pb::JobSpec spec = Array(c.text);
+    ASSERT_EQ(MembersOf(spec), static_cast<int32_t>(c.indices.size())) << c.text;
+    EXPECT_EQ(MembersAtATime(spec), c.at_a_time) << c.text;
+    for (size_t m = 0; m < c.indices.size(); ++m) {
+      EXPECT_EQ(IndexOfMember(spec, static_cast<int32_t>(m)), c.indices[m]) << c.text;
+      EXPECT_EQ(MemberOfIndex(spec, c.indices[m]), static_cast<int32_t>(m)) << c.text;
+    }
+    EXPECT_EQ(MemberOfIndex(spec, 1000), -1) << c.text;
+  }
+}
+
+TEST(ParseArray, WhatIsNoArrayIsRefusedWithTheReason) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"", "is no index"},
+      {"a-b", "is no index"},
+      {"1-", "is no index"},
+      {"3-1", "ends before it begins"},
+      {"1-9:0", "is no index"},
+      {"0-10000", "more than 10000"},
+      {"1,1-2", "index 1 is there twice"},
+      {"0-9%0", "at a time"},
+      {"0-9%x", "at a time"},
+      {"-1", "is no index"},
+      {"99999999999", "is no index"}};
+  for (const auto& [text, message] : cases) {
+    std::string why;
+    EXPECT_FALSE(ParseArray(text, &why).has_value()) << text;
+    EXPECT_NE(why.find(message), std::string::npos) << text << ": " << why;
+  }
+}
+
+TEST(Members, ASweepIsEveryCombinationTheLastNameTheFastest) {
+  const pb::JobSpec spec = Sweep({{"lr", {"1e-4", "3e-4"}}, {"seed", {"1", "2", "3"}}});
+  ASSERT_EQ(MembersOf(spec), 6);
+  EXPECT_EQ(ValuesOfMember(spec, 0), (SweptValues{{"lr", "1e-4"}, {"seed", "1"}}));
+  EXPECT_EQ(ValuesOfMember(spec, 1), (SweptValues{{"lr", "1e-4"}, {"seed", "2"}}));
+  EXPECT_EQ(ValuesOfMember(spec, 5), (SweptValues{{"lr", "3e-4"}, {"seed", "3"}}));
+  EXPECT_EQ(MemberId(spec, 17, 5), "17_5");
+}
+
+TEST(Members, FindTheirValuesInCommandEnvironmentAndTrainer) {
+  pb::JobSpec spec = Sweep({{"lr", {"1e-4", "3e-4"}}, {"trainer.seed", {"1", "2"}}});
+  (*spec.mutable_env())["OUT"] = "/out/{{lr}}/{{index}}";
+  pb::TaskSpec* task = spec.mutable_tasks(0);
+  task->mutable_run()->set_shell("train --lr {{lr}} {{other}}");
+  task->set_setup("echo {{index}}");
+  (*task->mutable_env())["LR"] = "{{lr}}";
+  task->set_trainer_json("{\"seed\":0,\"max_steps\":7}");
+  const pb::TaskSpec own = TaskOfMember(spec, 0, 3);
+  EXPECT_EQ(own.run().shell(), "train --lr 3e-4 {{other}}");
+  EXPECT_EQ(own.setup(), "echo 3");
+  EXPECT_EQ(own.env().at("LR"), "3e-4");
+  EXPECT_EQ(own.trainer_json(), "{\"max_steps\":7,\"seed\":2}");
+  EXPECT_EQ(JobEnvOfMember(spec, 3).at("OUT"), "/out/3e-4/3");
+  const std::map<std::string, std::string> variables = {{"MUSTER_ARRAY_INDEX", "3"},
+                                                        {"MUSTER_ARRAY_JOB", "17"},
+                                                        {"MUSTER_ARRAY_SIZE", "4"},
+                                                        {"MUSTER_SWEEP_lr", "3e-4"},
+                                                        {"MUSTER_SWEEP_trainer_seed", "2"}};
+  EXPECT_EQ(MemberVariables(spec, 17, 3), variables);
+}
+
+TEST(Members, IndependentWorkersAboveTheLeastNumberStandBehind) {
+  pb::JobSpec spec = Sweep({});
+  spec.mutable_independent_workers()->set_min(2);
+  spec.mutable_independent_workers()->set_max(4);
+  EXPECT_EQ(MembersOf(spec), 4);
+  EXPECT_FALSE(StandsBehind(spec, 1));
+  EXPECT_TRUE(StandsBehind(spec, 2));
+  EXPECT_FALSE(StandsBehind(Array("0-9"), 9));
+}
+
+TEST(Members, JobFilesSayThemAndAreWrittenBack) {
+  for (const std::string members :
+       {"array: 0-99%8\n", "sweep:\n  lr: [1e-4, 3e-4]\n  seed: [1, 2]\n",
+        "independent_workers: {min: 1, max: 16}\n", "independent_workers: 3\n"}) {
+    pb::JobSpec spec, again;
+    std::vector<Problem> problems;
+    ASSERT_TRUE(ParseJobFile(members + "run: work\n", "a.yaml", {}, &spec, &problems)) << members;
+    EXPECT_GT(MembersOf(spec), 0);
+    ApplyDefaults(&spec);
+    EXPECT_TRUE(CheckSpec(spec).empty()) << members;
+    ASSERT_TRUE(ParseJobFile(SpecToYaml(spec), "a.yaml", {}, &again, &problems))
+        << SpecToYaml(spec);
+    ApplyDefaults(&again);
+    EXPECT_EQ(again.DebugString(), spec.DebugString());
+  }
+}
+
+TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
+  struct Case {
+    const char* file;
+    const char* path;
+    const char* message;
+  };
+  for (const Case& c : std::vector<Case>{
+           {"array: 3-1\nrun: a\n", "array", "ends before it begins"},
+           {"array: 0-3\nsweep: {a: [1]}\nrun: a\n", "sweep", "exclude each other"},
+           {"array: 0-3\nindependent_workers: 2\nrun: a\n", "independent_workers",
+            "exclude each other"},
+           {"independent_workers: 2\nworkers: 2\nrun: a\n", "workers", "leave it out"},
+           {"independent_workers: {min: 3, max: 2}\nrun: a\n", "independent_workers",
+            "min no larger than max"},
+           {"independent_workers: 10001\nrun: a\n", "independent_workers", "from 1 to 10000"},
+           {"independent_workers: 2\ntasks: [{name: a, run: a}, {name: b, run: b}]\n",
+            "independent_workers", "goes with one task"},
+           {"independent_workers: 2\ntrainer: {}\n", "independent_workers", "goes with run"},
+           {"sweep: {a: []}\nrun: a\n", "sweep.a", "has no values"},
+           {"sweep: {a: 1}\nrun: a\n", "sweep.a", "must be a list"},
+           {"sweep: {1a: [1]}\nrun: a\n", "sweep.1a", "is no name"},
+           {"sweep: {index: [1]}\nrun: a\n", "sweep.index", "take another name"},
+           {"sweep: {a: [1, 1]}\nrun: a\n", "sweep.a[1]", "is there twice"},
+           {"sweep: {trainer.lr: [1]}\nrun: a\n", "sweep.trainer.lr", "add trainer:"}}) {
+    pb::JobSpec spec;
+    std::vector<Problem> problems;
+    EXPECT_FALSE(ParseJobFile(c.file, "a.yaml", {}, &spec, &problems)) << c.file;
+    const auto said = [&](const Problem& problem) {
+      return problem.path == c.path && problem.message.find(c.message) != std::string::npos;
+    };
+    std::string all;
+    for (const Problem& problem : problems)
+      absl::StrAppend(&all, problem.path, ": ", problem.message, "\n");
+    EXPECT_TRUE(std::any_of(problems.begin(), problems.end(), said)) << c.file << all;
+  }
+}
+
+TEST(Members, EachValueOfATrainersKeyIsHeldAgainstItsSchema) {
+  SpecContext context;
+  context.trainer_schema_json =
+      R"({"type":"object","properties":{"max_steps":{"type":"integer","minimum":1}}})";
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  EXPECT_TRUE(ParseJobFile("sweep: {trainer.max_steps: [1, 2]}\ntrainer: {max_steps: 5}\n",
+                           "a.yaml", context, &spec, &problems));
+  EXPECT_FALSE(ParseJobFile("sweep: {trainer.max_steps: [1, 0]}\ntrainer: {max_steps: 5}\n",
+                            "a.yaml", context, &spec, &problems));
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems[0].path, "sweep.trainer.max_steps[1]");
+}
+
+}  // namespace
+}  // namespace muster

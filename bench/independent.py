@@ -135,10 +135,16 @@ class Workers:
         self.limit = WORKERS
         self.check("made more", after, more, 0)
 
+    def renew(self) -> None:
+        """Others in their place: who was killed often waits longer and longer."""
+        self.system.run(["cancel", self.number])
+        wait_for("all to end", lambda: self.system.job(self.number)["state"] in ENDED, 60, 0.02)
+        self.number = self.submit(JOB)
+
     def apply(self, limit: int) -> None:
         path = self.system.folder / "queues-now.yaml"
         path.write_text(QUEUES.format(limit=limit))
-        self.system.run(["queue", "apply", path, "-y"])
+        self.system.run(["queue", "apply", path])
 
 
 def main() -> int:
@@ -160,8 +166,10 @@ def main() -> int:
             workers.wait_workers(WORKERS)
             for turn in range(times):
                 (workers.kill, workers.preempt, workers.resize)[turn % 3](dice)
+                if turn % 6 == 5:
+                    workers.renew()
                 done += 1
-                if quick and time.monotonic() - began > 50:
+                if quick and time.monotonic() - began > 35:
                     break
         except Failed as error:
             return say_failed(error)

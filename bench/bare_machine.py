@@ -38,6 +38,7 @@ class BareMachine:
                 "a bare machine needs root and debootstrap: apt-get install debootstrap"
             )
         self.root = Path(tempfile.mkdtemp(prefix="muster-bare-", dir="/var/tmp"))
+        self.root.chmod(0o755)  # it becomes everybody's /
         subprocess.run(
             [
                 "debootstrap",

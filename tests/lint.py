@@ -97,12 +97,13 @@ def changed(base: str | None) -> dict[str, set[int]]:
 def each_alone(entry: dict) -> list[dict]:
     """What a build compiles as one file (MUSTER_UNITY), a file each."""
     path = Path(entry["file"])
-    if path.parent.name != "Unity" or not path.exists():
+    if path.parent.name != "together" or not path.exists():
         return [entry]
     sources = re.findall(r'^#include "(.*)"$', path.read_text(), re.MULTILINE)
+    alone = [str(ROOT / one) for one in sources]
     return [
         {**entry, "file": one, "command": entry["command"].replace(entry["file"], one)}
-        for one in sources
+        for one in alone
     ]
 
 

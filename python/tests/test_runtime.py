@@ -123,7 +123,7 @@ for step in range(6):
     if step == 3 and muster_runtime.rank() == 1:
         os.kill(os.getpid(), 15)
     answers.append(muster_runtime.decide()[0])
-print(answers)
+print(answers, flush=True)
 torch.distributed.destroy_process_group()
 os._exit(0)
 """

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 PREPARE = Path(__file__).resolve().parent.parent / "prepare"
@@ -38,7 +39,12 @@ START_TIMEOUT_S = 60  # generous: the machine may be busy; every wait is for a c
 
 
 def make_tokens(folder: Path) -> Path:
+    """Some of Python's own sources, and documents that are shorter than a row, whichever Python it is."""
     stdlib = sysconfig.get_paths()["stdlib"]
+    short = folder.parent / "short"
+    short.mkdir()
+    for i in range(200):
+        (short / f"{i}.py").write_text(f"value_{i} = {i * i}" + "  # " * (i % 5) + "\n")
     subprocess.run(
         [
             sys.executable,
@@ -47,6 +53,7 @@ def make_tokens(folder: Path) -> Path:
             f"{stdlib}/json/*.py",
             f"{stdlib}/email/*.py",
             f"{stdlib}/asyncio/*.py",
+            f"{short}/*.py",
             "--tokenizer",
             "bytes",
             "--max-length",
@@ -92,6 +99,8 @@ def s3_server(bucket: str):
     server.start()
     try:
         endpoint = "http://{}:{}".format(*server.get_host_and_port())
+        # Its buckets are this process's, not this server's: another module's may be there.
+        urllib.request.urlopen(f"{endpoint}/moto-api/reset", data=b"").close()
         client = boto3.client(
             "s3",
             endpoint_url=endpoint,

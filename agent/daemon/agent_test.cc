@@ -204,6 +204,7 @@ class AgentTest : public ::testing::Test {
     programs_ = ::mkdtemp(name);
     for (const std::string program : {"/muster-agent", "/muster-shim"})
       std::filesystem::copy_file(MUSTER_TEST_BIN + program, programs_ + program);
+    ::setenv("MUSTER_BIN_DIR", programs_.c_str(), 1);  // tests/run.sh names that of the build
   }
   static void TearDownTestSuite() { std::filesystem::remove_all(programs_); }
 

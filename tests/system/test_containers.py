@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,10 @@ pytestmark = pytest.mark.skipif(
 def images(tmp_path_factory) -> Path:
     """A folder that everybody may enter, with `plain` and `python`."""
     folder = tmp_path_factory.mktemp("images")
-    for parent in (folder, folder.parent, folder.parent.parent):
-        parent.chmod(0o755)
+    part = folder
+    while part != Path(tempfile.gettempdir()):  # how deep it lies depends on pytest-xdist
+        part.chmod(0o755)
+        part = part.parent
     small_image(folder / "plain")
     small_image(folder / "python", python=True)
     return folder
@@ -140,8 +143,8 @@ def test_an_ordinary_users_own_agent_runs_it_and_finds_what_is_left_of_it(bin_di
         "XDG_RUNTIME_DIR": str(home),
         "HOME": str(home),
     }
-    for name in ("MUSTER_SERVER", "MUSTER_CONFIG"):
-        environment.pop(name)
+    for name in ("MUSTER_SERVER", "MUSTER_CONFIG", "MUSTER_BIN_DIR"):
+        environment.pop(name, None)
     options = {"user": ANN, "group": ANN, "extra_groups": [], "env": environment, "cwd": home}
 
     def muster(*words) -> subprocess.CompletedProcess:

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -25,6 +26,27 @@ constexpr int64_t kMayBeSubmittedNs = kHour;
 int64_t SizeOf(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? info.st_size : -1;
+}
+
+// Of all that can be read there; nothing: not now.
+std::optional<std::string> DigestOf(int fd) {
+  Sha256Stream hash;
+  std::string buffer(size_t{1} << 20, '\0');
+  while (true) {
+    const ssize_t got = ::read(fd, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return std::nullopt;
+    if (got == 0) return hash.Hex();
+    hash.Add(std::string_view(buffer).substr(0, static_cast<size_t>(got)));
+  }
+}
+
+// Whether `path` names what is open.
+bool IsNamed(const std::string& path, int fd) {
+  struct stat named {
+  }, opened{};
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(fd, &opened) == 0 &&
+         named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
 absl::Status NotNowReadable(int error) {
@@ -82,22 +104,26 @@ bool PackStore::Touch(const std::string& path) {
 // again.
 bool PackStore::IsWhole(const PackName& name) {
   const std::string path = PathOf(name);
-  {
+  while (true) {
+    {
+      std::lock_guard lock(mutex_);
+      if (checked_.count(path) != 0) return true;
+    }
+    // As long as it is open, no other file has its number.
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (file.get() < 0) return errno != ENOENT;  // not known now
+    const std::optional<std::string> digest = DigestOf(file.get());
+    if (!digest.has_value()) return true;
     std::lock_guard lock(mutex_);
-    if (checked_.count(path) != 0) return true;
+    if (!IsNamed(path, file.get())) continue;  // another was sent while this one was read
+    if (*digest == name.second) {
+      checked_.insert(path);
+      return true;
+    }
+    LogError("a packed directory is damaged, and removed", {{"path", path}});
+    ::unlink(path.c_str());
+    return false;
   }
-  const absl::StatusOr<std::string> content = ReadFile(path, limits_.bytes);
-  if (absl::IsNotFound(content.status())) return false;
-  if (!content.ok()) return true;  // not known now
-  const bool whole = Sha256Hex(*content) == name.second;
-  std::lock_guard lock(mutex_);
-  if (whole) {
-    checked_.insert(path);
-    return true;
-  }
-  LogError("a packed directory is damaged, and removed", {{"path", path}});
-  ::unlink(path.c_str());
-  return false;
 }
 
 absl::Status PackStore::MakeRoom(const std::string& owner, int64_t size) {

@@ -2,10 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/engine/testing/fixture.h"
@@ -217,6 +219,26 @@ TEST_F(PacksTest, OneThatWasDamagedOnDiskIsGoneAndCanBeSentAgain) {
     EXPECT_EQ(*Put("ann", "0123456789", 4), 10);
     EXPECT_EQ(*Read("ann", "0123456789"), "0123456789");
   }
+}
+
+// What a check reads is no file here but a pipe: so it is at it for as long as the test wants.
+TEST_F(PacksTest, OneThatIsSentAgainWhileTheDamagedOneIsStillReadStays) {
+  const std::string text = "0123456789",
+                    path = directory_ + "/packs/" + Sha256Hex("ann") + "/" + Sha256Hex(text);
+  ASSERT_EQ(*Put("ann", text), 10);
+  Open();
+  std::filesystem::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  bool whole = false;
+  std::thread check([&] { whole = packs_->Use("ann", Sha256Hex(text)); });
+  std::ofstream damaged(path);  // waits for its reader
+  std::filesystem::remove(path);
+  ASSERT_EQ(*Put("ann", text), 10);
+  damaged << "01234x6789";
+  damaged.close();
+  check.join();
+  EXPECT_TRUE(whole);
+  EXPECT_EQ(*Read("ann", text), text);
 }
 
 TEST(PacksOfTest, AreThoseOfAllJobsAndTasksByOwner) {

@@ -18,6 +18,8 @@ namespace {
 
 constexpr char kOwnerFile[] = ".owner";  // whose folder it is
 constexpr char kTemporary[] = ".tmp.";   // in the name of what was being written
+// Beside the folders, sealed as they are: whether the key is theirs doesn't hang on one of them.
+constexpr char kKnownFile[] = "known", kKnown[] = "muster knows this", kKnownContext[] = "known";
 
 // What a sealed value is bound to: it opens for no other owner, under no other name.
 std::string ContextOf(const std::string& owner, const std::string& name) {
@@ -43,13 +45,16 @@ absl::StatusOr<std::unique_ptr<SecretStore>> SecretStore::Open(std::string direc
     for (const std::string& name : NamesIn(path)) {
       if (!IsSecretName(name)) continue;
       const absl::Status opened = owner.ok() ? store->Read(*owner, name).status() : owner.status();
-      if (opened.ok()) return store;  // one of them says it of the key
+      if (opened.ok()) {  // one of them says it of the key
+        store->KeepKnown();
+        return store;
+      }
       LogWarn("a secret doesn't open",
               {{"path", absl::StrCat(path, "/", name)}, {"why", std::string(opened.message())}});
       if (closed.ok()) closed = opened;
     }
   }
-  if (closed.ok()) return store;
+  if (closed.ok() || store->OpensKnown()) return store;
   return absl::FailedPreconditionError(
       absl::StrCat("no secret in ", store->directory_, " opens: ", closed.message(),
                    ". Put the master key there that they were sealed with, or move the directory "
@@ -60,6 +65,7 @@ absl::StatusOr<std::unique_ptr<SecretStore>> SecretStore::Open(std::string direc
 void SecretStore::RemoveLeftovers() const {
   for (const std::string& folder : NamesIn(directory_)) {
     const std::string path = absl::StrCat(directory_, "/", folder);
+    if (absl::StrContains(folder, kTemporary)) ::unlink(path.c_str());
     for (const std::string& name : NamesIn(path))
       if (absl::StrContains(name, kTemporary)) ::unlink(absl::StrCat(path, "/", name).c_str());
   }
@@ -81,6 +87,27 @@ absl::StatusOr<std::string> SecretStore::Key(bool make) const {
   return key;
 }
 
+// False: not with this key, or there is none, as in a store of a release before it.
+bool SecretStore::OpensKnown() const {
+  const absl::StatusOr<std::string> sealed = ReadFile(absl::StrCat(directory_, "/", kKnownFile));
+  const absl::StatusOr<std::string> key = Key(/*make=*/false);
+  if (!sealed.ok() || !key.ok()) return false;
+  const absl::StatusOr<std::string> known = Unseal(*key, kKnownContext, *sealed);
+  return known.ok() && *known == kKnown;
+}
+
+// With a key that is the right one: it opened a secret, or there is none yet.
+void SecretStore::KeepKnown() {
+  if (OpensKnown()) return;
+  const absl::StatusOr<std::string> key = Key(/*make=*/false);
+  absl::Status kept = key.status();
+  if (key.ok())
+    kept = WriteFileDurably(absl::StrCat(directory_, "/", kKnownFile),
+                            Seal(*key, kKnownContext, kKnown), 0400);
+  if (!kept.ok())
+    LogWarn("can't keep what the master key is known by", {{"why", std::string(kept.message())}});
+}
+
 absl::Status SecretStore::Set(const std::string& owner, const std::string& name,
                               std::string_view value) {
   if (!IsSecretName(name)) {
@@ -98,6 +125,7 @@ absl::Status SecretStore::Set(const std::string& owner, const std::string& name,
   }
   const absl::StatusOr<std::string> key = Key(/*make=*/true);
   if (!key.ok()) return key.status();
+  KeepKnown();
   const std::string folder = FolderOf(owner);
   if (absl::Status made = MakeDirectories(folder); !made.ok()) return made;
   const std::string owner_file = absl::StrCat(folder, "/", kOwnerFile);

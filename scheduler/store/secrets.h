@@ -1,5 +1,6 @@
-// Secrets of users, sealed with the master key, beside the store: data_dir/secrets/OWNER/NAME. In
-// neither State nor journal, so in no backup (docs/decisions/099-secrets.md).
+// Secrets of users, sealed with the master key, beside the store: data_dir/secrets/OWNER/NAME, and
+// data_dir/secrets/known, by which the key is known. In neither State nor journal, so in no backup
+// (docs/decisions/099-secrets.md).
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ class SecretStore {
   // The master key; `make`: one that isn't there is made. FAILED_PRECONDITION says what to do.
   using MasterKey = std::function<absl::StatusOr<std::string>(bool make)>;
 
-  // Where there are secrets, the key has to be there and open one of them.
+  // Where there are secrets, the key has to be there and open one of them, or what it is known by.
   static absl::StatusOr<std::unique_ptr<SecretStore>> Open(std::string directory,
                                                            MasterKey master_key);
 
@@ -44,6 +45,8 @@ class SecretStore {
   SecretStore(std::string directory, MasterKey master_key)
       : directory_(std::move(directory)), master_key_(std::move(master_key)) {}
   void RemoveLeftovers() const;
+  bool OpensKnown() const;
+  void KeepKnown();
   std::string FolderOf(const std::string& owner) const;
   std::string PathOf(const std::string& owner, const std::string& name) const;
   absl::StatusOr<std::string> Key(bool make) const;

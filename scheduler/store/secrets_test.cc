@@ -39,6 +39,17 @@ class SecretsTest : public ::testing::Test {
     secrets_ = *std::move(store);
     return absl::OkStatus();
   }
+  // The folder where it lies.
+  std::filesystem::path Damage(const std::string& name) const {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+      if (entry.path().filename() != name) continue;
+      std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_all);
+      std::ofstream(entry.path()) << "damaged";
+      return entry.path().parent_path();
+    }
+    ADD_FAILURE() << "there is no " << name;
+    return {};
+  }
   std::vector<std::string> NamesOf(const std::string& owner) const {
     std::vector<std::string> names;
     for (const SecretStore::Named& secret : secrets_->List(owner)) names.push_back(secret.name);
@@ -80,12 +91,8 @@ TEST_F(SecretsTest, SeveralAreSetAtOnce) {
 TEST_F(SecretsTest, OneThatIsDamagedHoldsUpNoneOfTheOthersAndLeftoversGo) {
   ASSERT_TRUE(secrets_->Set("ann", "A", "one").ok());
   ASSERT_TRUE(secrets_->Set("ann", "B", "two").ok());
-  std::filesystem::path folder;
-  for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/secrets"))
-    folder = entry.path();
-  std::filesystem::permissions(folder / "A", std::filesystem::perms::owner_all);
-  std::ofstream(folder / "A") << "damaged";
-  std::ofstream(folder / "B.tmp.77.1") << "left by one that was killed";
+  std::ofstream(Damage("A") / "B.tmp.77.1") << "left by one that was killed";
+  std::ofstream(directory_ + "/secrets/known.tmp.77.2") << "this one, too";
   ASSERT_TRUE(Open().ok());
   EXPECT_EQ(*secrets_->Read("ann", "B"), "two");
   EXPECT_EQ(secrets_->Read("ann", "A").status().code(), kDataLoss);
@@ -93,6 +100,38 @@ TEST_F(SecretsTest, OneThatIsDamagedHoldsUpNoneOfTheOthersAndLeftoversGo) {
   EXPECT_EQ(OnDisk().find(".tmp."), std::string::npos);
   ASSERT_TRUE(secrets_->Set("ann", "A", "again").ok());
   EXPECT_EQ(*secrets_->Read("ann", "A"), "again");
+}
+
+TEST_F(SecretsTest, TheOnlyOneIsDamagedAndTheKeyIsKnownAllTheSame) {
+  ASSERT_TRUE(secrets_->Set("ann", "A", "one").ok());
+  Damage("A");
+  const std::string key = key_;
+  key_ = std::string(kSealKeyBytes, 'x');
+  EXPECT_THAT(std::string(Open().message()), HasSubstr("Put the master key there"));
+  key_ = key;
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(secrets_->Read("ann", "A").status().code(), kDataLoss);
+  ASSERT_TRUE(secrets_->Set("ann", "A", "again").ok());
+  // What it is known by is damaged, or not there yet, as in a store of the release before: the
+  // secrets say it, and it is there from then on.
+  for (const bool there : {true, false}) {
+    std::filesystem::remove(directory_ + "/secrets/known");
+    if (there) std::ofstream(directory_ + "/secrets/known") << "damaged";
+    ASSERT_TRUE(Open().ok());
+    Damage("A");
+    ASSERT_TRUE(Open().ok());
+    ASSERT_TRUE(secrets_->Set("ann", "A", "again").ok());
+  }
+}
+
+TEST_F(SecretsTest, WhereNoneIsLeftAnotherKeyIsAsGood) {
+  ASSERT_TRUE(secrets_->Set("ann", "A", "one").ok());
+  ASSERT_TRUE(secrets_->Delete("ann", "A").ok());
+  key_ = std::string(kSealKeyBytes, 'x');
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(secrets_->Set("ann", "A", "two").ok());
+  Damage("A");
+  EXPECT_TRUE(Open().ok());
 }
 
 TEST_F(SecretsTest, AValueIsReadAgainAlsoAfterARestartAndTheNewestCounts) {

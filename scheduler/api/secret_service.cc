@@ -2,11 +2,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/secret_use.h"
+#include "common/base/units.h"
 #include "scheduler/api/services.h"
 #include "scheduler/store/secrets.h"
 
 namespace muster {
 namespace {
+
+// What a process is given as variables and words. Linux takes a quarter of the stack's limit, so
+// 2 MiB where that is 8 MiB; what Muster adds, and pointers to all of it, have the rest.
+constexpr int64_t kMaxVariablesBytes = 1536 << 10;
 
 grpc::Status NoStore() {
   return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "this server keeps no secrets");
@@ -71,14 +76,29 @@ grpc::ServerUnaryReactor* SecretServiceImpl::Delete(const Caller& caller,
 std::vector<FieldProblem> CheckSecrets(const ApiContext& context, const std::string& owner,
                                        const pb::JobSpec& spec) {
   std::vector<FieldProblem> problems;
+  int64_t bytes = 0;
   for (int i = 0; i < spec.secrets_size(); ++i) {
-    const std::string name = ReadSecretUse(spec.secrets(i)).name;
-    if (!IsSecretName(name)) continue;  // told with the rest of what is wrong with the job
-    if (context.secrets != nullptr && context.secrets->Has(owner, name)) continue;
+    const SecretUse use = ReadSecretUse(spec.secrets(i));
+    if (!IsSecretName(use.name)) continue;  // told with the rest of what is wrong with the job
+    const int64_t sealed =
+        context.secrets == nullptr ? 0 : context.secrets->SealedBytes(owner, use.name);
+    bytes += sealed + static_cast<int64_t>(use.variable.size());
+    if (sealed > 0) continue;
+    const std::string shown = use.name.substr(0, 64);
+    problems.push_back({absl::StrCat("secrets[", i, "]"),
+                        absl::StrCat("you have no secret ", shown, " here; muster secret set ",
+                                     shown, " reads its value from standard input")});
+  }
+  // With all that a submission may say, and what Muster adds.
+  if (const int64_t all = bytes + static_cast<int64_t>(spec.ByteSizeLong());
+      all > kMaxVariablesBytes) {
     problems.push_back(
-        {absl::StrCat("secrets[", i, "]"),
-         absl::StrCat("you have no secret ", name.substr(0, 64), " here; muster secret set ",
-                      name.substr(0, 64), " reads its value from standard input")});
+        {"secrets",
+         absl::StrCat(
+             "their values and the rest of the job are ", FormatSize(all), " and Linux takes ",
+             FormatSize(kMaxVariablesBytes),
+             " as variables of a process; name fewer, or keep what is large in a file that "
+             "only you can read")});
   }
   return problems;
 }

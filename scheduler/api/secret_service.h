@@ -25,7 +25,8 @@ class SecretServiceImpl : public GuardedService {
   const ApiContext* const context_;
 };
 
-// What is wrong with the secrets that a submission of this user's names: they have to be there.
+// What is wrong with the secrets that a submission of this user's names: they have to be there, and
+// to fit into a process's variables.
 std::vector<FieldProblem> CheckSecrets(const ApiContext& context, const std::string& owner,
                                        const pb::JobSpec& spec);
 

@@ -720,6 +720,9 @@ TEST(FailureText, NamesTheFieldThatAnEndIsAbout) {
        " (it has to be there on every host)"},
       {&plain, pb::PROGRAM_ERROR, "workdir /opt/muster/examples: No such file or directory",
        " (it has to be there on every host)"},
+      {&plain, pb::PROGRAM_ERROR, "rank 0: exec bash: Argument list too long",
+       " (its variables, secrets among them, and the words of run are more than a quarter of the "
+       "host's stack limit: keep what is large in a file)"},
       {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: KeyError: 'labels'", ""},
   };
   for (const auto& c : kCases)

@@ -157,6 +157,11 @@ bool SecretStore::Has(const std::string& owner, const std::string& name) const {
   return IsSecretName(name) && ::access(PathOf(owner, name).c_str(), F_OK) == 0;
 }
 
+int64_t SecretStore::SealedBytes(const std::string& owner, const std::string& name) const {
+  struct stat info {};
+  return IsSecretName(name) && ::stat(PathOf(owner, name).c_str(), &info) == 0 ? info.st_size : 0;
+}
+
 absl::StatusOr<std::string> SecretStore::Read(const std::string& owner,
                                               const std::string& name) const {
   if (!IsSecretName(name)) return None(name);

@@ -40,6 +40,8 @@ class SecretStore {
   // NOT_FOUND: there is none. DATA_LOSS: it doesn't open with the key. Else: not now.
   absl::StatusOr<std::string> Read(const std::string& owner, const std::string& name) const;
   bool Has(const std::string& owner, const std::string& name) const;
+  // A little more than its value has; 0: there is none.
+  int64_t SealedBytes(const std::string& owner, const std::string& name) const;
 
  private:
   SecretStore(std::string directory, MasterKey master_key)

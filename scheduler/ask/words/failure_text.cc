@@ -69,6 +69,11 @@ std::string FailureText(const pb::TaskSpec& task, pb::Cause cause, const std::st
                                                    " for all processes of a worker)")
                                     : " (resources.memory isn't stated: the limit is the host's)");
   }
+  if (absl::StrContains(detail, "exec ") && absl::StrContains(detail, "Argument list too long"))
+    return absl::StrCat(detail,
+                        " (its variables, secrets among them, and the words of run are more "
+                        "than a quarter of the host's stack limit: keep what is large in a "
+                        "file)");
   if (!absl::StrContains(detail, "No such file or directory")) return detail;
   if (!WordAfter(detail, "workdir ").empty())
     return absl::StrCat(detail, " (it has to be there on every host)");

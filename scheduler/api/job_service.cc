@@ -317,6 +317,11 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(const Caller& caller,
       task.clear_run();
       task.clear_setup();
       task.clear_trainer_json();
+      if (row->array != 0) task.clear_env();
+    }
+    if (row->array != 0) {  // a page has a thousand members; their own values are beside the spec
+      job->mutable_spec()->clear_sweep();
+      job->mutable_spec()->clear_env();
     }
   }
   response->set_next_page_token(page->next_page_token);
@@ -386,7 +391,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::Explain(const Caller& caller,
         const std::shared_ptr<const JobRow>& job = caller.job();
         const Sight sight(view->state, caller.who());
         const int64_t now_ns = std::max(view->now_ns, context_->clock->WallNs());
-        const JobRow& about = whole ? TellingMember(view->state, *job) : *job;
+        const JobRow& about = whole ? ExplainedMember(view->state, *job) : *job;
         *response = muster::Explain(
             view->state, *view->plan, about.number, now_ns, context_->scheduling,
             SpentOf(context_->clock, budget_ns, [call] { return call->IsCancelled(); }));

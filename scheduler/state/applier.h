@@ -157,6 +157,9 @@ class Applier {
   // Counts a member that was not counted, or no more (-1).
   void CountMember(const JobRow& job, int32_t sign);
   void EndMember(const JobRow& ended);
+  // The waiting and blocked tasks of its array.
+  std::pair<std::vector<TaskRef>::const_iterator, std::vector<TaskRef>::const_iterator> WaitingOf(
+      const JobRow& member) const;
   void NextTurn(const JobRow& ended);
   void EndUnneeded(const JobRow& ended);
   // When it counts as ended: with the last member of its array.

@@ -40,7 +40,8 @@ int64_t Applier::EndOfWhole(const JobRow& job) const {
                                                      : first->ended->end_ns();
 }
 
-// A member of an array that goes on is in no list until all of it has ended.
+// A member of an array that goes on is in no list until all of it has ended. The newest of its
+// names, too, is by the end of the whole: then it is the last that is forgotten.
 void Applier::InsertFinished(uint64_t number) {
   const JobRow& job = *s_.FindJob(number);
   if (job.array != 0) {
@@ -54,6 +55,7 @@ void Applier::InsertFinished(uint64_t number) {
                std::make_pair(EndOfWhole(*s_.FindJob(b)), b);
       });
   finished.insert(at, number);
+  IndexDone(job);
 }
 
 void Applier::EndMember(const JobRow& ended) {
@@ -74,31 +76,39 @@ void Applier::EndMember(const JobRow& ended) {
   for (int32_t m = 0; m < members; ++m) InsertFinished(array + static_cast<uint64_t>(m));
 }
 
+std::pair<std::vector<TaskRef>::const_iterator, std::vector<TaskRef>::const_iterator>
+Applier::WaitingOf(const JobRow& member) const {
+  const std::vector<TaskRef>& waiting = *s_.waiting_;
+  const auto end = member.array + static_cast<uint64_t>(MembersOf(*member.spec));
+  return {std::lower_bound(waiting.begin(), waiting.end(), TaskRef{member.array, 0}),
+          std::lower_bound(waiting.begin(), waiting.end(), TaskRef{end, 0})};
+}
+
 // A member has ended whose turn it was: the next one's comes.
 void Applier::NextTurn(const JobRow& ended) {
   const auto tally = s_.arrays_->find(ended.array);
   if (tally == s_.arrays_->end() || tally->second.later == 0) return;
-  const std::vector<TaskRef>& waiting = *s_.waiting_;
-  for (auto at = std::lower_bound(waiting.begin(), waiting.end(), TaskRef{ended.array, 0});
-       at != waiting.end(); ++at) {
-    const JobRow* row = s_.FindJob(at->job);
-    if (row == nullptr || row->array != ended.array) return;
-    if (!row->later || row->finished() || row->cancel_requested) continue;
-    JobRow* next = Job(row->number);
-    next->later = false;
-    --(*Own(&s_.arrays_))[ended.array].later;
-    NewRound();
-    SettleJob(next);
-    return;
-  }
+  const auto [first, last] = WaitingOf(ended);
+  // Turns come in the members' order: those whose turn hasn't come stand behind the others. As
+  // before this event; a cancel of all ends them first, and comes here with none left.
+  const auto at = std::partition_point(
+      first, last, [&](const TaskRef& ref) { return !s_.FindJob(ref.job)->later; });
+  MUSTER_CHECK(at != last);
+  JobRow* next = Job(at->job);
+  next->later = false;
+  --(*Own(&s_.arrays_))[ended.array].later;
+  NewRound();
+  SettleJob(next);
 }
 
 // An independent worker that ends with success has found no work left: what never started isn't
 // needed any more. What did start comes back, and sees for itself.
 void Applier::EndUnneeded(const JobRow& ended) {
   if (!ended.spec->has_independent_workers()) return;
-  for (int32_t m = MembersOf(*ended.spec); m-- > 0;) {
-    const JobRow& row = *s_.FindJob(ended.array + static_cast<uint64_t>(m));
+  const auto [first, last] = WaitingOf(ended);
+  const std::vector<TaskRef> waiting(first, last);  // one task each; as before this event
+  for (auto at = waiting.rbegin(); at != waiting.rend(); ++at) {
+    const JobRow& row = *s_.FindJob(at->job);
     const bool never = std::all_of(row.tasks.begin(), row.tasks.end(), [](const TaskRow& task) {
       return task.attempts.empty() && task.next_attempt == 1;
     });
@@ -156,19 +166,34 @@ pb::JobState ShownState(const State& state, const JobRow& job) {
   return job.array != 0 && job.member == 0 ? StateOfArray(ArrayStatusOf(state, job)) : job.state;
 }
 
-const JobRow& TellingMember(const State& state, const JobRow& first) {
-  const JobRow* waiting = nullptr;
-  const JobRow* running = nullptr;
+namespace {
+
+// The first that `is` holds for; nullptr: none.
+template <typename Is>
+const JobRow* FirstMember(const State& state, const JobRow& first, const Is& is) {
   const int32_t members = MembersOf(*first.spec);
   for (int32_t m = 0; m < members; ++m) {
     const JobRow* job = state.FindJob(first.number + static_cast<uint64_t>(m));
-    if (job == nullptr) continue;
-    if (job->state == pb::FAILED) return *job;
-    if (waiting == nullptr && !job->finished() && !job->later && job->state != pb::RUNNING)
-      waiting = job;
-    if (running == nullptr && job->state == pb::RUNNING) running = job;
+    if (job != nullptr && is(*job)) return job;
   }
-  return waiting != nullptr ? *waiting : running != nullptr ? *running : first;
+  return nullptr;
+}
+
+bool Waits(const JobRow& job) { return !job.finished() && !job.later && job.state != pb::RUNNING; }
+
+}  // namespace
+
+const JobRow& TellingMember(const State& state, const JobRow& first) {
+  const JobRow* failed =
+      FirstMember(state, first, [](const JobRow& job) { return job.state == pb::FAILED; });
+  return failed != nullptr ? *failed : ExplainedMember(state, first);
+}
+
+const JobRow& ExplainedMember(const State& state, const JobRow& first) {
+  if (const JobRow* waiting = FirstMember(state, first, Waits); waiting != nullptr) return *waiting;
+  const JobRow* running =
+      FirstMember(state, first, [](const JobRow& job) { return job.state == pb::RUNNING; });
+  return running != nullptr ? *running : first;
 }
 
 }  // namespace muster

@@ -5,8 +5,8 @@
 // is slower than its gang: each is a blame. Enough of them within a window are a quarantine;
 // placement then sees a device that isn't healthy, or a host that isn't usable, and what runs there
 // goes on. Three things keep one broken program from emptying a fleet: what its log says counts
-// once a job; a task whose ends blame several hosts blames itself; and never is more than a part of
-// a cluster taken out.
+// once a job (an array is one); a task whose ends blame several hosts blames itself; and never is
+// more than a part of a cluster taken out.
 #include <algorithm>
 #include <utility>
 
@@ -25,13 +25,20 @@ constexpr int64_t kCheckAgainNs = 10 * kMinute;  // after a check that failed
 
 int Points(const pb::Blame& blame) { return blame.kind() == pb::BLAME_SLOW ? 1 : 2; }
 
+// Members of an array run one program: it speaks for all of them.
+uint64_t WholeOf(const State& state, uint64_t job) {
+  const JobRow* row = state.FindJob(job);
+  return row == nullptr || row->array == 0 ? job : row->array;
+}
+
 // Both say the same of the same device: they count once.
-bool SameIncident(const pb::Blame& known, const pb::Blame& now) {
+bool SameIncident(const State& state, const pb::Blame& known, const pb::Blame& now) {
   const bool device = known.device() == now.device() || known.device() < 0 || now.device() < 0;
   if (!device) return false;
   if (known.job() == 0 || now.job() == 0) return now.at_ns() - known.at_ns() <= kSameFaultNs;
-  if (known.job() != now.job()) return false;
-  const bool attempt = known.task() == now.task() && known.attempt() == now.attempt();
+  if (WholeOf(state, known.job()) != WholeOf(state, now.job())) return false;
+  const bool attempt =
+      known.job() == now.job() && known.task() == now.task() && known.attempt() == now.attempt();
   return attempt || (known.kind() != pb::BLAME_CERTAIN && now.kind() != pb::BLAME_CERTAIN);
 }
 
@@ -47,7 +54,8 @@ void Applier::Blame(HostId id, pb::Blame blame) {
   const pb::QuarantineRule rule = QuarantineRuleOf(s_, s_.host(id).cluster);
   if (blame.kind() == pb::BLAME_TOLD) {
     // A program that fails wherever it runs would blame one host after the other.
-    JobRow* job = Job(blame.job());
+    const uint64_t whole = WholeOf(s_, blame.job());
+    JobRow* job = Job(whole);
     TaskRow& task = job->tasks[TaskIndex(*job->spec, blame.task())];
     const bool recent =
         task.blamed_host != kNoHost && s_.now_ns_ - task.blamed_ns <= rule.window_ns();
@@ -55,7 +63,8 @@ void Applier::Blame(HostId id, pb::Blame blame) {
     if (recent && !task.blames_itself && task.blamed_host != id) {
       task.blames_itself = true;
       std::erase_if(Host(task.blamed_host)->blames, [&](const pb::Blame& known) {
-        return known.kind() == pb::BLAME_TOLD && OfTask(known, blame.job(), blame.task());
+        return known.kind() == pb::BLAME_TOLD && WholeOf(s_, known.job()) == whole &&
+               known.task() == blame.task();
       });
     }
     task.blamed_host = id;
@@ -68,7 +77,7 @@ void Applier::Blame(HostId id, pb::Blame blame) {
   });
   const auto same =
       std::find_if(host->blames.begin(), host->blames.end(),
-                   [&](const pb::Blame& known) { return SameIncident(known, blame); });
+                   [&](const pb::Blame& known) { return SameIncident(s_, known, blame); });
   if (same != host->blames.end()) {
     // The stronger word stays, with whatever it leaves open from the other.
     pb::Blame merged = blame.kind() >= same->kind() ? blame : *same;

@@ -557,7 +557,6 @@ void Applier::EndJob(JobRow* job, pb::JobState state, pb::Cause cause) {
   for (size_t t = 0; t < job->tasks.size(); ++t) RefreshStagedExport(*job, static_cast<int32_t>(t));
   std::vector<uint64_t>& active = *Own(&s_.active_);
   active.erase(std::lower_bound(active.begin(), active.end(), job->number));
-  IndexDone(*job);
   if (job->array == 0) {
     InsertFinished(job->number);
   } else {

@@ -17,7 +17,7 @@ class Arrays : public ::testing::Test {
     e->set_number(s.state.next_job_number());
     e->set_uid(uid);
     e->set_owner("ann");
-    e->set_idempotency_key("key");
+    e->set_idempotency_key(uid.size() == 32 ? "key" : uid);
     e->mutable_spec()->set_queue("research");
     pb::TaskSpec* task = e->mutable_spec()->add_tasks();
     task->set_name("main");
@@ -166,6 +166,64 @@ TEST_F(Arrays, AreForgottenAsAWholeAfterTheLastMembersEnd) {
   EXPECT_EQ(s.state.FindJob(array), nullptr);
   EXPECT_EQ(s.state.FindJob(array + 1), nullptr);
   EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+}
+
+// The newest is the last that is forgotten: a member stays as long as its array goes on.
+TEST_F(Arrays, TheNewestOfANameIsByTheEndOfTheWhole) {
+  const auto named = [](pb::JobSpec* spec) { spec->set_name("train"); };
+  const uint64_t array = Submit([&](pb::JobSpec* spec) {
+    named(spec);
+    spec->set_array("0-1");
+  });
+  Run(array, "h00");
+  s.Step(86'400);
+  Ends(array, 0);
+  Run(array + 1, "h00");
+  const uint64_t job = Submit(named, "b");
+  Run(job, "h01");
+  s.Step(2 * 86'400);
+  Ends(job, 0);
+  EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+  s.Step(20 * 86'400);
+  ASSERT_EQ(s.state.FindJob(job), nullptr);
+  ASSERT_NE(s.state.FindJob(array), nullptr);
+  EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+  Ends(array + 1, 0);
+  EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+}
+
+// One program on many hosts: it counts once, however many members run it.
+TEST_F(Arrays, MembersBlameHostsAsOneJob) {
+  const auto fails = [&](uint64_t member, const std::string& host) {
+    Run(member, host);
+    pb::Event event = testing::Report(s.state, member, 0, s.Newest(member).number, 0, pb::GONE, 1);
+    event.mutable_attempt_reported()->mutable_report()->set_cause(pb::LAUNCH_FAILED);
+    s.Do(event);
+  };
+  const auto blames = [&](const std::string& host) {
+    return s.state.host(s.state.FindHost("lab", host)).blames.size();
+  };
+  const uint64_t array = Array("0-4");
+  fails(array, "h00");
+  fails(array + 1, "h00");
+  EXPECT_EQ(blames("h00"), 1u);
+  fails(array + 3, "h01");
+  EXPECT_EQ(blames("h00"), 0u) << "it blames itself";
+  fails(array + 4, "h02");
+  EXPECT_EQ(blames("h01"), 0u);
+  EXPECT_EQ(blames("h02"), 0u);
+}
+
+TEST_F(Arrays, ExplainIsAboutAMemberThatWaitsAndListsTellOfOneThatFailed) {
+  const uint64_t array = Array("0-2");
+  Run(array, "h00");
+  EXPECT_EQ(TellingMember(s.state, Job(array)).member, 1);
+  Ends(array, 1);
+  Run(array + 1, "h00");
+  EXPECT_EQ(TellingMember(s.state, Job(array)).member, 0);
+  EXPECT_EQ(ExplainedMember(s.state, Job(array)).member, 2);
+  Run(array + 2, "h01");
+  EXPECT_EQ(ExplainedMember(s.state, Job(array)).member, 1);
 }
 
 TEST_F(Arrays, AnEventWhoseMembersAreNotItsSpecsHasNoEffect) {

@@ -49,7 +49,6 @@ void Applier::InsertLoaded(JobRow job) {
   *s_.jobs_.Mutable(number) = std::move(job);
   const JobRow& row = *s_.FindJob(number);
   if (finished) {
-    IndexDone(row);
     InsertFinished(number);
   } else {
     std::vector<uint64_t>& active = *Own(&s_.active_);
@@ -142,8 +141,8 @@ void Applier::IndexDone(const JobRow& job) {
     if (job.tasks[t].state != pb::TASK_SUCCEEDED) continue;
     const std::string key = DoneKey(job, static_cast<int32_t>(t));
     const JobRow* known = s_.FindJob(s_.newest_done_.Find(key));
-    if (known == nullptr ||
-        std::make_pair(known->end_ns, known->number) < std::make_pair(job.end_ns, job.number)) {
+    if (known == nullptr || std::make_pair(EndOfWhole(*known), known->number) <
+                                std::make_pair(EndOfWhole(job), job.number)) {
       s_.newest_done_.Set(key, job.number);
     }
   }

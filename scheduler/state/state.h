@@ -335,6 +335,8 @@ pb::JobState StateOfArray(const pb::ArrayStatus& status);
 // The row that tells most of an array: a member that failed, else one that waits, else the first
 // that goes on, else member 0.
 const JobRow& TellingMember(const State& state, const JobRow& first);
+// The one that explain is about: the first that waits, else that goes on, else member 0.
+const JobRow& ExplainedMember(const State& state, const JobRow& first);
 // As lists have it: of member 0 that of its array.
 pb::JobState ShownState(const State& state, const JobRow& job);
 

@@ -193,10 +193,10 @@ TEST_F(CliTest, FilesOfOtherSchedulersAreRecognisedAndTranslated) {
   for (const char* command : {"submit", "validate"}) {
     EXPECT_EQ(Run({command, slurm}), 2);
     EXPECT_THAT(err_, HasSubstr("this is a Slurm batch script"));
-    EXPECT_THAT(err_, HasSubstr("  name: llama\n  queue: research\n  workers: 2\n"
+    EXPECT_THAT(err_, HasSubstr("  name: llama\n  queue: research\n  array: 1-4\n  workers: 2\n"
                                 "  resources: {gpus: 8, gpu_types: [a100], memory: 64GiB}"));
     EXPECT_THAT(err_, HasSubstr("  processes_per_worker: 8\n  time_limit: 36h\n  run: |\n"));
-    EXPECT_THAT(err_, HasSubstr("There are no arrays"));
+    EXPECT_THAT(err_, HasSubstr("MUSTER_ARRAY_INDEX, in place of"));
   }
   const std::string sky = Write("sky.yaml",
                                 "name: llama\nnum_nodes: 2\nresources:\n  accelerators: H100:8\n"

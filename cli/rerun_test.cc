@@ -59,6 +59,31 @@ TEST_F(RerunTest, RefusesWhatItsCallerMayNotReadWhole) {
   EXPECT_TRUE(submitted_.empty());
 }
 
+TEST_F(RerunTest, OfAMemberThatAloneAndSaysWhatIsOtherwise) {
+  jobs_.got.mutable_member()->set_id("7_3");
+  jobs_.got.mutable_member()->set_index(3);
+  pb::SweepValues* values = jobs_.got.mutable_spec()->add_sweep();
+  values->set_name("lr");
+  values->add_values("1e-4");
+  values->add_values("3e-4");
+  pb::SweepValues* own = jobs_.got.mutable_member()->add_values();
+  own->set_name("lr");
+  own->add_values("3e-4");
+  ASSERT_EQ(Run({"rerun", "-d", "7_3"}), 0) << err_;
+  EXPECT_THAT(err_, HasSubstr("7_3 alone: MUSTER_ARRAY_SIZE is 1 in it, and its index is 0."));
+  ASSERT_EQ(submitted_.size(), 1u);
+  EXPECT_EQ(submitted_[0].sweep(0).values_size(), 1);
+  EXPECT_EQ(submitted_[0].sweep(0).values(0), "3e-4");
+}
+
+TEST_F(RerunTest, RefusesOneOfSeveralIndependentWorkers) {
+  jobs_.got.mutable_member()->set_id("7_3");
+  jobs_.got.mutable_spec()->mutable_independent_workers()->set_max(4);
+  EXPECT_NE(Run({"rerun", "-d", "7_3"}), 0);
+  EXPECT_THAT(err_, HasSubstr("muster rerun 7\n"));
+  EXPECT_TRUE(submitted_.empty());
+}
+
 TEST_F(RerunTest, RefusesAJobThatIsNotThere) {
   jobs_.get_status = grpc::Status(grpc::StatusCode::NOT_FOUND, "there is no job \"9\"");
   EXPECT_NE(Run({"rerun", "-d", "9"}), 0);

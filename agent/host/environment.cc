@@ -123,8 +123,8 @@ Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& hos
   AddJobVariables(task.env(), &common);
   common["PATH"] = absl::StrCat(host.bin_directory, ":", common["PATH"]);
 
-  AddJobVariables(prepare.member_env(), &common);
   common["MUSTER_JOB"] = absl::StrCat(prepare.job_number());
+  AddJobVariables(prepare.member_env(), &common);
   common["MUSTER_TASK"] = record.id.task;
   common["MUSTER_ATTEMPT"] = absl::StrCat(record.id.attempt);
   common["MUSTER_JOB_DIR"] = prepare.job_directory();

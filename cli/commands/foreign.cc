@@ -133,6 +133,7 @@ Foreign FromSlurm(absl::string_view file) {
   std::string text = "As a job file of Muster's it would begin:\n";
   AddField(&text, "name", Value(said, "job-name"));
   AddField(&text, "queue", Value(said, "partition"));
+  AddField(&text, "array", Value(said, "array"));
   AddField(&text, "workers", Value(said, "nodes"));
   std::string gpus;
   for (const char* option : {"gpus-per-node", "gres", "gpus"}) {
@@ -151,7 +152,7 @@ Foreign FromSlurm(absl::string_view file) {
   if (!Value(said, "output").empty() || !Value(said, "error").empty())
     text += "Output is kept by itself: muster logs JOB.\n";
   if (!Value(said, "array").empty())
-    text += "There are no arrays: submit one job for each, with --set env.NAME=VALUE.\n";
+    text += "Its index is MUSTER_ARRAY_INDEX, in place of SLURM_ARRAY_TASK_ID.\n";
   if (!Value(said, "dependency").empty())
     text += "What comes after what are tasks of one job: tasks: and after:.\n";
   return {"this is a Slurm batch script", text + "All fields: muster fields\n", true};

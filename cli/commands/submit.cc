@@ -67,7 +67,7 @@ void KeepMember(const pb::ArrayMember& member, pb::JobSpec* spec) {
 }
 
 // What was submitted, as a file. PERMISSION_DENIED: the caller may not read all of it.
-absl::StatusOr<JobFile> FileOf(Client& client, const std::string& id) {
+absl::StatusOr<JobFile> FileOf(const Session& session, Client& client, const std::string& id) {
   const absl::StatusOr<pb::Job> job = client.Get(id);
   if (!job.ok()) return job.status();
   const std::string name = absl::StrCat("job ", job->number());
@@ -77,15 +77,27 @@ absl::StatusOr<JobFile> FileOf(Client& client, const std::string& id) {
         ". Ask for its file, or take the rest: muster show ", job->number(), " --spec"));
   }
   pb::JobSpec spec = job->spec();
-  if (job->has_member()) KeepMember(job->member(), &spec);
+  if (!job->has_member()) return JobFile{name, SpecToYaml(spec)};
+  const std::string& member = job->member().id();
+  if (spec.has_independent_workers()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(member,
+                     " is one of several workers that share out their work; run all of them again: "
+                     "muster rerun ",
+                     member.substr(0, member.find('_'))));
+  }
+  session.Err(absl::StrCat(member, " alone: MUSTER_ARRAY_SIZE is 1 in it",
+                           spec.sweep().empty() ? "" : ", and its index is 0", ".\n"));
+  KeepMember(job->member(), &spec);
   return JobFile{name, SpecToYaml(spec)};
 }
 
-absl::StatusOr<std::vector<JobFile>> ReadFiles(Client& client, const SubmitOptions& options,
+absl::StatusOr<std::vector<JobFile>> ReadFiles(const Session& session, Client& client,
+                                               const SubmitOptions& options,
                                                const Interrupt& interrupt) {
   std::vector<JobFile> files;
   if (!options.job.empty()) {
-    absl::StatusOr<JobFile> file = FileOf(client, options.job);
+    absl::StatusOr<JobFile> file = FileOf(session, client, options.job);
     if (!file.ok()) return file.status();
     files.push_back(*std::move(file));
   }
@@ -131,7 +143,7 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
   if (!settings.ok()) return session.Fail(settings.status());
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
-  absl::StatusOr<std::vector<JobFile>> files = ReadFiles(**client, options, interrupt);
+  absl::StatusOr<std::vector<JobFile>> files = ReadFiles(session, **client, options, interrupt);
   if (!files.ok()) return session.Fail(files.status());
   SpecContext context = ContextOf(**client);
   context.default_queue = options.queue.empty() ? DefaultQueue(*settings, context) : options.queue;

@@ -1,8 +1,10 @@
 #include "common/spec/check_members.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/view.h"
@@ -47,11 +49,25 @@ class MembersChecker {
     if (array) CheckArray();
     if (sweep) CheckSweep();
     if (workers) CheckWorkers();
+    if (!sound_ || !(array || sweep || workers)) return;
+    CheckBytes();
+    if (sound_ && sweep) CheckTrainerValues();
+    if (sound_ && !workers) CheckExports();
   }
 
  private:
   void Emit(const std::string& path, const std::string& message) {
+    sound_ = false;
     rules_.emit(path, message, Document::Where::kValue);
+  }
+
+  void CheckBytes() {
+    const int64_t all = static_cast<int64_t>(spec_.ByteSizeLong()) * MembersOf(spec_);
+    if (all <= kMaxMembersBytes) return;
+    Emit(spec_.array().empty() ? spec_.sweep().empty() ? "independent_workers" : "sweep" : "array",
+         absl::StrCat(MembersOf(spec_), " members of a job of ", spec_.ByteSizeLong(),
+                      " bytes; together at most ", kMaxMembersBytes >> 20,
+                      " MiB: put scripts and long lists into files, or submit it in parts"));
   }
 
   void CheckArray() {
@@ -62,91 +78,124 @@ class MembersChecker {
   void CheckSweep() {
     if (spec_.sweep_size() > kMaxNames)
       return Emit("sweep", absl::StrCat(spec_.sweep_size(), " names; at most ", kMaxNames));
-    std::set<std::string> names;
-    bool sound = true;
+    std::map<std::string, std::string> variables;  // and the name that each is of
     for (const pb::SweepValues& values : spec_.sweep()) {
-      const std::string path = JoinPath("sweep", values.name());
-      if (values.name() == "index") {
+      const std::string& name = values.name();
+      const std::string path = JoinPath("sweep", name);
+      const auto other = variables.emplace(SweepVariable(name), name);
+      if (name == "index") {
         Emit(path, "is what {{index}} stands for; take another name");
-      } else if (!IsName(values.name()) && !IsTrainerKey(values.name())) {
+      } else if (!IsName(name) && !IsTrainerKey(name)) {
         Emit(path,
              "is no name: letters, digits and '_', not starting with a digit; or "
              "trainer.KEY for a key of trainer");
-      } else if (!names.insert(values.name()).second) {
-        Emit(path, "is there twice");
-      } else if (CheckValues(values, path)) {
-        CheckTrainerValues(values, path);
-        continue;
+      } else if (!other.second) {
+        Emit(path, other.first->second == name
+                       ? "is there twice"
+                       : absl::StrCat("has the variable ", other.first->first, ", as ",
+                                      other.first->second, " has; keep one"));
+      } else {
+        CheckValues(values, path);
+        CheckNested(name, path);
       }
-      sound = false;
     }
-    if (sound && MembersOf(spec_) > kMaxMembers) {
+    if (sound_ && MembersOf(spec_) > kMaxMembers) {
       Emit("sweep", absl::StrCat("more than ", kMaxMembers,
                                  " combinations; try fewer values, or submit it in parts"));
     }
   }
 
-  bool CheckValues(const pb::SweepValues& values, const std::string& path) {
-    if (values.values().empty()) {
-      Emit(path, "has no values; write them as a list, such as [1e-4, 3e-4]");
-      return false;
+  // trainer.model beside trainer.model.layers: the one would replace what the other sets.
+  void CheckNested(const std::string& name, const std::string& path) {
+    for (const pb::SweepValues& other : spec_.sweep()) {
+      if (absl::StartsWith(name, absl::StrCat(other.name(), ".")))
+        Emit(path,
+             absl::StrCat("is a key below ", other.name(), ", which is swept, too; keep one"));
     }
-    if (values.values_size() > kMaxMembers) {
-      Emit(path, absl::StrCat(values.values_size(), " values; at most ", kMaxMembers));
-      return false;
-    }
+  }
+
+  void CheckValues(const pb::SweepValues& values, const std::string& path) {
+    if (values.values().empty())
+      return Emit(path, "has no values; write them as a list, such as [1e-4, 3e-4]");
+    if (values.values_size() > kMaxMembers)
+      return Emit(path, absl::StrCat(values.values_size(), " values; at most ", kMaxMembers));
     std::set<std::string> seen;
     for (int i = 0; i < values.values_size(); ++i) {
       const std::string& value = values.values(i);
       const std::string at = IndexPath(path, static_cast<size_t>(i));
-      if (value.size() > kMaxValueBytes || value.find('\0') != std::string::npos) {
-        Emit(at, absl::StrCat("longer than ", kMaxValueBytes, " characters, or with a NUL in it"));
-        return false;
-      }
-      if (!seen.insert(value).second) {
-        Emit(at, absl::StrCat("\"", value.substr(0, 60), "\" is there twice"));
-        return false;
-      }
+      if (value.size() > kMaxValueBytes || value.find('\0') != std::string::npos)
+        return Emit(
+            at, absl::StrCat("longer than ", kMaxValueBytes, " characters, or with a NUL in it"));
+      if (!seen.insert(value).second)
+        return Emit(at, absl::StrCat("\"", value.substr(0, 60), "\" is there twice"));
     }
-    return true;
   }
 
   // Each value alone, in the trainer's configuration as the job has it.
-  void CheckTrainerValues(const pb::SweepValues& values, const std::string& path) {
-    if (!SetsTrainer(values.name())) return;
+  void CheckTrainerValues() {
+    const nlohmann::json schema =
+        ParseBoundedJson(rules_.context.trainer_schema_json, size_t{1} << 20);
+    for (const pb::SweepValues& values : spec_.sweep()) {
+      if (SetsTrainer(values.name()))
+        CheckTrainerValues(values, schema, JoinPath("sweep", values.name()));
+    }
+  }
+
+  void CheckTrainerValues(const pb::SweepValues& values, const nlohmann::json& schema,
+                          const std::string& path) {
     bool any = false;
     for (const pb::TaskSpec& task : spec_.tasks()) {
       if (task.trainer_json().empty()) continue;
       any = true;
-      const std::set<std::string> before = TrainerProblems(task, task.trainer_json());
+      const std::set<std::string> before = TrainerProblems(task, schema, task.trainer_json());
       for (int i = 0; i < values.values_size(); ++i) {
         const std::string at = IndexPath(path, static_cast<size_t>(i));
         std::string with = task.trainer_json();
         if (!SetTrainerKey(values.name(), values.values(i), &with))
           return Emit(at, "names a key below one that is no map");
-        for (const std::string& problem : TrainerProblems(task, with)) {
-          if (before.count(problem) > 0) continue;
-          Emit(at, problem);
-          return;
+        for (const std::string& problem : TrainerProblems(task, schema, with)) {
+          if (before.count(problem) == 0) return Emit(at, problem);
         }
       }
     }
     if (!any) Emit(path, "sets a key of trainer, and no task has one; add trainer:");
   }
 
-  std::set<std::string> TrainerProblems(const pb::TaskSpec& task, const std::string& json) const {
+  std::set<std::string> TrainerProblems(const pb::TaskSpec& task, const nlohmann::json& schema,
+                                        const std::string& json) const {
     std::set<std::string> problems;
     const EmitProblem emit = [&](const std::string& path, const std::string& message,
                                  Document::Where) {
       problems.insert(absl::StrCat(path, ": ", message));
     };
     const nlohmann::json value = ParseBoundedJson(json, kMaxYamlBytes);
-    const nlohmann::json schema =
-        ParseBoundedJson(rules_.context.trainer_schema_json, size_t{1} << 20);
     CheckTrainerLayout(value, task, "trainer", emit);
     if (schema.is_object()) CheckAgainstSchema(value, schema, "trainer", emit);
     CheckTrainerPaths(value, "trainer", emit);
     return problems;
+  }
+
+  // Members that export to one place would replace one another's models.
+  void CheckExports() {
+    if (MembersOf(spec_) < 2) return;
+    for (int t = 0; t < spec_.tasks_size(); ++t) {
+      std::map<std::string, int32_t> members;
+      const std::string given = ExportOf(spec_.tasks(t));
+      const bool swept =
+          std::any_of(spec_.sweep().begin(), spec_.sweep().end(),
+                      [](const pb::SweepValues& of) { return of.name() == "trainer.export"; });
+      if (!swept && (given.empty() || given[0] != '/')) continue;  // below the member's directory
+      if (!swept && absl::StrContains(given, "{{index}}")) continue;
+      for (int32_t m = 0; m < MembersOf(spec_); ++m) {
+        const std::string target = ExportOf(TaskOfMember(spec_, t, m));
+        if (target.empty() || target[0] != '/' || members.emplace(target, m).second) continue;
+        const std::string task =
+            rules_.short_form ? "" : IndexPath("tasks", static_cast<size_t>(t));
+        return Emit(JoinPath(JoinPath(task, "trainer"), "export"),
+                    absl::StrCat("members ", members[target], " and ", m, " would both export to ",
+                                 target, "; add {{index}}, such as ", given, "/{{index}}"));
+      }
+    }
   }
 
   void CheckWorkers() {
@@ -172,6 +221,7 @@ class MembersChecker {
 
   const pb::JobSpec& spec_;
   const SpecRules& rules_;
+  bool sound_ = true;  // nothing was found so far
 };
 
 }  // namespace

@@ -42,6 +42,11 @@ bool ReadRange(std::string_view text, ArrayIndices::Range* range) {
 // But that no index is there twice.
 std::optional<ArrayIndices> ReadArray(std::string_view text, std::string* why) {
   ArrayIndices indices;
+  if (text.size() > kMaxArrayBytes) {
+    *why = absl::StrCat("longer than ", kMaxArrayBytes,
+                        " characters; write ranges such as 0-99 or 1-9:2, or submit it in parts");
+    return std::nullopt;
+  }
   const size_t percent = text.find('%');
   if (percent != std::string_view::npos) {
     int64_t at_a_time = 0;
@@ -102,6 +107,13 @@ std::string Replaced(const std::string& text, const Replacements& replacements) 
 }
 
 }  // namespace
+
+std::string ExportOf(const pb::TaskSpec& task) {
+  if (task.trainer_json().empty()) return "";
+  const nlohmann::json trainer = ParseBoundedJson(task.trainer_json(), kMaxYamlBytes);
+  const auto found = trainer.is_object() ? trainer.find("export") : trainer.end();
+  return found != trainer.end() && found->is_string() ? found->get<std::string>() : "";
+}
 
 std::optional<ArrayIndices> ParseArray(std::string_view text, std::string* why) {
   std::optional<ArrayIndices> indices = ReadArray(text, why);
@@ -206,6 +218,9 @@ pb::TaskSpec TaskOfMember(const pb::JobSpec& spec, int32_t task, int32_t member)
   for (const auto& [name, value] : ValuesOfMember(spec, member)) {
     if (SetsTrainer(name)) SetTrainerKey(name, value, own.mutable_trainer_json());
   }
+  if (const std::string target = ExportOf(own); absl::StrContains(target, "{{"))
+    SetTrainerKey("trainer.export", nlohmann::json(Replaced(target, replacements)).dump(),
+                  own.mutable_trainer_json());
   return own;
 }
 
@@ -216,14 +231,19 @@ std::map<std::string, std::string> JobEnvOfMember(const pb::JobSpec& spec, int32
   return env;
 }
 
+std::string SweepVariable(std::string_view name) {
+  return absl::StrCat("MUSTER_SWEEP_", absl::StrReplaceAll(View(name), {{".", "_"}}));
+}
+
 std::map<std::string, std::string> MemberVariables(const pb::JobSpec& spec, uint64_t array,
                                                    int32_t member) {
   std::map<std::string, std::string> variables;
+  variables["MUSTER_JOB"] = MemberId(spec, array, member);
   variables["MUSTER_ARRAY_JOB"] = absl::StrCat(array);
   variables["MUSTER_ARRAY_INDEX"] = absl::StrCat(IndexOfMember(spec, member));
   variables["MUSTER_ARRAY_SIZE"] = absl::StrCat(MembersOf(spec));
   for (const auto& [name, value] : ValuesOfMember(spec, member))
-    variables[absl::StrCat("MUSTER_SWEEP_", absl::StrReplaceAll(name, {{".", "_"}}))] = value;
+    variables[SweepVariable(name)] = value;
   return variables;
 }
 

@@ -18,6 +18,10 @@ namespace pb = ::muster::v1;
 
 inline constexpr int32_t kMaxMembers = 10'000;
 inline constexpr int64_t kMaxArrayIndex = 1'000'000'000;
+inline constexpr size_t kMaxArrayBytes =
+    4'096;  // of the text: it is read at each start of a member
+// Of the spec, for all members together: each member's row has it.
+inline constexpr int64_t kMaxMembersBytes = int64_t{64} << 20;
 
 // "0-99", "1-9:2", "3,5,8-10", each with "%8" behind it.
 struct ArrayIndices {
@@ -52,11 +56,16 @@ bool SetsTrainer(std::string_view name);
 // else text. False: a part of the path is no map.
 bool SetTrainerKey(std::string_view name, const std::string& value, std::string* trainer_json);
 
-// The task as the member runs it: {{NAME}} and {{index}} in run, setup and env are replaced.
+// The task as the member runs it: {{NAME}} and {{index}} in run, setup, env and trainer.export are
+// replaced.
 pb::TaskSpec TaskOfMember(const pb::JobSpec& spec, int32_t task, int32_t member);
+// Where a task's trainer exports to, as its file has it; empty: nowhere.
+std::string ExportOf(const pb::TaskSpec& task);
 // The job's environment as the member has it.
 std::map<std::string, std::string> JobEnvOfMember(const pb::JobSpec& spec, int32_t member);
-// MUSTER_ARRAY_* and MUSTER_SWEEP_*, of the array with this number.
+// The variable that has its value: MUSTER_SWEEP_NAME, a dot as '_'.
+std::string SweepVariable(std::string_view name);
+// MUSTER_JOB, MUSTER_ARRAY_* and MUSTER_SWEEP_*, of the array with this number.
 std::map<std::string, std::string> MemberVariables(const pb::JobSpec& spec, uint64_t array,
                                                    int32_t member);
 // How commands name it: 17_3.

@@ -91,11 +91,9 @@ TEST(Members, FindTheirValuesInCommandEnvironmentAndTrainer) {
   EXPECT_EQ(own.env().at("LR"), "3e-4");
   EXPECT_EQ(own.trainer_json(), "{\"max_steps\":7,\"seed\":2}");
   EXPECT_EQ(JobEnvOfMember(spec, 3).at("OUT"), "/out/3e-4/3");
-  const std::map<std::string, std::string> variables = {{"MUSTER_ARRAY_INDEX", "3"},
-                                                        {"MUSTER_ARRAY_JOB", "17"},
-                                                        {"MUSTER_ARRAY_SIZE", "4"},
-                                                        {"MUSTER_SWEEP_lr", "3e-4"},
-                                                        {"MUSTER_SWEEP_trainer_seed", "2"}};
+  const std::map<std::string, std::string> variables = {
+      {"MUSTER_JOB", "17_3"},     {"MUSTER_ARRAY_INDEX", "3"}, {"MUSTER_ARRAY_JOB", "17"},
+      {"MUSTER_ARRAY_SIZE", "4"}, {"MUSTER_SWEEP_lr", "3e-4"}, {"MUSTER_SWEEP_trainer_seed", "2"}};
   EXPECT_EQ(MemberVariables(spec, 17, 3), variables);
 }
 
@@ -149,7 +147,14 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
            {"sweep: {1a: [1]}\nrun: a\n", "sweep.1a", "is no name"},
            {"sweep: {index: [1]}\nrun: a\n", "sweep.index", "take another name"},
            {"sweep: {a: [1, 1]}\nrun: a\n", "sweep.a[1]", "is there twice"},
-           {"sweep: {trainer.lr: [1]}\nrun: a\n", "sweep.trainer.lr", "add trainer:"}}) {
+           {"sweep: {trainer.lr: [1]}\nrun: a\n", "sweep.trainer.lr", "add trainer:"},
+           {"sweep: {trainer.a.b: [1], trainer.a_b: [1]}\ntrainer: {}\n", "sweep.trainer.a_b",
+            "as trainer.a.b has"},
+           {"sweep: {trainer.a.b: [1], trainer.a: [1]}\ntrainer: {}\n", "sweep.trainer.a.b",
+            "is a key below trainer.a"},
+           {"array: 0-1\ntrainer: {export: /out}\n", "trainer.export", "add {{index}}"},
+           {"sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}'}\n", "trainer.export",
+            "members 0 and 1 would both export to /out/1"}}) {
     pb::JobSpec spec;
     std::vector<Problem> problems;
     EXPECT_FALSE(ParseJobFile(c.file, "a.yaml", {}, &spec, &problems)) << c.file;
@@ -161,6 +166,51 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
       absl::StrAppend(&all, problem.path, ": ", problem.message, "\n");
     EXPECT_TRUE(std::any_of(problems.begin(), problems.end(), said)) << c.file << all;
   }
+}
+
+TEST(Members, ExportToPlacesOfTheirOwn) {
+  for (const char* file :
+       {"array: 0-1\ntrainer: {export: out}\n", "array: '5'\ntrainer: {export: /out}\n",
+        "array: 0-1\ntrainer: {export: '/out/{{index}}'}\n",
+        "sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}-{{b}}'}\n",
+        "sweep: {trainer.export: [/a, /b]}\ntrainer: {}\n"}) {
+    pb::JobSpec spec;
+    std::vector<Problem> problems;
+    EXPECT_TRUE(ParseJobFile(file, "a.yaml", {}, &spec, &problems)) << file;
+  }
+  pb::JobSpec spec = Sweep({{"lr", {"1e-4", "3\"e"}}});
+  spec.mutable_tasks(0)->set_trainer_json(R"({"export":"/out/{{lr}}/{{index}}"})");
+  EXPECT_EQ(ExportOf(TaskOfMember(spec, 0, 1)), "/out/3\"e/1");
+}
+
+// Each member's row has the spec: few bytes must not become many.
+TEST(Members, AreBoundedInBytes) {
+  pb::JobSpec spec = Array("0-9999");
+  spec.mutable_tasks(0)->mutable_run()->set_shell(std::string(60'000, 'a'));
+  ApplyDefaults(&spec);
+  const std::vector<FieldProblem> problems = CheckSpec(spec);
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems[0].path, "array");
+  EXPECT_NE(problems[0].message.find("together at most 64 MiB"), std::string::npos);
+  std::string odd = "1";
+  for (int i = 3; i < 4'000; i += 2) absl::StrAppend(&odd, ",", i);
+  std::string why;
+  EXPECT_FALSE(ParseArray(odd, &why).has_value());
+  EXPECT_NE(why.find("write ranges"), std::string::npos) << why;
+}
+
+// 16 names with 10,000 values each would be looked at one by one.
+TEST(Members, TooManyCombinationsAreRefusedBeforeTheirValuesAreLookedAt) {
+  std::vector<std::string> many;
+  for (int i = 0; i < 5'000; ++i) many.push_back(absl::StrCat(i));
+  pb::JobSpec spec = Sweep({{"trainer.a", many}, {"trainer.b", many}});
+  spec.mutable_tasks(0)->set_trainer_json("{}");
+  ApplyDefaults(&spec);
+  SpecContext context;
+  context.trainer_schema_json = R"({"type":"object","properties":{"a":{"type":"boolean"}}})";
+  const std::vector<FieldProblem> problems = CheckSpec(spec, context);
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems[0].path, "sweep");
 }
 
 TEST(Members, EachValueOfATrainersKeyIsHeldAgainstItsSchema) {

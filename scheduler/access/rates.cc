@@ -25,7 +25,7 @@ RateLimit LimitOf(pb::Rate rate) {
   }
 }
 
-bool Rates::Take(const std::string& user, pb::Rate rate, int64_t now_ns) {
+bool Rates::Take(const std::string& user, pb::Rate rate, int64_t now_ns, int64_t calls) {
   const RateLimit limit = LimitOf(rate);
   if (limit.per_s == 0) return true;
   const int64_t each_ns = kSecondNs / limit.per_s;
@@ -35,7 +35,7 @@ bool Rates::Take(const std::string& user, pb::Rate rate, int64_t now_ns) {
     std::erase_if(buckets_, [&](const auto& row) { return row.second.full_at_ns <= now_ns; });
   }
   Bucket& bucket = buckets_[{user, rate}];
-  const int64_t full_at_ns = std::max(bucket.full_at_ns, now_ns) + each_ns;
+  const int64_t full_at_ns = std::max(bucket.full_at_ns, now_ns) + calls * each_ns;
   if (full_at_ns - now_ns > limit.burst * each_ns) return false;
   bucket.full_at_ns = full_at_ns;
   return true;

@@ -21,8 +21,8 @@ RateLimit LimitOf(pb::Rate rate);
 
 class Rates {
  public:
-  // Takes a call of `user` out of the bucket; false if there is none left. `now_ns` is monotonic.
-  bool Take(const std::string& user, pb::Rate rate, int64_t now_ns);
+  // Takes calls of `user` out of the bucket; false if there are fewer. `now_ns` is monotonic.
+  bool Take(const std::string& user, pb::Rate rate, int64_t now_ns, int64_t calls = 1);
   size_t users() const;
 
  private:

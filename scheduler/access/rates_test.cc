@@ -30,6 +30,14 @@ TEST(Rates, OfNobodyWhoRestsAnythingIsKept) {
   EXPECT_EQ(rates.users(), 1u);
 }
 
+TEST(Rates, OneCallMayCountAsMany) {
+  Rates rates;
+  const RateLimit limit = LimitOf(pb::RATE_SUBMIT);
+  EXPECT_TRUE(rates.Take("ann", pb::RATE_SUBMIT, 0, limit.burst - 1));
+  EXPECT_FALSE(rates.Take("ann", pb::RATE_SUBMIT, 0, 2)) << "and takes nothing";
+  EXPECT_TRUE(rates.Take("ann", pb::RATE_SUBMIT, 0));
+}
+
 TEST(Rates, WhatHasNoLimitIsNotCounted) {
   Rates rates;
   for (int i = 0; i < 10'000; ++i) ASSERT_TRUE(rates.Take("ann", pb::RATE_NONE, 0));

@@ -8,6 +8,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/log.h"
+#include "common/spec/members.h"
+#include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue.pb.h"
 #include "scheduler/api/find_jobs.h"
 #include "scheduler/trust/office.h"
@@ -245,6 +247,18 @@ absl::Status Authorize(
   return status;
 }
 
+namespace {
+
+// As how many calls it counts: an array is many jobs at once.
+int64_t CallsOf(const Message& request) {
+  constexpr int32_t kMembersACall = 100;
+  const auto* submit = google::protobuf::DynamicCastToGenerated<const pb::SubmitRequest>(&request);
+  if (submit == nullptr) return 1;
+  return 1 + std::clamp(MembersOf(submit->spec()), 0, kMaxMembers) / kMembersACall;
+}
+
+}  // namespace
+
 absl::StatusOr<Caller> Guard::Admit(const MethodPolicy& method, uint32_t uid,
                                     const Message& request) {
   return Admit(method, parts_.users->Of(uid), request);
@@ -261,7 +275,8 @@ absl::StatusOr<Caller> Guard::Admit(const MethodPolicy& method,
   caller.view_ = parts_.engine->Snapshot();
   caller.detail_ = std::make_shared<std::string>();
   const Principal& who = *caller.who_;
-  if (!who.trusted && !rates_.Take(who.user, method.policy.rate(), parts_.clock->MonotonicNs())) {
+  if (!who.trusted &&
+      !rates_.Take(who.user, method.policy.rate(), parts_.clock->MonotonicNs(), CallsOf(request))) {
     return absl::UnavailableError(absl::StrCat(who.user, " calls oftener than ",
                                                LimitOf(method.policy.rate()).per_s,
                                                " times a second; try again in a moment"));

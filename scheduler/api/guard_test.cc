@@ -208,6 +208,16 @@ TEST_F(GuardTest, AUserCallsSoOftenAndWhoRunsMusterdAsOftenAsTheyLike) {
     ASSERT_TRUE(Admitted("JobService/List", kOwn, pb::ListJobsRequest()).ok());
 }
 
+TEST_F(GuardTest, AnArrayCountsAsManySubmissions) {
+  pb::SubmitRequest request;
+  *request.mutable_spec() = OneSlotSpec();
+  request.mutable_spec()->set_queue("research/nlp");
+  request.mutable_spec()->set_array("0-9999");
+  int64_t admitted = 0;
+  for (int i = 0; i < 100; ++i) admitted += Admitted("JobService/Submit", kAnn, request).ok();
+  EXPECT_EQ(admitted, LimitOf(pb::RATE_SUBMIT).burst / 101);
+}
+
 TEST_F(GuardTest, ChangesAndDenialsAreInTheAuditReadsAreNot) {
   char name[] = "/tmp/muster-guard-XXXXXX";
   const std::string folder = ::mkdtemp(name);

@@ -49,7 +49,8 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
   }
   const bool configured_anew = &state.queues() != &pending->view->state.queues() ||
                                &state.clusters() != &pending->view->state.clusters();
-  if (!outcome.resolution.ok() || configured_anew)
+  const bool refused = !outcome.resolution.ok() && !outcome.resolution.by_itself;
+  if (refused || configured_anew)
     outcome.resolution =
         ResolveSpec(state, request.spec(), pending->defaults, request.wait_for_capacity());
   pending->view = nullptr;
@@ -113,8 +114,8 @@ void Submit(const Engine* engine, const Change& change, const SpecDefaults& defa
   pending->done = std::move(done);
   pending->new_id = std::move(new_id);
   // Resolved here, against the newest durable state, so that the engine's thread doesn't have to;
-  // it does so itself only where that was refused (what is queued before it may be what was
-  // missing) or the configuration is another by then.
+  // it does so itself only where that was refused for want of hosts (who joins before it may be
+  // what was missing) or the configuration is another by then.
   pending->view = engine->Snapshot();
   pending->outcome.resolution =
       ResolveSpec(pending->view->state, request->spec(), defaults, request->wait_for_capacity());

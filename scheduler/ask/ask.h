@@ -79,7 +79,8 @@ struct Resolution {
       false;              // the only problems are that it can never run here (FAILED_PRECONDITION)
   bool may_wait = false;  // never_fits, but for the hosts that there are: it would be accepted with
                           // wait_for_capacity
-  std::string not_now;    // it can't be checked yet (UNAVAILABLE): the trainer's schema isn't known
+  bool by_itself = false;  // refused for what it says, whatever hosts there are
+  std::string not_now;  // it can't be checked yet (UNAVAILABLE): the trainer's schema isn't known
   bool ok() const { return problems.empty() && not_now.empty(); }
 };
 Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults,

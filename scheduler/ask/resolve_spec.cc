@@ -457,6 +457,7 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
                                "\" is no queue that holds jobs; there are ",
                                absl::StrJoin(context.queues, ", "))});
   }
+  resolution.by_itself = !resolution.ok();
   if (!resolution.ok()) return resolution;
   const auto trained = [](const pb::TaskSpec& task) { return !task.trainer_json().empty(); };
   if (context.trainer_schema_json.empty() &&

@@ -64,8 +64,13 @@ ROWS = {
         [sys.executable, "trainer/tests/bench_layouts.py"],
         3600,
     ),
+    "moe": (
+        "models with experts, in one process and shared out, against transformers: experts without tokens, all tokens on one, the loss that balances",
+        [sys.executable, "trainer/tests/bench_moe.py"],
+        1800,
+    ),
     "reshard-all": (
-        "checkpoints of 16 layouts of ranks, tensor parallel, in pipelines or neither, each read and saved again in each of the others",
+        "checkpoints of 20 layouts of ranks, tensor parallel, in pipelines, with experts shared out or none of it, each read and saved again in each of the others",
         [sys.executable, "trainer/tests/bench_reshard.py"],
         900,
     ),

@@ -1,6 +1,7 @@
 #include "common/spec/check_trainer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -131,8 +132,8 @@ bool RefuseSlices(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp,
       DoesNotDivide(ranks, absl::StrCat(tp), "doesn't", tp, Nearest(tp, heads, ranks.count)));
 }
 
-// Of a tp that can be.
-void RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp, int64_t pp,
+// Of a tp that can be. Whether pp is refused.
+bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp, int64_t pp,
                   const std::string& path, const EmitProblem& emit) {
   const nlohmann::json& parallel = Inner(trainer, "parallel");
   const nlohmann::json& kind = Inner(parallel, "pipeline");
@@ -162,10 +163,38 @@ void RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp,
            absl::StrCat(pp, " stages", chunks > 1 ? absl::StrCat(" of ", chunks, " chunks") : "",
                         " need ", pp * chunks, " layers, and the model has ", *layers, "; with ",
                         Counted(ranks.count, "rank"), " use ", nearest));
-  } else if (groups % pp != 0) {
-    const std::string stages =
-        absl::StrCat(pp, " stages", tp > 1 ? absl::StrCat(" of ", tp, " ranks (tp)") : "");
-    refuse("parallel.pp", DoesNotDivide(ranks, stages, "don't", pp * tp, nearest));
+    return true;
+  }
+  if (groups % pp == 0) return false;
+  const std::string stages =
+      absl::StrCat(pp, " stages", tp > 1 ? absl::StrCat(" of ", tp, " ranks (tp)") : "");
+  refuse("parallel.pp", DoesNotDivide(ranks, stages, "don't", pp * tp, nearest));
+  return true;
+}
+
+// ep, of a tp and a pp that can be.
+void RefuseExperts(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp, int64_t pp,
+                   int64_t ep, const std::string& path, const EmitProblem& emit) {
+  const nlohmann::json& model = Inner(trainer, "model");
+  const std::optional<int64_t> shard = Number(trainer, "shard_size");
+  const int64_t group = shard ? *shard : std::max<int64_t>(1, ranks.count / pp);
+  std::optional<int64_t> given = Number(model, "num_local_experts");
+  if (!given) given = Number(model, "num_experts");
+  const int64_t experts = given.value_or(ep * group);
+  const std::string nearest = Nearest(ep, experts, group);
+  const auto refuse = [&](const std::string& text) {
+    emit(path + ".parallel.ep", text, Document::Where::kValue);
+  };
+  if (experts % ep != 0) {
+    refuse(absl::StrCat(ep, " doesn't divide the model's ", experts, " experts; with ",
+                        Counted(ranks.count, "rank"), " use ", nearest));
+  } else if (shard && *shard % ep != 0) {
+    refuse(absl::StrCat(ep, " doesn't divide shard_size, ", *shard, "; use ", nearest));
+  } else if (group % ep != 0) {
+    const std::string among =
+        pp > 1 ? absl::StrCat(ep, " ranks of each of ", pp, " stages") : absl::StrCat(ep);
+    refuse(
+        DoesNotDivide(ranks, among, pp > 1 ? "don't" : "doesn't", std::lcm(ep, tp) * pp, nearest));
   }
 }
 
@@ -175,18 +204,23 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
                         const std::string& path, const EmitProblem& emit) {
   constexpr int64_t kMostRanks = int64_t{1} << 24;
   const nlohmann::json& parallel = Inner(trainer, "parallel");
-  const int64_t tp = Number(parallel, "tp").value_or(1), pp = Number(parallel, "pp").value_or(1);
-  if (tp == 1 && pp == 1) return;
+  const int64_t tp = Number(parallel, "tp").value_or(1), pp = Number(parallel, "pp").value_or(1),
+                ep = Number(parallel, "ep").value_or(1);
+  if (tp == 1 && pp == 1 && ep == 1) return;
   if (Inner(trainer, "cuda_graphs") == true) {
     emit(path + ".cuda_graphs",
-         absl::StrCat("does not go together with parallel.", tp > 1 ? "tp" : "pp",
+         absl::StrCat("does not go together with parallel.",
+                      tp > 1   ? "tp"
+                      : pp > 1 ? "pp"
+                               : "ep",
                       "; leave one of them out"),
          Document::Where::kValue);
   }
   const Ranks ranks(task);
-  if (ranks.count > kMostRanks || tp > kMostRanks || pp > kMostRanks) return;  // said elsewhere
+  if (std::max({ranks.count, tp, pp, ep}) > kMostRanks) return;  // said elsewhere
   if (tp > 1 && RefuseSlices(trainer, ranks, tp, path, emit)) return;
-  if (pp > 1) RefuseStages(trainer, ranks, tp, pp, path, emit);
+  if (pp > 1 && RefuseStages(trainer, ranks, tp, pp, path, emit)) return;
+  if (ep > 1) RefuseExperts(trainer, ranks, tp, pp, ep, path, emit);
 }
 
 }  // namespace muster

@@ -109,5 +109,36 @@ TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
 }
 
+TEST(TrainerLayout, ExpertsThatCantBeSharedOutAreRefusedWithTheNearestThatCan) {
+  constexpr char kFour[] = R"({"parallel": {"ep": 4}, "model": {"num_experts": 8}})";
+  constexpr char kSix[] = R"({"parallel": {"ep": 6}, "model": {"num_local_experts": 8}})";
+  const Case cases[] = {
+      {kFour, 8, 8, 1, ""},
+      {kFour, 1, 7, 4, ""},
+      {R"({"parallel": {"ep": 1}, "model": {"num_experts": 3}})", 5, 5, 1, ""},
+      {R"({"parallel": {"ep": 4, "tp": 2, "pp": 2}, "init": "/models/moe"})", 8, 8, 1, ""},
+      {R"({"parallel": {"ep": 4}, "shard_size": 8})", 2, 2, 8, ""},
+      {kSix, 12, 12, 1,
+       "trainer.parallel.ep: 6 doesn't divide the model's 8 experts; with 12 ranks use 4"},
+      {R"({"parallel": {"ep": 16}, "model": {"num_experts": 8}})", 16, 16, 1,
+       "trainer.parallel.ep: 16 doesn't divide the model's 8 experts; with 16 ranks use 8"},
+      {kFour, 6, 6, 1,
+       "trainer.parallel.ep: 4 doesn't divide the 6 ranks (workers x processes_per_worker); use 2, "
+       "or 4 or 8 ranks"},
+      {R"({"parallel": {"ep": 4, "pp": 2}})", 4, 4, 1,
+       "trainer.parallel.ep: 4 ranks of each of 2 stages don't divide the 4 ranks (workers x "
+       "processes_per_worker); use 2, or 8 ranks"},
+      {R"({"parallel": {"ep": 4}, "shard_size": 2})", 8, 8, 1,
+       "trainer.parallel.ep: 4 doesn't divide shard_size, 2; use 2"},
+      {kFour, 2, 6, 2,
+       "trainer.parallel.ep: 4 must divide the ranks of a gang of 2 to 6 workers, whatever its "
+       "size: use 2, which divides the 2 processes of a worker, or give workers one number"},
+      {R"({"parallel": {"ep": 2}, "cuda_graphs": true})", 2, 2, 4,
+       "trainer.cuda_graphs: does not go together with parallel.ep; leave one of them out"},
+  };
+  for (const Case& c : cases)
+    EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
+}
+
 }  // namespace
 }  // namespace muster

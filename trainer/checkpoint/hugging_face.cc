@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <set>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -58,7 +59,91 @@ std::vector<std::string> WeightFiles(const std::string& directory, const std::st
   return {names.begin(), names.end()};
 }
 
+// How these layouts name experts.
+ExpertWords WordsOf(const std::vector<FlatLayout>& layouts) {
+  for (const FlatLayout& layout : layouts) {
+    for (const Segment& segment : layout.segments()) {
+      if (absl::StrContains(segment.name, kMixtralWords.block)) return kMixtralWords;
+    }
+  }
+  return kQwenWords;
+}
+
+// "model.layers.3.mlp.experts." of "model.layers.3.mlp.experts.5.up_proj.weight"; "" of no expert.
+std::string ExpertsOf(const std::string& name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t at = name.find(kExperts);
+  return at == std::string::npos ? "" : name.substr(0, at + kExperts.size());
+}
+
+// Where the experts of a layer are fewer than `layouts` want: that says more than each tensor that
+// is missing.
+std::vector<std::string> MiscountedExperts(const std::vector<FlatLayout>& layouts,
+                                           const std::function<bool(const std::string&)>& has) {
+  struct Experts {
+    std::set<std::string> all;      // as numbers in names
+    std::set<std::string> lacking;  // of which no tensor is there
+  };
+  std::map<std::string, Experts> layers;
+  for (const FlatLayout& layout : layouts) {
+    for (const Segment& segment : layout.segments()) {
+      const std::string prefix = ExpertsOf(segment.name);
+      if (prefix.empty()) continue;
+      const std::string number =
+          segment.name.substr(prefix.size(), segment.name.find('.', prefix.size()) - prefix.size());
+      Experts& experts = layers[prefix];
+      if (experts.all.insert(number).second) experts.lacking.insert(number);
+      if (has(segment.name)) experts.lacking.erase(number);
+    }
+  }
+  for (const auto& [prefix, experts] : layers) {
+    if (experts.lacking.empty()) continue;
+    return {absl::StrCat("has weights of ", experts.all.size() - experts.lacking.size(),
+                         " experts in ", absl::StripSuffix(prefix, "."),
+                         " where config.json means ", experts.all.size(),
+                         "; lacking: ", absl::StrJoin(experts.lacking, ", "))};
+  }
+  return {};
+}
+
 }  // namespace
+
+// Gives the experts of tensors that hold a whole layer's names of their own, as if each stood by
+// itself: [experts, 2·width, hidden] with each gate above its up, and [experts, hidden, width].
+void HuggingFaceWeights::SplitExperts(const ExpertWords& words) {
+  constexpr char kGateUp[] = ".experts.gate_up_proj", kDown[] = ".experts.down_proj";
+  std::map<std::string, Tensor> split;
+  std::vector<std::string> gone;
+  for (const auto& [name, tensor] : where_) {
+    const bool gate_up = absl::EndsWith(name, kGateUp);
+    if ((!gate_up && !absl::EndsWith(name, kDown)) || tensor.shape.size() != 3 ||
+        (gate_up && tensor.shape[1] % 2 != 0))
+      continue;
+    // In memory the block between layer and experts is called mlp in every family.
+    const std::string layer = name.substr(0, name.rfind('.', name.find(".experts.") - 1) + 1);
+    const int64_t rows = gate_up ? tensor.shape[1] / 2 : tensor.shape[1], width = tensor.shape[2];
+    const auto add = [&](int64_t expert, const char* word, int64_t begin) {
+      split[absl::StrCat(layer, words.block, ".experts.", expert, ".", word, ".weight")] = {
+          tensor.file, tensor.entry, {rows, width}, begin};
+    };
+    for (int64_t expert = 0; expert < tensor.shape[0]; ++expert) {
+      const int64_t size = rows * width;
+      if (gate_up) {
+        add(expert, words.gate, 2 * expert * size);
+        add(expert, words.up, (2 * expert + 1) * size);
+      } else {
+        add(expert, words.down, expert * size);
+      }
+    }
+    gone.push_back(name);
+    if (const auto router = where_.find(layer + "mlp.gate.weight"); router != where_.end()) {
+      split[absl::StrCat(layer, words.block, ".gate.weight")] = router->second;
+      if (words.block != std::string_view("mlp")) gone.push_back(router->first);
+    }
+  }
+  for (const std::string& name : gone) where_.erase(name);
+  for (auto& [name, tensor] : split) where_.insert_or_assign(name, std::move(tensor));
+}
 
 HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
                                             const std::vector<FlatLayout>& layouts, bool tied,
@@ -76,19 +161,21 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
     }
     weights.files_.push_back(std::make_unique<SafetensorsFile>(*std::move(file)));
     for (const auto& [tensor, entry] : weights.files_.back()->header().tensors) {
-      const Tensor stored{weights.files_.back().get(), &entry};
+      const Tensor stored{weights.files_.back().get(), &entry, entry.shape};
       if (!weights.where_.emplace(tensor, stored).second)
         problems.push_back({path, absl::StrCat(tensor, " stands in two files")});
     }
   }
   if (problems.size() > before) return weights;
+  weights.SplitExperts(WordsOf(layouts));
   if (const auto head = weights.where_.find(kHead);
       tied && head != weights.where_.end() && !weights.where_.contains(kEmbedding)) {
     weights.where_[kEmbedding] = head->second;
     weights.where_.erase(head);
   }
   std::set<std::string> wanted;
-  std::vector<std::string> wrong;
+  std::vector<std::string> wrong = MiscountedExperts(
+      layouts, [&](const std::string& name) { return weights.where_.contains(name); });
   bool prefixed = false;  // the names of a model without a head
   for (const FlatLayout& layout : layouts) {
     for (const Segment& segment : layout.segments()) {
@@ -100,10 +187,10 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
         continue;
       }
       const SafetensorsEntry& entry = *found->second.entry;
-      if (entry.shape != segment.shape) {
-        wrong.push_back(absl::StrCat(segment.name, " is [", absl::StrJoin(entry.shape, ", "),
-                                     "] where config.json means [",
-                                     absl::StrJoin(segment.shape, ", "), "]"));
+      if (found->second.shape != segment.shape) {
+        wrong.push_back(
+            absl::StrCat(segment.name, " is [", absl::StrJoin(found->second.shape, ", "),
+                         "] where config.json means [", absl::StrJoin(segment.shape, ", "), "]"));
       } else if (TorchType(entry.dtype) == at::ScalarType::Undefined) {
         wrong.push_back(absl::StrCat(segment.name, " is of dtype ", entry.dtype,
                                      "; F32, BF16, F16 and F64 can be read"));
@@ -137,10 +224,11 @@ void HuggingFaceWeights::ReadRange(const std::string& name, int64_t begin, int64
   const SafetensorsFile& file = *where_.at(name).file;
   const SafetensorsEntry& entry = *where_.at(name).entry;
   const at::ScalarType type = TorchType(entry.dtype);
+  const int64_t first = where_.at(name).begin;
   for (int64_t at = 0; at < n; at += kChunkElements) {
     const int64_t count = std::min(kChunkElements, n - at);
     const auto bytes =
-        file.Data(entry).subspan(static_cast<size_t>(begin + at) * at::elementSize(type),
+        file.Data(entry).subspan(static_cast<size_t>(first + begin + at) * at::elementSize(type),
                                  static_cast<size_t>(count) * at::elementSize(type));
     // Copied first: a tensor's bytes in a file need not be aligned.
     const at::Tensor raw = at::empty({count}, type);

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/model/config.h"
+#include "trainer/model/families.h"
 #include "trainer/model/lora_config.h"
 
 namespace muster::trainer {
@@ -20,8 +21,10 @@ namespace muster::trainer {
 class HuggingFaceWeights {
  public:
   // Opens all files and checks that every parameter of `layouts` is there with its shape;
-  // everything wrong is added to `problems` under `path`. With a tied head one of the embedding and
-  // lm_head.weight is enough, as it is for transformers: they are the same weights.
+  // everything wrong is added to `problems` under `path`. Experts may stand one by one, as
+  // transformers writes them, or all of a layer in one tensor, as it has them in memory. With a
+  // tied head one of the embedding and lm_head.weight is enough, as it is for transformers: they
+  // are the same weights.
   static HuggingFaceWeights Open(const std::string& directory,
                                  const std::vector<FlatLayout>& layouts, bool tied,
                                  const std::string& path, Problems& problems);
@@ -34,11 +37,14 @@ class HuggingFaceWeights {
   std::string Dtype() const;
 
  private:
-  // A tensor as it is stored.
+  // A tensor as it is stored, or from an element on a part of one.
   struct Tensor {
     const SafetensorsFile* file;
     const SafetensorsEntry* entry;
+    std::vector<int64_t> shape;
+    int64_t begin = 0;
   };
+  void SplitExperts(const ExpertWords& words);
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, Tensor> where_;  // by the name of the parameter
 };

@@ -22,7 +22,7 @@ struct Layout {
   const char* name;
   int ranks, tp, shard_size, zero_stage;
   at::ScalarType dtype = at::kFloat;
-  int pp = 1, chunks = 1;
+  int pp = 1, chunks = 1, ep = 1;
 };
 constexpr Layout kLayouts[] = {
     {"dp 1", 1, 1, 0, 0},
@@ -41,15 +41,23 @@ constexpr Layout kLayouts[] = {
     {"pp 2, two chunks x dp 2, stage 3", 4, 1, 0, 3, at::kFloat, 2, 2},
     {"pp 4 x dp 2, two copies, stage 2", 8, 1, 1, 2, at::kFloat, 4},
     {"pp 2 x tp 2 x dp 2, stage 3, bf16", 8, 2, 0, 3, at::kBFloat16, 2},
+    {"ep 2", 2, 1, 0, 1, at::kFloat, 1, 1, 2},
+    {"dp 2 x ep 2, two copies, stage 3", 4, 1, 2, 3, at::kFloat, 1, 1, 2},
+    {"tp 2 x ep 4, stage 2", 8, 2, 0, 2, at::kFloat, 1, 1, 4},
+    {"pp 2 x tp 2 x ep 4, stage 3, bf16", 8, 2, 0, 3, at::kBFloat16, 2, 1, 4},
 };
 
-// Slices of its MLP and its vocabulary aren't equal; some are of rows, some of columns.
+// Slices of its MLPs and its vocabulary aren't equal; some are of rows, some of columns. Two of its
+// layers have experts.
 ModelConfig Model() {
   ModelConfig c;
   c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 42, c.num_layers = 4;
   c.tie_word_embeddings = true;
   c.num_heads = 8, c.num_kv_heads = 4, c.head_dim = 6;
   c.qkv_bias = c.out_bias = c.mlp_bias = c.qk_norm = true;
+  c.family = "qwen3_moe";
+  c.experts.count = 4, c.experts.per_token = 2, c.experts.width = 18;
+  c.experts.sparse_layers = {false, true, true, false};
   return c;
 }
 
@@ -82,12 +90,10 @@ at::Tensor Wanted(const FlatParam& flat, int kind) {
 
 absl::Status Save(World& world, const Layout& layout, const Flats& flats,
                   const std::string& parent) {
-  std::vector<std::vector<FlatLayout>> parts;
-  for (int stage = 0; layout.tp * layout.pp > 1 && stage < layout.pp; ++stage) {
-    for (int index = 0; index < layout.tp; ++index)
-      parts.push_back(
-          MakeLayout(Model(), {{index, layout.tp}, stage, layout.pp, layout.chunks}).flats);
-  }
+  const Mesh& mesh = world.mesh();
+  std::vector<std::vector<FlatLayout>> parts(mesh.Parts() == 1 ? 0 : mesh.Parts());
+  for (int rank = 0; !parts.empty() && rank < mesh.size(); ++rank)
+    parts[mesh.PartNumber(rank)] = MakeLayout(Model(), PartOf(mesh, rank, layout.chunks)).flats;
   CheckpointWriter writer(world, flats, parent, 100, std::move(parts));
   CheckpointMeta meta;
   meta.step = 41, meta.next_sequence = 8, meta.dtype = "fp32";
@@ -128,7 +134,7 @@ class Reshard : public ::testing::Test {
           }
           EXPECT_TRUE(Save(world, layout, flats, parent_ + "/" + folder).ok());
         },
-        layout.shard_size, layout.tp, layout.pp);
+        layout.shard_size, layout.tp, layout.pp, false, layout.ep);
   }
 
   // Reads what is in `from` and saves it in `to`. How many elements of any rank weren't as written.
@@ -145,7 +151,7 @@ class Reshard : public ::testing::Test {
           differing += Differing(flats);
           EXPECT_TRUE(Save(world, layout, flats, parent_ + "/" + to).ok());
         },
-        layout.shard_size, layout.tp, layout.pp);
+        layout.shard_size, layout.tp, layout.pp, false, layout.ep);
     return differing;
   }
 

@@ -171,8 +171,7 @@ void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {
         continue;
       }
       const Mesh& mesh = world_.mesh();
-      for (const FlatLayout& layout :
-           model_parts_[mesh.PpIndex(rank) * mesh.tp() + mesh.TpIndex(rank)])
+      for (const FlatLayout& layout : model_parts_[mesh.PartNumber(rank)])
         layouts[rank].push_back(&layout);
     }
     const Shares shares = [&](int flat, int rank) {

@@ -36,8 +36,8 @@ class CheckpointWriter {
  public:
   // Checkpoints go to `parent`/step-NNNNNNNN; the `keep` newest that were told of stay. `world` and
   // `flats` must outlive it.
-  // `model_parts`: where ranks have parts of the model, the layouts of `flats` by pp index, and of
-  // each by tp index; empty: all ranks have the same. `chunk_bytes`: what is copied at once.
+  // `model_parts`: where ranks have parts of the model, the layouts of `flats` by Mesh::PartNumber;
+  // empty: all ranks have the same. `chunk_bytes`: what is copied at once.
   CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep,
                    std::vector<std::vector<FlatLayout>> model_parts = {},
                    int64_t chunk_bytes = kChunkBytes);

@@ -67,10 +67,14 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
         step.attended_tokens += square(row.bounds[i + 1] - row.bounds[i]);
     }
   }
+  const int64_t existing =
+      rows_ < 0 ? global_batch_ : std::clamp<int64_t>(rows_ - first, 1, global_batch_);
+  const float share = 1.0f / static_cast<float>(existing);
   const float scale = 1.0f / static_cast<float>(std::max<int64_t>(1, step.target_tokens));
   for (int64_t begin = 0; begin < share_; begin += micro_batch_) {
     const int64_t n = std::min(micro_batch_, share_ - begin);
     std::vector<Sequence> rows(n);
+    std::vector<float> shares(n);
     bool documents = false;
     int64_t length = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -78,6 +82,7 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
       if (k < global_batch_ && Exists(first + k)) {
         if (absl::Status s = packer_.Get(first + k, rows[i]); !s.ok()) return s;
       }
+      shares[i] = rows[i].tokens.empty() ? 0 : share;
       documents |= !rows[i].bounds.empty();
       length = std::max(length, static_cast<int64_t>(rows[i].tokens.size()));
     }
@@ -88,6 +93,7 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
     const at::Tensor weights = at::zeros({n * length}, at::kFloat);
     const at::Tensor positions = documents ? at::zeros({n * length}, at::kLong) : at::Tensor();
     BatchMeta meta{.batch = n, .length = length};
+    meta.row_shares = std::move(shares);
     for (int64_t i = 0; i < n; ++i) {
       const Sequence& row = rows[i];
       meta.rows.push_back(first + rank_ * share_ + begin + i);

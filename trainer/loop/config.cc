@@ -369,9 +369,36 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
   return config;
 }
 
+namespace {
+
+// What is about experts.
+void CheckExperts(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
+  if (model.num_layers == 0) return;  // what is wrong with the model is said elsewhere
+  if (model.experts.count == 0) {
+    if (config.router_aux_loss == "sequence" || config.router_aux_loss == "batch")
+      problems.push_back(
+          {"trainer.router_aux_loss",
+           absl::StrCat("is for models with experts (mixtral, qwen3_moe), and this one is of "
+                        "model_type ",
+                        model.family, "; leave it out")});
+    return;
+  }
+  if (config.cuda_graphs)
+    problems.push_back({"trainer.cuda_graphs",
+                        "a layer with experts is not recorded, as its products depend on what the "
+                        "router chose; leave it out"});
+  if (config.router_aux_loss == "batch" && config.parallel.pp > 1)
+    problems.push_back({"trainer.router_aux_loss",
+                        "batch counts all layers at once, and a stage of a pipeline has some of "
+                        "them; use sequence, or leave parallel.pp out"});
+}
+
+}  // namespace
+
 void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
                  bool gpu_kernels, Problems& problems) {
-  CheckParallel(config.parallel, model, ranks, "trainer.parallel", problems);
+  CheckParallel(config.parallel, model, ranks, config.shard_size, "trainer.parallel", problems);
+  CheckExperts(config, model, problems);
   const int64_t pp = config.parallel.pp;
   const int in_stage = static_cast<int>(ranks % pp == 0 ? ranks / pp : ranks);
   if (config.shard_size > 1 && ranks == 1) {

@@ -52,7 +52,9 @@ struct TrainConfig {
   std::string recompute = "none";       // or pointwise, keep_attention, full
   std::string offload = "none";         // or optimizer, parameters
   double z_loss = 0;
-  double decay_steps = 0;  // >= 1: steps; < 1: share of max_steps
+  std::string router_aux_loss = "auto";  // or none, sequence, batch
+  double router_aux_loss_coef = 0;       // 0: the model's
+  double decay_steps = 0;                // >= 1: steps; < 1: share of max_steps
   std::string decay_type = "cosine";
   double spike_factor = 0;  // 0: off
   int64_t skip_limit = 0;

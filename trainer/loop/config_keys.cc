@@ -12,8 +12,9 @@ std::vector<Key> DataKeys() {
        "Hugging Face directory (config.json and safetensors) whose weights training starts from. "
        "Exactly one of init and model."},
       {"model", &C::model,
-       "Content of a Hugging Face config.json (Llama, Mistral, Qwen2 or Qwen3): weights are drawn "
-       "from scratch. Exactly one of init and model."},
+       "Content of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3 or "
+       "Qwen3-MoE): "
+       "weights are drawn from scratch. Exactly one of init and model."},
       {"data", &C::data,
        "Directory of token shards made by `muster-trainer prepare`; relative to the job's "
        "directory. Exactly one of data and mixture."},
@@ -89,6 +90,20 @@ std::vector<Key> OptimizerKeys() {
        "Weight of the mean square of the logits' log-sum-exp, which is added to what is minimised "
        "(PaLM took 1e-4); progress lines have it as z_loss, beside loss.",
        false, 0, 1},
+      {"router_aux_loss",
+       &C::router_aux_loss,
+       "Of models with experts, the auxiliary loss that keeps their routers from always choosing "
+       "the same ones, added to what is minimised; progress lines have it as aux_loss, beside "
+       "loss. sequence: of each row and layer by itself, the same in every layout of ranks; batch: "
+       "of all layers and all rows of a micro-batch at once, as transformers has it; auto: "
+       "sequence, if the model's config.json says output_router_logits: true.",
+       false,
+       0,
+       0,
+       false,
+       {"auto", "none", "sequence", "batch"}},
+      {"router_aux_loss_coef", &C::router_aux_loss_coef,
+       "The coefficient of that loss; 0: the model's own.", false, 0, 1e6},
       {"spike_factor", &C::spike_factor,
        "A step whose loss is more than this many times the mean of the last 32 counts as bad; 0: "
        "only one that isn't finite.",
@@ -117,8 +132,7 @@ std::vector<Key> MemoryKeys() {
        false, 0, 1 << 20},
       {"parallel", &C::parallel,
        "How ranks share out one model, beside taking different rows: tp slices of its layers, in "
-       "pp "
-       "stages."},
+       "pp stages, and its experts among ep ranks."},
       {"dtype",
        &C::dtype,
        "Type of weights and activations; masters and sums are fp32 unless masters, moments or "
@@ -306,6 +320,7 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"activation_checkpointing", "use recompute: full"},
       {"cpu_offload", "use offload: optimizer, or with zero_stage: 3 offload: parameters"},
       {"num_decay_steps", "use decay_steps"},
+      {"output_router_logits", "use router_aux_loss: sequence, or batch as transformers has it"},
       {"num_workers", "ranks come from the job's workers and processes_per_worker"},
   };
   return hints;

@@ -223,11 +223,27 @@ TEST(ModelConfig, BadModelsAreRefusedWithFieldAndRemedy) {
   };
   const Case cases[] = {
       {{{"model_type", "gpt2"}},
-       "model.model_type: \"gpt2\" can't be trained; can be: llama, mistral, qwen2, qwen3"},
+       "model.model_type: \"gpt2\" can't be trained; can be: llama, mistral, qwen2, qwen3, "
+       "mixtral, "
+       "qwen3_moe"},
       {{{"architectures", {"Qwen3ForCausalLM"}}},
        "model.architectures: [\"Qwen3ForCausalLM\"] can't be trained with model_type llama"},
-      {{{"model_type", nullptr}, {"architectures", {"MixtralForCausalLM"}}},
-       "model.architectures: [\"MixtralForCausalLM\"] can't be trained; can be: LlamaForCausalLM"},
+      {{{"model_type", nullptr}, {"architectures", {"GPT2LMHeadModel"}}},
+       "model.architectures: [\"GPT2LMHeadModel\"] can't be trained; can be: LlamaForCausalLM"},
+      {{{"num_experts", 4}}, "model.num_experts: has no meaning for model_type llama; remove it"},
+      {{{"model_type", "mixtral"}}, "model.num_local_experts: is missing"},
+      {{{"model_type", "mixtral"}, {"num_local_experts", 4}, {"num_experts_per_tok", 5}},
+       "model.num_experts_per_tok: 5 is above num_local_experts, 4; a token can't meet more"},
+      {{{"model_type", "mixtral"},
+        {"num_local_experts", 4},
+        {"num_experts_per_tok", 2},
+        {"norm_topk_prob", false}},
+       "model.norm_topk_prob: has no meaning for model_type mixtral"},
+      {{{"model_type", "mixtral"},
+        {"num_local_experts", 4},
+        {"num_experts_per_tok", 2},
+        {"router_jitter_noise", 0.1}},
+       "model.router_jitter_noise: 0.1 can't be trained; use 0"},
       {{{"vocab_size", nullptr}}, "model.vocab_size: is missing"},
       {{{"vocab_size", -1}}, "model.vocab_size: must be"},
       {{{"num_key_value_heads", 3}}, "model.num_key_value_heads: 3 doesn't divide"},
@@ -300,7 +316,7 @@ TEST(ModelConfig, TheSchemaNamesWhatIsTaken) {
     ParseModelConfig(value, "model", true, problems);
     EXPECT_EQ(ToText(problems), "") << key;
   }
-  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"}) {
     ModelConfig config;
     config.family = type;
     config.rope.type = "yarn";
@@ -363,6 +379,31 @@ TEST(ModelConfig, FamiliesMeanWhatTransformersMeansByThem) {
   EXPECT_EQ(qwen3.head_dim, 128);
   EXPECT_TRUE(
       parsed({{"model_type", "qwen3"}, {"head_dim", 32}, {"attention_bias", true}}).out_bias);
+  const json moe = {{"num_experts", 8}, {"num_experts_per_tok", 2}};
+  json of_mixtral = moe, of_qwen = moe;
+  of_mixtral["model_type"] = "mixtral";
+  const ModelConfig mixtral = parsed(of_mixtral);
+  EXPECT_EQ(mixtral.experts.width, mixtral.intermediate_size);
+  EXPECT_EQ(mixtral.experts.sparse_layers, (std::vector<bool>{true, true}));
+  EXPECT_TRUE(mixtral.experts.normalise);
+  EXPECT_EQ(windows(mixtral), (W{0, 0}));
+  EXPECT_EQ(mixtral.rope_theta, 1e6);
+  EXPECT_EQ(mixtral.rms_norm_eps, 1e-5);
+  of_qwen.update({{"model_type", "qwen3_moe"},
+                  {"moe_intermediate_size", 24},
+                  {"mlp_only_layers", {0}},
+                  {"sliding_window", 8}});
+  const ModelConfig qwen3_moe = parsed(of_qwen);
+  EXPECT_TRUE(qwen3_moe.qk_norm && !qwen3_moe.experts.normalise);
+  EXPECT_EQ(qwen3_moe.experts.sparse_layers, (std::vector<bool>{false, true}));
+  EXPECT_EQ(qwen3_moe.head_dim, 16);
+  EXPECT_EQ(windows(qwen3_moe), (W{0, 0})) << "use_sliding_window is false";
+  of_qwen["use_sliding_window"] = true;
+  EXPECT_EQ(windows(parsed(of_qwen)), (W{8, 8}));
+  of_qwen.update({{"mlp_only_layers", json::array()}, {"decoder_sparse_step", 2}});
+  EXPECT_EQ(parsed(of_qwen).experts.sparse_layers, (std::vector<bool>{false, true}));
+  // A token meets two of eight.
+  EXPECT_EQ(qwen3_moe.NumParameters() - qwen3_moe.NumActiveParameters(), 6 * 3 * 64 * 24);
   EXPECT_FALSE(llama.SameModel(parsed(json::object())));
   EXPECT_FALSE(mistral.SameModel(parsed({{"model_type", "mistral"}, {"sliding_window", 8}})));
   EXPECT_EQ(ToHuggingFace(qwen3, "float32")["architectures"], json::array({"Qwen3ForCausalLM"}));

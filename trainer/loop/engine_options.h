@@ -6,7 +6,22 @@
 
 namespace muster::trainer {
 
-inline EngineOptions MakeEngineOptions(const TrainConfig& config) {
+// The loss that balances a model's experts.
+inline BalanceOptions BalanceOf(const TrainConfig& config, const ModelConfig& model) {
+  const ExpertsConfig& experts = model.experts;
+  const std::string& wanted = config.router_aux_loss;
+  const bool by_row = wanted == "sequence" || (wanted == "auto" && experts.output_router_logits);
+  BalanceOptions options;
+  if (experts.count == 0) return options;
+  options.kind = by_row              ? BalanceKind::kSequence
+                 : wanted == "batch" ? BalanceKind::kBatch
+                                     : BalanceKind::kNone;
+  options.coefficient =
+      config.router_aux_loss_coef > 0 ? config.router_aux_loss_coef : experts.aux_loss_coef;
+  return options;
+}
+
+inline EngineOptions MakeEngineOptions(const TrainConfig& config, const ModelConfig& model) {
   EngineOptions options;
   options.max_length = config.max_length;
   options.flats.zero_stage = static_cast<int>(config.zero_stage);
@@ -26,6 +41,7 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config) {
   options.lora = config.lora;
   options.seed = static_cast<uint64_t>(config.seed);
   options.z_loss = config.z_loss;
+  options.balance = BalanceOf(config, model);
   options.pipeline = config.parallel.pipeline;
   options.chunks = static_cast<int>(config.parallel.Chunks());
   return options;

@@ -40,14 +40,20 @@ constexpr double kUsualShareOfPeak = 0.5;
 // two products, and in attention, where what the MLP saved is gone.
 // Of a slice, what ranks send each other comes to that: all tokens of what goes into a product, and
 // of its gradient as it is made and as it is received.
-int64_t BackwardElements(const ModelConfig& whole, ops::AttentionKind kind, int64_t length,
-                         int slices) {
-  const ModelConfig model = SlicedConfig(whole, {slices - 1, slices});
+int64_t BackwardElements(const ModelConfig& whole, int64_t layer, ops::AttentionKind kind,
+                         int64_t length, int slices, int groups) {
+  const ModelConfig model = SlicedConfig(whole, {slices - 1, slices}, groups);
   const int64_t d = model.hidden_size, f = model.intermediate_size;
   const int64_t q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
   const int64_t scores = AttentionPart::Width(AttentionPart::kScores, model, kind, length, slices);
-  return d + (slices > 1 ? 3 * d : 0) +
-         std::max(5 * f, 2 * scores + 3 * q + 2 * kv + 2 * d - 3 * f - d);
+  const int64_t attention = 2 * scores + 3 * q + 2 * kv + 2 * d, slice = slices > 1 ? 3 * d : 0;
+  if (!model.HasExperts(layer)) return d + slice + std::max(5 * f, attention - 3 * f - d);
+  // Of experts' rows: what they are given and its gradient, in two orders, beside what their MLP
+  // needs.
+  const int64_t width = model.experts.width, rows = model.experts.per_token;
+  return d + slice +
+         std::max((3 * d + 4 * width) * rows / (groups > 1 ? slices : 1),
+                  attention - 3 * width * rows - d);
 }
 
 }  // namespace
@@ -72,16 +78,22 @@ struct Setting {
 
   int Slices() const { return static_cast<int>(config.parallel.tp); }
   int Stages() const { return static_cast<int>(config.parallel.pp); }
+  int ExpertRanks() const { return static_cast<int>(config.parallel.ep); }
   int InStage() const { return ranks / Stages(); }
   // The last slice: none is larger.
-  ModelPart Part() const { return {{Slices() - 1, Slices()}, stage, Stages(), options.chunks}; }
+  ModelPart Part() const {
+    return {{Slices() - 1, Slices()}, stage, Stages(), options.chunks, {0, ExpertRanks()}};
+  }
   // Ranks that hold a flat, and that share one copy of it.
   int Holders(const FlatLayout& flat) const {
-    return (flat.sliced() ? InStage() / Slices() : InStage()) * (flat.holding().both_ends ? 2 : 1);
+    return (flat.sliced() ? InStage() / Slices() : InStage()) * (flat.holding().both_ends ? 2 : 1) /
+           (flat.holding().experts ? ExpertRanks() : 1);
   }
   int Group(const FlatLayout& flat) const {
     const int group = config.shard_size > 0 ? static_cast<int>(config.shard_size) : InStage();
-    return flat.sliced() ? group / Slices() : group;
+    return flat.sliced()            ? group / Slices()
+           : flat.holding().experts ? group / ExpertRanks()
+                                    : group;
   }
   int64_t Length() const {
     return config.packing == "balanced" ? config.max_row_length : config.max_length;
@@ -172,9 +184,15 @@ InFlight MostInFlight(const Setting& s, const FlatsEstimate& flats, int micro_ba
 // Elements a token that a layer's weights' gradients need: what went into its products, and the
 // gradients of what came out.
 int64_t PutOffElements(const Setting& s) {
-  const ModelConfig own = SlicedConfig(s.model, s.Part().slice);
+  const ModelConfig own = SlicedConfig(s.model, s.Part().slice, s.ExpertRanks());
   const int64_t q = own.num_heads * own.head_dim, kv = own.num_kv_heads * own.head_dim;
-  return 4 * own.hidden_size + 2 * q + 2 * kv + 3 * own.intermediate_size;
+  // Of experts' products both sides are rows of their own.
+  const int64_t rows = own.experts.per_token,
+                sparse = rows * (2 * own.hidden_size + 3 * own.experts.width),
+                dense = 2 * own.hidden_size + 3 * own.intermediate_size;
+  return 2 * own.hidden_size + 2 * q + 2 * kv +
+         (sparse * own.NumSparseLayers() + dense * (own.num_layers - own.NumSparseLayers())) /
+             own.num_layers;
 }
 
 // Bytes of the activations that are kept and of what works on them.
@@ -195,10 +213,19 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
       ops::ChooseAttention(s.gpus, kernels, s.options.flats.dtype, model.head_dim);
   const Family& family = FamilyFor(model);
   const int slices = s.Slices();
-  const auto saved = [&](RecomputeMode mode) {
-    return family.SavedByLayer(model, kind, length, mode, slices).all();
-  };
-  const int64_t kept = saved(s.options.recompute), whole = saved(RecomputeMode::kNone);
+  // The mean of the layers, and the work of the one that needs the most.
+  int64_t kept = 0, layer_elements = 0;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const auto saved = [&](RecomputeMode mode) {
+      return family.SavedByLayer(model, layer, kind, length, mode, slices, s.ExpertRanks()).all();
+    };
+    const int64_t its = saved(s.options.recompute);
+    kept += its;
+    layer_elements = std::max(
+        layer_elements, saved(RecomputeMode::kNone) - its +
+                            BackwardElements(model, layer, kind, length, slices, s.ExpertRanks()));
+  }
+  kept /= model.num_layers;
   const int64_t vocabulary = (model.vocab_size + slices - 1) / slices;
   const int64_t chunk = std::min<int64_t>(
       tokens,
@@ -206,8 +233,7 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
   // Logits of slices are worked on by ATen.
   const bool logits_in_place = kernels && slices == 1;
   // Of the layer whose backward runs all is there, recomputed or not.
-  const int64_t layer_work =
-      tokens * element * (whole - kept + BackwardElements(model, kind, length, slices));
+  const int64_t layer_work = tokens * element * layer_elements;
   const int64_t head_work =
       flats.head ? tokens * element * 3 * model.hidden_size +
                        chunk * vocabulary * (logits_in_place ? element : 8 + (element == 2 ? 4 : 0))
@@ -248,6 +274,19 @@ int64_t ExchangesInALayer(RecomputeMode mode) {
   return 0;
 }
 
+// What a rank sends to experts of other ranks and back, where each is met as often as another: rows
+// there and back, forward and backward.
+void EstimateExpertTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) {
+  if (s.ExpertRanks() == 1) return;
+  const bool again = s.options.recompute == RecomputeMode::kKeepAttention ||
+                     s.options.recompute == RecomputeMode::kFull;
+  const int64_t rows = e->micro_batches * e->micro_batch * s.Length() / s.Slices() *
+                       s.model.experts.per_token,
+                sparse = flats.layers * s.model.NumSparseLayers() / s.model.num_layers;
+  e->expert_bytes =
+      Ring(rows * s.model.hidden_size * s.element, s.ExpertRanks()) * sparse * (again ? 5 : 4);
+}
+
 // What a rank sends a step.
 void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) {
   const int64_t part_bytes =
@@ -270,6 +309,7 @@ void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) 
         e->reduce_bytes += Ring(bytes, group) + 2 * Ring(bytes / group, holders / group);
     }
   }
+  EstimateExpertTraffic(s, flats, e);
   if (s.Slices() == 1) return;
   const int64_t tokens = e->micro_batches * e->micro_batch * s.Length();
   constexpr int64_t kOfEmbedding = 2, kOfHead = 2;
@@ -332,7 +372,7 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
 
 Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
                       int64_t runtime_bytes) {
-  const EngineOptions options = MakeEngineOptions(config);
+  const EngineOptions options = MakeEngineOptions(config, model);
   Setting s{config, model, ranks, gpus, options, options.flats.dtype == at::kBFloat16 ? 2 : 4, 0};
   Estimate worst;
   std::vector<StageEstimate> stages;
@@ -476,6 +516,7 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks,
                       {"gather_bytes_per_step", e.gather_bytes},
                       {"reduce_bytes_per_step", e.reduce_bytes},
                       {"slice_bytes_per_step", e.slice_bytes},
+                      {"expert_bytes_per_step", e.expert_bytes},
                       {"flops_per_step", e.flops}};
   for (const MemoryClass& one : e.memory)
     out["memory"].push_back(
@@ -522,6 +563,7 @@ std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
   row("weights gathered", e.gather_bytes, "");
   row("gradients summed", e.reduce_bytes, "");
   if (e.slice_bytes > 0) row("tokens inside layers (tp)", e.slice_bytes, "");
+  if (e.expert_bytes > 0) row("tokens to experts and back (ep)", e.expert_bytes, "");
   if (e.pipeline_bytes > 0) row("between stages (pp)", e.pipeline_bytes, "");
   if (e.bubble > 0) {
     std::snprintf(line, sizeof line, "stages wait for each other: about %.1f %% of a step\n",

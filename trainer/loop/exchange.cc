@@ -27,7 +27,7 @@ kernels::ExactSum SumAt(const std::vector<double>& row, size_t at) {
 
 StepExchange Exchange(World& world, const StepExchange& mine,
                       const CheckpointWriter::Report& writer) {
-  std::vector<double> row = {mine.loss, mine.z_loss, mine.stop ? 1.0 : 0.0,
+  std::vector<double> row = {mine.loss, mine.z_loss, mine.aux_loss, mine.stop ? 1.0 : 0.0,
                              mine.checkpoint ? 1.0 : 0.0};
   row.insert(row.end(), writer.begin(), writer.end());
   AppendSum(mine.squared_norm, row);
@@ -35,10 +35,11 @@ StepExchange Exchange(World& world, const StepExchange& mine,
   for (const std::vector<double>& one : world.GatherRows(row)) {
     all.loss += one[0];
     all.z_loss += one[1];
-    all.stop |= one[2] != 0;
-    all.checkpoint |= one[3] != 0;
-    all.writers.push_back({one[4], one[5], one[6]});
-    all.squared_norm.Add(SumAt(one, 7));
+    all.aux_loss += one[2];
+    all.stop |= one[3] != 0;
+    all.checkpoint |= one[4] != 0;
+    all.writers.push_back({one[5], one[6], one[7]});
+    all.squared_norm.Add(SumAt(one, 8));
   }
   return all;
 }

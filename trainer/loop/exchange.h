@@ -15,7 +15,7 @@ namespace muster::trainer {
 // What every rank tells every other once a step; the sums are taken in rank order, so all ranks see
 // the same bits.
 struct StepExchange {
-  double loss = 0, z_loss = 0;
+  double loss = 0, z_loss = 0, aux_loss = 0;
   kernels::ExactSum squared_norm;
   bool stop = false, checkpoint = false;
   std::vector<CheckpointWriter::Report> writers;  // one of each rank

@@ -7,7 +7,7 @@ namespace muster::trainer {
 FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length,
                                  int64_t adapter_parameters) {
   const double parameters =
-      (adapter_parameters > 0 ? 4.0 : 6.0) * static_cast<double>(config.NumParameters()) +
+      (adapter_parameters > 0 ? 4.0 : 6.0) * static_cast<double>(config.NumActiveParameters()) +
       6.0 * static_cast<double>(adapter_parameters);
   const double attention =
       6.0 * static_cast<double>(config.num_layers * config.num_heads * config.head_dim) * length;

@@ -1,6 +1,7 @@
 // Model FLOP/s utilisation in the two conventions in use. Per token, forward and backward: 6N for
 // the parameters, plus attention's products, 12·L·H·S when every position attends to all (PaLM,
-// appendix B) or half of it when causal. N: all parameters, tied ones once; L layers; H = heads *
+// appendix B) or half of it when causal. N: all parameters that a token
+// meets (of experts, the chosen ones'), tied ones once; L layers; H = heads *
 // head_dim; S sequence length (of documents packed together, the sum of their lengths' squares by
 // the sum of their lengths).
 #pragma once

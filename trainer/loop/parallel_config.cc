@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -17,7 +18,7 @@ using nlohmann::ordered_json;
 
 constexpr int64_t kMost = 1024;
 constexpr int64_t kMostChunks = 64;
-constexpr const char* kKeys[] = {"tp", "pp", "pipeline", "chunks"};
+constexpr const char* kKeys[] = {"tp", "pp", "ep", "pipeline", "chunks"};
 
 // Names that users of other tools try.
 const std::vector<std::pair<std::string, std::string>>& ParallelHints() {
@@ -38,7 +39,10 @@ const std::vector<std::pair<std::string, std::string>>& ParallelHints() {
       {"virtual_stages", "use chunks, with pipeline: interleaved"},
       {"virtual_pipeline_model_parallel_size", "use chunks, with pipeline: interleaved"},
       {"cp", "context parallelism is not supported yet"},
-      {"ep", "expert parallelism is not supported yet"}};
+      {"expert_parallel", "use ep"},
+      {"expert_parallel_size", "use ep"},
+      {"expert_model_parallel_size", "use ep"},
+      {"enable_expert_parallel", "use ep, with the number of ranks"}};
   return hints;
 }
 
@@ -58,8 +62,9 @@ void ParseNumber(const json& given, const std::string& path, int64_t least, int6
 // The key `name`; whether there is such a one.
 bool ParseKey(const std::string& name, const json& given, const std::string& path,
               ParallelConfig& config, Problems& problems) {
-  if (name == "tp" || name == "pp") {
-    ParseNumber(given, path, 1, kMost, name == "tp" ? config.tp : config.pp, problems);
+  if (name == "tp" || name == "pp" || name == "ep") {
+    int64_t& number = name == "tp" ? config.tp : name == "pp" ? config.pp : config.ep;
+    ParseNumber(given, path, 1, kMost, number, problems);
   } else if (name == "chunks") {
     ParseNumber(given, path, 2, kMostChunks, config.chunks, problems);
   } else if (name == "pipeline") {
@@ -153,6 +158,33 @@ void CheckStages(const ParallelConfig& config, const ModelConfig& model, int ran
   problems.push_back({path + ".pp", text});
 }
 
+// Of a tp and a pp that can be.
+void CheckExpertGroups(const ParallelConfig& config, const ModelConfig& model, int ranks,
+                       int64_t shard_size, const std::string& path, Problems& problems) {
+  if (config.ep == 1 || model.num_layers == 0) return;
+  const int64_t experts = model.experts.count;
+  if (experts == 0) {
+    problems.push_back(
+        {path + ".ep", absl::StrCat("is for models with experts (mixtral, qwen3_moe), and this "
+                                    "one is of model_type ",
+                                    model.family, "; leave it out")});
+    return;
+  }
+  const int64_t in_stage = ranks / config.pp, group = shard_size > 0 ? shard_size : in_stage;
+  const auto can_be = [&](int64_t ep) { return experts % ep == 0 && group % ep == 0; };
+  if (can_be(config.ep)) return;
+  std::string text = absl::StrCat(config.ep, " must divide the model's ", experts, " experts and ");
+  absl::StrAppend(&text, "the ", Counted(group, "rank"),
+                  shard_size > 0  ? " that share one copy (shard_size)"
+                  : config.pp > 1 ? " of a stage"
+                                  : "");
+  absl::StrAppend(
+      &text, Nearest(config.ep, group, "groups", can_be, [&](int64_t ep) { return ranks / ep; }));
+  if (experts % config.ep == 0 && shard_size == 0)
+    absl::StrAppend(&text, OrTake(ranks, std::lcm(config.ep, config.tp) * config.pp));
+  problems.push_back({path + ".ep", text});
+}
+
 }  // namespace
 
 ParallelConfig ParseParallel(const json& value, const std::string& path, Problems& problems) {
@@ -200,6 +232,15 @@ ordered_json ParallelSchema() {
        "Pipeline parallelism: the number of stages, each of which has some of the layers and hands "
        "on what it made of a micro-batch. At most the layers; tp times pp must divide the number "
        "of ranks."}};
+  properties["ep"] = {
+      {"type", "integer"},
+      {"default", defaults.ep},
+      {"minimum", 1},
+      {"maximum", kMost},
+      {"description",
+       "Expert parallelism: the number of neighbouring ranks, with different tokens, that share "
+       "out each layer's experts; tokens go to the ranks that have theirs, and come back. It must "
+       "divide the model's experts and the ranks of a stage (or shard_size)."}};
   properties["pipeline"] = {
       {"type", "string"},
       {"default", PipelineName(defaults.pipeline)},
@@ -222,10 +263,12 @@ ordered_json ParallelSchema() {
 }
 
 void CheckParallel(const ParallelConfig& config, const ModelConfig& model, int ranks,
-                   const std::string& path, Problems& problems) {
+                   int64_t shard_size, const std::string& path, Problems& problems) {
   const size_t before = problems.size();
   CheckSlices(config, model, ranks, path, problems);
   if (problems.size() == before) CheckStages(config, model, ranks, path, problems);
+  if (problems.size() == before)
+    CheckExpertGroups(config, model, ranks, shard_size, path, problems);
 }
 
 }  // namespace muster::trainer

@@ -14,6 +14,7 @@ namespace muster::trainer {
 struct ParallelConfig {
   int64_t tp = 1;  // slices of each layer's weights
   int64_t pp = 1;  // stages of a pipeline
+  int64_t ep = 1;  // ranks that share out the experts
   PipelineKind pipeline = PipelineKind::k1F1B;
   int64_t chunks = 2;  // stretches of the model a stage, where the pipeline is interleaved
 
@@ -28,7 +29,8 @@ ParallelConfig ParseParallel(const nlohmann::json& value, const std::string& pat
 nlohmann::ordered_json ParallelSchema();
 
 // Whether `ranks` can train the model so; if not, the nearest layouts that can are named.
+// `shard_size`: ranks that share one copy; 0: all of a stage.
 void CheckParallel(const ParallelConfig& config, const ModelConfig& model, int ranks,
-                   const std::string& path, Problems& problems);
+                   int64_t shard_size, const std::string& path, Problems& problems);
 
 }  // namespace muster::trainer

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/loop/engine_options.h"
 #include "trainer/loop/memory.h"
 #include "trainer/loop/mfu.h"
 
@@ -76,6 +77,11 @@ void Reporter::AddOptional(const StepReport& report, ordered_json& line, std::st
   if (setup_.config.z_loss > 0) {
     line["z_loss"] = report.z_loss;
     std::snprintf(buffer, sizeof buffer, " z_loss=%.9g", report.z_loss);
+    text += buffer;
+  }
+  if (BalanceOf(setup_.config, setup_.model).kind != BalanceKind::kNone) {
+    line["aux_loss"] = report.aux_loss;
+    std::snprintf(buffer, sizeof buffer, " aux_loss=%.9g", report.aux_loss);
     text += buffer;
   }
   if (!report.skipped.empty()) {

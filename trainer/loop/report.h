@@ -18,7 +18,7 @@ namespace muster::trainer {
 // What a step is reported with, beside its batches.
 struct StepReport {
   int64_t step = 0;  // its number, from 1
-  double loss = 0, z_loss = 0, norm = 0, learning_rate = 0, step_s = 0;
+  double loss = 0, z_loss = 0, aux_loss = 0, norm = 0, learning_rate = 0, step_s = 0;
   double data_wait_s = 0;              // until the batches were there
   double exposed_communication_s = 0;  // this rank waited for others; on GPUs only what the host
                                        // waited

@@ -25,8 +25,8 @@ double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-EngineOptions OptionsFor(const TrainConfig& config, at::Device device) {
-  EngineOptions options = MakeEngineOptions(config);
+EngineOptions OptionsFor(const TrainConfig& config, const ModelConfig& model, at::Device device) {
+  EngineOptions options = MakeEngineOptions(config, model);
   if (config.cuda_graphs && device.is_cuda()) options.graphs = CudaGraphs(device);
   return options;
 }
@@ -46,7 +46,7 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
       config_(setup_.config),
       world_(*world),
       progress_(Env("MUSTER_PROGRESS_SOCKET")),
-      engine_(setup_.model, world, OptionsFor(config_, world->device())),
+      engine_(setup_.model, world, OptionsFor(config_, setup_.model, world->device())),
       guard_(config_.spike_factor, config_.skip_limit),
       optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon,
                                    config_.weight_decay}),
@@ -144,7 +144,7 @@ StepBatches Run::ReadBatches(StepReport& report) {
 StepExchange Run::ForwardAndBackward(const StepBatches& batches, StepReport& report) {
   StepExchange mine;
   const EngineLoss loss = engine_.Run(batches.micro);
-  mine.loss = loss.loss, mine.z_loss = loss.z;
+  mine.loss = loss.loss, mine.z_loss = loss.z, mine.aux_loss = loss.balance;
   {
     const Range range([] { return "gradient norm"; });
     mine.squared_norm = ShardSquaredNorm(engine_.flats());
@@ -161,7 +161,7 @@ StepExchange Run::ForwardAndBackward(const StepBatches& batches, StepReport& rep
 
 // One update, unless the step isn't fit to be learned from.
 void Run::Update(const StepExchange& all, StepReport& report) {
-  report.loss = all.loss, report.z_loss = all.z_loss,
+  report.loss = all.loss, report.z_loss = all.z_loss, report.aux_loss = all.aux_loss,
   report.norm = std::sqrt(all.squared_norm.Value());
   report.skipped = guard_.Judge(report.loss, report.norm);
   report.skipped_steps = guard_.skipped();

@@ -26,16 +26,15 @@ std::vector<FlatLayout> LayoutsOf(const Setup& setup, const ModelPart& part) {
       .flats;
 }
 
-// By stage, and then by slice; empty where all ranks have all.
+// By Mesh::PartNumber; empty where all ranks have all.
 std::vector<std::vector<FlatLayout>> AllParts(const Setup& setup, const Mesh& mesh) {
   std::vector<std::vector<FlatLayout>> parts;
-  if (mesh.tp() == 1 && mesh.pp() == 1) return parts;
-  for (int stage = 0; stage < mesh.pp(); ++stage) {
-    for (int index = 0; index < mesh.tp(); ++index)
-      parts.push_back(LayoutsOf(setup, {{index, mesh.tp()},
-                                        stage,
-                                        mesh.pp(),
-                                        static_cast<int>(setup.config.parallel.Chunks())}));
+  if (mesh.Parts() == 1) return parts;
+  parts.resize(mesh.Parts());
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    std::vector<FlatLayout>& part = parts[mesh.PartNumber(rank)];
+    if (part.empty())
+      part = LayoutsOf(setup, PartOf(mesh, rank, static_cast<int>(setup.config.parallel.Chunks())));
   }
   return parts;
 }

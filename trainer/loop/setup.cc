@@ -141,7 +141,7 @@ void CheckInit(Setup& setup, Problems& problems) {
 // layer's query width.
 int64_t LinearWork(const ModelConfig& model) {
   const int64_t pair = 2 * model.num_layers * model.num_heads * model.head_dim;
-  const int64_t weights = model.NumParameters() -
+  const int64_t weights = model.NumActiveParameters() -
                           (model.tie_word_embeddings ? 0 : model.vocab_size * model.hidden_size);
   return std::max<int64_t>(1, pair > 0 ? weights / pair : 1);
 }

@@ -11,8 +11,9 @@
 
 namespace muster::trainer {
 
-// The flats of one block: of what a slice of the model has a part of, and of what all have alike.
-// Without slices they are one. Adds to `layout`, which must outlive it.
+// The flats of one block: of what a slice of the model has a part of, of experts that ranks share
+// out, and of what all have alike. Without slices and shares they are one. Adds to `layout`, which
+// must outlive it.
 class BlockLayout {
  public:
   BlockLayout(const TensorSlice& slice, ModelLayout& layout) : slice_(slice), layout_(layout) {
@@ -26,6 +27,12 @@ class BlockLayout {
     const auto [begin, end] = PartOf(units, slice_.index, slice_.count);
     FlatFor(sliced_).AddSlice(name, std::move(shape), {dim, begin * unit, end * unit}, weight_decay,
                               joined);
+  }
+  // Of an expert that a rank has whole, or does not have.
+  void Whole(const std::string& name, std::vector<int64_t> shape, bool joined) {
+    FlatLayout& flat = FlatFor(experts_);
+    flat.HoldByExperts();
+    flat.Add(name, std::move(shape), /*weight_decay=*/true, joined);
   }
   void Keep(const std::string& name, std::vector<int64_t> shape, bool weight_decay = false) {
     FlatFor(alike_).Add(name, std::move(shape), weight_decay);
@@ -45,7 +52,7 @@ class BlockLayout {
 
   const TensorSlice slice_;
   ModelLayout& layout_;
-  int sliced_ = -1, alike_ = -1;
+  int sliced_ = -1, alike_ = -1, experts_ = -1;
 };
 
 }  // namespace muster::trainer

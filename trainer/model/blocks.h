@@ -18,6 +18,8 @@
 
 namespace muster::trainer {
 
+class RouterBalance;  // balance.h
+
 // What is known of a micro-batch apart from activations.
 struct BatchMeta {
   int64_t batch = 0, length = 0;
@@ -34,6 +36,11 @@ struct BatchMeta {
   // Each row's number in the data's order: what dropout depends on; and the same on a GPU.
   std::vector<int64_t> rows = {};
   at::Tensor row_numbers = {};
+  // Each row's share of the step's rows; 0: it only fills up. What an auxiliary loss counts rows
+  // by.
+  std::vector<float> row_shares = {};
+  // What routers tell of this micro-batch; null: there is no such loss.
+  std::shared_ptr<RouterBalance> balance = {};
 
   int64_t tokens() const { return batch * length; }
 };
@@ -80,11 +87,12 @@ struct TensorSlice {
   int index = 0, count = 1;
 };
 
-// What a rank has of the model: a slice of some stretches of it.
+// What a rank has of the model: a slice of some stretches of it, and its share of their experts.
 struct ModelPart {
   TensorSlice slice;
   int stage = 0, stages = 1;  // its place in a pipeline
   int chunks = 1;             // stretches
+  TensorSlice experts = {};
 };
 ModelPart PartOf(const Mesh& mesh, int rank, int chunks);
 

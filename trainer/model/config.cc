@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/model/config_reader.h"
+#include "trainer/model/experts_config.h"
 #include "trainer/model/families.h"
 
 namespace muster::trainer {
@@ -20,74 +21,13 @@ std::string FamilyNames(const char* FamilyFields::*name) {
   return names;
 }
 
-class Reader {
- public:
-  Reader(const json& value, std::string path, Problems& problems)
-      : value_(value), path_(std::move(path)), problems_(problems) {}
-
-  void Bad(const std::string& key, const std::string& text) {
-    problems_.push_back({path_ + "." + key, text});
-  }
-
-  // The value at `key`, or null when it's missing or null.
-  const json& At(const std::string& key) {
-    used_.insert(key);
-    static const json kNull;
-    const auto it = value_.find(key);
-    return it == value_.end() ? kNull : *it;
-  }
-  bool Has(const std::string& key) { return !At(key).is_null(); }
-
-  int64_t Size(const std::string& key, int64_t fallback, bool required = false) {
-    const json& v = At(key);
-    if (v.is_null()) {
-      if (required) Bad(key, "is missing; the model's shape needs it");
-      return fallback;
-    }
-    if (!v.is_number_integer() || v.get<double>() < 1 ||
-        v.get<double>() > static_cast<double>(kSizeMax)) {
-      Bad(key, absl::StrCat("must be a whole number from 1 to ", kSizeMax, "; got ", v.dump()));
-      return fallback;
-    }
-    return v.get<int64_t>();
-  }
-
-  double Positive(const std::string& key, double fallback) {
-    const json& v = At(key);
-    if (v.is_null()) return fallback;
-    if (!v.is_number() || !(v.get<double>() > 0) || !std::isfinite(v.get<double>())) {
-      Bad(key, absl::StrCat("must be a number above 0; got ", v.dump()));
-      return fallback;
-    }
-    return v.get<double>();
-  }
-
-  bool Bool(const std::string& key, bool fallback) {
-    const json& v = At(key);
-    if (v.is_null()) return fallback;
-    if (!v.is_boolean()) {
-      Bad(key, absl::StrCat("must be true or false; got ", v.dump()));
-      return fallback;
-    }
-    return v.get<bool>();
-  }
-
-  const std::set<std::string>& used() const { return used_; }
-
- private:
-  const json& value_;
-  const std::string path_;
-  Problems& problems_;
-  std::set<std::string> used_;
-};
-
 void ParseRopeMap(const json& map, const std::string& path, ModelConfig& config,
                   Problems& problems) {
   if (!map.is_object()) {
     problems.push_back({path, "must be a map such as {rope_type: default, rope_theta: 10000.0}"});
     return;
   }
-  Reader reader(map, path, problems);
+  ConfigReader reader(map, path, problems);
   if (reader.Has("rope_theta"))
     config.rope_theta = reader.Positive("rope_theta", config.rope_theta);
   const json& type = reader.Has("rope_type") ? reader.At("rope_type") : reader.At("type");
@@ -216,36 +156,66 @@ std::vector<std::string> ModelConfig::DifferencesFrom(const ModelConfig& o) cons
   for (int64_t layer = 0; num_layers == o.num_layers && layer < num_layers; ++layer)
     windows |= Window(layer) != o.Window(layer);
   if (windows) found.push_back("the sliding windows differ");
+  compare("the number of experts", experts.count, o.experts.count);
+  if (experts.count > 0 && o.experts.count > 0) {
+    compare("num_experts_per_tok", experts.per_token, o.experts.per_token);
+    compare("the width of an expert", experts.width, o.experts.width);
+    compare("norm_topk_prob", experts.normalise, o.experts.normalise);
+    if (num_layers == o.num_layers && experts.sparse_layers != o.experts.sparse_layers)
+      found.push_back("other layers have experts");
+  }
   return found;
 }
 
-int64_t ModelConfig::NumParameters() const {
-  const int64_t attention = hidden_size * head_dim * (2 * num_heads + 2 * num_kv_heads);
-  int64_t layer = attention + 3 * hidden_size * intermediate_size + 2 * hidden_size;
-  if (qkv_bias) layer += head_dim * (num_heads + 2 * num_kv_heads);
-  if (out_bias) layer += hidden_size;
-  if (mlp_bias) layer += 2 * intermediate_size + hidden_size;
-  if (qk_norm) layer += 2 * head_dim;
-  return num_layers * layer + hidden_size +
-         vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
+int64_t ModelConfig::NumSparseLayers() const {
+  return experts.count == 0
+             ? 0
+             : std::count(experts.sparse_layers.begin(), experts.sparse_layers.end(), true);
+}
+
+namespace {
+
+// Where a token meets `experts` of a layer's experts.
+int64_t ParametersWith(const ModelConfig& c, int64_t experts) {
+  const int64_t attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads);
+  int64_t layer = attention + 2 * c.hidden_size;
+  if (c.qkv_bias) layer += c.head_dim * (c.num_heads + 2 * c.num_kv_heads);
+  if (c.out_bias) layer += c.hidden_size;
+  if (c.qk_norm) layer += 2 * c.head_dim;
+  int64_t dense = 3 * c.hidden_size * c.intermediate_size;
+  if (c.mlp_bias) dense += 2 * c.intermediate_size + c.hidden_size;
+  const int64_t sparse =
+      c.hidden_size * c.experts.count + experts * 3 * c.hidden_size * c.experts.width;
+  const int64_t sparse_layers = c.NumSparseLayers();
+  return c.num_layers * layer + sparse_layers * sparse + (c.num_layers - sparse_layers) * dense +
+         c.hidden_size + c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2);
+}
+
+}  // namespace
+
+int64_t ModelConfig::NumParameters() const { return ParametersWith(*this, experts.count); }
+int64_t ModelConfig::NumActiveParameters() const {
+  return ParametersWith(*this, experts.per_token);
 }
 
 namespace {
 
 // Which layers have a window, as transformers reads it.
-void ParseWindows(Reader& r, const json& value, const FamilyFields& family, ModelConfig& config) {
+void ParseWindows(ConfigReader& r, const json& value, const FamilyFields& family,
+                  ModelConfig& config) {
   // Llama has no such field; Mistral's is for all layers; Qwen's are for layers from
   // max_window_layers on, or those named.
-  const bool known = family.sliding_window > 0;
+  const bool known = family.sliding_window != 0;
   if (!known) {
     if (r.Has("sliding_window"))
       r.Bad("sliding_window",
             absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
     return;
   }
-  const int64_t window = value.contains("sliding_window") && !r.Has("sliding_window")
-                             ? 0
-                             : r.Size("sliding_window", family.sliding_window);
+  const int64_t window =
+      value.contains("sliding_window") && !r.Has("sliding_window")
+          ? 0
+          : r.Size("sliding_window", std::max<int64_t>(0, family.sliding_window));
   const json& types = r.At("layer_types");
   std::vector<bool> listed;
   if (!types.is_null()) {
@@ -262,9 +232,10 @@ void ParseWindows(Reader& r, const json& value, const FamilyFields& family, Mode
       listed.push_back(type == "sliding_attention");
   }
   if (!family.windows_by_layer) {
-    config.sliding_window = window;
-    if (window > 0) config.sliding_layers.assign(config.num_layers, true);
-    if (!listed.empty() && window > 0 && listed != config.sliding_layers)
+    const bool on = !family.window_switch || r.Bool("use_sliding_window", false);
+    config.sliding_window = on ? window : 0;
+    if (config.sliding_window > 0) config.sliding_layers.assign(config.num_layers, true);
+    if (!listed.empty() && config.sliding_window > 0 && listed != config.sliding_layers)
       r.Bad("layer_types", "contradicts sliding_window, which this model_type has for all layers");
     return;
   }
@@ -287,7 +258,7 @@ void ParseWindows(Reader& r, const json& value, const FamilyFields& family, Mode
 }
 
 // The biases of the linears, and q/k norms.
-void ParseExtras(Reader& r, const FamilyFields& family, ModelConfig& config) {
+void ParseExtras(ConfigReader& r, const FamilyFields& family, ModelConfig& config) {
   config.qk_norm = family.qk_norm;
   const bool attention = r.Bool("attention_bias", family.qkv_bias), mlp = r.Bool("mlp_bias", false);
   config.qkv_bias = family.qkv_bias;
@@ -306,7 +277,7 @@ void ParseExtras(Reader& r, const FamilyFields& family, ModelConfig& config) {
 
 // The family that model_type and architectures name; complains where they name none that can be
 // trained, or two.
-const FamilyFields& ParseFamily(Reader& r, bool strict) {
+const FamilyFields& ParseFamily(ConfigReader& r, bool strict) {
   const json& type = r.At("model_type");
   const json& names = r.At("architectures");
   const FamilyFields* family = nullptr;
@@ -337,7 +308,7 @@ const FamilyFields& ParseFamily(Reader& r, bool strict) {
   return *family;
 }
 
-void ParseHeads(Reader& r, const FamilyFields& family, ModelConfig& config) {
+void ParseHeads(ConfigReader& r, const FamilyFields& family, ModelConfig& config) {
   if (config.num_heads % config.num_kv_heads != 0) {
     r.Bad("num_key_value_heads",
           absl::StrCat(config.num_kv_heads, " doesn't divide num_attention_heads, ",
@@ -357,9 +328,10 @@ void ParseHeads(Reader& r, const FamilyFields& family, ModelConfig& config) {
           absl::StrCat(config.head_dim, " is odd; rotary embeddings need an even head_dim"));
 }
 
-void ParseRope(Reader& r, const std::string& path, ModelConfig& config, Problems& problems) {
+void ParseRope(ConfigReader& r, const std::string& path, ModelConfig& config, Problems& problems) {
   // Newer files hold rope_parameters (theta inside), older ones rope_theta beside rope_scaling.
   const bool has_top_theta = r.Has("rope_theta");
+  config.rope_theta = FieldsOfFamily(config.family).rope_theta;
   const double top_theta = r.Positive("rope_theta", config.rope_theta);
   config.rope_theta = top_theta;
   const json& parameters = r.At("rope_parameters");
@@ -380,7 +352,7 @@ void ParseRope(Reader& r, const std::string& path, ModelConfig& config, Problems
   }
 }
 
-void RefuseUntrainable(Reader& r) {
+void RefuseUntrainable(ConfigReader& r) {
   if (const json& dropout = r.At("attention_dropout");
       !dropout.is_null() && !(dropout.is_number() && dropout.get<double>() == 0)) {
     r.Bad("attention_dropout", absl::StrCat(dropout.dump(), " can't be trained; use 0"));
@@ -395,7 +367,7 @@ void RefuseUntrainable(Reader& r) {
     r.Bad("torch_dtype", "contradicts dtype; keep one");
 }
 
-void ParseTokenIds(Reader& r, ModelConfig& config) {
+void ParseTokenIds(ConfigReader& r, ModelConfig& config) {
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     const json& id = r.At(key);
     if (id.is_null()) continue;
@@ -412,7 +384,7 @@ void ParseTokenIds(Reader& r, ModelConfig& config) {
 }
 
 // Fields that no family has: problems of a map that a user wrote, else listed.
-void RefuseUnknown(const json& value, bool strict, const ModelConfig& config, Reader& r,
+void RefuseUnknown(const json& value, bool strict, const ModelConfig& config, ConfigReader& r,
                    std::vector<std::string>* ignored) {
   static const nlohmann::ordered_json kKnown = ModelSchema()["properties"];
   std::vector<std::string> known;
@@ -437,7 +409,7 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
     problems.push_back({path, "must be a map with the content of a Hugging Face config.json"});
     return config;
   }
-  Reader r(value, path, problems);
+  ConfigReader r(value, path, problems);
   const FamilyFields& family = ParseFamily(r, strict);
   config.family = family.model_type;
   config.vocab_size = r.Size("vocab_size", 1, true);
@@ -452,7 +424,7 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
     r.Bad("num_key_value_heads", "is missing; the model's shape needs it");
   config.max_position_embeddings =
       r.Size("max_position_embeddings", family.max_position_embeddings);
-  config.rms_norm_eps = r.Positive("rms_norm_eps", 1e-6);
+  config.rms_norm_eps = r.Positive("rms_norm_eps", family.rms_norm_eps);
   config.initializer_range = r.Positive("initializer_range", 0.02);
   config.tie_word_embeddings = r.Bool("tie_word_embeddings", false);
 
@@ -464,6 +436,7 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   ParseExtras(r, family, config);
   ParseWindows(r, value, family, config);
   RefuseUntrainable(r);
+  ParseExperts(r, value, family, strict, config, ignored);
   ParseTokenIds(r, config);
   RefuseUnknown(value, strict, config, r, ignored);
   return config;

@@ -1,8 +1,9 @@
-// The shape of a dense Llama-like model (Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3), read from
-// and written as the content of a Hugging Face config.json. Both key generations are understood
-// (rope_theta and rope_parameters, torch_dtype and dtype); a missing field means what transformers
-// means by it. What can't be trained faithfully (another architecture, dropout, other activations)
-// is refused with the field and a remedy.
+// The shape of a Llama-like model (Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3) or one with
+// experts in place of its MLPs (Mixtral, Qwen3-MoE), read from and written as the content of a
+// Hugging Face config.json. Both key generations are understood (rope_theta and rope_parameters,
+// torch_dtype and dtype); a missing field means what transformers means by it. What can't be
+// trained faithfully (another architecture, dropout, other activations) is refused with the field
+// and a remedy.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +49,24 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
+// Several MLPs in a layer, of which a router chooses some for each token.
+struct ExpertsConfig {
+  int64_t count = 0;  // 0: one MLP in each layer, without a router
+  int64_t per_token = 0;
+  int64_t width = 0;                // of each
+  bool normalise = true;            // the weights of those that were chosen are made to sum up to 1
+  std::vector<bool> sparse_layers;  // a flag a layer: whether it has experts
+  // The auxiliary loss that balances them (trainer/model/balance.h): whether config.json asks for
+  // it, and its coefficient.
+  bool output_router_logits = false;
+  double aux_loss_coef = 0.001;
+  // As given, for the export.
+  int64_t decoder_sparse_step = 1;
+  std::vector<int64_t> mlp_only_layers;
+};
+
 struct ModelConfig {
-  std::string family = "llama";  // model_type: llama, mistral, qwen2 or qwen3
+  std::string family = "llama";  // model_type (families.h)
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -68,6 +85,7 @@ struct ModelConfig {
   int64_t sliding_window =
       0;  // tokens a token sees, itself among them, in the layers below; 0: there is no window
   std::vector<bool> sliding_layers;  // a flag a layer; empty: no layer has a window
+  ExpertsConfig experts;
   nlohmann::json token_ids =
       nlohmann::json::object();  // bos_token_id, eos_token_id, pad_token_id as given
 
@@ -79,7 +97,11 @@ struct ModelConfig {
   int64_t Window(int64_t layer) const {
     return sliding_layers.empty() || !sliding_layers[layer] ? 0 : sliding_window;
   }
+  bool HasExperts(int64_t layer) const { return experts.count > 0 && experts.sparse_layers[layer]; }
+  int64_t NumSparseLayers() const;
   int64_t NumParameters() const;
+  // Of these, those that a token meets: of the experts, the chosen ones'.
+  int64_t NumActiveParameters() const;
 };
 
 // Reads config.json's content. Problems are added under `path` ("model" or "init/config.json"); the

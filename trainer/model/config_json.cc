@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "trainer/model/config.h"
+#include "trainer/model/experts_config.h"
 #include "trainer/model/families.h"
 
 namespace muster::trainer {
@@ -107,7 +108,7 @@ ordered_json ModelSchema() {
       "Width of a head; hidden_size / num_attention_heads if left out (qwen3: 128).", SizeRange());
   Add(properties, "max_position_embeddings", "integer",
       "The longest sequence that the model is meant for.", SizeRange());
-  Add(properties, "rms_norm_eps", "number", "Added under the root of a norm.",
+  Add(properties, "rms_norm_eps", "number", "Added under the root of a norm (mixtral: 1e-5).",
       {{"default", 1e-6}, {"exclusiveMinimum", 0}});
   Add(properties, "initializer_range", "number",
       "Standard deviation of weights drawn from scratch.",
@@ -115,7 +116,7 @@ ordered_json ModelSchema() {
   Add(properties, "tie_word_embeddings", "boolean", "The head's weights are the embeddings.",
       {{"default", false}});
   Add(properties, "attention_bias", "boolean",
-      "The linears of attention have biases (llama, qwen3).");
+      "The linears of attention have biases (llama, qwen3, qwen3_moe).");
   Add(properties, "mlp_bias", "boolean", "The linears of the MLP have biases (llama).");
   Add(properties, "hidden_act", "string", "The MLP's activation.", OneOf({"silu"}));
   Add(properties, "attention_dropout", "number", "Can't be trained.", OneOf({0}));
@@ -125,15 +126,17 @@ ordered_json ModelSchema() {
       "Quantised weights can't be trained; give the unquantised model.",
       OneOf(ordered_json::array()));
   Add(properties, "use_sliding_window", "boolean",
-      "Some layers see sliding_window tokens (qwen2, qwen3).", {{"default", false}});
+      "Some layers see sliding_window tokens (qwen2, qwen3; qwen3_moe: all).",
+      {{"default", false}});
   Add(properties, "sliding_window", "integer",
-      "Tokens that a token sees, itself among them (mistral, qwen2, qwen3).", SizeRange());
+      "Tokens that a token sees, itself among them (mistral, mixtral, qwen2, qwen3, qwen3_moe).",
+      SizeRange());
   Add(properties, "max_window_layers", "integer",
       "Layers from this one on have the window (qwen2, qwen3).",
       {{"minimum", 0}, {"maximum", kSizeMax}});
   Add(properties, "layer_types", "array", "full_attention or sliding_attention for each layer.",
       {{"items", {{"type", "string"}, {"enum", {"full_attention", "sliding_attention"}}}}});
-  Add(properties, "rope_theta", "number", "Base of the rotary embeddings.",
+  Add(properties, "rope_theta", "number", "Base of the rotary embeddings (mixtral: 1e6).",
       {{"default", 10000}, {"exclusiveMinimum", 0}});
   const ordered_json rope = RopeProperties();
   for (const char* name : {"rope_parameters", "rope_scaling"}) {
@@ -143,6 +146,7 @@ ordered_json ModelSchema() {
   }
   for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"})
     Add(properties, name, "", "A token's id, or a list of them; kept for the export.");
+  AddExpertsSchema(properties);
   AddIgnored(properties);
   schema["properties"] = std::move(properties);
   return schema;
@@ -167,10 +171,11 @@ nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::strin
   if (family.has_attention_bias) out["attention_bias"] = config.qkv_bias;
   out["attention_dropout"] = 0.0;
   if (family.has_mlp_bias) out["mlp_bias"] = config.mlp_bias;
-  if (family.sliding_window > 0)
+  if (family.sliding_window != 0)
     out["sliding_window"] = config.sliding_window > 0
                                 ? nlohmann::ordered_json(config.sliding_window)
                                 : nlohmann::ordered_json();
+  if (family.window_switch) out["use_sliding_window"] = config.sliding_window > 0;
   if (family.windows_by_layer) {
     out["use_sliding_window"] = config.sliding_window > 0;
     int64_t full = 0;  // layers before the first with a window
@@ -180,6 +185,7 @@ nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::strin
       out["layer_types"].push_back(config.Window(layer) > 0 ? "sliding_attention"
                                                             : "full_attention");
   }
+  AddExperts(config, family, out);
   nlohmann::ordered_json rope;
   rope["rope_type"] = config.rope.type;
   if (config.rope.type != "default") rope["factor"] = config.rope.factor;

@@ -1,5 +1,6 @@
 #include "trainer/model/family.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -7,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/model/block_layout.h"
+#include "trainer/model/experts_config.h"
+#include "trainer/model/moe.h"
 #include "trainer/model/parts.h"
 #include "trainer/model/projection.h"
 #include "trainer/model/vocab.h"
@@ -52,18 +55,18 @@ class EmbeddingBlock : public Block {
 // x + attention(norm(x)), then + mlp(norm(that)).
 class LayerBlock : public Block {
  public:
-  LayerBlock(AttentionPart attention, MlpPart mlp)
+  LayerBlock(AttentionPart attention, std::unique_ptr<const FeedForward> mlp)
       : attention_(std::move(attention)), mlp_(std::move(mlp)) {}
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
-    saved.assign(kSavedCount, at::Tensor());
+    saved.assign(AttentionPart::kCount + mlp_->slots(), at::Tensor());
     saved[AttentionPart::kX] = x;
     Recompute(meta, saved);
-    return mlp_.Forward(meta, OfMlp(saved));
+    return mlp_->Forward(meta, OfMlp(saved));
   }
 
   at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, Saved& saved) override {
-    const at::Tensor d_middle = mlp_.Backward(dy, meta, OfMlp(saved));
+    const at::Tensor d_middle = mlp_->Backward(dy, meta, OfMlp(saved));
     return attention_.Backward(d_middle, meta, OfAttention(saved));
   }
 
@@ -71,33 +74,31 @@ class LayerBlock : public Block {
     for (int slot = 0; slot < AttentionPart::kCount; ++slot) {
       if (!AttentionPart::IsKept(slot, mode)) OfAttention(saved)[slot] = at::Tensor();
     }
-    for (int slot = 0; slot < MlpPart::kCount; ++slot) {
-      if (!MlpPart::IsKept(slot, mode)) OfMlp(saved)[slot] = at::Tensor();
+    for (int slot = 0; slot < mlp_->slots(); ++slot) {
+      if (!mlp_->IsKept(slot, mode)) OfMlp(saved)[slot] = at::Tensor();
     }
   }
 
   // Computes whatever isn't there.
   void Recompute(const BatchMeta& meta, Saved& saved) override {
     attention_.Recompute(meta, OfAttention(saved));
-    if (OfMlp(saved)[MlpPart::kAct].defined()) return;
-    if (OfMlp(saved)[MlpPart::kGateUp].defined()) return mlp_.RecomputePointwise(OfMlp(saved));
-    mlp_.Recompute(attention_.Forward(meta, OfAttention(saved)), saved[AttentionPart::kX], meta,
-                   OfMlp(saved));
+    if (mlp_->Complete(meta, OfMlp(saved))) return;
+    mlp_->Recompute(attention_.Forward(meta, OfAttention(saved)), saved[AttentionPart::kX], meta,
+                    OfMlp(saved));
   }
 
   bool Recordable(const BatchMeta& meta) const override {
-    return attention_.Recordable(meta) && mlp_.Recordable();
+    return attention_.Recordable(meta) && mlp_->Recordable();
   }
 
  private:
-  static constexpr int kSavedCount = AttentionPart::kCount + MlpPart::kCount;
   static SavedPart OfAttention(Saved& saved) {
     return SavedPart(saved).first(AttentionPart::kCount);
   }
-  static SavedPart OfMlp(Saved& saved) { return SavedPart(saved).last(MlpPart::kCount); }
+  static SavedPart OfMlp(Saved& saved) { return SavedPart(saved).subspan(AttentionPart::kCount); }
 
   const AttentionPart attention_;
-  const MlpPart mlp_;
+  const std::unique_ptr<const FeedForward> mlp_;
 };
 
 // Final norm, output projection and loss. The gradients of the projection and its adapter come out
@@ -165,8 +166,37 @@ class HeadBlock : public Block {
   const double z_loss_;
 };
 
+// Adds the segments of a layer's router and experts: each expert's gate above its up, those of all
+// under each other, so that they are one matrix; and so the downs.
+void AddExperts(const ModelConfig& config, int64_t layer, const TensorSlice& share,
+                BlockLayout& block) {
+  const int64_t d = config.hidden_size, f = config.experts.width,
+                own = config.experts.count / share.count;
+  block.Keep(RouterName(config, layer), {config.experts.count, d}, /*weight_decay=*/true);
+  bool joined = false;
+  const auto add = [&](int64_t expert, ExpertMatrix matrix, int dim) {
+    const std::vector<int64_t> shape =
+        dim == 0 ? std::vector<int64_t>{f, d} : std::vector<int64_t>{d, f};
+    const std::string name = ExpertName(config, layer, share.index * own + expert, matrix);
+    if (share.count > 1)
+      block.Whole(name, shape, joined);
+    else
+      block.Cut(name, shape, dim, f, true, joined);
+    joined = true;
+  };
+  for (int64_t expert = 0; expert < own; ++expert) {
+    add(expert, ExpertMatrix::kGate, 0);
+    add(expert, ExpertMatrix::kUp, 0);
+  }
+  joined = false;
+  for (int64_t expert = 0; expert < own; ++expert) add(expert, ExpertMatrix::kDown, 1);
+}
+
 // Adds a layer's segments, in the order in which its parts use them.
-void AddLayer(const ModelConfig& config, const std::string& prefix, BlockLayout& block) {
+void AddLayer(const ModelConfig& config, int64_t layer, const TensorSlice& share,
+              BlockLayout& block) {
+  const std::string prefix = absl::StrCat("model.layers.", layer, ".");
+  const bool sparse = config.HasExperts(layer);
   const int64_t d = config.hidden_size, f = config.intermediate_size;
   const int64_t h = config.num_heads, q = h * config.head_dim;
   const int64_t hkv = config.num_kv_heads, kv = hkv * config.head_dim;
@@ -176,9 +206,13 @@ void AddLayer(const ModelConfig& config, const std::string& prefix, BlockLayout&
   block.Cut(prefix + "self_attn.v_proj.weight", {kv, d}, 0, hkv, true, /*joined=*/true);
   block.Cut(prefix + "self_attn.o_proj.weight", {d, q}, 1, h, true);
   block.Keep(prefix + "post_attention_layernorm.weight", {d});
-  block.Cut(prefix + "mlp.gate_proj.weight", {f, d}, 0, f, true);
-  block.Cut(prefix + "mlp.up_proj.weight", {f, d}, 0, f, true, /*joined=*/true);
-  block.Cut(prefix + "mlp.down_proj.weight", {d, f}, 1, f, true);
+  if (sparse) {
+    AddExperts(config, layer, share, block);
+  } else {
+    block.Cut(prefix + "mlp.gate_proj.weight", {f, d}, 0, f, true);
+    block.Cut(prefix + "mlp.up_proj.weight", {f, d}, 0, f, true, /*joined=*/true);
+    block.Cut(prefix + "mlp.down_proj.weight", {d, f}, 1, f, true);
+  }
   if (config.qkv_bias) {
     block.Cut(prefix + "self_attn.q_proj.bias", {q}, 0, h, false);
     block.Cut(prefix + "self_attn.k_proj.bias", {kv}, 0, hkv, false, /*joined=*/true);
@@ -189,24 +223,25 @@ void AddLayer(const ModelConfig& config, const std::string& prefix, BlockLayout&
     block.Keep(prefix + "self_attn.q_norm.weight", {config.head_dim});
     block.Keep(prefix + "self_attn.k_norm.weight", {config.head_dim});
   }
-  if (config.mlp_bias) {
+  if (config.mlp_bias && !sparse) {
     block.Cut(prefix + "mlp.gate_proj.bias", {f}, 0, f, false);
     block.Cut(prefix + "mlp.up_proj.bias", {f}, 0, f, false, /*joined=*/true);
     block.Keep(prefix + "mlp.down_proj.bias", {d});
   }
 }
 
-// Llama and its like: layers of one attention and one dense MLP, an embedding that the head may be
-// tied to.
-class DenseFamily : public Family {
+// Llama and its like: layers of one attention and one MLP or experts, an embedding that the head
+// may be tied to.
+class LlamaLikeFamily : public Family {
  public:
-  ModelLayout Layout(const ModelConfig& config, const TensorSlice& slice) const override {
+  ModelLayout Layout(const ModelConfig& config, const TensorSlice& slice,
+                     const TensorSlice& experts) const override {
     const std::vector<int64_t> table = {config.vocab_size, config.hidden_size};
     ModelLayout layout;
     BlockLayout(slice, layout).Cut("model.embed_tokens.weight", table, 0, config.vocab_size, true);
     for (int64_t i = 0; i < config.num_layers; ++i) {
       BlockLayout block(slice, layout);
-      AddLayer(config, absl::StrCat("model.layers.", i, "."), block);
+      AddLayer(config, i, experts, block);
     }
     BlockLayout head(slice, layout);
     head.Keep("model.norm.weight", {config.hidden_size});
@@ -221,7 +256,8 @@ class DenseFamily : public Family {
       const ModelConfig& config, const ModelLayout& layout,
       const std::vector<std::unique_ptr<FlatParam>>& flats, const Adapters& adapters,
       const BlockOptions& options) const override {
-    const ModelConfig own = SlicedConfig(config, {options.tensor.rank(), options.tensor.size()});
+    const ModelConfig own = SlicedConfig(config, {options.tensor.rank(), options.tensor.size()},
+                                         options.experts.size());
     std::vector<std::unique_ptr<Block>> blocks;
     const at::TensorOptions memory =
         at::TensorOptions().dtype(flats[0]->Weight(0).scalar_type()).device(options.device);
@@ -243,7 +279,7 @@ class DenseFamily : public Family {
         tables.mask = mask;
         blocks.push_back(std::make_unique<LayerBlock>(
             AttentionPart(own, layer, list, adapters, tables, options.tensor),
-            MlpPart(own, layer, list, adapters, options.tensor)));
+            MakeFeedForward(own, layer, list, adapters, options)));
       } else {
         // The projection is the last of the norm's flat, or has one: of slices, or the embedding's.
         blocks.push_back(std::make_unique<HeadBlock>(
@@ -255,30 +291,53 @@ class DenseFamily : public Family {
     return blocks;
   }
 
-  LayerElements SavedByLayer(const ModelConfig& config, ops::AttentionKind kind, int64_t length,
-                             RecomputeMode mode, int slices) const override {
-    const ModelConfig own = SlicedConfig(config, {slices - 1, slices});  // none is larger
+  LayerElements SavedByLayer(const ModelConfig& config, int64_t layer, ops::AttentionKind kind,
+                             int64_t length, RecomputeMode mode, int slices,
+                             int groups) const override {
+    const ModelConfig own = SlicedConfig(config, {slices - 1, slices}, groups);  // none is larger
     return {AttentionPart::SavedElements(own, kind, length, mode, slices),
-            MlpPart::SavedElements(own, mode, slices)};
+            config.HasExperts(layer) ? MoePart::SavedElements(own, mode, slices, groups)
+                                     : MlpPart::SavedElements(own, mode, slices)};
+  }
+
+ private:
+  static std::unique_ptr<const FeedForward> MakeFeedForward(const ModelConfig& config,
+                                                            int64_t layer, const FlatList& flats,
+                                                            const Adapters& adapters,
+                                                            const BlockOptions& options) {
+    if (config.HasExperts(layer))
+      return std::make_unique<MoePart>(config, layer, flats, options.tensor, options.experts);
+    return std::make_unique<MlpPart>(config, layer, flats, adapters, options.tensor);
   }
 };
 
 }  // namespace
 
 ModelPart PartOf(const Mesh& mesh, int rank, int chunks) {
-  return {{mesh.TpIndex(rank), mesh.tp()}, mesh.PpIndex(rank), mesh.pp(), chunks};
+  return {{mesh.TpIndex(rank), mesh.tp()},
+          mesh.PpIndex(rank),
+          mesh.pp(),
+          chunks,
+          {mesh.EpIndex(rank), mesh.ep()}};
 }
 
 std::vector<int> CutBlocks(const ModelConfig& config, int stretches) {
-  // Weights that a token meets; attention's share of a layer is alike in all of them.
+  // Weights that a token meets; attention's products are alike in all layers.
   const int64_t d = config.hidden_size, q = config.num_heads * config.head_dim,
                 kv = config.num_kv_heads * config.head_dim;
-  const int64_t layer = 2 * d * (q + kv) + 3 * d * config.intermediate_size;
+  const ExpertsConfig& experts = config.experts;
+  std::vector<int64_t> costs;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    costs.push_back(2 * d * (q + kv) +
+                    (config.HasExperts(layer)
+                         ? d * experts.count + 3 * d * experts.width * experts.per_token
+                         : 3 * d * config.intermediate_size));
   // In 64ths of a layer, whose squares don't overflow.
   constexpr int64_t kLayer = 64;
-  const int64_t head = kLayer * d * config.vocab_size / layer;
-  std::vector<int> first =
-      CutLayers(std::vector<int64_t>(config.num_layers, kLayer), head, stretches);
+  const int64_t most = *std::max_element(costs.begin(), costs.end());
+  const int64_t head = kLayer * d * config.vocab_size / most;
+  for (int64_t& cost : costs) cost = std::max<int64_t>(1, kLayer * cost / most);
+  std::vector<int> first = CutLayers(costs, head, stretches);
   for (size_t i = 1; i < first.size(); ++i) first[i] += i + 1 == first.size() ? 2 : 1;
   return first;
 }
@@ -315,7 +374,7 @@ ModelLayout Restrict(const ModelConfig& config, ModelLayout whole, const ModelPa
   return own;
 }
 
-ModelConfig SlicedConfig(const ModelConfig& config, const TensorSlice& slice) {
+ModelConfig SlicedConfig(const ModelConfig& config, const TensorSlice& slice, int groups) {
   const auto part = [&](int64_t count) {
     const auto [begin, end] = PartOf(count, slice.index, slice.count);
     return end - begin;
@@ -324,12 +383,13 @@ ModelConfig SlicedConfig(const ModelConfig& config, const TensorSlice& slice) {
   own.num_heads = part(config.num_heads);
   own.num_kv_heads = part(config.num_kv_heads);
   own.intermediate_size = part(config.intermediate_size);
+  if (groups == 1) own.experts.width = part(config.experts.width);
   return own;
 }
 
 const Family& FamilyFor(const ModelConfig&) {
-  static const DenseFamily dense;
-  return dense;
+  static const LlamaLikeFamily like;
+  return like;
 }
 
 }  // namespace muster::trainer

@@ -131,11 +131,15 @@ std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer) 
   const int64_t q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
   const int64_t h = model.num_heads, hkv = model.num_kv_heads;
-  return {
-      {prefix + "self_attn.q_proj", d, q, 0, h},    {prefix + "self_attn.k_proj", d, kv, 0, hkv},
-      {prefix + "self_attn.v_proj", d, kv, 0, hkv}, {prefix + "self_attn.o_proj", q, d, 1, h},
-      {prefix + "mlp.gate_proj", d, f, 0, f},       {prefix + "mlp.up_proj", d, f, 0, f},
-      {prefix + "mlp.down_proj", f, d, 1, f}};
+  std::vector<LinearModule> linears = {{prefix + "self_attn.q_proj", d, q, 0, h},
+                                       {prefix + "self_attn.k_proj", d, kv, 0, hkv},
+                                       {prefix + "self_attn.v_proj", d, kv, 0, hkv},
+                                       {prefix + "self_attn.o_proj", q, d, 1, h}};
+  if (model.HasExperts(layer)) return linears;
+  linears.push_back({prefix + "mlp.gate_proj", d, f, 0, f});
+  linears.push_back({prefix + "mlp.up_proj", d, f, 0, f});
+  linears.push_back({prefix + "mlp.down_proj", f, d, 1, f});
+  return linears;
 }
 
 std::vector<LinearModule> HeadLinears(const ModelConfig& model) {
@@ -175,9 +179,12 @@ std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfi
                             "adapter couldn't be merged into it; leave it out")
              : absl::StrCat(
                    pattern,
-                   " means no linear of the model; there are q_proj, k_proj, v_proj, o_proj, "
-                   "gate_proj, up_proj and down_proj in model.layers.0 to model.layers.",
-                   model.num_layers - 1, model.tie_word_embeddings ? "" : ", and lm_head")});
+                   " means no linear that can have an adapter; there are q_proj, k_proj, v_proj, "
+                   "o_proj",
+                   model.NumSparseLayers() == 0 ? ", gate_proj, up_proj and down_proj" : "",
+                   " in model.layers.0 to model.layers.", model.num_layers - 1,
+                   model.tie_word_embeddings ? "" : ", and lm_head",
+                   model.NumSparseLayers() > 0 ? "; experts and routers stay as they are" : "")});
   }
   return names;
 }

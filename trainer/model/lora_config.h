@@ -38,7 +38,8 @@ struct LinearModule {
   int sliced_dim = 0;
   int64_t units = 0;
 };
-// Those of layer `layer`, in the order of its segments.
+// Those of layer `layer`, in the order of its segments. Experts and routers aren't among them, as
+// for peft they are no linears.
 std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer);
 // The output projection, "lm_head"; none where it is the embedding's table, as an adapter couldn't
 // be merged into that.

@@ -168,21 +168,24 @@ int64_t MlpPart::Width(int slot, const ModelConfig& config, int slices) {
   }
 }
 
-bool MlpPart::IsKept(int slot, RecomputeMode mode) {
+bool MlpPart::Keeps(int slot, RecomputeMode mode) {
   return mode == RecomputeMode::kNone ||
          (mode == RecomputeMode::kPointwise && (slot == kMiddle || slot == kGateUp));
 }
 
-void MlpPart::RecomputePointwise(SavedPart saved) const {
+bool MlpPart::Complete(const BatchMeta&, SavedPart saved) const {
+  if (saved[kAct].defined()) return true;
+  if (!saved[kGateUp].defined()) return false;
   const ops::RmsNormResult norm = ops::RmsNorm(saved[kMiddle], norm_.w, epsilon_);
   saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
   saved[kAct] = ops::SwiGlu(saved[kGateUp]);
+  return true;
 }
 
 int64_t MlpPart::SavedElements(const ModelConfig& config, RecomputeMode mode, int slices) {
   int64_t sum = 0;
   for (int slot = 0; slot < kCount; ++slot) {
-    if (IsKept(slot, mode)) sum += Width(slot, config, slices);
+    if (Keeps(slot, mode)) sum += Width(slot, config, slices);
   }
   return sum;
 }

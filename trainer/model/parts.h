@@ -1,6 +1,6 @@
-// The two parts of a layer, attention and MLP. A part owns a stretch of what its layer saves and
-// says of each tensor there how wide it is and whether it is kept, so that dropping, recomputing
-// and the memory estimate agree.
+// The two parts of a layer, attention and MLP (or experts in its place, moe.h). A part owns a
+// stretch of what its layer saves and says of each tensor there how wide it is and whether it is
+// kept, so that dropping, recomputing and the memory estimate agree.
 #pragma once
 
 #include <cstdint>
@@ -79,25 +79,45 @@ class AttentionPart {
   Projection qkv_, out_;  // q, k, v are one matrix
 };
 
-// MLP of norm(middle), where middle is attention's result and the residual; and that added.
-class MlpPart {
+// What follows attention in a layer: of norm(middle), where middle is attention's result and the
+// residual; and that added.
+class FeedForward {
+ public:
+  virtual ~FeedForward() = default;
+  // How many tensors it saves.
+  virtual int slots() const = 0;
+  // Computes what of `saved` isn't there from what is; false: that takes attention's result.
+  virtual bool Complete(const BatchMeta& meta, SavedPart saved) const = 0;
+  // Computes all that isn't kept in any mode from attention's result, whose memory it may take, and
+  // the residual.
+  virtual void Recompute(at::Tensor attention, const at::Tensor& residual, const BatchMeta& meta,
+                         SavedPart saved) const = 0;
+  // Of what is saved, the layer's result.
+  virtual at::Tensor Forward(const BatchMeta& meta, SavedPart saved) const = 0;
+  // Returns d middle; empties `saved`.
+  virtual at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta,
+                              SavedPart saved) const = 0;
+  virtual bool Recordable() const = 0;
+  // Whether a slot is kept until the backward.
+  virtual bool IsKept(int slot, RecomputeMode mode) const = 0;
+};
+
+class MlpPart : public FeedForward {
  public:
   enum Slot { kMiddle, kNorm, kRstd, kGateUp, kAct, kCount };
   MlpPart(const ModelConfig& config, int64_t layer, const FlatList& flats, const Adapters& adapters,
           const TensorGroup& tensor);
 
-  // Computes all of `saved` from attention's result, whose memory it may take, and the residual.
+  int slots() const override { return kCount; }
+  bool Complete(const BatchMeta& meta, SavedPart saved) const override;
   void Recompute(at::Tensor attention, const at::Tensor& residual, const BatchMeta& meta,
-                 SavedPart saved) const;
-  // From kMiddle and kGateUp what follows without a product.
-  void RecomputePointwise(SavedPart saved) const;
-  // Of what is saved, the layer's result.
-  at::Tensor Forward(const BatchMeta& meta, SavedPart saved) const;
-  // Returns d middle; empties `saved`.
-  at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, SavedPart saved) const;
-  bool Recordable() const { return !gate_up_.Draws() && !down_.Draws(); }
+                 SavedPart saved) const override;
+  at::Tensor Forward(const BatchMeta& meta, SavedPart saved) const override;
+  at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, SavedPart saved) const override;
+  bool Recordable() const override { return !gate_up_.Draws() && !down_.Draws(); }
+  bool IsKept(int slot, RecomputeMode mode) const override { return Keeps(slot, mode); }
 
-  static bool IsKept(int slot, RecomputeMode mode);
+  static bool Keeps(int slot, RecomputeMode mode);
   static int64_t SavedElements(const ModelConfig& config, RecomputeMode mode, int slices);
   static int64_t Width(int slot, const ModelConfig& config, int slices);
 

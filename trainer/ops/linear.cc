@@ -31,12 +31,16 @@ void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias) {
   if (d_bias.defined()) d_bias.add_(dy.sum({0}, /*keepdim=*/false, at::kFloat));
 }
 
-at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
-                          const at::Tensor& d_w) {
+void AddWeightGradient(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& d_w) {
   if (d_w.defined() && put_off != nullptr)
     put_off->emplace_back([d_w, dy, x] { AddOuter(d_w, dy, x); });
   else if (d_w.defined())
     AddOuter(d_w, dy, x);
+}
+
+at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
+                          const at::Tensor& d_w) {
+  AddWeightGradient(dy, x, d_w);
   return at::mm(dy, w);
 }
 

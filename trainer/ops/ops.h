@@ -33,6 +33,8 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
 // Adds dyᵀ·x to d_w [out, in] (fp32) and returns dx [T, in].
 at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
                           const at::Tensor& d_w);
+// That alone.
+void AddWeightGradient(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& d_w);
 // Adds the sum of dy's rows to d_bias [out] (fp32).
 void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias);
 

@@ -66,9 +66,10 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   Adapters adapters;
   if (frozen_)
     adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
-  blocks_ =
-      FamilyFor(config).MakeBlocks(config, layout, model_, adapters,
-                                   {tensor, options.max_length, world->device(), options.z_loss});
+  const ExpertGroup experts(world->experts(), config.experts.count, world->device());
+  blocks_ = FamilyFor(config).MakeBlocks(
+      config, layout, model_, adapters,
+      {tensor, experts, options.max_length, world->device(), options.z_loss});
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 
@@ -288,8 +289,22 @@ EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
   std::vector<Action>& schedule = schedules_[batches.size()];
   if (schedule.empty()) schedule = Schedule(batches.size(), /*training=*/true);
   if (graphs_) graphs_->BeginStep();
+  if (options_.balance.kind != BalanceKind::kNone && config_.experts.count > 0)
+    return RunBalanced(batches, schedule);
   EngineLoss loss;
   Carry(schedule, batches, loss);
+  return loss;
+}
+
+// With a place in each micro-batch where its routers tell what they chose.
+EngineLoss Engine::RunBalanced(std::vector<BatchMeta> batches,
+                               const std::vector<Action>& schedule) {
+  for (BatchMeta& batch : batches)
+    batch.balance = std::make_shared<RouterBalance>(
+        options_.balance, batch, config_, TensorGroup(world_->tensor()), world_->device());
+  EngineLoss loss;
+  Carry(schedule, batches, loss);
+  for (const BatchMeta& batch : batches) loss.balance += batch.balance->Loss();
   return loss;
 }
 
@@ -300,45 +315,50 @@ double Engine::Evaluate(std::vector<BatchMeta>& batches) {
   return loss.loss;
 }
 
-// Whether rank 0 is sent a flat of the first replica's rank that has this part of the model.
-bool Engine::IsCollectedFrom(const ModelPart& part, const FlatLayout& layout) const {
-  if (layout.holding().both_ends && part.stage > 0) return false;
-  return layout.sliced() || (part.stage > 0 && part.slice.index == 0);
+// Whether rank 0 is sent a flat of this rank: of those that hold it, the first is asked.
+bool Engine::IsCollectedFrom(int rank, const FlatLayout& layout) const {
+  return rank != 0 && IndexAmongHolders(world_->mesh(), rank, layout.holding()) == 0;
 }
 
 void Engine::UnshardAll() {
-  const bool sends = world_->rank() != 0 && world_->mesh().DpIndex(world_->rank()) == 0;
+  const int ranks_of_stage = world_->size() / part_.stages;
   for (int f = 0; f < static_cast<int>(all_.size()); ++f) {
     FlatParam& flat = *all_[f];
     flat.StartUnshard();
     flat.WaitUnshard();
-    if (sends && IsCollectedFrom(part_, flat.layout())) SendToFirst(f);
-    if (world_->rank() == 0 && flat.layout().sliced()) {
-      for (ModelPart part = part_; part.slice.index < part.slice.count; ++part.slice.index)
-        Collect(part, LayoutsOf(part)[f], f);
+    if (IsCollectedFrom(world_->rank(), flat.layout())) SendToFirst(f);
+    if (world_->rank() == 0) {
+      if (flat.layout().sliced()) Collect(0, flat.layout(), f);
+      for (int rank = 1; rank < ranks_of_stage; ++rank) {
+        const bool differs = flat.layout().sliced() || flat.layout().holding().experts;
+        if (differs && IsCollectedFrom(rank, flat.layout())) Collect(rank, LayoutsOf(rank)[f], f);
+      }
     }
     if (world_->rank() == 0 && !flat.layout().sliced())
       flat.LeaveSlot();
     else
       flat.Reshard();
   }
-  ModelPart part = part_;
-  for (part.stage = 1; world_->rank() == 0 && part.stage < part.stages; ++part.stage) {
-    std::vector<std::vector<FlatLayout>> layouts;  // by slice
-    for (part.slice.index = 0; part.slice.index < part.slice.count; ++part.slice.index)
-      layouts.push_back(LayoutsOf(part));
-    for (int f = 0; f < static_cast<int>(layouts[0].size()); ++f) {
-      for (part.slice.index = 0; part.slice.index < part.slice.count; ++part.slice.index) {
-        const FlatLayout& layout = layouts[part.slice.index][f];
-        if (IsCollectedFrom(part, layout)) Collect(part, layout, f);
-      }
+  for (int stage = 1; world_->rank() == 0 && stage < part_.stages; ++stage) CollectStage(stage);
+}
+
+// Takes all that ranks of another stage have: on rank 0.
+void Engine::CollectStage(int stage) {
+  const int count = world_->size() / part_.stages, first = stage * count;
+  for (int f = 0; f < static_cast<int>(LayoutsOf(first).size()); ++f) {
+    for (int rank = first; rank < first + count; ++rank) {
+      const FlatLayout& layout = LayoutsOf(rank)[f];
+      if (IsCollectedFrom(rank, layout)) Collect(rank, layout, f);
     }
   }
 }
 
-// Of all flats of a rank that has this part.
-std::vector<FlatLayout> Engine::LayoutsOf(const ModelPart& part) const {
-  std::vector<FlatLayout> layouts = MakeLayout(config_, part).flats;
+// Of all flats of a rank.
+const std::vector<FlatLayout>& Engine::LayoutsOf(int rank) {
+  std::vector<FlatLayout>& layouts = layouts_of_[world_->mesh().PartNumber(rank)];
+  if (!layouts.empty()) return layouts;
+  const ModelPart part = PartOf(world_->mesh(), rank, options_.chunks);
+  layouts = MakeLayout(config_, part).flats;
   if (frozen_) {
     for (FlatLayout& flat : MakeLoraLayout(config_, options_.lora, part).flats)
       layouts.push_back(std::move(flat));
@@ -353,11 +373,8 @@ void Engine::SendToFirst(int flat) {
   }
 }
 
-// Takes what a rank of the first replica has of a flat: on rank 0.
-void Engine::Collect(const ModelPart& part, const FlatLayout& layout, int flat) {
-  MeshNumbers place(0);
-  place[MeshDim::kPp] = part.stage, place[MeshDim::kTp] = part.slice.index;
-  const int rank = world_->mesh().RankAt(place);
+// Takes what a rank has of a flat: on rank 0.
+void Engine::Collect(int rank, const FlatLayout& layout, int flat) {
   for (int s = 0; s < static_cast<int>(layout.segments().size()); ++s) {
     const Segment& segment = layout.segments()[s];
     at::Tensor mine;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "trainer/model/balance.h"
 #include "trainer/model/blocks.h"
 #include "trainer/model/lora_config.h"
 #include "trainer/parallel/flat_param.h"
@@ -29,12 +30,13 @@ struct EngineOptions {
       0;  // coefficient of the mean square of the logits' log-sum-exp, added to the loss
   PipelineKind pipeline = PipelineKind::k1F1B;  // of a mesh with several stages
   int chunks = 1;                               // stretches of the model a stage
+  BalanceOptions balance = {};                  // the loss that balances experts, beside the loss
 };
 
-// Loss of this rank's micro-batches: their share of the global mean. `z` is the z-loss's share, not
-// in `loss`.
+// Loss of this rank's micro-batches: their share of the global mean. `z` is the z-loss's share, and
+// `balance` that of the loss that balances experts; neither is in `loss`.
 struct EngineLoss {
-  double loss = 0, z = 0;
+  double loss = 0, z = 0, balance = 0;
 };
 
 // Not thread-safe. All ranks run the same schedules.
@@ -85,15 +87,18 @@ class Engine {
   void Exchange(const Action& action, const BatchMeta& batch, Passing& passing);
   void Await(int block);
   bool RunsByGraph(int block) const { return graphs_ && graphs_->Runs(block); }
-  std::vector<FlatLayout> LayoutsOf(const ModelPart& part) const;
-  bool IsCollectedFrom(const ModelPart& part, const FlatLayout& layout) const;
+  EngineLoss RunBalanced(std::vector<BatchMeta> batches, const std::vector<Action>& schedule);
+  const std::vector<FlatLayout>& LayoutsOf(int rank);
+  bool IsCollectedFrom(int rank, const FlatLayout& layout) const;
   void SendToFirst(int flat);
-  void Collect(const ModelPart& part, const FlatLayout& layout, int flat);
+  void CollectStage(int stage);
+  void Collect(int rank, const FlatLayout& layout, int flat);
 
   World* world_;
   const ModelConfig config_;
   const EngineOptions options_;
   const bool frozen_;
+  std::map<int, std::vector<FlatLayout>> layouts_of_;  // ranks with this part of the model
   std::map<std::string, at::Tensor>
       collected_;  // parameters that other ranks had, or parts of them
   std::vector<std::unique_ptr<FlatParam>> model_, adapters_;

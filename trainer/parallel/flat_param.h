@@ -1,6 +1,6 @@
 // FlatParam: parameters that are gathered, reduced and updated together. Flat, padded, sharded over
-// the ranks that hold it: all, or where it is of slices (tensor parallelism) those that hold the
-// same ones.
+// the ranks that hold it: all, or where it is of slices (tensor parallelism) or of experts (expert
+// parallelism) those that hold the same ones.
 //
 // Terms. A *segment* is one parameter inside the flat: name, shape, offset. The layout of segments
 // doesn't depend on the number of ranks; only the padding at the end does. What a rank *owns*
@@ -59,9 +59,11 @@ class FlatLayout {
   const std::vector<Segment>& segments() const { return segments_; }
   // Whether its segments are slices: all are, or none is.
   bool sliced() const { return !segments_.empty() && segments_[0].slice.has_value(); }
-  Holding holding() const { return {sliced(), both_ends_}; }
+  Holding holding() const { return {sliced(), both_ends_, experts_}; }
   // Both ends of a pipeline hold it.
   void HoldAtBothEnds() { both_ends_ = true; }
+  // It is of experts that ranks share out.
+  void HoldByExperts() { experts_ = true; }
   // Elements up to the end of the last segment.
   int64_t numel() const { return numel_; }
   // numel() padded so that `ranks` equal shards of a multiple of 32 elements make it up.
@@ -70,7 +72,7 @@ class FlatLayout {
  private:
   std::vector<Segment> segments_;
   int64_t numel_ = 0;
-  bool both_ends_ = false;
+  bool both_ends_ = false, experts_ = false;
 };
 
 // A stretch of one segment inside a range of the flat.

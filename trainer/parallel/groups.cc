@@ -217,9 +217,10 @@ void World::MakeGroups(const Mesh& mesh, bool ring) {
   mesh_ = mesh;
   const auto holders = [&](const Holding& holding) {
     const HolderRanks ranks = HoldersOf(mesh, info_.rank, holding);
-    const std::string ends = holding.both_ends ? "ends-" : "";
+    const std::string ends = holding.both_ends ? "ends-" : holding.experts ? "experts-" : "";
     // Copies of slices and of what isn't sliced are on the same ranks.
-    return Holders{MakeGroup(ends + "data", ranks.whole), MakeGroup("shard", ranks.shard),
+    return Holders{MakeGroup(ends + "data", ranks.whole),
+                   MakeGroup(holding.experts ? "experts-shard" : "shard", ranks.shard),
                    MakeGroup(ends + "replicate", ranks.replicate)};
   };
   const int stage = mesh.PpIndex(info_.rank);
@@ -229,6 +230,8 @@ void World::MakeGroups(const Mesh& mesh, bool ring) {
     if (has_ends) ends_[sliced ? 1 : 0] = holders({sliced, true});
   }
   tensor_ = MakeGroup("tensor", mesh.Along(info_.rank, {MeshDim::kTp}));
+  experts_ = MakeGroup("experts", mesh.ExpertRanks(info_.rank));
+  of_experts_ = holders({false, false, true});
   MakeLinks(ring);
 }
 

@@ -87,10 +87,13 @@ class World {
   const Mesh& mesh() const { return mesh_; }
   // The ranks that hold what this rank holds so.
   const Holders& holders(const Holding& holding) const {
-    return (holding.both_ends ? ends_ : own_)[holding.sliced ? 1 : 0];
+    return holding.experts ? of_experts_
+                           : (holding.both_ends ? ends_ : own_)[holding.sliced ? 1 : 0];
   }
   // The ranks that take the same rows, each with another slice of the weights.
   const Group& tensor() const { return tensor_; }
+  // The ranks that take different tokens, each with other experts.
+  const Group& experts() const { return experts_; }
   const PipelineGroups& pipeline() const { return pipeline_; }
   // Gloo has no direct reduce-scatter: an all-reduce is twice as fast there.
   bool prefers_all_reduce() const { return prefers_all_reduce_; }
@@ -137,7 +140,8 @@ class World {
   c10::intrusive_ptr<c10d::Backend> backend_;
   Mesh mesh_;
   Holders own_[2], ends_[2];  // of what is alike, and of slices
-  Group tensor_;
+  Holders of_experts_;
+  Group tensor_, experts_;
   PipelineGroups pipeline_;
   std::map<std::vector<int>, Group> made_;  // by their ranks
   std::mutex watch_mutex_;

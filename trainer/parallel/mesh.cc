@@ -11,10 +11,11 @@ constexpr MeshDim kSlowestFirst[kMeshDims] = {MeshDim::kPp, MeshDim::kDpReplicat
 
 }  // namespace
 
-Mesh::Mesh(int ranks, int tp, int shard_size, int pp) : shape_(1) {
+Mesh::Mesh(int ranks, int tp, int shard_size, int pp, int ep) : shape_(1), ep_(ep) {
   const int in_stage = pp < 1 || ranks % pp != 0 ? 0 : ranks / pp;
   if (shard_size == 0) shard_size = in_stage;
-  if (tp < 1 || shard_size < 1 || shard_size % tp != 0 || in_stage % shard_size != 0)
+  if (tp < 1 || ep < 1 || shard_size < 1 || shard_size % tp != 0 || shard_size % ep != 0 ||
+      in_stage % shard_size != 0)
     throw std::invalid_argument("such a mesh can't be");
   shape_[MeshDim::kPp] = pp;
   shape_[MeshDim::kTp] = tp;
@@ -63,6 +64,13 @@ std::vector<int> Mesh::Along(int rank, const std::vector<MeshDim>& dims) const {
   return ranks;
 }
 
+std::vector<int> Mesh::ExpertRanks(int rank) const {
+  std::vector<int> ranks;
+  for (int other = rank / ep_ * ep_; other < (rank / ep_ + 1) * ep_; ++other)
+    ranks.push_back(other);
+  return ranks;
+}
+
 HolderRanks HoldersOf(const Mesh& mesh, int rank, const Holding& holding) {
   std::vector<MeshDim> shard = {MeshDim::kDpShard, MeshDim::kCp};
   if (!holding.sliced) shard.push_back(MeshDim::kTp);
@@ -71,6 +79,10 @@ HolderRanks HoldersOf(const Mesh& mesh, int rank, const Holding& holding) {
   std::vector<MeshDim> whole = shard;
   whole.insert(whole.end(), copies.begin(), copies.end());
   HolderRanks holders{mesh.Along(rank, whole), mesh.Along(rank, shard), mesh.Along(rank, copies)};
+  if (holding.experts) {
+    for (std::vector<int>* ranks : {&holders.whole, &holders.shard})
+      std::erase_if(*ranks, [&](int other) { return mesh.EpIndex(other) != mesh.EpIndex(rank); });
+  }
   for (std::vector<int>* ranks : {&holders.whole, &holders.replicate}) {
     std::erase_if(*ranks, [&](int other) {
       const int stage = mesh.PpIndex(other);
@@ -83,6 +95,7 @@ HolderRanks HoldersOf(const Mesh& mesh, int rank, const Holding& holding) {
 int IndexAmongHolders(const Mesh& mesh, int rank, const Holding& holding) {
   const int slices = holding.sliced ? 1 : mesh.tp(),
             in_stage = mesh.DpIndex(rank) * slices + (holding.sliced ? 0 : mesh.TpIndex(rank));
+  if (holding.experts) return in_stage / mesh.ep();
   return (holding.both_ends && mesh.PpIndex(rank) > 0 ? mesh.dp() * slices : 0) + in_stage;
 }
 

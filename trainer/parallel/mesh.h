@@ -9,7 +9,8 @@
 //   cp            parts of a sequence
 //   tp            slices of each layer's weights
 // So the ranks that talk most are neighbours. Context parallelism isn't built yet: cp is 1. Expert
-// parallelism will be no dimension of its own, but cut out of dp_shard, cp and tp.
+// parallelism is no dimension of its own: of the ranks along dp_shard, cp and tp, groups of ep
+// neighbours share out the experts of a layer.
 #pragma once
 
 #include <array>
@@ -41,8 +42,8 @@ class Mesh {
   Mesh() : shape_(1) {}
   // `ranks` in `pp` stages and slices of `tp`; `shard_size` neighbours share one copy of what is
   // sharded (0: all of a stage do). pp must divide the ranks, tp shard_size, and that a stage's
-  // ranks.
-  Mesh(int ranks, int tp, int shard_size, int pp = 1);
+  // ranks. ep neighbours share out experts; it must divide the shard group.
+  Mesh(int ranks, int tp, int shard_size, int pp = 1, int ep = 1);
 
   int size() const;
   int tp() const { return shape_[MeshDim::kTp]; }
@@ -52,6 +53,15 @@ class Mesh {
   int DpIndex(int rank) const;
   int TpIndex(int rank) const { return PlaceOf(rank)[MeshDim::kTp]; }
   int PpIndex(int rank) const { return PlaceOf(rank)[MeshDim::kPp]; }
+  int ep() const { return ep_; }
+  int EpIndex(int rank) const { return rank % ep_; }
+  // The ranks that share out experts with `rank`.
+  std::vector<int> ExpertRanks(int rank) const;
+  // Which part of the model a rank has, of how many: ranks with one number have the same.
+  int PartNumber(int rank) const {
+    return (PpIndex(rank) * tp() + TpIndex(rank)) * ep_ + EpIndex(rank);
+  }
+  int Parts() const { return pp() * tp() * ep_; }
 
   const MeshNumbers& shape() const { return shape_; }
   MeshNumbers PlaceOf(int rank) const;
@@ -62,6 +72,7 @@ class Mesh {
 
  private:
   MeshNumbers shape_;
+  int ep_ = 1;
 };
 
 // The ranks that hold one flat (flat_param.h), and which of them share it and copy it.
@@ -73,9 +84,9 @@ struct HolderRanks {
 };
 // How a flat is held: as slices, each by the ranks of one tp index, or by all tp ranks alike; by
 // one stage, or by the first and the last as copies of each other (embeddings that the head is tied
-// to).
+// to); or it is of experts that are shared out, held by the ranks of one ep index.
 struct Holding {
-  bool sliced = false, both_ends = false;
+  bool sliced = false, both_ends = false, experts = false;
 };
 // Of a flat that `rank` holds so.
 HolderRanks HoldersOf(const Mesh& mesh, int rank, const Holding& holding);

@@ -26,6 +26,7 @@ struct Case {
 };
 
 const Ranks kFour = {0, 1, 2, 3};
+const Ranks kLastFour = {4, 5, 6, 7};
 const Ranks kEight = {0, 1, 2, 3, 4, 5, 6, 7};
 
 const Case kCases[] = {
@@ -100,24 +101,50 @@ TEST(Mesh, BothEndsOfAPipelineAreCopiesOfEachOther) {
   EXPECT_EQ(mesh.PpIndex(4), 1);
 }
 
+TEST(Mesh, ExpertsAreSharedOutAmongNeighboursOfAShardGroup) {
+  struct Of {
+    Mesh mesh;
+    int rank, index, part;
+    Ranks others;         // that share experts out with it
+    HolderRanks holders;  // of its own
+  };
+  const Of cases[] = {
+      {Mesh(4, 1, 0, 1, 1), 2, 0, 0, {2}, {kFour, kFour, {2}}},
+      {Mesh(4, 1, 0, 1, 4), 2, 2, 2, kFour, {{2}, {2}, {2}}},
+      {Mesh(8, 1, 0, 1, 2), 5, 1, 1, {4, 5}, {{1, 3, 5, 7}, {1, 3, 5, 7}, {5}}},
+      {Mesh(8, 1, 4, 1, 2), 5, 1, 1, {4, 5}, {{1, 3, 5, 7}, {5, 7}, {1, 5}}},
+      {Mesh(8, 2, 0, 1, 4), 6, 2, 2, kLastFour, {{2, 6}, {2, 6}, {6}}},
+      {Mesh(8, 4, 0, 1, 2), 6, 0, 4, {6, 7}, {{0, 2, 4, 6}, {0, 2, 4, 6}, {6}}},
+      {Mesh(8, 1, 0, 2, 4), 6, 2, 6, kLastFour, {{6}, {6}, {6}}},
+  };
+  for (const Of& c : cases) {
+    SCOPED_TRACE(std::to_string(c.mesh.ep()) + " of " + std::to_string(c.mesh.size()));
+    EXPECT_EQ(c.mesh.EpIndex(c.rank), c.index);
+    EXPECT_EQ(c.mesh.ExpertRanks(c.rank), c.others);
+    EXPECT_EQ(c.mesh.PartNumber(c.rank), c.part);
+    EXPECT_EQ(HoldersOf(c.mesh, c.rank, {.experts = true}), c.holders);
+  }
+}
+
 TEST(Mesh, EveryRankHasOnePlaceAndGroupsAgree) {
-  for (const auto& [ranks, tp, shard_size, pp] : {std::tuple{12, 1, 0, 1},
-                                                  {12, 2, 0, 1},
-                                                  {12, 3, 6, 1},
-                                                  {16, 4, 8, 1},
-                                                  {8, 8, 8, 1},
-                                                  {6, 2, 2, 1},
-                                                  {12, 2, 0, 2},
-                                                  {12, 1, 2, 3},
-                                                  {16, 2, 4, 2}}) {
-    const Mesh mesh(ranks, tp, shard_size, pp);
+  for (const auto& [ranks, tp, shard_size, pp, ep] : {std::tuple{12, 1, 0, 1, 1},
+                                                      {12, 2, 0, 1, 3},
+                                                      {12, 3, 6, 1, 6},
+                                                      {16, 4, 8, 1, 2},
+                                                      {8, 8, 8, 1, 4},
+                                                      {6, 2, 2, 1, 1},
+                                                      {12, 2, 0, 2, 2},
+                                                      {12, 1, 2, 3, 2},
+                                                      {16, 2, 4, 2, 4},
+                                                      {16, 2, 8, 1, 8}}) {
+    const Mesh mesh(ranks, tp, shard_size, pp, ep);
     std::set<std::tuple<int, int, int>> places;
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(mesh.RankAt(mesh.PlaceOf(rank)), rank);
       places.insert({mesh.PpIndex(rank), mesh.DpIndex(rank), mesh.TpIndex(rank)});
       const bool at_an_end = mesh.PpIndex(rank) == 0 || mesh.PpIndex(rank) + 1 == pp;
       for (const Holding& holding :
-           {Holding{false, false}, {true, false}, {false, true}, {true, true}}) {
+           {Holding{false, false}, {true, false}, {false, true}, {true, true}, {.experts = true}}) {
         if (holding.both_ends && (!at_an_end || pp == 1)) continue;
         const HolderRanks own = HoldersOf(mesh, rank, holding);
         EXPECT_EQ(own.whole.size(), own.shard.size() * own.replicate.size());
@@ -140,17 +167,21 @@ TEST(Mesh, EveryRankHasOnePlaceAndGroupsAgree) {
 }
 
 TEST(Mesh, RefusesWhatDoesNotDivide) {
-  for (const auto& [ranks, tp, shard_size, pp] : {std::tuple{4, 3, 0, 1},
-                                                  {4, 0, 0, 1},
-                                                  {8, 4, 2, 1},
-                                                  {8, 2, 3, 1},
-                                                  {6, 2, 4, 1},
-                                                  {8, 1, 0, 3},
-                                                  {8, 1, 0, 0},
-                                                  {8, 1, 8, 2},
-                                                  {8, 8, 0, 2}})
-    EXPECT_THROW(Mesh(ranks, tp, shard_size, pp), std::invalid_argument)
-        << ranks << " " << tp << " " << shard_size << " " << pp;
+  for (const auto& [ranks, tp, shard_size, pp, ep] : {std::tuple{4, 3, 0, 1, 1},
+                                                      {4, 0, 0, 1, 1},
+                                                      {8, 4, 2, 1, 1},
+                                                      {8, 2, 3, 1, 1},
+                                                      {6, 2, 4, 1, 1},
+                                                      {8, 1, 0, 3, 1},
+                                                      {8, 1, 0, 0, 1},
+                                                      {8, 1, 8, 2, 1},
+                                                      {8, 8, 0, 2, 1},
+                                                      {8, 1, 0, 1, 3},
+                                                      {8, 1, 2, 1, 4},
+                                                      {8, 1, 0, 2, 8},
+                                                      {8, 1, 0, 1, 0}})
+    EXPECT_THROW(Mesh(ranks, tp, shard_size, pp, ep), std::invalid_argument)
+        << ranks << " " << tp << " " << shard_size << " " << pp << " " << ep;
 }
 
 TEST(Mesh, PartsMakeUpTheWholeAndTheLastIsNoneOfTheSmaller) {

@@ -11,7 +11,7 @@ thread_local double waited_s = 0;
 
 }  // namespace
 
-void TensorGroup::Wait(const c10::intrusive_ptr<c10d::Work>& work) const {
+void TensorGroup::WaitFor(const c10::intrusive_ptr<c10d::Work>& work) {
   const auto begin = std::chrono::steady_clock::now();
   work->wait();
   waited_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -25,7 +25,7 @@ at::Tensor TensorGroup::Stack(const at::Tensor& mine) const {
   shape.insert(shape.begin(), size());
   at::Tensor all = at::empty({size() * mine.numel()}, mine.options());
   at::Tensor sent = mine.contiguous().view(-1);
-  Wait(group_.backend->_allgather_base(all, sent, {}));
+  WaitFor(group_.backend->_allgather_base(all, sent, {}));
   return all.view(shape);
 }
 
@@ -43,7 +43,7 @@ at::Tensor TensorGroup::SumScatterTokens(const at::Tensor& all) const {
     sent = at::cat({sent, at::zeros({filled - all.size(0), all.size(1)}, all.options())});
   at::Tensor received = at::empty_like(sent);
   std::vector<int64_t> equal;  // parts of one size
-  Wait(group_.backend->alltoall_base(received, sent, equal, equal, {}));
+  WaitFor(group_.backend->alltoall_base(received, sent, equal, equal, {}));
   const at::Tensor parts = received.view({size(), part, all.size(1)});
   at::Tensor sum = parts[0].to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   for (int rank = 1; rank < size(); ++rank) sum.add_(parts[rank]);

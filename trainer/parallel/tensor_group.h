@@ -34,10 +34,10 @@ class TensorGroup {
   // Seconds that were waited for others since the last call; of CPUs alone, as on a GPU it is its
   // stream that waits.
   static double TakeWaited();
+  // Waits, and counts that.
+  static void WaitFor(const c10::intrusive_ptr<c10d::Work>& work);
 
  private:
-  void Wait(const c10::intrusive_ptr<c10d::Work>& work) const;
-
   Group group_;
 };
 

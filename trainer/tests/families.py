@@ -81,6 +81,34 @@ FAMILIES = {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
     },
 }
+EXPERTS = {  # models with experts; of the second, one layer without
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "qwen3-moe-biases": {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+}
 OLD_KEYS = {"llama3", "qwen2.5-yarn", "mistral"}  # written as transformers 4 did
 
 
@@ -90,10 +118,12 @@ def make(
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "50GB",
     shape: dict | None = None,
+    change=lambda model: None,
 ) -> Path:
-    """A directory of the family with random weights: biases and norms too, which begin as zeros and ones."""
+    """A directory of the family with random weights: biases and norms too, which begin as zeros and ones. `change` is
+    called with the model."""
     torch.manual_seed(7)
-    settings = SHAPE | FAMILIES[name] | (shape or {})
+    settings = SHAPE | (FAMILIES | EXPERTS)[name] | (shape or {})
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(settings.pop("model_type"), **settings)
     )
@@ -101,6 +131,7 @@ def make(
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        change(model)
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     if name in OLD_KEYS:
         config = json.loads((folder / "config.json").read_text())

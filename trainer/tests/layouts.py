@@ -69,20 +69,41 @@ def read_tensors(checkpoint: Path, kind: str) -> dict[str, torch.Tensor]:
     return found
 
 
+def in_files(name: str, whole: torch.Tensor, mixtral: bool) -> dict[str, torch.Tensor]:
+    """A parameter of transformers by the names that it has in files: of experts, each by itself."""
+    block = "block_sparse_moe" if mixtral else "mlp"
+    layer, _, kind = name.partition(".mlp.experts.")
+    if not kind:
+        return {name.replace(".mlp.gate.", f".{block}.gate."): whole}
+    words = ("w2",) if mixtral else ("down_proj",)
+    if kind == "gate_up_proj":
+        words = ("w1", "w3") if mixtral else ("gate_proj", "up_proj")
+    return {
+        f"{layer}.{block}.experts.{expert}.{word}.weight": part
+        for expert in range(len(whole))
+        for word, part in zip(words, whole[expert].chunk(len(words)))
+    }
+
+
 def autograd(init: Path, batch: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Gradients of the mean loss by transformers."""
+    """Gradients of the mean loss by transformers, by the names that parameters have in files."""
     model = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
     ids = torch.tensor(batch).view(parity.BATCH, parity.LENGTH + 1)
     logits = model(input_ids=ids[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        found |= in_files(name, gradient, model.config.model_type == "mixtral")
+    return found
 
 
 def compare_gradients(
-    trainer_bin: str, tokens: Path, folder: Path, init: Path, layout: str
+    trainer_bin: str, tokens: Path, folder: Path, init: Path, layout: str, floor: float = 0
 ) -> tuple[float, str]:
     """The farthest of a step's gradients from autograd's, relative in the Frobenius norm, and whose it is. Without clipping,
-    the first exp_avg is (1 - beta1) times the gradient: any layout is read from its files."""
+    the first exp_avg is (1 - beta1) times the gradient: any layout is read from its files. `floor`: gradients smaller than this
+    share of all are held against that share. A gradient that is zero must be zero."""
     ranks, more = LAYOUTS[layout]
     settings = parity.config(init, tokens, 1, folder / "model") | {"max_grad_norm": 0} | more
     settings.pop("export")
@@ -95,8 +116,11 @@ def compare_gradients(
     wanted = autograd(init, batch)
     wanted.pop("lm_head.weight", None) if "lm_head.weight" not in found else None
     assert set(found) == set(wanted), set(found) ^ set(wanted)
+    least = floor * torch.stack([gradient.norm() for gradient in wanted.values()]).norm() + 1e-30
+    for name, gradient in wanted.items():
+        assert gradient.any() or not found[name].any(), name
     return max(
-        ((found[name] / 0.1 - gradient).norm() / gradient.norm(), name)
+        ((found[name] / 0.1 - gradient).norm() / max(gradient.norm(), least), name)
         for name, gradient in wanted.items()
     )
 

@@ -37,9 +37,9 @@ def config(init: Path, tokens: Path, steps: int, export: Path, dtype: str = "fp3
 
 
 def transformers_loop(
-    init: Path, batches: list[tuple[int, ...]], dtype: str = "fp32"
+    init: Path, batches: list[tuple[int, ...]], dtype: str = "fp32", auxiliary=None
 ) -> tuple[torch.nn.Module, list[float], list[float]]:
-    """Returns (model, losses, grad norms). Weight decay leaves norms and biases out, as transformers' Trainer does. bf16: a
+    """Returns (model, losses, grad norms). `auxiliary`: of the routers' logits by layer, a loss that is added. Weight decay leaves norms and biases out, as transformers' Trainer does. bf16: a
     model of that type, whose fp32 masters are updated and rounded into it again."""
     model = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
     masters = list(model.parameters())
@@ -59,10 +59,12 @@ def transformers_loop(
     losses, norms = [], []
     for batch in batches:
         ids = torch.tensor(batch).view(BATCH, LENGTH + 1)
-        logits = model(input_ids=ids[:, :-1]).logits.float()  # [batch, length, vocab]
+        routers = {"output_router_logits": True} if auxiliary else {}
+        out = model(input_ids=ids[:, :-1], **routers)
+        logits = out.logits.float()  # [batch, length, vocab]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         model.zero_grad()
-        loss.backward()
+        (loss + auxiliary(out.router_logits) if auxiliary else loss).backward()
         for master, parameter in zip(masters, model.parameters()):
             master.grad = parameter.grad.float()
         norm = torch.nn.utils.clip_grad_norm_(masters, MAX_GRAD_NORM)
@@ -83,10 +85,12 @@ def compare(
     ranks: int,
     init: Path | None = None,
     dtype: str = "fp32",
+    auxiliary=None,
     **more,
 ) -> dict[str, float]:
     """Largest differences: relative of loss and grad_norm over all steps, absolute of the trained models' logits. `init`: the
-    directory to begin with; without one a tiny Llama. `more` of the trainer's settings."""
+    directory to begin with; without one a tiny Llama. `auxiliary`: as transformers_loop has it. `more` of the trainer's
+    settings."""
     torch.set_num_threads(1)  # two spin against each other for ever on a busy machine
     init = init or make_init(folder / "init")
     with Gang(
@@ -103,7 +107,7 @@ def compare(
         len(batches),
         sorted(loss),
     )
-    model, losses, norms = transformers_loop(init, batches, dtype)
+    model, losses, norms = transformers_loop(init, batches, dtype, auxiliary)
     exported, loading = AutoModelForCausalLM.from_pretrained(
         folder / "model", dtype=model.dtype, output_loading_info=True
     )

@@ -148,8 +148,8 @@ CASES = {  # name: (family, what is done to the directory, what the message must
     ),
     "another architecture": (
         "llama2",
-        lambda f: rewrite(f, model_type="mixtral"),
-        ['model_type: "mixtral" can\'t be trained; can be: llama, mistral, qwen2, qwen3'],
+        lambda f: rewrite(f, model_type="phi3"),
+        ['model_type: "phi3" can\'t be trained; can be: llama, mistral, qwen2, qwen3, mixtral'],
     ),
     "contradicting thetas": (
         "llama2",

@@ -50,6 +50,8 @@ CONTRACT_KEYS = {
     "recompute",
     "offload",
     "z_loss",
+    "router_aux_loss",
+    "router_aux_loss_coef",
     "decay_steps",
     "decay_type",
     "spike_factor",

@@ -1,0 +1,118 @@
+#include "trainer/ops/experts.h"
+
+#include <tuple>
+#include <utility>
+
+#include "trainer/ops/ops.h"
+
+namespace muster::trainer::ops {
+namespace {
+
+// Divides rows by their sums, which it returns.
+at::Tensor Normalise(const at::Tensor& weights) {
+  const at::Tensor sums = weights.sum({1}, /*keepdim=*/true);
+  weights.div_(sums);
+  return sums;
+}
+
+// Calls `body` with the number, the first row and the rows of each group that has any.
+template <class Body>
+void ForEachGroup(const std::vector<int64_t>& counts, const Body& body) {
+  int64_t begin = 0;
+  for (size_t group = 0; group < counts.size(); ++group) {
+    if (counts[group] > 0) body(static_cast<int64_t>(group), begin, counts[group]);
+    begin += counts[group];
+  }
+}
+
+}  // namespace
+
+Routing Route(const at::Tensor& x, const at::Tensor& w, int64_t k, bool normalise,
+              const at::Tensor& experts) {
+  Routing routing;
+  routing.probabilities = at::softmax(at::mm(x.to(at::kFloat), w.to(at::kFloat).t()), /*dim=*/1);
+  if (experts.defined()) {
+    routing.experts = experts;
+    routing.weights = routing.probabilities.gather(1, experts);
+  } else {
+    std::tie(routing.weights, routing.experts) = at::topk(routing.probabilities, k, /*dim=*/1);
+  }
+  if (normalise) Normalise(routing.weights);
+  return routing;
+}
+
+at::Tensor RouteBackward(const at::Tensor& d_weights, const at::Tensor& d_probabilities,
+                         const at::Tensor& probabilities, const at::Tensor& experts, bool normalise,
+                         const at::Tensor& x, const at::Tensor& w, const at::Tensor& d_w) {
+  at::Tensor d_chosen = d_weights;
+  if (normalise) {
+    const at::Tensor weights = probabilities.gather(1, experts), sums = Normalise(weights);
+    d_chosen = (d_weights - (d_weights * weights).sum({1}, /*keepdim=*/true)) / sums;
+  }
+  const at::Tensor d_all =
+      d_probabilities.defined() ? d_probabilities.clone() : at::zeros_like(probabilities);
+  d_all.scatter_add_(1, experts, d_chosen);  // a token's experts differ
+  const at::Tensor d_logits =
+      at::_softmax_backward_data(d_all, probabilities, /*dim=*/1, at::kFloat);
+  AddWeightGradient(d_logits, x.to(at::kFloat), d_w);
+  return at::mm(d_logits, w.to(at::kFloat)).to(x.scalar_type());
+}
+
+ExpertOrder OrderByExpert(const at::Tensor& experts, int64_t count) {
+  ExpertOrder order;
+  const at::Tensor flat = experts.flatten();
+  at::Tensor sorted;
+  std::tie(sorted, order.pairs) = at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  order.places = at::empty_like(order.pairs);
+  order.places.scatter_(0, order.pairs, at::arange(flat.size(0), flat.options()));
+  // How many have this expert or one before it.
+  const at::Tensor ends =
+      at::searchsorted(sorted, at::arange(count, flat.options()), /*out_int32=*/false,
+                       /*right=*/true)
+          .cpu();
+  int64_t begin = 0;
+  for (int64_t expert = 0; expert < count; ++expert) {
+    const int64_t end = ends.data_ptr<int64_t>()[expert];
+    order.counts.push_back(end - std::exchange(begin, end));
+  }
+  return order;
+}
+
+at::Tensor RowsOfPairs(const at::Tensor& x, const ExpertOrder& order) {
+  const int64_t k = x.size(0) == 0 ? 1 : order.pairs.size(0) / x.size(0);
+  return x.index_select(0, k == 1 ? order.pairs : order.pairs.div(k, "floor"));
+}
+
+at::Tensor SumOfPairs(const at::Tensor& rows, const ExpertOrder& order, int64_t k) {
+  const at::Tensor by_token = rows.index_select(0, order.places);
+  return k == 1 ? by_token : by_token.view({-1, k, rows.size(1)}).sum({1});
+}
+
+at::Tensor GroupedLinear(const at::Tensor& x, const at::Tensor& w,
+                         const std::vector<int64_t>& counts) {
+  const auto groups = static_cast<int64_t>(counts.size());
+  const at::Tensor weights = w.view({groups, w.size(0) / groups, w.size(1)});
+  at::Tensor y = at::empty({x.size(0), weights.size(1)}, x.options());
+  ForEachGroup(counts, [&](int64_t group, int64_t begin, int64_t rows) {
+    at::Tensor part = y.narrow(0, begin, rows);
+    at::mm_out(part, x.narrow(0, begin, rows), weights[group].t());
+  });
+  return y;
+}
+
+at::Tensor GroupedLinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
+                                 const at::Tensor& d_w, const std::vector<int64_t>& counts) {
+  const auto groups = static_cast<int64_t>(counts.size());
+  const std::vector<int64_t> shape = {groups, w.size(0) / groups, w.size(1)};
+  const at::Tensor weights = w.view(shape), d_weights = d_w.defined() ? d_w.view(shape) : d_w;
+  at::Tensor dx = at::empty({x.size(0), w.size(1)}, x.options());
+  ForEachGroup(counts, [&](int64_t group, int64_t begin, int64_t rows) {
+    const at::Tensor d_part = dy.narrow(0, begin, rows);
+    if (d_weights.defined()) AddWeightGradient(d_part, x.narrow(0, begin, rows), d_weights[group]);
+    at::Tensor part = dx.narrow(0, begin, rows);
+    at::mm_out(part, d_part, weights[group]);
+  });
+  return dx;
+}
+
+}  // namespace muster::trainer::ops

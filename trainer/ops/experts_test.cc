@@ -1,0 +1,168 @@
+// Routers and experts against autograd through the same functions written plainly, token by token.
+#include "trainer/ops/experts.h"
+
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "trainer/model/balance.h"
+#include "trainer/ops/ops.h"
+
+namespace muster::trainer {
+namespace {
+
+constexpr int64_t kTokens = 11, kWidth = 6, kExperts = 5, kChosen = 2;
+
+at::Tensor Random(at::IntArrayRef shape) { return at::randn(shape, at::kFloat); }
+
+void ExpectClose(const at::Tensor& found, const at::Tensor& wanted, const std::string& what) {
+  const double scale = std::max(1e-6, wanted.abs().max().item<double>());
+  EXPECT_LT((found - wanted).abs().max().item<double>() / scale, 2e-5) << what;
+}
+
+class ExpertOps : public ::testing::Test {
+ protected:
+  void SetUp() override { at::manual_seed(1); }
+  at::NoGradGuard no_grad_;
+};
+
+TEST_F(ExpertOps, RoutersBackwardIsAutograds) {
+  for (const bool normalise : {false, true}) {
+    for (const bool beside : {false, true}) {
+      const at::Tensor x = Random({kTokens, kWidth}), w = Random({kExperts, kWidth}),
+                       d_weights = Random({kTokens, kChosen}),
+                       d_probabilities = beside ? Random({kTokens, kExperts}) : at::Tensor();
+      const ops::Routing routing = ops::Route(x, w, kChosen, normalise);
+      at::Tensor leaf_x = x.clone(), leaf_w = w.clone();
+      {
+        at::AutoGradMode grad(true);
+        leaf_x.set_requires_grad(true), leaf_w.set_requires_grad(true);
+        const at::Tensor all = at::softmax(at::mm(leaf_x, leaf_w.t()), 1);
+        at::Tensor chosen = all.gather(1, routing.experts);
+        if (normalise) chosen = chosen / chosen.sum({1}, true);
+        ExpectClose(routing.weights, chosen.detach(), "weights");
+        at::Tensor sum = (chosen * d_weights).sum();
+        if (beside) sum = sum + (all * d_probabilities).sum();
+        sum.backward();
+      }
+      const at::Tensor d_w = at::ones({kExperts, kWidth});
+      const at::Tensor dx = ops::RouteBackward(d_weights, d_probabilities, routing.probabilities,
+                                               routing.experts, normalise, x, w, d_w);
+      ExpectClose(dx, leaf_x.grad(), "dx");
+      ExpectClose(d_w - 1, leaf_w.grad(), "dw");
+      // Asked again with what it chose, it gives the same bits.
+      const ops::Routing again = ops::Route(x, w, kChosen, normalise, routing.experts);
+      EXPECT_TRUE(at::equal(again.weights, routing.weights));
+      EXPECT_TRUE(at::equal(again.probabilities, routing.probabilities));
+    }
+  }
+}
+
+TEST_F(ExpertOps, PairsStandByExpertThoseOfOneInTheOrderOfTokens) {
+  const at::Tensor experts = at::tensor({3, 0, 0, 3, 4, 3}, at::kLong).view({3, 2});
+  const ops::ExpertOrder order = ops::OrderByExpert(experts, 6);
+  EXPECT_EQ(order.counts, (std::vector<int64_t>{2, 0, 0, 3, 1, 0}));
+  EXPECT_TRUE(at::equal(order.pairs, at::tensor({1, 2, 0, 3, 5, 4}, at::kLong)));
+  const at::Tensor x = Random({3, 4}), rows = ops::RowsOfPairs(x, order);
+  EXPECT_TRUE(at::equal(rows[1], x[1]));
+  EXPECT_TRUE(at::equal(rows[4], x[2]));
+  ExpectClose(ops::SumOfPairs(rows, order, 2), 2 * x, "each token's pairs");
+}
+
+TEST_F(ExpertOps, GroupedProductsAreThoseOfEachGroup) {
+  for (const std::vector<int64_t>& counts :
+       {std::vector<int64_t>{3, 0, 7, 1}, {0, 0, 11, 0}, {0, 0, 0, 0}}) {
+    const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0}), out = 4;
+    const at::Tensor x = Random({rows, kWidth}), w = Random({4 * out, kWidth}),
+                     dy = Random({rows, out});
+    const at::Tensor d_w = at::ones_like(w), y = ops::GroupedLinear(x, w, counts);
+    const at::Tensor dx = ops::GroupedLinearBackward(dy, x, w, d_w, counts);
+    int64_t begin = 0;
+    for (int64_t group = 0; group < 4; ++group) {
+      const int64_t n = counts[group];
+      const at::Tensor own = w.narrow(0, group * out, out), d_own = d_w.narrow(0, group * out, out);
+      if (n == 0) {
+        EXPECT_TRUE(at::equal(d_own, at::ones_like(d_own))) << "a gradient for no tokens";
+        continue;
+      }
+      const at::Tensor x_own = x.narrow(0, begin, n), dy_own = dy.narrow(0, begin, n);
+      ExpectClose(y.narrow(0, begin, n), at::mm(x_own, own.t()), "y");
+      ExpectClose(dx.narrow(0, begin, n), at::mm(dy_own, own), "dx");
+      ExpectClose(d_own - 1, at::mm(dy_own.t(), x_own), "dw");
+      begin += n;
+    }
+    EXPECT_TRUE(at::equal(ops::GroupedLinear(x, w, counts), y));
+  }
+}
+
+TEST_F(ExpertOps, PutOffGradientsOfGroupsAreTheSameBits) {
+  const std::vector<int64_t> counts = {3, 0, 2};
+  const at::Tensor x = Random({5, kWidth}), w = Random({6, kWidth}), dy = Random({5, 2});
+  const at::Tensor at_once = at::zeros_like(w), later = at::zeros_like(w);
+  ops::GroupedLinearBackward(dy, x, w, at_once, counts);
+  ops::PutOff list;
+  {
+    const ops::PutOffWeights put_off(&list);
+    ops::GroupedLinearBackward(dy, x, w, later, counts);
+  }
+  EXPECT_TRUE(at::equal(later, at::zeros_like(w)));
+  for (const auto& add : list) add();
+  EXPECT_TRUE(at::equal(later, at_once));
+}
+
+// Of two rows, one with padding; a third only fills up.
+BatchMeta Batch() {
+  BatchMeta meta{.batch = 3, .length = 4};
+  meta.positions = at::zeros({12}, at::kLong);
+  meta.documents = {{0, 0, 4}, {1, 0, 2}, {1, 2, 3}};
+  meta.row_shares = {0.5, 0.5, 0};
+  return meta;
+}
+
+TEST_F(ExpertOps, TheLossThatBalancesAndItsGradientAreAutograds) {
+  ModelConfig config;
+  config.num_layers = 2;
+  config.experts.count = kExperts, config.experts.per_token = kChosen;
+  config.experts.sparse_layers = {true, true};
+  constexpr double kCoefficient = 0.3;
+  const std::vector<std::vector<int64_t>> rows = {{0, 1, 2, 3}, {4, 5, 6}};
+  for (const BalanceKind kind : {BalanceKind::kSequence, BalanceKind::kBatch}) {
+    std::vector<at::Tensor> probabilities, experts, counts, leaves;
+    RouterBalance balance({kind, kCoefficient}, Batch(), config, TensorGroup(), at::kCPU);
+    for (int layer = 0; layer < 2; ++layer) {
+      probabilities.push_back(at::softmax(Random({12, kExperts}), 1));
+      experts.push_back(std::get<1>(probabilities.back().topk(kChosen)));
+      counts.push_back(balance.Count(experts.back(), probabilities.back()));
+      leaves.push_back(probabilities.back().clone());
+    }
+    at::Tensor loss;
+    {
+      at::AutoGradMode grad(true);
+      for (at::Tensor& leaf : leaves) leaf.set_requires_grad(true);
+      // Of these tokens of these layers: E · Σ share of tokens · mean probability.
+      const auto one = [&](const std::vector<int>& layers, const std::vector<int64_t>& tokens) {
+        std::vector<at::Tensor> chosen, probable;
+        for (const int layer : layers) {
+          chosen.push_back(experts[layer].index_select(0, at::tensor(tokens, at::kLong)));
+          probable.push_back(leaves[layer].index_select(0, at::tensor(tokens, at::kLong)));
+        }
+        const at::Tensor all = at::cat(probable);
+        const at::Tensor met = at::bincount(at::cat(chosen).flatten(), {}, kExperts).to(at::kFloat);
+        return (met / all.size(0) * all.mean(0)).sum() * kExperts;
+      };
+      if (kind == BalanceKind::kBatch) {
+        loss = one({0, 1}, {0, 1, 2, 3, 4, 5, 6});
+      } else {
+        loss = (one({0}, rows[0]) + one({0}, rows[1]) + one({1}, rows[0]) + one({1}, rows[1])) / 4;
+      }
+      loss = loss * kCoefficient;
+      loss.backward();
+    }
+    EXPECT_NEAR(balance.Loss() / loss.item<double>(), 1, 1e-6);
+    for (int layer = 0; layer < 2; ++layer)
+      ExpectClose(balance.Gradient(counts[layer]), leaves[layer].grad(), "gradient");
+  }
+}
+
+}  // namespace
+}  // namespace muster::trainer

@@ -1,0 +1,192 @@
+// Ranks that share out experts: the way of rows to them and back, and training as one rank does.
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/model/moe.h"
+#include "trainer/parallel/expert_group.h"
+#include "trainer/parallel/testing/engine_ways.h"
+#include "trainer/parallel/testing/test_ranks.h"
+
+namespace muster::trainer {
+namespace {
+
+// Rows of `rank` for each of 4 experts.
+using Counts = std::vector<std::vector<int64_t>>;
+
+// The number of a row, from which one sees whose it is and for which expert.
+double Number(int rank, int64_t expert, int64_t row) {
+  return static_cast<double>(10000 * rank + 1000 * expert + row);
+}
+
+TEST(ExpertGroup, RowsGoToTheirExpertsInTheOrderOfRanksAndComeBack) {
+  const Counts cases[] = {
+      {{1, 2, 3, 4}, {4, 3, 2, 1}}, {{0, 5, 0, 0}, {0, 0, 0, 7}},
+      {{0, 0, 0, 0}, {3, 0, 0, 0}},  // a rank without rows, and one whose experts get none
+      {{9, 0, 0, 0}, {9, 0, 0, 0}},  // all for one
+      {{0, 0, 0, 0}, {0, 0, 0, 0}},
+  };
+  OnRanks(
+      2,
+      [&](World& world) {
+        const ExpertGroup group(world.experts(), 4, at::kCPU);
+        ASSERT_EQ(group.size(), 2);
+        for (const Counts& counts : cases) {
+          const std::vector<int64_t>& mine = counts[world.rank()];
+          std::vector<double> numbers, wanted;
+          for (int64_t expert = 0; expert < 4; ++expert) {
+            for (int64_t row = 0; row < mine[expert]; ++row)
+              numbers.push_back(Number(world.rank(), expert, row));
+          }
+          std::vector<int64_t> wanted_counts;
+          for (int64_t expert = 2 * world.rank(); expert < 2 * world.rank() + 2; ++expert) {
+            wanted_counts.push_back(counts[0][expert] + counts[1][expert]);
+            for (int rank = 0; rank < 2; ++rank) {
+              for (int64_t row = 0; row < counts[rank][expert]; ++row)
+                wanted.push_back(Number(rank, expert, row));
+            }
+          }
+          const at::Tensor rows = at::tensor(numbers, at::kFloat);
+          const ExpertGroup::Route route = group.Plan(mine, group.TellCounts(mine));
+          EXPECT_EQ(route.counts, wanted_counts);
+          for (const at::Tensor& sent : {rows, rows.unsqueeze(1).repeat({1, 3})}) {
+            const at::Tensor there = group.ToExperts(sent, route);
+            EXPECT_TRUE(at::equal(there.dim() == 1 ? there : there.select(1, 2),
+                                  at::tensor(wanted, at::kFloat)));
+            EXPECT_TRUE(at::equal(group.FromExperts(there, route), sent));
+          }
+        }
+      },
+      0, 1, 1, false, /*ep=*/2);
+}
+
+// A layer without experts between two that have them.
+ModelConfig WithExperts(bool normalise) {
+  ModelConfig c = Tiny(false);
+  c.family = "qwen3_moe";
+  c.num_heads = 8, c.num_kv_heads = 4, c.head_dim = 4, c.qk_norm = true;
+  c.experts.count = 4, c.experts.per_token = 2, c.experts.width = 18;  // 4 slices aren't equal
+  c.experts.normalise = normalise;
+  c.experts.sparse_layers = {true, false, true};
+  return c;
+}
+
+const Way kShared[] = {
+    {.name = "dp 2", .ranks = 2, .options = {.flats = Stage(2)}},
+    {.name = "tp 2", .ranks = 2, .micro_batches = 2, .options = {.flats = Stage(1)}, .tp = 2},
+    {.name = "tp 4", .ranks = 4, .micro_batches = 8, .options = {.flats = Poisoned(3)}, .tp = 4},
+    {.name = "ep 2", .ranks = 2, .micro_batches = 2, .options = {.flats = Stage(0)}, .ep = 2},
+    {.name = "ep 4, stage 3",
+     .ranks = 4,
+     .micro_batches = 2,
+     .options = {.flats = Poisoned(3), .recompute = RecomputeMode::kFull},
+     .ep = 4},
+    {.name = "dp 2 x ep 2, stage 2", .ranks = 4, .options = {.flats = Poisoned(2)}, .ep = 2},
+    {.name = "two copies of ep 2, stage 3",
+     .ranks = 4,
+     .micro_batches = 2,
+     .options = {.flats = Poisoned(3), .recompute = RecomputeMode::kPointwise},
+     .shard_size = 2,
+     .ep = 2},
+    // Parts of 6 tokens in 4: some ranks have rows that only fill up.
+    {.name = "tp 4 x ep 2",
+     .ranks = 4,
+     .micro_batches = 8,
+     .options = {.flats = Poisoned(3), .recompute = RecomputeMode::kKeepAttention},
+     .tp = 4,
+     .ep = 2},
+    {.name = "tp 2 x ep 4, stage 3",
+     .ranks = 4,
+     .micro_batches = 2,
+     .options = {.flats = Poisoned(3)},
+     .tp = 2,
+     .ep = 4},
+    {.name = "pp 3 x ep 2",
+     .ranks = 6,
+     .micro_batches = 4,
+     .options = {.flats = Poisoned(2)},
+     .pp = 3,
+     .ep = 2},
+};
+
+TEST(Experts, GradientsOfEveryParameterAreThoseOfOneRankHoweverTheyAreSharedOut) {
+  for (const BalanceKind kind : {BalanceKind::kNone, BalanceKind::kSequence}) {
+    const ModelConfig model = WithExperts(kind == BalanceKind::kNone);
+    double wanted_norm = 0;
+    Way alone{.name = "one rank"};
+    alone.options.balance = {kind, 0.7};
+    const auto wanted = GradientsOf(alone, model, &wanted_norm);
+    for (Way way : kShared) {
+      SCOPED_TRACE(absl::StrCat(way.name, kind == BalanceKind::kNone ? "" : ", balanced"));
+      way.options.balance = {kind, 0.7};
+      double norm = 0;
+      const auto found = GradientsOf(way, model, &norm);
+      EXPECT_NEAR(norm / wanted_norm, 1, 5e-6);
+      for (const auto& [name, gradient] : wanted) {
+        const double distance = (found.at(name) - gradient).norm().item<double>(),
+                     length = gradient.norm().item<double>();
+        EXPECT_GT(length, 0) << name;
+        EXPECT_LE(distance / length, 1e-5) << name;
+      }
+    }
+  }
+}
+
+TEST(Experts, TrainAsOneRankDoesHoweverTheyAreSharedOut) {
+  const ModelConfig model = WithExperts(true);
+  const Outcome wanted = Train({.name = "one rank"}, model);
+  EXPECT_LT(wanted.losses.back(), wanted.losses.front());
+  for (Way way : kShared) {
+    for (const bool scatter : {false, true}) {
+      if (scatter && (way.ranks == way.tp || way.pp > 1)) continue;
+      SCOPED_TRACE(absl::StrCat(way.name, scatter ? ", scattered" : ""));
+      way.scatter = scatter;
+      const Outcome found = Train(way, model);
+      ExpectNear(found, wanted, 2e-6);
+      for (size_t i = 0; i < wanted.weights.size(); ++i)
+        EXPECT_TRUE(at::allclose(found.weights[i], wanted.weights[i], 1e-3, 1e-4)) << i;
+    }
+  }
+}
+
+TEST(Experts, WhatSavesMemoryChangesNoBit) {
+  const ModelConfig model = WithExperts(true);
+  for (const int ep : {1, 2}) {
+    Way plain{.name = "plain", .ranks = 2, .micro_batches = 2, .options = {.flats = Stage(2)}};
+    plain.ep = ep;
+    plain.options.balance = {BalanceKind::kSequence, 0.1};
+    const Outcome wanted = Train(plain, model);
+    for (const RecomputeMode mode :
+         {RecomputeMode::kPointwise, RecomputeMode::kKeepAttention, RecomputeMode::kFull}) {
+      SCOPED_TRACE(absl::StrCat("ep ", ep, ", mode ", static_cast<int>(mode)));
+      Way way = plain;
+      way.options.recompute = mode;
+      way.options.flats = Stage(3, {.host_state = true, .poison = true});
+      ExpectSame(Train(way, model), wanted);
+    }
+  }
+}
+
+TEST(Experts, StagesChangeNoBit) {
+  const ModelConfig model = WithExperts(true);
+  for (const PipelineKind kind : {PipelineKind::k1F1B, PipelineKind::kZeroBubble}) {
+    Way way{.name = "pp 3", .ranks = 3, .micro_batches = 4, .options = {.flats = Stage(1)}};
+    way.options.pipeline = kind;
+    const Way plain{.name = "plain", .micro_batches = 4, .options = {.flats = Stage(1)}};
+    way.pp = 3;
+    ExpectSame(Train(way, model), Train(plain, model));
+  }
+}
+
+// A router may be asked twice; what it chose first counts, or the backward would be of other
+// experts than the forward.
+TEST(Experts, WhoWasChosenIsKeptInEveryMode) {
+  for (const RecomputeMode mode : {RecomputeMode::kNone, RecomputeMode::kPointwise,
+                                   RecomputeMode::kKeepAttention, RecomputeMode::kFull}) {
+    EXPECT_TRUE(MoePart::Keeps(MoePart::kExperts, mode));
+    EXPECT_TRUE(MoePart::Keeps(MoePart::kAllExperts, mode));
+    EXPECT_TRUE(MoePart::Keeps(MoePart::kTold, mode));
+  }
+}
+
+}  // namespace
+}  // namespace muster::trainer

@@ -1,0 +1,95 @@
+"""Models with experts, alone and shared out among ranks, beside transformers: whole batches, experts without tokens, all tokens on one,
+and the loss that balances them."""
+
+from pathlib import Path
+
+import families
+import layouts
+import parity
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+BARS = layouts.BARS
+# Some gradients are next to nothing, and rounding is much of them: of norms of heads, and where one coordinate of all embeddings is
+# far above the rest.
+FLOOR, FAVOURED_FLOOR = 1e-4, 1e-3
+SHAPE = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
+LAYOUTS = {  # name: (ranks, what the configuration says)
+    "one rank": (1, {}),
+    "dp 2": (2, {"zero_stage": 2}),
+    "ep 2": (2, {"parallel": {"ep": 2}}),
+    "ep 4, stage 3": (
+        4,
+        {"parallel": {"ep": 4}, "zero_stage": 3, "poison": True, "recompute": "full"},
+    ),
+    "tp 2": (2, {"parallel": {"tp": 2}, "recompute": "pointwise"}),
+    "dp 2 x ep 2, stage 2": (4, {"parallel": {"ep": 2}, "zero_stage": 2}),
+    "two copies of ep 2, stage 3": (
+        4,
+        {"parallel": {"ep": 2}, "zero_stage": 3, "shard_size": 2, "poison": True},
+    ),
+    "tp 2 x ep 4": (4, {"parallel": {"tp": 2, "ep": 4}, "zero_stage": 2, "micro_batch_size": 2}),
+    "tp 4 x ep 2": (4, {"parallel": {"tp": 4, "ep": 2}, "recompute": "keep_attention"}),
+    "pp 2 x ep 2": (4, {"parallel": {"pp": 2, "ep": 2}}),
+    "pp 2, zero-bubble": (2, {"parallel": {"pp": 2, "pipeline": "zero_bubble"}}),
+    "pp 2 x tp 2 x ep 4, stage 3": (
+        8,
+        {"parallel": {"pp": 2, "tp": 2, "ep": 4}, "zero_stage": 3, "recompute": "full"},
+    ),
+}
+layouts.LAYOUTS |= LAYOUTS
+
+
+def make_init(folder: Path, family: str, change=lambda model: None, **shape) -> Path:
+    return families.make(folder, family, shape=SHAPE | shape, change=change)
+
+
+def favour(chosen: list[int]):
+    """Routers that choose the same experts for every token: one coordinate of all embeddings is far above the rest, and these
+    experts' rows see it, the first the most."""
+
+    def change(model) -> None:
+        model.model.embed_tokens.weight[:, 0] = 4
+        for layer in model.model.layers:
+            layer.post_attention_layernorm.weight[0] = 1
+            if hasattr(layer.mlp, "experts"):
+                for place, expert in enumerate(chosen):
+                    layer.mlp.gate.weight[expert, 0] = 1 - place / 8
+
+    return change
+
+
+def whole_batch(init: Path, coefficient: float):
+    """As transformers has it: of all rows and layers at once."""
+    config = AutoConfig.from_pretrained(init)
+    count, chosen = config.num_local_experts, config.num_experts_per_tok
+
+    def loss(logits: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return coefficient * load_balancing_loss_func(logits, count, chosen)
+
+    return loss
+
+
+def by_sequence(init: Path, coefficient: float):
+    """The same function of each row and layer by itself; the mean of those."""
+    one = whole_batch(init, coefficient)
+
+    def loss(logits: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        parts = [row for layer in logits for row in layer.chunk(parity.BATCH)]
+        return torch.stack([one((part,)) for part in parts]).mean()
+
+    return loss
+
+
+def tokens_by_expert(init: Path, batch: tuple[int, ...]) -> list[list[int]]:
+    """Of a batch, by layer that has experts."""
+    model = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
+    ids = torch.tensor(batch).view(parity.BATCH, parity.LENGTH + 1)
+    with torch.no_grad():
+        layers = model(input_ids=ids[:, :-1], output_router_logits=True).router_logits
+    chosen = model.config.num_experts_per_tok
+    return [
+        torch.bincount(one.topk(chosen).indices.flatten(), minlength=one.shape[1]).tolist()
+        for one in layers
+    ]

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/openat2.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,8 +183,24 @@ std::string Variable(const char* name) {
   return text.find_first_of(":\n") == std::string::npos ? text : "";
 }
 
+// A file of the image's, at a path without the '/' it begins with. Links lead to what they do in
+// there, and never out of it. What isn't there is empty.
+int ReadInImage(const char* path, std::string* content) {
+  content->clear();
+  const int lower = ::open(kLower, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (lower < 0) return errno;
+  open_how how{};
+  how.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;  // a FIFO would wait for a writer
+  how.resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS;
+  const long fd = ::syscall(SYS_openat2, lower, path, &how, sizeof how);
+  const int error = fd < 0 ? errno : ReadAll(static_cast<int>(fd), content);
+  if (fd >= 0) ::close(static_cast<int>(fd));
+  ::close(lower);
+  return error == ENOENT ? 0 : error;
+}
+
 // The user has a name in the image.
-int NameUser(uid_t uid, gid_t gid) {
+int NameUser(uid_t uid, gid_t gid, std::string* step) {
   const std::string user = Variable("USER").empty() ? "user" : Variable("USER");
   const std::string home = Variable("HOME").empty() ? "/" : Variable("HOME");
   const std::string group = std::to_string(gid);
@@ -194,10 +211,10 @@ int NameUser(uid_t uid, gid_t gid) {
   if (const int error = MakePath(std::string(kMade) + "/etc"); error != 0) return error;
   for (size_t i = 0; i < std::size(lines); ++i) {
     std::string there;
-    const std::string name = "/etc/" + lines[i][0];
-    ReadSmallFile(kLower + name, &there);
+    *step = "/etc/" + lines[i][0];
+    if (const int error = ReadInImage(step->c_str() + 1, &there); error != 0) return error;
     if (const int error =
-            WriteText(kMade + name, WithName(there, ids[i], lines[i][1]), O_CREAT | O_TRUNC);
+            WriteText(kMade + *step, WithName(there, ids[i], lines[i][1]), O_CREAT | O_TRUNC);
         error != 0)
       return error;
   }
@@ -208,7 +225,7 @@ int MakeRoot(const std::string& image, const View& view, uid_t uid, gid_t gid, s
   *step = "image";
   if (const int error = Bind(kHost + image, kLower); error != 0) return error;
   *step = "names of user and group";
-  if (const int error = NameUser(uid, gid); error != 0) return error;
+  if (const int error = NameUser(uid, gid, step); error != 0) return error;
   if (const int error = view.MakePlaces(step); error != 0) return error;
   // Two layers and none to write to. It wants no rights outside of the namespace since Linux 5.11.
   *step = "overlay";

@@ -168,6 +168,39 @@ TEST_F(ImageTest, AUserKeepsIdentityAndName) {
   EXPECT_EQ(info.st_uid, 61001u);
 }
 
+TEST_F(ImageTest, NamesBehindLinksAreTheImagesAndNeverTheHosts) {
+  if (::getuid() != 0) GTEST_SKIP() << "wants root";
+  const auto names = [] {
+    std::ifstream file("/etc/passwd");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string mine = "ann:x:61001:61001::/home/ann:/bin/sh\n", passwd = "/etc/passwd";
+  fs::create_directories(image_.path + "/usr/share");
+  std::ofstream(image_.path + "/usr/share/passwd") << "bob:x:7:7::/:\n";
+  std::ofstream(root_ + "/other/passwd") << "eve:x:8:8::/:\n";
+  fs::create_symlink("x", image_.path + "/usr/share/circle");
+  fs::create_symlink("circle", image_.path + "/usr/share/x");
+  const std::string out = "/../../../../../..";
+  const struct {
+    std::string target, want;
+  } links[] = {
+      {"../usr/share/passwd", "bob:x:7:7::/:\n" + mine},
+      {"/usr/share/passwd", "bob:x:7:7::/:\n" + mine},
+      {root_ + "/other/passwd", mine},
+      {".." + out + root_ + "/other/passwd", mine},
+      {"/host" + root_ + "/other/passwd", mine},
+      {"nowhere", mine},
+      {"../usr/share/x",
+       "image " + image_.path + ": its mounts: /etc/passwd: Too many levels of symbolic links"},
+      {"../usr", "image " + image_.path + ": its mounts: /etc/passwd: Is a directory"},
+  };
+  for (const auto& link : links) {
+    fs::remove(image_.path + passwd);
+    fs::create_symlink(link.target, image_.path + passwd);
+    EXPECT_EQ(Within(names, 61001), link.want) << link.target;
+  }
+}
+
 TEST_F(ImageTest, WhatCanNotBeOneIsSaidByName) {
   const auto none = [] { return std::string("entered"); };
   const std::string path = image_.path;

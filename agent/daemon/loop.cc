@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/failures/rules.h"
+#include "agent/host/environment.h"
 #include "agent/host/shim_files.h"
 #include "common/base/log.h"
 #include "common/base/rank_devices.h"
@@ -232,7 +233,8 @@ void AgentLoop::OnChecked(v1::HostChecked checked) {
 // By rank what the driver said of its devices.
 DeviceEvents AgentLoop::EventsOf(const AttemptRecord& record) const {
   DeviceEvents events;
-  events.in_image = !record.prepare.task().image().empty();
+  if (!record.prepare.task().image().empty())
+    events.image = {ShownInImage(record.prepare), WorkdirOf(record.prepare)};
   const v1::Placement& here = record.prepare.here();
   events.held = here.devices_size() > 0 && !inventory_.declared();
   const int32_t processes = std::max(1, record.prepare.processes_per_worker());

@@ -1,6 +1,7 @@
 #include "agent/host/causes.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "absl/strings/ascii.h"
@@ -8,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "agent/failures/classify.h"
 #include "agent/host/logs.h"
+#include "agent/host/mounts.h"
+#include "agent/shim/image.h"
 #include "common/base/utf8.h"
 
 namespace muster::agent {
@@ -66,6 +69,55 @@ bool SaysReadOnly(const std::string& line) {
   return absl::StrContains(lower, "read-only file system") || absl::StrContains(lower, "errno 30]");
 }
 
+bool IsOfAName(char c) { return absl::ascii_isalnum(c) || absl::StrContains("._-/", c); }
+
+// A path at this directory or below it.
+bool NamesBelow(std::string_view line, std::string_view directory) {
+  directory = directory.substr(0, directory.find_last_not_of('/') + 1);
+  if (directory.empty()) return false;
+  for (size_t at = line.find(directory); at != line.npos; at = line.find(directory, at + 1)) {
+    const size_t end = at + directory.size();
+    if ((at == 0 || !IsOfAName(line[at - 1])) &&
+        (end == line.size() || line[end] == '/' || !IsOfAName(line[end])))
+      return true;
+  }
+  return false;
+}
+
+// A path in quotation marks, and none that begins at the root.
+bool NamesRelative(std::string_view line) {
+  for (size_t at = line.find('/'); at != line.npos; at = line.find('/', at + 1))
+    if (at == 0 || !IsOfAName(line[at - 1])) return false;
+  const std::pair<std::string_view, std::string_view> kMarks[] = {
+      {"'", "'"}, {"\"", "\""}, {"\u2018", "\u2019"}};
+  for (const auto& [open, close] : kMarks) {
+    const size_t at = line.find(open);
+    const size_t end = at == line.npos ? at : line.find(close, at + open.size());
+    if (end != line.npos && end > at + open.size()) return true;
+  }
+  return false;
+}
+
+// Whether the program tried to write into its image, and not to what it sees of the host.
+bool IsIntoImage(const DeviceEvents::Image& image, const std::string& line) {
+  if (!SaysReadOnly(line)) return false;
+  constexpr std::string_view kAlways[] = {"/dev", "/tmp", "/var/tmp"};
+  std::vector<std::string> hosts(std::begin(kAlways), std::end(kAlways));
+  hosts.insert(hosts.end(), image.shown.begin(), image.shown.end());
+  const auto below = [&](std::string_view path) {
+    return std::any_of(hosts.begin(), hosts.end(),
+                       [&](const std::string& directory) { return NamesBelow(path, directory); });
+  };
+  if (below(line) || (NamesRelative(line) && below(image.start))) return false;
+  // Directories at its top that an image hasn't got are the host's, too. Where one of those can't
+  // be written on the host either, that is why.
+  for (const std::string& point : ReadOnlyMounts(image.mounts)) {
+    const std::string top = point.substr(1, point.find('/', 1) - 1);
+    if (shim::IsShownWhereMissing(top) && NamesBelow(line, point)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t start_ns,
@@ -101,8 +153,8 @@ void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t sta
       at = end + 1;
     }
     const Failure failure = Classify(facts);
-    const bool into_image =
-        events.in_image && failure.cls == FailureClass::kStorage && SaysReadOnly(failure.because);
+    const bool into_image = events.image.has_value() && failure.cls == FailureClass::kStorage &&
+                            IsIntoImage(*events.image, failure.because);
     exit.set_cause(into_image ? v1::PROGRAM_ERROR : CauseOf(failure.cls));
     if (failure.because.empty()) continue;
     const std::string how = exit.signal() > 0 && !exit.detail().empty()

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,8 +20,14 @@ struct DeviceEvents {
   // devices is its program's mistake.
   bool held = false;
   std::map<int32_t, std::vector<std::pair<int64_t, std::string>>> by_rank;
-  // Its program runs in an image, which can't be written: who tries made a mistake.
-  bool in_image = false;
+  // Its program runs in an image, which can't be written: who tries made a mistake. What the host
+  // shows in there is a storage as ever.
+  struct Image {
+    std::vector<std::string> shown;               // directories, where both have them
+    std::string start;                            // where the program starts
+    std::string mounts = "/proc/self/mountinfo";  // the host's
+  };
+  std::optional<Image> image;
 };
 
 // Sets cause and detail of each exit that is a failure of its own and has no cause yet. `logs`: the

@@ -176,16 +176,8 @@ void AddRank(const AttemptRecord& record, int32_t group_rank, int32_t local, int
 
 // The image, and what of the host is seen in it: what the job was given a path of.
 void AddImage(const v1::Prepare& prepare, const LaunchHost& host, shim::Spec* spec) {
-  const v1::TaskSpec& task = prepare.task();
-  spec->image.path = task.image();
-  for (const std::string* path : {&prepare.job_directory(), &prepare.attempt_directory(),
-                                  &prepare.checkpoint_directory(), &task.workdir()}) {
-    // A workdir among a system's own directories is the image's.
-    const std::string top = path->substr(0, path->find('/', 1));
-    if (path != &task.workdir() ||
-        shim::IsShownWhereMissing(top.substr(std::min<size_t>(top.size(), 1))))
-      spec->image.shown.push_back(*path);
-  }
+  spec->image.path = prepare.task().image();
+  spec->image.shown = ShownInImage(prepare);
   if (!spec->progress_socket.empty())
     spec->image.shown.push_back(spec->progress_socket.substr(0, spec->progress_socket.rfind('/')));
   for (const shim::EnvironmentVariable& variable : spec->env) {
@@ -201,6 +193,25 @@ void AddImage(const v1::Prepare& prepare, const LaunchHost& host, shim::Spec* sp
 }
 
 }  // namespace
+
+std::string WorkdirOf(const v1::Prepare& prepare) {
+  const v1::TaskSpec& task = prepare.task();
+  if (!task.workdir_digest().empty())
+    return absl::StrCat(prepare.job_directory(), "/", UnpackedName(prepare));
+  return task.workdir().empty() ? prepare.attempt_directory() : task.workdir();
+}
+
+std::vector<std::string> ShownInImage(const v1::Prepare& prepare) {
+  std::vector<std::string> shown = {prepare.job_directory(), prepare.attempt_directory(),
+                                    prepare.checkpoint_directory()};
+  // A workdir among a system's own directories is the image's.
+  const std::string& workdir = prepare.task().workdir();
+  const std::string top = workdir.substr(0, workdir.find('/', 1));
+  if (shim::IsShownWhereMissing(top.substr(std::min<size_t>(top.size(), 1))))
+    shown.push_back(workdir);
+  std::erase_if(shown, [](const std::string& path) { return path.empty() || path[0] != '/'; });
+  return shown;
+}
 
 std::vector<std::string> DriverFiles(const std::string& root) {
   constexpr const char* kDirectories[] = {"/usr/lib/x86_64-linux-gnu",
@@ -261,10 +272,7 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
     spec.user = owner->user;
   }
   spec.progress_socket = progress_socket;
-  spec.workdir = !task.workdir_digest().empty()
-                     ? absl::StrCat(prepare.job_directory(), "/", UnpackedName(prepare))
-                 : task.workdir().empty() ? prepare.attempt_directory()
-                                          : task.workdir();
+  spec.workdir = WorkdirOf(prepare);
   spec.argv = Arguments(prepare, host.bin_directory);
   for (const auto& [name, value] : CommonEnvironment(record, host, progress_socket, owner))
     spec.env.push_back({name, value});

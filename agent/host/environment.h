@@ -45,6 +45,12 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
 // driver.
 std::vector<std::string> DriverFiles(const std::string& root = "");
 
+// Where its programs start.
+std::string WorkdirOf(const v1::Prepare& prepare);
+// Of the host's directories those that a program in an image sees at the same path, as the job was
+// given a path of them.
+std::vector<std::string> ShownInImage(const v1::Prepare& prepare);
+
 // Where a directory that came along lies in the job's; empty: none did.
 std::string UnpackedName(const v1::Prepare& prepare);
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -123,7 +124,7 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     const char* detail;
     v1::Cause cause;
     const char* told;
-    bool held = true, in_image = false;
+    bool held = true;
   } kCases[] = {
       {"its log speaks of the driver", 8, 1, 0, true, false, "", v1::HOST_FAILURE,
        "exit 1: RuntimeError: Found no NVIDIA driver on your system"},
@@ -157,8 +158,6 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
        "killed by SIGKILL: the kernel killed it: its memory limit was reached"},
       {"a file system of the host's", 9, 1, 0, true, false, "", v1::STORAGE_FAILURE,
        "exit 1: touch: cannot touch '/opt/x': Read-only file system"},
-      {"the image that it runs in", 9, 1, 0, true, false, "", v1::PROGRAM_ERROR,
-       "exit 1: touch: cannot touch '/opt/x': Read-only file system", true, true},
   };
   for (const auto& c : kCases) {
     std::vector<v1::WorkerExit> exits(1);
@@ -169,10 +168,70 @@ TEST_F(LogsTest, TheCauseOfAnEndIsToldFromTheLogOfItsRank) {
     exits[0].set_own(c.own);
     exits[0].set_oom(c.oom);
     const DeviceEvents events = {
-        c.held, {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}}, c.in_image};
+        c.held, {{5, {{20, "Xid 79 on GPU 3"}}}, {6, {{19, "Xid 79 on GPU 3"}}}}, {}};
     TellCauses(directory_, events, /*start_ns=*/20, &exits);
     EXPECT_EQ(exits[0].cause(), c.cause) << c.what;
     EXPECT_EQ(exits[0].detail(), c.told) << c.what;
+  }
+}
+
+// In an image it is the program that tried to write where nobody can, unless the line names what
+// the host shows in there.
+TEST_F(LogsTest, WhoWritesIntoAnImageMadeAMistakeAndAFailedDiskIsNone) {
+  const std::string table = directory_ + "/mounts";
+  std::ofstream(table) << "1 0 8:1 / / ro - ext4 /dev/sda1 ro\n"
+                          "2 1 8:2 / /scratch rw,relatime - ext4 /dev/sdb1 ro,errors=remount-ro\n"
+                          "3 1 8:3 / /opt rw - ext4 /dev/sdc1 rw\n"
+                          "4 1 8:4 / /usr ro - ext4 /dev/sdd1 rw\n"
+                          "5 1 8:5 / /over ro - ext4 /dev/sde1 ro\n"
+                          "6 5 8:6 / /over rw - ext4 /dev/sdf1 rw\n";
+  const DeviceEvents::Image image = {
+      {"/data/jobs/7", "/data/jobs/7/train/attempt-1", "/ckpt/7", "/home/ann/project/"},
+      "/home/ann/project",
+      table};
+  DeviceEvents::Image elsewhere = image;
+  elsewhere.start = "/workspace";
+  const struct {
+    const char* line;
+    v1::Cause cause;
+    const DeviceEvents::Image* image;
+  } kCases[] = {
+      {"touch: cannot touch '/opt/x': Read-only file system", v1::PROGRAM_ERROR, &image},
+      {"mkdir: cannot create directory '/opt/conda/x': Read-only file system", v1::PROGRAM_ERROR,
+       &image},
+      {"touch: cannot touch '/usr/share/x': Read-only file system", v1::PROGRAM_ERROR, &image},
+      {"OSError: [Errno 30] Read-only file system: '/ckpt/7/1.pt'", v1::STORAGE_FAILURE, &image},
+      {"OSError: [Errno 30] Read-only file system: '/ckpt/7'", v1::STORAGE_FAILURE, &image},
+      {"OSError: [Errno 30] Read-only file system: '/ckpt/77/1.pt'", v1::PROGRAM_ERROR, &image},
+      {"OSError: [Errno 30] Read-only file system: '/old/ckpt/7/x'", v1::PROGRAM_ERROR, &image},
+      {"bash: /data/jobs/7/out: Read-only file system", v1::STORAGE_FAILURE, &image},
+      {"open /home/ann/project/log: read-only file system", v1::STORAGE_FAILURE, &image},
+      {"mkdir: cannot create directory \u2018/tmp/x\u2019: Read-only file system",
+       v1::STORAGE_FAILURE, &image},
+      {"OSError: [Errno 30] Read-only file system: 'out/1.pt'", v1::STORAGE_FAILURE, &image},
+      {"touch: cannot touch \u2018x\u2019: Read-only file system", v1::STORAGE_FAILURE, &image},
+      {"OSError: [Errno 30] Read-only file system: 'out/1.pt'", v1::PROGRAM_ERROR, &elsewhere},
+      {"Error: Read-only file system (os error 30)", v1::PROGRAM_ERROR, &image},
+      {"OSError: [Errno 30] Read-only file system: '/scratch/x'", v1::STORAGE_FAILURE, &image},
+      {"OSError: [Errno 30] Read-only file system: '/over/x'", v1::PROGRAM_ERROR, &image},
+      {"OSError: [Errno 28] No space left on device: '/opt/x'", v1::STORAGE_FAILURE, &image},
+      {"mkdir: cannot create directory '/opt/conda/x': Read-only file system", v1::STORAGE_FAILURE,
+       nullptr},
+  };
+  int32_t rank = 20;
+  for (const auto& c : kCases) {
+    {
+      shim::LogWriter log(directory_, ++rank, 1 << 20, 2);
+      log.Append(std::string(c.line) + "\n");
+    }
+    std::vector<v1::WorkerExit> exits(1);
+    exits[0].set_rank(rank);
+    exits[0].set_exit_code(1);
+    exits[0].set_own(true);
+    DeviceEvents events;
+    if (c.image != nullptr) events.image = *c.image;
+    TellCauses(directory_, events, /*start_ns=*/20, &exits);
+    EXPECT_EQ(exits[0].cause(), c.cause) << c.line;
   }
 }
 

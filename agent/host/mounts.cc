@@ -54,7 +54,40 @@ std::string Unescaped(std::string_view text) {
   return out;
 }
 
+struct MountLine {
+  std::string point, type, source;
+  bool read_only = false;
+};
+
+std::vector<MountLine> ReadTable(const std::string& table) {
+  std::vector<MountLine> mounts;
+  const absl::StatusOr<std::string> text = ReadFile(table);
+  if (!text.ok()) return mounts;
+  const auto read_only = [](const std::string& options) {
+    return absl::StartsWith(absl::StrCat(options, ","), "ro,");
+  };
+  for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
+    // "36 35 98:0 /root /mount/point options optional… - type source options"
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    const auto dash = std::find(words.begin(), words.end(), "-");
+    if (words.size() < 6 || words.end() - dash < 3) continue;
+    mounts.push_back({Unescaped(words[4]), dash[1], Unescaped(dash[2]),
+                      read_only(words[5]) || (words.end() - dash > 3 && read_only(dash[3]))});
+  }
+  return mounts;
+}
+
 }  // namespace
+
+std::vector<std::string> ReadOnlyMounts(const std::string& table) {
+  std::map<std::string, bool> last;  // of a mount point, which lies over the others
+  for (const MountLine& mount : ReadTable(table)) last[mount.point] = mount.read_only;
+  std::vector<std::string> points;
+  for (const auto& [point, read_only] : last) {
+    if (read_only) points.push_back(point);
+  }
+  return points;
+}
 
 Mounts::Mounts(const std::string& table)
     : table_(table), changes_(::open(table.c_str(), O_RDONLY | O_CLOEXEC)) {
@@ -63,20 +96,13 @@ Mounts::Mounts(const std::string& table)
 
 void Mounts::Read() {
   served_.clear();
-  const absl::StatusOr<std::string> text = ReadFile(table_);
-  if (!text.ok()) return;
-  for (const absl::string_view line : absl::StrSplit(*text, '\n')) {
-    // "36 35 98:0 /root /mount/point options optional… - type source options"
-    const std::vector<std::string> words = absl::StrSplit(line, ' ');
-    const auto dash = std::find(words.begin(), words.end(), "-");
-    if (words.size() < 5 || words.end() - dash < 3) continue;
-    const std::string point = Unescaped(words[4]);
-    if (IsOfTheKernel(point)) continue;
+  for (const MountLine& mount : ReadTable(table_)) {
+    if (IsOfTheKernel(mount.point)) continue;
     // The last one of a mount point lies over the others.
-    if (IsLocal(dash[1])) {
-      served_.erase(point);
+    if (IsLocal(mount.type)) {
+      served_.erase(mount.point);
     } else {
-      served_[point] = absl::StrCat(point, " (", dash[1], " of ", Unescaped(dash[2]), ")");
+      served_[mount.point] = absl::StrCat(mount.point, " (", mount.type, " of ", mount.source, ")");
     }
   }
 }

@@ -5,10 +5,15 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "common/base/descriptor.h"
 
 namespace muster::agent {
+
+// Where file systems lie that can't be written, by their mount or as a whole; `table` is in the
+// form of proc(5), /proc/PID/mountinfo.
+std::vector<std::string> ReadOnlyMounts(const std::string& table);
 
 // Not thread-safe.
 class Mounts {

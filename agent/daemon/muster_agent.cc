@@ -245,7 +245,7 @@ void FillLaunch(muster::agent::LaunchHost* launch) {
   launch->lang = FromEnvironment("LANG");
   launch->boot_id = BootId();
   launch->sockets = muster::agent::SocketDirectories();
-  launch->driver = muster::agent::DriverFiles();
+  launch->driver = [] { return muster::agent::DriverFiles(); };
 }
 
 }  // namespace

@@ -184,8 +184,9 @@ void AddImage(const v1::Prepare& prepare, const LaunchHost& host, shim::Spec* sp
     if (variable.name == "HOME") spec->image.shown.push_back(variable.value);
   }
   std::erase_if(spec->image.shown, [](const std::string& path) { return path[0] != '/'; });
-  if (host.declared || prepare.here().devices_size() == 0 || host.driver.empty()) return;
-  spec->image.driver = host.driver;
+  if (host.declared || prepare.here().devices_size() == 0 || !host.driver) return;
+  spec->image.driver = host.driver();
+  if (spec->image.driver.empty()) return;
   spec->env.push_back({"LD_LIBRARY_PATH", shim::kDriverDirectory});  // which `env` may not set
   for (shim::EnvironmentVariable& variable : spec->env) {
     if (variable.name == "PATH") absl::StrAppend(&variable.value, ":", shim::kDriverDirectory);

@@ -2,6 +2,7 @@
 // directories (docs/programs.md).
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,7 +23,9 @@ struct LaunchHost {
   uint32_t min_uid = 1000;           // of an owner
   int64_t most_processes = 0;        // of an attempt of an owner's; 0: no limit
   std::vector<std::string> devices;  // nodes below /dev that each job gets, with as_owners
-  std::vector<std::string> driver;   // DriverFiles: for programs in images that have GPUs
+  // DriverFiles, as they are at the start of each program in an image that has GPUs: an upgrade of
+  // the driver names its libraries anew. Empty: there are none.
+  std::function<std::vector<std::string>()> driver;
   std::string lang;
   bool declared = false;  // devices are stand-ins: processes see no GPU
   std::string boot_id;

@@ -96,12 +96,13 @@ TEST(Environment, OfAnImageHasTheDriverAndShowsWhatIsTheJobs) {
   record.prepare.mutable_task()->set_image("/images/torch");
   record.prepare.mutable_task()->set_workdir("/usr/src/app");
   LaunchHost host = Host();
-  host.driver = {"/usr/lib64/libcuda.so.1"};
+  std::vector<std::string> driver = {"/usr/lib64/libcuda.so.1"};
+  host.driver = [&] { return driver; };
   auto spec = MakeShimSpec(record, host, "token", "/run/muster/p");
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->image.path, "/images/torch");
   EXPECT_EQ(spec->workdir, "/usr/src/app");
-  EXPECT_EQ(spec->image.driver, host.driver);
+  EXPECT_EQ(spec->image.driver, driver);
   EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["LD_LIBRARY_PATH"], "/.muster/driver");
   EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["PATH"],
             "/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"
@@ -117,6 +118,13 @@ TEST(Environment, OfAnImageHasTheDriverAndShowsWhatIsTheJobs) {
   record.prepare.mutable_task()->set_workdir("/data/app");
   spec = MakeShimSpec(record, host, "token", "");
   EXPECT_EQ(spec->image.shown[3], "/data/app");
+  driver = {"/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.580"};
+  spec = MakeShimSpec(record, host, "token", "");
+  EXPECT_EQ(spec->image.driver, driver) << "it was upgraded while the agent ran";
+  driver.clear();
+  spec = MakeShimSpec(record, host, "token", "");
+  EXPECT_EQ(EnvironmentOf(*spec, 0, 0).count("LD_LIBRARY_PATH"), 0u) << "there is none any more";
+  driver = {"/usr/lib64/libcuda.so.1"};
   host.declared = true;  // no device, no driver
   spec = MakeShimSpec(record, host, "token", "");
   EXPECT_TRUE(spec->image.driver.empty());

@@ -33,10 +33,15 @@ class Row:
             self.worst.get((figure, dtype), (0.0, "")), (float(value), where)
         )
 
-    def gradients(self, init: Path, layout: str, what: str, floor: float = experts.FLOOR) -> None:
+    def gradients(self, init: Path, layout: str, what: str) -> None:
         self.runs += 1
         distance, parameter = layouts.compare_gradients(
-            self.trainer_bin, self.tokens, self.folder / f"g{self.runs}", init, layout, floor
+            self.trainer_bin,
+            self.tokens,
+            self.folder / f"g{self.runs}",
+            init,
+            layout,
+            experts.FLOOR,
         )
         where = f"{what}, {layout}"
         print(f"{where}: gradients {float(distance):.3g} ({parameter})", flush=True)
@@ -106,7 +111,7 @@ def main() -> int:
                 num_experts_per_tok=chosen,
             )
             for layout in ("ep 4, stage 3",) if quick else ("one rank", "ep 4, stage 3"):
-                row.gradients(init, layout, what, experts.FAVOURED_FLOOR)
+                row.gradients(init, layout, what)
                 row.train(init, layout, what)
         init = experts.make_init(row.folder / "init-aux", "qwen3-moe")
         for kind, layout in (

@@ -62,7 +62,7 @@ def test_experts_without_tokens_and_all_tokens_on_one(
         tmp_path / "init", "qwen3-moe", experts.favour([3, 5]), num_experts_per_tok=chosen
     )
     distance, name = layouts.compare_gradients(
-        trainer_bin, tokens, tmp_path, init, layout, floor=experts.FAVOURED_FLOOR
+        trainer_bin, tokens, tmp_path, init, layout, floor=experts.FLOOR
     )
     assert distance <= layouts.GRADIENT_BAR, name
     (batch,) = read_batches(tmp_path / "tokens.bin", parity.BATCH, parity.LENGTH + 1)

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -42,6 +44,7 @@ namespace {
 constexpr int64_t kSweep = kSecond;  // of live attempts, whatever inotify says
 constexpr int64_t kSweepWithoutInotify = 20 * kMillisecond;
 constexpr int64_t kReapInterval = kSecond;
+constexpr int64_t kGpuInterval = 5 * kSecond;            // between looks at what GPUs do
 constexpr int64_t kDeviceInterval = 200 * kMillisecond;  // the driver is waited for so long at once
 
 bool AddToEpoll(int epoll, int fd) {
@@ -225,6 +228,7 @@ class Agent final : public Link {
 
  private:
   void StartThreads();
+  void LookAtGpus();
   void Renewed();
   void Post(Incoming incoming);
   void Ring();
@@ -248,8 +252,11 @@ class Agent final : public Link {
   std::unique_ptr<v1::Inventory> new_inventory_;  // guarded by mutex_
   std::deque<Nvml::Event> device_events_;         // guarded by mutex_
   std::deque<v1::HostChecked> checked_;           // guarded by mutex_
+  std::vector<GpuLook> looks_;                    // guarded by mutex_; the newest
+  std::condition_variable ending_;                // with mutex_: stopping_ was set
   std::thread schema_;
   std::thread devices_;  // waits for device_events_
+  std::thread gpus_;     // looks at what they do
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<HostCheck> check_;
   std::unique_ptr<IdentityKeeper> keeper_;
@@ -305,7 +312,11 @@ absl::Status Agent::Open() {
 }
 
 Agent::~Agent() {
-  stopping_ = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  ending_.notify_all();
   check_.reset();
   std::unique_ptr<Connection> connection;
   {
@@ -314,7 +325,7 @@ Agent::~Agent() {
   }
   connection.reset();
   keeper_.reset();
-  for (std::thread* thread : {&schema_, &devices_}) {
+  for (std::thread* thread : {&schema_, &devices_, &gpus_}) {
     if (thread->joinable()) thread->join();
   }
   for (const int fd : {epoll_, inbox_ready_}) {
@@ -341,9 +352,11 @@ void Agent::TakeIncoming() {
   std::deque<Incoming> taken;
   std::deque<Nvml::Event> events;
   std::deque<v1::HostChecked> checked;
+  std::vector<GpuLook> looks;
   std::unique_ptr<v1::Inventory> inventory;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    looks.swap(looks_);
     taken.swap(inbox_);
     events.swap(device_events_);
     checked.swap(checked_);
@@ -351,6 +364,7 @@ void Agent::TakeIncoming() {
   }
   for (const Nvml::Event& event : events) loop_->OnDeviceEvent(event.device, event.xid);
   for (v1::HostChecked& answer : checked) loop_->OnChecked(std::move(answer));
+  if (!looks.empty()) loop_->OnGpus(looks);
   if (inventory != nullptr) loop_->OnInventory(std::move(*inventory));
   for (const Incoming& incoming : taken) {
     switch (incoming.kind) {
@@ -393,6 +407,7 @@ void Agent::StartThreads() {
       }
     });
   }
+  if (options_.nvml != nullptr) gpus_ = std::thread([this] { LookAtGpus(); });
   Connection::Identify identify;
   if (options_.identity.has_value()) {
     keeper_ = std::make_unique<IdentityKeeper>(options_.identity_file, *options_.identity,
@@ -403,6 +418,25 @@ void Agent::StartThreads() {
   connection_ =
       std::make_unique<Connection>(options_.server, TrustOf(options_), std::move(identify),
                                    [this](Incoming incoming) { Post(std::move(incoming)); });
+}
+
+// The driver may take its time, or never answer.
+void Agent::LookAtGpus() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!ending_.wait_for(lock, std::chrono::nanoseconds(kGpuInterval),
+                           [this] { return stopping_.load(); })) {
+    lock.unlock();
+    const std::vector<Nvml::Use> uses = options_.nvml->Uses();
+    std::vector<GpuLook> looks;
+    for (size_t i = 0; i < uses.size(); ++i) {
+      if (uses[i].known)
+        looks.push_back({static_cast<int32_t>(i), uses[i].busy_percent * 10,
+                         uses[i].memory_used_bytes, uses[i].memory_bytes});
+    }
+    lock.lock();
+    looks_ = std::move(looks);
+    if (!looks_.empty()) Ring();
+  }
 }
 
 // The stream goes on with the new certificate; what runs here doesn't notice.

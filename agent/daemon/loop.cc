@@ -20,6 +20,7 @@ constexpr int64_t kStrayCheck = 20 * kMillisecond;
 constexpr int64_t kPruneInterval = kHour;
 constexpr int64_t kPrunePause = 10 * kMillisecond;  // after a part of what is to be removed
 constexpr size_t kDeviceEventsKept = 256;
+constexpr int64_t kLooksApartNs = 20 * kSecond;  // at GPUs: nobody knows what was between
 constexpr int64_t kSameEventNs = kMinute;  // the same error of a device is told once in so long
 
 // The attempt that a command is about; null: the message is no command.
@@ -187,6 +188,7 @@ void AgentLoop::Heartbeat(int64_t now_ns) {
   *message.mutable_session() = reconciler_->session();
   message.mutable_heartbeat()->set_sent_boottime_ns(now_ns);
   message.mutable_heartbeat()->set_sequence(++heartbeat_sequence_);
+  reconciler_->AddUsages(now_ns, message.mutable_heartbeat());
   Send(std::move(message));
   reconciler_->RepeatReports();
 }
@@ -219,6 +221,14 @@ void AgentLoop::OnDeviceEvent(int32_t device, int32_t xid) {
   if (!broken_.emplace(device, text).second) return;
   MarkBroken(device, text, &inventory_);
   ports_.link->Restart("a device is not healthy: reporting anew");
+}
+
+// A look stands for the time since the one before, if that was not long ago.
+void AgentLoop::OnGpus(const std::vector<GpuLook>& looks) {
+  if (inventory_.declared()) return;  // what the driver tells of is none of these
+  const int64_t now_ns = ports_.clock->BootNs();
+  const int64_t since_ns = now_ns - std::exchange(looked_at_gpus_ns_, now_ns);
+  reconciler_->OnGpus(looks, now_ns, since_ns <= kLooksApartNs ? since_ns : 0);
 }
 
 // Numbers of requests are of the session that asked.

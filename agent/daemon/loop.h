@@ -59,6 +59,7 @@ class AgentLoop final : public Sender {
   void OnClosed(const std::string& reason, bool ours = false);
   void OnInventory(v1::Inventory found);            // it has taken until now
   void OnDeviceEvent(int32_t device, int32_t xid);  // a critical error
+  void OnGpus(const std::vector<GpuLook>& looks);   // at all of this host's
   void OnFiles(const AttemptId& id);                // of an attempt have changed
   void OnFilesMissed() { next_sweep_ns_ = 0; }      // of some
   void OnShimEnded(const AttemptId& id);
@@ -123,6 +124,7 @@ class AgentLoop final : public Sender {
   int64_t heard_ns_ = 0;
   int64_t next_sweep_ns_ = 0;
   int64_t next_prune_ns_ = 0;
+  int64_t looked_at_gpus_ns_ = 0;
   uint64_t heartbeat_sequence_ = 0;
 
   std::map<AttemptId, Watched> watched_;

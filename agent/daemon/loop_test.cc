@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent/shim/durable.h"
+#include "agent/shim/format.h"
 #include "agent/shim/log_writer.h"
 #include "common/base/quiet_log.h"
 #include "common/base/units.h"
@@ -228,6 +229,36 @@ TEST_F(AgentLoopTest, AnAttemptWhoseShimDiedIsGoneOnceNothingOfItIsLeft) {
   strays_ = false;
   loop_->Turn();
   EXPECT_TRUE(loop_->attempts().Find(id)->gone());
+}
+
+// What its shim wrote, and looks at its GPU, reach the scheduler with a heartbeat.
+TEST_F(AgentLoopTest, AHeartbeatTellsWhatAnAttemptUses) {
+  Welcome(1, "one");
+  v1::SchedulerMessage launch = Launch("one");
+  launch.mutable_prepare()->mutable_here()->add_devices(0);
+  loop_->OnMessage(1, launch);
+  ASSERT_EQ(spawned_.size(), 1u);
+  const std::string directory = state_->AttemptDirectory(spawned_[0]);
+  shim::Claim winner = shim::Claim::kNone;
+  ASSERT_EQ(shim::MakeClaim(directory, shim::Claim::kStarted, &winner), 0);
+  shim::ReplaceFile(directory, shim::kUsageFile,
+                    shim::FormatUsage({10 * kSecond, 4096, 7'000'000, 900}), false);
+  loop_->OnFiles(spawned_[0]);
+  loop_->OnGpus({{0, 1000, 10, 100}});  // nobody knows what was before the first look
+  now_ns_ += 5 * kSecond;
+  loop_->OnGpus({{0, 400, 20, 100}});
+  loop_->Turn();
+  ASSERT_TRUE(sent_.back().second.has_report());  // repeated behind the heartbeat
+  const auto beat = std::find_if(sent_.rbegin(), sent_.rend(),
+                                 [](const auto& sent) { return sent.second.has_heartbeat(); });
+  ASSERT_NE(beat, sent_.rend());
+  ASSERT_EQ(beat->second.heartbeat().usages_size(), 1);
+  const v1::HostUsage& usage = beat->second.heartbeat().usages(0).usage();
+  EXPECT_EQ(usage.cpu_us(), 7'000'000);
+  EXPECT_EQ(usage.memory_peak_bytes(), 4096);
+  EXPECT_EQ(usage.gpus().watched_ns(), 5 * kSecond);
+  EXPECT_EQ(usage.gpus().busy_ns(), 2 * kSecond);
+  EXPECT_EQ(usage.gpus().memory_peak_bytes(), 20);
 }
 
 }  // namespace

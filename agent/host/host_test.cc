@@ -307,6 +307,15 @@ TEST_F(HostTest, NvmlTellsOfDevicesAndOfTheirCriticalErrors) {
   EXPECT_EQ(inventory->devices(1).uuid(), "GPU-b");
   EXPECT_TRUE(inventory->devices(1).healthy());
   EXPECT_FALSE(inventory->declared());
+  EXPECT_FALSE(nvml->Uses().at(0).known) << "its driver doesn't tell";
+  Write("uses", "1|37|1000\n");
+  const std::vector<Nvml::Use> uses = nvml->Uses();
+  ASSERT_EQ(uses.size(), 2u);
+  EXPECT_FALSE(uses[0].known);
+  ASSERT_TRUE(uses[1].known);
+  EXPECT_EQ(uses[1].busy_percent, 37);
+  EXPECT_EQ(uses[1].memory_used_bytes, 1000);
+  EXPECT_EQ(uses[1].memory_bytes, 85520809984);
   ASSERT_TRUE(nvml->Watch());
   EXPECT_FALSE(nvml->Next(20'000'000).has_value());
   Write("events", "0|8|13\n1|8|79\n0|2|0\n");
@@ -487,6 +496,42 @@ TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   EXPECT_EQ((*records)[0].stop, record.stop);
   EXPECT_EQ((*records)[1].id, unknown.id);
   EXPECT_EQ((*records)[1].claim, Claim::kStopped);
+}
+
+TEST_F(HostTest, WhatAnAttemptUsesOutlivesTheAgentAndIsReadAsItsShimLeftIt) {
+  AttemptRecord record = Record();
+  record.gpus.slots = {{5, 10}, {0, 0}, {7, 7}};
+  record.gpus.memory_peak_bytes = 3;
+  record.gpus.memory_bytes = 4;
+  std::string attempt;
+  {
+    auto state = StateDirectory::Open(directory_ + "/s");
+    ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+    ASSERT_TRUE((*state)->KeepGpus(record).ok());
+    attempt = (*state)->AttemptDirectory(record.id);
+  }
+  auto state = StateDirectory::Open(directory_ + "/s");
+  const auto records = (*state)->Load();
+  ASSERT_TRUE(records.ok());
+  EXPECT_EQ(records->at(0).gpus, record.gpus);
+  const auto usage = [&] {
+    ShimNews news;
+    int64_t events_read = 0;
+    EXPECT_TRUE(ReadShimFiles(attempt, {}, &events_read, &news).ok());
+    return news.usage;
+  };
+  EXPECT_EQ(usage().ran_ns(), 0);
+  shim::ReplaceFile(attempt, shim::kUsageFile, shim::FormatUsage({7, -1, 12, -1}), false);
+  EXPECT_EQ(usage().cpu_us(), 12);
+  EXPECT_FALSE(usage().has_memory_peak_bytes());
+  shim::ReplaceFile(attempt, shim::kExitsFile, shim::FormatExits({}), false);
+  EXPECT_EQ(usage().cpu_us(), 12) << "an older shim's end says nothing of it";
+  shim::Exits exits;
+  exits.used = {9, 100, 15, 2000};
+  shim::ReplaceFile(attempt, shim::kExitsFile, shim::FormatExits(exits), false);
+  EXPECT_EQ(usage().cpu_us(), 15) << "the last word";
+  EXPECT_EQ(usage().memory_peak_bytes(), 100);
+  EXPECT_EQ(usage().cpus_most_milli(), 2000);
 }
 
 // What power loss leaves of a file that was not synced: any part of it, which counts as none.

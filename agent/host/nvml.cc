@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <time.h>
 
+#include <algorithm>
+
 #include "common/base/log.h"
 #include "common/base/units.h"
 
@@ -20,6 +22,9 @@ struct Nvml::Calls {
   struct Memory {  // nvmlMemory_t
     unsigned long long total, free, used;
   };
+  struct Utilization {  // nvmlUtilization_t
+    unsigned gpu, memory;
+  };
   struct EventData {  // nvmlEventData_t
     Handle device;
     unsigned long long type, data;
@@ -34,7 +39,8 @@ struct Nvml::Calls {
   int (*name)(Handle, char*, unsigned) = nullptr;
   int (*uuid)(Handle, char*, unsigned) = nullptr;
   int (*memory)(Handle, Memory*) = nullptr;
-  // Of events; older drivers lack some.
+  // Older drivers lack some of these.
+  int (*utilization)(Handle, Utilization*) = nullptr;
   int (*event_types)(Handle, unsigned long long*) = nullptr;
   int (*event_set)(void**) = nullptr;
   int (*register_events)(Handle, unsigned long long, void*) = nullptr;
@@ -65,6 +71,7 @@ std::unique_ptr<Nvml> Nvml::Load(const char* library) {
     ::dlclose(calls->library);
     return nullptr;
   }
+  calls->Find(&calls->utilization, "nvmlDeviceGetUtilizationRates");
   calls->Find(&calls->event_types, "nvmlDeviceGetSupportedEventTypes");
   calls->Find(&calls->event_set, "nvmlEventSetCreate");
   calls->Find(&calls->register_events, "nvmlDeviceRegisterEvents");
@@ -102,6 +109,24 @@ std::vector<Nvml::Device> Nvml::Ask(std::vector<void*>* handles) const {
     devices[i].memory_bytes = static_cast<int64_t>(memory.total);
   }
   return devices;
+}
+
+std::vector<Nvml::Use> Nvml::Uses() const {
+  unsigned count = 0;
+  if (calls_->utilization == nullptr || calls_->count(&count) != 0) return {};
+  std::vector<Use> uses(count);
+  for (unsigned i = 0; i < count; ++i) {
+    Handle handle = nullptr;
+    Calls::Memory memory{};
+    Calls::Utilization utilization{};
+    uses[i].known = calls_->handle(i, &handle) == 0 && calls_->memory(handle, &memory) == 0 &&
+                    calls_->utilization(handle, &utilization) == 0;
+    if (!uses[i].known) continue;
+    uses[i].busy_percent = static_cast<int32_t>(std::min(utilization.gpu, 100u));
+    uses[i].memory_used_bytes = static_cast<int64_t>(memory.used);
+    uses[i].memory_bytes = static_cast<int64_t>(memory.total);
+  }
+  return uses;
 }
 
 bool Nvml::Watch() {

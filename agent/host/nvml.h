@@ -1,6 +1,6 @@
 // NVIDIA's management library, by name: it comes with the driver, and only where there is one. Its
-// C interface is stable; what is used of it is named in nvml.cc. Devices may be called from any
-// thread; the others from one, Watch before Next.
+// C interface is stable; what is used of it is named in nvml.cc. Devices and Uses may be called
+// from any thread; the others from one, Watch before Next.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,12 @@ class Nvml {
     std::string name, uuid;
     int64_t memory_bytes = 0;
   };
+  struct Use {
+    bool known = false;  // the others count
+    int32_t busy_percent =
+        0;  // of the driver's last sampling period, a sixth of a second to a second
+    int64_t memory_used_bytes = 0, memory_bytes = 0;
+  };
   struct Event {
     int32_t device = 0;  // index
     int32_t xid =
@@ -31,6 +37,8 @@ class Nvml {
   Nvml& operator=(const Nvml&) = delete;
 
   std::vector<Device> Devices() const;
+  // Of each device, by index. Older drivers, and devices that are shared out, don't tell.
+  std::vector<Use> Uses() const;
   // From now on Next tells of critical errors of these devices. False: none of them can tell.
   bool Watch();
   // The next critical error, of those since Watch; waits for it for so long at most.

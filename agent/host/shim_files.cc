@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,15 @@ Claim ToClaim(shim::Claim claim) {
   return Claim::kNone;
 }
 
+v1::HostUsage ToHostUsage(const shim::Used& used) {
+  v1::HostUsage usage;
+  usage.set_ran_ns(std::max<int64_t>(used.ran_ns, 0));
+  if (used.memory_peak_bytes >= 0) usage.set_memory_peak_bytes(used.memory_peak_bytes);
+  if (used.cpu_us >= 0) usage.set_cpu_us(used.cpu_us);
+  if (used.cpus_most_milli >= 0) usage.set_cpus_most_milli(used.cpus_most_milli);
+  return usage;
+}
+
 // The final word, once it is there: news->final.
 absl::Status ReadExits(const std::string& directory, ShimNews* news,
                        std::vector<shim::Exit>* final_exits) {
@@ -43,6 +53,7 @@ absl::Status ReadExits(const std::string& directory, ShimNews* news,
   news->end_ns = exits.end_ns;
   news->stop_sent = exits.stop_sent;
   news->fenced = exits.fenced;
+  if (exits.used.ran_ns > 0) news->usage = ToHostUsage(exits.used);
   *final_exits = std::move(exits.exits);
   return absl::OkStatus();
 }
@@ -104,6 +115,14 @@ void ReadMetrics(const std::string& directory, ShimNews* news) {
   ReadNumber(*line, "at_ns", &news->metrics_at_ns);
 }
 
+void ReadUsage(const std::string& directory, ShimNews* news) {
+  std::string text, error;
+  shim::Used used;
+  if (shim::ReadSmallFile(absl::StrCat(directory, "/", shim::kUsageFile), &text) == 0 &&
+      shim::ParseUsage(text, &used, &error) && used.ran_ns > 0)
+    news->usage = ToHostUsage(used);
+}
+
 void ReadTimes(const std::string& directory, ShimNews* news) {
   std::string text, error;
   std::vector<shim::StepTimes::Row> rows;
@@ -150,6 +169,7 @@ absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& eve
   if (!news->stop_sent)
     TellCauses(absl::StrCat(directory, "/", shim::kLogsDirectory), events,
                news->start_ns.value_or(0), &news->exits);
+  if (!news->final || news->usage.ran_ns() == 0) ReadUsage(directory, news);
   ReadMetrics(directory, news);
   ReadTimes(directory, news);
   return absl::OkStatus();

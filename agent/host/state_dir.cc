@@ -34,6 +34,7 @@ using shim::Line;
 constexpr int64_t kShimLogBytes = 1 << 20;  // begun anew by an agent that finds more
 
 constexpr char kOutcomeFile[] = "outcome";
+constexpr char kGpusFile[] = "gpus";
 constexpr char kSeenFile[] = "seen";
 constexpr size_t kReservedBytes = 4096;  // one block
 constexpr char kSeenPrefix[] = ".seen-";
@@ -375,6 +376,39 @@ void StateDirectory::LoadOutcome(AttemptRecord* record) const {
   }
 }
 
+absl::Status StateDirectory::KeepGpus(const AttemptRecord& record) {
+  const GpuRecord& gpus = record.gpus;
+  std::vector<Line> lines = {Line{"gpus"}
+                                 .Add("slot_ns", gpus.slot_ns)
+                                 .Add("memory_peak_bytes", gpus.memory_peak_bytes)
+                                 .Add("memory_bytes", gpus.memory_bytes)};
+  for (const GpuRecord::Slot& slot : gpus.slots)
+    lines.push_back(Line{"slot"}.Add("busy_ns", slot.busy_ns).Add("watched_ns", slot.watched_ns));
+  return Errno(shim::ReplaceFile(AttemptDirectory(record.id), kGpusFile,
+                                 shim::FormatFile("muster-agent-gpus", lines), /*sync=*/false),
+               kGpusFile);
+}
+
+void StateDirectory::LoadGpus(AttemptRecord* record) const {
+  absl::StatusOr<std::string> text =
+      ReadFile(absl::StrCat(AttemptDirectory(record->id), "/", kGpusFile));
+  std::vector<Line> lines;
+  std::string error;
+  if (!text.ok() || !shim::ParseFile(*text, "muster-agent-gpus", &lines, &error) || lines.empty() ||
+      lines.size() > kGpuSlots + 1)
+    return;
+  GpuRecord gpus;
+  ReadNumber(lines[0], "slot_ns", &gpus.slot_ns);
+  ReadNumber(lines[0], "memory_peak_bytes", &gpus.memory_peak_bytes);
+  ReadNumber(lines[0], "memory_bytes", &gpus.memory_bytes);
+  for (size_t i = 1; i < lines.size(); ++i) {
+    GpuRecord::Slot& slot = gpus.slots.emplace_back();
+    ReadNumber(lines[i], "busy_ns", &slot.busy_ns);
+    ReadNumber(lines[i], "watched_ns", &slot.watched_ns);
+  }
+  record->gpus = std::move(gpus);
+}
+
 absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
   if (!synced) {
     std::string name = absl::StrCat(path_, "/attempts/", kSeenPrefix, seen.epoch, "-", seen.commit);
@@ -427,6 +461,7 @@ absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
     if (text.ok() && shim::ParseStop(*text, &stop, &error))
       record.stop = StopRecord{static_cast<v1::Cause>(stop.cause), stop.grace_ns};
     LoadOutcome(&record);
+    LoadGpus(&record);
     records.push_back(std::move(record));
   }
   return records;

@@ -6,7 +6,7 @@
 //                                last that is known to be synced, which stays until a younger one
 //                                is, and the newest
 //   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)
-//   outcome  claim  stop  events  progress  exits  logs/
+//   outcome  claim  stop  events  progress  times  usage  gpus  exits  logs/
 //                                .exits.spare .stop.spare .renewed.spare (reserved by the shim, to
 //                                be written over on a full disk)
 //   reserve/<n>/                 empty directories, for attempts while the disk is full
@@ -70,6 +70,7 @@ class StateDirectory final : public Files {
   absl::Status PersistStop(const AttemptRecord& record) override;
   absl::Status Renew(const AttemptRecord& record) override;
   absl::Status PersistOutcome(const AttemptRecord& record) override;
+  absl::Status KeepGpus(const AttemptRecord& record) override;
   absl::Status PersistSeen(const Seen& seen, bool synced) override;
   // Its files go with the next CollectForgotten.
   absl::Status Forget(const AttemptId& id) override;
@@ -87,6 +88,7 @@ class StateDirectory final : public Files {
   void LoadSeen();
   void NamesSynced();
   void LoadOutcome(AttemptRecord* record) const;
+  void LoadGpus(AttemptRecord* record) const;
 
   const std::string path_;
   int lock_ = -1;

@@ -36,6 +36,8 @@ class Files {
   // What Hello needs of an attempt that ended without exit records, acknowledged checkpoints,
   // publishing.
   virtual absl::Status PersistOutcome(const AttemptRecord& record) = 0;
+  // record.gpus, for after a restart. Need not be durable: it is lost with the power.
+  virtual absl::Status KeepGpus(const AttemptRecord& record) = 0;
   // Not `synced`: it outlives this process at once, and a loss of power as soon as an attempt is
   // claimed, prepared durably or forgotten here.
   virtual absl::Status PersistSeen(const Seen& seen, bool synced) = 0;

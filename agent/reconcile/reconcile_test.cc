@@ -162,6 +162,10 @@ struct World final : Files, Processes, Sender {
     return absl::OkStatus();
   }
   absl::Status PersistOutcome(const AttemptRecord& record) override { return absl::OkStatus(); }
+  absl::Status KeepGpus(const AttemptRecord& record) override {
+    gpus_kept[record.id] = record.gpus;
+    return absl::OkStatus();
+  }
   absl::Status PersistSeen(const Seen& seen, bool synced) override {
     if (logs_seen)
       log.push_back(
@@ -194,6 +198,7 @@ struct World final : Files, Processes, Sender {
   std::vector<std::string> Take() { return std::exchange(log, {}); }
   const v1::AttemptReport& LastReport() const { return sent.back().report(); }
 
+  std::map<AttemptId, GpuRecord> gpus_kept;
   std::vector<std::string> log;
   std::vector<v1::AgentMessage> sent;
   std::map<AttemptId, Claim> claims;

@@ -142,6 +142,7 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
     if (!See(message)) return true;  // as if it had never come
     session_ = message.session();
     metrics_sent_.clear();  // what was said meanwhile reached nobody
+    usages_sent_.clear();
     acknowledged_ns_ = hello_ns_;
     forgotten_.clear();
     RepeatReports();
@@ -264,6 +265,7 @@ void Reconciler::OnCommand(const v1::AttemptKey& key, Command command,
       lines_read_.erase(id);
       metrics_sent_.erase(id);
       times_sent_.erase(id);
+      usages_sent_.erase(id);
       forgotten_.insert(id);
       return;
     }
@@ -464,6 +466,7 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
       Send(std::move(message));
     }
   }
+  if (news.usage.ran_ns() > 0) record.usage = news.usage;
   if (record.gone()) return;
   bool changed = false;
   if (record.claim == Claim::kNone && news.claim != Claim::kNone) {
@@ -507,6 +510,7 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
   }
   if (record.cause == v1::CAUSE_UNSPECIFIED && !record.stop.has_value())
     record.cause = LaunchCause(record.exits);
+  if (record.gone() && !record.gpus.slots.empty()) KeepGpus(record);
   if (changed) Report(record);
 }
 
@@ -528,6 +532,7 @@ v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   // Its shim says so with the end: an order that comes after the last process has ended stops
   // nothing (contract 13).
   report.set_stop_sent(record.ended && record.stop_sent);
+  if (record.ended && record.usage.ran_ns() > 0) *report.mutable_usage() = HostUsageOf(record);
   return report;
 }
 

@@ -49,6 +49,11 @@ class Reconciler {
   // at_ns is Unix time.
   void OnFault(int32_t device, int32_t code, const std::string& detail, int64_t at_ns);
 
+  // Looks at all of the host's GPUs, at `boot_ns`; each stands for the `span_ns` before it.
+  void OnGpus(const std::vector<GpuLook>& looks, int64_t boot_ns, int64_t span_ns);
+  // Tells what running attempts use, where that is news and was not told for a while.
+  void AddUsages(int64_t boot_ns, v1::Heartbeat* heartbeat);
+
   // Says again what is not yet acknowledged: ends, checkpoints, exports. For each heartbeat.
   void RepeatReports();
 
@@ -71,6 +76,7 @@ class Reconciler {
   bool See(const v1::SchedulerMessage& message);
   void Send(v1::AgentMessage message);
   void Report(const AttemptRecord& record);
+  void KeepGpus(const AttemptRecord& record);
   static v1::AttemptReport ReportOf(const AttemptRecord& record);
 
   const HostIds identity_;
@@ -83,6 +89,12 @@ class Reconciler {
   std::map<AttemptId, std::pair<std::string, int64_t>>
       metrics_sent_;  // to this session: line and time
   std::map<AttemptId, std::string> times_sent_;
+  struct UsageSent {
+    int64_t boot_ns = 0;
+    int64_t ran_ns = 0;  // as it was said
+  };
+  std::map<AttemptId, UsageSent> usages_sent_;         // to this session
+  int64_t gpus_kept_ns_ = 0;                           // CLOCK_BOOTTIME
   std::vector<std::pair<v1::HostFault, int>> faults_;  // and how often they are still repeated
   int64_t fault_ns_ = 0;                               // at_ns of the newest
   Seen seen_;

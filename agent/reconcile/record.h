@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/reconcile/gpu_record.h"
 #include "muster/v1/agent.pb.h"
 
 namespace muster::agent {
@@ -58,9 +59,15 @@ struct AttemptRecord {
   std::optional<v1::LoadedReport> loaded;
   std::optional<v1::ExportReport> export_report;
   bool published = false;
+  // What its processes used until now, by its shim; unset fields: it doesn't say. And its GPUs.
+  v1::HostUsage usage;
+  GpuRecord gpus;
 
   bool gone() const { return claim == Claim::kStopped || ended; }
 };
+
+// All that is known of what it has used here; ran_ns 0: nothing.
+v1::HostUsage HostUsageOf(const AttemptRecord& record);
 
 // The highest the agent ever saw of the scheduler (contract 2).
 struct Seen {
@@ -84,6 +91,7 @@ struct ShimNews {
   std::vector<int64_t> lines_at_ns;  // parallel
   std::string metrics;               // the newest progress line; empty: none
   int64_t metrics_at_ns = 0;
+  v1::HostUsage usage;              // newest word; ran_ns 0: none
   std::vector<v1::RankTime> times;  // of ranks that tell how long their steps take, by rank
 };
 

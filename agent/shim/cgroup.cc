@@ -59,16 +59,21 @@ bool AnyMember(const std::string& directory) {
   return any;
 }
 
-void KillMembers(const std::string& directory) {
-  ForEachGroup(directory, [](const std::string& group) {
+template <typename F>
+void ForEachMember(const std::string& directory, F f) {
+  ForEachGroup(directory, [&](const std::string& group) {
     std::string text;
     if (ReadSmallFile(group + "/cgroup.procs", &text) != 0) return;
     for (size_t at = 0; at < text.size();
          at = text.find('\n', at) == std::string::npos ? text.size() : text.find('\n', at) + 1) {
       const long pid = ::strtol(text.c_str() + at, nullptr, 10);
-      if (pid > 1) ::kill(static_cast<pid_t>(pid), SIGKILL);
+      if (pid > 1) f(static_cast<pid_t>(pid));
     }
   });
+}
+
+void KillMembers(const std::string& directory) {
+  ForEachMember(directory, [](pid_t pid) { ::kill(pid, SIGKILL); });
 }
 
 bool Populated(const std::string& unified) {
@@ -123,6 +128,12 @@ int64_t OomKills(const Cgroups& cgroups) {
 bool CgroupPopulated(const Cgroups& cgroups) {
   return (!cgroups.unified.empty() && Populated(cgroups.unified)) || AnyMember(cgroups.memory) ||
          AnyMember(cgroups.pids);
+}
+
+std::vector<pid_t> CgroupMembers(const std::string& directory) {
+  std::vector<pid_t> members;
+  ForEachMember(directory, [&](pid_t pid) { members.push_back(pid); });
+  return members;
 }
 
 void KillCgroup(const Cgroups& cgroups) {

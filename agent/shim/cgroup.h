@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace muster::shim {
 
@@ -43,6 +44,8 @@ int EnterCgroups(const Cgroups& cgroups);
 int64_t OomKills(const Cgroups& cgroups);
 // A process is there, in it or in a group below it, zombies apart; or that can't be told.
 bool CgroupPopulated(const Cgroups& cgroups);
+// The processes in a group and those below it, as this process numbers them.
+std::vector<pid_t> CgroupMembers(const std::string& directory);
 // Kills every process there once; they may take a moment to go.
 void KillCgroup(const Cgroups& cgroups);
 // Removes the groups if they are empty. True: they are gone.

@@ -422,6 +422,44 @@ bool ParseRenewal(std::string_view content, int64_t* renewed_ns, std::string* er
   return true;
 }
 
+namespace {
+
+constexpr struct {
+  const char* key;
+  int64_t Used::*field;
+} kUsedFields[] = {{"ran_ns", &Used::ran_ns},
+                   {"memory_peak_bytes", &Used::memory_peak_bytes},
+                   {"cpu_us", &Used::cpu_us},
+                   {"cpus_most_milli", &Used::cpus_most_milli}};
+
+void AddUsed(const Used& used, Line* line) {
+  for (const auto& [key, field] : kUsedFields) {
+    if (used.ran_ns > 0 && used.*field >= 0) line->Add(key, used.*field);
+  }
+}
+
+void ReadUsed(const Line& line, Used* used) {
+  for (const auto& [key, field] : kUsedFields) line.GetInt(key, &(used->*field));
+}
+
+}  // namespace
+
+std::string FormatUsage(const Used& used) {
+  Line line{"used"};
+  AddUsed(used, &line);
+  return FormatFile("muster-shim-usage", {line});
+}
+
+bool ParseUsage(std::string_view content, Used* used, std::string* error) {
+  std::vector<Line> lines;
+  if (!ParseFile(content, "muster-shim-usage", &lines, error)) return false;
+  if (lines.size() != 1 || lines[0].kind != "used")
+    return Fail(error, "muster-shim-usage: wants one line");
+  *used = Used();
+  ReadUsed(lines[0], used);
+  return true;
+}
+
 std::string FormatExits(const Exits& exits) {
   std::vector<Line> lines;
   lines.push_back(Line{"run"}
@@ -429,6 +467,7 @@ std::string FormatExits(const Exits& exits) {
                       .Add("end_ns", exits.end_ns)
                       .Add("stop_sent", int64_t{exits.stop_sent})
                       .Add("fenced", int64_t{exits.fenced}));
+  AddUsed(exits.used, &lines.back());
   for (const Exit& exit : exits.exits) lines.push_back(ExitLine(exit));
   return FormatFile("muster-shim-exits", lines);
 }
@@ -443,6 +482,7 @@ bool ParseExits(std::string_view content, Exits* exits, std::string* error) {
     return Fail(error, "muster-shim-exits: wants a run line first");
   }
   Read(lines[0], "fenced", &exits->fenced);  // of a shim of the release before, missing
+  ReadUsed(lines[0], &exits->used);          // likewise
   for (size_t i = 1; i < lines.size(); ++i) {
     if (!ReadExitLine(lines[i], &exits->exits.emplace_back()))
       return Fail(error, "muster-shim-exits: bad exit line");

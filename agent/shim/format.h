@@ -132,11 +132,20 @@ struct Exit {
       false;  // since the end before it the kernel killed a process of the attempt for memory
 };
 
+// What the processes of this host used. -1: it can't be told here, or it is of a shim that doesn't.
+struct Used {
+  int64_t ran_ns = 0;  // since the start, when this was measured; 0: nothing was
+  int64_t memory_peak_bytes = -1;
+  int64_t cpu_us = -1;
+  int64_t cpus_most_milli = -1;  // cores, in their busiest stretch of some seconds
+};
+
 struct Exits {
   int64_t start_ns = 0;  // Unix times
   int64_t end_ns = 0;
-  bool stop_sent = false;   // SIGTERM or SIGKILL had been sent before the processes ended
-  bool fenced = false;      // the fence stopped them
+  bool stop_sent = false;  // SIGTERM or SIGKILL had been sent before the processes ended
+  bool fenced = false;     // the fence stopped them
+  Used used;
   std::vector<Exit> exits;  // every rank of this host
 };
 
@@ -144,6 +153,10 @@ Line ExitLine(const Exit& exit);
 bool ReadExitLine(const Line& line, Exit* exit);
 std::string FormatExits(const Exits& exits);
 bool ParseExits(std::string_view content, Exits* exits, std::string* error);
+
+// DIR/usage, from time to time while it runs; the last word is in DIR/exits.
+std::string FormatUsage(const Used& used);
+bool ParseUsage(std::string_view content, Used* used, std::string* error);
 
 // Names inside an attempt's directory.
 inline constexpr char kPreparedFile[] =
@@ -155,6 +168,7 @@ inline constexpr char kRenewedFile[] = "renewed";
 inline constexpr char kClaimFile[] = "claim";
 inline constexpr char kEventsFile[] = "events";
 inline constexpr char kProgressFile[] = "progress";
+inline constexpr char kUsageFile[] = "usage";
 inline constexpr char kTimesFile[] = "times";  // of steps, by rank (progress.h)
 inline constexpr char kExitsFile[] = "exits";
 inline constexpr char kLockFile[] = "shim.lock";  // until release 0.1 the shim held a lock of this

@@ -345,11 +345,18 @@ void HostProcesses::Log(int32_t rank, const std::string& text) {
 
 int64_t HostProcesses::OomKills() { return shim::OomKills(cgroups_); }
 
+std::optional<Measured> HostProcesses::MeasureUse() {
+  if (used_.has_value()) return used_;
+  if (launched_ < 0) return Measured();  // nothing runs yet
+  return Measure({cgroups_, self_, isolation_->keeper()}, /*live=*/true);
+}
+
 void HostProcesses::EndAll() {
   isolation_->KillAll();
   // What got away from that is still of its control group; its devices are not free before it is
   // empty.
   for (Backoff backoff; CgroupPopulated(cgroups_); backoff.Pause()) KillCgroup(cgroups_);
+  used_ = Measure({cgroups_, self_}, /*live=*/false);
   RemoveCgroups(cgroups_);
   outputs_.Drain();
 }

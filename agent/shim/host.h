@@ -87,6 +87,7 @@ class HostProcesses final : public Processes {
   std::string SetupExports(size_t worker) override { return outputs_.Exports(worker); }
   void Log(int32_t rank, const std::string& text) override;
   int64_t OomKills() override;
+  std::optional<Measured> MeasureUse() override;
   bool HasNamespace() override { return isolation_->has_namespace(); }
   void EndAll() override;
   bool SetDeadline(int64_t boot_ns) override;
@@ -110,7 +111,8 @@ class HostProcesses final : public Processes {
   Outputs outputs_;
   BootTimer deadline_;  // the keeper's, who does without disks
   std::unique_ptr<Isolation> isolation_;
-  pid_t launched_ = -1;  // the process that launch_status_ is of
+  std::optional<Measured> used_;  // in all, once EndAll has ended them
+  pid_t launched_ = -1;           // the process that launch_status_ is of
   int launch_status_ = -1;
   std::string launch_said_;
   // Of another user's processes: by their numbers here, those in their namespace. The newest says

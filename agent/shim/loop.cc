@@ -106,6 +106,9 @@ void Loop::Begin() {
   AppendEvent(Line{"started"}
                   .Add("at_ns", start_ns_)
                   .Add("pid_namespace", int64_t{ports_.processes->HasNamespace()}));
+  begun_ns_ = ports_.clock->BootNs();
+  if (ports_.processes->MeasureUse().has_value())
+    next_measure_ns_ = begun_ns_ + NextMeasureNs(0, 0);
   ReadStop();
   // Once more: the claim may have taken its time.
   fenced_ = Late();
@@ -453,6 +456,21 @@ void Loop::WriteProgress() {
   metrics_written_ns_ = ports_.clock->BootNs();
 }
 
+// Returns when the next look is due. The agent takes in what is told then; what is lost of it the
+// exit records say.
+int64_t Loop::MeasureUsage(int64_t now_ns) {
+  if (now_ns < next_measure_ns_) return next_measure_ns_;
+  const std::optional<Measured> measured = ports_.processes->MeasureUse();
+  const int64_t ran_ns = now_ns - begun_ns_;
+  next_measure_ns_ = kNever;
+  if (!measured.has_value()) return kNever;
+  usage_.Add(*measured, ran_ns);
+  ports_.files->Replace(kUsageFile, FormatUsage(usage_.used()), /*sync=*/false);
+  const int64_t took_ns = ports_.clock->BootNs() - now_ns;
+  next_measure_ns_ = now_ns + NextMeasureNs(ran_ns, took_ns);
+  return next_measure_ns_;
+}
+
 // Returns when the next is due.
 int64_t Loop::WriteWhatIsDue(int64_t now_ns) {
   int64_t wake_ns = kNever;
@@ -495,7 +513,8 @@ Wake Loop::Turn() {
   wake.at_ns = rules_.killed() ? now_ns + kLeftoverInterval : rules_.kill_at_ns();
   if (running_ == 0) wake.at_ns = std::min(wake.at_ns, now_ns + kLeftoverInterval);
   if (starting_.has_value()) wake.at_ns = std::min(wake.at_ns, starting_->until_ns);
-  wake.at_ns = std::min({wake.at_ns, LookAtGroups(now_ns), WriteWhatIsDue(now_ns)});
+  wake.at_ns =
+      std::min({wake.at_ns, LookAtGroups(now_ns), WriteWhatIsDue(now_ns), MeasureUsage(now_ns)});
   wake.alarm_ns = rules_.killed() ? kNever
                   : fenced_       ? rules_.kill_at_ns()
                                   : std::min(fence_.due_ns(), rules_.kill_at_ns());
@@ -510,6 +529,8 @@ Wake Loop::Tell() {
   if (!std::exchange(last_lines_taken_, true)) {
     WriteDurableLines(/*last=*/true);
     WriteProgress();
+    if (const auto measured = ports_.processes->MeasureUse(); measured.has_value())
+      usage_.Add(*measured, now_ns - begun_ns_, /*last=*/true);
     if (lines_dropped_ > 0) {
       AppendEvent(Line{"dropped"}.Add("lines", lines_dropped_));
       WriteEvents(/*durable=*/false);
@@ -525,6 +546,7 @@ Wake Loop::Tell() {
   }
   Exits exits = rules_.Final(start_ns_, ports_.clock->WallNs());
   exits.fenced = fenced_;
+  exits.used = usage_.used();
   const int error = ports_.files->Replace(kExitsFile, FormatExits(exits), /*sync=*/true);
   // The agent may read the record, and forget the attempt, between its rename and the sync of its
   // directory. Else the outcome must not be lost, and nothing else is left to do.

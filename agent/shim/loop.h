@@ -110,6 +110,7 @@ class Loop {
   void WriteDurableLines(bool last);
   void WriteProgress();
   void WriteTimes();
+  int64_t MeasureUsage(int64_t now_ns);
   int64_t WriteWhatIsDue(int64_t now_ns);
   Wake Tell();
 
@@ -156,6 +157,10 @@ class Loop {
   bool times_new_ = false;  // since they were written
   int64_t times_written_ns_ = 0;
   int64_t lines_dropped_ = 0;
+
+  UsageMeter usage_;
+  int64_t begun_ns_ = 0;
+  int64_t next_measure_ns_ = kNever;  // kNever: it can't be told what the processes use
 };
 
 }  // namespace muster::shim

@@ -69,12 +69,14 @@ class World final : public Clock, public Files, public Processes, public Voice {
   std::string SetupExports(size_t) override { return exports; }
   void Log(int32_t, const std::string& text) override { log += text; }
   int64_t OomKills() override { return oom_kills; }
+  std::optional<Measured> MeasureUse() override { return used; }
   bool HasNamespace() override { return false; }
   void EndAll() override { groups.clear(), ended_all = true; }
   bool SetDeadline(int64_t at_ns) override { return deadline_ns = at_ns, deadline_over; }
   void Say(const std::string& text) override { said += text + "\n"; }
 
   int64_t now_ns = 1000 * kSecond, claim_takes_ns = 0;
+  std::optional<Measured> used;  // nullopt: it can't be told
   Claim claimed = Claim::kNone;
   std::map<std::string, std::string> files;
   std::string events, durable;  // DIR/events: as read, and what a loss of power would leave
@@ -297,6 +299,41 @@ TEST_F(LoopTest, OneThatCannotWaitAnyMoreKillsWhatRunsAndEnds) {
   EXPECT_TRUE(world_.ended_all);
   loop_->Turn();
   EXPECT_TRUE(Result().exits.empty());
+}
+
+TEST_F(LoopTest, WhatIsUsedIsSaidWhileItRunsAndWithTheEnd) {
+  world_.used = Measured();
+  Run();
+  EXPECT_EQ(world_.files.count(kUsageFile), 0u);
+  world_.used->memory_bytes = 500;
+  world_.used->cpu_us = 1'000'000;
+  Pass(kSecond);
+  Used used;
+  std::string error;
+  ASSERT_TRUE(ParseUsage(world_.files[kUsageFile], &used, &error)) << error;
+  EXPECT_EQ(used.memory_peak_bytes, 500);
+  EXPECT_EQ(used.ran_ns, kSecond);
+  EXPECT_EQ(wake_.at_ns, world_.now_ns + kSecond) << "and looks again";
+  world_.full = true;
+  world_.used->memory_bytes = 700;
+  Pass(kSecond);
+  world_.full = false;
+  world_.used->memory_bytes = -1;
+  world_.used->cpu_us = 1'500'000;
+  End(0, 0);
+  Pass(0);
+  EXPECT_EQ(Result().used.memory_peak_bytes, 700) << "whatever the disk took of it";
+  EXPECT_EQ(Result().used.cpu_us, 1'500'000);
+}
+
+TEST_F(LoopTest, WhereNothingCanBeToldOfUseNothingIsSaidAndNobodyWakesForIt) {
+  Run();
+  while (wake_.at_ns != kNever && world_.now_ns < 2000 * kSecond) Pass(wake_.at_ns - world_.now_ns);
+  EXPECT_EQ(wake_.at_ns, kNever);
+  EXPECT_EQ(world_.files.count(kUsageFile), 0u);
+  End(0, 0);
+  Pass(0);
+  EXPECT_EQ(Result().used.ran_ns, 0);
 }
 
 }  // namespace

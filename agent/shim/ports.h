@@ -6,12 +6,14 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
+#include "agent/shim/usage.h"
 
 namespace muster::shim {
 
@@ -66,6 +68,9 @@ class Processes {
   virtual void Log(int32_t rank, const std::string& text) = 0;
   // How many processes of the attempt the kernel has killed for memory.
   virtual int64_t OomKills() = 0;
+  // What the processes use; after EndAll, what they used. nullopt: it can't be told until EndAll,
+  // or never.
+  virtual std::optional<Measured> MeasureUse() = 0;
   virtual bool HasNamespace() = 0;  // of PIDs
   // Kills what is left and waits until nothing is.
   virtual void EndAll() = 0;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "cli/render/array.h"
 #include "cli/render/bar.h"
+#include "cli/render/usage.h"
 #include "common/base/units.h"
 
 namespace muster {
@@ -214,6 +215,7 @@ Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
                {"RAN", Table::kRight},
                {"ENDED", Table::kLeft, false, 2},
                {"WHERE", Table::kLeft, false, 4},
+               {"USED", Table::kLeft, false, 5},
                {"WHY"}});
   for (const pb::Job& job : jobs) {
     table.AddRow(
@@ -221,7 +223,7 @@ Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
          FormatClock(job.submit_ns(), now_ns),
          FormatSpan((job.start_ns() > 0 ? job.start_ns() : job.end_ns()) - job.submit_ns()),
          Span(job.start_ns(), job.end_ns(), now_ns),
-         job.end_ns() > 0 ? FormatClock(job.end_ns(), now_ns) : "", job.cluster(),
+         job.end_ns() > 0 ? FormatClock(job.end_ns(), now_ns) : "", job.cluster(), ShortUsage(job),
          job.state() == pb::SUCCEEDED ? "" : OutcomeReason(job)});
   }
   return table;
@@ -253,6 +255,12 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
       AppendLine(&out, "spilled",
                  absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "",
                               task.spill_reason()));
+  }
+  for (const pb::Task& task : job.tasks()) {
+    for (const std::string& sentence : task.advice())
+      AppendLine(
+          &out, "advice",
+          absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "", sentence));
   }
   if (job.has_array()) {
     AppendLine(&out, "members", ArrayCounts(job.array()));
@@ -299,6 +307,8 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
     }
   }
   if (!attempts.empty()) absl::StrAppend(&out, "\n", attempts.Render(screen));
+  if (const Table usage = UsageTable(job, screen); !usage.empty())
+    absl::StrAppend(&out, "\n", usage.Render(screen));
 
   Table checkpoints(
       {{"TASK"}, {"CHECKPOINT", Table::kRight}, {"ATTEMPT", Table::kRight}, {"AT"}, {"PATH"}});

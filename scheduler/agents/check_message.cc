@@ -11,6 +11,8 @@ namespace {
 constexpr size_t kMaxText = 16 << 10;
 constexpr int kMaxExits = 65'536 * 8;
 constexpr int kMaxDevices = 1024;
+constexpr int kMaxSlots = 1024;
+constexpr int kMaxUsages = 4096;
 constexpr size_t kMaxPath = 4096;
 constexpr size_t kMaxName = 255;
 constexpr size_t kMaxChunk = 1 << 20;
@@ -39,6 +41,8 @@ absl::Status CheckReport(const pb::AttemptReport& report) {
   if (!pb::Cause_IsValid(report.cause())) return Wrong("report.cause", "is none of this protocol");
   if (report.exits_size() > kMaxExits) return Wrong("report.exits", "too many");
   if (report.detail().size() > kMaxText) return Wrong("report.detail", "longer than 16 KiB");
+  if (report.usage().gpus().busy_permille_size() > kMaxSlots)
+    return Wrong("report.usage.gpus.busy_permille", "more than 1024");
   for (const pb::WorkerExit& exit : report.exits()) {
     if (exit.rank() < 0 || exit.signal() < 0 || exit.signal() > 64 || exit.exit_code() < 0 ||
         exit.exit_code() > 255 || exit.detail().size() > kMaxText) {
@@ -46,6 +50,17 @@ absl::Status CheckReport(const pb::AttemptReport& report) {
     }
     if (!pb::Cause_IsValid(exit.cause()))
       return Wrong("report.exits.cause", "is none of this protocol");
+  }
+  return absl::OkStatus();
+}
+
+// What they say may be anything: PlausibleUsage looks at that.
+absl::Status CheckHeartbeat(const pb::Heartbeat& heartbeat) {
+  if (heartbeat.usages_size() > kMaxUsages) return Wrong("heartbeat.usages", "more than 4096");
+  for (const pb::AttemptUsage& told : heartbeat.usages()) {
+    if (absl::Status status = CheckKey(told.key()); !status.ok()) return status;
+    if (told.usage().gpus().busy_permille_size() > kMaxSlots)
+      return Wrong("heartbeat.usages.usage.gpus.busy_permille", "more than 1024");
   }
   return absl::OkStatus();
 }
@@ -145,7 +160,7 @@ absl::Status CheckAgentMessage(const pb::AgentMessage& message) {
     case pb::AgentMessage::kHello:
       return CheckHello(message.hello());
     case pb::AgentMessage::kHeartbeat:
-      return absl::OkStatus();
+      return CheckHeartbeat(message.heartbeat());
     case pb::AgentMessage::kLogChunk:
       if (message.log_chunk().data().size() > kMaxChunk)
         return Wrong("log_chunk.data", "longer than 1 MiB");

@@ -63,6 +63,9 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream,
   }
   switch (message.body_case()) {
     case pb::AgentMessage::kHeartbeat:
+      if (!message.heartbeat().usages().empty())
+        usage_.Told(engine_->Snapshot()->state, session->cluster, session->host,
+                    message.heartbeat().usages());
       Heartbeat(session, message.heartbeat());
       break;
     case pb::AgentMessage::kReport:
@@ -368,6 +371,7 @@ void Sessions::Tick() {
   EndLogs(waited, kNotConnected);
   std::lock_guard lock(mutex_);
   stragglers_.Forget(view->state);
+  usage_.Forget(view->state, now_ns);
   for (const HostId id : view->state.hosts()) {
     const HostRow& row = view->state.host(id);
     if (!row.quarantines.empty() || told_quarantines_.contains(id))

@@ -24,6 +24,7 @@
 #include "common/base/clock.h"
 #include "common/base/ids.h"
 #include "muster/v1/agent.pb.h"
+#include "scheduler/agents/live_usage.h"
 #include "scheduler/agents/stragglers.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/ports.h"
@@ -112,6 +113,10 @@ class Sessions : public AgentLink {
   bool Speaks(const std::string& cluster, const std::string& host) const;
   // Unix time of the newest message; 0 = not heard since this process started.
   int64_t LastHeardNs(const std::string& cluster, const std::string& host) const;
+  // What a running attempt has used until now, by the name of the host inside its cluster.
+  std::map<std::string, pb::HostUsage> UsageOf(const pb::AttemptKey& key) const {
+    return usage_.Of(key);
+  }
 
  private:
   struct Session {
@@ -216,6 +221,7 @@ class Sessions : public AgentLink {
   uint64_t next_log_ = 1, next_check_ = 1;
   int64_t proved_ns_ = started_ns_;  // BootNs of the newest commit that was made to prove it
   Stragglers stragglers_;
+  LiveUsage usage_;
   std::map<HostId, std::set<std::string>> told_quarantines_;  // in the log
   bool restored_ = false;  // an agent has seen what this store doesn't have
 };

@@ -295,6 +295,24 @@ TEST_F(SessionsTest, RefusesMalformedMessagesBeforeAnythingElse) {
        [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_task("../x"); }},
       {"key.attempt",
        [](pb::AgentMessage* m) { m->mutable_report()->mutable_key()->set_attempt(0); }},
+      {"report.usage.gpus.busy_permille",
+       [](pb::AgentMessage* m) {
+         auto* slots =
+             m->mutable_report()->mutable_usage()->mutable_gpus()->mutable_busy_permille();
+         slots->Resize(1025, 0);
+       }},
+      {"key.job_uid", [](pb::AgentMessage* m) { m->mutable_heartbeat()->add_usages(); }},
+      {"heartbeat.usages",
+       [](pb::AgentMessage* m) {
+         for (int i = 0; i < 4097; ++i)
+           *m->mutable_heartbeat()->add_usages()->mutable_key() = Key();
+       }},
+      {"heartbeat.usages.usage.gpus.busy_permille",
+       [](pb::AgentMessage* m) {
+         pb::AttemptUsage* told = m->mutable_heartbeat()->add_usages();
+         *told->mutable_key() = Key();
+         told->mutable_usage()->mutable_gpus()->mutable_busy_permille()->Resize(1025, 0);
+       }},
       {"report.phase", [](pb::AgentMessage* m) { m->mutable_report()->clear_phase(); }},
       {"report.phase",
        [](pb::AgentMessage* m) {

@@ -18,6 +18,7 @@
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/explain.h"
 #include "scheduler/ask/simulate.h"
+#include "scheduler/ask/usage.h"
 
 namespace muster {
 namespace {
@@ -158,6 +159,18 @@ grpc::Status CheckSize(const google::protobuf::Message& request) {
   return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the request is larger than 1 MiB");
 }
 
+namespace {
+
+void AddLiveUsage(const ApiContext& context, const State& state, const pb::AttemptKey& key,
+                  const AttemptRow& attempt, pb::Task* told) {
+  if (context.sessions == nullptr || told->attempts().empty()) return;
+  if (std::optional<pb::Usage> usage = SumUsage(state, attempt, context.sessions->UsageOf(key));
+      usage.has_value())
+    *told->mutable_attempts()->rbegin()->mutable_usage() = *std::move(usage);
+}
+
+}  // namespace
+
 pb::Job TellJob(const ApiContext& context, const Sight& sight, const View& view, const JobRow& job,
                 PoolHolders* holders) {
   pb::Job told = DescribeJob(view.state, *view.plan, job, holders);
@@ -168,6 +181,8 @@ pb::Job TellJob(const ApiContext& context, const Sight& sight, const View& view,
         context.engine->LiveProgress(KeyOf(job, i, attempt->number));
     if (live.has_value() && live->at_ns() >= told.tasks(i).progress().at_ns())
       *told.mutable_tasks(i)->mutable_progress() = *live;
+    AddLiveUsage(context, view.state, KeyOf(job, i, attempt->number), *attempt,
+                 told.mutable_tasks(i));
   }
   const bool waits = std::any_of(job.tasks.begin(), job.tasks.end(),
                                  [](const TaskRow& task) { return task.waiting(); });

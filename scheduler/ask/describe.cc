@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +8,7 @@
 #include "common/spec/members.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
+#include "scheduler/ask/usage.h"
 #include "scheduler/ask/words/failure_text.h"
 #include "scheduler/state/directories.h"
 
@@ -40,6 +42,8 @@ pb::Attempt DescribeAttempt(const State& state, const pb::TaskSpec& task, const 
   *attempt.mutable_stragglers() = {row.stragglers.begin(), row.stragglers.end()};
   attempt.set_lost_may_run(std::any_of(row.parts.begin(), row.parts.end(),
                                        [](const PartRow& part) { return part.lost; }));
+  if (std::optional<pb::Usage> usage = SumUsage(state, row); usage.has_value())
+    *attempt.mutable_usage() = *std::move(usage);
   return attempt;
 }
 
@@ -210,6 +214,8 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Poo
     task->set_restarts_used(task_row.restarts_used);
     *task->mutable_progress() = task_row.progress;
     AddCheckpoints(task_row, row.task_spec(static_cast<int32_t>(t)), task);
+    for (std::string& sentence : AdviceOf(state, row.task_spec(static_cast<int32_t>(t)), task_row))
+      task->add_advice(std::move(sentence));
     task->set_backoff_until_ns(task_row.backoff_until_ns);
     task->set_spill_reason(SpillText(state, row, static_cast<int32_t>(t)));
   }

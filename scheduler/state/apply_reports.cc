@@ -6,6 +6,7 @@
 #include "common/base/job_defaults.h"
 #include "common/base/units.h"
 #include "scheduler/state/applier.h"
+#include "scheduler/state/usage.h"
 
 namespace muster {
 namespace {
@@ -241,6 +242,9 @@ void Applier::On(const pb::AttemptReported& e) {
   }
   part->phase = report.phase();
   part->stop_sent = part->stop_sent || report.stop_sent();
+  const bool over = report.phase() == pb::EXITED || report.phase() == pb::GONE;
+  if (over && report.has_usage() && part->usage == nullptr)
+    part->usage = PlausibleUsage(report.usage());
   for (const pb::WorkerExit& exit : report.exits()) {
     const auto known = std::lower_bound(
         part->exits.begin(), part->exits.end(), exit,

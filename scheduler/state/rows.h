@@ -68,6 +68,7 @@ struct PartRow {
   bool stop_sent = false;  // a Stop was carried out before its processes ended
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   std::string detail;
+  std::shared_ptr<const pb::HostUsage> usage;  // told with its end; nullptr: not, or not yet
 
   bool over() const { return lost || phase == pb::GONE; }
 };

@@ -296,6 +296,12 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,
         violate(absl::StrCat("contract 9: lost within a lease of a word of ", host));
     }
     if (old != nullptr && old->lost() && !part.lost()) violate("contract 9: Lost is not final");
+    if (part.has_usage() && part.usage().cpu_us() != CpuUsOf(host, key))
+      violate(absl::StrCat("what was used on ", host, " is doubled or another's"));
+    if (part.has_usage() && (old == nullptr || !old->has_usage()))
+      ++counters_["hosts that told what an attempt used"];
+    if (old != nullptr && old->has_usage() && !part.has_usage())
+      violate(absl::StrCat("what was used on ", host, " is forgotten"));
   }
   if (ends_with_loss) {
     const bool job_ends =
@@ -328,6 +334,9 @@ void Checker::CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t,
     known = known && records_lost_.count({name, host}) == 0;
     exited_0 = exited_0 && end != ends_.end() && end->second.all_exited_0 && !end->second.stop_sent;
     recorded = recorded && end != ends_.end() && end->second.recorded;
+    if (known && !attempt.parts(p).lost() && end != ends_.end() && end->second.recorded &&
+        !attempt.parts(p).has_usage())
+      violate(absl::StrCat("what was used on ", host, " was not told"));
   }
   ++counters_["attempts ended"];
   if (attempt.state() == pb::TASK_SUCCEEDED && !exited_0)

@@ -91,6 +91,7 @@ inline constexpr auto kCounterNames = std::to_array<const char*>({
     "ends with an export that could not be published",
     "attempts ended",
     "attempts succeeded",
+    "hosts that told what an attempt used",
     "attempts preempted",
     "attempts that hung",
     "attempts stopped at their time limit",

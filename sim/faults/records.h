@@ -1,6 +1,11 @@
 // Short words for what rows say.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/fnv.h"
 #include "muster/v1/agent.pb.h"
 #include "muster/v1/record.pb.h"
 
@@ -16,6 +21,13 @@ inline pb::AttemptKey KeyOf(const pb::JobRecord& job, int t, const pb::AttemptRe
   key.set_task(job.spec().tasks(t).name());
   key.set_attempt(attempt.number());
   return key;
+}
+
+// What an attempt's processes use of CPU time on a host: a number of their own.
+inline int64_t CpuUsOf(const std::string& host, const pb::AttemptKey& key) {
+  const std::string name =
+      absl::StrCat(host, " ", key.job_uid(), " ", key.task(), " ", key.attempt());
+  return 1 + static_cast<int64_t>(Fnv1a(name) % 1'000'000);
 }
 
 template <typename F>

@@ -43,6 +43,9 @@ class FaultyFiles final : public agent::Files {
   absl::Status PersistOutcome(const agent::AttemptRecord& record) override {
     return Do([&] { return files_->PersistOutcome(record); });
   }
+  absl::Status KeepGpus(const agent::AttemptRecord& record) override {
+    return Do([&] { return files_->KeepGpus(record); }, /*acts=*/false);
+  }
   absl::Status PersistSeen(const agent::Seen& seen, bool synced) override {
     return Do([&] { return files_->PersistSeen(seen, synced); }, /*acts=*/false);
   }

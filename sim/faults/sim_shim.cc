@@ -13,6 +13,7 @@
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
 #include "common/base/check.h"
+#include "sim/faults/records.h"
 
 namespace muster::sim::faults {
 namespace {
@@ -301,7 +302,14 @@ void SimShim::KillProcess(pid_t pid, Process* process) {
   });
 }
 
+// Only in all: looks in between would be turns of its own.
+std::optional<shim::Measured> SimShim::MeasureUse() {
+  if (!ended_all_) return std::nullopt;
+  return shim::Measured{.cpu_us = CpuUsOf(machine_->full_name(), key())};
+}
+
 void SimShim::EndAll() {
+  ended_all_ = true;
   for (const auto& [pid, process] : processes_) MUSTER_CHECK(!process.there);
   if (started_) shared_->checker.OnProcessesGone(machine_->full_name(), key());
 }

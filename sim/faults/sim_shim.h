@@ -79,6 +79,7 @@ class SimShim final : public std::enable_shared_from_this<SimShim>,
   std::string SetupExports(size_t) override { return ""; }
   void Log(int32_t, const std::string&) override {}
   int64_t OomKills() override { return 0; }
+  std::optional<shim::Measured> MeasureUse() override;
   bool HasNamespace() override { return true; }
   void EndAll() override;
   bool SetDeadline(int64_t) override { return false; }  // no keeper: the loop has to do it alone
@@ -106,6 +107,7 @@ class SimShim final : public std::enable_shared_from_this<SimShim>,
   // could not write.
   int64_t events_bytes_ = 0, durable_bytes_ = 0, dropped_from_ = INT64_MAX;
   bool exits_failed_ = false;
+  bool ended_all_ = false;
 };
 
 }  // namespace muster::sim::faults

@@ -21,6 +21,7 @@ struct Nothing final : Files, Processes, Sender {
   absl::Status PersistStop(const AttemptRecord&) override { return absl::OkStatus(); }
   absl::Status Renew(const AttemptRecord&) override { return absl::OkStatus(); }
   absl::Status PersistOutcome(const AttemptRecord&) override { return absl::OkStatus(); }
+  absl::Status KeepGpus(const AttemptRecord&) override { return absl::OkStatus(); }
   absl::Status PersistSeen(const Seen&, bool) override { return absl::OkStatus(); }
   absl::Status Forget(const AttemptId&) override { return absl::OkStatus(); }
   absl::Status Publish(const AttemptRecord&, const std::string&, const std::string&) override {

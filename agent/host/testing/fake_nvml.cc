@@ -1,6 +1,7 @@
 // A library with the names of NVIDIA's, for tests: what it finds stands in files of the directory
-// $FAKE_NVML. `devices` has a line "name|uuid|bytes" for each; a line "device|type|data" added to
-// `events` is told once, to whoever waits.
+// $FAKE_NVML. `devices` has a line "name|uuid|bytes" for each, `uses` a line "index|percent|bytes
+// used" for each that tells what it does; a line "device|type|data" added to `events` is told once,
+// to whoever waits.
 #include <time.h>
 
 #include <cstdint>
@@ -16,6 +17,9 @@ namespace {
 
 struct Memory {
   unsigned long long total, free, used;
+};
+struct Utilization {
+  unsigned gpu, memory;
 };
 struct EventData {
   void* device;
@@ -51,6 +55,15 @@ int Text(void* device, size_t column, char* out, unsigned size) {
   return 0;
 }
 
+// What stands behind the device's index in `uses`; nullptr: it tells nothing.
+const std::vector<std::string>* FindUse(void* device, std::vector<std::vector<std::string>>* uses) {
+  *uses = Lines("uses");
+  for (const std::vector<std::string>& words : *uses) {
+    if (std::stoul(words[0]) + 1 == reinterpret_cast<uintptr_t>(device)) return &words;
+  }
+  return nullptr;
+}
+
 size_t g_told = 0;
 
 }  // namespace
@@ -73,6 +86,18 @@ int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
   char text[32];
   if (Text(device, 2, text, sizeof text) != 0) return 1;
   memory->total = memory->free = std::strtoull(text, nullptr, 10);
+  std::vector<std::vector<std::string>> uses;
+  const std::vector<std::string>* use = FindUse(device, &uses);
+  memory->used = use == nullptr ? 0 : std::strtoull((*use)[2].c_str(), nullptr, 10);
+  memory->free -= memory->used;
+  return 0;
+}
+int nvmlDeviceGetUtilizationRates(void* device, Utilization* utilization) {
+  std::vector<std::vector<std::string>> uses;
+  const std::vector<std::string>* use = FindUse(device, &uses);
+  if (use == nullptr) return 3;  // NVML_ERROR_NOT_SUPPORTED
+  utilization->gpu = static_cast<unsigned>(std::strtoul((*use)[1].c_str(), nullptr, 10));
+  utilization->memory = 0;
   return 0;
 }
 int nvmlDeviceGetSupportedEventTypes(void*, unsigned long long* types) {

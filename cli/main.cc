@@ -109,6 +109,7 @@ int Main(Session& session, int argc, char** argv) {
   AddValidate(root, session);
   AddRun(root, session);
   AddJobs(root, session);
+  AddCheckpoints(root, session);
   AddFollow(root, session);
   AddExplain(root, session);
   AddTop(root, session);

@@ -90,5 +90,60 @@ TEST_F(RerunTest, RefusesAJobThatIsNotThere) {
   EXPECT_THAT(err_, HasSubstr("there is no job"));
 }
 
+class ResumeTest : public RerunTest {
+ protected:
+  ResumeTest() {
+    jobs_.got.set_state(pb::FAILED);
+    jobs_.got.clear_tasks();
+    jobs_.got.add_tasks();
+  }
+  void Tell(const std::string& path) {
+    jobs_.got.mutable_tasks(0)->add_checkpoints()->set_path(path);
+  }
+};
+
+TEST_F(ResumeTest, BeginsFromTheNewestCheckpointOfAJobThatEnded) {
+  Tell("/shared/jobs/7/attempt-1/step-10");
+  Tell("/shared/jobs/7/attempt-2/step-20");
+  jobs_.got.mutable_spec()->mutable_tasks(0)->mutable_checkpoint()->add_resume_from("/shared/old");
+  ASSERT_EQ(Run({"resume", "-d", "7", "--set", "priority=5"}), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 1u);
+  EXPECT_EQ(submitted_[0].priority(), 5);
+  EXPECT_THAT(submitted_[0].tasks(0).checkpoint().resume_from(),
+              ::testing::ElementsAre("/shared/jobs/7/attempt-2/step-20",
+                                     "/shared/jobs/7/attempt-1/step-10", "/shared/old"));
+}
+
+TEST_F(ResumeTest, WhatItWouldBeginFromIsListedTheNewestFirst) {
+  Tell("/shared/jobs/7/attempt-1/step-10");
+  Tell("/shared/jobs/7/attempt-2/step-20");
+  ASSERT_EQ(Run({"checkpoints", "list", "7", "-o", "name"}), 0) << err_;
+  EXPECT_EQ(out_, "/shared/jobs/7/attempt-2/step-20\n/shared/jobs/7/attempt-1/step-10\n");
+  jobs_.got.mutable_tasks(0)->clear_checkpoints();
+  ASSERT_EQ(Run({"checkpoints", "list", "7"}), 0) << err_;
+}
+
+TEST_F(ResumeTest, RefusesAJobWithoutCheckpoints) {
+  EXPECT_NE(Run({"resume", "-d", "7"}), 0);
+  EXPECT_THAT(err_, HasSubstr("job 7 told no checkpoint to go on from"));
+  EXPECT_THAT(err_, HasSubstr("muster rerun 7"));
+  EXPECT_TRUE(submitted_.empty());
+}
+
+TEST_F(ResumeTest, RefusesAJobThatRuns) {
+  Tell("/shared/jobs/7/attempt-1/step-10");
+  jobs_.got.set_state(pb::RUNNING);
+  EXPECT_NE(Run({"resume", "-d", "7"}), 0);
+  EXPECT_THAT(err_, HasSubstr("muster cancel 7"));
+  EXPECT_TRUE(submitted_.empty());
+}
+
+TEST_F(ResumeTest, RefusesAWholeArray) {
+  Tell("/shared/jobs/7/attempt-1/step-10");
+  jobs_.got.mutable_array()->set_members(3);
+  EXPECT_NE(Run({"resume", "-d", "7"}), 0);
+  EXPECT_THAT(err_, HasSubstr("resume its members one by one"));
+}
+
 }  // namespace
 }  // namespace muster

@@ -10,12 +10,13 @@ class App;
 
 namespace muster {
 
-void AddSubmit(CLI::App& root, Session& session);    // submit
-void AddValidate(CLI::App& root, Session& session);  // validate
-void AddRun(CLI::App& root, Session& session);       // run -- CMD
-void AddJobs(CLI::App& root, Session& session);      // jobs, history, show
-void AddFollow(CLI::App& root, Session& session);    // attach, wait, cancel, logs
-void AddQueue(CLI::App& root, Session& session);     // queue list, show, apply, diff
+void AddSubmit(CLI::App& root, Session& session);       // submit
+void AddValidate(CLI::App& root, Session& session);     // validate
+void AddRun(CLI::App& root, Session& session);          // run -- CMD
+void AddJobs(CLI::App& root, Session& session);         // jobs, history, show
+void AddCheckpoints(CLI::App& root, Session& session);  // checkpoints list
+void AddFollow(CLI::App& root, Session& session);       // attach, wait, cancel, logs
+void AddQueue(CLI::App& root, Session& session);        // queue list, show, apply, diff
 void AddFleet(CLI::App& root,
               Session& session);  // cluster, host: list, show, drain, resume; host confirm-off
 void AddAccess(CLI::App& root,

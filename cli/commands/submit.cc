@@ -21,7 +21,8 @@ namespace {
 
 struct SubmitOptions {
   std::vector<std::string> files;
-  std::string job;  // what is submitted again; empty: files are
+  std::string job;       // what is submitted again; empty: files are
+  bool resumes = false;  // from its checkpoints
   std::string queue, key, directory;
   std::vector<std::string> settings, env, secrets, sweep;
   std::string array;
@@ -66,8 +67,42 @@ void KeepMember(const pb::ArrayMember& member, pb::JobSpec* spec) {
   *spec->mutable_sweep() = member.values();
 }
 
+// Each task begins from the checkpoints that it told, the newest first, and behind them from what
+// it had begun from itself.
+absl::Status BeginFromCheckpoints(const pb::Job& job, pb::JobSpec* spec) {
+  constexpr int kMost = 8;
+  const std::string name = absl::StrCat("job ", JobId(job));
+  if (job.has_array())
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " is an array; resume its members one by one: muster jobs ", JobId(job), " --tasks"));
+  if (!HasEnded(job.state()))
+    return absl::FailedPreconditionError(
+        absl::StrCat(name,
+                     " has not ended, and goes on by itself. To go on with it changed, end "
+                     "it first: muster cancel ",
+                     JobId(job)));
+  bool any = false;
+  for (int t = 0; t < std::min(spec->tasks_size(), job.tasks_size()); ++t) {
+    std::vector<std::string> paths;
+    const auto& told = job.tasks(t).checkpoints();
+    for (auto checkpoint = told.rbegin(); checkpoint != told.rend(); ++checkpoint)
+      paths.push_back(checkpoint->path());
+    pb::CheckpointPolicy* policy = spec->mutable_tasks(t)->mutable_checkpoint();
+    for (const std::string& path : policy->resume_from()) {
+      if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
+    }
+    if (paths.size() > kMost) paths.resize(kMost);
+    any = any || !told.empty();
+    *policy->mutable_resume_from() = {paths.begin(), paths.end()};
+  }
+  if (any) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      name, " told no checkpoint to go on from. From its beginning: muster rerun ", JobId(job)));
+}
+
 // What was submitted, as a file. PERMISSION_DENIED: the caller may not read all of it.
-absl::StatusOr<JobFile> FileOf(const Session& session, Client& client, const std::string& id) {
+absl::StatusOr<JobFile> FileOf(const Session& session, Client& client, const std::string& id,
+                               bool resumes) {
   const absl::StatusOr<pb::Job> job = client.Get(id);
   if (!job.ok()) return job.status();
   const std::string name = absl::StrCat("job ", job->number());
@@ -77,6 +112,9 @@ absl::StatusOr<JobFile> FileOf(const Session& session, Client& client, const std
         ". Ask for its file, or take the rest: muster show ", job->number(), " --spec"));
   }
   pb::JobSpec spec = job->spec();
+  if (resumes) {
+    if (absl::Status status = BeginFromCheckpoints(*job, &spec); !status.ok()) return status;
+  }
   if (!job->has_member()) return JobFile{name, SpecToYaml(spec)};
   const std::string& member = job->member().id();
   if (spec.has_independent_workers()) {
@@ -97,7 +135,7 @@ absl::StatusOr<std::vector<JobFile>> ReadFiles(const Session& session, Client& c
                                                const Interrupt& interrupt) {
   std::vector<JobFile> files;
   if (!options.job.empty()) {
-    absl::StatusOr<JobFile> file = FileOf(session, client, options.job);
+    absl::StatusOr<JobFile> file = FileOf(session, client, options.job, options.resumes);
     if (!file.ok()) return file.status();
     files.push_back(*std::move(file));
   }
@@ -329,6 +367,13 @@ void AddSubmit(CLI::App& root, Session& session) {
       "rerun", "Submit a job again as it was, or changed; it is a new job, and begins anew");
   rerun->add_option("job", again->job, "Its number")->required();
   AddOptions(rerun, session, again);
+  auto on = std::make_shared<SubmitOptions>();
+  on->resumes = true;
+  CLI::App* resume = root.add_subcommand(
+      "resume",
+      "Submit an ended job again, as it was or changed, to go on from its newest checkpoint");
+  resume->add_option("job", on->job, "Its number")->required();
+  AddOptions(resume, session, on);
 }
 
 }  // namespace muster

@@ -25,6 +25,7 @@ namespace {
 constexpr int kMaxTasks = 64;
 constexpr int kMaxListed = 64;  // clusters, gpu_types
 constexpr int kMaxLabels = 64;
+constexpr int kMaxResumeFrom = 16;
 constexpr int kMaxVariables = 256;
 constexpr size_t kMaxVariableBytes = 32 << 10;
 constexpr size_t kMaxScriptBytes = 64 << 10;
@@ -504,6 +505,16 @@ class JobChecker {
     if (policy.has_keep() && (policy.keep() < 1 || policy.keep() > 1000)) {
       Emit(JoinPath(path, "keep"),
            absl::StrCat("must be a whole number from 1 to 1000; got ", policy.keep()));
+    }
+    const std::string from = JoinPath(path, "resume_from");
+    if (policy.resume_from_size() > kMaxResumeFrom)
+      Emit(from, absl::StrCat("at most ", kMaxResumeFrom, "; got ", policy.resume_from_size()));
+    for (const std::string& checkpoint : policy.resume_from()) {
+      const bool whole = absl::StartsWith(checkpoint, "/") || absl::StrContains(checkpoint, "://");
+      // They reach the program as one variable, with commas between them.
+      if (!whole || checkpoint.size() > kMaxPathBytes || absl::StrContains(checkpoint, ','))
+        Emit(from, absl::StrCat("must be absolute paths or URLs without commas, of at most ",
+                                kMaxPathBytes, " bytes; got \"", checkpoint.substr(0, 200), "\""));
     }
   }
 

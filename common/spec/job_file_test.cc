@@ -106,7 +106,7 @@ resources:
 topology: {preferred: rack, required: cluster}
 env: {NCCL_DEBUG: WARN}
 run: [.venv/bin/python, train.py, --batch-tokens, "2097152"]
-checkpoint: {storage: s3-shared, interval: 10m, keep: 3}
+checkpoint: {storage: s3-shared, interval: 10m, keep: 3, resume_from: [/old/step-2, "s3://a/step-1"]}
 input: {storage: s3-shared, size: 120GiB}
 max_restarts: 3
 retry_faults_for: 2h
@@ -165,6 +165,8 @@ TEST(JobFile, AnElasticJobIsReadWhole) {
   EXPECT_THAT(task.run().exec(),
               testing::ElementsAre(".venv/bin/python", "train.py", "--batch-tokens", "2097152"));
   EXPECT_EQ(task.checkpoint().interval_ns(), 10 * kMinute);
+  ASSERT_EQ(task.checkpoint().resume_from_size(), 2);
+  EXPECT_EQ(task.checkpoint().resume_from(1), "s3://a/step-1");
   EXPECT_EQ(task.input().storage(), "s3-shared");
   EXPECT_EQ(task.input().size_bytes(), int64_t{120} << 30);
   EXPECT_EQ(task.time_limit_ns(), 3 * kDay);

@@ -158,6 +158,8 @@ class JobReader {
       if (checkpoint->Text("storage", &text)) out->set_storage(text);
       if (checkpoint->Duration("interval", &interval_ns)) out->set_interval_ns(interval_ns);
       if (checkpoint->Int("keep", 1, 1000, &number)) out->set_keep(number);
+      checkpoint->TextList("resume_from",
+                           [&](std::string path) { out->add_resume_from(std::move(path)); });
       checkpoint->Finish();
     }
     if (std::optional<Fields> input = fields.Map("input")) {

@@ -99,12 +99,15 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task, bool counted) {
   if (!task.workdir().empty()) out.Text("workdir", task.workdir());
   if (!task.workdir_digest().empty()) out.Text("workdir_digest", task.workdir_digest());
   const pb::CheckpointPolicy& checkpoint = task.checkpoint();
-  if (!checkpoint.storage().empty() || checkpoint.has_interval_ns() || checkpoint.has_keep()) {
+  if (!checkpoint.storage().empty() || checkpoint.has_interval_ns() || checkpoint.has_keep() ||
+      !checkpoint.resume_from().empty()) {
     out.Open("checkpoint");
     if (!checkpoint.storage().empty()) out.Text("storage", checkpoint.storage());
     if (checkpoint.has_interval_ns())
       out.Plain("interval", ExactDuration(checkpoint.interval_ns()));
     if (checkpoint.has_keep()) out.Plain("keep", absl::StrCat(checkpoint.keep()));
+    if (!checkpoint.resume_from().empty())
+      out.List("resume_from", {checkpoint.resume_from().begin(), checkpoint.resume_from().end()});
     out.Close();
   }
   if (task.has_input()) {

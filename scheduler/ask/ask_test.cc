@@ -213,6 +213,59 @@ TEST(ResolveSpec, ATrainerJobWaitsUntilSomebodyHasToldTheSchema) {
   EXPECT_EQ(later.problems[0].path, "trainer.max_steps");
 }
 
+TEST(ResolveSpec, WhatBeginsFromCheckpointsIsKeptToClustersThatReachThem) {
+  State state;
+  Apply(&state, Parse<pb::Event>("step { now_ns: 1700000000000000000 epoch: 1 }"));
+  Apply(&state, Parse<pb::Event>(R"(
+    clusters_configured { file {
+      skus { key: "slots" value { flavour: "cpu-slot" gpus: 2 cpus_milli: 4000 memory_bytes: 8589934592 } }
+      storages { key: "near" value { path: "/near" clusters: "lab" } }
+      storages { key: "own" value { path: "/home/{user}/muster" clusters: "cloud" } }
+      storages { key: "wide" value { url: "s3://wide/a/" clusters: "lab" clusters: "cloud" } }
+      clusters { name: "lab" sku: "slots" hosts { name: "h1" } }
+      clusters { name: "cloud" sku: "slots" hosts { name: "c1" } } } })"));
+  const struct {
+    const char* paths;
+    std::vector<std::string> clusters;  // empty: all of them
+  } kCases[] = {
+      {R"("/near/jobs/7/step-1")", {"lab"}},
+      {R"("/home/ann/muster/jobs/7/step-1")", {"cloud"}},
+      {R"("s3://wide/a/jobs/7/step-1")", {}},
+      {R"("s3://wide/abc/step-1")", {}},
+      {R"("/nearby/step-1")", {}},
+      {R"("/near/step-2", "s3://wide/a/step-1")", {}},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.paths);
+    const Resolution resolution = ResolveSpec(
+        state, Spec(absl::StrCat("checkpoint { resume_from: [", c.paths, "] }")), SpecDefaults{});
+    ASSERT_TRUE(resolution.ok()) << resolution.problems[0].message;
+    EXPECT_THAT(resolution.resolved.clusters(), ::testing::ElementsAreArray(c.clusters));
+  }
+  pb::JobSpec spec = Spec(R"(checkpoint { resume_from: "/near/step-1" })");
+  spec.add_clusters("cloud");
+  const Resolution nowhere = ResolveSpec(state, spec, SpecDefaults{});
+  ASSERT_FALSE(nowhere.ok());
+  EXPECT_EQ(nowhere.problems[0].path, "checkpoint.resume_from");
+  EXPECT_EQ(nowhere.problems[0].message,
+            "they lie in storage near, which none of the job's clusters reaches: cloud");
+}
+
+TEST(ResolveSpec, WhatToBeginFromIsPathsThatAProgramCanBeTold) {
+  const State state = TwoClusters();
+  for (const char* path : {"step-1", "", "/a,b"}) {
+    const Resolution resolution = ResolveSpec(
+        state, Spec(absl::StrCat("checkpoint { resume_from: \"", path, "\" }")), SpecDefaults{});
+    ASSERT_FALSE(resolution.ok()) << path;
+    EXPECT_THAT(resolution.problems[0].message, HasSubstr("absolute paths or URLs"));
+  }
+  pb::JobSpec spec = Spec("");
+  for (int i = 0; i < 17; ++i)
+    spec.mutable_tasks(0)->mutable_checkpoint()->add_resume_from(absl::StrCat("/", i));
+  EXPECT_THAT(ResolveSpec(state, spec, SpecDefaults{}).problems[0].message,
+              HasSubstr("at most 16; got 17"));
+}
+
 TEST(ResolveSpec, UnknownQueuesAndFlavoursAreNamedWithWhatThereIs) {
   State state = TwoClusters();
   pb::JobSpec spec = Spec("resources { gpus_milli: 1000 gpu_types: \"h100\" }");

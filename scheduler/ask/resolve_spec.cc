@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
+#include "scheduler/state/directories.h"
 
 namespace muster {
 namespace {
@@ -324,6 +325,36 @@ void CheckTogether(const State& state, Resolution* resolution) {
   if (good.size() < allowed.size()) KeepTo(state, good, &spec);
 }
 
+// What begins from another job's checkpoints would begin anew, without a word, in a cluster that
+// reaches none of them.
+void KeepToCheckpoints(const State& state, Resolution* resolution) {
+  pb::JobSpec& spec = resolution->resolved;
+  std::set<std::string> allowed(spec.clusters().begin(), spec.clusters().end());
+  if (allowed.empty()) {
+    for (const ClusterRow& cluster : state.clusters()) allowed.insert(cluster.name);
+  }
+  std::set<std::string> good = allowed;
+  for (int t = 0; t < spec.tasks_size(); ++t) {
+    const auto& paths = spec.tasks(t).checkpoint().resume_from();
+    if (paths.empty()) continue;
+    std::set<std::string> storages;
+    for (const std::string& path : paths) storages.insert(StorageOfPath(state, path));
+    std::erase_if(good, [&](const std::string& cluster) {
+      return std::none_of(storages.begin(), storages.end(), [&](const std::string& storage) {
+        return storage.empty() || Reaches(state.cluster_file(), storage, cluster);
+      });
+    });
+    if (!good.empty()) continue;
+    resolution->problems.push_back(
+        {TaskPath(spec, t, "checkpoint.resume_from"),
+         absl::StrCat(
+             "they lie in storage ", absl::StrJoin(storages, ", "),
+             ", which none of the job's clusters reaches: ", absl::StrJoin(allowed, ", "))});
+    return;
+  }
+  if (good.size() < allowed.size()) KeepTo(state, good, &spec);
+}
+
 // Tasks of one job that may run at the same time as `task`, itself among them: all but those that
 // come before it or after it.
 std::vector<int> Beside(const pb::JobSpec& spec, int task) {
@@ -479,6 +510,8 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
   if (queue_limit_ns > 0) filled.time_limit_ns = queue_limit_ns;
   ApplyDefaults(&resolution.resolved, filled);
 
+  KeepToCheckpoints(state, &resolution);
+  if (!resolution.ok()) return resolution;
   CheckQueue(state, leaf, resolution.resolved, &resolution);
   const bool limits_hold = resolution.problems.empty();
   bool only_size = limits_hold || resolution.never_fits, all_fit = true;

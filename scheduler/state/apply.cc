@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "common/spec/members.h"
 #include "scheduler/state/applier.h"
+#include "scheduler/state/directories.h"
 #include "scheduler/state/queue_order.h"
 
 namespace muster {
@@ -204,6 +205,13 @@ void Applier::On(const pb::JobSubmitted& e) {
     TaskRow task;
     task.state = spec.after().empty() ? pb::TASK_WAITING : pb::TASK_BLOCKED;
     task.waiting_since_ns = s_.now_ns_;
+    // As if an attempt before the first had told them, the oldest first.
+    const auto& given = spec.checkpoint().resume_from();
+    for (auto path = given.rbegin(); path != given.rend(); ++path) {
+      pb::Checkpoint& checkpoint = task.checkpoints.emplace_back();
+      checkpoint.set_path(*path);
+      checkpoint.set_storage(StorageOfPath(s_, *path));
+    }
     job.tasks.push_back(std::move(task));
   }
   for (size_t t = 0; t < job.tasks.size(); ++t) {

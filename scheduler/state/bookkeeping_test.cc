@@ -118,6 +118,29 @@ TEST(Checkpoints, ThatTheClusterCannotReachAreLeftOut) {
   EXPECT_THAT(ResumeFrom(s.state, s.Task(job), "cloud"), IsEmpty());
 }
 
+TEST(Checkpoints, OfAnEarlierJobAreThereUntilItsOwnSayThatTheyWereNotTaken) {
+  for (const int64_t loaded : {int64_t{40}, int64_t{-1}}) {
+    SCOPED_TRACE(loaded);
+    Story s;
+    testing::JobBuilder builder("research");
+    builder.task()->mutable_checkpoint()->add_resume_from("/disk/old/40");
+    builder.task()->mutable_checkpoint()->add_resume_from("/disk/old/30");
+    const uint64_t job = builder.SubmitTo(&s);
+    EXPECT_THAT(ResumeFrom(s.state, s.Task(job), "lab"),
+                ElementsAre("/disk/old/40", "/disk/old/30"));
+    s.Place(job);
+    StartAll(&s, job);
+    EXPECT_THAT(s.Newest(job).resume_from, ElementsAre("/disk/old/40", "/disk/old/30"));
+    s.Stop(job, pb::DRAIN);
+    s.AllSay(job, pb::GONE, 0, true);
+    EXPECT_EQ(ResumeFrom(s.state, s.Task(job), "lab").size(), 2u) << "it told nothing";
+    s.Again(job);
+    s.Checkpoint(job, 50, loaded);
+    EXPECT_EQ(ResumeFrom(s.state, s.Task(job), "lab").size(), loaded == 40 ? 3u : 1u);
+    EXPECT_EQ(ResumeFrom(s.state, s.Task(job), "lab").front(), "/disk/2/50");
+  }
+}
+
 TEST(Progress, CountsOnlyOfTheNewestUnfinishedAttempt) {
   Story s;
   const uint64_t job = s.Running(1);

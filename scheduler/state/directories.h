@@ -13,4 +13,7 @@ std::string DirectoryIn(const State& state, const std::string& storage, const Jo
 // The same in the job's own storage (JobStorage): MUSTER_JOB_DIR.
 std::string JobDirectory(const State& state, const JobRow& job);
 
+// The storage that a path or URL lies in, whoever's part of it; "": in none.
+std::string StorageOfPath(const State& state, const std::string& path);
+
 }  // namespace muster

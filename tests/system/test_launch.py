@@ -175,3 +175,20 @@ def test_a_shell_program_stops_at_its_first_error_and_its_exit_code_is_told(syst
     assert (job["state"], job["cause"]) == ("FAILED", "PROGRAM_ERROR") and not (
         Path(job["directory"]) / "ran"
     ).exists()
+
+
+def test_a_job_goes_on_from_the_newest_checkpoint_of_one_that_ended(system):
+    tells = (
+        "import json, os, socket, sys; path = os.environ['MUSTER_CHECKPOINT_DIR'] + '/step-1'; open(path, 'w').close(); "
+        "open(os.environ['MUSTER_JOB_DIR'] + '/resumed', 'w').write(os.environ['MUSTER_RESUME_FROM']); "
+        "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(json.dumps({'checkpoint': {'step': 1, 'path': path}}).encode(), os.environ['MUSTER_PROGRESS_SOCKET'])"
+    )
+    first = succeeded(
+        system,
+        f"name: first\nqueue: research\n{SLOT}run: [/usr/bin/python3, -c, {json.dumps(tells)}]\n",
+    )
+    again = system.json("resume", first["number"], "-y", "--detach", "--set", "name=again")
+    job = wait_ended(system, again["number"])
+    assert (job["state"], job["spec"]["name"]) == ("SUCCEEDED", "again")
+    told = Path(job["directory"], "resumed").read_text()
+    assert told == task(first)["checkpoints"][-1]["path"] and Path(told).exists()

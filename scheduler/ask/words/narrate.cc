@@ -75,6 +75,7 @@ class Narrator {
       }
     }
     for (const pb::Checkpoint& checkpoint : task.checkpoints) {
+      if (checkpoint.attempt() == 0) continue;  // an earlier job's
       // By path, as State tells them apart: their times are by the clocks of several hosts.
       const auto same = [&](const pb::Checkpoint& other) {
         return other.path() == checkpoint.path();

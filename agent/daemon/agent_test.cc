@@ -255,6 +255,20 @@ class AgentTest : public ::testing::Test {
               0);
     ::posix_spawn_file_actions_destroy(&actions);
   }
+  // Another agent, which finds two GPUs of the stand-in for NVIDIA's library.
+  void StartWithTwoGpus() {
+    KillAgent(SIGKILL);
+    std::filesystem::create_directory(directory_ + "/nvml");
+    std::ofstream(directory_ + "/nvml/devices")
+        << "NVIDIA H100 80GB HBM3|GPU-a|85520809984\nNVIDIA H100 80GB HBM3|GPU-b|85520809984\n";
+    ::setenv("FAKE_NVML", (directory_ + "/nvml").c_str(), 1);
+    ::setenv("LD_LIBRARY_PATH", MUSTER_FAKE_NVML_DIR, 1);
+    declared_ = false;
+    StartAgent();
+    ::unsetenv("FAKE_NVML");
+    ::unsetenv("LD_LIBRARY_PATH");
+    ASSERT_TRUE(scheduler_->WaitForHello(2));
+  }
   void KillAgent(int signal) {
     if (agent_ <= 0) return;  // it never started, and -1 would be everybody
     ::kill(agent_, signal);
@@ -660,18 +674,34 @@ TEST_F(AgentTest, AProgramThatTakesMoreMemoryThanItsTaskStatesIsKilledAndThatIsT
       << report.exits(0).detail();
 }
 
+TEST_F(AgentTest, TellsWhatAnAttemptUsedAndWhatTheDriverSaysOfItsGpus) {
+  ASSERT_NO_FATAL_FAILURE(StartWithTwoGpus());
+  std::ofstream(directory_ + "/nvml/uses") << "0|37|1000\n1|90|7000\n";
+  pb::SchedulerMessage message =
+      PrepareMessage("main", "while [ ! -e $MUSTER_JOB_DIR/go ]; do sleep 0.02; done", true);
+  message.mutable_prepare()->mutable_here()->add_devices(0);
+  const pb::AttemptKey key = message.prepare().key();
+  started_.push_back(key);
+  scheduler_->Send(message);
+  // Once it has been looked at, it ends.
+  ASSERT_TRUE(Eventually([&] {
+    for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/state/attempts")) {
+      if (std::filesystem::exists(entry.path() / "gpus")) return true;
+    }
+    return false;
+  }));
+  std::ofstream(directory_ + "/job/go") << "go";
+  pb::AttemptReport report;
+  ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
+  EXPECT_GE(report.usage().ran_ns(), int64_t{1'000'000'000}) << report.DebugString();
+  EXPECT_GT(report.usage().cpu_us(), 0);
+  EXPECT_GT(report.usage().memory_peak_bytes(), 0);
+  EXPECT_EQ(report.usage().gpus().memory_peak_bytes(), 1000) << "of its own";
+  EXPECT_EQ(report.usage().gpus().memory_bytes(), 85520809984);
+}
+
 TEST_F(AgentTest, TellsWhatTheDriverSaysOfADeviceAndWhomItHit) {
-  KillAgent(SIGKILL);
-  std::filesystem::create_directory(directory_ + "/nvml");
-  std::ofstream(directory_ + "/nvml/devices")
-      << "NVIDIA H100 80GB HBM3|GPU-a|85520809984\nNVIDIA H100 80GB HBM3|GPU-b|85520809984\n";
-  ::setenv("FAKE_NVML", (directory_ + "/nvml").c_str(), 1);
-  ::setenv("LD_LIBRARY_PATH", MUSTER_FAKE_NVML_DIR, 1);
-  declared_ = false;
-  StartAgent();
-  ::unsetenv("FAKE_NVML");
-  ::unsetenv("LD_LIBRARY_PATH");
-  ASSERT_TRUE(scheduler_->WaitForHello(2));
+  ASSERT_NO_FATAL_FAILURE(StartWithTwoGpus());
   ASSERT_EQ(scheduler_->hello().inventory().flavour(), "h100-80g");
   pb::SchedulerMessage message =
       PrepareMessage("main",

@@ -16,6 +16,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Exits exits;
   if (ParseExits(text, &exits, &error))
     MUSTER_CHECK(ParseExits(FormatExits(exits), &exits, &error));
+  Used used;
+  if (ParseUsage(text, &used, &error)) MUSTER_CHECK(ParseUsage(FormatUsage(used), &used, &error));
   int64_t renewed_ns = 0;
   if (ParseRenewal(text, &renewed_ns, &error))
     MUSTER_CHECK(ParseRenewal(FormatRenewal(renewed_ns), &renewed_ns, &error));

@@ -45,9 +45,8 @@ bool Knows(const FamilyFields& family, const std::string& name) {
 // What `value` has that the family doesn't.
 void CheckOthers(ConfigReader& r, const json& value, const FamilyFields& family, bool strict,
                  std::vector<std::string>* ignored) {
-  std::vector<std::string> known;
-  for (const char* name : kFields) known.push_back(name);
-  for (const char* name : kQwenFields) known.push_back(name);
+  std::vector<std::string> known(std::begin(kFields), std::end(kFields));
+  known.insert(known.end(), std::begin(kQwenFields), std::end(kQwenFields));
   for (const auto& [name, given] : value.items()) {
     if (given.is_null() || Knows(family, name)) continue;
     if (IsOfExperts(name)) {

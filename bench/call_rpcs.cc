@@ -1,6 +1,7 @@
 // call_rpcs SERVER: calls whatever RPC each line of standard input says, METHOD<Tab>REQUEST as
 // JSON, as whoever runs it, and prints one JSON line a call: its code, its message and its answers
-// (of a stream the first two, or what comes within the deadline). call_rpcs --list: the methods.
+// (of a stream the first two, or what comes within the deadline). call_rpcs SERVER MS: of a stream
+// all that comes in so many milliseconds. call_rpcs --list: the methods.
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -8,10 +9,12 @@
 #include <chrono>
 #include <cstdio>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "google/protobuf/descriptor.h"
@@ -36,6 +39,12 @@ using google::protobuf::ServiceDescriptor;
 constexpr std::chrono::seconds kUnary{20};
 constexpr std::chrono::milliseconds kStream{1500};
 constexpr int kAnswers = 2;
+
+// How a stream is listened to.
+struct Listening {
+  std::chrono::milliseconds deadline = kStream;
+  int answers = kAnswers;
+};
 
 std::vector<const ServiceDescriptor*> Services() {
   std::vector<const ServiceDescriptor*> services;
@@ -75,12 +84,13 @@ bool Next(grpc::CompletionQueue* queue) {
   return queue->Next(&tag, &ok) && ok;
 }
 
-Outcome Call(grpc::GenericStub* stub, const MethodDescriptor& method, const Message& request) {
+Outcome Call(grpc::GenericStub* stub, const MethodDescriptor& method, const Message& request,
+             const Listening& listening) {
   Outcome outcome;
   const bool streams = method.server_streaming() || method.client_streaming();
   grpc::ClientContext context;
   if (streams) {
-    context.set_deadline(std::chrono::system_clock::now() + kStream);
+    context.set_deadline(std::chrono::system_clock::now() + listening.deadline);
   } else {
     context.set_deadline(std::chrono::system_clock::now() + kUnary);
   }
@@ -98,7 +108,7 @@ Outcome Call(grpc::GenericStub* stub, const MethodDescriptor& method, const Mess
     call->WritesDone(nullptr);
     Next(&queue);
   }
-  while (going && static_cast<int>(outcome.answers.size()) < kAnswers) {
+  while (going && static_cast<int>(outcome.answers.size()) < listening.answers) {
     grpc::ByteBuffer buffer;
     call->Read(&buffer, nullptr);
     going = Next(&queue);
@@ -138,7 +148,7 @@ void Print(const Outcome& outcome) {
   std::fflush(stdout);
 }
 
-int CallAll(const std::string& server) {
+int CallAll(const std::string& server, const Listening& listening) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   grpc::GenericStub stub(
@@ -159,17 +169,21 @@ int CallAll(const std::string& server) {
       std::fprintf(stderr, "%s: %s\n", line.c_str(), std::string(parsed.message()).c_str());
       return 2;
     }
-    Print(Call(&stub, *method, *request));
+    Print(Call(&stub, *method, *request, listening));
   }
   return 0;
 }
 
 int Main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: call_rpcs SERVER | --list\n");
+  Listening listening;
+  int ms = 0;
+  if (argc == 3 && absl::SimpleAtoi(argv[2], &ms))
+    listening = {std::chrono::milliseconds(ms), std::numeric_limits<int>::max()};
+  if (argc != 2 && ms <= 0) {
+    std::fprintf(stderr, "usage: call_rpcs SERVER [MS] | --list\n");
     return 2;
   }
-  if (std::string(argv[1]) != "--list") return CallAll(argv[1]);
+  if (std::string(argv[1]) != "--list") return CallAll(argv[1], listening);
   for (const ServiceDescriptor* service : Services()) {
     for (int m = 0; m < service->method_count(); ++m)
       std::printf("%s/%s\n", service->name().c_str(), service->method(m)->name().c_str());

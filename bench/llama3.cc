@@ -27,6 +27,7 @@
 #include "common/base/clock.h"
 #include "common/base/quiet_log.h"
 #include "common/base/units.h"
+#include "common/spec/config_files.h"
 #include "scheduler/engine/engine.h"
 
 namespace muster::bench {
@@ -270,6 +271,7 @@ class Run : public Clock, public AgentLink {
     hello->mutable_inventory()->set_cpus_milli(96'000);
     hello->mutable_inventory()->set_memory_bytes(int64_t{1} << 40);
     hello->mutable_inventory()->set_address("127.0.0.1");
+    AnnounceAll(hello->mutable_inventory());
     engine_.Post(std::move(event));
   }
 

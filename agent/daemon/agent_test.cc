@@ -1035,6 +1035,8 @@ TEST_F(OwnersAgentTest, AForkBombMeetsItsLimit) {
 
 TEST_F(OwnersAgentTest, SaysThatItRunsJobsAsTheirOwnersAndOneOfASingleUserDoesnt) {
   EXPECT_TRUE(scheduler_->hello().runs_as_owner());
+  EXPECT_TRUE(scheduler_->hello().inventory().gives_secrets());
+  EXPECT_TRUE(scheduler_->hello().inventory().unpacks());
   KillAgent(SIGTERM);
   owner_.clear();
   flags_.clear();

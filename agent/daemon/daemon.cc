@@ -491,9 +491,11 @@ absl::Status RunAgent(const AgentOptions& options, std::unique_ptr<StateDirector
   }
   HostCgroups cgroups(options.cgroup, state->path());
   AgentOptions with = options;
+  FindAbilities(options.launch.bin_directory, options.launch.as_owners, &with.inventory);
   with.inventory.set_isolation(absl::StrCat(
       options.launch.pid_namespace && ::geteuid() == 0 ? "PID namespaces, " : "process groups, ",
-      cgroups.described(), options.launch.as_owners ? ", jobs run as their owners" : ""));
+      cgroups.described(), options.launch.as_owners ? ", jobs run as their owners" : "",
+      with.inventory.enters_images() ? "" : "; images can't be entered"));
   LogInfo("attempts are kept apart", {{"by", with.inventory.isolation()}});
   // Contract 8: nobody knows any more of what ran with a state directory that is gone; before the
   // first Hello it is no more.

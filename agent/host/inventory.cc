@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t kSchemaTimeLimit = 20 * kSecond;
 constexpr size_t kSchemaBytes = 1 << 20;
+constexpr int64_t kEnterTimeLimit = 10 * kSecond;
 
 int CountCpus() {
   cpu_set_t set;
@@ -154,6 +155,18 @@ void FindTrainerSchema(const std::string& bin_directory, const std::string& cach
   if (const absl::Status status = WriteFileDurably(cache, content); !status.ok()) {
     LogWarn("trainer schema not cached", {{"error", std::string(status.message())}});
   }
+}
+
+void FindAbilities(const std::string& bin_directory, bool as_owners, v1::Inventory* inventory) {
+  AnnounceAll(inventory);
+  ProgramOptions options;
+  options.argv = {bin_directory + "/muster-shim", "--can-enter"};
+  if (as_owners) options.argv.push_back("nobody");
+  options.time_limit_ns = kEnterTimeLimit;
+  const absl::StatusOr<ProgramEnd> end = RunProgram(options);
+  const std::string why = end.ok() ? end->why : std::string(end.status().message());
+  inventory->set_enters_images(why.empty());
+  if (!why.empty()) LogWarn("images can't be entered on this host", {{"why", why}});
 }
 
 }  // namespace muster::agent

@@ -22,4 +22,8 @@ absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file,
 void FindTrainerSchema(const std::string& bin_directory, const std::string& cache_directory,
                        v1::Inventory* inventory);
 
+// What this agent does for jobs that ask for it. Whether images can be entered here is tried by the
+// shim beside us, as an ordinary user if jobs run `as_owners`.
+void FindAbilities(const std::string& bin_directory, bool as_owners, v1::Inventory* inventory);
+
 }  // namespace muster::agent

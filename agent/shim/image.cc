@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <limits.h>
 #include <linux/openat2.h>
 #include <sched.h>
@@ -316,6 +317,19 @@ int EnterImage(const Image& image, std::string* step) {
   }
   *step = "image " + image.path + ": no_new_privs";
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 ? 0 : errno;
+}
+
+int RunCanEnter(bool as_nobody) {
+  constexpr uid_t kNobody = 65'534;
+  std::string step = "to become nobody";
+  const bool dropped =
+      !as_nobody ||
+      (::setgroups(0, nullptr) == 0 && ::setresgid(kNobody, kNobody, kNobody) == 0 &&
+       ::setresuid(kNobody, kNobody, kNobody) == 0 && ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0);
+  const int error = dropped ? EnterImage({.path = "/usr"}, &step) : errno;
+  if (error == 0) return 0;
+  WriteAll(2, step + ": " + strerror(error) + "\n");
+  return 1;
 }
 
 int RunEnter(int argc, char** argv) {

@@ -34,6 +34,10 @@ std::string WithName(std::string_view file, long id, const std::string& line);
 // written; /dev, /proc, /sys, /tmp and /var/tmp are as they were. 0, or an errno with the step.
 int EnterImage(const Image& image, std::string* step);
 
+// muster-shim --can-enter [nobody]: tries it with a directory that every system has, as nobody
+// where that is said. Says on standard error what is in the way. The exit status.
+int RunCanEnter(bool as_nobody);
+
 // muster-shim --enter STATUS IMAGE WORD…: enters the image (FormatImage) and becomes the program;
 // failures go to the descriptor STATUS, as for any program (exec_status.h). The exit status.
 int RunEnter(int argc, char** argv);

@@ -31,6 +31,8 @@ const pb::Sku* SkuOf(const pb::ClusterFile& file, const pb::ClusterSpec& cluster
 // What a host of this SKU has: healthy devices with indexes from 0 and uuids UUIDS0, UUIDS1, …
 // (none if `uuids` is empty).
 void FillInventory(const pb::Sku& sku, std::string_view uuids, pb::Inventory* out);
+// As an agent of this release on a host that lets it: every kind of job starts there.
+void AnnounceAll(pb::Inventory* inventory);
 // How an inventory contradicts the SKU, such as "5 devices instead of 2"; empty if it doesn't. Less
 // than a tenth less memory or disk is none: firmware and file systems take their part.
 std::string HowDiffers(const pb::Sku& sku, const pb::Inventory& inventory);

@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 template <typename Message>
 Message Parse(const std::string& text) {
@@ -593,6 +594,31 @@ TEST_F(Sentences, NameTheResourceThatLacksBesideFreeDevices) {
   const uint64_t fits = testing::JobBuilder("research").SubmitTo(&s_);
   EXPECT_EQ(Text(fits, pb::V_PLACEMENT),
             "enough gpu in lab is free, but kept for others, whose turn comes first");
+}
+
+TEST_F(Sentences, NameTheHostsWhoseAgentsAreTooOldAndWhatToDo) {
+  testing::JobBuilder secret("research");
+  secret.spec.add_secrets("TOKEN");
+  const uint64_t job = secret.SubmitTo(&s_);
+  const std::vector<HostId> hosts = s_.state.hosts();
+  for (const HostId id : hosts) {
+    const HostRow host = s_.state.host(id);
+    s_.Hello(s_.state.clusters()[host.cluster].name, host.name, host.inventory.devices_size(),
+             "gpu", 64, "s1", 0);
+  }
+  const char kNobody[] = "no host can take it: lab/h00, lab/h01";
+  for (const pb::VerdictCode code : {pb::V_PLACEMENT, pb::V_CAPACITY, pb::V_SHARE})
+    EXPECT_THAT(Text(job, code), HasSubstr(kNobody));
+  EXPECT_THAT(
+      Text(job, pb::V_CAPACITY),
+      HasSubstr("has a muster-agent that doesn't know secrets: upgrade muster-agent there"));
+  const uint64_t plain = testing::JobBuilder("research").SubmitTo(&s_);
+  EXPECT_THAT(Text(plain, pb::V_CAPACITY), Not(HasSubstr("muster-agent")));
+  s_.Hello("lab", "h01", 1);
+  testing::JobBuilder wide("research");
+  wide.spec.add_secrets("TOKEN");
+  EXPECT_THAT(Text(wide.Workers(9).SubmitTo(&s_), pb::V_PLACEMENT),
+              HasSubstr("; not every host can take it: lab/h00"));
 }
 
 TEST_F(Sentences, CoresAreHeldByWorkOnGpusToo) {

@@ -428,6 +428,37 @@ TEST(Decide, GivesEveryWaitingTaskAVerdictThatSaysWhy) {
   EXPECT_EQ(CodeOf(plan, nowhere), pb::V_CLUSTER);
 }
 
+TEST(Decide, WaitsForAnAgentThatDoesWhatATaskNeedsAndStopsNobodyForIt) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 2).Queue("q").Queue("prod", 4);
+  system.Hello("c", "h00", 2, "gpu", 64, "s1", 0);
+  system.Hello("c", "h01", 2, "gpu", 64, "s1", kGivesSecrets);
+  for (int i = 0; i < 3; ++i) JobBuilder("q").SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, 1);
+  StartAll(&system, 2);
+  StartAll(&system, 3);
+  system.Step(60);
+  JobBuilder image("prod");
+  image.task()->set_image("/image");
+  const uint64_t entitled = image.Workers(4).SubmitTo(&system);
+  const Plan plan = Go(&system);
+  EXPECT_EQ(testing::StopsIn(plan), 0) << "with all of them stopped it would find no place either";
+  EXPECT_EQ(WorkersOf(system, entitled), 0);
+  const uint64_t plain = JobBuilder("q").SubmitTo(&system);
+  Go(&system);
+  EXPECT_EQ(WorkersOf(system, plain), 1) << "nothing is kept free for it meanwhile";
+  for (const uint64_t job : {1, 2, 3, static_cast<int>(plain)}) system.Cancel(job);
+  Go(&system);
+  for (const uint64_t job : {1, 2, 3, static_cast<int>(plain)}) ReportAll(&system, job, pb::GONE);
+  system.Hello("c", "h00", 2);
+  Go(&system);
+  EXPECT_EQ(WorkersOf(system, entitled), 0) << "one of two hosts";
+  system.Hello("c", "h01", 2);
+  Go(&system);
+  EXPECT_EQ(WorkersOf(system, entitled), 4);
+}
+
 TEST(Decide, AThousandJobsTakeMilliseconds) {
   SystemBuilder system;
   system.Cluster("a").Cluster("b").Hosts("a", 64, 8).Hosts("b", 32, 8);

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/units.h"
+#include "common/spec/config_files.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/state/state.h"
@@ -346,6 +347,7 @@ class Fleet {
         inventory->set_cpus_milli(128'000);
         inventory->set_memory_bytes(int64_t{1} << 40);
         inventory->set_disk_bytes(int64_t{4} << 40);
+        AnnounceAll(inventory);
         Do(event);
       }
     }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/spec/members.h"
 #include "scheduler/engine/engine.h"
+#include "scheduler/state/abilities.h"
 #include "scheduler/state/directories.h"
 
 namespace muster {
@@ -81,6 +82,8 @@ void AppendPartCommand(const State& state, const JobRow& job, int32_t task,
   if (std::any_of(host.lost.begin(), host.lost.end(),
                   [](const LostRow& lost) { return lost.stray(); }))
     return;
+  // Its agent was exchanged for an older one since it was placed here.
+  if (OutgrowsAgent(host, part, NeedsOf(*job.spec, job.task_spec(task)))) return;
   if (part.phase == pb::ATTEMPT_PHASE_UNSPECIFIED) {
     const bool at_once = attempt.state == pb::TASK_STARTING && attempt.parts.size() == 1;
     if (attempt.state == pb::TASK_PREPARING || at_once) {

@@ -315,6 +315,21 @@ TEST_F(CommandsTest, AHostWithAnotherStateIdIsToldToStopAndNothingElse) {
               ElementsAre("stop uid1/main/1 HOST_LOST 1s", "stop uid2/main/1 HOST_LOST 1s"));
 }
 
+TEST_F(CommandsTest, AnAgentThatKnowsNoSecretsAnyMoreIsNotToldToStartAJobThatHasSome) {
+  JobBuilder builder("research");
+  builder.spec.add_secrets("TOKEN");
+  const uint64_t job = builder.SubmitTo(&s_);
+  PlaceAgain(job);
+  EXPECT_THAT(To("h00"), ElementsAre("prepare uid1/main/1 and start"));
+  s_.Hello("lab", "h00", 2, "gpu", 64, "s1", kUnpacks | kEntersImages);
+  EXPECT_THAT(To("h00"), IsEmpty());
+  s_.Hello("lab", "h00", 2);
+  Says(job, 0, pb::PREPARED);
+  s_.Hello("lab", "h00", 2, "gpu", 64, "s1", 0);
+  EXPECT_THAT(To("h00"), ElementsAre("start uid1/main/1 127.0.0.1:20000"))
+      << "what it starts was prepared by an agent that knew";
+}
+
 TEST_F(CommandsTest, TheHostOfRankZeroPublishesUntilItSaysSo) {
   const uint64_t job = Gang(2);
   testing::StartAll(&s_, job);

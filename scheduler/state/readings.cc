@@ -63,6 +63,11 @@ bool LagsInLaunch(const AttemptRow& attempt, const PartRow& part) {
          part.phase < (preparing ? pb::PREPARED : pb::STARTED);
 }
 
+bool OutgrowsAgent(const HostRow& host, const PartRow& part, Abilities needs) {
+  return !part.over() && part.phase == pb::ATTEMPT_PHASE_UNSPECIFIED &&
+         !Can(AbilitiesOf(host.inventory), needs);
+}
+
 bool RanSoundly(const AttemptRow& attempt) {
   return attempt.start_ns != 0 &&
          (attempt.off_since_ns != 0 ? attempt.off_since_ns : attempt.end_ns) - attempt.start_ns >=

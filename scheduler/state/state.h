@@ -21,6 +21,7 @@
 
 #include "absl/status/statusor.h"
 #include "muster/v1/record.pb.h"
+#include "scheduler/state/abilities.h"
 #include "scheduler/state/paged.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/state/rows.h"
@@ -277,6 +278,9 @@ int32_t TaskIndex(const pb::JobSpec& spec, std::string_view name);
 bool AllPrepared(const AttemptRow& attempt);
 // Its gang waits for this part to be prepared or, once all are, started.
 bool LagsInLaunch(const AttemptRow& attempt, const PartRow& part);
+// The host was never told of this part of such a task, and may not be: its agent was exchanged for
+// one that knows less.
+bool OutgrowsAgent(const HostRow& host, const PartRow& part, Abilities needs);
 // The attempt, which has ended, ran for ten minutes; what came after the first of its hosts went
 // off doesn't count.
 bool RanSoundly(const AttemptRow& attempt);

@@ -179,10 +179,13 @@ absl::Status CheckRoom(const HostRow& host, const pb::TaskSpec& spec, int64_t wo
 
 // The host can take what is placed on it. `rank`: the gang's next one.
 absl::Status CheckOnHost(const HostRow& host, const pb::TaskSpec& spec, const std::string& flavour,
-                         const pb::Placement& placement, int32_t rank, const std::string& where) {
+                         const pb::Placement& placement, int32_t rank, Abilities needs,
+                         const std::string& where) {
   if (host.state != pb::HOST_UP) return Broken(where + "isn't up");
   if (host.drained) return Broken(where + "is drained");
   if (host.quarantined()) return Broken(where + "is in quarantine");
+  if (!Can(AbilitiesOf(host.inventory), needs))
+    return Broken(where + WhyUnable(host.inventory, needs));
   if (std::any_of(host.lost.begin(), host.lost.end(),
                   [](const LostRow& row) { return row.stray(); }))
     return Broken(where + "still runs what nobody knows");
@@ -213,7 +216,8 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
     const HostId id = state.FindHost(e.cluster(), placement.host());
     if (id == kNoHost) return Broken(where + "no such host");
     if (!hosts.insert(placement.host()).second) return Broken(where + "named twice");
-    absl::Status status = CheckOnHost(state.host(id), spec, e.flavour(), placement, rank, where);
+    absl::Status status = CheckOnHost(state.host(id), spec, e.flavour(), placement, rank,
+                                      NeedsOf(*job->spec, spec), where);
     if (!status.ok()) return status;
     rank += placement.workers();
   }

@@ -115,6 +115,12 @@ TEST(Validate, CatchesPlantedWrongPlans) {
       {"too few devices", "devices, not", [=](SystemBuilder*, Plan* p) { place(p)->mutable_placements(0)->clear_devices(); }},
       {"gang in one phase", "two phases", [=](SystemBuilder*, Plan* p) { place(p)->set_at_once(true); }},
       {"host silent", "isn't up", [](SystemBuilder* s, Plan*) { s->HostState("c", "h01", pb::HOST_SILENT); }},
+      {"host whose agent knows no secrets", "doesn't know secrets", [](SystemBuilder* s, Plan* p) {
+         JobBuilder job("q");
+         job.spec.add_secrets("TOKEN");
+         s->Hello("c", "h01", 2, "gpu", 64, "s1", kUnpacks | kEntersImages);
+         p->events.push_back(Placed(s->state, Waits(s, p, job), "c", {{"h01", {1}}}));
+       }},
       {"host drained", "is drained", [](SystemBuilder* s, Plan*) { s->Drain("c/h01"); }},
       {"cluster drained", "drained cluster", [](SystemBuilder* s, Plan*) { s->Drain("c"); }},
       {"job cancelled", "no unfinished job", [](SystemBuilder* s, Plan*) { s->Cancel(1); }},

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
+#include "common/spec/config_files.h"
 #include "scheduler/store/admin.h"
 
 namespace muster::sim::faults {
@@ -110,6 +111,7 @@ void World::MakeHosts() {
   inventory.set_memory_bytes(sku.memory_bytes());
   inventory.set_disk_bytes(sku.disk_bytes());
   inventory.set_address("127.0.0.1");
+  AnnounceAll(&inventory);
   for (int32_t h = 0; h < config.hosts; ++h) {
     agents_.push_back(
         std::make_unique<SimAgent>(&shared_, machines_[h].get(), &network_, h, inventory));

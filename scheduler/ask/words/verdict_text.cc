@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <limits>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -88,12 +89,73 @@ std::string Held(const State& state, const JobRow& job) {
   return drains.empty() ? "its queue is held, or its clusters are drained" : drains;
 }
 
+// It waits for devices that others hold.
+bool WaitsForOthers(pb::VerdictCode code) {
+  return code == pb::V_CAPACITY || code == pb::V_SHARE || code == pb::V_LIMIT ||
+         code == pb::V_RECLAIMING || code == pb::V_PLACEMENT || code == pb::V_ENTITLED_POOL;
+}
+
+// Calls f with each host that it could use, heard from or not just now, but for what their agents
+// do; until that gives false.
+template <typename F>
+void EachHostOf(const State& state, const JobRow& job, const pb::TaskSpec& spec, F f) {
+  const std::vector<int32_t> clusters = AllowedClusters(state, job);
+  const auto& types = spec.resources().gpu_types();
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    const bool here = std::find(clusters.begin(), clusters.end(), host.cluster) != clusters.end();
+    const bool fits =
+        spec.resources().gpus_milli() == 0 ||
+        std::find(types.begin(), types.end(), host.inventory.flavour()) != types.end();
+    if (host.state != pb::HOST_NEVER_SEEN && here && fits && !f(host)) return;
+  }
+}
+
+// No agent there does what it needs.
+bool NobodyCan(const State& state, const JobRow& job, int32_t task) {
+  const Abilities needs = NeedsOf(*job.spec, job.task_spec(task));
+  bool any = false, able = needs == 0;
+  if (able) return false;
+  EachHostOf(state, job, job.task_spec(task), [&](const HostRow& host) {
+    any = true;
+    able = Can(AbilitiesOf(host.inventory), needs);
+    return !able;
+  });
+  return any && !able;
+}
+
+// The hosts whose agents don't do what it needs, and what to do; at most four of a kind are named.
+std::string Unable(const State& state, const JobRow& job, int32_t task) {
+  const Abilities needs = NeedsOf(*job.spec, job.task_spec(task));
+  if (needs == 0) return "";
+  std::map<std::string, std::vector<std::string>> by_reason;
+  bool able = false;
+  EachHostOf(state, job, job.task_spec(task), [&](const HostRow& host) {
+    const std::string why = WhyUnable(host.inventory, needs);
+    able = able || why.empty();
+    if (!why.empty()) by_reason[why].push_back(state.HostName(host.id));
+    return true;
+  });
+  constexpr size_t kHostsTold = 4;
+  std::vector<std::string> said;
+  for (auto& [why, hosts] : by_reason) {
+    const size_t more = hosts.size() > kHostsTold ? hosts.size() - kHostsTold : 0;
+    hosts.resize(hosts.size() - more);
+    said.push_back(absl::StrCat(absl::StrJoin(hosts, ", "),
+                                more > 0 ? absl::StrCat(" and ", more, " more") : "", " ", why));
+  }
+  if (said.empty()) return "";
+  return absl::StrCat(able ? "not every host can take it: " : "no host can take it: ",
+                      absl::StrJoin(said, "; "));
+}
+
 // Enough devices are free in the pool, yet the gang doesn't fit: the resource that lacks beside
 // them, on the host that comes nearest.
 std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   const pb::TaskSpec& spec = job.task_spec(task);
   const int32_t cluster = state.FindCluster(verdict.cluster());
   const bool gpus = spec.resources().gpus_milli() > 0;
+  const Abilities needs = NeedsOf(*job.spec, spec);
   constexpr int kResources = 4;  // devices, cores, memory, disk
   int64_t fit_devices = 0, fit[kResources] = {};
   struct Most {
@@ -102,7 +164,7 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
   } most[kResources];
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
-    if (host.cluster != cluster || !host.usable() ||
+    if (host.cluster != cluster || !host.usable() || !Can(AbilitiesOf(host.inventory), needs) ||
         (gpus && host.inventory.flavour() != verdict.flavour()))
       continue;
     const Demand demand = WorkerDemand(spec, host.inventory);
@@ -127,6 +189,9 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
       if ((of_devices > 0 || r == 0) && free[r] > most[r].free) most[r] = {free[r], wants[r], id};
     }
   }
+  const std::string unable = Unable(state, job, task);
+  if (most[0].host == kNoHost) return unable;  // none of those that are up
+  const std::string others = unable.empty() ? "" : absl::StrCat("; ", unable);
   const int32_t workers = spec.workers().min();
   const auto shown = [&](int r, int64_t amount) {
     return r == 0   ? absl::StrCat(FormatMilli(amount), " ", verdict.flavour())
@@ -148,10 +213,10 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
                                                 state.HostName(most[r].host), ")");
     if (r == 0)
       return absl::StrCat("enough ", Where(verdict), " is free by number, but ", each, " takes ",
-                          shown(r, most[r].wants), " of one host", best);
+                          shown(r, most[r].wants), " of one host", best, others);
     return absl::StrCat("waits for ", kNames[r], " in ", verdict.cluster(),
                         gpus ? absl::StrCat(" beside free ", verdict.flavour()) : "", ": ", each,
-                        " takes ", shown(r, most[r].wants), best);
+                        " takes ", shown(r, most[r].wants), best, others);
   }
   const pb::TopologyLevel level = spec.topology().required();
   if (workers > 1 && level >= pb::ISLAND && level <= pb::BLOCK) {
@@ -159,7 +224,7 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
     std::transform(name.begin(), name.end(), name.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return absl::StrCat("enough ", Where(verdict), " is free, but not within one ", name,
-                        ", as topology.required says");
+                        ", as topology.required says", others);
   }
   return "";
 }
@@ -271,6 +336,8 @@ std::string WhyPauses(const TaskRow& task) {
 
 std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict,
                    const WhyNotYet& standing) {
+  if (WaitsForOthers(verdict.code()) && NobodyCan(state, job, task))
+    return Unable(state, job, task);
   if (standing.enough) return NotItsTurn(state, verdict, standing);
   const std::string missing = verdict.missing_milli() > 0
                                   ? absl::StrCat(FormatMilli(verdict.missing_milli()), " more ")
@@ -344,12 +411,6 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     default:
       return "waits";
   }
-}
-
-// It waits for devices that others hold.
-bool WaitsForOthers(pb::VerdictCode code) {
-  return code == pb::V_CAPACITY || code == pb::V_SHARE || code == pb::V_LIMIT ||
-         code == pb::V_RECLAIMING || code == pb::V_PLACEMENT || code == pb::V_ENTITLED_POOL;
 }
 
 // As many devices are free in the pool as the task wants, those that are kept for others among
@@ -445,7 +506,10 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
   if (verdict->code != pb::V_HELD) told.set_missing_milli(verdict->missing_milli);
   told.set_expected_start_ns(verdict->expected_start_ns);
   WhyNotYet standing;
-  if (known && WaitsForOthers(verdict->code)) {
+  if (WaitsForOthers(verdict->code) && NobodyCan(state, job, task)) {
+    told.set_code(pb::V_PLACEMENT);  // nobody holds what it waits for
+    told.clear_missing_milli();
+  } else if (known && WaitsForOthers(verdict->code)) {
     PoolHolders mine(state);
     PoolHolders* in = holders != nullptr ? holders : &mine;
     for (const uint64_t number : in->Of(verdict->cluster, told.flavour())) {

@@ -35,13 +35,13 @@ class Capacity {
   }
   // These devices are free for the gang. `silent_too`: also where a host doesn't speak just now.
   bool Fits(const Gang& gang, const HostSlices& slices, bool silent_too = false) const {
-    return free_->Fits(*gang.spec, slices, silent_too);
+    return free_->Fits(*gang.spec, slices, silent_too, gang.needs);
   }
   HostFree Peek(HostId host) const { return free_->Peek(host); }
   // As FreeMap::Place. `avoid`: hosts, ascending, that are taken only if there is no place without.
   std::optional<HostSlices> Place(const Gang& gang, int32_t pool, int32_t workers,
                                   const std::vector<HostId>& avoid) {
-    return free_->Place(*gang.spec, workers, model_.pools[pool], avoid);
+    return free_->Place(*gang.spec, workers, model_.pools[pool], avoid, gang.needs);
   }
 
  private:

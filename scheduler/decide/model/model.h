@@ -119,6 +119,7 @@ struct alignas(64) Gang {
   bool may_resize = false;   // it runs on all its hosts, and they may get work
   int32_t growth = 0;        // growth workers entitled (Entitlement)
   Demand wants;              // of a worker, as its spec has it
+  Abilities needs = 0;       // of the agents that start it
   int64_t host_cpus_milli =
       0;  // that a worker with devices takes of its host, on the largest of its pools
   int64_t worker_cpus_milli = 0;  // the same, if a queue above it lists cpu; else 0

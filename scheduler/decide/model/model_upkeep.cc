@@ -221,6 +221,7 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   share.drained = host.drained;
   share.usable = host.usable();
   share.state_id = host.state_id;
+  share.abilities = AbilitiesOf(host.inventory);
   share.flavour =
       host.inventory.flavour().empty() ? -1 : model_.FlavourIndex(host.inventory.flavour());
   if (host.state == pb::HOST_NEVER_SEEN) return share;
@@ -512,7 +513,8 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
         (hosts_[id].drained != state.host(id).drained || hosts_[id].state != state.host(id).state ||
          hosts_[id].state_since_ns != state.host(id).state_since_ns ||
          hosts_[id].usable != state.host(id).usable() ||
-         hosts_[id].state_id != state.host(id).state_id);
+         hosts_[id].state_id != state.host(id).state_id ||
+         hosts_[id].abilities != AbilitiesOf(state.host(id).inventory));
     if (was || is || other) again(id);
     const int32_t was_in = hosts_.size() > static_cast<size_t>(id) ? hosts_[id].gpu_pool : -1;
     if (!FollowHost(state, id) || !SharesStand(state, id, was_in)) return false;

@@ -44,6 +44,7 @@ class ModelUpkeep {
     int64_t cpus_milli = 0, gpus_milli = 0;  // capacity
     bool drained = false, usable = false;
     std::string state_id;
+    Abilities abilities = 0;
     int64_t silent_since_ns = 0, spoke_ns = 0, state_since_ns = 0;
   };
 
@@ -99,8 +100,10 @@ class ModelUpkeep {
   std::vector<int32_t> flavour_hosts_;  // by flavour: hosts that have it
   std::set<HostId> unreachable_;
   std::map<int32_t, bool> mass_loss_;  // of the clusters with unreachable hosts
-  // Workers, a worker's GPUs, CPUs, memory and disk, topology preferred and required.
-  std::map<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, int, int>, int32_t> shapes_;
+  // Workers, a worker's GPUs, CPUs, memory and disk, what it needs of agents, topology preferred
+  // and required.
+  std::map<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, Abilities, int, int>, int32_t>
+      shapes_;
   std::set<uint64_t> over_;  // finished jobs whose gangs are still in the model
   size_t over_gangs_ = 0;
 };

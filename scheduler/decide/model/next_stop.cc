@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
 #include "scheduler/decide/model/inputs.h"
+#include "scheduler/state/abilities.h"
 
 namespace muster {
 namespace {
@@ -94,17 +95,23 @@ NextStop NextStopOf(const State& state, const JobRow& job, int32_t task, const A
   const std::optional<Failure> failure = FirstFailure(attempt);
   at_once(failure.has_value(), failure.has_value() ? failure->cause : pb::CAUSE_UNSPECIFIED, 0,
           [&] { return failure->detail; });
+  const Abilities needs = NeedsOf(*job.spec, spec);
   bool untracked = false, strange = false;
-  std::string drained;
+  std::string drained, unable;
   for (const PartRow& part : attempt.parts) {
     untracked = untracked || LostTrackOf(part);
     if (part.over()) continue;
     strange = strange || part.state_id != state.host(part.host).state_id;
+    if (OutgrowsAgent(state.host(part.host), part, needs)) {
+      unable = absl::StrCat(state.HostName(part.host), " now ",
+                            WhyUnable(state.host(part.host).inventory, needs));
+    }
     if (std::string why = Drained(state, part.host); !why.empty()) drained = std::move(why);
   }
   at_once(untracked, pb::HOST_LOST, grace_ns,
           [] { return "a host of the gang stopped its part or lost track of it"; });
   at_once(strange, pb::HOST_LOST, 0, [] { return "a host came back with a new state directory"; });
+  at_once(!unable.empty(), pb::LAUNCH_FAILED, 0, [&] { return unable; });
   // The loss before this attempt was one too many; it was placed all the same, as a loss needs the
   // next placement (docs/contracts.md, 9).
   at_once(row.hosts_lost >= kHostsLostInRow, pb::HOST_LOST, 0,

@@ -111,6 +111,30 @@ TEST(NextStop, ElseTellsWhenTheFirstMayCome) {
   EXPECT_EQ(at.Next().cause, pb::CAUSE_UNSPECIFIED);
 }
 
+TEST(NextStop, AnAgentThatCanNoLongerStartWhatItWasGivenIsOne) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+  JobBuilder builder("q");
+  builder.spec.add_secrets("TOKEN");
+  const uint64_t job = builder.SubmitTo(&system);
+  testing::DecideQuickly(&system);
+  const auto host = [&] {
+    return system.state.host(testing::TaskOf(system.state, job).attempts.back().parts[0].host).name;
+  };
+  ASSERT_EQ(host(), "h00");
+  system.Hello("c", "h00", 1, "gpu", 64, "s1", 0);
+  const JobRow& row = *system.state.FindJob(job);
+  const NextStop next = NextStopOf(system.state, row, 0, row.tasks[0].attempts[0], system.now_ns);
+  EXPECT_EQ(next.cause, pb::LAUNCH_FAILED);
+  EXPECT_EQ(next.detail,
+            "c/h00 now has a muster-agent that doesn't know secrets: upgrade muster-agent there");
+  EXPECT_EQ(testing::StopsIn(testing::DecideQuickly(&system)), 1) << "and it is stopped";
+  system.Do(Report(system.state, job, 0, 1, 0, pb::GONE));
+  system.Step(60);
+  testing::DecideQuickly(&system);
+  EXPECT_EQ(host(), "h01");
+}
+
 TEST(NextStop, ALaunchThatTakesTooLongIsOne) {
   TwoHosts at;
   at.system.Step(kLaunchTimeoutNs / kSecond);

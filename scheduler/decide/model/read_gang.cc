@@ -59,11 +59,12 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   const pb::Resources& wants = gang.spec->resources();
   gang.gpus = wants.gpus_milli() > 0;
   gang.wants = WantsOf(*gang.spec);
+  gang.needs = NeedsOf(*job.spec, *gang.spec);
   gang.shape =
       shapes_
           .try_emplace({gang.min_workers, wants.gpus_milli(), wants.cpus_milli(),
-                        wants.memory_bytes(), wants.disk_bytes(), gang.spec->topology().preferred(),
-                        gang.spec->topology().required()},
+                        wants.memory_bytes(), wants.disk_bytes(), gang.needs,
+                        gang.spec->topology().preferred(), gang.spec->topology().required()},
                        static_cast<int32_t>(shapes_.size()))
           .first->second;
   gang.worker_milli = std::max<int64_t>(

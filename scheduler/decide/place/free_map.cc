@@ -12,6 +12,8 @@ namespace {
 
 constexpr int64_t kFewTasks = 16;  // fewer say nothing about what comes
 
+static_assert(kAbilityBits <= 6, "a label is one bit of 64");
+
 }  // namespace
 
 std::vector<HostId> HostsToAvoid(const JobRow& job) {
@@ -134,6 +136,7 @@ void FreeMap::Read(const State& state, HostId id) {
   kind.islands.resize(islands.size());
   kind.cpus_milli = row.inventory.cpus_milli();
   kind.memory_bytes = row.inventory.memory_bytes();
+  kind.label = LabelOf(AbilitiesOf(row.inventory));
   for (int32_t d = 0; d < devices; ++d) {
     const pb::Device& device = row.inventory.devices(d);
     const auto island =
@@ -347,11 +350,14 @@ HostFree FreeMap::Peek(HostId id) const {
   return free;
 }
 
-bool FreeMap::Fits(const pb::TaskSpec& spec, const HostSlices& slices, bool silent_too) const {
+bool FreeMap::Fits(const pb::TaskSpec& spec, const HostSlices& slices, bool silent_too,
+                   Abilities needs) const {
+  const uint64_t labels = LabelsWith(needs);
   for (const HostSlice& part : slices) {
     const Host& host = hosts_[part.host];
     if (!host.usable && !(silent_too && host.silent)) return false;
     const HostKind& kind = kinds_[host.kind];
+    if ((labels & kind.label) == 0) return false;
     const Demand demand =
         ShareOfHost(WantsOf(spec), kind.devices(), kind.cpus_milli, kind.memory_bytes);
     if ((demand.cpus_milli > 0 && host.cpus_milli < part.workers * demand.cpus_milli) ||
@@ -510,7 +516,8 @@ std::string FreeMap::Difference(const State& state) {
     const Host& mine = hosts_[id];
     const Host& other = fresh.hosts_[id];
     const std::string name = state.HostName(id);
-    if (mine.usable != other.usable || mine.silent != other.silent || mine.devices != other.devices)
+    if (mine.usable != other.usable || mine.silent != other.silent ||
+        mine.devices != other.devices || kinds_[mine.kind] != fresh.kinds_[other.kind])
       return name;
     for (int32_t field = kDisk; field < mine.devices; ++field) {
       if (Value(mine, field) != fresh.Value(other, field))

@@ -24,6 +24,7 @@
 #include "scheduler/decide/model/model.h"
 #include "scheduler/decide/place/slices.h"
 #include "scheduler/decide/place/task_mix.h"
+#include "scheduler/state/abilities.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/state.h"
 
@@ -69,9 +70,10 @@ class FreeMap {
   void Close(HostId id);
 
   HostFree Peek(HostId id) const;
-  // The gang's place is free; with `silent_too` also where a host doesn't speak just now, which
-  // keeps what is kept there.
-  bool Fits(const pb::TaskSpec& spec, const HostSlices& slices, bool silent_too = false) const;
+  // The gang's place is free, on hosts whose agents do what it needs; with `silent_too` also where
+  // a host doesn't speak just now, which keeps what is kept there.
+  bool Fits(const pb::TaskSpec& spec, const HostSlices& slices, bool silent_too = false,
+            Abilities needs = 0) const;
 
   // UndoTo(mark) takes back every change since Mark() gave it. Marks nest.
   size_t Mark() const { return log_.size(); }
@@ -90,13 +92,14 @@ class FreeMap {
   };
 
   // A place for `workers` of the task on the pool's hosts; none: there is none, by devices, CPUs,
-  // memory, disk and the required level. On one host by the policy; else the tightest level from
-  // the preferred one (tightest: island, then host) to the required one that holds them, there in
-  // the domain with the least free, spread evenly over as few of its racks (blocks) as hold them,
-  // on few hosts in each. Hosts in `avoid` (ascending) are used only if there is no place without
-  // them. Equal places in State's order of hosts. Parts follow that order.
+  // memory, disk, what it needs of the hosts' agents and the required level. On one host by the
+  // policy; else the tightest level from the preferred one (tightest: island, then host) to the
+  // required one that holds them, there in the domain with the least free, spread evenly over as
+  // few of its racks (blocks) as hold them, on few hosts in each. Hosts in `avoid` (ascending) are
+  // used only if there is no place without them. Equal places in State's order of hosts. Parts
+  // follow that order.
   std::optional<HostSlices> Place(const pb::TaskSpec& spec, int32_t workers, const Pool& pool,
-                                  const std::vector<HostId>& avoid = {});
+                                  const std::vector<HostId>& avoid = {}, Abilities needs = 0);
 
   // No more workers than this find a place on the pool's hosts: by counting whole devices, or CPUs.
   int64_t AtMost(const Demand& wants, const Pool& pool);
@@ -174,8 +177,9 @@ class FreeMap {
   struct Wanted {
     SliceWish wish;
     int64_t devices = 0;  // whole ones; 0: none, or a share
-    int32_t kind = -1;    // that `demand` is for
+    int32_t kind = -1;    // that `demand` and `accepts` are for
     Demand demand;
+    bool accepts = true;
   };
   struct Fit {
     HostId host = kNoHost;
@@ -208,7 +212,7 @@ class FreeMap {
 
   // place.cc
   std::optional<HostSlices> PlaceIn(PoolIndex* index, const pb::TaskSpec& spec, int32_t workers,
-                                    const std::vector<HostId>& avoid);
+                                    const std::vector<HostId>& avoid, Abilities needs);
   // In the rack, or block, with the least room that holds it; and over several racks of these
   // blocks.
   std::optional<HostSlices> PlaceInRack(const PoolIndex& index, Wanted* wanted, int32_t workers,
@@ -223,9 +227,9 @@ class FreeMap {
   }
   std::optional<HostSlice> PlaceOnOne(PoolIndex* index, Wanted* wanted, int32_t workers,
                                       bool one_island, const std::vector<HostId>& avoid);
-  std::optional<HostId> HostWithoutDevices(PoolIndex* index, const Demand& demand,
+  std::optional<HostId> HostWithoutDevices(PoolIndex* index, const Demand& demand, uint64_t labels,
                                            const std::vector<HostId>& avoid);
-  static Wanted WantedOf(const Demand& wants);
+  static Wanted WantedOf(const Demand& wants, Abilities needs = 0);
   const Demand& DemandAt(Wanted* wanted, const Host& host) const;
   int64_t Capacity(Wanted* wanted, HostId id) const;
   int64_t AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, const Wanted& wanted) const;

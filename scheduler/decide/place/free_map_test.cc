@@ -26,6 +26,7 @@ struct TestHost {
   int64_t cpus = 64;
   std::vector<int64_t> used_milli;  // of its devices, as far as given
   int64_t used_cpus = 0;
+  Abilities abilities = testing::kAllAbilities;
 };
 
 // One cluster `c` of hosts h00, h01, …; `used` is held by an attempt for each device.
@@ -63,6 +64,7 @@ struct Fleet {
       inventory->set_cpus_milli(hosts[h].cpus * 1000);
       inventory->set_memory_bytes(int64_t{256} << 30);
       inventory->set_disk_bytes(int64_t{1} << 40);
+      testing::Announce(hosts[h].abilities, inventory);
       system.Do(event);
     }
     for (size_t h = 0; h < hosts.size(); ++h) {
@@ -244,6 +246,45 @@ TEST(Place, AvoidsHostsThatFailedTheJobWhileThereIsAnotherPlace) {
   EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 4, pool, {first})), "h01*2:0,1 h02*2:0,1");
   EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 6, pool, {first})), "h00*2:0,1 h01*2:0,1 h02*2:0,1")
       << "no place without it";
+}
+
+TEST(Place, TakesOnlyHostsWhoseAgentsDoWhatTheTaskNeeds) {
+  const Fleet fleet({TestHost{"", "", {2}}, TestHost{"", "", {2}, 64, {}, 0, 0},
+                     TestHost{"", "", {2}, 64, {}, 0, kGivesSecrets | kEntersImages}});
+  FreeMap map(fleet.system.state);
+  const Pool pool = fleet.PoolFor(true);
+  const auto place = [&](int workers, Abilities needs, const std::vector<HostId>& avoid = {}) {
+    return fleet.Shown(map.Place(Task(1000), workers, pool, avoid, needs));
+  };
+  EXPECT_EQ(place(6, 0), "h00*2:0,1 h01*2:0,1 h02*2:0,1");
+  EXPECT_EQ(place(1, kEntersImages, {pool.hosts[0]}), "h02*1:0");
+  EXPECT_EQ(place(1, kUnpacks, {pool.hosts[0]}), "h00*1:0") << "it avoids, but no other can";
+  EXPECT_EQ(place(4, kGivesSecrets), "h00*2:0,1 h02*2:0,1");
+  EXPECT_EQ(place(5, kGivesSecrets), "none");
+  EXPECT_EQ(place(3, kGivesSecrets | kUnpacks), "none");
+  const HostSlices on_old = {{pool.hosts[1], 1, {0}, {}}};
+  EXPECT_TRUE(map.Fits(Task(1000), on_old));
+  EXPECT_FALSE(map.Fits(Task(1000), on_old, false, kGivesSecrets));
+}
+
+TEST(Place, WorkWithoutGpusTakesOnlyHostsWhoseAgentsDoWhatItNeeds) {
+  const Fleet fleet({TestHost{"", "", {}, 4, {}, 0, 0}, TestHost{"", "", {}, 8}});
+  FreeMap map(fleet.system.state);
+  const Pool pool = fleet.PoolFor(false);
+  EXPECT_EQ(fleet.Shown(map.Place(Task(0, 2), 1, pool)), "h00*1");
+  EXPECT_EQ(fleet.Shown(map.Place(Task(0, 2), 1, pool, {}, kUnpacks)), "h01*1");
+  EXPECT_EQ(fleet.Shown(map.Place(Task(0, 2), 5, pool, {}, kUnpacks)), "none");
+}
+
+TEST(Place, AnAgentThatIsUpgradedIsSeen) {
+  Fleet fleet({TestHost{"", "", {2}, 64, {}, 0, 0}});
+  FreeMap map(fleet.system.state);
+  const Pool pool = fleet.PoolFor(true);
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, pool, {}, kUnpacks)), "none");
+  fleet.system.Hello("c", "h00", 2);
+  map.Refresh(fleet.system.state, pool.hosts[0]);
+  EXPECT_EQ(fleet.Shown(map.Place(Task(1000), 1, pool, {}, kUnpacks)), "h00*1:0");
+  EXPECT_EQ(map.Difference(fleet.system.state), "");
 }
 
 TEST(Place, NamesTheHostsThatFailedAJob) {

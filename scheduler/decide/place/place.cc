@@ -61,6 +61,7 @@ const Demand& FreeMap::DemandAt(Wanted* wanted, const Host& host) const {
     wanted->kind = host.kind;
     wanted->demand =
         ShareOfHost(wanted->wish.worker, kind.devices(), kind.cpus_milli, kind.memory_bytes);
+    wanted->accepts = (wanted->wish.labels & kind.label) != 0;
   }
   return wanted->demand;
 }
@@ -70,6 +71,7 @@ int64_t FreeMap::Capacity(Wanted* wanted, HostId id) const {
   const Host& host = hosts_[id];
   if (!host.usable) return 0;
   const Demand& demand = DemandAt(wanted, host);
+  if (!wanted->accepts) return 0;
   int64_t workers = kMostWorkers;
   const int16_t* devices = device_milli_.data() + host.first_device;
   if (wanted->devices > 0) {
@@ -86,9 +88,10 @@ int64_t FreeMap::Capacity(Wanted* wanted, HostId id) const {
   return std::max<int64_t>(0, workers);
 }
 
-FreeMap::Wanted FreeMap::WantedOf(const Demand& wants) {
+FreeMap::Wanted FreeMap::WantedOf(const Demand& wants, Abilities needs) {
   Wanted wanted;
   wanted.wish.worker = wants;
+  wanted.wish.labels = LabelsWith(needs);
   wanted.devices = wants.gpus_milli / 1000;
   if (wants.gpus_milli == 0) wanted.demand = ShareOfHost(wants, 0, 0, 0);
   return wanted;
@@ -182,6 +185,7 @@ HostSlice FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted,
 
 // Work without GPUs goes where no devices are, to the host with the fewest CPUs left that holds it.
 std::optional<HostId> FreeMap::HostWithoutDevices(PoolIndex* index, const Demand& demand,
+                                                  uint64_t labels,
                                                   const std::vector<HostId>& avoid) {
   SettleHosts(index);
   for (auto it = index->by_cpus.lower_bound({demand.cpus_milli, 0, 0}); it != index->by_cpus.end();
@@ -189,7 +193,7 @@ std::optional<HostId> FreeMap::HostWithoutDevices(PoolIndex* index, const Demand
     const HostId id = host_at_[std::get<2>(*it)];
     if ((demand.memory_bytes > 0 && std::get<1>(*it) < demand.memory_bytes) ||
         (demand.disk_bytes > 0 && hosts_[id].disk_bytes < demand.disk_bytes) ||
-        Avoided(avoid, id)) {
+        (labels & kinds_[hosts_[id].kind].label) == 0 || Avoided(avoid, id)) {
       continue;
     }
     return id;
@@ -207,8 +211,10 @@ std::optional<HostSlice> FreeMap::PlaceOnOne(PoolIndex* index, Wanted* wanted, i
   wish.workers = workers;
   wish.one_island = one_island;
   if (!gpus) {
-    const Demand demand = *DemandOn(wish, HostKind());
-    if (const std::optional<HostId> id = HostWithoutDevices(index, demand, avoid))
+    HostKind accepted;
+    accepted.label = wish.labels & (~wish.labels + 1);  // one of those that do what it needs
+    const Demand demand = *DemandOn(wish, accepted);
+    if (const std::optional<HostId> id = HostWithoutDevices(index, demand, wish.labels, avoid))
       return PartOn(*id, workers, *wanted, 0);
   }
   std::vector<int32_t> slots;
@@ -323,8 +329,9 @@ std::optional<HostSlices> FreeMap::PlaceInBlock(const PoolIndex& index, Wanted* 
 }
 
 std::optional<HostSlices> FreeMap::PlaceIn(PoolIndex* index, const pb::TaskSpec& spec,
-                                           int32_t workers, const std::vector<HostId>& avoid) {
-  Wanted wanted = WantedOf(WantsOf(spec));
+                                           int32_t workers, const std::vector<HostId>& avoid,
+                                           Abilities needs) {
+  Wanted wanted = WantedOf(WantsOf(spec), needs);
   SettleSums(index);
   if (AtMost(index->whole, index->milli, wanted) < workers) return std::nullopt;
 
@@ -363,13 +370,15 @@ std::optional<HostSlices> FreeMap::PlaceIn(PoolIndex* index, const pb::TaskSpec&
 }
 
 std::optional<HostSlices> FreeMap::Place(const pb::TaskSpec& spec, int32_t workers,
-                                         const Pool& pool, const std::vector<HostId>& avoid) {
+                                         const Pool& pool, const std::vector<HostId>& avoid,
+                                         Abilities needs) {
   PoolIndex* index = IndexOf(pool, spec.resources().gpus_milli() > 0);
   if (index == nullptr || workers <= 0) return std::nullopt;
   if (!avoid.empty()) {
-    if (std::optional<HostSlices> slices = PlaceIn(index, spec, workers, avoid)) return slices;
+    if (std::optional<HostSlices> slices = PlaceIn(index, spec, workers, avoid, needs))
+      return slices;
   }
-  return PlaceIn(index, spec, workers, {});
+  return PlaceIn(index, spec, workers, {}, needs);
 }
 
 }  // namespace muster

@@ -24,6 +24,7 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/inlined_vector.h"
+#include "scheduler/state/abilities.h"
 #include "scheduler/state/options.h"
 #include "scheduler/state/rows.h"
 
@@ -33,7 +34,7 @@ namespace muster {
 struct HostKind {
   std::vector<int32_t> islands;  // devices of each; the sum is the host's
   int64_t cpus_milli = 0, memory_bytes = 0;
-  uint64_t label = 1;  // one bit; see SliceWish::labels
+  uint64_t label = 1;  // one bit: of what its agent does (LabelOf); see SliceWish::labels
 
   int32_t devices() const;
   auto operator<=>(const HostKind&) const = default;
@@ -51,6 +52,16 @@ struct HostRoom {
            std::tie(o.kind, o.cpus_milli, o.memory_bytes, o.disk_bytes, o.device_milli);
   }
 };
+
+// The label of hosts that do this, and those of hosts that do this at least.
+constexpr uint64_t LabelOf(Abilities abilities) { return uint64_t{1} << abilities; }
+constexpr uint64_t LabelsWith(Abilities needs) {
+  if (needs == 0) return ~uint64_t{0};
+  uint64_t labels = 0;
+  for (Abilities has = 0; has < Abilities{1} << kAbilityBits; ++has)
+    labels |= Can(has, needs) ? LabelOf(has) : 0;
+  return labels;
+}
 
 // `workers` workers side by side on one host.
 struct SliceWish {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/fnv.h"
 #include "common/base/units.h"
+#include "common/spec/config_files.h"
 #include "common/spec/members.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/decider.h"
@@ -49,6 +50,7 @@ class Case {
       : dice_(seed),
         order_dice_(~seed),
         array_dice_(seed ^ 0x5bd1e995),
+        unequal_agents_(seed % 8 == 2),
         arrays_(arrays && seed % 8 == 6),
         cpu_heavy_(seed % 8 == 3),
         by_length_(seed % 4 == 1),
@@ -168,13 +170,14 @@ class Case {
     inventory->set_cpus_milli(host.cpus * 1000);
     inventory->set_memory_bytes(int64_t{256} << 30);
     inventory->set_disk_bytes(int64_t{1} << 40);
+    AnnounceAll(inventory);
+    if (unequal_agents_) inventory->set_enters_images(array_dice_.Percent(60));
     Do(event);
   }
 
   // A tree of depth 1 to 3 whose guarantees nest in every pool.
   void Queues() {
-    std::map<std::string, std::map<std::string, int64_t>>
-        room;  // flavour -> cluster -> milli not guaranteed yet
+    std::map<std::string, std::map<std::string, int64_t>> room;  // milli, not guaranteed yet
     for (const HostKind& host : hosts_) room[host.flavour][host.cluster] += host.devices * 1000;
     leaves_.clear();
     pb::Event event;
@@ -306,9 +309,8 @@ class Case {
         if (dice_.Percent(30)) wants->set_cpus_milli(1000 * (1 + dice_.Of(4)));
       }
       if (dice_.Percent(20)) {
-        wants->set_memory_bytes(int64_t{16}
-                                << (30 + dice_.Of(4)));            // 16 to 128 of a host's 256 GiB
-        wants->set_disk_bytes(int64_t{64} << (30 + dice_.Of(4)));  // 64 to 512 of 1,024
+        wants->set_memory_bytes(int64_t{16} << (30 + dice_.Of(4)));  // 16 to 128 of 256 GiB
+        wants->set_disk_bytes(int64_t{64} << (30 + dice_.Of(4)));    // 64 to 512 of 1,024
       }
       task->mutable_workers()->set_min(min);
       const bool elastic = wants->gpus_milli() % 1000 == 0 && dice_.Percent(40);
@@ -321,6 +323,7 @@ class Case {
       task->mutable_checkpoint()->set_interval_ns((1 + order_dice_.Of(6)) * 5 * kSecond);
       if (dice_.Percent(50)) task->set_when_unreachable(dice_.Percent(50) ? pb::REPLACE : pb::WAIT);
       if (dice_.Percent(50)) task->set_trainer_json("{}");
+      if (unequal_agents_ && array_dice_.Percent(30)) task->set_image("/image");
     }
     if (arrays_ && array_dice_.Percent(40)) MakeArray(e);
     Do(event);
@@ -953,7 +956,7 @@ class Case {
     if (gang.worker_cpus_milli > 0 &&
         !WithinLimits(m, gang, m.cpu, gang.worker_cpus_milli, &Gang::worker_cpus_milli))
       return false;
-    return map->Place(*gang.spec, gang.min_workers, m.pools[pool]).has_value();
+    return map->Place(*gang.spec, gang.min_workers, m.pools[pool], {}, gang.needs).has_value();
   }
 
   // Where nothing ran that is outside S and may be stopped for it.
@@ -1032,11 +1035,12 @@ class Case {
   }
 
   Dice dice_;
-  Dice order_dice_;       // of its own: trees by submission are drawn as without it
-  Dice array_dice_;       // of its own, likewise
-  const bool arrays_;     // some jobs are arrays
-  const bool cpu_heavy_;  // much of the work wants no devices
-  const bool by_length_;  // some queues take the shortest first
+  Dice order_dice_;            // of its own: trees by submission are drawn as without it
+  Dice array_dice_;            // of its own, likewise; also for unequal agents
+  const bool unequal_agents_;  // some enter no images, which some jobs want
+  const bool arrays_;          // some jobs are arrays
+  const bool cpu_heavy_;       // much of the work wants no devices
+  const bool by_length_;       // some queues take the shortest first
   FuzzTotals& totals_;
   const bool trace_;
   State s_;

@@ -120,6 +120,7 @@ class Room {
     for (const auto& [id, free] : hosts_) {
       const HostRow& host = state_.host(id);
       if (gpus_milli > 0 && host.inventory.flavour() != flavour) continue;
+      if (!spec.image().empty() && !host.inventory.enters_images()) continue;
       const Demand demand = WorkerDemand(spec, host.inventory);
       int64_t here = workers;
       if (gpus_milli >= 1000) {

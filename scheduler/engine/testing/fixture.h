@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
+#include "common/spec/config_files.h"
 #include "scheduler/engine/engine.h"
 
 namespace muster {
@@ -64,6 +65,7 @@ inline pb::Inventory TwoSlots() {
   inventory.set_cpus_milli(4000);
   inventory.set_memory_bytes(int64_t{8} << 30);
   inventory.set_address("127.0.0.1");
+  AnnounceAll(&inventory);
   for (int i = 0; i < 2; ++i) {
     pb::Device* device = inventory.add_devices();
     device->set_index(i);

@@ -12,6 +12,14 @@
 
 namespace muster::testing {
 
+inline constexpr Abilities kAllAbilities = (Abilities{1} << kAbilityBits) - 1;
+
+inline void Announce(Abilities abilities, pb::Inventory* inventory) {
+  inventory->set_gives_secrets((abilities & kGivesSecrets) != 0);
+  inventory->set_unpacks((abilities & kUnpacks) != 0);
+  inventory->set_enters_images((abilities & kEntersImages) != 0);
+}
+
 // Clusters, queues and hosts, one call each; every host answers a Hello of its own.
 class SystemBuilder {
  public:
@@ -54,7 +62,7 @@ class SystemBuilder {
   }
   void Hello(const std::string& cluster, const std::string& name, int gpus,
              const std::string& flavour = "gpu", int64_t cpus = 64,
-             const std::string& state_id = "s1") {
+             const std::string& state_id = "s1", Abilities abilities = kAllAbilities) {
     pb::Event event;
     pb::HostHello* hello = event.mutable_host_hello();
     hello->set_cluster(cluster);
@@ -70,6 +78,7 @@ class SystemBuilder {
     inventory->set_cpus_milli(cpus * 1000);
     inventory->set_memory_bytes(int64_t{256} << 30);
     inventory->set_disk_bytes(int64_t{1} << 40);
+    Announce(abilities, inventory);
     inventory->set_address("127.0.0.1");
     Do(event);
   }

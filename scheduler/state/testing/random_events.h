@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
+#include "common/spec/config_files.h"
 #include "common/spec/members.h"
 #include "scheduler/state/state.h"
 
@@ -219,6 +220,7 @@ class RandomEvents {
     inventory->set_flavour("gpu");
     inventory->set_cpus_milli(32'000);
     inventory->set_memory_bytes(int64_t{64} << 30);
+    AnnounceAll(inventory);
     return event;
   }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Row `authorization`: every RPC x eleven callers x {own, foreign, missing} against the model in tests/system/authorization.py, and three holes that it has to find.
+"""Row `authorization`: every RPC x eleven callers and five tokens x {own, foreign, missing} against the model in tests/system/authorization.py, and four holes that it has to find.
 
     authorization.py [--quick]
 
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from authorization import MODEL, Asked  # noqa: E402
+from authorization import MODEL, TOKENS, Asked, AskedByTokens  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
 
@@ -25,15 +25,19 @@ HOLES = sorted((ROOT / "tests" / "mutants" / "authorization").glob("*.patch"))
 
 def ask(bin_dir: Path) -> tuple[int, list[str]]:
     """How many cells, and those that aren't as the model says."""
-    with system_folder() as folder:
-        asked = Asked(LocalSystem(folder, bin_dir))
-        try:
-            asked.start()
-            return asked.ask_all()
-        except (Failed, subprocess.CalledProcessError) as error:
-            return 0, [f"musterd doesn't serve: {str(error)[:300]}"]
-        finally:
-            kill_all(folder)
+    cells, wrong = 0, []
+    for callers in (Asked, AskedByTokens):
+        with system_folder() as folder:
+            asked = callers(LocalSystem(folder, bin_dir))
+            try:
+                asked.start()
+                more, unexpected = asked.ask_all()
+                cells, wrong = cells + more, wrong + unexpected
+            except (Failed, subprocess.CalledProcessError) as error:
+                return 0, [f"musterd doesn't serve: {str(error)[:300]}"]
+            finally:
+                kill_all(folder)
+    return cells, wrong
 
 
 def planted() -> list[str]:
@@ -73,6 +77,7 @@ def main() -> int:
         not wrong and cells > 0,
     )
     figure("RPCs asked", len(MODEL), "", "all", True)
+    figure("tokens with scopes that asked", len(TOKENS), "", "", True)
     if "--quick" in sys.argv:
         return 0 if ok else 1
     found = planted()

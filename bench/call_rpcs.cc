@@ -1,7 +1,8 @@
 // call_rpcs SERVER: calls whatever RPC each line of standard input says, METHOD<Tab>REQUEST as
-// JSON, as whoever runs it, and prints one JSON line a call: its code, its message and its answers
-// (of a stream the first two, or what comes within the deadline). call_rpcs SERVER MS: of a stream
-// all that comes in so many milliseconds. call_rpcs --list: the methods.
+// JSON, as whoever runs it (SERVER is unix://…) or has logged in (SERVER is the path of the login's
+// file), and prints one JSON line a call: its code, its message and its answers (of a stream the
+// first two, or what comes within the deadline). call_rpcs SERVER MS: of a stream all that comes in
+// so many milliseconds. call_rpcs --list: the methods.
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -27,6 +28,8 @@
 #include "muster/v1/queue_service.pb.h"
 #include "muster/v1/secret_service.pb.h"
 #include "muster/v1/trust_service.pb.h"
+#include "network/client.h"
+#include "network/identity.h"
 
 namespace muster::bench {
 namespace {
@@ -151,9 +154,19 @@ void Print(const Outcome& outcome) {
 int CallAll(const std::string& server, const Listening& listening) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  grpc::GenericStub stub(
-      grpc::CreateCustomChannel(absl::StrCat("unix:", absl::StripPrefix(server, "unix://")),
-                                grpc::InsecureChannelCredentials(), arguments));
+  std::shared_ptr<grpc::Channel> channel;
+  if (server.rfind('/', 0) == 0) {
+    const absl::StatusOr<Identity> identity = LoadIdentity(server);
+    if (!identity.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(identity.status().message()).c_str());
+      return 2;
+    }
+    channel = DialWith(*identity, arguments);
+  } else {
+    channel = grpc::CreateCustomChannel(absl::StrCat("unix:", absl::StripPrefix(server, "unix://")),
+                                        grpc::InsecureChannelCredentials(), arguments);
+  }
+  grpc::GenericStub stub(channel);
   for (std::string line; std::getline(std::cin, line);) {
     const size_t tab = line.find('\t');
     const MethodDescriptor* method =

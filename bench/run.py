@@ -295,7 +295,7 @@ ROWS = {
         5400,
     ),
     "authorization": (
-        "every RPC, eleven callers, what is theirs, what isn't and what isn't there, against a model; three planted holes",
+        "every RPC, eleven callers and five tokens, what is theirs, what isn't and what isn't there, against a model; four planted holes",
         [sys.executable, "bench/authorization.py"],
         1800,
     ),

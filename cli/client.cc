@@ -415,6 +415,15 @@ absl::StatusOr<pb::GetAuthorityResponse> Client::GetAuthority() {
 absl::StatusOr<pb::RotateResponse> Client::Rotate(const pb::RotateRequest& request) {
   return Call(stubs_->trust, &pb::TrustService::Stub::Rotate, request);
 }
+absl::StatusOr<pb::NewTokenResponse> Client::CreateToken(const pb::CreateTokenRequest& request) {
+  return Call(stubs_->trust, &pb::TrustService::Stub::CreateToken, request);
+}
+absl::StatusOr<pb::ListTokensResponse> Client::ListTokens() {
+  return Call(stubs_->trust, &pb::TrustService::Stub::ListTokens, pb::ListTokensRequest());
+}
+absl::StatusOr<pb::RevokeTokenResponse> Client::RevokeToken(const pb::RevokeTokenRequest& request) {
+  return Call(stubs_->trust, &pb::TrustService::Stub::RevokeToken, request);
+}
 absl::StatusOr<pb::NewTokenResponse> Client::NewToken(const pb::NewTokenRequest& request) {
   return Call(stubs_->trust, &pb::TrustService::Stub::NewToken, request);
 }

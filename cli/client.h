@@ -91,6 +91,9 @@ class Client {
   absl::StatusOr<pb::GetAuthorityResponse> GetAuthority();
   absl::StatusOr<pb::RotateResponse> Rotate(const pb::RotateRequest& request);
   absl::StatusOr<pb::NewTokenResponse> NewToken(const pb::NewTokenRequest& request);
+  absl::StatusOr<pb::NewTokenResponse> CreateToken(const pb::CreateTokenRequest& request);
+  absl::StatusOr<pb::ListTokensResponse> ListTokens();
+  absl::StatusOr<pb::RevokeTokenResponse> RevokeToken(const pb::RevokeTokenRequest& request);
   absl::StatusOr<pb::ListHoldersResponse> ListHolders(const pb::ListHoldersRequest& request);
   absl::StatusOr<pb::RevokeHolderResponse> RevokeHolder(const pb::RevokeHolderRequest& request);
 

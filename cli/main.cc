@@ -118,6 +118,7 @@ int Main(Session& session, int argc, char** argv) {
   AddAccess(root, session);
   AddSecret(root, session);
   AddTrust(root, session);
+  AddToken(root, session);
   AddSandbox(root, session);
   AddAdmin(root, session);
   AddAbout(root, session);

@@ -23,6 +23,7 @@ void AddAccess(CLI::App& root,
                Session& session);  // access list, grant, revoke, check; audit list, verify
 void AddSecret(CLI::App& root, Session& session);      // secret set, list, delete
 void AddTrust(CLI::App& root, Session& session);       // login; user, ca
+void AddToken(CLI::App& root, Session& session);       // token create, list, revoke
 void AddHostTokens(CLI::App* host, Session& session);  // host token, revoke; AddFleet's
 void AddExplain(CLI::App& root, Session& session);     // explain, simulate
 void AddTop(CLI::App& root, Session& session);         // top, ledger

@@ -28,7 +28,8 @@ std::string UriOf(const Holder& holder) {
     case Holder::kServer:
       return start + "server";
     case Holder::kUser:
-      return absl::StrCat(start, "user/", holder.name);
+      return absl::StrCat(start, "user/", holder.name, holder.token.empty() ? "" : "/token/",
+                          holder.token);
     case Holder::kHost:
       return absl::StrCat(start, "host/", holder.cluster, "/", holder.name);
   }
@@ -40,7 +41,7 @@ std::optional<Holder> ParseHolder(std::string_view uri) {
   if (uri.substr(0, kScheme.size()) != kScheme) return std::nullopt;
   const std::vector<std::string> parts =
       absl::StrSplit(std::string(uri.substr(kScheme.size())), '/');
-  if (parts.size() < 2 || parts.size() > 4) return std::nullopt;
+  if (parts.size() < 2 || parts.size() > 5) return std::nullopt;
   if (!std::all_of(parts.begin(), parts.end(), GoodName)) return std::nullopt;
   Holder holder;
   holder.trust_id = parts[0];
@@ -49,6 +50,10 @@ std::optional<Holder> ParseHolder(std::string_view uri) {
   } else if (parts.size() == 3 && parts[1] == "user") {
     holder.kind = Holder::kUser;
     holder.name = parts[2];
+  } else if (parts.size() == 5 && parts[1] == "user" && parts[3] == "token") {
+    holder.kind = Holder::kUser;
+    holder.name = parts[2];
+    holder.token = parts[4];
   } else if (parts.size() == 4 && parts[1] == "host") {
     holder.kind = Holder::kHost;
     holder.cluster = parts[2];

@@ -1,6 +1,7 @@
 // Who a certificate speaks for. A certificate of Muster names its holder in one URI among its
 // subject's alternative names, and nowhere else:
 //   muster://TRUST/user/ID         a user, by the id of the account
+//   muster://TRUST/user/ID/token/TOKEN  the same, with no more rights than that token gives
 //   muster://TRUST/host/CLUSTER/NAME
 //   muster://TRUST/server          the scheduler, at whatever address it is served
 // TRUST is the trust id: the scheduler's own, drawn once. A certificate of another one is foreign.
@@ -18,6 +19,7 @@ struct Holder {
   std::string trust_id;
   std::string cluster;  // of a host
   std::string name;     // of a host; of a user the id
+  std::string token;    // of a user: the id of a token that has scopes; empty: all their rights
 
   bool operator==(const Holder&) const = default;
 };

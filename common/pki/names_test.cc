@@ -8,6 +8,7 @@ namespace {
 TEST(Holder, IsReadFromWhatItIsWrittenAs) {
   for (const Holder& holder :
        {Holder{Holder::kServer, "t1", "", ""}, Holder{Holder::kUser, "t1", "", "u42"},
+        Holder{Holder::kUser, "t1", "", "u42", "00ff"},
         Holder{Holder::kHost, "t1", "lab", "h7.rack-2"}}) {
     const auto read = ParseHolder(UriOf(holder));
     ASSERT_TRUE(read.has_value()) << UriOf(holder);
@@ -26,6 +27,11 @@ TEST(Holder, AnythingElseIsNobody) {
         "muster://t1/user",
         "muster://t1/user/",
         "muster://t1/user/a/b",
+        "muster://t1/user/a/token",
+        "muster://t1/user/a/token/",
+        "muster://t1/user/a/token/b/c",
+        "muster://t1/user/a/b/token",
+        "muster://t1/host/a/token/b",
         "muster://t1/host/lab",
         "muster://t1/host//h7",
         "muster://t1/host/lab/h7/x",

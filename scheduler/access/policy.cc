@@ -100,11 +100,12 @@ const char* ObjectText(const pb::Policy& policy) {
 }
 
 std::string RightText(const pb::Policy& policy) {
+  const char* const whole = policy.whole() ? ", and no token's login" : "";
   switch (policy.right()) {
     case pb::RIGHT_ANYBODY:
       return "nothing: whoever reaches the address";
     case pb::RIGHT_ASK:
-      return "to be a user who is known";
+      return absl::StrCat("to be a user who is known", whole);
     case pb::RIGHT_AGENT:
       return "to be root, the user who runs musterd, or a host with its certificate";
     case pb::RIGHT_CERTIFICATE:
@@ -118,7 +119,7 @@ std::string RightText(const pb::Policy& policy) {
   for (const pb::Policy::Wider& wider : policy.wider())
     absl::StrAppend(&text, "; with `", wider.if_set(), "` also ", RoleName(MinRole(wider.right())),
                     " at the root");
-  return text;
+  return text + whole;
 }
 
 const char* RateText(pb::Rate rate) {

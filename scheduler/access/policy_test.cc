@@ -54,6 +54,7 @@ TEST(Policy, WhatChangesSomethingIsAudited) {
                   "ClusterService/ReleaseQuarantine", "AccessService/Grant", "AccessService/Revoke",
                   "AgentService/ReadSecrets", "JoinService/Join", "JoinService/RenewExpired",
                   "TrustService/Renew", "TrustService/Rotate", "TrustService/NewToken",
+                  "TrustService/CreateToken", "TrustService/RevokeToken",
                   "TrustService/RevokeHolder", "SecretService/Set", "SecretService/Delete"));
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "muster/v1/access.pb.h"
+
 namespace muster {
 
 // A caller as the door knows it (a Unix socket: SO_PEERCRED; a network: the certificate). Never
@@ -18,7 +20,10 @@ struct Principal {
   bool trusted = false;
   // Of the certificate that it came with; no serial: it came with none.
   std::string serial;
-  uint64_t authority = 0;     // version of the one that signed it
+  uint64_t authority = 0;  // version of the one that signed it
+  // Of a user: the id of the token that it was bought with, if that has scopes, and what they give.
+  std::string token;
+  std::vector<v1::Scope> scopes;
   std::string cluster, host;  // of a host: it may be that host's agent, and nothing else
   // At the join door: may ask for a certificate, and nothing else. `user` says from where it calls.
   bool stranger = false;

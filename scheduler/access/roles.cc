@@ -83,7 +83,9 @@ std::string QueueText(const std::string& path) {
   return path.empty() ? "the root of the queues" : absl::StrCat("queue ", path);
 }
 
-Held HeldAt(const State& state, const Principal& who, int32_t node) {
+namespace {
+
+Held HeldWithoutToken(const State& state, const Principal& who, int32_t node) {
   Held held;
   if (node < 0 || !who.known()) return held;
   if (who.trusted) {
@@ -106,6 +108,49 @@ Held HeldAt(const State& state, const Principal& who, int32_t node) {
   return held;
 }
 
+}  // namespace
+
+pb::Role ScopeAt(const State& state, const Principal& who, int32_t node) {
+  if (who.token.empty()) return pb::ROLE_ADMIN;
+  pb::Role role = pb::ROLE_UNSPECIFIED;
+  for (int32_t n = node; n >= 0; n = state.queues().nodes[n].parent) {
+    for (const pb::Scope& scope : who.scopes) {
+      if (scope.queue() == state.queues().nodes[n].path) role = std::max(role, scope.role());
+    }
+  }
+  return role;
+}
+
+Held HeldAt(const State& state, const Principal& who, int32_t node) {
+  Held held = HeldWithoutToken(state, who, node);
+  const pb::Role most = node < 0 ? held.role : ScopeAt(state, who, node);
+  if (held.role <= most) return held;
+  held.role = most;
+  held.why = absl::StrCat("the scopes of token ", who.token);
+  return held;
+}
+
+std::string ScopeText(const pb::Scope& scope) {
+  const char* const verb = scope.role() == pb::ROLE_VIEWER      ? "view"
+                           : scope.role() == pb::ROLE_SUBMITTER ? "submit"
+                                                                : "operate";
+  return absl::StrCat(verb, ":", scope.queue().empty() ? "/" : scope.queue());
+}
+
+absl::Status CheckScope(const State& state, const Principal& who, const pb::Scope& scope) {
+  if (scope.role() < pb::ROLE_VIEWER || scope.role() > pb::ROLE_OPERATOR)
+    return absl::InvalidArgumentError("scope: gives view, submit or operate, and nothing more");
+  const int32_t node = state.queues().Node(scope.queue());
+  if (node < 0 || (!scope.queue().empty() && !Sight(state, who).Knows(scope.queue()))) {
+    return absl::NotFoundError(absl::StrCat("there is no queue \"", scope.queue(), "\" for you"));
+  }
+  const pb::Role own = HeldAt(state, who, node).role;
+  if (scope.role() <= own) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat(ScopeText(scope), ": you are ", RoleName(own), " at ", QueueText(scope.queue()),
+                   ", and a token gives no more than its owner has"));
+}
+
 // ---- Sight ----
 
 Sight::Sight(const State& state, const Principal& who)
@@ -120,8 +165,13 @@ pb::Role Sight::RoleAt(int32_t node) const {
 
 bool Sight::May(pb::Right right, const JobRow& job) const {
   if (!who_.known()) return false;
-  if (OwnerHas(right) && job.owner == who_.user) return true;
-  return RoleAt(state_.queues().Find(job.spec->queue())) >= MinRole(right);
+  const int32_t node = state_.queues().Find(job.spec->queue());
+  // Of one's own job a token lets one do what a submitter may, or look.
+  const pb::Role of_owner = right == pb::RIGHT_SEE ? pb::ROLE_VIEWER : pb::ROLE_SUBMITTER;
+  if (OwnerHas(right) && job.owner == who_.user &&
+      ScopeAt(state_, who_, std::max(0, node)) >= of_owner)
+    return true;
+  return RoleAt(node) >= MinRole(right);
 }
 
 bool Sight::SeesJob(uint64_t number) const {

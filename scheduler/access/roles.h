@@ -31,7 +31,13 @@ struct Held {
   pb::Role role = pb::ROLE_UNSPECIFIED;
   std::string why;  // "a binding of group nlp at queue research"
 };
+// Of who came with a token that has scopes, no more than these give.
 Held HeldAt(const State& state, const Principal& who, int32_t node);
+// The most that the token gives at a node, whatever its owner has there; without one, all.
+pb::Role ScopeAt(const State& state, const Principal& who, int32_t node);
+std::string ScopeText(const pb::Scope& scope);  // "submit:research/nlp"
+// Whether a token of theirs may have the scope: it gives no more than its owner has.
+absl::Status CheckScope(const State& state, const Principal& who, const pb::Scope& scope);
 
 // What one caller may see of one State, each node worked out once. One thread. Both must outlive
 // it.

@@ -65,6 +65,82 @@ TEST(Roles, HoldAtTheirNodeAndBelowNeverBesideIt) {
   EXPECT_EQ(At(state, User("ann"), "gone"), pb::ROLE_UNSPECIFIED);
 }
 
+// Who came with a token of these scopes.
+Principal WithToken(const std::string& user,
+                    const std::vector<std::pair<pb::Role, std::string>>& scopes) {
+  Principal who = User(user);
+  who.token = "t";
+  for (const auto& [role, queue] : scopes) {
+    who.scopes.emplace_back().set_role(role);
+    who.scopes.back().set_queue(queue);
+  }
+  return who;
+}
+
+TEST(Roles, ATokenGivesNoMoreThanItsScopesAndNoMoreThanItsOwnerHas) {
+  SystemBuilder system = Four();
+  Bind(&system, "ann", "", "", pb::ROLE_OPERATOR);
+  Bind(&system, "bob", "", "research/nlp", pb::ROLE_VIEWER);
+  const State& state = system.state;
+  const Principal submits = WithToken("ann", {{pb::ROLE_SUBMITTER, "research"}});
+  EXPECT_EQ(At(state, submits, "research"), pb::ROLE_SUBMITTER);
+  EXPECT_EQ(At(state, submits, "research/nlp"), pb::ROLE_SUBMITTER);
+  EXPECT_EQ(At(state, submits, "research2"), pb::ROLE_UNSPECIFIED) << "its name only begins alike";
+  EXPECT_EQ(At(state, submits, ""), pb::ROLE_UNSPECIFIED);
+  const Principal two =
+      WithToken("ann", {{pb::ROLE_VIEWER, ""}, {pb::ROLE_OPERATOR, "research/nlp"}});
+  EXPECT_EQ(At(state, two, "research/nlp"), pb::ROLE_OPERATOR);
+  EXPECT_EQ(At(state, two, "research/vision"), pb::ROLE_VIEWER);
+  EXPECT_EQ(At(state, WithToken("bob", {{pb::ROLE_OPERATOR, ""}}), "research/nlp"),
+            pb::ROLE_VIEWER);
+  EXPECT_EQ(At(state, WithToken("ann", {}), "research"), pb::ROLE_UNSPECIFIED);
+  EXPECT_EQ(HeldAt(state, submits, state.queues().Node("research")).why, "the scopes of token t");
+}
+
+TEST(Roles, OfOnesOwnJobsATokenReachesThoseInItsQueues) {
+  SystemBuilder system = Four();
+  JobBuilder job("research/nlp");
+  const uint64_t number = job.SubmitTo(&system);
+  const JobRow& row = *system.state.FindJob(number);
+  const auto may = [&](pb::Right right, pb::Role role, const std::string& queue) {
+    const Principal who = WithToken(row.owner, {{role, queue}});
+    return Sight(system.state, who).May(right, row);
+  };
+  for (const pb::Right right : {pb::RIGHT_SEE, pb::RIGHT_READ_LOGS, pb::RIGHT_OPERATE}) {
+    const Principal owner = User(row.owner);
+    EXPECT_TRUE(Sight(system.state, owner).May(right, row)) << "without a token: all";
+    EXPECT_TRUE(may(right, pb::ROLE_SUBMITTER, "research"));
+    EXPECT_FALSE(may(right, pb::ROLE_OPERATOR, "research2"));
+    EXPECT_EQ(may(right, pb::ROLE_VIEWER, "research"), right == pb::RIGHT_SEE);
+  }
+}
+
+TEST(Roles, ATokenIsMadeForWhatItsOwnerHas) {
+  SystemBuilder system = Four();
+  Bind(&system, "ann", "", "research/nlp", pb::ROLE_ADMIN);
+  const struct {
+    pb::Role role;
+    const char* queue;
+    absl::StatusCode code;
+  } kCases[] = {
+      {pb::ROLE_VIEWER, "research/nlp", absl::StatusCode::kOk},
+      {pb::ROLE_OPERATOR, "research/nlp", absl::StatusCode::kOk},
+      {pb::ROLE_ADMIN, "research/nlp", absl::StatusCode::kInvalidArgument},
+      {pb::ROLE_UNSPECIFIED, "research/nlp", absl::StatusCode::kInvalidArgument},
+      {pb::ROLE_VIEWER, "research", absl::StatusCode::kPermissionDenied},
+      {pb::ROLE_VIEWER, "", absl::StatusCode::kPermissionDenied},
+      {pb::ROLE_VIEWER, "research2", absl::StatusCode::kNotFound},
+      {pb::ROLE_VIEWER, "gone", absl::StatusCode::kNotFound},
+  };
+  for (const auto& c : kCases) {
+    pb::Scope scope;
+    scope.set_role(c.role);
+    scope.set_queue(c.queue);
+    EXPECT_EQ(CheckScope(system.state, User("ann"), scope).code(), c.code)
+        << RoleName(c.role) << " " << c.queue;
+  }
+}
+
 TEST(Roles, TheHighestCountsOfUserAndGroups) {
   SystemBuilder system = Four();
   Bind(&system, "ann", "", "", pb::ROLE_VIEWER);

@@ -159,7 +159,7 @@ grpc::ServerUnaryReactor* AccessServiceImpl::Check(const Caller& caller,
   for (const std::string& group : who->groups) response->add_groups(group);
   response->set_role(held.role);
   response->set_queue(request->queue());
-  response->set_why(held.role == pb::ROLE_UNSPECIFIED
+  response->set_why(held.why.empty()
                         ? absl::StrCat("no binding and no list of a queue names ", who->user,
                                        " at ", QueueText(request->queue()), " or above")
                         : held.why);

@@ -140,6 +140,12 @@ class Question {
     const std::string& path = sight_.state().queues().nodes[node].path;
     const pb::Role role = sight_.RoleAt(node), needed = MinRole(right);
     const std::string where = QueueText(path);
+    if (!who_.token.empty() && ScopeAt(sight_.state(), who_, node) < needed) {
+      return absl::PermissionDeniedError(absl::StrCat(
+          method_.name, " takes ", RoleName(needed), " at ", where, "; your token gives ",
+          RoleName(role),
+          " there. If you may do it yourself, make another token: muster token create"));
+    }
     return absl::PermissionDeniedError(absl::StrCat(
         method_.name, " takes ", RoleName(needed), " at ", where, "; you, ", who_.user, ", have ",
         RoleName(role), " there. Who administers it may change that: muster access grant ",
@@ -201,7 +207,8 @@ std::string ObjectOf(const MethodPolicy& method, const Message& request) {
 }
 
 // What certificates and the join door allow, before any role is looked at.
-absl::Status AuthorizeDoor(const State& state, const Principal& who, pb::Right right) {
+absl::Status AuthorizeDoor(const State& state, const Principal& who, const pb::Policy& policy) {
+  const pb::Right right = policy.right();
   if (who.stranger != (right == pb::RIGHT_ANYBODY)) {
     return who.stranger ? absl::UnauthenticatedError("without a certificate you can only join")
                         : absl::PermissionDeniedError("whoever has a certificate joins no more");
@@ -209,7 +216,7 @@ absl::Status AuthorizeDoor(const State& state, const Principal& who, pb::Right r
   if (who.stranger) return absl::OkStatus();
   if (who.certified()) {
     const Holder holder{who.host.empty() ? Holder::kUser : Holder::kHost, state.trust().trust_id,
-                        who.cluster, who.host.empty() ? who.user : who.host};
+                        who.cluster, who.host.empty() ? who.user : who.host, who.token};
     if (const std::string why = WhyNotTrusted(state.trust(), holder, who.serial, who.authority);
         !why.empty())
       return absl::UnauthenticatedError(why);
@@ -219,6 +226,10 @@ absl::Status AuthorizeDoor(const State& state, const Principal& who, pb::Right r
   if (right == pb::RIGHT_AGENT && !who.trusted && who.host.empty()) {
     return absl::PermissionDeniedError(
         "agents run as root, as the user who runs musterd, or come with their host's certificate");
+  }
+  if (!who.token.empty() && policy.whole()) {
+    return absl::PermissionDeniedError(
+        "a token is for jobs and queues: do this with your own login, not with a token's");
   }
   if (!who.host.empty() && right != pb::RIGHT_AGENT && right != pb::RIGHT_CERTIFICATE)
     return absl::PermissionDeniedError("a host's certificate is for its agent alone");
@@ -236,8 +247,7 @@ absl::Status Authorize(
     return absl::UnauthenticatedError(
         "you are nobody whom this musterd knows. Who runs it adds you: users in musterd.yaml");
   }
-  if (absl::Status status = AuthorizeDoor(state, who, method.policy.right()); !status.ok())
-    return status;
+  if (absl::Status status = AuthorizeDoor(state, who, method.policy); !status.ok()) return status;
   Question question(state, who, method);
   absl::Status status = Ask(&question, state, method, request, find_job, job);
   for (const pb::Policy::Wider& wider : method.policy.wider()) {
@@ -334,7 +344,9 @@ void Guard::Record(const MethodPolicy& method, const Principal& who, const Messa
   record.set_method(method.name);
   record.set_object(ObjectOf(method, request));
   record.set_outcome(absl::StatusCodeToString(outcome.code()));
-  record.set_detail(detail);
+  record.set_detail(who.token.empty()
+                        ? detail
+                        : absl::StrCat("by token ", who.token, detail.empty() ? "" : ": ", detail));
   parts_.audit->Add(std::move(record), std::move(written));
 }
 

@@ -9,6 +9,8 @@
 #include "muster/v1/cluster_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
+#include "muster/v1/secret_service.pb.h"
+#include "muster/v1/trust_service.pb.h"
 #include "scheduler/api/metrics_server.h"
 #include "scheduler/engine/testing/fixture.h"
 
@@ -176,6 +178,57 @@ TEST_F(GuardTest, ATreeIsChangedByThoseWhoAdministerTheNodeAbove) {
   EXPECT_EQ(Admitted("QueueService/Apply", kLea, apply).code(), kPermissionDenied)
       << "her own queue is for those above";
   EXPECT_EQ(Admitted("QueueService/Apply", kOwn, whole).code(), kOk);
+}
+
+TEST_F(GuardTest, WhoCameWithATokenHasItsScopesAndNothingThatIsTheUsersOwn) {
+  const auto admitted = [&](const char* method, const std::string& user, pb::Role role,
+                            const std::string& queue, const google::protobuf::Message& request) {
+    auto who = std::make_shared<Principal>();
+    who->user = user;
+    who->token = "t1";
+    who->scopes.emplace_back().set_role(role);
+    who->scopes.back().set_queue(queue);
+    return guard_.Admit(PolicyOf(method), std::move(who), request).status();
+  };
+  pb::GetJobRequest get;
+  get.set_id("1");
+  pb::CancelJobRequest cancel;
+  cancel.set_id("1");
+  const pb::SubmitRequest here = SubmissionTo("research/nlp"), there = SubmissionTo("research2");
+  const struct {
+    const char* method;
+    const char* user;
+    pb::Role role;
+    const char* queue;
+    const google::protobuf::Message& request;
+    absl::StatusCode code;
+  } kCases[] = {
+      {"JobService/Submit", "ann", pb::ROLE_SUBMITTER, "research/nlp", here, kOk},
+      {"JobService/Submit", "ann", pb::ROLE_SUBMITTER, "", here, kOk},
+      {"JobService/Submit", "ann", pb::ROLE_VIEWER, "research/nlp", here, kPermissionDenied},
+      {"JobService/Submit", "ann", pb::ROLE_SUBMITTER, "research2", here, kNotFound},
+      {"JobService/Submit", "ann", pb::ROLE_SUBMITTER, "", there, kNotFound},
+      {"JobService/Get", "ann", pb::ROLE_VIEWER, "research", get, kOk},
+      {"JobService/Get", "ann", pb::ROLE_VIEWER, "research2", get, kNotFound},
+      {"JobService/Cancel", "ann", pb::ROLE_VIEWER, "research", cancel, kPermissionDenied},
+      {"JobService/Cancel", "ann", pb::ROLE_SUBMITTER, "research", cancel, kOk},
+      {"JobService/Cancel", "oli", pb::ROLE_SUBMITTER, "research", cancel, kPermissionDenied},
+      {"JobService/Cancel", "oli", pb::ROLE_OPERATOR, "research/nlp", cancel, kOk},
+      {"JobService/List", "ann", pb::ROLE_VIEWER, "research2", pb::ListJobsRequest(), kOk},
+      {"SecretService/Set", "ann", pb::ROLE_SUBMITTER, "", pb::SetSecretRequest(),
+       kPermissionDenied},
+      {"SecretService/Delete", "ann", pb::ROLE_OPERATOR, "", pb::DeleteSecretRequest(),
+       kPermissionDenied},
+      {"TrustService/CreateToken", "ann", pb::ROLE_OPERATOR, "", pb::CreateTokenRequest(),
+       kPermissionDenied},
+  };
+  for (const auto& c : kCases) {
+    EXPECT_EQ(admitted(c.method, c.user, c.role, c.queue, c.request).code(), c.code)
+        << c.method << " " << c.user << " " << c.role << " " << c.queue;
+  }
+  EXPECT_THAT(
+      std::string(admitted("JobService/Submit", "ann", pb::ROLE_VIEWER, "", here).message()),
+      HasSubstr("your token gives viewer there"));
 }
 
 // The right is looked at again where the change is made.

@@ -134,6 +134,10 @@ class NetworkServer::CertificateDoor : public Door {
     const auto& users = view->state.trust().users;
     if (const auto row = users.find(holder.name); row != users.end())
       who->groups.assign(row->second.groups().begin(), row->second.groups().end());
+    who->token = holder.token;
+    const auto& tokens = view->state.trust().tokens;
+    if (const auto row = tokens.find(holder.token); row != tokens.end())
+      who->scopes.assign(row->second.scopes().begin(), row->second.scopes().end());
     return who;
   }
   void Explain(const grpc::CallbackServerContext& call,

@@ -18,6 +18,10 @@ namespace {
 
 using Events = absl::StatusOr<std::vector<pb::Event>>;
 
+// Of tokens with scopes.
+constexpr int kMostScopes = 16, kMostTokens = 32;
+constexpr int64_t kScopedTokenNs = 30 * kDay;
+
 grpc::Status NoNetwork() {
   return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
                       "this musterd serves no network: its musterd.yaml has no tls:");
@@ -109,6 +113,21 @@ std::string NameOf(const Holder& holder) {
                                       : holder.name;
 }
 
+// What the answer says of a token that is made.
+absl::Status Tell(const State& state, const Token& token, const pb::JoinToken& row,
+                  pb::NewTokenResponse* response) {
+  response->set_token(token.Text());
+  response->set_id(token.id);
+  response->set_expires_ns(row.expires_ns());
+  const auto signer = state.trust().authorities.find(state.trust().signer);
+  if (signer == state.trust().authorities.end())
+    return absl::FailedPreconditionError("there is no authority yet");
+  const absl::StatusOr<Certificate> root = ReadCertificate(signer->second.certificate());
+  if (!root.ok()) return root.status();
+  response->set_fingerprint(root->fingerprint);
+  return absl::OkStatus();
+}
+
 Events TokenEvents(const State& state, const pb::NewTokenRequest& request, const Token& token,
                    const std::string& by, int64_t now_ns, pb::NewTokenResponse* response) {
   const absl::StatusOr<Holder> holder = HolderOf(state, request.host(), request.user());
@@ -142,16 +161,65 @@ Events TokenEvents(const State& state, const pb::NewTokenRequest& request, const
   row->set_expires_ns(now_ns + (request.ttl_ns() == 0 ? kTokenNs : request.ttl_ns()));
   row->set_reusable(request.reusable());
   row->set_by(by);
-  response->set_token(token.Text());
-  response->set_id(token.id);
-  response->set_expires_ns(row->expires_ns());
-  const auto signer = state.trust().authorities.find(state.trust().signer);
-  if (signer == state.trust().authorities.end())
-    return absl::FailedPreconditionError("there is no authority yet");
-  const absl::StatusOr<Certificate> root = ReadCertificate(signer->second.certificate());
-  if (!root.ok()) return root.status();
-  response->set_fingerprint(root->fingerprint);
+  if (absl::Status status = Tell(state, token, *row, response); !status.ok()) return status;
   return events;
+}
+
+// A token with scopes, of whoever calls.
+Events ScopedTokenEvents(const State& state, const pb::CreateTokenRequest& request,
+                         const Principal& who, const Token& token, int64_t now_ns,
+                         pb::NewTokenResponse* response) {
+  const Trust& trust = state.trust();
+  if (trust.users.count(who.user) == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("you are no user of the network, where tokens are for. Who administers the "
+                     "root invites you: muster user invite ",
+                     who.user));
+  }
+  if (request.scopes_size() < 1 || request.scopes_size() > kMostScopes)
+    return absl::InvalidArgumentError("scopes: 1 to 16, such as submit:research/nlp");
+  for (const pb::Scope& scope : request.scopes()) {
+    if (absl::Status status = CheckScope(state, who, scope); !status.ok()) return status;
+  }
+  if (request.ttl_ns() < 0 || request.ttl_ns() > kTokenMostNs)
+    return absl::InvalidArgumentError("ttl: must be at most 90d");
+  const std::string own = UriOf(Holder{Holder::kUser, trust.trust_id, "", who.user});
+  const auto has = std::count_if(trust.tokens.begin(), trust.tokens.end(), [&](const auto& row) {
+    return row.second.scopes_size() > 0 && NamesHolder(row.second.uri(), own);
+  });
+  if (has >= kMostTokens) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "you have ", has, " tokens, which is all there may be. Revoke one: muster token list"));
+  }
+  std::vector<pb::Event> events(1);
+  pb::JoinToken* row = events[0].mutable_join_token()->mutable_token();
+  row->set_id(token.id);
+  row->set_secret_hash(SecretHash(token));
+  row->set_uri(UriOf(Holder{Holder::kUser, trust.trust_id, "", who.user, token.id}));
+  row->set_expires_ns(now_ns + (request.ttl_ns() == 0 ? kScopedTokenNs : request.ttl_ns()));
+  row->set_reusable(true);
+  row->set_by(who.user);
+  *row->mutable_scopes() = request.scopes();
+  if (absl::Status status = Tell(state, token, *row, response); !status.ok()) return status;
+  return events;
+}
+
+pb::Holding::Token Told(const pb::JoinToken& token) {
+  pb::Holding::Token told;
+  told.set_id(token.id());
+  told.set_expires_ns(token.expires_ns());
+  told.set_spent(!token.key_hash().empty());
+  told.set_reusable(token.reusable());
+  told.set_by(token.by());
+  *told.mutable_scopes() = token.scopes();
+  return told;
+}
+
+// It has scopes, and is the caller's.
+bool IsOwn(const pb::JoinToken& token, const Caller& caller) {
+  const std::optional<Holder> holder = ParseHolder(token.uri());
+  return token.scopes_size() > 0 && holder.has_value() && holder->kind == Holder::kUser &&
+         holder->name == caller.user();
 }
 
 // The host or user that a certificate or token is for, by name; with what they have.
@@ -177,12 +245,7 @@ void AddHolders(const Trust& trust, bool users, int64_t now_ns,
   for (const auto& [id, token] : trust.tokens) {
     pb::Holding* held = row(token.uri());
     if (held == nullptr) continue;
-    pb::Holding::Token* told = held->add_tokens();
-    told->set_id(id);
-    told->set_expires_ns(token.expires_ns());
-    told->set_spent(!token.key_hash().empty());
-    told->set_reusable(token.reusable());
-    told->set_by(token.by());
+    *held->add_tokens() = Told(token);
   }
   if (!users) return;
   for (const auto& [name, user] : trust.users) {
@@ -211,11 +274,11 @@ Events RevokeEvents(const State& state, const pb::RevokeHolderRequest& request,
   if (!holder.ok()) return holder.status();
   const std::string uri = UriOf(*holder);
   for (const auto& [serial, certificate] : trust.certificates) {
-    if (certificate.uri() == uri && certificate.revoked_ns() == 0)
+    if (NamesHolder(certificate.uri(), uri) && certificate.revoked_ns() == 0)
       response->set_certificates(response->certificates() + 1);
   }
   for (const auto& [id, token] : trust.tokens)
-    response->set_tokens(response->tokens() + (token.uri() == uri ? 1 : 0));
+    response->set_tokens(response->tokens() + (NamesHolder(token.uri(), uri) ? 1 : 0));
   const bool user = holder->kind == Holder::kUser && trust.users.count(holder->name) != 0;
   if (response->certificates() == 0 && response->tokens() == 0 && !user) {
     return absl::NotFoundError(
@@ -267,6 +330,9 @@ TrustServiceImpl::TrustServiceImpl(const ApiContext* context, const Door* door)
   Unary("TrustService/Rotate", &TrustServiceImpl::Rotate);
   Unary("TrustService/NewToken", &TrustServiceImpl::NewToken);
   Unary("TrustService/ListHolders", &TrustServiceImpl::ListHolders);
+  Unary("TrustService/CreateToken", &TrustServiceImpl::CreateToken);
+  Unary("TrustService/ListTokens", &TrustServiceImpl::ListTokens);
+  Unary("TrustService/RevokeToken", &TrustServiceImpl::RevokeToken);
   Unary("TrustService/RevokeHolder", &TrustServiceImpl::RevokeHolder);
 }
 
@@ -280,7 +346,7 @@ grpc::ServerUnaryReactor* TrustServiceImpl::Renew(const Caller& caller,
         const bool host = !who.host.empty();
         return context_->office->Renew(trust,
                                        Holder{host ? Holder::kHost : Holder::kUser, trust.trust_id,
-                                              who.cluster, host ? who.host : who.user},
+                                              who.cluster, host ? who.host : who.user, who.token},
                                        request->request(), now);
       });
 }
@@ -375,6 +441,62 @@ grpc::ServerUnaryReactor* TrustServiceImpl::NewToken(const Caller& caller,
           response->set_join_address(context_->join_address);
           caller.Note(events->back().join_token().token().uri());
         }
+        return events;
+      },
+      [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* TrustServiceImpl::CreateToken(const Caller& caller,
+                                                        grpc::CallbackServerContext* call,
+                                                        const pb::CreateTokenRequest* request,
+                                                        pb::NewTokenResponse* response) {
+  if (context_->office == nullptr) return Reply(call, NoNetwork());
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  caller.Change(
+      [this, caller, request, response](const State& state) -> Events {
+        Events events = ScopedTokenEvents(state, *request, caller.who(), muster::NewToken(),
+                                          context_->clock->WallNs(), response);
+        if (events.ok()) {
+          response->set_join_address(context_->join_address);
+          caller.Note(absl::StrCat(
+              response->id(), " ",
+              absl::StrJoin(request->scopes(), ",", [](std::string* text, const pb::Scope& scope) {
+                absl::StrAppend(text, ScopeText(scope));
+              })));
+        }
+        return events;
+      },
+      [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* TrustServiceImpl::ListTokens(const Caller& caller,
+                                                       grpc::CallbackServerContext* call,
+                                                       const pb::ListTokensRequest*,
+                                                       pb::ListTokensResponse* response) {
+  for (const auto& [id, token] : caller.view()->state.trust().tokens) {
+    if (IsOwn(token, caller)) *response->add_tokens() = Told(token);
+  }
+  return Reply(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* TrustServiceImpl::RevokeToken(const Caller& caller,
+                                                        grpc::CallbackServerContext* call,
+                                                        const pb::RevokeTokenRequest* request,
+                                                        pb::RevokeTokenResponse*) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  caller.Change(
+      [caller, request](const State& state) -> Events {
+        const auto token = state.trust().tokens.find(request->id());
+        if (token == state.trust().tokens.end() || !IsOwn(token->second, caller)) {
+          return absl::NotFoundError(
+              absl::StrCat("you have no token ", request->id(), ". See: muster token list"));
+        }
+        caller.Note(request->id());
+        std::vector<pb::Event> events(1);
+        events[0].mutable_join_token()->mutable_token()->set_id(request->id());
+        events[0].mutable_join_token()->set_revoked(true);
         return events;
       },
       [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });

@@ -41,6 +41,15 @@ class TrustServiceImpl : public GuardedService {
   grpc::ServerUnaryReactor* NewToken(const Caller& caller, grpc::CallbackServerContext* call,
                                      const pb::NewTokenRequest* request,
                                      pb::NewTokenResponse* response);
+  grpc::ServerUnaryReactor* CreateToken(const Caller& caller, grpc::CallbackServerContext* call,
+                                        const pb::CreateTokenRequest* request,
+                                        pb::NewTokenResponse* response);
+  grpc::ServerUnaryReactor* ListTokens(const Caller& caller, grpc::CallbackServerContext* call,
+                                       const pb::ListTokensRequest* request,
+                                       pb::ListTokensResponse* response);
+  grpc::ServerUnaryReactor* RevokeToken(const Caller& caller, grpc::CallbackServerContext* call,
+                                        const pb::RevokeTokenRequest* request,
+                                        pb::RevokeTokenResponse* response);
   grpc::ServerUnaryReactor* ListHolders(const Caller& caller, grpc::CallbackServerContext* call,
                                         const pb::ListHoldersRequest* request,
                                         pb::ListHoldersResponse* response);

@@ -118,11 +118,12 @@ void Applier::On(const pb::CertificatesRevoked& e) {
   if (s_.trust_->trust_id.empty()) return;
   Trust& trust = *Own(&s_.trust_);
   for (auto& [serial, certificate] : trust.certificates) {
-    if (certificate.uri() != e.uri() || certificate.revoked_ns() != 0) continue;
+    if (!NamesHolder(certificate.uri(), e.uri()) || certificate.revoked_ns() != 0) continue;
     certificate.set_revoked_ns(s_.now_ns_);
     s_.changed_certificates_.insert(serial);
   }
-  if (std::erase_if(trust.tokens, [&](const auto& row) { return row.second.uri() == e.uri(); }) > 0)
+  if (std::erase_if(trust.tokens,
+                    [&](const auto& row) { return NamesHolder(row.second.uri(), e.uri()); }) > 0)
     s_.trust_changed_ = true;
 }
 

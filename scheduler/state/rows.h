@@ -335,6 +335,12 @@ struct Trust {
   int64_t next_end_ns = 0;  // derived: none is forgotten before; 0: there are none
 };
 
+// Whether a certificate's or token's `uri` names the holder with the uri `of`: also by a token of
+// theirs that has scopes.
+inline bool NamesHolder(const std::string& uri, const std::string& of) {
+  return uri == of || uri.rfind(of + "/token/", 0) == 0;
+}
+
 // What a queue has used, decayed: it orders equal shares (docs/scheduling.md §4, History). Changes
 // at ticks only.
 struct QueueHistory {

@@ -162,6 +162,20 @@ TEST_F(TrustTest, RevokesAllThatNameAHolderAndNobodyElse) {
   EXPECT_NE(trust().certificates.at("01").revoked_ns(), 0);
 }
 
+TEST_F(TrustTest, RevokesWhatTokensOfAUserBought) {
+  constexpr char kAnn[] = "muster://t/user/ann", kAnnsToken[] = "muster://t/user/ann/token/a";
+  constexpr char kAnnas[] = "muster://t/user/anna/token/b";
+  Issue("01", kAnnsToken, "key1", "", now_s() + 100);
+  Issue("02", kAnnas, "key2", "", now_s() + 100);
+  Token("a", InAnHour(), kAnnsToken, /*reusable=*/true);
+  Token("b", InAnHour(), kAnnas, /*reusable=*/true);
+  Revoke(kAnn);
+  EXPECT_NE(trust().certificates.at("01").revoked_ns(), 0);
+  EXPECT_EQ(trust().certificates.at("02").revoked_ns(), 0) << "her name only begins alike";
+  EXPECT_EQ(trust().tokens.count("a"), 0u);
+  EXPECT_EQ(trust().tokens.count("b"), 1u);
+}
+
 TEST_F(TrustTest, UsersComeAndGo) {
   User("ann", "nlp");
   User("bob", "vision");

@@ -68,6 +68,10 @@ std::string WhyNotTrusted(const Trust& trust, const Holder& holder, const std::s
     return "your certificate was revoked";
   if (holder.kind == Holder::kUser && trust.users.count(holder.name) == 0)
     return absl::StrCat("there is no user ", holder.name, " any more");
+  if (holder.token.empty()) return "";
+  const auto token = trust.tokens.find(holder.token);
+  if (token == trust.tokens.end() || token->second.uri() != UriOf(holder))
+    return "your token was revoked, or has expired: make another one, muster token create";
   return "";
 }
 
@@ -190,7 +194,13 @@ absl::StatusOr<std::string> Office::Sign(const Trust& trust, std::string_view re
 absl::StatusOr<Office::Issued> Office::Issue(const Trust& trust, std::string_view request,
                                              const Holder& holder, const std::string& token,
                                              int64_t now_ns) const {
-  const int64_t life_ns = holder.kind == Holder::kHost ? lives_.host_ns : lives_.user_ns;
+  int64_t life_ns = holder.kind == Holder::kHost ? lives_.host_ns : lives_.user_ns;
+  if (!holder.token.empty()) {
+    const auto row = trust.tokens.find(holder.token);
+    if (row == trust.tokens.end() || row->second.expires_ns() <= now_ns)
+      return NotWelcome("the token was revoked, or has expired");
+    life_ns = std::min(life_ns, row->second.expires_ns() - now_ns);
+  }
   absl::StatusOr<std::string> pem = Sign(trust, request, holder, life_ns, now_ns);
   if (!pem.ok()) return pem.status();
   const absl::StatusOr<Certificate> made = ReadCertificate(*pem);

@@ -98,6 +98,46 @@ TEST_F(OfficeTest, ATokenBuysACertificateForItsHolderAlone) {
   EXPECT_EQ(trust().certificates.size(), 1u);
 }
 
+TEST_F(OfficeTest, ACertificateOfATokenWithScopesNamesTheTokenAndCountsNoLongerThanThat) {
+  pb::Event user;
+  user.mutable_network_user()->mutable_user()->set_name("ann");
+  Do(user);
+  const Token token = NewToken();
+  pb::Event event;
+  pb::JoinToken* row = event.mutable_join_token()->mutable_token();
+  row->set_id(token.id);
+  row->set_secret_hash(SecretHash(token));
+  row->set_uri(Uri("/user/ann/token/" + token.id));
+  row->set_expires_ns(now_ns_ + 2 * kHour);
+  row->set_reusable(true);
+  row->add_scopes()->set_role(pb::ROLE_VIEWER);
+  Do(event);
+  const absl::StatusOr<std::string> certificate = Join(token, NewKey());
+  ASSERT_TRUE(certificate.ok()) << certificate.status();
+  EXPECT_TRUE(Join(token, NewKey()).ok()) << "a program logs in as often as it needs to";
+  const absl::StatusOr<Presented> presented = ReadPresented(trust(), *certificate);
+  ASSERT_TRUE(presented.ok()) << presented.status();
+  EXPECT_EQ(presented->holder.name, "ann");
+  EXPECT_EQ(presented->holder.token, token.id);
+  EXPECT_EQ(presented->certificate.validity.end_s, (now_ns_ + 2 * kHour) / kSecond)
+      << "not twelve hours, as a user's own";
+  EXPECT_EQ(WhyNot(*certificate), "");
+  Later(kHour);
+  const absl::StatusOr<Office::Issued> renewed =
+      office_.Renew(trust(), presented->holder, *NewRequest(NewKey()), now_ns_);
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_EQ(ReadCertificate(renewed->certificate)->validity.end_s, (now_ns_ + kHour) / kSecond)
+      << "a renewal doesn't outlive the token";
+  pb::Event revoked;
+  revoked.mutable_join_token()->mutable_token()->set_id(token.id);
+  revoked.mutable_join_token()->set_revoked(true);
+  Do(revoked);
+  EXPECT_THAT(WhyNot(*certificate), HasSubstr("your token was revoked, or has expired"));
+  EXPECT_EQ(
+      office_.Renew(trust(), presented->holder, *NewRequest(NewKey()), now_ns_).status().code(),
+      kUnauthenticated);
+}
+
 TEST_F(OfficeTest, ATokenServesOneKeyOnceAndOnlyItsSecretOpensIt) {
   const Token token = GiveToken(kHostUri);
   Token guessed = token;

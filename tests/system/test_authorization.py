@@ -13,3 +13,12 @@ def test_every_call_is_answered_as_the_model_of_access_says(bare):
     cells, wrong = asked.ask_all()
     assert cells > 1000
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be several users")
+def test_who_comes_by_a_token_has_its_scopes_of_its_owners_rights(bare):
+    asked = authorization.AskedByTokens(bare)
+    asked.start()
+    cells, wrong = asked.ask_all()
+    assert cells > 500
+    assert not wrong, "\n".join(wrong)

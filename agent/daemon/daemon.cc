@@ -229,6 +229,7 @@ class Agent final : public Link {
  private:
   void StartThreads();
   void LookAtGpus();
+  std::vector<DiskUser> DiskUsers() const;
   void Renewed();
   void Post(Incoming incoming);
   void Ring();
@@ -254,11 +255,13 @@ class Agent final : public Link {
   std::deque<v1::HostChecked> checked_;           // guarded by mutex_
   std::vector<GpuLook> looks_;                    // guarded by mutex_; the newest
   std::condition_variable ending_;                // with mutex_: stopping_ was set
+  std::deque<DiskNews> disk_news_;                // guarded by mutex_
   std::thread schema_;
   std::thread devices_;  // waits for device_events_
   std::thread gpus_;     // looks at what they do
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<HostCheck> check_;
+  std::unique_ptr<DiskGuard> disks_;
   std::unique_ptr<IdentityKeeper> keeper_;
   std::unique_ptr<Connection> connection_;  // last: its thread posts to us
 };
@@ -318,6 +321,7 @@ Agent::~Agent() {
   }
   ending_.notify_all();
   check_.reset();
+  disks_.reset();
   std::unique_ptr<Connection> connection;
   {
     std::lock_guard<std::mutex> lock(mutex_);  // the keeper looks at it
@@ -353,6 +357,7 @@ void Agent::TakeIncoming() {
   std::deque<Nvml::Event> events;
   std::deque<v1::HostChecked> checked;
   std::vector<GpuLook> looks;
+  std::deque<DiskNews> disk_news;
   std::unique_ptr<v1::Inventory> inventory;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -360,12 +365,14 @@ void Agent::TakeIncoming() {
     taken.swap(inbox_);
     events.swap(device_events_);
     checked.swap(checked_);
+    disk_news.swap(disk_news_);
     inventory = std::move(new_inventory_);
   }
   for (const Nvml::Event& event : events) loop_->OnDeviceEvent(event.device, event.xid);
   for (v1::HostChecked& answer : checked) loop_->OnChecked(std::move(answer));
   if (!looks.empty()) loop_->OnGpus(looks);
   if (inventory != nullptr) loop_->OnInventory(std::move(*inventory));
+  for (const DiskNews& news : disk_news) loop_->OnDisk(news);
   for (const Incoming& incoming : taken) {
     switch (incoming.kind) {
       case Incoming::Kind::kOpened:
@@ -393,6 +400,13 @@ void Agent::StartThreads() {
     Ring();
     if (const std::string why = WhyUnitEndsShims(); !why.empty())
       LogWarn("jobs will not outlive the agent", {{"why", why}});
+  });
+  disks_ = std::make_unique<DiskGuard>(state_->path(), [this](DiskNews news) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      disk_news_.push_back(std::move(news));
+    }
+    Ring();
   });
   if (options_.nvml != nullptr && options_.nvml->Watch()) {
     devices_ = std::thread([this] {
@@ -439,6 +453,16 @@ void Agent::LookAtGpus() {
   }
 }
 
+std::vector<DiskUser> Agent::DiskUsers() const {
+  std::vector<DiskUser> users;
+  for (const auto& [id, record] : loop_->attempts().records()) {
+    if (record.claim == Claim::kStarted && !record.gone() &&
+        !record.prepare.job_directory().empty())
+      users.push_back({id, record.prepare.job_directory()});
+  }
+  return users;
+}
+
 // The stream goes on with the new certificate; what runs here doesn't notice.
 void Agent::Renewed() {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -474,6 +498,7 @@ absl::Status Agent::Run() {
       }
       OnReady(events[i].data.fd);
     }
+    disks_->Watch(DiskUsers());
     if (clock_.BootNs() < next_reap_ns_) continue;
     next_reap_ns_ = clock_.BootNs() + kReapInterval;
     processes_.ReapEnded();

@@ -197,9 +197,21 @@ void AgentLoop::Heartbeat(int64_t now_ns) {
 
 void AgentLoop::OnInventory(v1::Inventory found) {
   for (const auto& [device, why] : broken_) MarkBroken(device, why, &found);
+  found.set_low_disk(inventory_.low_disk());
   const bool changed = found.SerializeAsString() != inventory_.SerializeAsString();
   inventory_ = std::move(found);
   if (changed) ports_.link->Restart("the inventory changed: reporting anew");
+}
+
+void AgentLoop::OnDisk(const DiskNews& news) {
+  for (const auto& [id, why] : news.fills) {
+    LogWarn("an attempt fills a disk", {{"attempt", DirectoryName(id)}, {"why", why}});
+    reconciler_->OnFillsDisk(id, why);
+  }
+  if (news.low == inventory_.low_disk()) return;
+  inventory_.set_low_disk(news.low);
+  ports_.link->Restart(news.low.empty() ? "there is enough disk again: reporting anew"
+                                        : "there is too little disk: reporting anew");
 }
 
 // A program's own errors (an address that isn't mapped) come as Xids, too: they end programs and

@@ -18,6 +18,7 @@
 #include "agent/daemon/log_sender.h"
 #include "agent/daemon/ports.h"
 #include "agent/host/causes.h"
+#include "agent/host/disk_guard.h"
 #include "agent/host/state_dir.h"
 #include "agent/host/storage_threads.h"
 #include "agent/reconcile/reconciler.h"
@@ -57,7 +58,8 @@ class AgentLoop final : public Sender {
   void OnMessage(uint64_t generation, const v1::SchedulerMessage& message);
   // `ours`: Link::Restart was called.
   void OnClosed(const std::string& reason, bool ours = false);
-  void OnInventory(v1::Inventory found);            // it has taken until now
+  void OnInventory(v1::Inventory found);  // it has taken until now
+  void OnDisk(const DiskNews& news);
   void OnDeviceEvent(int32_t device, int32_t xid);  // a critical error
   void OnGpus(const std::vector<GpuLook>& looks);   // at all of this host's
   void OnFiles(const AttemptId& id);                // of an attempt have changed

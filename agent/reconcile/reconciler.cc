@@ -533,6 +533,7 @@ v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   // nothing (contract 13).
   report.set_stop_sent(record.ended && record.stop_sent);
   if (record.ended && record.usage.ran_ns() > 0) *report.mutable_usage() = HostUsageOf(record);
+  if (!record.gone()) report.set_fills_disk(Shortened(record.fills_disk));
   return report;
 }
 
@@ -560,6 +561,13 @@ void Reconciler::OnFault(int32_t device, int32_t code, const std::string& detail
   v1::AgentMessage message;
   *message.mutable_fault() = std::move(fault);
   Send(std::move(message));
+}
+
+void Reconciler::OnFillsDisk(const AttemptId& id, const std::string& why) {
+  const auto found = records_.find(id);
+  if (found == records_.end() || found->second.gone()) return;
+  found->second.fills_disk = why;
+  Report(found->second);
 }
 
 void Reconciler::RepeatReports() {

@@ -53,6 +53,8 @@ class Reconciler {
   void OnGpus(const std::vector<GpuLook>& looks, int64_t boot_ns, int64_t span_ns);
   // Tells what running attempts use, where that is news and was not told for a while.
   void AddUsages(int64_t boot_ns, v1::Heartbeat* heartbeat);
+  // It fills a file system that others need: its report says so from now on.
+  void OnFillsDisk(const AttemptId& id, const std::string& why);
 
   // Says again what is not yet acknowledged: ends, checkpoints, exports. For each heartbeat.
   void RepeatReports();

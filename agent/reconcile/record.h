@@ -62,6 +62,7 @@ struct AttemptRecord {
   // What its processes used until now, by its shim; unset fields: it doesn't say. And its GPUs.
   v1::HostUsage usage;
   GpuRecord gpus;
+  std::string fills_disk;  // why it is to be stopped; not kept over a restart of the agent
 
   bool gone() const { return claim == Claim::kStopped || ended; }
 };

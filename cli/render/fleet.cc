@@ -86,6 +86,8 @@ std::string HostNotes(const pb::Host& host, int64_t now_ns) {
     absl::StrAppend(&text, "Counts as off: said by ", host.confirmed_off_by(), "\n");
   if (!host.fence_detail().empty())
     absl::StrAppend(&text, "fence_command failed: ", host.fence_detail(), "\n");
+  if (!host.inventory().low_disk().empty())
+    absl::StrAppend(&text, "Takes nothing new: ", host.inventory().low_disk(), "\n");
   if (!host.inventory().isolation().empty())
     absl::StrAppend(&text, "Attempts are kept apart by ", host.inventory().isolation(), "\n");
   return text.empty() ? text : absl::StrCat("\n", text);

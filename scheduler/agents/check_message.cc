@@ -43,6 +43,8 @@ absl::Status CheckReport(const pb::AttemptReport& report) {
   if (report.detail().size() > kMaxText) return Wrong("report.detail", "longer than 16 KiB");
   if (report.usage().gpus().busy_permille_size() > kMaxSlots)
     return Wrong("report.usage.gpus.busy_permille", "more than 1024");
+  if (report.fills_disk().size() > kMaxText)
+    return Wrong("report.fills_disk", "longer than 16 KiB");
   for (const pb::WorkerExit& exit : report.exits()) {
     if (exit.rank() < 0 || exit.signal() < 0 || exit.signal() > 64 || exit.exit_code() < 0 ||
         exit.exit_code() > 255 || exit.detail().size() > kMaxText) {
@@ -128,6 +130,8 @@ absl::Status CheckInventory(const pb::Inventory& inventory) {
       return Wrong("inventory.devices", "indexes must be 0..1023, each once");
     }
   }
+  if (inventory.low_disk().size() > kMaxText)
+    return Wrong("inventory.low_disk", "longer than 16 KiB");
   if (inventory.address().size() > kMaxName) return Wrong("inventory.address", "longer than 255");
   if (inventory.trainer_schema_hash().size() > kMaxName)
     return Wrong("inventory.trainer_schema_hash", "longer than 255");

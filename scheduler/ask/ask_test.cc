@@ -621,6 +621,13 @@ TEST_F(Sentences, NameTheHostsWhoseAgentsAreTooOldAndWhatToDo) {
               HasSubstr("; not every host can take it: lab/h00"));
 }
 
+TEST_F(Sentences, NameTheHostsThatAreShortOfDisk) {
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
+  s_.LowDisk("lab", "h01", "/data has 40MiB left of 1GiB");
+  EXPECT_THAT(Text(job, pb::V_CAPACITY),
+              HasSubstr("; lab/h01 takes nothing new: /data has 40MiB left of 1GiB"));
+}
+
 TEST_F(Sentences, CoresAreHeldByWorkOnGpusToo) {
   const uint64_t trains = testing::JobBuilder("research").Cpus(7).SubmitTo(&s_);
   const uint64_t flat = testing::JobBuilder("research").GpusMilli(0).Cpus(1).SubmitTo(&s_);

@@ -459,6 +459,23 @@ TEST(Decide, WaitsForAnAgentThatDoesWhatATaskNeedsAndStopsNobodyForIt) {
   EXPECT_EQ(WorkersOf(system, entitled), 4);
 }
 
+TEST(Decide, StartsNothingOnAHostThatIsShortOfDiskAndLetsRunWhatRuns) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 2).Queue("q");
+  const uint64_t runs = JobBuilder("q").SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, runs);
+  system.LowDisk("c", "h00", "/data has 1MiB left of 1GiB");
+  const uint64_t waits = JobBuilder("q").SubmitTo(&system);
+  const Plan plan = Go(&system);
+  EXPECT_EQ(testing::StopsIn(plan), 0);
+  EXPECT_EQ(WorkersOf(system, runs), 1);
+  EXPECT_EQ(WorkersOf(system, waits), 0);
+  system.LowDisk("c", "h00", "");
+  Go(&system);
+  EXPECT_EQ(WorkersOf(system, waits), 1);
+}
+
 TEST(Decide, AThousandJobsTakeMilliseconds) {
   SystemBuilder system;
   system.Cluster("a").Cluster("b").Hosts("a", 64, 8).Hosts("b", 32, 8);

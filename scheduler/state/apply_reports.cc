@@ -17,7 +17,7 @@ constexpr size_t kMaxDetailBytes = 4096;  // of what an attempt refused to load
 // What only the scheduler decides: a host repeats it of an attempt that it was told to stop.
 bool Ordered(pb::Cause cause) {
   return Moved(cause) || cause == pb::CANCEL || cause == pb::TIME_LIMIT || cause == pb::HANG ||
-         cause == pb::EXPORT_FAILED;
+         cause == pb::OUT_OF_DISK || cause == pb::EXPORT_FAILED;
 }
 
 int64_t Backoff(int64_t first_ns, int32_t failures) {
@@ -245,6 +245,7 @@ void Applier::On(const pb::AttemptReported& e) {
   const bool over = report.phase() == pb::EXITED || report.phase() == pb::GONE;
   if (over && report.has_usage() && part->usage == nullptr)
     part->usage = PlausibleUsage(report.usage());
+  if (part->fills_disk.empty()) part->fills_disk = report.fills_disk();
   for (const pb::WorkerExit& exit : report.exits()) {
     const auto known = std::lower_bound(
         part->exits.begin(), part->exits.end(), exit,

@@ -41,6 +41,7 @@ pb::Cause CauseOf(const pb::WorkerExit& exit) {
     case pb::KILLED:
     case pb::OUT_OF_MEMORY:
     case pb::HANG:
+    case pb::OUT_OF_DISK:
     case pb::DEVICE_FAILURE:
     case pb::HOST_FAILURE:
     case pb::NETWORK_FAILURE:

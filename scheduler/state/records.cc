@@ -34,6 +34,7 @@ pb::AttemptRecord ToRecord(const State& state, const AttemptRow& row) {
     p->set_cause(part.cause);
     p->set_detail(part.detail);
     if (part.usage != nullptr) *p->mutable_usage() = *part.usage;
+    p->set_fills_disk(part.fills_disk);
   }
   r.set_workers(row.workers);
   r.set_place_ns(row.place_ns);
@@ -85,6 +86,7 @@ absl::Status FromRecord(const State& state, const pb::AttemptRecord& r, AttemptR
     part.cause = p.cause();
     part.detail = p.detail();
     if (p.has_usage()) part.usage = std::make_shared<const pb::HostUsage>(p.usage());
+    part.fills_disk = p.fills_disk();
     row->parts.push_back(std::move(part));
   }
   row->workers = r.workers();

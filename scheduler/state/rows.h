@@ -69,6 +69,7 @@ struct PartRow {
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   std::string detail;
   std::shared_ptr<const pb::HostUsage> usage;  // told with its end; nullptr: not, or not yet
+  std::string fills_disk;  // its host says that it has to be stopped for that: what it wrote, where
 
   bool over() const { return lost || phase == pb::GONE; }
 };
@@ -273,7 +274,7 @@ struct HostRow {
     for (const LostRow& row : lost) {
       if (row.stray()) return true;
     }
-    return drained || quarantined();
+    return drained || quarantined() || !inventory.low_disk().empty();
   }
 };
 

@@ -184,6 +184,7 @@ absl::Status CheckOnHost(const HostRow& host, const pb::TaskSpec& spec, const st
   if (host.state != pb::HOST_UP) return Broken(where + "isn't up");
   if (host.drained) return Broken(where + "is drained");
   if (host.quarantined()) return Broken(where + "is in quarantine");
+  if (!host.inventory.low_disk().empty()) return Broken(where + "has too little disk left");
   if (!Can(AbilitiesOf(host.inventory), needs))
     return Broken(where + WhyUnable(host.inventory, needs));
   if (std::any_of(host.lost.begin(), host.lost.end(),

@@ -121,6 +121,7 @@ TEST(Validate, CatchesPlantedWrongPlans) {
          s->Hello("c", "h01", 2, "gpu", 64, "s1", kUnpacks | kEntersImages);
          p->events.push_back(Placed(s->state, Waits(s, p, job), "c", {{"h01", {1}}}));
        }},
+      {"host short of disk", "too little disk", [](SystemBuilder* s, Plan*) { s->LowDisk("c", "h01", "/data has 1MiB left of 1GiB"); }},
       {"host drained", "is drained", [](SystemBuilder* s, Plan*) { s->Drain("c/h01"); }},
       {"cluster drained", "drained cluster", [](SystemBuilder* s, Plan*) { s->Drain("c"); }},
       {"job cancelled", "no unfinished job", [](SystemBuilder* s, Plan*) { s->Cancel(1); }},

@@ -14,6 +14,8 @@ std::string CauseText(pb::Cause cause) {
       return "a process was killed";
     case pb::OUT_OF_MEMORY:
       return "out of memory";
+    case pb::OUT_OF_DISK:
+      return "it filled a disk";
     case pb::HANG:
       return "no progress for hang_timeout";
     case pb::TIME_LIMIT:

@@ -73,6 +73,26 @@ std::string Drains(const State& state, const std::vector<int32_t>& clusters) {
   return absl::StrJoin(said, "; ");
 }
 
+// "lab/h1 takes nothing new: /data has 40MiB left of 64MiB": hosts of the cluster that are short of
+// disk; at most four are named.
+std::string LowDisks(const State& state, int32_t cluster) {
+  constexpr size_t kHostsTold = 4;
+  std::vector<std::string> said;
+  size_t more = 0;
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    if (host.cluster != cluster || host.inventory.low_disk().empty()) continue;
+    if (said.size() == kHostsTold) {
+      ++more;
+      continue;
+    }
+    said.push_back(
+        absl::StrCat(state.HostName(id), " takes nothing new: ", host.inventory.low_disk()));
+  }
+  if (more > 0) said.push_back(absl::StrCat("so do ", more, " more"));
+  return absl::StrJoin(said, "; ");
+}
+
 std::string Held(const State& state, const JobRow& job) {
   const std::string& path = job.spec->queue();
   const int32_t leaf = state.queues().Find(path);
@@ -473,6 +493,8 @@ std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb
   if (verdict.code() != pb::V_HELD && verdict.code() != pb::V_STARTING_NOW && cluster >= 0) {
     if (const std::string drains = Drains(state, {cluster}); !drains.empty())
       absl::StrAppend(&text, "; ", drains);
+    if (const std::string low = LowDisks(state, cluster); !low.empty())
+      absl::StrAppend(&text, "; ", low);
   }
   if (const std::string spilled = SpillText(state, job, task); !spilled.empty())
     absl::StrAppend(&text, "; ", spilled);

@@ -97,17 +97,19 @@ NextStop NextStopOf(const State& state, const JobRow& job, int32_t task, const A
           [&] { return failure->detail; });
   const Abilities needs = NeedsOf(*job.spec, spec);
   bool untracked = false, strange = false;
-  std::string drained, unable;
+  std::string drained, unable, fills_disk;
   for (const PartRow& part : attempt.parts) {
     untracked = untracked || LostTrackOf(part);
     if (part.over()) continue;
     strange = strange || part.state_id != state.host(part.host).state_id;
+    if (fills_disk.empty()) fills_disk = part.fills_disk;
     if (OutgrowsAgent(state.host(part.host), part, needs)) {
       unable = absl::StrCat(state.HostName(part.host), " now ",
                             WhyUnable(state.host(part.host).inventory, needs));
     }
     if (std::string why = Drained(state, part.host); !why.empty()) drained = std::move(why);
   }
+  at_once(!fills_disk.empty(), pb::OUT_OF_DISK, 0, [&] { return fills_disk; });
   at_once(untracked, pb::HOST_LOST, grace_ns,
           [] { return "a host of the gang stopped its part or lost track of it"; });
   at_once(strange, pb::HOST_LOST, 0, [] { return "a host came back with a new state directory"; });

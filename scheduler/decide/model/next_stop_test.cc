@@ -63,6 +63,13 @@ TEST(NextStop, TellsTheFirstCauseThatIsDue) {
       {"a host has another state directory",
        [](TwoHosts* at) { at->system.Hello("c", "h01", 1, "gpu", 64, "s2"); }, pb::HOST_LOST,
        false},
+      {"it fills a disk",
+       [](TwoHosts* at) {
+         pb::Event event = Report(at->system.state, at->job, 0, 1, 1, pb::STARTED);
+         event.mutable_attempt_reported()->mutable_report()->set_fills_disk("it wrote 2GiB");
+         at->system.Do(event);
+       },
+       pb::OUT_OF_DISK, false},
       {"a host is drained", [](TwoHosts* at) { at->system.Drain("c/h01"); }, pb::DRAIN, true},
       {"its cluster is drained", [](TwoHosts* at) { at->system.Drain("c"); }, pb::DRAIN, true},
       {"its time is over",

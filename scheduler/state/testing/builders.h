@@ -82,6 +82,19 @@ class SystemBuilder {
     inventory->set_address("127.0.0.1");
     Do(event);
   }
+  // The host comes back with another inventory.
+  void LowDisk(const std::string& cluster, const std::string& name, const std::string& low) {
+    const HostRow& row = state.host(state.FindHost(cluster, name));
+    pb::Event event;
+    pb::HostHello* hello = event.mutable_host_hello();
+    hello->set_cluster(cluster);
+    hello->set_host(name);
+    hello->set_state_id(row.state_id);
+    hello->set_boot_id(row.boot_id);
+    *hello->mutable_inventory() = row.inventory;
+    hello->mutable_inventory()->set_low_disk(low);
+    Do(event);
+  }
   // A leaf below the root, or below a parent that is a queue already ("research/nlp").
   SystemBuilder& Queue(const std::string& path, int64_t guarantee = 0, int64_t limit = -1,
                        int64_t weight = 1, const std::string& flavour = "gpu") {

@@ -1,6 +1,7 @@
 """A bare Debian 12 machine for a while: a minimal root file system made by debootstrap in a temporary folder, with this
 repository's commit cloned to /muster/main and nothing installed. Its mounts and processes live in namespaces of their own,
-so they end with each command. Needs root and the package debootstrap; the machine's way to its packages (apt's sources,
+so they end with each command; its root is that of its mounts, as on a machine: in a mere chroot the kernel tells a process that has mounts of its
+own the paths of its files with the folder in front. Needs root and the package debootstrap; the machine's way to its packages (apt's sources,
 certificates, pip's settings) is copied from this one."""
 
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 
 INSIDE = """
 mount --bind {root} {root} && cd {root} && mount -t proc proc {root}/proc && mount -t sysfs sysfs {root}/sys && mount --rbind /dev {root}/dev && mount -t tmpfs tmpfs {root}/dev/shm &&
-exec chroot {root} env -i HOME=/root TERM=dumb PATH=/usr/sbin:/usr/bin:/sbin:/bin {settings} sh -c 'cd /muster/main && {command}'
+pivot_root . . && umount -l . && exec chroot . env -i HOME=/root TERM=dumb PATH=/usr/sbin:/usr/bin:/sbin:/bin {settings} sh -c 'cd /muster/main && {command}'
 """
 COPIED = [
     "/etc/apt/sources.list",

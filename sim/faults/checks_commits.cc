@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "sim/faults/records.h"
@@ -37,6 +38,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
     hosts_[row.id] = std::move(host);
   }
   placed_.clear();
+  std::set<uint64_t> arrays;
   for (const RowChange& row : transaction.rows) {
     if (row.kind == "job") {
       if (!row.bytes.has_value()) {
@@ -55,6 +57,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
       rows_.OnJob(transaction.now_ns, before, job);
       uid_of_row_[row.id] = job.uid();
       if (!job.idempotency_key().empty()) committed_key_[job.idempotency_key()] = job.number();
+      if (job.array() != 0) arrays.insert(job.array());
       jobs_[job.uid()] = std::move(job);
     } else if (row.kind == "meta" && row.bytes.has_value()) {
       pb::MetaRecord meta;
@@ -76,6 +79,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
       restoring_ = meta.restoring();
     }
   }
+  for (const uint64_t array : arrays) CheckTurns(now_ns, array);
   if (restoring_ && !placed_.empty())
     Violate(now_ns, absl::StrCat("contract 19: placed before what was restored is settled: ",
                                  Text(placed_[0])));
@@ -174,6 +178,21 @@ void Checker::CheckMember(int64_t now_ns, const pb::JobRecord* before, const pb:
                   [](const pb::TaskRecord& task) { return task.attempts_size() > 0; })) {
     violate("a member that has run is called not needed");
   }
+}
+
+// With %N no more than N members are at their turn.
+void Checker::CheckTurns(int64_t now_ns, uint64_t array) {
+  int32_t most = 0, turns = 0;
+  for (const auto& [uid, job] : jobs_) {
+    if (job.array() != array || job.end_ns() != 0) continue;
+    const std::string& text = job.spec().array();
+    const size_t percent = text.find('%');
+    if (percent == std::string::npos || !absl::SimpleAtoi(text.substr(percent + 1), &most)) return;
+    turns += job.later() ? 0 : 1;
+  }
+  if (turns > most)
+    Violate(now_ns,
+            absl::StrCat(turns, " members of array ", array, " are at their turn, of ", most));
 }
 
 void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {

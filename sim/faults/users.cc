@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/spec/members.h"
 #include "scheduler/api/submit.h"
 #include "scheduler/ask/ask.h"
 
@@ -125,14 +126,17 @@ void World::Cancel(size_t i) {
     });
   };
   if (scheduler != nullptr && users_[i].number != 0) {
-    const uint64_t number = users_[i].number;
+    const pb::JobSpec& spec = users_[i].spec;  // of an array the whole, or a member
+    const bool whole = MembersOf(spec) > 0 && i % 2 == 0;
+    const uint64_t number =
+        users_[i].number +
+        (whole ? 0 : i / 2 % static_cast<uint64_t>(std::max(1, MembersOf(spec))));
     scheduler->engine()->Call(
-        [number](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
-          const JobRow* job = state.FindJob(number);
-          if (job == nullptr) return absl::NotFoundError("no such job");
+        [number, whole](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+          if (state.FindJob(number) == nullptr) return absl::NotFoundError("no such job");
           std::vector<pb::Event> events(1);
           events[0].mutable_job_cancel()->set_number(number);
-          events[0].mutable_job_cancel()->set_array(job->array != 0 && number % 2 == 0);
+          events[0].mutable_job_cancel()->set_array(whole);
           return events;
         },
         [this, i, number, scheduler](absl::Status status) {

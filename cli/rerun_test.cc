@@ -76,6 +76,27 @@ TEST_F(RerunTest, OfAMemberThatAloneAndSaysWhatIsOtherwise) {
   EXPECT_EQ(submitted_[0].sweep(0).values(0), "3e-4");
 }
 
+TEST_F(RerunTest, OtherMembersAreTheSweepsOwnOrRefused) {
+  pb::SweepValues* values = jobs_.got.mutable_spec()->add_sweep();
+  values->set_name("lr");
+  values->add_values("1e-4");
+  values = jobs_.got.mutable_spec()->add_sweep();
+  values->set_name("seed");
+  values->add_values("1");
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--sweep", "lr=7,8"}), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 1u);
+  EXPECT_EQ(submitted_[0].sweep(0).values_size(), 2);
+  EXPECT_EQ(submitted_[0].sweep(1).name(), "seed") << "it stays";
+  EXPECT_NE(Run({"rerun", "-d", "7", "--array", "0-3"}), 0);
+  EXPECT_THAT(err_, HasSubstr("the job has a sweep"));
+  EXPECT_NE(Run({"rerun", "-d", "7", "--array", ""}), 0);
+  EXPECT_THAT(err_, HasSubstr("--array is empty"));
+  jobs_.got.mutable_spec()->clear_sweep();
+  jobs_.got.mutable_spec()->set_array("0-3");
+  EXPECT_NE(Run({"rerun", "-d", "7", "--sweep", "lr=1"}), 0);
+  EXPECT_THAT(err_, HasSubstr("the job has an array"));
+}
+
 TEST_F(RerunTest, RefusesOneOfSeveralIndependentWorkers) {
   jobs_.got.mutable_member()->set_id("7_3");
   jobs_.got.mutable_spec()->mutable_independent_workers()->set_max(4);

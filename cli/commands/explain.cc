@@ -12,9 +12,11 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/submission.h"
 #include "cli/commands/trace.h"
+#include "cli/render/array.h"
 #include "cli/render/explain.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
+#include "common/spec/members.h"
 
 namespace muster {
 namespace {
@@ -42,7 +44,7 @@ int Explain(Session& session, const std::string& id, const std::string& budget) 
   absl::StatusOr<pb::ExplainResponse> explained = (*client)->Explain(request);
   if (!explained.ok()) return session.Fail(explained.status());
   return session.ShowOne(RenderExplain(*explained, session.out_screen()), *explained,
-                         absl::StrCat(explained->job().number()));
+                         JobId(explained->job()));
 }
 
 struct SimulateOptions {
@@ -200,6 +202,9 @@ int Simulate(Session& session, const SimulateOptions& options) {
     if (!ParseJobFile(file->text, file->name, context, spec, &problems))
       return FailWithProblems(session, problems, *file, "nothing was simulated");
     if (!options.queue.empty()) spec->set_queue(options.queue);
+    if (MembersOf(*spec) > 1)
+      session.Err(absl::StrCat(file->name, " has ", MembersOf(*spec),
+                               " members; the first alone is simulated.\n"));
     files.push_back(*std::move(file));
   }
   absl::StatusOr<pb::SimulateResponse> simulated = (*client)->Simulate(request);
@@ -219,7 +224,7 @@ void AddExplain(CLI::App& root, Session& session) {
   CLI::App* explain = root.add_subcommand(
       "explain",
       "Why a job waits, until when, and what would make it start sooner (squeue --start)");
-  explain->add_option("job", *id, "Number or uid")->required();
+  explain->add_option("job", *id, "Number or uid; of an array's member 17_3")->required();
   explain->add_option("--budget", *budget, "How long to look, at most 20s; default 2s");
   explain->callback([&session, id, budget] {
     session.command = [&session, id, budget] { return Explain(session, *id, *budget); };

@@ -7,6 +7,7 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/log_writer.h"
 #include "cli/follow.h"
+#include "cli/render/array.h"
 #include "common/base/clock.h"
 #include "common/base/units.h"
 
@@ -55,14 +56,17 @@ int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
       if (result == kExitOk) result = code;
       continue;
     }
-    std::string text =
-        job->state() == pb::CANCELLED ? absl::StrCat("Job ", job->number(), " is cancelled.\n")
+    const std::string name = absl::StrCat(job->has_array() ? "Array " : "Job ", JobId(*job));
+    const std::string text =
+        job->state() == pb::CANCELLED ? absl::StrCat(name, " is cancelled.\n")
         : HasEnded(job->state())
-            ? absl::StrCat("Job ", job->number(), " has ended already: ", StateName(job->state()),
-                           ".\n")
-            : absl::StrCat("Job ", job->number(),
-                           " is being cancelled; it ends when its processes are gone.\n");
-    session.ShowOne(text, *job, absl::StrCat(job->number()));
+            ? absl::StrCat(name, " has ended already: ", StateName(job->state()), ".\n")
+        : job->has_array()
+            ? absl::StrCat(name,
+                           " is being cancelled; it ends when all its members' processes are "
+                           "gone.\n")
+            : absl::StrCat(name, " is being cancelled; it ends when its processes are gone.\n");
+    session.ShowOne(text, *job, JobId(*job));
   }
   if (!wait || result != kExitOk) return result;
   Interrupt interrupt;
@@ -104,14 +108,14 @@ void AddFollow(CLI::App& root, Session& session) {
   auto id = std::make_shared<std::string>();
   CLI::App* attach =
       root.add_subcommand("attach", "Follow a job; Ctrl+C stops following, never the job");
-  attach->add_option("job", *id, "Number or uid")->required();
+  attach->add_option("job", *id, "Number or uid; of an array's member 17_3")->required();
   attach->callback(
       [&session, id] { session.command = [&session, id] { return Attach(session, *id); }; });
 
   auto timeout = std::make_shared<std::string>();
   CLI::App* wait =
       root.add_subcommand("wait", "Block until jobs have ended; the exit code tells how");
-  wait->add_option("jobs", *ids, "Numbers or uids")->required();
+  wait->add_option("jobs", *ids, "Numbers or uids; of an array's members 17_3")->required();
   wait->add_option("--timeout", *timeout,
                    "Give up after so long, such as 10m, however many jobs: exit 124");
   wait->callback([&session, ids, timeout] {
@@ -120,7 +124,7 @@ void AddFollow(CLI::App& root, Session& session) {
 
   auto until_gone = std::make_shared<bool>(false);
   CLI::App* cancel = root.add_subcommand("cancel", "Stop jobs for good (scancel)");
-  cancel->add_option("jobs", *ids, "Numbers or uids")->required();
+  cancel->add_option("jobs", *ids, "Numbers or uids; of an array's members 17_3")->required();
   cancel->add_flag("--wait", *until_gone, "Until their processes are gone");
   auto yes = std::make_shared<bool>(false);
   cancel->add_flag("-y,--yes", *yes,
@@ -138,7 +142,7 @@ void AddFollow(CLI::App& root, Session& session) {
   };
   auto log = std::make_shared<LogOptions>();
   CLI::App* logs = root.add_subcommand("logs", "Output of a job's processes");
-  logs->add_option("job", log->id, "Number or uid")->required();
+  logs->add_option("job", log->id, "Number or uid; of an array's member 17_3")->required();
   logs->add_flag("-f,--follow", log->follow, "Until the task has ended");
   logs->add_option("--task", log->task, "Default: the newest that ran");
   logs->add_option("--attempt", log->attempt, "Default: the newest")->check(CLI::Range(1, 1000000));

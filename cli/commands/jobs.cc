@@ -132,7 +132,7 @@ int ShowJob(Session& session, const std::string& id, bool spec_only) {
   absl::StatusOr<pb::Job> job = (*client)->Get(id);
   if (!job.ok()) return session.Fail(job.status());
   if (spec_only) {
-    session.Out(SpecToYaml(job->spec()));
+    session.Out(SpecToYaml(OwnSpec(*job)));
     return kExitOk;
   }
   return session.ShowOne(RenderJob(*job, session.out_screen(), session.now_ns()), *job,
@@ -180,7 +180,7 @@ void AddJobs(CLI::App& root, Session& session) {
   auto id = std::make_shared<std::string>();
   auto spec_only = std::make_shared<bool>(false);
   CLI::App* show = root.add_subcommand("show", "One job whole: tasks, attempts, checkpoints");
-  show->add_option("job", *id, "Number or uid")->required();
+  show->add_option("job", *id, "Number or uid; of an array's member 17_3")->required();
   show->add_flag("--spec", *spec_only, "Its job file, to submit again");
   show->callback([&session, id, spec_only] {
     session.command = [&session, id, spec_only] { return ShowJob(session, *id, *spec_only); };

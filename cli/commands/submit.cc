@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -25,7 +26,7 @@ struct SubmitOptions {
   bool resumes = false;  // from its checkpoints
   std::string queue, key, directory;
   std::vector<std::string> settings, env, secrets, sweep;
-  std::string array;
+  std::optional<std::string> array;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false,
        wait_for_capacity = false;
 };
@@ -59,12 +60,6 @@ bool IsHidden(const pb::JobSpec& spec) {
   };
   return hidden(spec.env()) || std::any_of(spec.tasks().begin(), spec.tasks().end(),
                                            [&](const auto& task) { return hidden(task.env()); });
-}
-
-// Of an array that member alone: its index, or its values.
-void KeepMember(const pb::ArrayMember& member, pb::JobSpec* spec) {
-  if (!spec->array().empty()) spec->set_array(absl::StrCat(member.index()));
-  *spec->mutable_sweep() = member.values();
 }
 
 // Each task begins from the checkpoints that it told, the newest first, and behind them from what
@@ -111,7 +106,7 @@ absl::StatusOr<JobFile> FileOf(const Session& session, Client& client, const std
         name, " is ", Plain(job->owner()), "'s, and its environment is hidden from you",
         ". Ask for its file, or take the rest: muster show ", job->number(), " --spec"));
   }
-  pb::JobSpec spec = job->spec();
+  pb::JobSpec spec = OwnSpec(*job);
   if (resumes) {
     if (absl::Status status = BeginFromCheckpoints(*job, &spec); !status.ok()) return status;
   }
@@ -126,7 +121,6 @@ absl::StatusOr<JobFile> FileOf(const Session& session, Client& client, const std
   }
   session.Err(absl::StrCat(member, " alone: MUSTER_ARRAY_SIZE is 1 in it",
                            spec.sweep().empty() ? "" : ", and its index is 0", ".\n"));
-  KeepMember(job->member(), &spec);
   return JobFile{name, SpecToYaml(spec)};
 }
 
@@ -147,22 +141,34 @@ absl::StatusOr<std::vector<JobFile>> ReadFiles(const Session& session, Client& c
   return files;
 }
 
-// The flags' members, in place of the file's.
-absl::Status SetMembers(const std::string& array, const std::vector<std::string>& sweep,
-                        const SpecContext& context, pb::JobSpec* spec) {
-  if (array.empty() && sweep.empty()) return absl::OkStatus();
-  if (!array.empty() && !sweep.empty())
-    return absl::InvalidArgumentError("--array and --sweep exclude each other; keep one");
-  spec->clear_array();
-  spec->clear_sweep();
-  spec->set_array(array);
+// The flags' members. A name of --sweep stands in place of the file's values for it.
+absl::Status SetMembers(const std::optional<std::string>& array,
+                        const std::vector<std::string>& sweep, const SpecContext& context,
+                        pb::JobSpec* spec) {
+  if (!array.has_value() && sweep.empty()) return absl::OkStatus();
+  if (array.has_value() && array->empty())
+    return absl::InvalidArgumentError("--array is empty; write indices such as 0-99");
+  if (array.has_value() && (!sweep.empty() || spec->sweep_size() > 0))
+    return absl::InvalidArgumentError(
+        sweep.empty() ? "--array: the job has a sweep, and a job has one of both; take the sweep "
+                        "out of its file, or leave --array out"
+                      : "--array and --sweep exclude each other; keep one");
+  if (!sweep.empty() && !spec->array().empty())
+    return absl::InvalidArgumentError(
+        "--sweep: the job has an array, and a job has one of both; take the array out of its file, "
+        "or leave --sweep out");
+  if (array.has_value()) spec->set_array(*array);
   for (const std::string& text : sweep) {
     const size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
       return absl::InvalidArgumentError(
           absl::StrCat("--sweep ", text, ": write NAME=VALUE,VALUE, such as lr=1e-4,3e-4"));
-    pb::SweepValues* values = spec->add_sweep();
-    values->set_name(text.substr(0, equals));
+    const std::string name = text.substr(0, equals);
+    const auto known = std::find_if(spec->mutable_sweep()->begin(), spec->mutable_sweep()->end(),
+                                    [&](const pb::SweepValues& of) { return of.name() == name; });
+    pb::SweepValues* values = known == spec->mutable_sweep()->end() ? spec->add_sweep() : &*known;
+    values->clear_values();
+    values->set_name(name);
     for (const absl::string_view value : absl::StrSplit(text.substr(equals + 1), ','))
       values->add_values(std::string(value));
   }
@@ -365,14 +371,14 @@ void AddSubmit(CLI::App& root, Session& session) {
   auto again = std::make_shared<SubmitOptions>();
   CLI::App* rerun = root.add_subcommand(
       "rerun", "Submit a job again as it was, or changed; it is a new job, and begins anew");
-  rerun->add_option("job", again->job, "Its number")->required();
+  rerun->add_option("job", again->job, "Its number; of an array's member 17_3")->required();
   AddOptions(rerun, session, again);
   auto on = std::make_shared<SubmitOptions>();
   on->resumes = true;
   CLI::App* resume = root.add_subcommand(
       "resume",
       "Submit an ended job again, as it was or changed, to go on from its newest checkpoint");
-  resume->add_option("job", on->job, "Its number")->required();
+  resume->add_option("job", on->job, "Its number; of an array's member 17_3")->required();
   AddOptions(resume, session, on);
 }
 

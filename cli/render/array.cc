@@ -13,6 +13,14 @@ std::string JobId(const pb::Job& job) {
   return job.has_member() ? job.member().id() : absl::StrCat(job.number());
 }
 
+pb::JobSpec OwnSpec(const pb::Job& job) {
+  pb::JobSpec spec = job.spec();
+  if (!job.has_member()) return spec;
+  if (!spec.array().empty()) spec.set_array(absl::StrCat(job.member().index()));
+  *spec.mutable_sweep() = job.member().values();
+  return spec;
+}
+
 std::string ArrayCounts(const pb::ArrayStatus& array) {
   std::vector<std::string> parts;
   for (const auto& [count, what] :

@@ -5,6 +5,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cli/render/array.h"
 #include "cli/render/bar.h"
 #include "cli/render/job.h"
 #include "cli/render/table.h"
@@ -39,8 +40,9 @@ std::string Devices(int64_t milli, const std::string& flavour) {
 
 // "prod 290: 32 until 18:20"
 std::string HolderText(const Explained::Holder& holder, int64_t now_ns) {
-  std::string text = absl::StrCat(Plain(holder.queue()), " ", holder.job(), ": ",
-                                  FormatMilli(holder.held_milli()));
+  std::string text = absl::StrCat(Plain(holder.queue()), " ",
+                                  holder.id().empty() ? absl::StrCat(holder.job()) : holder.id(),
+                                  ": ", FormatMilli(holder.held_milli()));
   if (holder.until_ns() > 0)
     absl::StrAppend(&text, " until ", FormatClock(holder.until_ns(), now_ns));
   return text;
@@ -60,6 +62,8 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
         absl::StrAppend(&text, ", ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
       if (!task.spill_reason().empty()) absl::StrAppend(&text, ": ", Plain(task.spill_reason()));
       text += "\n";
+    } else if (task.state() == pb::TASK_BLOCKED && !task.verdict().text().empty()) {
+      absl::StrAppend(&text, "  ", Plain(task.name()), " ", Plain(task.verdict().text()), "\n");
     } else if (task.state() == pb::TASK_BLOCKED) {
       const pb::TaskSpec* spec = SpecOf(job, task.name());
       absl::StrAppend(&text, "  ", Plain(task.name()), " comes after ",
@@ -76,6 +80,10 @@ std::string AnewText(const Explained& explained) {
                    [](const auto& relaxation) { return relaxation.own(); }))
     return "";
   const pb::Job& job = explained.job();
+  if (job.has_member() || job.has_array()) {
+    return "\"with\" is a change of the job itself; one that waits can't be changed. An array is "
+           "submitted anew as a whole.\n";
+  }
   std::string text = absl::StrCat(
       "\"with\" is a change of the job itself; one that waits can't be changed. Submit it anew:\n  "
       "muster show ",
@@ -130,8 +138,10 @@ std::string TakenText(const google::protobuf::RepeatedPtrField<pb::PreviewRespon
   std::string text;
   for (const auto& one : taken) {
     absl::StrAppend(&text, text.empty() ? "" : "; ",
-                    one.job() == 0 ? "another's job"  // not the reader's to see
-                                   : absl::StrCat(Plain(one.queue()), " ", one.job()));
+                    one.job() == 0
+                        ? "another's job"  // not the reader's to see
+                        : absl::StrCat(Plain(one.queue()), " ",
+                                       one.id().empty() ? absl::StrCat(one.job()) : one.id()));
     if (one.gpus_milli() > 0)
       absl::StrAppend(&text, ": ", FormatMilli(one.gpus_milli()));  // else it only moves
     if (!one.outcome().empty()) absl::StrAppend(&text, ", ", Plain(one.outcome()));
@@ -147,7 +157,7 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
     const std::string reason =
         job.state() == pb::SUCCEEDED ? "every task succeeded" : OutcomeReason(job);
     return absl::StrCat(out, "\n  ", reason, ". It waits for nothing.  Whole story: muster show ",
-                        job.number(), "\n");
+                        JobId(job), "\n");
   }
   if (explained.why_size() > 0) {
     if (explained.start_ns() > 0) {

@@ -32,7 +32,9 @@ std::string LossLine(const pb::PreviewResponse& preview) {
       std::string loss = seconds < 360 ? absl::StrFormat("%.0f %s-seconds", seconds, unit)
                                        : absl::StrFormat("%.1f %s-h", seconds / 3600, unit);
       absl::StrAppend(&text, text.empty() ? "" : " ",
-                      taken.job() == 0 ? "Another's job" : absl::StrCat(taken.job()),
+                      taken.job() == 0     ? "Another's job"
+                      : taken.id().empty() ? absl::StrCat(taken.job())
+                                           : taken.id(),
                       " loses about ", loss, ".");
     }
   }

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -51,6 +52,7 @@ class MembersChecker {
     if (workers) CheckWorkers();
     if (!sound_ || !(array || sweep || workers)) return;
     CheckBytes();
+    CheckPlaceholders();
     if (sound_ && sweep) CheckTrainerValues();
     if (sound_ && !workers) CheckExports();
   }
@@ -68,6 +70,36 @@ class MembersChecker {
          absl::StrCat(MembersOf(spec_), " members of a job of ", spec_.ByteSizeLong(),
                       " bytes; together at most ", kMaxMembersBytes >> 20,
                       " MiB: put scripts and long lists into files, or submit it in parts"));
+  }
+
+  // {{lR}} and {{ lr }} would stay as they stand in what runs. Braces that look like no name of the
+  // job's are another program's.
+  void CheckPlaceholders() {
+    std::vector<std::string> names = {"index"};
+    for (const pb::SweepValues& values : spec_.sweep()) names.push_back(values.name());
+    const auto check = [&](const std::string& text, const std::string& path) {
+      for (size_t at = text.find("{{"); at != std::string::npos; at = text.find("{{", at + 2)) {
+        const size_t end = text.find("}}", at);
+        if (end == std::string::npos) return;
+        const std::string inner = text.substr(at + 2, end - at - 2);
+        if (std::find(names.begin(), names.end(), inner) != names.end()) continue;
+        for (const std::string& name : names) {
+          if (!absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(inner), name)) continue;
+          return Emit(path,
+                      absl::StrCat("{{", inner, "}} is replaced by nothing; write {{", name, "}}"));
+        }
+      }
+    };
+    for (int t = 0; t < spec_.tasks_size(); ++t) {
+      const pb::TaskSpec& task = spec_.tasks(t);
+      const std::string path = rules_.short_form ? "" : IndexPath("tasks", static_cast<size_t>(t));
+      check(task.run().shell(), JoinPath(path, "run"));
+      for (const std::string& word : task.run().exec()) check(word, JoinPath(path, "run"));
+      check(task.setup(), JoinPath(path, "setup"));
+      for (const auto& [name, value] : task.env())
+        check(value, JoinPath(JoinPath(path, "env"), name));
+    }
+    for (const auto& [name, value] : spec_.env()) check(value, JoinPath("env", name));
   }
 
   void CheckArray() {

@@ -153,6 +153,9 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
            {"sweep: {trainer.a.b: [1], trainer.a: [1]}\ntrainer: {}\n", "sweep.trainer.a.b",
             "is a key below trainer.a"},
            {"array: 0-1\ntrainer: {export: /out}\n", "trainer.export", "add {{index}}"},
+           {"array: ''\nrun: a\n", "array", "is empty"},
+           {"array: 0-1\nrun: 'a {{Index}}'\n", "run", "write {{index}}"},
+           {"sweep: {lr: [1]}\nrun: 'a {{.Id}} {{ lr }}'\n", "run", "write {{lr}}"},
            {"sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}'}\n", "trainer.export",
             "members 0 and 1 would both export to /out/1"}}) {
     pb::JobSpec spec;
@@ -170,7 +173,8 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
 
 TEST(Members, ExportToPlacesOfTheirOwn) {
   for (const char* file :
-       {"array: 0-1\ntrainer: {export: out}\n", "array: '5'\ntrainer: {export: /out}\n",
+       {"array: 0-1\nrun: 'docker ps --format {{.Id}} {{lr}}'\n",
+        "array: 0-1\ntrainer: {export: out}\n", "array: '5'\ntrainer: {export: /out}\n",
         "array: 0-1\ntrainer: {export: '/out/{{index}}'}\n",
         "sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}-{{b}}'}\n",
         "sweep: {trainer.export: [/a, /b]}\ntrainer: {}\n"}) {

@@ -68,6 +68,9 @@ class JobReader {
     });
     top.TextList("secrets", [&](std::string name) { spec_.add_secrets(std::move(name)); });
     if (top.Text("array", &text)) spec_.set_array(text);
+    if (top.Has("array") && spec_.array().empty())
+      document_.AddAtPath("array", "is empty; write indices such as 0-99, or leave it out",
+                          Document::Where::kValue);
     ReadSweep(top);
     ReadWorkers(top, "independent_workers", spec_.mutable_independent_workers());
     if (spec_.independent_workers().max() == 0) spec_.clear_independent_workers();

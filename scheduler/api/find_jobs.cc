@@ -1,6 +1,7 @@
 #include "scheduler/api/find_jobs.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 
 #include "absl/strings/numbers.h"
@@ -139,15 +140,17 @@ absl::StatusOr<JobPage> ListMembers(const std::shared_ptr<const View>& view, His
 // "17_3" as the history has it: by the number of that member. "" if there is none.
 absl::StatusOr<std::string> NumberInHistory(const std::shared_ptr<const View>& view,
                                             History* history, std::string_view id) {
-  const size_t at = id.find('_');
+  const size_t at = id.rfind('_');
   if (at == std::string_view::npos) return std::string(id);
+  if (id.find('_') != at) return std::string();
   int64_t index = 0;
   const absl::StatusOr<std::shared_ptr<const JobRow>> first =
       FindJob(view, history, id.substr(0, at));
   if (!first.ok()) return first.status();
-  const std::string text(id.substr(at + 1));
-  if (*first == nullptr || (*first)->array == 0 || (*first)->member != 0 ||
-      !absl::SimpleAtoi(text, &index))
+  const std::string_view text = id.substr(at + 1);  // digits alone, as in FindJobByText
+  const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), index);
+  if (*first == nullptr || (*first)->array == 0 || (*first)->member != 0 || wrong != std::errc() ||
+      end != text.data() + text.size())
     return std::string();
   const int32_t member = MemberOfIndex(*(*first)->spec, index);
   return member < 0 ? std::string()

@@ -13,10 +13,15 @@
 namespace muster {
 namespace {
 
+// As commands take it.
+std::string NameOf(const JobRow& job) {
+  return job.array != 0 ? MemberId(*job.spec, job.array, job.member) : absl::StrCat(job.number);
+}
+
 std::string NoSuchAttempt(const JobRow& job, int32_t index, int32_t attempt) {
   const std::vector<AttemptRow>& attempts = job.tasks[index].attempts;
   const std::string whose = absl::StrCat(
-      "job ", job.number,
+      "job ", NameOf(job),
       job.tasks.size() > 1 ? absl::StrCat(", task ", job.task_spec(index).name()) : "");
   if (attempts.empty()) return absl::StrCat(whose, ": nothing of it has run");
   const int32_t first = attempts.front().number, last = attempts.back().number;
@@ -133,7 +138,7 @@ void LogStream::Look(const View& view, const JobRow* job) {
   const std::string& name = task_.empty() ? request_.task() : task_;
   const int32_t task = name.empty() ? NewestTask(*job) : TaskIndex(*job->spec, name);
   if (!name.empty() && task < 0) {
-    EndNotFound(absl::StrCat("job ", job->number, " has no task \"", name, "\""));
+    EndNotFound(absl::StrCat("job ", NameOf(*job), " has no task \"", name, "\""));
     return;
   }
   while (true) {
@@ -200,7 +205,7 @@ void LogStream::EndWithout(const JobRow& job, int32_t task, const std::string& i
   } else if (over && begun_) {
     Finally(grpc::Status::OK);
   } else if (over) {
-    EndNotFound(absl::StrCat("job ", job.number, ": nothing of it has run"));
+    EndNotFound(absl::StrCat("job ", NameOf(job), ": nothing of it has run"));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/hidden.h"
+#include "common/spec/members.h"
 
 namespace muster {
 namespace {
@@ -18,9 +19,19 @@ namespace {
 // A list of jobs in a sentence: "job 3", "jobs 3, 4 and 318 (research/nlp)".
 struct JobList {
   size_t begin = 0, end = 0;
-  std::vector<std::string> seen;  // as they stood there
+  std::vector<std::string> seen;  // as they stood there, but for members' names
   size_t hidden = 0;
+  bool named = false;  // a member is among them
 };
+
+// As it stands: nothing is hidden, and no number is a member's.
+bool AsItIs(const Sight& sight) { return sight.all() && sight.state().arrays().empty(); }
+
+// "17_3"; of what is no member "".
+std::string NameOfMember(const State& state, uint64_t number) {
+  const JobRow* job = state.FindJob(number);
+  return job == nullptr || job->array == 0 ? "" : MemberId(*job->spec, job->array, job->member);
+}
 
 bool WordBegins(const std::string& text, size_t at) {
   return at == 0 || !absl::ascii_isalnum(static_cast<unsigned char>(text[at - 1]));
@@ -43,7 +54,10 @@ JobList ListAt(const Sight& sight, const std::string& text, size_t at) {
       if (closed != std::string::npos && text.find(' ', end + 1) > closed) end = closed + 1;
     }
     if (sight.SeesJob(number)) {
-      list.seen.push_back(text.substr(next, end - next));
+      const std::string name = NameOfMember(sight.state(), number);
+      list.named = list.named || !name.empty();
+      list.seen.push_back(name.empty() ? text.substr(next, end - next)
+                                       : name + text.substr(digits, end - digits));
     } else {
       ++list.hidden;
     }
@@ -63,7 +77,7 @@ JobList ListAt(const Sight& sight, const std::string& text, size_t at) {
 std::string Told(const JobList& list) {
   if (list.seen.empty()) return list.hidden == 1 ? "another's job" : "others' jobs";
   return absl::StrCat(list.seen.size() == 1 ? "job " : "jobs ", absl::StrJoin(list.seen, ", "),
-                      " and others' work");
+                      list.hidden == 0 ? "" : " and others' work");
 }
 
 template <typename Map>
@@ -98,7 +112,10 @@ void KeepSeen(const Sight& sight, Numbers* numbers) {
 void MaskTaken(const Sight& sight,
                google::protobuf::RepeatedPtrField<pb::PreviewResponse::Taken>* rows) {
   for (pb::PreviewResponse::Taken& taken : *rows) {
-    if (sight.SeesJob(taken.job())) continue;
+    if (sight.SeesJob(taken.job())) {
+      taken.set_id(NameOfMember(sight.state(), taken.job()));
+      continue;
+    }
     taken.clear_job();
     taken.clear_queue();
   }
@@ -122,7 +139,7 @@ void KeepSeenQueues(const Sight& sight, google::protobuf::RepeatedPtrField<Row>*
 }  // namespace
 
 std::string HideJobs(const Sight& sight, const std::string& sentence) {
-  if (sight.all()) return sentence;
+  if (AsItIs(sight)) return sentence;
   std::string told;
   size_t copied = 0;
   for (size_t at = sentence.find("job"); at != std::string::npos;
@@ -132,7 +149,7 @@ std::string HideJobs(const Sight& sight, const std::string& sentence) {
         !(rest.starts_with("job ") || rest.starts_with("jobs ")))
       continue;
     const JobList list = ListAt(sight, sentence, at);
-    if (list.hidden == 0) continue;
+    if (list.hidden == 0 && !list.named) continue;
     absl::StrAppend(&told, sentence.substr(copied, at - copied), Told(list));
     copied = list.end;
   }
@@ -149,7 +166,7 @@ void MaskJob(const Sight& sight, const JobRow& job, pb::Job* told) {
         task.mutable_verdict()->set_text(plain);
     }
   }
-  if (sight.all()) return;
+  if (AsItIs(sight)) return;
   for (pb::Task& task : *told->mutable_tasks()) {
     if (task.has_verdict()) {
       KeepSeen(sight, task.mutable_verdict()->mutable_held_by());
@@ -176,7 +193,7 @@ void Mask(const Sight& sight, pb::Host* host) {
 }
 
 void Mask(const Sight& sight, pb::PreviewResponse* response) {
-  if (sight.all()) return;
+  if (AsItIs(sight)) return;
   for (pb::PreviewResponse::Candidate& candidate : *response->mutable_candidates()) {
     MaskTaken(sight, candidate.mutable_takes_from());
     KeepSeen(sight, candidate.mutable_after_jobs());
@@ -189,15 +206,17 @@ void Mask(const Sight& sight, pb::ExplainResponse* response) {
   const bool output = sight.ReadsOutputOf(number);
   for (pb::ExplainResponse::Relaxation& change : *response->mutable_relaxations()) {
     if (!output) MaskEnvironment(change.mutable_spec());
-    if (sight.all()) continue;
+    if (AsItIs(sight)) continue;
     change.set_change(HideJobs(sight, change.change()));
     MaskTaken(sight, change.mutable_takes_from());
   }
   for (pb::ExplainResponse::Why& why : *response->mutable_why()) {
     if (const char* plain = PlainText(why.code()); !output && plain != nullptr) why.set_text(plain);
-    if (sight.all()) continue;
+    if (AsItIs(sight)) continue;
     why.set_text(HideJobs(sight, why.text()));
     auto* holders = why.mutable_holders();
+    for (pb::ExplainResponse::Holder& holder : *holders)
+      holder.set_id(NameOfMember(sight.state(), holder.job()));
     holders->erase(std::remove_if(holders->begin(), holders->end(),
                                   [&](const pb::ExplainResponse::Holder& h) {
                                     return !sight.SeesJob(h.job());

@@ -1,7 +1,8 @@
 // Answers without what their reader may not see: others' jobs by number, queue and name; of jobs
-// whose output they may not read the environment, and every line that quotes it. Pure.
+// whose output they may not read the environment, and every line that quotes it. Members of arrays
+// are named as commands take them, in place of their numbers. Pure.
 //
-// Who sees everything gets everything, at no cost.
+// Who sees everything gets everything, at no cost while there is no array.
 #pragma once
 
 #include <string>
@@ -16,7 +17,7 @@
 namespace muster {
 
 // "held by jobs 3, 318 (research/nlp)" -> "held by job 3 and others' work": of a sentence the
-// numbers of jobs that aren't seen, and their queues.
+// numbers of jobs that aren't seen, and their queues; "job 20" -> "job 17_3" of a member.
 std::string HideJobs(const Sight& sight, const std::string& sentence);
 
 void MaskJob(const Sight& sight, const JobRow& job, pb::Job* told);

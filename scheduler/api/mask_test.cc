@@ -55,6 +55,32 @@ TEST_F(MaskTest, SentencesNameNoJobThatIsNotSeen) {
   EXPECT_EQ(HideJobs(Sight(system_.state, root_), "job 2 (theirs)"), "job 2 (theirs)");
 }
 
+TEST_F(MaskTest, MembersAreNamedAsCommandsTakeThem) {
+  pb::Event event;
+  pb::JobSubmitted* e = event.mutable_job_submitted();
+  e->set_number(system_.state.next_job_number());
+  e->set_uid("d");
+  e->set_owner("ann");
+  e->mutable_spec()->set_queue("mine");
+  e->mutable_spec()->set_array("7-8");
+  pb::TaskSpec* task = e->mutable_spec()->add_tasks();
+  task->set_name("main");
+  task->mutable_workers()->set_min(1);
+  task->mutable_workers()->set_max(1);
+  e->set_members(2);
+  system_.Do(event);
+  ASSERT_NE(system_.state.FindJob(5), nullptr);
+  const Sight root(system_.state, root_), vic(system_.state, vic_);
+  EXPECT_EQ(HideJobs(root, "held by jobs 1, 2, 5 (mine) and 3 others; job 4"),
+            "held by jobs 1, 2, 4_8 (mine) and 3 others; job 4_7");
+  EXPECT_EQ(HideJobs(vic, "held by jobs 2, 5"), "held by job 4_8 and others' work");
+  pb::ExplainResponse explained;
+  explained.mutable_job()->set_number(1);
+  explained.add_why()->add_holders()->set_job(5);
+  Mask(root, &explained);
+  EXPECT_EQ(explained.why(0).holders(0).id(), "4_8");
+}
+
 TEST_F(MaskTest, OfAJobWhoMayNotReadItsOutputSeesNeitherEnvironmentNorWhatItsFailuresSaid) {
   const JobRow& row = *system_.state.FindJob(1);
   pb::Job job;

@@ -182,6 +182,8 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Poo
   job.set_version(row.version);
   if (row.array != 0) {
     pb::ArrayMember* member = job.mutable_member();
+    // Member 0 has the array's uid, by which the whole is cancelled.
+    if (row.member == 0) job.set_uid(absl::StrCat(row.uid, "_", IndexOfMember(*row.spec, 0)));
     member->set_array(row.array);
     member->set_index(IndexOfMember(*row.spec, row.member));
     member->set_id(MemberId(*row.spec, row.array, row.member));

@@ -72,7 +72,9 @@ TEST_F(Arrays, MembersAreJobsThatShareTheirSpec) {
   EXPECT_EQ(s.state.FindByIdempotencyKey("ann", "key"), array);
   EXPECT_EQ(s.state.FindJobByText(absl::StrCat(array, "_7")), &Job(array + 1));
   EXPECT_EQ(s.state.FindJobByText(absl::StrCat(array, "_6")), nullptr);
-  EXPECT_EQ(s.state.FindJobByText(absl::StrCat(array, "_")), nullptr);
+  EXPECT_EQ(s.state.FindJobByText("aaaaaaaaaaaaaaaaaaaaaaaaffffffff_7"), &Job(array + 1));
+  for (const char* tail : {"_", "_ 7", "_+7", "_7_7", "__7", "_-1"})
+    EXPECT_EQ(s.state.FindJobByText(absl::StrCat(array, tail)), nullptr) << tail;
   EXPECT_EQ(s.state.FindJobByText(absl::StrCat(array + 1, "_7")), nullptr) << "no array's number";
   EXPECT_EQ(Status(array).waiting(), 3);
   const State loaded = s.state.Rebuilt();

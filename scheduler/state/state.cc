@@ -58,18 +58,19 @@ const JobRow* State::FindJobByText(std::string_view text) const {
   uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error == std::errc() && end == text.data() + text.size()) return FindJob(number);
-  if (error == std::errc() && *end == '_') {  // 17_3: of an array by its index
-    int64_t index = 0;
-    const char* from = end + 1;
-    const auto [to, wrong] = std::from_chars(from, text.data() + text.size(), index);
-    const JobRow* first = FindJob(number);
-    if (wrong != std::errc() || to != text.data() + text.size() || first == nullptr ||
-        first->array != number)
-      return nullptr;
-    const int32_t member = MemberOfIndex(*first->spec, index);
-    return member < 0 ? nullptr : FindJob(number + static_cast<uint64_t>(member));
-  }
-  return FindJobByUid(text);
+  const size_t bar = text.rfind('_');
+  if (bar == std::string_view::npos) return FindJobByUid(text);
+  if (text.find('_') != bar) return nullptr;
+  // 17_3, or the array's uid in place of 17: of an array by its index.
+  const std::string_view whole = text.substr(0, bar), tail = text.substr(bar + 1);
+  int64_t index = 0;
+  const auto [to, wrong] = std::from_chars(tail.data(), tail.data() + tail.size(), index);
+  const JobRow* first = FindJobByText(whole);
+  if (wrong != std::errc() || to != tail.data() + tail.size() || first == nullptr ||
+      first->array != first->number)
+    return nullptr;
+  const int32_t member = MemberOfIndex(*first->spec, index);
+  return member < 0 ? nullptr : FindJob(first->number + static_cast<uint64_t>(member));
 }
 
 std::vector<uint64_t> State::AllJobs() const {

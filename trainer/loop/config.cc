@@ -261,8 +261,8 @@ void CheckIdle(const json& value, const TrainConfig& config, Problems& problems)
             "dtype: bf16");
 }
 
-// What keys mean together.
-// What doesn't go with a pipeline.
+}  // namespace
+
 void CheckPipeline(const TrainConfig& config, Problems& problems) {
   if (config.parallel.pp == 1) return;
   if (config.cuda_graphs) {
@@ -291,6 +291,9 @@ void CheckPipeline(const TrainConfig& config, Problems& problems) {
          absl::StrCat("zero_bubble puts off gradients of weights: ", why, ", or pipeline: 1f1b")});
 }
 
+namespace {
+
+// What keys mean together.
 void CheckTogether(const json& value, const TrainConfig& config, Problems& problems) {
   if (config.offload != "none" && config.masters == "split") {
     problems.push_back({"trainer.masters",
@@ -374,6 +377,15 @@ namespace {
 // What is about experts.
 void CheckExperts(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
   if (model.num_layers == 0) return;  // what is wrong with the model is said elsewhere
+  const bool without = config.router_aux_loss == "none" || model.experts.count == 0 ||
+                       (config.router_aux_loss == "auto" && !model.experts.output_router_logits);
+  if (config.router_aux_loss_coef > 0 && without) {
+    problems.push_back({"trainer.router_aux_loss_coef",
+                        model.experts.count == 0
+                            ? "has no effect, as the model has no experts; leave it out"
+                            : "has no effect, as there is no such loss: the model's config.json "
+                              "doesn't ask for it; add router_aux_loss: sequence"});
+  }
   if (model.experts.count == 0) {
     if (config.router_aux_loss == "sequence" || config.router_aux_loss == "batch")
       problems.push_back(

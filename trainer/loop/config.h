@@ -89,6 +89,9 @@ struct TrainConfig {
 // try.
 nlohmann::ordered_json TrainConfigSchema();
 
+// What doesn't go with its kind of pipeline.
+void CheckPipeline(const TrainConfig& config, Problems& problems);
+
 // What is wrong with the configuration for this model and this many ranks.
 // `gpu_kernels`: whether this program has kernels for them.
 void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,

@@ -491,7 +491,13 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
   TrainConfig changed = config;
   std::vector<std::string> fields;
   for (const Change& change : kChanges) {
-    if (!change.make(changed, ranks)) continue;
+    TrainConfig next = changed;
+    if (!change.make(next, ranks)) continue;
+    Problems problems;
+    CheckPipeline(next, problems);
+    CheckLayout(next, model, ranks, /*gpus=*/true, /*gpu_kernels=*/true, problems);
+    if (!problems.empty()) continue;
+    changed = std::move(next);
     const std::string key(change.text, std::string_view(change.text).find(':'));
     fields.erase(
         std::remove_if(fields.begin(), fields.end(),

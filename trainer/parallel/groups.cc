@@ -189,6 +189,10 @@ c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, in
     nccl->timeout = kStartTimeout;
     auto made = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, nccl);
     made->setBoundDeviceId(device_);
+    // Now, as Gloo does: else the first message makes the communicator, and blocks its sender until
+    // the other asks for it. Of two stages that each wait for the other's first one none would go
+    // on.
+    if (size > 1) made->eagerConnectSingleDevice(device_);
     return made;
   }
   auto gloo = c10d::ProcessGroupGloo::Options::create(kStartTimeout);

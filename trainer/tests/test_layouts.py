@@ -207,6 +207,10 @@ def test_estimate_knows_stages(trainer_bin, tmp_path):
         done = estimate(trainer_bin, tmp_path, settings, "--ranks", "2", "--json", "true")
         assert done.returncode == 0, done.stderr
         told[name] = json.loads(done.stdout)
+    # What it advises is a layout that can be: zero_stage 3 and recompute: full can't, with zero_bubble.
+    tight = ("--ranks", "2", "--device", "small", "--device-memory", "1MiB")
+    done = estimate(trainer_bin, tmp_path, settings, *tight)
+    assert "does not fit" in done.stdout and not done.stderr, done.stderr
     # 8 micro-batches of 2 rows; a layer and the embedding, a layer and the head.
     for name, bubble, in_flight in (
         ("1f1b", 1 / 9, [2, 1]),

@@ -295,7 +295,7 @@ absl::StatusOr<Caller> Guard::Admit(const MethodPolicy& method,
     return FindJob(caller.view_, parts_.history, id);
   };
   bool hidden = false;
-  const absl::Status status =
+  absl::Status status =
       Authorize(caller.view_->state, who, method, request, find, &caller.job_, &hidden);
   if (status.ok()) return caller;
   if (hidden || absl::IsPermissionDenied(status) || absl::IsUnauthenticated(status))

@@ -357,7 +357,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::Cancel(const Caller& caller,
                                                  const pb::CancelJobRequest* request,
                                                  pb::Job* response) {
   const View& view = *caller.view();
-  const std::string id = request->id();
+  const std::string& id = request->id();
   const bool whole = IsWholeArray(*caller.job(), id);
   const uint64_t number = caller.job()->number;
   if (view.state.FindJob(number) == nullptr) {  // it ended long ago

@@ -2,7 +2,9 @@
 // here binds the members together: whose turn it is, who is still needed, and when all have ended.
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -106,9 +108,11 @@ void Applier::NextTurn(const JobRow& ended) {
 void Applier::EndUnneeded(const JobRow& ended) {
   if (!ended.spec->has_independent_workers()) return;
   const auto [first, last] = WaitingOf(ended);
-  const std::vector<TaskRef> waiting(first, last);  // one task each; as before this event
-  for (auto at = waiting.rbegin(); at != waiting.rend(); ++at) {
-    const JobRow& row = *s_.FindJob(at->job);
+  // One task each; as before this event, from behind.
+  const std::vector<TaskRef> waiting(std::make_reverse_iterator(last),
+                                     std::make_reverse_iterator(first));
+  for (const TaskRef& ref : waiting) {
+    const JobRow& row = *s_.FindJob(ref.job);
     const bool never = std::all_of(row.tasks.begin(), row.tasks.end(), [](const TaskRow& task) {
       return task.attempts.empty() && task.next_attempt == 1;
     });

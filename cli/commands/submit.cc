@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <optional>
+#include <ranges>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -80,8 +81,8 @@ absl::Status BeginFromCheckpoints(const pb::Job& job, pb::JobSpec* spec) {
   for (int t = 0; t < std::min(spec->tasks_size(), job.tasks_size()); ++t) {
     std::vector<std::string> paths;
     const auto& told = job.tasks(t).checkpoints();
-    for (auto checkpoint = told.rbegin(); checkpoint != told.rend(); ++checkpoint)
-      paths.push_back(checkpoint->path());
+    for (const pb::Checkpoint& checkpoint : told | std::views::reverse)
+      paths.push_back(checkpoint.path());
     pb::CheckpointPolicy* policy = spec->mutable_tasks(t)->mutable_checkpoint();
     for (const std::string& path : policy->resume_from()) {
       if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);

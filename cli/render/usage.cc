@@ -1,6 +1,7 @@
 #include "cli/render/usage.h"
 
 #include <algorithm>
+#include <ranges>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -50,9 +51,9 @@ std::string Spark(const pb::GpuUsage& gpus) {
 std::string ShortUsage(const pb::Job& job) {
   const pb::Task* task = LeadTask(job);
   if (task == nullptr) return "";
-  for (auto attempt = task->attempts().rbegin(); attempt != task->attempts().rend(); ++attempt) {
-    if (!attempt->has_usage()) continue;
-    const pb::Usage& usage = attempt->usage();
+  for (const pb::Attempt& attempt : task->attempts() | std::views::reverse) {
+    if (!attempt.has_usage()) continue;
+    const pb::Usage& usage = attempt.usage();
     std::vector<std::string> parts;
     if (usage.has_memory_peak_bytes()) parts.push_back(FormatSize(usage.memory_peak_bytes()));
     if (usage.has_cpus_mean_milli())

@@ -16,6 +16,7 @@ namespace {
 // (agent/shim/exec_status.h).
 constexpr char kProgramMark[] = "program: ";
 constexpr char kLaunchMark[] = "launch: ";
+constexpr char kImageMark[] = "image: ";
 
 }  // namespace
 
@@ -36,7 +37,7 @@ void FillExits(AttemptRecord* record, const std::string& detail, int64_t now_ns)
 }
 
 std::string WithoutMark(const std::string& detail) {
-  for (const std::string_view mark : {kProgramMark, kLaunchMark}) {
+  for (const std::string_view mark : {kProgramMark, kLaunchMark, kImageMark}) {
     if (detail.rfind(mark, 0) == 0) return detail.substr(mark.size());
   }
   return detail;
@@ -49,6 +50,7 @@ v1::Cause LaunchCause(const std::vector<v1::WorkerExit>& exits) {
     if (exit.exit_code() != 127) continue;
     if (exit.detail().rfind(kProgramMark, 0) == 0) return v1::PROGRAM_ERROR;
     if (exit.detail().rfind(kLaunchMark, 0) == 0) return v1::LAUNCH_FAILED;
+    if (exit.detail().rfind(kImageMark, 0) == 0) return v1::IMAGE_FAILED;
   }
   return v1::CAUSE_UNSPECIFIED;
 }

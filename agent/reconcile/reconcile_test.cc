@@ -602,7 +602,8 @@ TEST_F(ReconcilerTest, WhatTheJobNamesAndIsNotThereIsTheJobsMistake) {
   news.exits = {Exit(0, 127)};
   for (const auto& [detail, cause] :
        {std::pair("program: exec nosuch: No such file or directory", v1::PROGRAM_ERROR),
-        std::pair("launch: fork: Cannot allocate memory", v1::LAUNCH_FAILED)}) {
+        std::pair("launch: fork: Cannot allocate memory", v1::LAUNCH_FAILED),
+        std::pair("image: image /x: a user namespace: Permission denied", v1::IMAGE_FAILED)}) {
     Begin({});
     Prepare(true);
     news.exits[0].set_detail(detail);

@@ -13,6 +13,10 @@ void TellLaunchFailure(int fd, const std::string& what, int error) {
                    strerror(error));
 }
 
+void TellImageRefused(int fd, const std::string& what, int error) {
+  WriteAll(fd, "image: " + what + ": " + strerror(error));
+}
+
 std::optional<std::string> ReadLaunch(int fd, std::string* said) {
   char buffer[512];
   while (true) {

@@ -298,7 +298,7 @@ std::string WithName(std::string_view file, long id, const std::string& line) {
   return all + line + "\n";
 }
 
-int EnterImage(const Image& image, std::string* step) {
+int EnterImage(const Image& image, std::string* step, bool* refused) {
   const uid_t uid = ::getuid();
   const gid_t gid = ::getgid();
   *step = "image " + image.path;
@@ -306,6 +306,7 @@ int EnterImage(const Image& image, std::string* step) {
   if (path.empty()) return errno;
   if (::access((path + "/.").c_str(), X_OK) != 0) return errno;
   const View view = ViewOf(image, path);
+  if (refused != nullptr) *refused = true;
   *step += ": a user namespace";
   if (const int error = EnterUserNamespace(uid, gid); error != 0) return error;
   *step = "image " + image.path + ": its mounts";
@@ -344,7 +345,13 @@ int RunEnter(int argc, char** argv) {
     TellLaunchFailure(static_cast<int>(status), what, why);
     return 127;
   };
-  if (const int why = EnterImage(image, &step); why != 0) return fail(step, why);
+  bool refused = false;
+  const int why = EnterImage(image, &step, &refused);
+  if (why != 0 && refused) {
+    TellImageRefused(static_cast<int>(status), step, why);
+    return 127;
+  }
+  if (why != 0) return fail(step, why);
   if (!image.workdir.empty() && ::chdir(image.workdir.c_str()) != 0)
     return fail("workdir " + image.workdir, errno);
   ::execvp(argv[4], argv + 4);

@@ -32,7 +32,8 @@ std::string WithName(std::string_view file, long id, const std::string& line);
 // Makes the image the root of the calling process, which has one thread, for good: in namespaces
 // of users and mounts of its own, so that it takes no rights, and gives none. It can be read, not
 // written; /dev, /proc, /sys, /tmp and /var/tmp are as they were. 0, or an errno with the step.
-int EnterImage(const Image& image, std::string* step);
+// `*refused`: namespaces or mounts failed, not the paths that the job names.
+int EnterImage(const Image& image, std::string* step, bool* refused = nullptr);
 
 // muster-shim --can-enter [nobody]: tries it with a directory that every system has, as nobody
 // where that is said. Says on standard error what is in the way. The exit status.

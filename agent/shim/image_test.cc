@@ -82,7 +82,9 @@ class ImageTest : public ::testing::Test {
   }
 
   // What a child says of itself in there; what went wrong, if it couldn't get there. `as`: uid.
-  std::string Within(const std::function<std::string()>& look, uid_t as = ::getuid()) {
+  std::string Within(
+      const std::function<std::string()>& look, uid_t as = ::getuid(),
+      const std::function<bool()>& before = [] { return true; }) {
     int pipe[2];
     EXPECT_EQ(::pipe(pipe), 0);
     const pid_t pid = ::fork();
@@ -90,12 +92,14 @@ class ImageTest : public ::testing::Test {
       std::string said;
       if (as != ::getuid() && (::setresgid(as, as, as) != 0 || ::setresuid(as, as, as) != 0))
         ::_exit(2);
+      if (!before()) ::_exit(2);
       ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // as after the exec that comes before it
       ::setenv("USER", "ann", 1);
       ::setenv("SHELL", "/bin/sh", 1);
       ::setenv("HOME", "/home/ann", 1);
-      const int error = EnterImage(image_, &said);
-      said = error != 0 ? said + ": " + strerror(error) : look();
+      bool refused = false;
+      const int error = EnterImage(image_, &said, &refused);
+      said = error != 0 ? (refused ? "refused: " : "") + said + ": " + strerror(error) : look();
       ::_exit(::write(pipe[1], said.data(), said.size()) < 0 ? 1 : 0);
     }
     ::close(pipe[1]);
@@ -190,9 +194,9 @@ TEST_F(ImageTest, NamesBehindLinksAreTheImagesAndNeverTheHosts) {
       {".." + out + root_ + "/other/passwd", mine},
       {"/host" + root_ + "/other/passwd", mine},
       {"nowhere", mine},
-      {"../usr/share/x",
-       "image " + image_.path + ": its mounts: /etc/passwd: Too many levels of symbolic links"},
-      {"../usr", "image " + image_.path + ": its mounts: /etc/passwd: Is a directory"},
+      {"../usr/share/x", "refused: image " + image_.path +
+                             ": its mounts: /etc/passwd: Too many levels of symbolic links"},
+      {"../usr", "refused: image " + image_.path + ": its mounts: /etc/passwd: Is a directory"},
   };
   for (const auto& link : links) {
     fs::remove(image_.path + passwd);
@@ -212,6 +216,30 @@ TEST_F(ImageTest, WhatCanNotBeOneIsSaidByName) {
   image_.path = path;
   fs::permissions(path, fs::perms(0700));
   EXPECT_EQ(Within(none, 61001), "image " + path + ": Permission denied");
+}
+
+// Host, kernel and the image's file system have a say in it: whose path it is doesn't matter.
+TEST_F(ImageTest, WhatNamespacesAndMountsRefuseIsNoPathsFault) {
+  const auto none = [] { return std::string("entered"); };
+  const uid_t uid = ::getuid();
+  const gid_t gid = ::getgid();
+  // In a namespace of its own that allows none below it, as a host may be set up.
+  const auto forbid = [&] {
+    const auto write = [](const char* path, const std::string& text) {
+      std::ofstream file(path);
+      return static_cast<bool>(file << text << std::flush);
+    };
+    const auto same = [](unsigned id) {
+      return std::to_string(id) + " " + std::to_string(id) + " 1";
+    };
+    return ::unshare(CLONE_NEWUSER) == 0 && write("/proc/self/setgroups", "deny") &&
+           write("/proc/self/uid_map", same(uid)) && write("/proc/self/gid_map", same(gid)) &&
+           write("/proc/sys/user/max_user_namespaces", "0");
+  };
+  EXPECT_EQ(Within(none, uid, forbid),
+            "refused: image " + image_.path + ": a user namespace: No space left on device");
+  image_.path = "/proc/sys";  // compares names in its own way, which no overlay takes
+  EXPECT_EQ(Within(none), "refused: image /proc/sys: its mounts: overlay: Invalid argument");
 }
 
 }  // namespace

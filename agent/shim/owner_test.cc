@@ -524,6 +524,18 @@ TEST_F(OwnerTest, AnImageThatIsNotTheirsToReadIsNotEntered) {
   EXPECT_EQ(exits.exits.at(0).detail, "program: image " + spec_.image.path + ": Permission denied");
 }
 
+// An overlay takes no layer that compares names in its own way.
+TEST_F(OwnerTest, AnImageWhoseFileSystemCanNotBeEnteredBlamesNobody) {
+  spec_.image.path = "/proc/sys";
+  Run("true");
+  Exits exits;
+  std::string error;
+  ASSERT_TRUE(ParseExits(ReadText(attempt_ + "/" + kExitsFile), &exits, &error)) << error;
+  EXPECT_EQ(exits.exits.at(0).exit_code, 127);
+  EXPECT_EQ(exits.exits.at(0).detail,
+            "image: image /proc/sys: its mounts: overlay: Invalid argument");
+}
+
 TEST(SpecOfAUserTest, IsReadAsItWasWritten) {
   Spec spec, read;
   std::string error;

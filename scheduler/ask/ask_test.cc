@@ -806,6 +806,12 @@ TEST(FailureText, NamesTheFieldThatAnEndIsAbout) {
        " (it has to be there on every host)"},
       {&plain, pb::PROGRAM_ERROR, "workdir /opt/muster/examples: No such file or directory",
        " (it has to be there on every host)"},
+      {&plain, pb::IMAGE_FAILED, "rank 0: image /x: a user namespace: Operation not permitted",
+       " (the host has to let users make namespaces and mounts in them: docs/install.md, Images, "
+       "names the settings)"},
+      {&plain, pb::IMAGE_FAILED, "rank 0: image /x: its mounts: overlay: Invalid argument",
+       " (an overlay wants Linux 5.11, and a file system that can be a layer of it: put the image "
+       "on another one, such as a disk of the host's)"},
       {&plain, pb::PROGRAM_ERROR, "rank 0: exec bash: Argument list too long",
        " (its variables, secrets among them, and the words of run are more than a quarter of the "
        "host's stack limit: keep what is large in a file)"},

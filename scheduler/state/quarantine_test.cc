@@ -49,7 +49,7 @@ class Quarantine : public ::testing::Test {
     for (pb::WorkerExit& exit :
          *event.mutable_attempt_reported()->mutable_report()->mutable_exits())
       exit.set_cause(cause);
-    if (cause == pb::LAUNCH_FAILED)
+    if (cause == pb::LAUNCH_FAILED || cause == pb::IMAGE_FAILED)
       event.mutable_attempt_reported()->mutable_report()->set_cause(cause);  // as a host tells it
     system.Do(event);
     EXPECT_EQ(State::Difference(system.state, system.state.Rebuilt()), "");
@@ -206,9 +206,19 @@ TEST_F(Quarantine, ABlameThatIsCutCanBeReadAgain) {
 
 TEST_F(Quarantine, NothingElseBlamesAHost) {
   for (const pb::Cause cause : {pb::PROGRAM_ERROR, pb::OUT_OF_MEMORY, pb::NETWORK_FAILURE,
-                                pb::STORAGE_FAILURE, pb::KILLED, pb::HANG})
+                                pb::STORAGE_FAILURE, pb::KILLED, pb::HANG, pb::IMAGE_FAILED})
     Ends(Submit(), "h00", 0, cause);
   EXPECT_TRUE(Host("h00").blames.empty());
+}
+
+TEST_F(Quarantine, AnImageThatCanNotBeEnteredIsTriedElsewhereAndCostsNoRestart) {
+  const uint64_t job = Submit();
+  Ends(job, "h00", 0, pb::IMAGE_FAILED);
+  const TaskRow& task = system.state.FindJob(job)->tasks[0];
+  EXPECT_EQ(task.state, pb::TASK_WAITING);
+  EXPECT_EQ(task.restarts_used, 0);
+  EXPECT_EQ(task.attempts.back().cause, pb::IMAGE_FAILED);
+  EXPECT_EQ(task.attempts.back().failed_host, task.attempts.back().parts[0].host);
 }
 
 TEST_F(Quarantine, BlamesAreForgottenAfterTheWindow) {

@@ -118,8 +118,9 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
 }
 
 bool Infrastructure(pb::Cause cause) {
-  return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED || cause == pb::DEVICE_FAILURE ||
-         cause == pb::HOST_FAILURE || cause == pb::NETWORK_FAILURE || cause == pb::STORAGE_FAILURE;
+  return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED || cause == pb::IMAGE_FAILED ||
+         cause == pb::DEVICE_FAILURE || cause == pb::HOST_FAILURE || cause == pb::NETWORK_FAILURE ||
+         cause == pb::STORAGE_FAILURE;
 }
 
 HostId FailedHost(const AttemptRow& attempt) {

@@ -32,6 +32,8 @@ std::string CauseText(pb::Cause cause) {
       return "its host is lost";
     case pb::LAUNCH_FAILED:
       return "it could not be launched";
+    case pb::IMAGE_FAILED:
+      return "its image could not be entered";
     case pb::RENDEZVOUS:
       return "its rendezvous port was taken";
     case pb::SETUP_FAILED:
@@ -70,6 +72,14 @@ std::string FailureText(const pb::TaskSpec& task, pb::Cause cause, const std::st
                                     ? absl::StrCat(" (resources.memory: ", FormatSize(bytes),
                                                    " for all processes of a worker)")
                                     : " (resources.memory isn't stated: the limit is the host's)");
+  }
+  if (cause == pb::IMAGE_FAILED) {
+    const bool overlay = absl::StrContains(detail, ": overlay: ");
+    return absl::StrCat(
+        detail, overlay ? " (an overlay wants Linux 5.11, and a file system that can be a layer of "
+                          "it: put the image on another one, such as a disk of the host's)"
+                        : " (the host has to let users make namespaces and mounts in them: docs/"
+                          "install.md, Images, names the settings)");
   }
   if (absl::StrContains(detail, "exec ") && absl::StrContains(detail, "Argument list too long"))
     return absl::StrCat(detail,

@@ -13,6 +13,10 @@ void TellLaunchFailure(int fd, const std::string& what, int error) {
                    strerror(error));
 }
 
+void TellHostFailure(int fd, const std::string& what, int error) {
+  WriteAll(fd, "launch: " + what + ": " + strerror(error));
+}
+
 void TellImageRefused(int fd, const std::string& what, int error) {
   WriteAll(fd, "image: " + what + ": " + strerror(error));
 }

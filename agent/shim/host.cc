@@ -257,9 +257,13 @@ void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, cons
     TellLaunchFailure(pipes.status[1], what, errno);
     ::_exit(127);
   };
+  const auto fail_here = [&](const std::string& what) {
+    TellHostFailure(pipes.status[1], what, errno);
+    ::_exit(127);
+  };
   if (!isolation_->EnterChild(self_)) ::_exit(127);
   if (number_ != nullptr) *number_ = ::getpid();
-  if (errno = EnterCgroups(left); errno != 0) fail("launch: its control group");
+  if (errno = EnterCgroups(left); errno != 0) fail_here("its control group");
   ::setpgid(0, 0);
   sigset_t none;
   ::sigemptyset(&none);
@@ -270,16 +274,16 @@ void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, cons
   if (null > 2) ::close(null);
   ::dup2(pipes.out[1], 1);
   ::dup2(pipes.err[1], 2);
-  if (launch.setup && ::dup2(pipes.exports[1], 9) != 9) fail("setup");
+  if (launch.setup && ::dup2(pipes.exports[1], 9) != 9) fail_here("setup");
   if (spec_.user.has_value()) {
     std::string step;
     // The owner's, or nobody could open /dev/stderr.
     if (::fchown(1, spec_.user->uid, spec_.user->gid) != 0 ||
         ::fchown(2, spec_.user->uid, spec_.user->gid) != 0)
-      fail("launch: its output");
-    if (errno = CloseOnExecFrom(launch.setup ? 10 : 3); errno != 0) fail("launch: descriptors");
+      fail_here("its output");
+    if (errno = CloseOnExecFrom(launch.setup ? 10 : 3); errno != 0) fail_here("descriptors");
     if (errno = BecomeOwner(&step); errno != 0)
-      fail("launch: to become uid " + std::to_string(spec_.user->uid) + ": " + step);
+      fail_here("to become uid " + std::to_string(spec_.user->uid) + ": " + step);
   }
   ::umask(spec_.umask);
   if (own_program_ >= 0) BecomeEntrant(pipes, words, entries);
@@ -302,7 +306,11 @@ void HostProcesses::BecomeEntrant(const Pipes& pipes, const std::vector<char*>& 
                                   const std::vector<char*>& entries) const {
   if (::fcntl(pipes.status[1], F_SETFD, 0) == 0)
     ::syscall(SYS_execveat, own_program_, "", words.data(), entries.data(), AT_EMPTY_PATH);
-  WriteAll(pipes.status[1], std::string("launch: muster-shim: ") + strerror(errno));
+  if (errno == E2BIG) {
+    TellLaunchFailure(pipes.status[1], "exec with its words and environment", errno);
+  } else {
+    TellHostFailure(pipes.status[1], "muster-shim", errno);
+  }
   ::_exit(127);
 }
 

@@ -192,15 +192,25 @@ TEST_P(ShimTest, AWorkdirThatIsNotThereIsTheJobsMistakeAndItsPathIsTold) {
             "program: workdir " + directory_ + "/nowhere: No such file or directory");
 }
 
+TEST_P(ShimTest, AControlGroupThatIsNotThereIsTheHostsFault) {
+  spec_.cgroup = directory_ + "/nowhere";
+  Script("true");
+  Start();
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_EQ(Result().exits[0].detail, "launch: its control group: No such file or directory");
+}
+
 TEST(ReadLaunch, TellsTheExecOrTheChildsWordsOrNothingYet) {
   const struct {
     const char* what;  // nullptr: nothing is told
     int error;
+    bool of_host;
     const char* read;
   } cases[] = {
-      {nullptr, 0, ""},
-      {"exec prog", EACCES, "program: exec prog: Permission denied"},
-      {"exec prog", ENOMEM, "launch: exec prog: Cannot allocate memory"},
+      {nullptr, 0, false, ""},
+      {"exec prog", EACCES, false, "program: exec prog: Permission denied"},
+      {"exec prog", ENOMEM, false, "launch: exec prog: Cannot allocate memory"},
+      {"its output", EACCES, true, "launch: its output: Permission denied"},
   };
   for (const auto& c : cases) {
     int ends[2];
@@ -208,7 +218,8 @@ TEST(ReadLaunch, TellsTheExecOrTheChildsWordsOrNothingYet) {
     std::string said;
     // A child that is on its way, or hangs there, holds the pipe open.
     EXPECT_EQ(ReadLaunch(ends[0], &said), std::nullopt);
-    if (c.what != nullptr) TellLaunchFailure(ends[1], c.what, c.error);
+    if (c.what != nullptr && c.of_host) TellHostFailure(ends[1], c.what, c.error);
+    if (c.what != nullptr && !c.of_host) TellLaunchFailure(ends[1], c.what, c.error);
     EXPECT_EQ(ReadLaunch(ends[0], &said), std::nullopt);
     ::close(ends[1]);
     EXPECT_EQ(ReadLaunch(ends[0], &said), c.read);

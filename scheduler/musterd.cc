@@ -6,14 +6,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include <google/protobuf/util/message_differencer.h>
 #include <mimalloc.h>
 #include <poll.h>
 #include <CLI/CLI.hpp>
@@ -29,11 +27,11 @@
 #include "common/base/parse_flags.h"
 #include "common/base/signals.h"
 #include "common/base/units.h"
-#include "common/spec/config_files.h"
 #include "network/log/grpc_log.h"
 #include "scheduler/access/audit.h"
 #include "scheduler/access/policy.h"
 #include "scheduler/access/users.h"
+#include "scheduler/administer.h"
 #include "scheduler/agents/fencer.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/api/guard.h"
@@ -45,8 +43,7 @@
 #include "scheduler/api/watch.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/engine/engine.h"
-#include "scheduler/engine/reproducer.h"
-#include "scheduler/store/admin.h"
+#include "scheduler/settings.h"
 #include "scheduler/store/history.h"
 #include "scheduler/store/packs.h"
 #include "scheduler/store/place.h"
@@ -62,169 +59,6 @@ namespace muster {
 namespace {
 
 constexpr char kMasterKeyName[] = "musterd.master-key";  // systemd's credential
-constexpr char kDefaultQueue[] = "default";  // without a queues file: one queue, unlimited
-
-struct Flags {
-  std::string config;
-  std::string data_dir, listen, clusters, queues, master_key, log_level = "info";
-  bool single_user = false;
-  bool adopt_restored = false;
-};
-
-int Fail(const std::string& message) {
-  std::fprintf(stderr, "musterd: %s\n", message.c_str());
-  return 2;
-}
-
-bool PrintProblems(const std::vector<Problem>& problems, const std::string& path) {
-  ProblemFormat format;
-  format.outcome = "musterd did not start";
-  std::fputs(FormatProblems(problems, path, format).c_str(), stderr);
-  return false;
-}
-
-// A file of the operator's, read by `parse`; its problems are printed with their places.
-template <typename Parse>
-bool ReadConfigFile(const std::string& path, Parse parse) {
-  absl::StatusOr<std::string> text = ReadFile(path, int64_t{64} << 20);
-  if (!text.ok()) {
-    Fail(std::string(text.status().message()));
-    return false;
-  }
-  std::vector<Problem> problems;
-  if (parse(*text, &problems)) return true;
-  return PrintProblems(problems, path);
-}
-
-bool ReadConfig(const Flags& flags, MusterdConfig* config) {
-  const auto parse = [&](const std::string& text, std::vector<Problem>* problems) {
-    return ParseMusterdConfig(text, flags.config, config, problems);
-  };
-  if (!flags.config.empty() && !ReadConfigFile(flags.config, parse)) return false;
-  if (!flags.data_dir.empty()) config->data_dir = flags.data_dir;
-  if (!flags.listen.empty()) config->listen = flags.listen;
-  if (!flags.clusters.empty()) config->clusters = flags.clusters;
-  if (!flags.queues.empty()) config->queues = flags.queues;
-  if (!flags.master_key.empty()) config->master_key = config->tls.master_key = flags.master_key;
-  config->single_user = config->single_user || flags.single_user;
-  return true;
-}
-
-SchedulingOptions OptionsOf(const MusterdConfig& config) {
-  SchedulingOptions options;
-  options.placement = config.placement == "fgd"        ? PlacementPolicy::kFgd
-                      : config.placement == "best_fit" ? PlacementPolicy::kBestFit
-                                                       : PlacementPolicy::kV;
-  options.grow_interval_ns = config.grow_interval_ns;
-  options.restart_cost_ns = config.restart_cost_ns;
-  options.starve_after_ns = config.starve_after_ns;
-  options.min_runtime_ns = config.min_runtime_ns;
-  options.spill_cost_ns = config.spill_cost_ns;
-  options.lease_ns = config.lease_ns;
-  options.restart_backoff_ns = config.restart_backoff_ns;
-  return options;
-}
-
-// The clusters file as it is now, the queues into a store without any: events for the engine's
-// first step. False: said why.
-bool FirstEvents(const MusterdConfig& config, const State& state, std::vector<pb::Event>* events) {
-  State after = state;
-  if (!config.clusters.empty()) {
-    pb::ClusterFile file;
-    if (!ReadConfigFile(config.clusters,
-                        [&](const std::string& text, std::vector<Problem>* problems) {
-                          return ParseClusterFile(text, config.clusters, &file, problems);
-                        })) {
-      return false;
-    }
-    if (!google::protobuf::util::MessageDifferencer::Equals(file, state.cluster_file())) {
-      *events->emplace_back().mutable_clusters_configured()->mutable_file() = file;
-      Apply(&after, events->back());
-    }
-  }
-  if (state.queue_version() != 0) return true;
-  pb::QueueTree tree;
-  std::string queues;
-  if (config.queues.empty()) {
-    tree.add_queues()->set_name(kDefaultQueue);
-  } else if (!ReadConfigFile(
-                 config.queues, [&](const std::string& text, std::vector<Problem>* problems) {
-                   queues = text;
-                   return ParseQueueFile(text, config.queues, QueueContext(), &tree, problems);
-                 })) {
-    return false;
-  }
-  const QueueResolution resolution = ResolveQueues(after, tree);
-  if (!resolution.ok())
-    return PrintProblems(PlaceQueueProblems(queues, config.queues, resolution.problems),
-                         config.queues);
-  pb::QueuesApplied* applied = events->emplace_back().mutable_queues_applied();
-  *applied->mutable_tree() = resolution.resolved;
-  applied->set_version(1);
-  applied->set_by("musterd");
-  return true;
-}
-
-std::string StoreFile(const MusterdConfig& config, const std::string& file) {
-  return file.empty() ? absl::StrCat(config.data_dir, "/", kStoreFile) : file;
-}
-
-// A folder of refused-plans: 0 if the same is decided and refused.
-int ReplayRefused(const std::string& directory, const MusterdConfig& config) {
-  const absl::StatusOr<RefusedAgain> again = ReplayRefusedPlan(directory, OptionsOf(config));
-  if (!again.ok()) return Fail(std::string(again.status().message()));
-  const std::string decided =
-      absl::StrCat(directory, ": what is decided now, ", again->events, " events, is ");
-  if (again->now.empty())
-    return Fail(absl::StrCat(decided, "not refused. Then it was: ", again->then,
-                             ". Another musterd, or other settings?"));
-  if (again->now != again->then)
-    return Fail(absl::StrCat(decided, "refused for another reason: ", again->now,
-                             ". Then it was: ", again->then));
-  std::printf("%srefused as it was then: %s\n", decided.c_str(), again->now.c_str());
-  return 0;
-}
-
-// musterd backup, verify, replay: beside the daemon or without one.
-int Administer(const std::string& what, const std::string& file, const MusterdConfig& config) {
-  if (config.data_dir.empty() && (file.empty() || what == "backup"))
-    return Fail("no data_dir: give --data-dir DIR, or --config musterd.yaml with data_dir:");
-  if (what == "backup") {
-    if (absl::Status status = BackupStore(config.data_dir, file); !status.ok())
-      return Fail(std::string(status.message()));
-    std::printf(
-        "%s: the store as of one commit, checked. To go on from it: put it into an empty data_dir "
-        "as %s, then musterd --adopt-restored\n",
-        file.c_str(), kStoreFile);
-    return 0;
-  }
-  const std::string store = StoreFile(config, file);
-  if (what == "replay" && std::filesystem::is_directory(store)) return ReplayRefused(store, config);
-  if (what == "verify") {
-    absl::StatusOr<StoreReport> report = VerifyStore(store);
-    if (!report.ok()) return Fail(std::string(report.status().message()));
-    std::printf(
-        "%s: sound. Store %s, epoch %llu, commits %llu to %llu, %llu events, %llu rows%s\n",
-        store.c_str(), report->store_id.c_str(), static_cast<unsigned long long>(report->epoch),
-        static_cast<unsigned long long>(report->first_commit),
-        static_cast<unsigned long long>(report->last_commit),
-        static_cast<unsigned long long>(report->events),
-        static_cast<unsigned long long>(report->rows),
-        report->replayed
-            ? ", which the journal makes again byte for byte"
-            : "; the journal's beginning was trimmed, so the rows were not made again from it");
-    return 0;
-  }
-  absl::StatusOr<ReplayReport> report = ReplayStore(store, OptionsOf(config));
-  if (!report.ok()) return Fail(std::string(report.status().message()));
-  std::printf(
-      "%s: %llu commits with %llu events decided again: %llu plans, all the same bit for bit, and "
-      "the same rows\n",
-      store.c_str(), static_cast<unsigned long long>(report->commits),
-      static_cast<unsigned long long>(report->events),
-      static_cast<unsigned long long>(report->plans));
-  return 0;
-}
 
 // Null where the configuration wants none.
 absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig& config,
@@ -506,6 +340,24 @@ std::string WhatToDoWithAudit(const absl::Status& status) {
                           : "");
 }
 
+absl::StatusOr<std::unique_ptr<PackStore>> OpenPacks(const MusterdConfig& config, Clock* clock) {
+  PackLimits limits;
+  limits.owner_bytes = config.packed_per_user_bytes;
+  return PackStore::Open(absl::StrCat(config.data_dir, "/", kPacks), limits, clock);
+}
+
+ApiContext ContextOf(const MusterdConfig& config, const Recovered& recovered) {
+  ApiContext context;
+  context.defaults = config.defaults;
+  context.store_id = recovered.store_id;
+  context.epoch = recovered.epoch;
+  context.version = MUSTER_VERSION;
+  context.single_user = config.single_user;
+  context.addresses = config.tls.addresses;
+  context.join_address = config.tls.join_address;
+  return context;
+}
+
 int Run(const MusterdConfig& config, bool adopt_restored) {
   if (const std::string why = WhyNotServe(config); !why.empty()) return Fail(why);
   const int signals = ReadEndSignals();
@@ -535,10 +387,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   Fencer fencer(&engine, &sessions, clock, config.lease_ns);
   Outlook outlook(&engine, clock, engine_options.scheduling);
 
-  PackLimits pack_limits;
-  pack_limits.owner_bytes = config.packed_per_user_bytes;
-  const absl::StatusOr<std::unique_ptr<PackStore>> packs =
-      PackStore::Open(absl::StrCat(config.data_dir, "/", kPacks), pack_limits, clock);
+  const absl::StatusOr<std::unique_ptr<PackStore>> packs = OpenPacks(config, clock);
   if (!packs.ok()) return Fail(std::string(packs.status().message()));
   const absl::StatusOr<std::unique_ptr<SecretStore>> secrets = OpenSecrets(config);
   if (!secrets.ok()) return Fail(std::string(secrets.status().message()));
@@ -550,7 +399,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   Users users(ListedUsers(config), geteuid(), config.single_user, clock);
   Guard guard({&engine, history->get(), &users, audit->get(), clock});
 
-  ApiContext context;
+  ApiContext context = ContextOf(config, start->recovered);
   context.outlook = &outlook;
   context.packs = packs->get();
   context.secrets = secrets->get();
@@ -560,14 +409,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   context.history = history->get();
   context.clock = clock;
   context.scheduling = engine_options.scheduling;
-  context.defaults = config.defaults;
-  context.store_id = start->recovered.store_id;
-  context.epoch = start->recovered.epoch;
-  context.version = MUSTER_VERSION;
-  context.single_user = config.single_user;
   context.office = office->get();
-  context.addresses = config.tls.addresses;
-  context.join_address = config.tls.join_address;
   RoomWatch room(config.data_dir, clock);
   context.why_no_submissions = [&room, &engine] {
     const std::string why = engine.WhyNotServing();

@@ -23,4 +23,8 @@ v1::Cause LaunchCause(const std::vector<v1::WorkerExit>& exits);
 // the process that was to listen there says so, and names that port or none.
 void TellCollision(int32_t port, std::vector<v1::WorkerExit>* exits);
 
+// The scheduler refuses a report whose texts exceed 16 KiB or are no UTF-8, and would again each
+// time it is repeated.
+std::string Shortened(const std::string& text);
+
 }  // namespace muster::agent

@@ -7,22 +7,12 @@
 #include "agent/reconcile/exits.h"
 #include "agent/reconcile/progress_messages.h"
 #include "common/base/log.h"
-#include "common/base/protocol.h"
-#include "common/base/utf8.h"
 
 namespace muster::agent {
 namespace {
 
 std::string Describe(const AttemptId& id) {
   return absl::StrCat(id.job_uid, "/", id.task, "/", id.attempt);
-}
-
-// The scheduler refuses a report whose texts exceed 16 KiB or are no UTF-8, and would again each
-// time it is repeated.
-std::string Shortened(const std::string& text) {
-  constexpr size_t kLongest = 4096;
-  const std::string valid = ValidUtf8(text);
-  return valid.size() <= kLongest ? valid : std::string(CutUtf8(valid, kLongest)) + " ...";
 }
 
 void LogFailure(const char* what, const AttemptId& id, const absl::Status& status) {
@@ -37,12 +27,6 @@ v1::Cause CauseOf(const absl::Status& failed) {
          : absl::IsAborted(failed)       ? v1::NETWORK_FAILURE
                                          : v1::LAUNCH_FAILED;
 }
-
-constexpr int kFaultRepeats = 60;  // heartbeats
-constexpr size_t kFaultsKept = 64;
-// A Hello that is larger leaves out what is gone: a scheduler takes no message above 320 KiB from
-// the network.
-constexpr size_t kHelloBytes = 128 << 10;
 
 }  // namespace
 
@@ -63,38 +47,6 @@ Reconciler::Reconciler(HostIds identity, std::vector<AttemptRecord> records, See
 const AttemptRecord* Reconciler::Find(const AttemptId& id) const {
   const auto found = records_.find(id);
   return found == records_.end() ? nullptr : &found->second;
-}
-
-v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory, int64_t boot_ns) {
-  hello_ns_ = boot_ns;
-  v1::AgentMessage message;
-  v1::Hello* hello = message.mutable_hello();
-  hello->set_protocol_version(kAgentProtocolVersion);
-  hello->set_cluster(identity_.cluster);
-  hello->set_host(identity_.host);
-  hello->set_state_id(identity_.state_id);
-  hello->set_boot_id(identity_.boot_id);
-  hello->set_store_id_seen(seen_.store_id);
-  hello->set_epoch_seen(seen_.epoch);
-  hello->set_commit_seen(seen_.commit);
-  *hello->mutable_inventory() = inventory;
-  size_t bytes = message.ByteSizeLong();
-  for (const auto& [id, record] : records_) {
-    // What is gone holds nothing, and follows the Welcome anyway. After another boot it is said
-    // here: else the new boot id alone would say that it ended, and not how.
-    const bool follows = record.gone() && record.boot_id == identity_.boot_id;
-    if (follows && bytes > kHelloBytes) continue;
-    v1::AttemptReport* report = hello->add_attempts();
-    *report = ReportOf(record);
-    bytes += report->ByteSizeLong();
-    // A checkpoint or an export is told before the end of the attempt that wrote it, here too: what
-    // follows the Welcome says both.
-    const bool more = (!record.checkpoints.empty() &&
-                       record.checkpoints.back().sequence() > record.checkpoint_acked) ||
-                      (record.export_report.has_value() && !record.published);
-    if (more && record.gone() && record.claim == Claim::kStarted) report->set_phase(v1::STARTED);
-  }
-  return message;
 }
 
 void Reconciler::OnDisconnected() {
@@ -512,91 +464,6 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
     record.cause = LaunchCause(record.exits);
   if (record.gone() && !record.gpus.slots.empty()) KeepGpus(record);
   if (changed) Report(record);
-}
-
-v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
-  v1::AttemptReport report;
-  *report.mutable_key() = KeyOf(record.id);
-  report.set_phase(record.gone()                     ? v1::GONE
-                   : record.claim == Claim::kStarted ? v1::STARTED
-                                                     : v1::PREPARED);
-  report.set_rendezvous_port(record.port);
-  for (const v1::WorkerExit& exit : record.exits) {
-    *report.add_exits() = exit;
-    report.mutable_exits()->rbegin()->set_detail(Shortened(WithoutMark(exit.detail())));
-  }
-  report.set_cause(record.cause);
-  report.set_detail(Shortened(record.detail));
-  report.set_start_ns(record.start_ns);
-  report.set_end_ns(record.end_ns);
-  // Its shim says so with the end: an order that comes after the last process has ended stops
-  // nothing (contract 13).
-  report.set_stop_sent(record.ended && record.stop_sent);
-  if (record.ended && record.usage.ran_ns() > 0) *report.mutable_usage() = HostUsageOf(record);
-  if (!record.gone()) report.set_fills_disk(Shortened(record.fills_disk));
-  return report;
-}
-
-void Reconciler::Report(const AttemptRecord& record) {
-  v1::AgentMessage message;
-  *message.mutable_report() = ReportOf(record);
-  Send(std::move(message));
-}
-
-void Reconciler::Send(v1::AgentMessage message) {
-  if (!has_session()) return;
-  *message.mutable_session() = session_;
-  sender_->Send(std::move(message));
-}
-
-void Reconciler::OnFault(int32_t device, int32_t code, const std::string& detail, int64_t at_ns) {
-  fault_ns_ = std::max(at_ns, fault_ns_ + 1);
-  v1::HostFault fault;
-  fault.set_device(device);
-  fault.set_code(code);
-  fault.set_detail(Shortened(detail));
-  fault.set_at_ns(fault_ns_);
-  faults_.emplace_back(fault, kFaultRepeats);
-  if (faults_.size() > kFaultsKept) faults_.erase(faults_.begin());
-  v1::AgentMessage message;
-  *message.mutable_fault() = std::move(fault);
-  Send(std::move(message));
-}
-
-void Reconciler::OnFillsDisk(const AttemptId& id, const std::string& why) {
-  const auto found = records_.find(id);
-  if (found == records_.end() || found->second.gone()) return;
-  found->second.fills_disk = why;
-  Report(found->second);
-}
-
-void Reconciler::RepeatReports() {
-  for (auto& [fault, left] : faults_) {
-    v1::AgentMessage message;
-    *message.mutable_fault() = fault;
-    Send(std::move(message));
-    --left;
-  }
-  std::erase_if(faults_, [](const auto& told) { return told.second <= 0; });
-  for (const auto& [id, record] : records_) {
-    for (const v1::CheckpointReport& checkpoint : record.checkpoints) {
-      if (checkpoint.sequence() <= record.checkpoint_acked) continue;
-      v1::AgentMessage message;
-      *message.mutable_checkpoint() = checkpoint;
-      Send(std::move(message));
-    }
-    if (record.loaded.has_value()) {
-      v1::AgentMessage message;
-      *message.mutable_loaded() = *record.loaded;
-      Send(std::move(message));
-    }
-    if (record.export_report.has_value()) {
-      v1::AgentMessage message;
-      *message.mutable_export_report() = *record.export_report;
-      Send(std::move(message));
-    }
-    Report(record);
-  }
 }
 
 }  // namespace muster::agent

@@ -115,6 +115,95 @@ void AppendLine(std::string* out, std::string_view label, std::string_view value
   absl::StrAppend(out, " ", name, Plain(value), "\n");
 }
 
+// What is told of a job and of a whole array, a line each.
+void AppendFacts(const pb::Job& job, std::string* out) {
+  AppendLine(out, "uid", job.uid());
+  AppendLine(out, "owner", job.owner());
+  AppendLine(out, "submitted", FormatDateTime(job.submit_ns()));
+  if (job.start_ns() > 0)
+    AppendLine(out, "started",
+               absl::StrCat(FormatDateTime(job.start_ns()), ", after ",
+                            FormatSpan(job.start_ns() - job.submit_ns())));
+  if (job.end_ns() > 0)
+    AppendLine(
+        out, "ended",
+        absl::StrCat(FormatDateTime(job.end_ns()),
+                     job.start_ns() > 0
+                         ? absl::StrCat(", after ", FormatSpan(job.end_ns() - job.start_ns()))
+                         : ""));
+  if (HasEnded(job.state()) && job.state() != pb::SUCCEEDED)
+    AppendLine(out, "why", OutcomeReason(job));
+  if (job.spec().priority() != 0) AppendLine(out, "priority", absl::StrCat(job.spec().priority()));
+  AppendLine(out, "clusters", absl::StrJoin(job.spec().clusters(), ", "));
+  AppendLine(out, "cluster", job.cluster());
+  for (const pb::Task& task : job.tasks()) {
+    if (!task.spill_reason().empty())
+      AppendLine(out, "spilled",
+                 absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "",
+                              task.spill_reason()));
+  }
+  for (const pb::Task& task : job.tasks()) {
+    for (const std::string& sentence : task.advice())
+      AppendLine(
+          out, "advice",
+          absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "", sentence));
+  }
+}
+
+Table TasksTable(const pb::Job& job, int64_t now_ns) {
+  Table tasks({{"TASK"},
+               {"STATE"},
+               {"DEVICES", Table::kLeft, false, 2},
+               {"WHERE"},
+               {"PROGRESS", Table::kLeft, false, 1},
+               {"RESTARTS", Table::kRight, false, 3},
+               {.title = "WHY", .wrap = true}});
+  for (const pb::Task& task : job.tasks()) {
+    const pb::Attempt* attempt = NewestAttempt(task);
+    bool placed = attempt != nullptr && UnderWay(task.state());
+    std::string why = WhyOf(job, task, now_ns);
+    if (task.state() == pb::TASK_BLOCKED)
+      why = absl::StrCat("after ", absl::StrJoin(SpecOrEmpty(job, task).after(), ", "));
+    tasks.AddRow({task.name(), StateName(task.state()), DevicesOf(job, task),
+                  placed ? PlaceName(*attempt) : "", ShortProgress(task),
+                  absl::StrCat(task.restarts_used()), why});
+  }
+  return tasks;
+}
+
+Table AttemptsTable(const pb::Job& job, int64_t now_ns) {
+  Table attempts({{"TASK", Table::kLeft, false, 2},
+                  {"ATTEMPT", Table::kRight},
+                  {"STARTED"},
+                  {"RAN", Table::kRight},
+                  {"WHERE", Table::kLeft, false, 1},
+                  {"WORKERS", Table::kRight, false, 3},
+                  {"FROM STEP", Table::kRight},
+                  {.title = "OUTCOME", .wrap = true}});
+  for (const pb::Task& task : job.tasks()) {
+    for (const pb::Attempt& attempt : task.attempts()) {
+      std::string from = attempt.resumed_step() > 0 ? absl::StrCat(attempt.resumed_step()) : "";
+      attempts.AddRow({task.name(), absl::StrCat(attempt.number()),
+                       attempt.start_ns() > 0 ? FormatClockSeconds(attempt.start_ns()) : "",
+                       Span(attempt.start_ns(), attempt.end_ns(), now_ns), PlaceName(attempt),
+                       absl::StrCat(attempt.workers()), from, AttemptOutcome(attempt)});
+    }
+  }
+  return attempts;
+}
+
+Table CheckpointsTable(const pb::Job& job) {
+  Table checkpoints(
+      {{"TASK"}, {"CHECKPOINT", Table::kRight}, {"ATTEMPT", Table::kRight}, {"AT"}, {"PATH"}});
+  for (const pb::Task& task : job.tasks()) {
+    for (const pb::Checkpoint& c : task.checkpoints()) {
+      checkpoints.AddRow({task.name(), absl::StrCat("step ", c.step()), absl::StrCat(c.attempt()),
+                          c.at_ns() > 0 ? FormatClockSeconds(c.at_ns()) : "", c.path()});
+    }
+  }
+  return checkpoints;
+}
+
 }  // namespace
 
 std::string HeadLine(const pb::Job& job, int64_t now_ns) {
@@ -231,37 +320,7 @@ Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
 
 std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) {
   std::string out = absl::StrCat(HeadLine(job, now_ns), "\n");
-  AppendLine(&out, "uid", job.uid());
-  AppendLine(&out, "owner", job.owner());
-  AppendLine(&out, "submitted", FormatDateTime(job.submit_ns()));
-  if (job.start_ns() > 0)
-    AppendLine(&out, "started",
-               absl::StrCat(FormatDateTime(job.start_ns()), ", after ",
-                            FormatSpan(job.start_ns() - job.submit_ns())));
-  if (job.end_ns() > 0)
-    AppendLine(
-        &out, "ended",
-        absl::StrCat(FormatDateTime(job.end_ns()),
-                     job.start_ns() > 0
-                         ? absl::StrCat(", after ", FormatSpan(job.end_ns() - job.start_ns()))
-                         : ""));
-  if (HasEnded(job.state()) && job.state() != pb::SUCCEEDED)
-    AppendLine(&out, "why", OutcomeReason(job));
-  if (job.spec().priority() != 0) AppendLine(&out, "priority", absl::StrCat(job.spec().priority()));
-  AppendLine(&out, "clusters", absl::StrJoin(job.spec().clusters(), ", "));
-  AppendLine(&out, "cluster", job.cluster());
-  for (const pb::Task& task : job.tasks()) {
-    if (!task.spill_reason().empty())
-      AppendLine(&out, "spilled",
-                 absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "",
-                              task.spill_reason()));
-  }
-  for (const pb::Task& task : job.tasks()) {
-    for (const std::string& sentence : task.advice())
-      AppendLine(
-          &out, "advice",
-          absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "", sentence));
-  }
+  AppendFacts(job, &out);
   if (job.has_array()) {
     AppendLine(&out, "members", ArrayCounts(job.array()));
     absl::StrAppend(&out, "\nEach of them: muster jobs ", job.number(), " --tasks\n");
@@ -269,56 +328,10 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
   }
   AppendLine(&out, "values", MemberValues(job.member()));
   AppendLine(&out, "directory", job.directory());
-
-  Table tasks({{"TASK"},
-               {"STATE"},
-               {"DEVICES", Table::kLeft, false, 2},
-               {"WHERE"},
-               {"PROGRESS", Table::kLeft, false, 1},
-               {"RESTARTS", Table::kRight, false, 3},
-               {.title = "WHY", .wrap = true}});
-  for (const pb::Task& task : job.tasks()) {
-    const pb::Attempt* attempt = NewestAttempt(task);
-    bool placed = attempt != nullptr && UnderWay(task.state());
-    std::string why = WhyOf(job, task, now_ns);
-    if (task.state() == pb::TASK_BLOCKED)
-      why = absl::StrCat("after ", absl::StrJoin(SpecOrEmpty(job, task).after(), ", "));
-    tasks.AddRow({task.name(), StateName(task.state()), DevicesOf(job, task),
-                  placed ? PlaceName(*attempt) : "", ShortProgress(task),
-                  absl::StrCat(task.restarts_used()), why});
+  for (const Table& table : {TasksTable(job, now_ns), AttemptsTable(job, now_ns),
+                             UsageTable(job, screen), CheckpointsTable(job)}) {
+    if (!table.empty()) absl::StrAppend(&out, "\n", table.Render(screen));
   }
-  if (!tasks.empty()) absl::StrAppend(&out, "\n", tasks.Render(screen));
-
-  Table attempts({{"TASK", Table::kLeft, false, 2},
-                  {"ATTEMPT", Table::kRight},
-                  {"STARTED"},
-                  {"RAN", Table::kRight},
-                  {"WHERE", Table::kLeft, false, 1},
-                  {"WORKERS", Table::kRight, false, 3},
-                  {"FROM STEP", Table::kRight},
-                  {.title = "OUTCOME", .wrap = true}});
-  for (const pb::Task& task : job.tasks()) {
-    for (const pb::Attempt& attempt : task.attempts()) {
-      std::string from = attempt.resumed_step() > 0 ? absl::StrCat(attempt.resumed_step()) : "";
-      attempts.AddRow({task.name(), absl::StrCat(attempt.number()),
-                       attempt.start_ns() > 0 ? FormatClockSeconds(attempt.start_ns()) : "",
-                       Span(attempt.start_ns(), attempt.end_ns(), now_ns), PlaceName(attempt),
-                       absl::StrCat(attempt.workers()), from, AttemptOutcome(attempt)});
-    }
-  }
-  if (!attempts.empty()) absl::StrAppend(&out, "\n", attempts.Render(screen));
-  if (const Table usage = UsageTable(job, screen); !usage.empty())
-    absl::StrAppend(&out, "\n", usage.Render(screen));
-
-  Table checkpoints(
-      {{"TASK"}, {"CHECKPOINT", Table::kRight}, {"ATTEMPT", Table::kRight}, {"AT"}, {"PATH"}});
-  for (const pb::Task& task : job.tasks()) {
-    for (const pb::Checkpoint& c : task.checkpoints()) {
-      checkpoints.AddRow({task.name(), absl::StrCat("step ", c.step()), absl::StrCat(c.attempt()),
-                          c.at_ns() > 0 ? FormatClockSeconds(c.at_ns()) : "", c.path()});
-    }
-  }
-  if (!checkpoints.empty()) absl::StrAppend(&out, "\n", checkpoints.Render(screen));
   return out;
 }
 

@@ -483,6 +483,23 @@ void ModelUpkeep::Compact() {
   over_gangs_ = 0;
 }
 
+std::vector<HostId> ModelUpkeep::FollowMassLoss(const State& state, int64_t now_ns,
+                                                const SchedulingOptions& options) {
+  std::vector<HostId> others;
+  std::map<int32_t, bool> mass_loss;
+  for (const HostId id : unreachable_) mass_loss[state.host(id).cluster] = false;
+  for (auto& [cluster, lost] : mass_loss) lost = MassLoss(cluster, now_ns, options);
+  if (mass_loss != mass_loss_) {
+    for (const HostId id : unreachable_) {
+      const int32_t cluster = state.host(id).cluster;
+      const auto before = mass_loss_.find(cluster);
+      if (before == mass_loss_.end() || before->second != mass_loss[cluster]) others.push_back(id);
+    }
+    mass_loss_ = std::move(mass_loss);
+  }
+  return others;
+}
+
 bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now_ns,
                          const SchedulingOptions& options) {
   if (over_gangs_ > kOverGangsKept && over_gangs_ * 5 > model_.gangs.size()) Compact();
@@ -519,17 +536,7 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
     const int32_t was_in = hosts_.size() > static_cast<size_t>(id) ? hosts_[id].gpu_pool : -1;
     if (!FollowHost(state, id) || !SharesStand(state, id, was_in)) return false;
   }
-  std::map<int32_t, bool> mass_loss;
-  for (const HostId id : unreachable_) mass_loss[state.host(id).cluster] = false;
-  for (auto& [cluster, lost] : mass_loss) lost = MassLoss(cluster, now_ns, options);
-  if (mass_loss != mass_loss_) {
-    for (const HostId id : unreachable_) {
-      const int32_t cluster = state.host(id).cluster;
-      const auto before = mass_loss_.find(cluster);
-      if (before == mass_loss_.end() || before->second != mass_loss[cluster]) again(id);
-    }
-    mass_loss_ = std::move(mass_loss);
-  }
+  for (const HostId id : FollowMassLoss(state, now_ns, options)) again(id);
   // An attempt whose hosts were written may be lost since: its parts on unreachable hosts count
   // otherwise now.
   if (!unreachable_.empty()) {

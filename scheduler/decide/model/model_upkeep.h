@@ -59,6 +59,9 @@ class ModelUpkeep {
   // While at least three hosts and more than half of a cluster are silent, nothing of them may
   // become Lost.
   bool MassLoss(int32_t cluster, int64_t now_ns, const SchedulingOptions& options) const;
+  // The unreachable hosts of clusters where that begins or ends.
+  std::vector<HostId> FollowMassLoss(const State& state, int64_t now_ns,
+                                     const SchedulingOptions& options);
   bool MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const;
   Gang ReadGang(const State& state, const JobRow& job, int32_t task,
                 const std::vector<int32_t>& clusters, int32_t leaf);

@@ -1,0 +1,294 @@
+// What is told of an estimate, and what would make a rank fit.
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "trainer/checkpoint/files.h"
+#include "trainer/loop/estimate.h"
+#include "trainer/loop/memory.h"
+#include "trainer/loop/mfu.h"
+#include "trainer/model/family.h"
+#include "trainer/model/lora.h"
+
+namespace muster::trainer {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr int kDoesNotFit = 3;  // exit code
+
+// Share of a GPU's peak that training reaches, for predictions.
+constexpr double kUsualShareOfPeak = 0.5;
+
+// Seconds a step, or 0 where the device isn't known.
+double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks,
+                     const std::string& device) {
+  const double peak = device.empty() ? 0 : PeakFlops(device, config.dtype == "bf16");
+  return peak > 0 ? e.flops / (peak * kUsualShareOfPeak * ranks * (1 - e.bubble)) : 0;
+}
+
+// "8.0 KiB", "812.3 MiB", "79.25 GiB", right-aligned to `width`.
+std::string SizeText(int64_t bytes, int width = 0) {
+  char text[40];
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  if (mib < 1)
+    std::snprintf(text, sizeof text, "%*.1f KiB", width, mib * 1024);
+  else if (mib < 1024)
+    std::snprintf(text, sizeof text, "%*.1f MiB", width, mib);
+  else
+    std::snprintf(text, sizeof text, "%*.2f GiB", width, mib / 1024);
+  return text;
+}
+
+}  // namespace
+
+int64_t ParseBytes(const std::string& text) {
+  const size_t digits = text.find_first_not_of("0123456789.");
+  double number = 0;
+  if (!absl::SimpleAtod(text.substr(0, digits), &number) || !(number > 0)) return 0;
+  std::string unit = digits == std::string::npos
+                         ? ""
+                         : absl::AsciiStrToUpper(absl::StripAsciiWhitespace(text.substr(digits)));
+  int power = 0;
+  if (!unit.empty() && unit != "B") {
+    constexpr std::string_view kLetters = "KMGT";
+    const size_t letter = kLetters.find(unit[0]);
+    if (letter == std::string_view::npos) return 0;
+    power = static_cast<int>(letter) + 1;
+    unit.erase(0, 1);
+    if (unit != "" && unit != "IB" && unit != "B") return 0;
+  } else {
+    unit.clear();
+  }
+  for (; power > 0; --power) number *= unit == "B" ? 1000 : 1024;
+  return number < 1 || number > 1e18 ? 0 : static_cast<int64_t>(number);
+}
+
+int64_t MemoryInName(const std::string& device) {
+  const size_t dash = device.rfind('-');
+  std::string size =
+      dash == std::string::npos ? "" : absl::AsciiStrToUpper(device.substr(dash + 1));
+  if (size.ends_with('B')) size.pop_back();  // "A100-SXM4-80GB" has 80 GiB
+  return size.ends_with('G') ? ParseBytes(size) : 0;
+}
+
+std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks,
+                                 int64_t device_bytes) {
+  struct Change {
+    const char* text;
+    bool (*make)(TrainConfig&, int);  // false: it is so already, or can't be
+  };
+  // Each beside those before it, the cheapest first.
+  static constexpr Change kChanges[] = {
+      {"recompute: pointwise",
+       [](TrainConfig& c, int) {
+         return c.recompute == "none" && (c.recompute = "pointwise", true);
+       }},
+      {"recompute: keep_attention",
+       [](TrainConfig& c, int) {
+         return c.recompute == "pointwise" && (c.recompute = "keep_attention", true);
+       }},
+      {"recompute: full",
+       [](TrainConfig& c, int) { return c.recompute != "full" && (c.recompute = "full", true); }},
+      {"zero_stage: 3",
+       [](TrainConfig& c, int ranks) {
+         return c.zero_stage < 3 && ranks > 1 && (c.zero_stage = 3, true);
+       }},
+      {"micro_batch_size: 1",
+       [](TrainConfig& c, int) {
+         return c.micro_batch_size != 1 && (c.micro_batch_size = 1, true);
+       }},
+      {"offload: optimizer",
+       [](TrainConfig& c, int) {
+         return c.offload == "none" && c.masters == "fp32" && (c.offload = "optimizer", true);
+       }},
+      {"offload: parameters",
+       [](TrainConfig& c, int) {
+         return c.zero_stage == 3 && c.offload == "optimizer" && (c.offload = "parameters", true);
+       }},
+  };
+  const auto needed = [&](const TrainConfig& c) {
+    return MakeEstimate(c, model, ranks, /*gpus=*/true, 0).DeviceBytes();
+  };
+  if (needed(config) <= device_bytes) return std::nullopt;
+  TrainConfig changed = config;
+  std::vector<std::string> fields;
+  for (const Change& change : kChanges) {
+    TrainConfig next = changed;
+    if (!change.make(next, ranks)) continue;
+    Problems problems;
+    CheckPipeline(next, problems);
+    CheckLayout(next, model, ranks, /*gpus=*/true, /*gpu_kernels=*/true, problems);
+    if (!problems.empty()) continue;
+    changed = std::move(next);
+    const std::string key(change.text, std::string_view(change.text).find(':'));
+    fields.erase(
+        std::remove_if(fields.begin(), fields.end(),
+                       [&](const std::string& field) { return field.starts_with(key + ":"); }),
+        fields.end());
+    fields.push_back(change.text);
+    if (const int64_t bytes = needed(changed); bytes <= device_bytes)
+      return Remedy{absl::StrJoin(fields, ", "), bytes};
+  }
+  return std::nullopt;
+}
+
+ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks,
+                    const std::string& device) {
+  ordered_json out = {{"ranks", ranks},
+                      {"parameters", e.parameters},
+                      {"trained_parameters", e.trained_parameters},
+                      {"micro_batch_size", e.micro_batch},
+                      {"micro_batches", e.micro_batches},
+                      {"memory_bytes", e.DeviceBytes()},
+                      {"memory", ordered_json::array()},
+                      {"gather_bytes_per_step", e.gather_bytes},
+                      {"reduce_bytes_per_step", e.reduce_bytes},
+                      {"slice_bytes_per_step", e.slice_bytes},
+                      {"expert_bytes_per_step", e.expert_bytes},
+                      {"flops_per_step", e.flops}};
+  for (const MemoryClass& one : e.memory)
+    out["memory"].push_back(
+        {{"class", one.name}, {"bytes", one.bytes}, {"on", one.on_host ? "host" : "rank"}});
+  if (e.stages.size() > 1) {
+    out["stage"] = e.stage;
+    out["pipeline_bytes_per_step"] = e.pipeline_bytes;
+    out["bubble_share"] = e.bubble;
+    for (const StageEstimate& one : e.stages)
+      out["stages"].push_back({{"layers", one.layers},
+                               {"memory_bytes", one.bytes},
+                               {"micro_batches_in_flight", one.in_flight}});
+  }
+  if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0)
+    out["step_time_s"] = step_s;
+  return out;
+}
+
+std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
+                   const std::string& device) {
+  std::string text = absl::StrCat(
+      e.parameters, " parameters",
+      e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained")
+                                           : "",
+      ", ", ranks, ranks == 1 ? " rank, " : " ranks, ", e.micro_batches, " x ", e.micro_batch,
+      " sequences of ", config.max_length, " tokens a rank and step\n");
+  char line[160];
+  const auto row = [&](const std::string& name, int64_t bytes, const char* note) {
+    std::snprintf(line, sizeof line, "  %-44s %s%s\n", name.c_str(), SizeText(bytes, 10).c_str(),
+                  note);
+    text += line;
+  };
+  text += e.stages.size() > 1 ? absl::StrCat("memory of a rank of stage ", e.stage + 1, " of ",
+                                             e.stages.size(), ", which needs the most:\n")
+                              : "memory of a rank:\n";
+  for (const MemoryClass& one : e.memory)
+    row(one.name, one.bytes, one.on_host ? "  on the host" : "");
+  row("together", e.DeviceBytes(), "");
+  for (size_t i = 0; e.stages.size() > 1 && i < e.stages.size(); ++i)
+    row(absl::StrCat("a rank of stage ", i + 1, ": ", e.stages[i].layers, " layers, ",
+                     e.stages[i].in_flight, " in flight"),
+        e.stages[i].bytes, "");
+  text += "sent by a rank a step:\n";
+  row("weights gathered", e.gather_bytes, "");
+  row("gradients summed", e.reduce_bytes, "");
+  if (e.slice_bytes > 0) row("tokens inside layers (tp)", e.slice_bytes, "");
+  if (e.expert_bytes > 0) row("tokens to experts and back (ep)", e.expert_bytes, "");
+  if (e.pipeline_bytes > 0) row("between stages (pp)", e.pipeline_bytes, "");
+  if (e.bubble > 0) {
+    std::snprintf(line, sizeof line, "stages wait for each other: about %.1f %% of a step\n",
+                  100 * e.bubble);
+    text += line;
+  }
+  std::snprintf(line, sizeof line, "products a step: %.4g TFLOP\n", e.flops / 1e12);
+  text += line;
+  if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0) {
+    std::snprintf(line, sizeof line,
+                  "step time: about %.3g s (%s at %.0f %% of its peak, communication hidden)\n",
+                  step_s, device.c_str(), 100 * kUsualShareOfPeak);
+    text += line;
+  } else if (!device.empty()) {
+    text += absl::StrCat("step time: unknown, as the peak of ", device, " is; known are ",
+                         KnownDevices(), ", and peak_tflops tells another's\n");
+  }
+  return text;
+}
+
+int RunEstimate(const EstimateOptions& options) {
+  Problems problems;
+  int ranks = 0;
+  if (!absl::SimpleAtoi(options.ranks, &ranks) || ranks < 1 || ranks > 1 << 20) {
+    problems.push_back(
+        {"--ranks", absl::StrCat("must be a whole number from 1; got ", options.ranks)});
+    ranks = 1;
+  }
+  const absl::StatusOr<std::string> text = ReadFile(options.config_path);
+  if (!text.ok()) problems.push_back({"--config", std::string(text.status().message())});
+  const absl::StatusOr<json> parsed =
+      text.ok() ? ParseJson(*text, options.config_path) : json::object();
+  if (!parsed.ok()) problems.push_back({"--config", std::string(parsed.status().message())});
+  TrainConfig config;
+  ModelConfig model;
+  if (text.ok() && parsed.ok()) {
+    config = ParseTrainConfig(*parsed, problems);
+    if (config.model) {
+      model = ParseModelConfig(*config.model, "trainer.model", /*strict=*/true, problems);
+    } else if (!config.init.empty()) {
+      const absl::StatusOr<std::string> content = ReadFile(config.init + "/config.json");
+      const absl::StatusOr<json> its =
+          content.ok() ? ParseJson(*content, config.init + "/config.json") : content.status();
+      if (!its.ok())
+        problems.push_back({"trainer.init", absl::StrCat(std::string(its.status().message()),
+                                                         "; give a Hugging Face directory")});
+      else
+        model = ParseModelConfig(*its, "trainer.init/config.json", /*strict=*/false, problems);
+    }
+    CheckLayout(config, model, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
+    if (!config.lora.target_modules.empty() && model.num_layers > 0)
+      TargetModules(model, config.lora, "trainer.lora", problems);
+  }
+  const int64_t device_bytes = options.device_memory.empty() ? MemoryInName(options.device)
+                                                             : ParseBytes(options.device_memory);
+  if (!options.device_memory.empty() && (device_bytes < 1 << 20 || options.device.empty())) {
+    problems.push_back(
+        {"--device-memory", absl::StrCat("must be a size such as 80GiB, beside --device GPU; got ",
+                                         options.device_memory)});
+  }
+  if (!problems.empty()) {
+    std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(),
+                 problems.size() == 1 ? "" : "s", ToText(problems).c_str());
+    return 2;
+  }
+  const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(),
+                                         ReadMemoryUse(at::kCPU).now_bytes);
+  const std::optional<Remedy> remedy =
+      device_bytes > 0 ? FindRemedy(config, model, ranks, device_bytes) : std::nullopt;
+  const bool fits = device_bytes == 0 || estimate.DeviceBytes() <= device_bytes;
+  if (options.json == "true") {
+    ordered_json out = ToJson(estimate, config, ranks, options.device);
+    if (remedy) out["fits_with"] = remedy->fields, out["fits_with_bytes"] = remedy->bytes;
+    std::printf("%s\n", out.dump().c_str());
+    return fits ? 0 : kDoesNotFit;
+  }
+  std::fputs(ToText(estimate, config, ranks, options.device).c_str(), stdout);
+  if (fits) {
+    if (device_bytes == 0 && !options.device.empty())
+      std::printf("whether it fits isn't known, as the memory of %s isn't: --device-memory SIZE\n",
+                  options.device.c_str());
+    if (device_bytes > 0)
+      std::printf("fits: %s has %s\n", options.device.c_str(), SizeText(device_bytes).c_str());
+    return 0;
+  }
+  std::printf("does not fit: %s has %s", options.device.c_str(), SizeText(device_bytes).c_str());
+  if (remedy)
+    std::printf("; with %s it needs %s", remedy->fields.c_str(), SizeText(remedy->bytes).c_str());
+  else
+    std::printf("; take more ranks, or a GPU with more memory");
+  std::printf("\n");
+  return kDoesNotFit;
+}
+
+}  // namespace muster::trainer

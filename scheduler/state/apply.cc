@@ -3,7 +3,6 @@
 // what hosts say in apply_reports.cc and apply_quarantine.cc. What is derived: indexes.cc,
 // host_use.cc, ledger.cc.
 #include <algorithm>
-#include <ranges>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
@@ -207,10 +206,12 @@ void Applier::On(const pb::JobSubmitted& e) {
     task.state = spec.after().empty() ? pb::TASK_WAITING : pb::TASK_BLOCKED;
     task.waiting_since_ns = s_.now_ns_;
     // As if an attempt before the first had told them, the oldest first.
-    for (const std::string& path : spec.checkpoint().resume_from() | std::views::reverse) {
+    // By iterators: clang 14 can't read libstdc++'s views.
+    const auto& from = spec.checkpoint().resume_from();
+    for (auto path = from.rbegin(); path != from.rend(); ++path) {
       pb::Checkpoint& checkpoint = task.checkpoints.emplace_back();
-      checkpoint.set_path(path);
-      checkpoint.set_storage(StorageOfPath(s_, path));
+      checkpoint.set_path(*path);
+      checkpoint.set_storage(StorageOfPath(s_, *path));
     }
     job.tasks.push_back(std::move(task));
   }

@@ -338,7 +338,9 @@ class Case {
       spec->mutable_tasks(0)->mutable_workers()->set_min(1);
       spec->mutable_tasks(0)->mutable_workers()->set_max(1);
     } else {
-      spec->set_array(absl::StrCat("0-", array_dice_.Of(6), "%", 1 + array_dice_.Of(4)));
+      // Two statements: compilers evaluate a call's arguments in an order of their own.
+      const int last = array_dice_.Of(6);
+      spec->set_array(absl::StrCat("0-", last, "%", 1 + array_dice_.Of(4)));
     }
     e->set_members(MembersOf(*spec));
     totals_.members += e->members();

@@ -298,7 +298,8 @@ std::string CheckSpared(const State& before, const Plan& plan, int64_t* spared) 
     const std::vector<int32_t> nodes = Path(before, queue);
     return nodes.size() < 2 ? -1 : nodes[nodes.size() - 2];
   };
-  for (const auto& [ref, kept] : claim->keeps) {
+  for (const auto& entry : claim->keeps) {
+    const TaskRef ref = entry.first;
     const JobRow& victim = *before.FindJob(ref.job);
     if (top(victim.spec->queue()) == top(claim->job->spec->queue())) continue;
     Room room(before, before.FindCluster(claim->place->cluster()));

@@ -71,7 +71,8 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
       MUSTER_CHECK(job.ParseFromString(bytes));
       add_attempts(job, &known);
       uid_of_row_[name.second] = job.uid();
-      if (!job.idempotency_key().empty()) committed_key_[job.idempotency_key()] = job.number();
+      if (!job.idempotency_key().empty())
+        committed_key_[KeyOfUser(job.owner(), job.idempotency_key())] = job.number();
       jobs_[job.uid()] = std::move(job);
     } else if (name.first == "host") {
       MUSTER_CHECK(hosts_[name.second].ParseFromString(bytes));

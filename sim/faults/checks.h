@@ -95,6 +95,7 @@ class Checker {
   void OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message,
                        bool alone);
   void OnCommitAlone(const Transaction& transaction);
+  // `key` as KeyOfUser has it.
   void OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number);
   void OnAcknowledgedCancel(int64_t now_ns, uint64_t number);
   // The store holds these rows again, of its commit `commit`; what was committed since is unknown

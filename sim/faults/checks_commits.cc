@@ -56,7 +56,8 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
       CheckJob(now_ns, before, job);
       rows_.OnJob(transaction.now_ns, before, job);
       uid_of_row_[row.id] = job.uid();
-      if (!job.idempotency_key().empty()) committed_key_[job.idempotency_key()] = job.number();
+      if (!job.idempotency_key().empty())
+        committed_key_[KeyOfUser(job.owner(), job.idempotency_key())] = job.number();
       if (job.array() != 0) arrays.insert(job.array());
       jobs_[job.uid()] = std::move(job);
     } else if (row.kind == "meta" && row.bytes.has_value()) {
@@ -199,7 +200,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
   const auto violate = [&](const std::string& what) {
     Violate(now_ns, absl::StrCat(what, ": job ", after.number()));
   };
-  const auto key = committed_key_.find(after.idempotency_key());
+  const auto key = committed_key_.find(KeyOfUser(after.owner(), after.idempotency_key()));
   if (key != committed_key_.end() && key->second != after.number())
     violate("contract 18: a second job of one idempotency key");
   if (before != nullptr && before->end_ns() != 0 && before->state() != after.state())

@@ -39,6 +39,9 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
   } else {
     CheckStartIsCommitted(now_ns, host, key);
   }
+  const Known known = Find(key, host);
+  if (known.job != nullptr && known.job->owner() != prepare.owner())
+    violate(absl::StrCat("processes of ", known.job->owner(), "'s job start as ", prepare.owner()));
   CheckStartsAlone(now_ns, host, prepare);
   live_[{name, host}] = {prepare, host};
 }

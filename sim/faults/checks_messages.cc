@@ -47,6 +47,10 @@ void Checker::CheckPrepare(int64_t now_ns, const std::string& host, const pb::Pr
   }
   if (known.part < 0 || known.attempt->end_ns() != 0) {
     ViolateDispatch(now_ns, host, "Prepare", prepare.key());
+  } else if (prepare.owner() != known.job->owner()) {
+    ViolateDispatch(now_ns, host,
+                    absl::StrCat("a job of ", known.job->owner(), "'s as ", prepare.owner()),
+                    prepare.key());
   } else if (prepare.start_at_once() && known.attempt->placements_size() > 1) {
     ViolateDispatch(now_ns, host, "contract 6: a gang starts at once", prepare.key());
   }

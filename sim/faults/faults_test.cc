@@ -53,6 +53,7 @@ TEST_F(FaultsTest, TheSameSeedGivesTheSameRunBitForBit) {
 // What so few seeds never meet, or only once or twice, so that any change of the code can take it
 // away. bench/sim_seeds.py wants it of ten thousand.
 constexpr const char* kTooRare[] = {
+    "a fenced task replaced while its machine sleeps",
     "agents refused for good",
     "ends with an export that could not be published",
     "exports published again",

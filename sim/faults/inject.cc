@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "common/base/check.h"
+#include "sim/faults/records.h"
 
 namespace muster::sim::faults {
 namespace {
@@ -66,7 +67,7 @@ void World::Adopted(bool newest) {
   for (size_t i = 0; i < users_.size(); ++i) {
     User& user = users_[i];
     if (user.number == 0) continue;
-    const bool known = shared_.checker.Stores(user.key);
+    const bool known = shared_.checker.Stores(KeyOfUser(user.name, user.key));
     if (user.cancelled) {
       user.cancelled = false;
       shared_.heap.After(kSecond, [this, i] { Cancel(i); });

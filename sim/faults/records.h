@@ -23,6 +23,11 @@ inline pb::AttemptKey KeyOf(const pb::JobRecord& job, int t, const pb::AttemptRe
   return key;
 }
 
+// A key is its owner's: another one's job may have the same.
+inline std::string KeyOfUser(const std::string& user, const std::string& key) {
+  return absl::StrCat(user, "/", key);
+}
+
 // What an attempt's processes use of CPU time on a host: a number of their own.
 inline int64_t CpuUsOf(const std::string& host, const pb::AttemptKey& key) {
   const std::string name =

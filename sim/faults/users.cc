@@ -2,6 +2,7 @@
 #include "sim/faults/world.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
@@ -9,8 +10,14 @@
 #include "common/spec/members.h"
 #include "scheduler/api/submit.h"
 #include "scheduler/ask/ask.h"
+#include "sim/faults/records.h"
 
 namespace muster::sim::faults {
+namespace {
+
+constexpr const char* kNames[] = {"ann", "bob", "cid"};
+
+}  // namespace
 
 pb::JobSpec World::DrawSpec() {
   pb::JobSpec spec;
@@ -79,7 +86,8 @@ void World::MakeUsers() {
     User user;
     user.spec = DrawSpec();
     if (shared_.config.arrays > 0 && random_.OneIn(4)) MakeArray(&user.spec);
-    user.key = absl::StrCat("key-", i);
+    user.name = kNames[static_cast<size_t>(i) % std::size(kNames)];
+    user.key = absl::StrCat("key-", static_cast<size_t>(i) / std::size(kNames));
     user.wants_cancel = random_.OneIn(8);
     users_.push_back(std::move(user));
     const int64_t at_ns = random_.Between(0, until_ns);
@@ -103,11 +111,11 @@ void World::Submit(size_t i) {
   *request->mutable_spec() = users_[i].spec;
   request->set_idempotency_key(users_[i].key);
   muster::Submit(
-      scheduler->engine(), SpecDefaults{}, "user", request,
+      scheduler->engine(), SpecDefaults{}, users_[i].name, request,
       [this, i, scheduler](const SubmitOutcome& outcome) {
         if (!outcome.status.ok() || scheduler->alone()) return;
-        shared_.checker.OnAcknowledgedSubmission(shared_.heap.now_ns(), users_[i].key,
-                                                 outcome.number);
+        shared_.checker.OnAcknowledgedSubmission(
+            shared_.heap.now_ns(), KeyOfUser(users_[i].name, users_[i].key), outcome.number);
         if (!random_.OneIn(10))
           users_[i].number = outcome.number;  // else the reply is lost, and the user tries again
       },

@@ -13,6 +13,7 @@
 #include "common/base/check.h"
 #include "common/spec/config_files.h"
 #include "scheduler/store/admin.h"
+#include "sim/faults/records.h"
 
 namespace muster::sim::faults {
 
@@ -186,8 +187,9 @@ void World::TellStuck() {
   }
   for (const User& user : users_) {
     if (user.number == 0)
-      shared_.checker.Violate(shared_.heap.now_ns(),
-                              absl::StrCat("liveness: ", user.key, " was never acknowledged"));
+      shared_.checker.Violate(
+          shared_.heap.now_ns(),
+          absl::StrCat("liveness: ", KeyOfUser(user.name, user.key), " was never acknowledged"));
   }
 }
 

@@ -34,8 +34,8 @@ class Workplace {
 
 struct User {
   pb::JobSpec spec;
-  std::string key;
-  uint64_t number = 0;  // acknowledged
+  std::string name, key;  // another user may have the same key
+  uint64_t number = 0;    // acknowledged
   bool wants_cancel = false, cancelled = false;
 };
 

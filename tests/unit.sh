@@ -10,4 +10,5 @@ shift 2
 export GTEST_OUTPUT=xml:${report%.xml}/
 chosen=()
 if (($#)); then chosen=(-R "^($(IFS='|'; echo "$*"))\$"); fi
-exec ctest --test-dir "build/$preset" -j2 --output-on-failure --no-tests=error --output-junit "$report" "${chosen[@]}"
+# Three at once on two cores: the tests of processes and daemons mostly wait.
+exec ctest --test-dir "build/$preset" -j3 --output-on-failure --no-tests=error --output-junit "$report" "${chosen[@]}"

@@ -165,17 +165,17 @@ class Reshard : public ::testing::Test {
   std::string parent_;
 };
 
-// From each to some others; with MUSTER_ALL_PAIRS set to all (bench/run.sh reshard-all). What comes
+// From each to another; with MUSTER_ALL_PAIRS set to all (bench/run.sh reshard-all). What comes
 // back to its first layout is the first checkpoint, file for file.
 TEST_F(Reshard, AnyLayoutReadsWhatAnyOtherWroteBitForBit) {
   const int count = static_cast<int>(std::size(kLayouts));
-  const int others = std::getenv("MUSTER_ALL_PAIRS") != nullptr ? count - 1 : 2;
+  const int others = std::getenv("MUSTER_ALL_PAIRS") != nullptr ? count - 1 : 1;
   for (int i = 0; i < count; ++i) Write(kLayouts[i], absl::StrCat("from", i));
   int pairs = 0;
   int64_t differing = 0;
   for (int i = 0; i < count; ++i) {
     for (int step = 1; step <= others; ++step) {
-      const int j = (i + (step == 2 && others == 2 ? 5 : step)) % count;
+      const int j = (i + (others == 1 ? 7 : step)) % count;  // 7: unlike it
       SCOPED_TRACE(absl::StrCat(kLayouts[i].name, " to ", kLayouts[j].name));
       const int64_t wrong = Move(kLayouts[j], absl::StrCat("from", i), "to");
       EXPECT_EQ(wrong, 0);

@@ -114,15 +114,12 @@ TEST(Engine, SlicesTrainAsOneRankDoes) {
     const ModelConfig model = WithEverything(tied);
     const Outcome wanted = Train({.name = "one rank"}, model);
     for (Way way : kSliced) {
-      for (const bool scatter : {false, true}) {
-        if (scatter && way.ranks == way.tp) continue;
-        SCOPED_TRACE(absl::StrCat(way.name, tied ? ", tied" : "", scatter ? ", scattered" : ""));
-        way.scatter = scatter;
-        const Outcome found = Train(way, model);
-        ExpectNear(found, wanted, 2e-6);
-        for (size_t i = 0; i < wanted.weights.size(); ++i)
-          EXPECT_TRUE(at::allclose(found.weights[i], wanted.weights[i], 1e-3, 1e-4)) << i;
-      }
+      way.scatter = tied && way.ranks != way.tp;  // without it: the gradients' test, too
+      SCOPED_TRACE(absl::StrCat(way.name, tied ? ", tied" : "", way.scatter ? ", scattered" : ""));
+      const Outcome found = Train(way, model);
+      ExpectNear(found, wanted, 2e-6);
+      for (size_t i = 0; i < wanted.weights.size(); ++i)
+        EXPECT_TRUE(at::allclose(found.weights[i], wanted.weights[i], 1e-3, 1e-4)) << i;
     }
   }
 }

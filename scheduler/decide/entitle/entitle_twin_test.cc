@@ -454,12 +454,16 @@ std::string Text(const Model& model) {
   return text;
 }
 
-constexpr uint64_t kInstances = 100'000;
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int64_t kInstances = 25'000;  // it looks for other faults than the release's run
+#else
+constexpr int64_t kInstances = 100'000;
+#endif
 
 TEST(EntitleTwin, EqualsThePseudoCode) {
   int64_t accepted = 0, guaranteed = 0, grown = 0, as_bound = 0, with_prefixes = 0;
-  for (uint64_t seed = 1; seed <= kInstances; ++seed) {
-    Dice dice{seed * 1000};
+  for (int64_t seed = 1; seed <= kInstances; ++seed) {
+    Dice dice{static_cast<uint64_t>(seed) * 1000};
     Instance instance = RandomInstance(&dice, /*nests=*/seed % 2 == 0);
     const std::string want = Text(Twin(instance).Entitle());
     Entitlement entitlement;
@@ -474,18 +478,19 @@ TEST(EntitleTwin, EqualsThePseudoCode) {
       as_bound += gang.charged_as_bound;
     }
   }
-  EXPECT_GT(accepted, 100'000);
-  EXPECT_GT(guaranteed, 20'000);
-  EXPECT_GT(grown, 20'000);
-  EXPECT_GT(as_bound, 1'000);
-  EXPECT_GT(with_prefixes, static_cast<int64_t>(kInstances) / 4);
+  // That the instances are of every kind.
+  EXPECT_GT(accepted, kInstances);
+  EXPECT_GT(guaranteed, kInstances / 5);
+  EXPECT_GT(grown, kInstances / 5);
+  EXPECT_GT(as_bound, kInstances / 100);
+  EXPECT_GT(with_prefixes, kInstances / 4);
 }
 
 // Starting units of S in their charged pools, stopping movers and what is outside of S.
 TEST(EntitleTwin, CarryingItOutInFullOrInPartChangesNeitherTheSetNorItsCharges) {
   int64_t moved = 0;
-  for (uint64_t seed = 1; seed <= kInstances; ++seed) {
-    Dice dice{seed * 999};
+  for (int64_t seed = 1; seed <= kInstances; ++seed) {
+    Dice dice{static_cast<uint64_t>(seed) * 999};
     Instance instance = RandomInstance(&dice, /*nests=*/seed % 2 == 0);
     for (Gang& gang : instance.model.gangs)
       gang.binds_others = false;  // binding a job is a new fact of its own
@@ -511,7 +516,7 @@ TEST(EntitleTwin, CarryingItOutInFullOrInPartChangesNeitherTheSetNorItsCharges) 
     RunAndSort(&entitlement, &instance.model);
     ASSERT_EQ(Text(instance.model), before) << "seed " << seed;
   }
-  EXPECT_GT(moved, static_cast<int64_t>(kInstances));
+  EXPECT_GT(moved, kInstances);
 }
 
 // Units come, go and change, capacity is lost and comes back, history goes on; of few queues that

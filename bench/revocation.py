@@ -105,6 +105,7 @@ class Revocations:
         self.system.processes["agent-lab-h02"].kill()
         self.system.processes.pop("agent-lab-h02").wait(10)
         (self.system.folder / "agents" / "lab-h02" / "identity").unlink()
+        self.net.wait_state("h02", "HOST_SILENT", 30)  # so that the next one's coming can be seen
         return took
 
     def agent_pid(self) -> int:

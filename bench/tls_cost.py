@@ -7,11 +7,14 @@ Two systems at once for the latency: agent and user over TLS from machines of th
 jobs go to either in turn, each by a `muster` command that is started the same way. Rates: one musterd that several users submit to, each on a
 connection of its own over TLS; and as many connections over its Unix socket; in turn, TLS, Unix, Unix, TLS, so that what is stored meanwhile counts
 for both. The users are as many as their rates allow (200 submissions a second and user, and a burst).
+
+Agents: 5,000 of them, each with a certificate, a connection and heartbeats of its own, sixty behind an address; what musterd needs for them.
 """
 
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -29,7 +32,8 @@ from submit_latency import JOB  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
 MOST_LATENCY, LEAST_RATE = 1.25, 0.8
-MOST_GIB = 1.5
+MOST_GIB, MOST_CORES = 1.5, 1.0
+AGENTS_AN_ADDRESS = 60
 
 
 class Submitter:
@@ -121,6 +125,80 @@ def rates(jobs: int, users: int) -> tuple[float, float, float]:
             kill_all(folder)
 
 
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def agents(count: int, seconds: int) -> tuple[dict, float, float]:
+    """What they saw; the cores that musterd keeps busy for them, and its GiB at the most."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with system_folder() as folder, machines(["m", "h01"]) as made:
+        try:
+            system = LocalSystem(folder, BIN)
+            net = NetworkSystem(system, made)
+            net.start_musterd([f'"h[00001-{count:05}]"'])
+            system.processes["musterd"].terminate()
+            system.processes["musterd"].wait(20)
+            identities = folder / "identities"
+            identities.mkdir()
+            address = f"{made.addresses['m']}:7420"
+            words = ["issue", folder / "store", folder / "etc" / "master.key", address, count]
+            subprocess.run([str(w) for w in [BIN / "tls_agents", *words, identities]], check=True)
+            net.begin_musterd()
+            pid = system.processes["musterd"].pid
+            command = [BIN / "tls_agents", "run", identities, "--seconds", seconds]
+            running = subprocess.Popen(
+                [str(word) for word in made.on("h01", command)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                for source in made.more_addresses("h01", -(-count // AGENTS_AN_ADDRESS)):
+                    made.speak_from("h01", source)
+                    running.stdin.write(f"{AGENTS_AN_ADDRESS}\n")
+                    running.stdin.flush()
+                    if not (said := running.stdout.readline()).startswith("connected"):
+                        raise Failed(f"tls_agents: {said}")
+                running.stdin.close()
+                running.stdout.readline()  # steady
+                began, used_s = time.monotonic(), cpu_s(pid)
+                seen = json.loads(running.stdout.readline())
+                cores = (cpu_s(pid) - used_s) / (time.monotonic() - began)
+            finally:
+                running.kill()
+                running.wait()
+            status = Path(f"/proc/{pid}/status").read_text()
+            return seen, cores, int(re.search(r"VmHWM:\s*(\d+)", status).group(1)) / 2**20
+        finally:
+            kill_all(folder)
+
+
+def agents_hold(quick: bool) -> bool:
+    count = 300 if quick else 5000
+    seen, cores, most_gib = agents(count, 5 if quick else 60)
+    print(json.dumps(seen), flush=True)
+    lives = seen["streams"]
+    return all(
+        [
+            figure(
+                "agents over TLS whose streams live at the end", lives, "", count, lives == count
+            ),
+            figure("p99 of a heartbeat's acknowledgement", seen["p99_ms"], "ms", None, True),
+            figure("musterd's cores", round(cores, 2), "", f"<= {MOST_CORES}", cores <= MOST_CORES),
+            figure(
+                "musterd's memory with them",
+                round(most_gib, 2),
+                "GiB",
+                f"<= {MOST_GIB}",
+                most_gib <= MOST_GIB,
+            ),
+        ]
+    )
+
+
 def main() -> int:
     if why_not():
         return say_failed(Failed(why_not()))
@@ -128,9 +206,9 @@ def main() -> int:
     try:
         tls_ms, unix_ms = latencies(15 if quick else 150)
         tls, unix, most_gib = rates(4000 if quick else 20_000, 12 if quick else 50)
+        ok = agents_hold(quick)
     except Failed as error:
         return say_failed(error)
-    ok = True
     for label, share in (("p50", 0.5), ("p99", 0.99)):
         over_tls, over_socket = quantile(tls_ms, share), quantile(unix_ms, share)
         ratio = over_tls / over_socket

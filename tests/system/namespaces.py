@@ -70,6 +70,13 @@ class Machines:
             _ip("address", "add", f"{address}/24", "dev", "eth0", within=self.namespace(name))
         return more
 
+    def speak_from(self, name: str, address: str) -> None:
+        """What that machine connects from now on comes from this address of its."""
+        network = f"{NETWORK}.0/24"
+        # fmt: off
+        _ip("route", "replace", network, "dev", "eth0", "proto", "kernel", "scope", "link", "src", address, within=self.namespace(name))
+        # fmt: on
+
     def remove(self) -> None:
         for namespace in self.made:
             subprocess.run(["ip", "netns", "delete", namespace], check=False)

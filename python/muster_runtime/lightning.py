@@ -3,11 +3,13 @@
     trainer = Trainer(..., callbacks=[MusterCallback()])
     trainer.fit(model, data, ckpt_path=newest_checkpoint())
 
-It reports steps and losses, saves when Muster's interval is over and when the job is stopped, and ends the training then.
+It reports steps and what is logged, saves when Muster's interval is over and when the job is stopped, and ends the training then. Lightning restores weights,
+optimizer and counters; the place in the data and the random state, which it doesn't, are this callback's: what goes on is what would have been.
 """
 
 import os
-import time
+import random
+import sys
 
 import torch
 
@@ -31,14 +33,70 @@ def _step_of(path: str) -> int:
         raise ValueError(str(error)) from error
 
 
+def _random_state() -> dict:
+    state = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [name, keys.tolist(), *rest]  # as torch.load takes it with weights_only
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_random_state(state: dict) -> None:
+    torch.set_rng_state(state["torch"].cpu())
+    random.setstate(state["python"])
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
 class MusterCallback(Callback):
     def __init__(self):
         self.stopped = False  # by Muster: what comes after the training may be left out
         self._written: list[str] = []
-        self._read_at = 0.0
+        self._epoch_began: dict | None = None  # the random state then: shuffling depends on it
+        self._resumed: dict | None = None
+
+    # ---- going on ----
+
+    def state_dict(self):
+        return {"epoch_began": self._epoch_began, "now": _random_state()}
+
+    def load_state_dict(self, state):
+        self._resumed = state
+
+    def on_fit_start(self, trainer, module):
+        """Before the data's order is drawn."""
+        if self._resumed is not None and self._resumed["epoch_began"] is not None:
+            _set_random_state(self._resumed["epoch_began"])
+        self._epoch_began = _random_state()
 
     def on_train_start(self, trainer, module):
         muster_runtime.should_stop()  # from now on a stop is heard
+        if self._resumed is None:
+            return
+        self._skip(trainer)
+        _set_random_state(self._resumed["now"])
+        self._resumed = None
+
+    def on_train_epoch_end(self, trainer, module):
+        """The next one's order is drawn after this."""
+        self._epoch_began = _random_state()
+
+    def _skip(self, trainer) -> None:
+        """What of the epoch's data was used before; a loader that keeps its own place has done so."""
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        loaders = trainer.fit_loop._combined_loader.flattened
+        keeps = all(hasattr(loader, "load_state_dict") for loader in loaders)
+        if keeps or done >= trainer.num_training_batches:
+            return
+        batches = trainer.fit_loop._data_fetcher.iterator
+        for _ in range(done):
+            next(batches)
+
+    # ---- each step ----
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_index):
         step = trainer.global_step
@@ -47,7 +105,7 @@ class MusterCallback(Callback):
             muster_runtime.report(
                 step,
                 total_steps=int(steps) if steps != float("inf") else None,
-                loss=self._loss(outputs),
+                **self._figures(trainer, step, outputs),
             )
         stop, save = muster_runtime.decide()
         if stop or save:
@@ -55,13 +113,13 @@ class MusterCallback(Callback):
         if stop:
             self.stopped = trainer.should_stop = True
 
-    def _loss(self, outputs) -> float | None:
-        """Once a second: reading it waits for the GPU."""
+    def _figures(self, trainer, step: int, outputs) -> dict[str, float]:
+        """The loss and what the module has logged, as often as Lightning's own loggers have it: reading it waits for the GPU."""
+        if step % trainer.log_every_n_steps != 0:
+            return {}
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if loss is None or time.monotonic() - self._read_at < 1:
-            return None
-        self._read_at = time.monotonic()
-        return float(loss)
+        figures = {name: float(value) for name, value in trainer.logged_metrics.items()}
+        return figures | ({} if loss is None else {"loss": float(loss)})
 
     def _save(self, trainer, step: int) -> None:
         directory = os.path.abspath(muster_runtime.checkpoint_directory())

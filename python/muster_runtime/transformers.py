@@ -26,6 +26,10 @@ def _step_of(path: str) -> int:
         return json.load(file)["global_step"]
 
 
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 class MusterCallback(TrainerCallback):
     def __init__(self):
         self.stopped = False  # by Muster: what comes after the training may be left out
@@ -53,13 +57,10 @@ class MusterCallback(TrainerCallback):
         return control
 
     def on_log(self, args, state, control, logs=None, **_):
-        if state.is_world_process_zero and logs and "loss" in logs:
-            muster_runtime.report(
-                state.global_step,
-                total_steps=state.max_steps,
-                loss=float(logs["loss"]),
-                grad_norm=float(logs["grad_norm"]) if "grad_norm" in logs else None,
-            )
+        # Not the summary at the end of a training: each attempt ends with one.
+        if state.is_world_process_zero and logs and "train_runtime" not in logs:
+            figures = {name: float(value) for name, value in logs.items() if _is_number(value)}
+            muster_runtime.report(state.global_step, total_steps=state.max_steps, **figures)
 
     def on_save(self, args, state, control, **_):
         if state.is_world_process_zero:

@@ -1,0 +1,91 @@
+"""A trainer's example, stopped, killed and gone on from: what any callback of muster_runtime has to make good."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+EXAMPLES = PACKAGE.parent / "deploy" / "examples"
+STEPS = 24
+
+
+def lightning_site() -> Path:
+    """Where bench/run.sh python-runtime puts Lightning."""
+    cache = Path(os.environ.get("MUSTER_CACHE_DIR") or Path.home() / ".cache" / "muster")
+    text = (PACKAGE / "requirements-lightning.txt").read_bytes()
+    return cache / f"lightning-{hashlib.sha256(text).hexdigest()[:12]}"
+
+
+def start(
+    agent, example: Path, folder: Path, attempt: int, resume: str = "", interval_s: float = 0
+):
+    checkpoints = folder / f"attempt-{attempt}"
+    checkpoints.mkdir(parents=True)
+    return subprocess.Popen(
+        [sys.executable, example, "--steps", str(STEPS), "--losses", folder / f"losses-{attempt}"],
+        env={name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+        | {
+            "PYTHONPATH": f"{PACKAGE}:{lightning_site()}",
+            "OMP_NUM_THREADS": "1",
+            "MUSTER_PROGRESS_SOCKET": str(agent.path),
+            "MUSTER_CHECKPOINT_DIR": str(checkpoints),
+            "MUSTER_CHECKPOINT_INTERVAL_S": str(interval_s),
+            "MUSTER_CHECKPOINT_KEEP": "2",
+            "MUSTER_RESUME_FROM": resume,
+        },
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def follow(agent, process, until=lambda line: False, timeout_s: float = 120) -> list[dict]:
+    """Lines until one fits or the process has ended."""
+    lines, end = [], time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        new = agent.lines()
+        lines += new
+        if any(until(line) for line in new) or process.poll() is not None:
+            return lines + agent.lines()
+        time.sleep(0.005)
+    raise AssertionError(f"waited {timeout_s} s; the last line was {lines[-1:]}")
+
+
+def losses(folder: Path, attempt: int) -> dict[int, float]:
+    return {int(k): v for k, v in json.loads((folder / f"losses-{attempt}").read_text()).items()}
+
+
+def check(agent, example: Path, folder: Path) -> None:
+    """Its losses are those of the same training undisturbed."""
+    whole = start(agent, example, folder / "whole", 1)
+    follow(agent, whole)
+    assert whole.wait() == 0
+
+    first = start(agent, example, folder, 1)
+    lines = follow(agent, first, lambda line: line.get("step", 0) >= 5)
+    first.send_signal(signal.SIGTERM)
+    lines += follow(agent, first)
+    assert first.wait() == 0
+    saved = [line["checkpoint"] for line in lines if "checkpoint" in line]
+    assert len(saved) == 1 and 5 <= saved[0]["step"] < STEPS and saved[0]["bytes"] > 0
+
+    # It saves after each step, as the interval is always over.
+    second = start(agent, example, folder, 2, f"/gone,{saved[0]['path']}", interval_s=1e-6)
+    lines = follow(agent, second, lambda line: "checkpoint" in line)
+    second.kill()
+    second.wait()
+    lines += agent.lines()
+    loaded = next(line["loaded"] for line in lines if "loaded" in line)
+    assert loaded["path"] == saved[0]["path"] and loaded["skipped"][0]["path"] == "/gone"
+    told = [line["checkpoint"]["path"] for line in lines if "checkpoint" in line]
+    assert told, "the interval was over"
+
+    third = start(agent, example, folder, 3, ",".join([*reversed(told), saved[0]["path"]]))
+    follow(agent, third)
+    assert third.wait() == 0
+    expected, got = losses(folder / "whole", 1), losses(folder, 3)
+    assert max(got) == STEPS and len(expected) == STEPS
+    assert all(abs(expected[step] - loss) <= 1e-6 for step, loss in got.items())

@@ -95,6 +95,9 @@ TEST_F(RerunTest, OtherMembersAreTheSweepsOwnOrRefused) {
   jobs_.got.mutable_spec()->set_array("0-3");
   EXPECT_NE(Run({"rerun", "-d", "7", "--sweep", "lr=1"}), 0);
   EXPECT_THAT(err_, HasSubstr("the job has an array"));
+  jobs_.got.mutable_spec()->clear_array();
+  EXPECT_NE(Run({"rerun", "-d", "7", "--sweep", "lr=1,,2"}), 0);
+  EXPECT_THAT(err_, HasSubstr("one of its values is empty"));
 }
 
 TEST_F(RerunTest, RefusesOneOfSeveralIndependentWorkers) {

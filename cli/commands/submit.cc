@@ -170,8 +170,13 @@ absl::Status SetMembers(const std::optional<std::string>& array,
     pb::SweepValues* values = known == spec->mutable_sweep()->end() ? spec->add_sweep() : &*known;
     values->clear_values();
     values->set_name(name);
-    for (const absl::string_view value : absl::StrSplit(text.substr(equals + 1), ','))
+    for (const absl::string_view value : absl::StrSplit(text.substr(equals + 1), ',')) {
+      if (value.empty())
+        return absl::InvalidArgumentError(
+            absl::StrCat("--sweep ", text, ": one of its values is empty; where that is meant, ",
+                         "write it into the job's file: sweep: {", name, ": [\"\", …]}"));
       values->add_values(std::string(value));
+    }
   }
   for (const FieldProblem& problem : CheckSpec(*spec, context)) {
     const bool flags = problem.path == "array" || problem.path.rfind("sweep", 0) == 0 ||
@@ -267,14 +272,17 @@ int SubmitAll(Session& session, Client& client, const SubmitOptions& options,
     const std::string id = JobId(job);
     const bool follow = !options.detach && session.for_people() && submissions.size() == 1;
     ids.push_back(id);
-    const std::string text =
-        absl::StrCat("Job ", id, " ", Plain(job.spec().name()),
-                     response->existed() ? " was submitted before with this key." : " submitted.",
-                     follow ? " Following it; Ctrl+C stops following, never the job." : "",
-                     follow ? "" : absl::StrCat("  Follow: muster attach ", id),
-                     job.has_array() ? absl::StrCat("   Its ", job.array().members(),
-                                                    " members: muster jobs ", id, " --tasks\n")
-                                     : absl::StrCat("   Its output: muster logs -f ", id, "\n"));
+    const std::string text = absl::StrCat(
+        "Job ", id, " ", Plain(job.spec().name()),
+        response->existed() ? " was submitted before with this key." : " submitted.",
+        follow ? " Following it; Ctrl+C stops following, never the job." : "",
+        follow ? "" : absl::StrCat("  Follow: muster attach ", id),
+        job.has_array() ? absl::StrCat("   Its ",
+                                       job.array().members() == 1
+                                           ? "member"
+                                           : absl::StrCat(job.array().members(), " members"),
+                                       ": muster jobs ", id, " --tasks\n")
+                        : absl::StrCat("   Its output: muster logs -f ", id, "\n"));
     session.ShowOne(text, job, id);
     if (follow) return Follow(session, client, id, interrupt);
   }

@@ -1,0 +1,251 @@
+"""Row `score`: rows scored by independent workers that are killed and preempted: none lost, none doubled; beside the bare engine.
+
+    score.py [--quick]
+
+Kills and preemptions: 10,000 rows (--quick: 2,000) by a stand-in engine that answers at once, under a real musterd and agent. Answers and speed: a
+small Llama made on the spot, by transformers, against the same engine in a loop of its own. Bookkeeping: the plan of 10,000,000 rows (--quick: a
+million). vLLM and Ray Data are no peers here yet: their environments are not made.
+"""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = ROOT / "python"
+sys.path[:0] = [
+    str(ROOT / "deploy" / "local"),
+    str(ROOT / "tests" / "system"),
+    str(PYTHON),
+    str(PYTHON / "tests"),
+]
+
+from figures import figure, say_failed  # noqa: E402
+from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for  # noqa: E402
+from small_system import ENDED, start  # noqa: E402
+
+BIN = Path(os.environ["MUSTER_BIN_DIR"])
+WORKERS, SHARD_ROWS = 4, 100
+MOST_MIB, LEAST_SPEED = 200, 0.97
+QUEUES = """\
+queues:
+  - {name: research, quota: {cpu-slot: {guarantee: 0}}, submit: ['*']}
+  - {name: prod, quota: {cpu-slot: {guarantee: 4}}, submit: ['*']}
+"""
+SCORE = """\
+name: score
+queue: research
+independent_workers: {{min: 1, max: {workers}}}
+max_restarts: 1000
+resources: {{gpus: 1, gpu_types: [cpu-slot]}}
+grace: 10s
+env: {{PYTHONPATH: "{python}:{python}/tests", SHOUT_S: "0.05", SHOUT_LOG: {folder}/asked}}
+run: >
+  exec {interpreter} -m muster_score --input {folder}/in.jsonl --output {folder}/out --engine score_engines:Shout
+  --batch-size 10 --shard-rows {shard_rows} --lease 5
+"""
+OTHER = (
+    "queue: prod\nresources: {gpus: 1, gpu_types: [cpu-slot]}\ngrace: 1s\nrun: exec sleep 3600\n"
+)
+
+
+def submit(system: LocalSystem, text: str) -> str:
+    path = system.folder / "job.yaml"
+    path.write_text(text)
+    return system.run(["submit", path, "-y", "--detach", "-o", "name"]).stdout.strip()
+
+
+def working(system: LocalSystem) -> list[int]:
+    """The workers' processes."""
+    return [
+        pid
+        for pid, environment in job_processes(system.folder).items()
+        if "MUSTER_ARRAY_INDEX" in environment
+    ]
+
+
+def kill_one(system: LocalSystem, dice: random.Random) -> None:
+    while True:
+        pids = wait_for("a worker", lambda: working(system), 60, 0.02)
+        try:
+            os.kill(dice.choice(pids), signal.SIGKILL)
+            return
+        except ProcessLookupError:
+            continue
+
+
+def preempt(system: LocalSystem) -> None:
+    others = [submit(system, OTHER) for _ in range(2)]
+    for other in others:
+        wait_for("the other", lambda o=other: system.job(o)["state"] == "RUNNING", 60, 0.05)
+    for other in others:
+        system.run(["cancel", other])
+
+
+def disturbed(rows: int, kills: int, preemptions: int) -> bool:
+    dice = random.Random(1)
+    with system_folder() as folder:
+        system = LocalSystem(folder, BIN)
+        start(system, QUEUES, hosts=("h01",), slots=WORKERS)
+        with (folder / "in.jsonl").open("w") as file:
+            file.writelines(f'{{"id": {i}, "prompt": "p{i}"}}\n' for i in range(rows))
+        number = submit(
+            system,
+            SCORE.format(
+                workers=WORKERS,
+                python=PYTHON,
+                folder=folder,
+                interpreter=sys.executable,
+                shard_rows=SHARD_ROWS,
+            ),
+        )
+        wait_for("the first rows", (folder / "asked").exists, 60)
+        hits = [kill_one] * kills + [lambda s, _: preempt(s)] * preemptions
+        dice.shuffle(hits)
+        for hit in hits:
+            hit(system, dice)
+            time.sleep(dice.random() * 0.4)  # so that it strikes anywhere in a shard
+        done_before = len(list((folder / "out").glob("part-*")))
+        wait_for("the end", lambda: system.job(number)["state"] in ENDED, 300, 0.1)
+        lines = []
+        for part in sorted((folder / "out").glob("part-*")):
+            lines += [json.loads(line) for line in part.read_text().splitlines()]
+        ids = [line["id"] for line in lines]
+        asked = len((folder / "asked").read_text().splitlines())
+        state = system.job(number)["state"]
+        manifest = (folder / "out" / "manifest.json").exists()
+    again = (asked - rows) / SHARD_ROWS
+    label = f"of {rows:,}, {kills} SIGKILLs and {preemptions} preemptions of two"
+    return all(
+        [
+            figure("rows lost", rows - len(set(ids)), label, 0, len(set(ids)) == rows),
+            figure("rows doubled", len(ids) - len(set(ids)), label, 0, len(ids) == len(set(ids))),
+            figure(
+                "shards that were there when the last hit came",
+                done_before,
+                f"of {rows // SHARD_ROWS}",
+                "less than all",
+                done_before < rows // SHARD_ROWS,
+            ),
+            figure(
+                "shards' worth of rows asked again",
+                round(again, 1),
+                "",
+                f"<= {kills + 2 * preemptions}",
+                again <= kills + 2 * preemptions,
+            ),
+            figure("the job's end", state, "", "SUCCEEDED", state == "SUCCEEDED" and manifest),
+        ]
+    )
+
+
+PLAN = """
+import resource, sys
+from muster_score.worker import Options, Worker
+import muster_score.__main__
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+worker = Worker(Options(input=sys.argv[1], output=sys.argv[2]), None, False, "1")
+worker.plan()
+worker._look(0)
+print(before / 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, worker.total_rows)
+"""
+
+
+def bookkeeping(rows: int) -> bool:
+    with system_folder() as folder:
+        with (folder / "in.jsonl").open("w") as file:
+            for begin in range(0, rows, 10_000):
+                text = "".join(f'{{"prompt": "p{i}"}}\n' for i in range(begin, begin + 10_000))
+                file.write(text)
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", PLAN, folder / "in.jsonl", folder / "out"],
+            env={**os.environ, "PYTHONPATH": str(PYTHON)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        seconds = time.monotonic() - began
+    _, most, planned = (float(word) for word in done.stdout.split())
+    return all(
+        [
+            figure(
+                f"memory of a worker without its engine, {rows:,} rows planned",
+                round(most),
+                "MiB",
+                f"<= {MOST_MIB}",
+                most <= MOST_MIB and planned == rows,
+            ),
+            figure("time to plan them", round(seconds, 1), "s", None, True),
+        ]
+    )
+
+
+def beside_the_engine(rows: int) -> bool:
+    import torch
+    from muster_score.engines import Sampling, Transformers
+    from muster_score.worker import Options, Worker
+    from score_model import make_model
+
+    torch.set_num_threads(1)
+    dice = random.Random(2)
+    prompts = [
+        " ".join(dice.choices("abcdefghijklmnop", k=dice.randint(2, 8))) for _ in range(rows)
+    ]
+    batch = 16
+    with system_folder() as folder:
+        engine = Transformers(
+            str(make_model(folder / "model", hidden=256)), Sampling(max_tokens=64)
+        )
+        with (folder / "in.jsonl").open("w") as file:
+            file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+        engine(prompts[:batch])  # warm
+        bare_s = scored_s = 0.0
+        for turn in range(4):
+            began, alone = time.process_time(), []
+            for at in range(0, rows, batch):
+                alone += engine(prompts[at : at + batch])
+            bare_s += time.process_time() - began
+            output = folder / f"out{turn}"
+            began = time.process_time()
+            given = Options(f"{folder}/in.jsonl", str(output), batch_size=batch, shard_rows=128)
+            Worker(given, engine, predicts=False, owner="1").run()
+            scored_s += time.process_time() - began
+        found = []
+        for part in sorted(output.glob("part-*")):
+            found += [json.loads(line)["answer"] for line in part.read_text().splitlines()]
+    differ = sum(a != b for a, b in zip(found, alone, strict=True))
+    return all(
+        [
+            figure("answers unlike the bare engine's", differ, f"of {rows}", 0, differ == 0),
+            figure(
+                "rows a second of CPU time, of the bare engine's",
+                round(bare_s / scored_s, 3),
+                "transformers, a Llama of 2 layers of 256, 64 tokens a row",
+                f">= {LEAST_SPEED}",
+                bare_s / scored_s >= LEAST_SPEED,
+            ),
+        ]
+    )
+
+
+def main() -> int:
+    quick = "--quick" in sys.argv
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        ok = disturbed(2000, 6, 2) if quick else disturbed(10_000, 20, 5)
+    except Failed as error:
+        return say_failed(error)
+    ok &= bookkeeping(1_000_000 if quick else 10_000_000)
+    ok &= beside_the_engine(256 if quick else 512)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

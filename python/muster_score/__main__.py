@@ -1,0 +1,73 @@
+"""python3 -m muster_score: one worker. See docs/scoring.md."""
+
+import argparse
+import os
+import sys
+
+import muster_runtime
+
+from muster_score.engines import EngineDied, Sampling, load
+from muster_score.inputs import InputError
+from muster_score.worker import STOPPED, Options, Stopped, Worker
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("muster_score", description="Scores rows, a shard at a time.")
+    parser.add_argument("--input", required=True, help="files by a pattern: .jsonl, .parquet, .txt")
+    parser.add_argument("--output", required=True, help="directory that all workers see")
+    parser.add_argument("--model", default="", help="Hugging Face directory")
+    parser.add_argument(
+        "--engine", default="transformers", help="transformers, vllm, or module:Class of your own"
+    )
+    parser.add_argument("--column", default="prompt", help="of the input: the prompt")
+    parser.add_argument("--answer-column", default="answer", help="of the output")
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--shard-rows", type=int, default=1000, help="what a lost worker costs")
+    parser.add_argument("--bad-rows", choices=("keep", "fail"), default="keep")
+    parser.add_argument(
+        "--lease", type=float, default=60, metavar="SECONDS", help="until a silent one is replaced"
+    )
+    options = parser.parse_args(words)
+    for name in ("max_tokens", "batch_size", "shard_rows", "lease"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be above 0")
+    return options
+
+
+def main(words: list[str]) -> int:
+    given = parse(words)
+    muster_runtime.should_stop()  # from here on SIGTERM is heard
+    sampling = Sampling(given.max_tokens, given.temperature, given.top_p, given.seed)
+    options = Options(
+        input=given.input,
+        output=given.output,
+        column=given.column,
+        answer_column=given.answer_column,
+        batch_size=given.batch_size,
+        shard_rows=given.shard_rows,
+        keep_bad_rows=given.bad_rows == "keep",
+        lease_s=given.lease,
+        settings={"engine": given.engine, "model": given.model, **vars(sampling)},
+    )
+    owner = os.environ.get("MUSTER_JOB") or f"{os.uname().nodename}-{os.getpid()}"
+    try:
+        engine = load(given.engine, given.model, sampling)
+        Worker(options, engine, ":" in given.engine, owner).run()
+    except InputError as error:
+        print(f"muster_score: {error}", file=sys.stderr)
+        return 2
+    except EngineDied as error:
+        print(f"muster_score: the engine died: {error}", file=sys.stderr)
+        return 1
+    except Stopped:
+        print("muster_score: stopped; its shard is free again", file=sys.stderr)
+        return STOPPED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""Files that several workers make, on a file system that all of them see: what is there is whole, and the first one wins."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+
+def sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def own_name(path: Path) -> Path:
+    """A name beside it that no other worker takes."""
+    return path.with_name(
+        f".{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}"
+    )
+
+
+def publish(written: Path, target: Path) -> bool:
+    """Gives a complete file its name. False: another one has it. By link(2), which, other than rename(2), replaces nothing. An answer of NFS may be lost
+    and the call made twice: whose file it is says the inode."""
+    try:
+        os.link(written, target)
+        won = True
+    except FileExistsError:
+        won = os.stat(written).st_ino == os.stat(target).st_ino
+    except FileNotFoundError:
+        if not target.exists():
+            raise
+        return False  # whoever saw the end has tidied up
+    written.unlink(missing_ok=True)
+    sync_directory(target.parent)
+    return won
+
+
+def create(target: Path, content: dict) -> bool:
+    """False: it is there already."""
+    own = own_name(target)
+    with own.open("w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return publish(own, target)
+
+
+def read(path: Path) -> dict | None:
+    """None: it isn't there."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None

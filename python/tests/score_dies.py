@@ -1,0 +1,33 @@
+"""muster_score that dies before or after the Nth of what it asks of the disk: score_dies.py before|after N WORDS."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+
+from muster_score import __main__  # noqa: E402
+
+
+def main() -> int:
+    when, left = sys.argv[1], int(sys.argv[2])
+
+    def counted(call):
+        def wrapped(*words, **named):
+            nonlocal left
+            left -= 1
+            if left == 0 and when == "before":
+                os._exit(99)
+            result = call(*words, **named)
+            if left == 0:
+                os._exit(99)
+            return result
+
+        return wrapped
+
+    os.link, os.fsync, os.unlink = counted(os.link), counted(os.fsync), counted(os.unlink)
+    return __main__.main(sys.argv[3:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Scoring: independent workers share rows out by files, and nobody has to be alive throughout."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from local_system import job_processes, wait_for
+from small_system import wait_ended
+
+PYTHON = Path(__file__).resolve().parent.parent.parent / "python"
+JOB = """\
+name: score
+queue: research
+independent_workers: {{min: 1, max: 2}}
+resources: {{cpus: 0.1}}
+env: {{PYTHONPATH: "{python}:{python}/tests", SHOUT_S: "0.05"}}
+run: >
+  exec {interpreter} -m muster_score --input {folder}/in.jsonl --output {folder}/out --engine score_engines:Shout
+  --batch-size 5 --shard-rows 20 --lease 5
+"""
+
+
+def test_rows_are_scored_once_though_a_worker_is_killed(system):
+    folder, rows = system.folder, 400
+    with (folder / "in.jsonl").open("w") as file:
+        file.writelines(f'{{"id": {i}, "prompt": "p{i}"}}\n' for i in range(rows))
+    (folder / "score.yaml").write_text(
+        JOB.format(python=PYTHON, interpreter=sys.executable, folder=folder)
+    )
+    words = ["submit", folder / "score.yaml", "-y", "--detach", "-o", "name"]
+    number = system.run(words).stdout.strip()
+    wait_for("a part", lambda: list((folder / "out").glob("part-*")), 30)
+    pid = next(pid for pid, env in job_processes(folder).items() if "MUSTER_ARRAY_INDEX" in env)
+    os.kill(pid, signal.SIGKILL)
+    ended = wait_ended(system, number, 60)
+    assert ended["state"] == "SUCCEEDED", ended
+    lines = []
+    for part in sorted((folder / "out").glob("part-*")):
+        lines += [json.loads(line) for line in part.read_text().splitlines()]
+    assert [line["id"] for line in lines] == list(range(rows))
+    told = [
+        m["tasks"][0].get("progress", {}) for m in system.json("jobs", number, "--tasks")["jobs"]
+    ]
+    assert any(int(one.get("step", 0)) == rows for one in told), told

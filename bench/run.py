@@ -39,6 +39,11 @@ ROWS = {
         [sys.executable, "bench/submit_latency.py"],
         300,
     ),
+    "track": (
+        "a job's reports in a real MLflow server that is stopped for 60 s, beside an untracked job; 5 preemptions against an undisturbed run",
+        [sys.executable, "bench/track.py"],
+        1200,
+    ),
     "resume": (
         "60 steps at once against SIGKILL at 23 and 4 -> 2 ranks at 41",
         [sys.executable, "trainer/tests/bench_resume.py"],
@@ -204,6 +209,11 @@ ROWS = {
         [sys.executable, "bench/independent.py"],
         1200,
     ),
+    "score": (
+        "rows scored by independent workers that are killed and preempted: none lost, none doubled; memory, answers and speed beside the bare engine",
+        [sys.executable, "bench/score.py"],
+        900,
+    ),
     "kai-scale": (
         "KAI Scheduler's published scale tests on 500 simulated hosts, submission to started",
         [sys.executable, "bench/kai.py"],
@@ -285,7 +295,7 @@ ROWS = {
         900,
     ),
     "tls-cost": (
-        "a submission's latency and the rate of durable submissions over mutual TLS against the Unix socket",
+        "a submission's latency and the rate of durable submissions over mutual TLS against the Unix socket; 5,000 agents over TLS",
         [sys.executable, "bench/tls_cost.py"],
         1800,
     ),

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds Debian packages in build/packages: musterd, muster-agent, muster (the command line), python3-muster-runtime and muster-trainer.
+# Builds Debian packages in build/packages: musterd, muster-agent, muster (the command line), muster-exporter, python3-muster-runtime and
+# muster-trainer.
 #
 #   deploy/packages.sh [--no-trainer] [--version V]
 #
@@ -44,6 +45,7 @@ rm -rf "$tree/debian"
 cp -r deploy/debian "$tree/debian"
 cp deploy/systemd/musterd.service "$tree/debian/musterd.service"
 cp deploy/systemd/muster-agent.service "$tree/debian/muster-agent.service"
+cp deploy/systemd/muster-exporter.service "$tree/debian/muster-exporter.service"
 name=${DEBFULLNAME:-"Muster's authors"} address=${DEBEMAIL:-muster@example.org}
 cat > "$tree/debian/changelog" <<END
 muster ($version) unstable; urgency=medium

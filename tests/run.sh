@@ -47,7 +47,8 @@ part arrows 60 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/a
 # Several files at once: much of a test is waiting, for a rank or for Python to start, or for what a daemon does in time.
 part trainer 900 "$python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider --junitxml "$reports/trainer.xml" trainer/tests
 part python 240 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/python.xml" python/tests
-part system 1200 "$python" -m pytest -q -n 3 --dist loadfile -p no:cacheprovider --junitxml "$reports/system.xml" tests/system
+part exporter 120 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/exporter.xml" exporter/tests
+part system 1200 "$python" -m pytest -q -n 4 --dist loadfile -p no:cacheprovider --junitxml "$reports/system.xml" tests/system
 if [[ $fast == no ]]; then
   source tests/sanitized.sh
   for preset in asan tsan; do

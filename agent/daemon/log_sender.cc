@@ -62,7 +62,8 @@ bool LogSender::Pump(uint64_t request, Reader* reader) {
   // Asked before reading: what is read then is all.
   const bool over = !reader->follow || record == nullptr || record->gone();
   for (const int32_t rank : shim::LogRanks(directory)) {
-    if ((reader->rank >= 0 && reader->rank != rank) || reader->cursors.count(rank) != 0) continue;
+    const bool asked = reader->rank == -1 ? rank >= 0 : reader->rank == rank;
+    if (!asked || reader->cursors.count(rank) != 0) continue;
     const auto from = reader->from.find(rank);
     reader->cursors.emplace(rank, from != reader->from.end()
                                       ? LogCursor::At(directory, rank, from->second)

@@ -183,6 +183,34 @@ TEST_F(AgentLoopTest, WhatAnEarlierStreamStillBringsIsNotHeardAndStartsNothing) 
   EXPECT_FALSE(loop_->attempts().has_session()) << "its words put the lease off";
 }
 
+TEST_F(AgentLoopTest, ReportsAreSentToWhoAsksForThemAndAreNoOutput) {
+  Welcome(1, "one");
+  loop_->OnMessage(1, Launch("one"));
+  ASSERT_EQ(spawned_.size(), 1u);
+  const std::string logs = state_->LogDirectory(spawned_[0]);
+  std::filesystem::create_directories(logs);
+  std::ofstream(logs + "/" + shim::LogFileName(0, 0)) << "output\n";
+  std::ofstream(logs + "/" + shim::LogFileName(shim::kReports, 0)) << "{\"step\":1}\n{}\n";
+  const auto read = [&](int32_t rank, int64_t from) {
+    sent_.clear();
+    v1::SchedulerMessage request = InSession("one");
+    *request.mutable_log_request()->mutable_key() = KeyOf(spawned_[0]);
+    request.mutable_log_request()->set_request(7);
+    request.mutable_log_request()->set_rank(rank);
+    if (from > 0) (*request.mutable_log_request()->mutable_from())[rank] = from;
+    loop_->OnMessage(1, request);
+    now_ns_ += kSecond;
+    loop_->Turn();
+    std::string data;
+    for (const auto& [stream, message] : sent_) data += message.log_chunk().data();
+    return data;
+  };
+  EXPECT_EQ(read(-1, 0), "output\n");
+  EXPECT_EQ(read(0, 0), "output\n");
+  EXPECT_EQ(read(shim::kReports, 0), "{\"step\":1}\n{}\n");
+  EXPECT_EQ(read(shim::kReports, 11), "{}\n");
+}
+
 TEST_F(AgentLoopTest, OutputThatWasAskedForEndsWithTheStream) {
   Welcome(1, "one");
   loop_->OnMessage(1, Launch("one"));

@@ -273,6 +273,7 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
     spec.user = owner->user;
   }
   spec.progress_socket = progress_socket;
+  spec.keep_reports = prepare.keep_reports() && here.first_group_rank() == 0;
   spec.workdir = WorkdirOf(prepare);
   spec.argv = Arguments(prepare, host.bin_directory);
   for (const auto& [name, value] : CommonEnvironment(record, host, progress_socket, owner))

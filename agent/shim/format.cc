@@ -260,7 +260,9 @@ std::string FormatSpec(const Spec& spec) {
     lines.push_back(
         Line{"fence"}.Add("after_ns", spec.fence_after_ns).Add("renewed_ns", spec.renewed_ns));
   if (!spec.progress_socket.empty())
-    lines.push_back(Line{"progress"}.Add("socket", spec.progress_socket));
+    lines.push_back(Line{"progress"}
+                        .Add("socket", spec.progress_socket)
+                        .Add("keep", int64_t{spec.keep_reports}));
   if (!spec.cgroup.empty() || !spec.memory_cgroup.empty() || !spec.pids_cgroup.empty())
     lines.push_back(Line{"cgroup"}
                         .Add("unified", spec.cgroup)
@@ -290,6 +292,7 @@ bool ReadSpecRules(const Line& line, Spec* spec, bool* is_good) {
          spec->log_files > 0 && spec->log_file_bytes >= spec->log_line_bytes;
   } else if (line.kind == "progress") {
     ok = Read(line, "socket", &spec->progress_socket) && spec->progress_socket.size() <= 107;
+    Read(line, "keep", &spec->keep_reports);  // of an agent of the release before, missing
   } else if (line.kind == "fence") {
     ok = Read(line, "after_ns", &spec->fence_after_ns) &&
          Read(line, "renewed_ns", &spec->renewed_ns) && spec->fence_after_ns > 0 &&

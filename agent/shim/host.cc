@@ -347,6 +347,8 @@ bool HostProcesses::GroupLives(pid_t pid) { return SignalGroup(pid, 0); }
 
 void HostProcesses::Kill(pid_t pid) { ::kill(pid, SIGKILL); }
 
+void HostProcesses::Report(const std::string& line) { outputs_.Report(line); }
+
 void HostProcesses::Log(int32_t rank, const std::string& text) {
   outputs_.Log(rank, text, /*is_error=*/true);
 }

@@ -86,6 +86,7 @@ class HostProcesses final : public Processes {
   void Kill(pid_t pid) override;
   std::string SetupExports(size_t worker) override { return outputs_.Exports(worker); }
   void Log(int32_t rank, const std::string& text) override;
+  void Report(const std::string& line) override;
   int64_t OomKills() override;
   std::optional<Measured> MeasureUse() override;
   bool HasNamespace() override { return isolation_->has_namespace(); }

@@ -9,10 +9,15 @@
 
 namespace muster::shim {
 
+// In place of a rank: what rank 0 reported, a JSON object a line with the time it came (at_ns),
+// where that is kept. It lies beside the logs, and is read and kept as long as they are.
+inline constexpr int32_t kReports = -2;
+inline constexpr int64_t kReportsFileBytes = int64_t{8} << 20, kReportsFiles = 8;
+
 // `logs/<rank>.<offset in 16 hex digits>`
 std::string LogFileName(int32_t rank, int64_t offset);
 // Offsets of the first byte of each file of a rank, ascending; and the ranks that have files,
-// ascending.
+// ascending, kReports among them.
 std::vector<int64_t> LogFileOffsets(const std::string& directory, int32_t rank);
 std::vector<int32_t> LogRanks(const std::string& directory);
 

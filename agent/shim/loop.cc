@@ -70,7 +70,8 @@ Loop::Loop(Spec spec, Ports ports)
       ports_(ports),
       rules_(spec_.failure_kill_ns),
       fence_(spec_.fence_after_ns, spec_.renewed_ns),
-      metrics_limit_(kProgressLinesPerSecond) {}
+      metrics_limit_(kProgressLinesPerSecond),
+      reports_limit_(kKeptReportsPerSecond) {}
 
 // ---- the claim ----
 
@@ -397,6 +398,7 @@ void Loop::OnProgress(std::string_view line) {
     ++lines_dropped_;
     return;
   }
+  if (spec_.keep_reports) Keep(*read, line);
   const LineKind kind = KindOf(*read);
   if (kind == LineKind::kMetrics || kind == LineKind::kOther) {
     if (const std::optional<StepTime> time = StepTimeOf(*read))
@@ -426,6 +428,14 @@ void Loop::OnProgress(std::string_view line) {
       return;
     }
   }
+}
+
+// All that rank 0 has reached, and where it went on from.
+void Loop::Keep(const agent::ProgressLine& read, std::string_view line) {
+  const bool wanted =
+      read.metrics.has_value() ? KindOf(read) == LineKind::kMetrics : read.loaded.has_value();
+  if (wanted && reports_limit_.Allow(ports_.clock->BootNs()))
+    ports_.processes->Report(KeptReport(line, ports_.clock->WallNs()));
 }
 
 void Loop::Take(DurableLines* lines, bool last) {

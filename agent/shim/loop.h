@@ -106,6 +106,7 @@ class Loop {
   void AppendEvent(const Line& line) { pending_events_ += FormatLine(line); }
   bool WriteEvents(bool durable);
   bool EventsFailed(int error);
+  void Keep(const agent::ProgressLine& read, std::string_view line);
   void Take(DurableLines* lines, bool last);
   void WriteDurableLines(bool last);
   void WriteProgress();
@@ -149,7 +150,7 @@ class Loop {
   int64_t tell_again_ns_ = 0;
   bool exits_failed_ = false;
 
-  RateLimit metrics_limit_;
+  RateLimit metrics_limit_, reports_limit_;
   DurableLines checkpoint_lines_, other_lines_;
   std::string newest_metrics_;
   int64_t metrics_written_ns_ = 0;

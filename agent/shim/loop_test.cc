@@ -68,6 +68,7 @@ class World final : public Clock, public Files, public Processes, public Voice {
   void Kill(pid_t pid) override { signals.emplace_back(pid, SIGKILL); }
   std::string SetupExports(size_t) override { return exports; }
   void Log(int32_t, const std::string& text) override { log += text; }
+  void Report(const std::string& line) override { reports.push_back(line); }
   int64_t OomKills() override { return oom_kills; }
   std::optional<Measured> MeasureUse() override { return used; }
   bool HasNamespace() override { return false; }
@@ -88,6 +89,7 @@ class World final : public Clock, public Files, public Processes, public Voice {
   std::vector<std::pair<pid_t, Launch>> started;
   std::vector<std::pair<pid_t, int>> signals;
   std::string exports, log, said;
+  std::vector<std::string> reports;
   int64_t oom_kills = 0, deadline_ns = 0;
 };
 
@@ -161,6 +163,34 @@ TEST_F(LoopTest, WhatCouldNotBeSyncedIsWrittenAndSyncedOnceMore) {
   EXPECT_EQ(world_.durable, world_.events);
   EXPECT_EQ(world_.events.find("checkpoint"), world_.events.rfind("checkpoint")) << "twice";
   EXPECT_EQ(world_.said, "events: Input/output error\n") << "told once";
+}
+
+TEST_F(LoopTest, KeepsAllThatRank0ReportsWhereThatIsAskedFor) {
+  const std::vector<std::string> lines = {
+      R"({"step":1,"loss":0.5,"lr":NaN})",
+      R"({"rank":0,"step":2,
+ "loss":0.25})",
+      R"({"rank":1,"step":2,"loss":9})",
+      R"({"step":2,"own_time_s":0.1})",
+      R"({"loaded":{"step":2,"path":"p"}})",
+      R"({"checkpoint":{"step":2,"path":"p"}})",
+      "no JSON",
+  };
+  Run();
+  for (const std::string& line : lines) loop_->OnProgress(line);
+  EXPECT_TRUE(world_.reports.empty()) << "nobody asked";
+  World world;
+  world_ = world;
+  spec_.keep_reports = true;
+  Run();
+  for (const std::string& line : lines) loop_->OnProgress(line);
+  const std::string at = "{\"at_ns\":" + std::to_string(world_.WallNs()) + ",";
+  const std::vector<std::string> kept = {at + R"("step":1,"loss":0.5,"lr":NaN})",
+                                         at + R"("rank":0,"step":2,  "loss":0.25})",
+                                         at + R"("loaded":{"step":2,"path":"p"}})"};
+  EXPECT_EQ(world_.reports, kept);
+  for (int i = 0; i < 2 * kKeptReportsPerSecond; ++i) loop_->OnProgress(R"({"step":3})");
+  EXPECT_EQ(world_.reports.size(), static_cast<size_t>(kKeptReportsPerSecond)) << "of a second";
 }
 
 TEST_F(LoopTest, TheEndIsToldAfterWhatCouldNotBeSyncedBeforeIt) {

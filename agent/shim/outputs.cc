@@ -55,13 +55,18 @@ std::string Outputs::Exports(size_t worker) {
 
 LogWriter* Outputs::Writer(int32_t rank) {
   std::unique_ptr<LogWriter>& log = logs_[rank];
-  if (log == nullptr) log = std::make_unique<LogWriter>(directory_, rank, file_bytes_, files_);
+  const bool reports = rank == kReports;
+  if (log == nullptr)
+    log = std::make_unique<LogWriter>(directory_, rank, reports ? kReportsFileBytes : file_bytes_,
+                                      reports ? kReportsFiles : files_);
   return log.get();
 }
 
 void Outputs::Log(int32_t rank, const std::string& line, bool is_error) {
   Writer(rank)->Append(MarkedLine(line, is_error) + "\n");
 }
+
+void Outputs::Report(const std::string& line) { Writer(kReports)->Append(line + "\n"); }
 
 void Outputs::Close(Stream* stream) {
   ::close(stream->fd);

@@ -37,6 +37,7 @@ class Outputs {
   // What the worker's setup has exported so far.
   std::string Exports(size_t worker);
   void Log(int32_t rank, const std::string& line, bool is_error);
+  void Report(const std::string& line);  // among kReports
   // At the end: what lies in the pipes, and no more. Somebody else may have a write end (passed
   // through a socket, opened in /proc), and may go on writing.
   void Drain();

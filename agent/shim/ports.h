@@ -66,6 +66,7 @@ class Processes {
   virtual std::string SetupExports(size_t worker) = 0;
   // A word of Muster's own in a rank's log.
   virtual void Log(int32_t rank, const std::string& text) = 0;
+  virtual void Report(const std::string& line) = 0;  // keeps one of rank 0's, beside its log
   // How many processes of the attempt the kernel has killed for memory.
   virtual int64_t OomKills() = 0;
   // What the processes use; after EndAll, what they used. nullopt: it can't be told until EndAll,

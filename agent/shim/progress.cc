@@ -76,6 +76,13 @@ bool ParseTimes(std::string_view content, std::vector<StepTimes::Row>* rows, std
   return true;
 }
 
+std::string KeptReport(std::string_view json, int64_t at_ns) {
+  const size_t begin = std::min(json.find('{'), json.size() - 1) + 1;
+  std::string line = "{\"at_ns\":" + std::to_string(at_ns) + "," + std::string(json.substr(begin));
+  std::replace_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  return line;
+}
+
 bool RateLimit::Allow(int64_t now_ns) {
   if (window_start_ns_ < 0 || now_ns - window_start_ns_ >= window_ns_ ||
       now_ns < window_start_ns_) {

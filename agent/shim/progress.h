@@ -15,6 +15,7 @@ namespace muster::shim {
 inline constexpr int64_t kProgressLineBytes = 8 << 10;
 inline constexpr int64_t kSecondNs = 1'000'000'000;
 inline constexpr int kProgressLinesPerSecond = 100;
+inline constexpr int kKeptReportsPerSecond = 1000;
 inline constexpr int kDurableLines = 20;  // of each kind, in
 inline constexpr int64_t kDurableWindowNs = 10 * kSecondNs;
 
@@ -66,6 +67,9 @@ class StepTimes {
 // DIR/times.
 std::string FormatTimes(const std::vector<StepTimes::Row>& rows);
 bool ParseTimes(std::string_view content, std::vector<StepTimes::Row>* rows, std::string* error);
+
+// A report as it is kept: on one line, with the time it came.
+std::string KeptReport(std::string_view json, int64_t at_ns);
 
 // At most `limit` in so long, in fixed windows. Not thread-safe.
 class RateLimit {

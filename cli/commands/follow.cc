@@ -14,6 +14,8 @@
 namespace muster {
 namespace {
 
+constexpr int kReportsRank = -2;  // see LogsRequest.rank
+
 int Attach(Session& session, const std::string& id) {
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
@@ -137,8 +139,8 @@ void AddFollow(CLI::App& root, Session& session) {
   struct LogOptions {
     std::string id, task;
     int attempt = 0, rank = -1;
-    int64_t tail = 0;
-    bool follow = false;
+    int64_t tail = 0, from = -1;
+    bool follow = false, reports = false;
   };
   auto log = std::make_shared<LogOptions>();
   CLI::App* logs = root.add_subcommand("logs", "Output of a job's processes");
@@ -150,11 +152,25 @@ void AddFollow(CLI::App& root, Session& session) {
       ->check(CLI::Range(0, 1 << 26));
   logs->add_option("--tail", log->tail, "Only the last N lines")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  CLI::Option* reports = logs->add_flag("--reports", log->reports,
+                                        "Instead of output: each step that rank 0 reported, as "
+                                        "JSON, of a job with track");
+  logs->add_option("--from", log->from,
+                   "With --reports, --task and --attempt: goes on from a next_offset of -o jsonl, "
+                   "and on to later attempts")
+      ->check(CLI::Range(int64_t{0}, INT64_MAX))
+      ->needs(reports);
   logs->callback([&session, log, request] {
     request->set_id(log->id);
     request->set_task(log->task);
     request->set_attempt(log->attempt);
-    request->set_rank(log->rank);
+    request->set_rank(log->reports ? kReportsRank : log->rank);
+    if (log->from >= 0) {
+      request->clear_attempt();
+      request->mutable_from()->set_task(log->task);
+      request->mutable_from()->set_attempt(log->attempt);
+      (*request->mutable_from()->mutable_next_offsets())[kReportsRank] = log->from;
+    }
     request->set_follow(log->follow);
     request->set_tail_lines(log->tail);
     session.command = [&session, request] { return Logs(session, *request); };

@@ -23,12 +23,16 @@ struct ListOptions {
   bool all = false;
   bool watch = false;
   std::string array;  // its members
+  bool exported = false;
+  int64_t ended_after_ns = 0;
   bool tasks = false;
 };
 
 absl::StatusOr<pb::ListJobsRequest> ListRequest(const ListOptions& options, bool finished) {
   pb::ListJobsRequest request;
   request.set_array(options.array);
+  request.set_exported(options.exported);
+  request.set_ended_after_ns(options.ended_after_ns);
   request.set_queue(options.queue);
   request.set_owner(options.owner);
   for (const std::string& label : options.labels) {
@@ -159,6 +163,11 @@ void AddJobs(CLI::App& root, Session& session) {
   jobs->add_option("job", list->array, "An array's number: its members, finished ones, too");
   jobs->add_flag("-t,--tasks", list->tasks, "With an array's number: its members, one a row");
   jobs->add_flag("-a,--all", list->all, "Finished ones, too");
+  jobs->add_flag("--exported", list->exported,
+                 "Only with track or notify; for programs that export");
+  jobs->add_option("--ended-after", list->ended_after_ns,
+                   "With --all: of those that have ended, only what ended after this Unix time in "
+                   "nanoseconds");
   jobs->add_flag("-w,--watch", list->watch, "Look again every 2 s until q or Ctrl+C");
   jobs->callback([&session, list] {
     session.command = [&session, list] {

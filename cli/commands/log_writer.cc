@@ -29,7 +29,7 @@ bool HasSeveralRanks(const pb::Job& job, const std::string& task) {
 LogWriter::LogWriter(Session& session, const pb::Job& job, const pb::LogsRequest& request,
                      Streams streams)
     : session_(session),
-      with_rank_(request.rank() < 0 && HasSeveralRanks(job, request.task())),
+      with_rank_(request.rank() == -1 && HasSeveralRanks(job, request.task())),
       streams_(streams) {}
 
 void LogWriter::Write(const pb::LogsResponse& chunk) {

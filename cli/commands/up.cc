@@ -16,7 +16,7 @@ namespace muster {
 namespace {
 
 struct UpOptions {
-  std::string data_dir, listen;
+  std::string data_dir, listen, exporter;
   int slots = 0;
   bool detach = false, stop_jobs = false, adopt_restored = false;
 };
@@ -50,6 +50,14 @@ absl::StatusOr<UpPlan> PlanFor(const UpOptions& options) {
                      "(docs/hosts.md)"));
   plan.binaries_dir = ExecutableDirectory();
   plan.slots = options.slots;
+  if (!options.exporter.empty()) {
+    char* file = realpath(options.exporter.c_str(), nullptr);
+    if (file == nullptr)
+      return absl::InvalidArgumentError(
+          absl::StrCat("--exporter ", options.exporter, ": isn't there; docs/tracking.md has one"));
+    plan.exporter = file;
+    free(file);
+  }
   plan.adopt_restored = options.adopt_restored;
   return plan;
 }
@@ -296,6 +304,8 @@ void AddUp(CLI::App& root, Session& session) {
                  "Declare so many CPU slots as stand-ins for GPUs; default: only where there is no "
                  "GPU, one a core")
       ->check(CLI::Range(1, 1024));
+  up->add_option("--exporter", options->exporter,
+                 "Run muster-exporter, too, with this file (docs/tracking.md)");
   up->add_flag("-d,--detach", options->detach, "In the background; muster down ends it");
   up->add_flag("--stop-jobs", options->stop_jobs, "Stop the jobs, too, when it ends");
   up->add_flag("--adopt-restored", options->adopt_restored,

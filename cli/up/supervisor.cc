@@ -89,7 +89,9 @@ absl::Status Supervisor::WaitReady(Child& child, Ready ready) {
 }
 
 absl::Status Supervisor::Start() {
-  for (const char* program : {"musterd", "muster-agent", "muster-shim"}) {
+  std::vector<std::string> programs = {"musterd", "muster-agent", "muster-shim"};
+  if (!plan_.exporter.empty()) programs.emplace_back("muster-exporter");
+  for (const std::string& program : programs) {
     std::string path = absl::StrCat(plan_.binaries_dir, "/", program);
     if (access(path.c_str(), X_OK) != 0)
       return absl::NotFoundError(absl::StrCat(
@@ -128,22 +130,36 @@ absl::Status Supervisor::Start() {
       *daemon_, [&] { return CheckReachable(plan_.server).ok() && client_->Ping().ok(); });
   if (!status.ok()) return status;
   if (status = agent_->Start(); !status.ok()) return status;
+  if (status = StartExporter(); !status.ok()) return status;
   return WaitReady(*agent_, [&] {
     absl::StatusOr<pb::Host> host = client_->GetHost(absl::StrCat(kUpCluster, "/", kUpHost));
     return host.ok() && host->state() == pb::HOST_UP;
   });
 }
 
+absl::Status Supervisor::StartExporter() {
+  if (plan_.exporter.empty()) return absl::OkStatus();
+  exporter_ = std::make_unique<Child>(
+      plan_.binaries_dir + "/muster-exporter",
+      std::vector<std::string>{"--config", plan_.exporter, "--muster",
+                               plan_.binaries_dir + "/muster", "--server", plan_.server},
+      plan_.data_dir + "/logs/exporter.log");
+  return exporter_->Start();
+}
+
 void Supervisor::Run() {
   const int64_t now_ns = RealClock()->MonotonicNs();
   Kept daemon{.child = daemon_.get(), .started_ns = now_ns};
   Kept agent{.child = agent_.get(), .started_ns = now_ns};
+  Kept exporter{.child = exporter_.get(), .started_ns = now_ns};
+  std::vector<Kept*> all = {&daemon, &agent};
+  if (exporter_ != nullptr) all.push_back(&exporter);
   socket_seen_ = true;  // it was ready
   std::string told;
   while (!interrupt_.WaitFor(kKeepMs)) {
-    for (Kept* kept : {&daemon, &agent}) Keep(kept);
+    for (Kept* kept : all) Keep(kept);
     KeepSocket(&daemon);
-    const std::string trouble = absl::StrCat(daemon.trouble, agent.trouble);
+    const std::string trouble = absl::StrCat(daemon.trouble, agent.trouble, exporter.trouble);
     if (trouble != told) lock_->Tell(trouble);
     told = trouble;
   }
@@ -196,6 +212,7 @@ void Supervisor::KeepSocket(Kept* daemon) {
 }
 
 void Supervisor::Stop() {
+  if (exporter_ != nullptr) exporter_->Stop(20'000);
   if (daemon_ != nullptr) daemon_->Stop(10'000);
   if (agent_ != nullptr) agent_->Stop(10'000);
   lock_->ForgetDirectory();

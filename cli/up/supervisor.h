@@ -1,4 +1,5 @@
-// musterd and one agent on this machine, kept running: the inside of `muster up`.
+// musterd and one agent on this machine, and the exporter if asked for, kept running: the inside of
+// `muster up`.
 #pragma once
 
 #include <memory>
@@ -16,6 +17,7 @@ struct UpPlan {
   std::string data_dir;
   std::string server;           // unix:///path
   std::string binaries_dir;     // musterd, muster-agent and their like
+  std::string exporter;         // muster-exporter's configuration; empty: none is run
   int slots = 0;                // stand-ins to declare; 0: what the agent finds
   bool adopt_restored = false;  // the store below data_dir is a backup or a copy
 };
@@ -50,6 +52,7 @@ class Supervisor {
     int64_t due_ns = 0;  // when it is started again; 0: it runs
     std::string trouble;
   };
+  absl::Status StartExporter();
   void Keep(Kept* kept);
   void KeepSocket(Kept* daemon);
 
@@ -57,7 +60,7 @@ class Supervisor {
   const Interrupt& interrupt_;
   UpLock* const lock_;
   bool socket_seen_ = false;  // since the daemon was started
-  std::unique_ptr<Child> daemon_, agent_;
+  std::unique_ptr<Child> daemon_, agent_, exporter_;
   std::unique_ptr<Client> client_;
 };
 

@@ -276,6 +276,8 @@ run: "  indented\nsecond\n\n"
 time_limit: 1d1h1m1s
 grace: 1500ms
 resources: {memory: 1000B, cpus: 0.125}
+track: {tensorboard: "true", mlflow: "https://mlflow.example.org:8080/x", wandb: team/p.1}
+notify: {webhook: team-room, mail: ann@example.org, on: [failed, cancelled]}
 )";
   std::string fixed(awkward);
   fixed = absl::StrReplaceAll(fixed, {{", ÜBER_NOT: x", ""}});

@@ -4,7 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/ids.h"
+#include "common/base/view.h"
 #include "common/spec/check_spec.h"
+#include "common/spec/members.h"
 #include "common/spec/reader.h"
 #include "common/spec/trainer_schema.h"
 
@@ -72,7 +74,8 @@ class JobReader {
       document_.AddAtPath("array", "is empty; write indices such as 0-99, or leave it out",
                           Document::Where::kValue);
     ReadSweep(top);
-    ReadWorkers(top, "independent_workers", spec_.mutable_independent_workers());
+    ReadTrackers(top);
+    ReadWorkers(top, "independent_workers", kMaxMembers, spec_.mutable_independent_workers());
     if (spec_.independent_workers().max() == 0) spec_.clear_independent_workers();
     if (top.Has("independent_workers") && top.Has("workers"))
       document_.AddAtPath("workers", "is what a gang has; with independent_workers leave it out",
@@ -134,7 +137,7 @@ class JobReader {
   void ReadTask(Fields& fields, pb::TaskSpec* task) {
     fields.TextList("after", [&](std::string name) { task->add_after(std::move(name)); });
     pb::Workers workers;
-    if (ReadWorkers(fields, "workers", &workers)) *task->mutable_workers() = workers;
+    if (ReadWorkers(fields, "workers", kMaxWorkers, &workers)) *task->mutable_workers() = workers;
     if (std::optional<Fields> resources = fields.Map("resources"))
       ReadResources(*resources, task->mutable_resources());
     int32_t number = 0;
@@ -183,6 +186,24 @@ class JobReader {
     if (fields.Duration("time_limit", &duration_ns)) task->set_time_limit_ns(duration_ns);
   }
 
+  void ReadTrackers(Fields& top) {
+    std::string text;
+    if (std::optional<Fields> track = top.Map("track")) {
+      pb::Track* out = spec_.mutable_track();
+      if (track->Text("tensorboard", &text)) out->set_tensorboard(text);
+      if (track->Text("mlflow", &text)) out->set_mlflow(text);
+      if (track->Text("wandb", &text)) out->set_wandb(text);
+      track->Finish();
+    }
+    if (std::optional<Fields> notify = top.Map("notify")) {
+      pb::Notify* out = spec_.mutable_notify();
+      if (notify->Text("webhook", &text)) out->set_webhook(text);
+      if (notify->Text("mail", &text)) out->set_mail(text);
+      notify->TextList("on", [&](std::string end) { out->add_on(std::move(end)); });
+      notify->Finish();
+    }
+  }
+
   // A map of names, each with the list of its values.
   void ReadSweep(Fields& top) {
     top.ForEachEntry(
@@ -206,20 +227,20 @@ class JobReader {
   }
 
   // True: it is there and good.
-  bool ReadWorkers(Fields& fields, std::string_view name, pb::Workers* workers) {
+  bool ReadWorkers(Fields& fields, std::string_view name, int32_t limit, pb::Workers* workers) {
     const YamlNode* node = fields.Take(name);
     if (node == nullptr) return false;
     if (node->IsMap()) {
       Fields range(document_, *node, fields.PathOf(name));
       int32_t least = 0, most = 0;
-      const bool has_least = range.Int("min", 1, kMaxWorkers, &least),
-                 has_most = range.Int("max", 1, kMaxWorkers, &most);
+      const bool has_least = range.Int("min", 1, limit, &least),
+                 has_most = range.Int("max", 1, limit, &most);
       range.Finish();
       for (const char* end : {"min", "max"}) {
         if (range.Has(end) || !document_.Sound(range.path())) continue;
         document_.AddAtPath(
             range.PathOf(end),
-            "is missing; an elastic gang has min and max, a fixed one is a number: workers: 4");
+            absl::StrCat("is missing; write both min and max, or one number: ", View(name), ": 4"));
         document_.MarkUnsound(range.path());
       }
       if (!has_least || !has_most) return false;
@@ -228,11 +249,11 @@ class JobReader {
       return true;
     }
     const std::optional<int64_t> value = WholeNumber(*node);
-    if (!value.has_value() || *value < 1 || *value > kMaxWorkers) {
+    if (!value.has_value() || *value < 1 || *value > limit) {
       fields.Bad(
           name, *node,
-          absl::StrCat("must be a whole number from 1 to ", kMaxWorkers,
-                       ", or {min: 2, max: 4}; got ", value ? absl::StrCat(*value) : Shown(*node)));
+          absl::StrCat("must be a whole number from 1 to ", limit, ", or {min: 2, max: 4}; got ",
+                       value ? absl::StrCat(*value) : Shown(*node)));
       return false;
     }
     workers->set_min(static_cast<int32_t>(*value));

@@ -148,6 +148,20 @@ std::string SpecToYaml(const pb::JobSpec& spec) {
       WriteList(out, values.name(), values.values());
     out.Close();
   }
+  if (spec.has_track()) {
+    out.Open("track");
+    if (!spec.track().tensorboard().empty()) out.Text("tensorboard", spec.track().tensorboard());
+    if (!spec.track().mlflow().empty()) out.Text("mlflow", spec.track().mlflow());
+    if (!spec.track().wandb().empty()) out.Text("wandb", spec.track().wandb());
+    out.Close();
+  }
+  if (spec.has_notify()) {
+    out.Open("notify");
+    if (!spec.notify().webhook().empty()) out.Text("webhook", spec.notify().webhook());
+    if (!spec.notify().mail().empty()) out.Text("mail", spec.notify().mail());
+    WriteList(out, "on", spec.notify().on());
+    out.Close();
+  }
   if (spec.has_independent_workers())
     WriteWorkers(out, "independent_workers", spec.independent_workers());
   const bool short_form = spec.tasks_size() == 1 &&

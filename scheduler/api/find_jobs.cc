@@ -29,6 +29,10 @@ class Filter {
   }
 
   bool Matches(const JobRow& job, pb::JobState state) const {
+    if (request_.exported() && !job.spec->has_track() && !job.spec->has_notify()) return false;
+    // Of an array as a row, its first member's end says nothing.
+    const bool one = job.array == 0 || !request_.array().empty();
+    if (one && job.finished() && job.end_ns <= request_.ended_after_ns()) return false;
     if (!may_see_(job) || !MayMatch(job.owner, job.spec->queue(), state)) return false;
     return std::all_of(request_.labels().begin(), request_.labels().end(), [&](const auto& label) {
       const auto it = job.spec->labels().find(label.first);
@@ -118,8 +122,8 @@ absl::StatusOr<JobPage> ListMembers(const std::shared_ptr<const View>& view, His
   if (*first == nullptr || (*first)->array == 0 || (*first)->member != 0) {
     return absl::NotFoundError(
         absl::StrCat("\"", request.array(),
-                     "\" is no array's number: only jobs with array, sweep or "
-                     "independent_workers have members"));
+                     "\" is no array's number: there is no such job, or it has no array, sweep or "
+                     "independent_workers. See: muster jobs"));
   }
   JobPage page;
   const int32_t members = MembersOf(*(*first)->spec);
@@ -202,7 +206,9 @@ absl::StatusOr<JobPage> ListJobs(std::shared_ptr<const View> view, History* hist
   };
   if (filter.Ended()) {
     state.ForEachJobBelow(before, take);
-    if (history != nullptr) {
+    // Who asks again and again what has ended lately doesn't go through all of the past.
+    const bool lately = request.exported() && request.ended_after_ns() > 0;
+    if (history != nullptr && !lately) {
       if (absl::Status status = AddPast(view, history, filter, size, before, &page); !status.ok())
         return status;
     }

@@ -96,6 +96,42 @@ TEST(List, GivesTheSameJobsOfAStateWhateverElseIsAskedFor) {
   EXPECT_THAT(listed({pb::CANCELLED}), ElementsAre(3));
 }
 
+TEST(List, GivesWhatIsExportedAndWhatEndedLately) {
+  LabWithOneHost lab;
+  for (const int job : {1, 2, 3}) {
+    pb::SubmitRequest request;
+    *request.mutable_spec() = OneSlotSpec();
+    if (job != 2) request.mutable_spec()->mutable_track()->set_tensorboard("true");
+    if (job == 3) request.mutable_spec()->mutable_notify()->set_mail("ann@example.org");
+    request.set_idempotency_key(absl::StrCat(job));
+    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
+           [](const SubmitOutcome&) {});
+    lab.engine.Step();
+  }
+  pb::Event cancel;
+  cancel.mutable_job_cancel()->set_number(3);  // it waits
+  lab.engine.Post(cancel);
+  lab.engine.Step();
+  const std::shared_ptr<const View> view = lab.engine.Snapshot();
+  const auto listed = [&](bool exported, int64_t ended_after_ns) {
+    pb::ListJobsRequest request;
+    request.set_exported(exported);
+    request.set_ended_after_ns(ended_after_ns);
+    std::vector<uint64_t> numbers;
+    const absl::StatusOr<JobPage> page =
+        ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
+    for (const std::shared_ptr<const JobRow>& job : page.value().jobs)
+      numbers.push_back(job->number);
+    return numbers;
+  };
+  const int64_t end_ns = view->state.FindJob(3)->end_ns;
+  using ::testing::ElementsAre;
+  EXPECT_THAT(listed(false, 0), ElementsAre(3, 2, 1));
+  EXPECT_THAT(listed(true, 0), ElementsAre(3, 1));
+  EXPECT_THAT(listed(true, end_ns - 1), ElementsAre(3, 1));
+  EXPECT_THAT(listed(true, end_ns), ElementsAre(1));
+}
+
 TEST(List, ItsPagesTogetherAreAllJobsNewestFirst) {
   LabWithOneHost lab;
   for (int i = 0; i < 7; ++i) {

@@ -46,6 +46,7 @@ int32_t NewestTask(const JobRow& job) {
 
 std::atomic<int> g_readers{0};
 
+constexpr int32_t kReportsRank = -2;          // see LogsRequest.rank
 constexpr size_t kBacklogBytesMax = 4 << 20;  // that a reader may be behind
 constexpr size_t kAskBelowBytes = 1 << 20;    // hosts are asked again once it is less behind
 constexpr int64_t kAskedBytes = 2 << 20,
@@ -218,6 +219,7 @@ std::vector<LogStream::Source> LogStream::SourcesOf(const View& view, const JobR
     const int32_t first = part.first_group_rank * per_worker,
                   end = first + part.workers * per_worker;
     if (request_.rank() >= 0 && (request_.rank() < first || request_.rank() >= end)) continue;
+    if (request_.rank() == kReportsRank && first != 0) continue;
     const HostRow& host = view.state.host(part.host);
     Source& source = sources.emplace_back();
     source.cluster = view.state.clusters()[host.cluster].name;
@@ -225,7 +227,8 @@ std::vector<LogStream::Source> LogStream::SourcesOf(const View& view, const JobR
     source.heard = goes_on;
     if (!goes_on) continue;
     for (const auto& [rank, offset] : request_.from().next_offsets()) {
-      if (rank >= first && rank < end) source.next_offsets[rank] = offset;
+      if ((rank >= first && rank < end) || (rank == kReportsRank && first == 0))
+        source.next_offsets[rank] = offset;
     }
   }
   return sources;
@@ -284,7 +287,9 @@ void LogStream::Incomplete(const Source& source, const std::string& why) {
 }
 
 void LogStream::Chunk(const std::string& task, int32_t attempt, const pb::LogChunk& chunk) {
-  const bool has_output = !chunk.data().empty() || chunk.dropped_bytes() > 0;
+  // An agent of an older release gives output where reports are asked for.
+  const bool wanted = request_.rank() != kReportsRank || chunk.rank() == kReportsRank;
+  const bool has_output = wanted && (!chunk.data().empty() || chunk.dropped_bytes() > 0);
   const bool fits = !has_output || backlog_bytes() < kBacklogBytesMax;
   bool too_slow = false;
   if (has_output) {

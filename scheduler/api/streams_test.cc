@@ -97,9 +97,10 @@ class FakeAgent : public AgentStream, public std::enable_shared_from_this<FakeAg
     Say(std::move(message));
   }
   void Output(uint64_t request, const std::string& data, int64_t dropped_bytes = 0,
-              int64_t next_offset = 0) {
+              int64_t next_offset = 0, int32_t rank = 0) {
     pb::AgentMessage message;
     message.mutable_log_chunk()->set_request(request);
+    message.mutable_log_chunk()->set_rank(rank);
     message.mutable_log_chunk()->set_data(data);
     message.mutable_log_chunk()->set_dropped_bytes(dropped_bytes);
     message.mutable_log_chunk()->set_next_offset(next_offset);
@@ -714,6 +715,31 @@ TEST_F(StreamsTest, ACallGoesOnWhereAnotherBrokeOff) {
   EXPECT_EQ(request.tail_lines(), 0);
   ASSERT_EQ(request.from().size(), 1u);
   EXPECT_EQ(request.from().at(0), 4);
+}
+
+TEST_F(StreamsTest, ReportsAreReadOnFromWhereACallBrokeOffAndOutputIsNotMistakenForThem) {
+  Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, false, [](pb::LogsRequest* request) {
+    request->set_rank(-2);
+    request->mutable_from()->set_task("main");
+    request->mutable_from()->set_attempt(1);
+    (*request->mutable_from()->mutable_next_offsets())[-2] = 4;
+  });
+  const pb::LogRequest request = agent_->AwaitLogRequest();
+  EXPECT_EQ(request.rank(), -2);
+  ASSERT_EQ(request.from().size(), 1u);
+  EXPECT_EQ(request.from().at(-2), 4);
+  agent_->Output(request.request(), "of an agent that knows no reports\n", 0, 34);
+  agent_->Output(request.request(), "{}\n", 0, 7, -2);
+  agent_->EndOutput(request.request());
+  pb::LogsResponse chunk;
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_EQ(chunk.data(), "{}\n");
+  EXPECT_EQ(chunk.rank(), -2);
+  EXPECT_EQ(chunk.next_offset(), 7);
+  EXPECT_FALSE(reader->Read(&chunk));
+  EXPECT_TRUE(reader->Finish().ok());
 }
 
 TEST_F(StreamsTest, OnlySoManyReadLogsAtOnce) {

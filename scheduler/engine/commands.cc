@@ -55,6 +55,7 @@ pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32
   prepare->set_restarts_used(job.tasks[task].restarts_used);
   prepare->set_queue(job.spec->queue());
   *prepare->mutable_secrets() = job.spec->secrets();
+  prepare->set_keep_reports(job.spec->has_track());
   return message;
 }
 

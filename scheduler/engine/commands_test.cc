@@ -330,6 +330,20 @@ TEST_F(CommandsTest, AnAgentThatKnowsNoSecretsAnyMoreIsNotToldToStartAJobThatHas
       << "what it starts was prepared by an agent that knew";
 }
 
+TEST_F(CommandsTest, ReportsAreKeptOfATrackedJob) {
+  for (const bool tracked : {false, true}) {
+    JobBuilder builder("research");
+    if (tracked) builder.spec.mutable_track()->set_tensorboard("true");
+    builder.SubmitTo(&s_);
+  }
+  PlaceAgain(1);
+  PlaceAgain(2);
+  std::vector<bool> kept;
+  for (const pb::SchedulerMessage& message : CommandsFor(s_.state, "lab", "h00"))
+    if (message.has_prepare()) kept.push_back(message.prepare().keep_reports());
+  EXPECT_THAT(kept, ElementsAre(false, true));
+}
+
 TEST_F(CommandsTest, TheHostOfRankZeroPublishesUntilItSaysSo) {
   const uint64_t job = Gang(2);
   testing::StartAll(&s_, job);

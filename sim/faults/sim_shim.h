@@ -78,6 +78,7 @@ class SimShim final : public std::enable_shared_from_this<SimShim>,
   void Kill(pid_t pid) override;
   std::string SetupExports(size_t) override { return ""; }
   void Log(int32_t, const std::string&) override {}
+  void Report(const std::string&) override {}
   int64_t OomKills() override { return 0; }
   std::optional<shim::Measured> MeasureUse() override;
   bool HasNamespace() override { return true; }

@@ -1,0 +1,210 @@
+"""One run of an MLflow server for one job, by its REST interface.
+
+A point can't be taken back there. So figures of speed keep their first value, and where another figure differs, or points of an abandoned attempt are left,
+the run is written anew under the same name and the old one is deleted (MLflow keeps deleted runs for a while).
+"""
+
+import base64
+import json
+import re
+from urllib.parse import quote, urlencode
+
+from muster_exporter import http_client
+
+BATCH = 500  # half of the server's limit: one that is slow has ten seconds for it
+_STATUS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELLED": "KILLED"}
+_SPEED = re.compile(r"(^|/)(tokens_per_s|mfu|mfu_causal|mfu_full|.*_per_second|.*_s)$")
+
+
+class Differs(Exception):
+    """A point is there with another value, and can't be taken back."""
+
+
+class MLflow:
+    def __init__(self, url: str, key: str):
+        self._base = url.rstrip("/") + "/api/2.0/mlflow/"
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            scheme = "Basic" if ":" in key else "Bearer"
+            self._headers["Authorization"] = f"{scheme} {_basic(key)}"
+
+    def keeps_first(self, key: str) -> bool:
+        return _SPEED.search(key) is not None
+
+    def write(self, place: dict, about: dict, points: list[tuple], unsure: bool) -> dict:
+        """Adds points; `unsure`: some may be there."""
+        place = self._settled(place)
+        if "run" not in place:
+            place = {"run": self._run(about, "muster.uid"), "experiment": self._of(about)}
+        if unsure:
+            points = self._missing(place["run"], points)  # or Differs
+        self._log(place["run"], points)
+        return place
+
+    def rewrite(self, place: dict, about: dict, points: list[tuple]) -> dict:
+        """A run that has these points and no others. The old one goes once that is committed (settle)."""
+        place = self._settled(place)
+        for run in self._find(self._of(about), "muster.rewrites", about["uid"]):
+            self._post("runs/delete", {"run_id": run})  # of a time before that broke off
+        run = self._create(about, "muster.rewrites")
+        self._log(run, points)
+        return {"run": run, "experiment": self._of(about), "old": place.get("run", "")}
+
+    def settle(self, place: dict, about: dict) -> dict:
+        """After a rewrite that is committed."""
+        if not place.get("old"):
+            return place
+        self._delete(place["old"])
+        self._post(
+            "runs/set-tag", {"run_id": place["run"], "key": "muster.uid", "value": about["uid"]}
+        )
+        self._delete_tag(place["run"], "muster.rewrites")
+        return self._settled(place)
+
+    def finish(self, place: dict, about: dict, points: list[tuple]) -> None:
+        if "run" not in place:
+            return
+        for run in self._find(self._of(about), "muster.uid", about["uid"]):
+            if run != place["run"]:  # of a call to create it that timed out, and was heard later
+                self._delete(run)
+        self._post(
+            "runs/update",
+            {
+                "run_id": place["run"],
+                "status": _STATUS.get(about["state"], "KILLED"),
+                "end_time": about["end_ns"] // 1_000_000,
+            },
+        )
+
+    # ---- runs ----
+
+    def _settled(self, place: dict) -> dict:
+        return {name: value for name, value in place.items() if name != "old"}
+
+    def _of(self, about: dict) -> str:
+        """The experiment: the label of that name, else the job's name."""
+        name = about["labels"].get("experiment") or about["name"]
+        try:
+            answer = self._get("experiments/get-by-name", {"experiment_name": name})
+            return answer["experiment"]["experiment_id"]
+        except http_client.Refused as refused:
+            if refused.status != 404:
+                raise
+        return self._post("experiments/create", {"name": name})["experiment_id"]
+
+    def _run(self, about: dict, tag: str) -> str:
+        found = self._find(self._of(about), tag, about["uid"])
+        return found[0] if found else self._create(about, tag)
+
+    def _find(self, experiment: str, tag: str, uid: str) -> list[str]:
+        answer = self._post(
+            "runs/search",
+            {
+                "experiment_ids": [experiment],
+                "filter": f"tags.`{tag}` = '{uid}'",
+                "run_view_type": "ACTIVE_ONLY",
+                "max_results": 10,
+            },
+        )
+        return [run["info"]["run_id"] for run in answer.get("runs", [])]
+
+    def _create(self, about: dict, tag: str) -> str:
+        tags = {
+            "mlflow.runName": f"{about['name']}-{about['id']}",
+            "mlflow.user": about["owner"],
+            "muster.job": about["id"],
+            "muster.queue": about["queue"],
+            tag: about["uid"],
+        }
+        answer = self._post(
+            "runs/create",
+            {
+                "experiment_id": self._of(about),
+                "user_id": about["owner"],
+                "run_name": tags["mlflow.runName"],
+                "start_time": (about["start_ns"] or about["submit_ns"]) // 1_000_000,
+                "tags": [{"key": key, "value": value} for key, value in tags.items()],
+            },
+        )
+        return answer["run"]["info"]["run_id"]
+
+    def _delete(self, run: str) -> None:
+        try:
+            self._post("runs/delete", {"run_id": run})
+        except http_client.Refused as refused:
+            if refused.status not in (400, 404):  # it is deleted
+                raise
+
+    def _delete_tag(self, run: str, tag: str) -> None:
+        try:
+            self._post("runs/delete-tag", {"run_id": run, "key": tag})
+        except http_client.Refused as refused:
+            if refused.status not in (400, 404):
+                raise
+
+    # ---- points ----
+
+    def _log(self, run: str, points: list[tuple]) -> None:
+        for begin in range(0, len(points), BATCH):
+            metrics = [
+                {
+                    "key": metric_name(key),
+                    "value": value,
+                    "timestamp": at_ns // 1_000_000,
+                    "step": step,
+                }
+                for key, step, value, at_ns in points[begin : begin + BATCH]
+            ]
+            self._post("runs/log-batch", {"run_id": run, "metrics": metrics})
+
+    def _missing(self, run: str, points: list[tuple]) -> list[tuple]:
+        there = {key: self._values(run, metric_name(key)) for key in {point[0] for point in points}}
+        missing = []
+        for point in points:
+            key, step, value, _ = point
+            if step not in there[key]:
+                missing.append(point)
+            elif there[key][step] != value and not self.keeps_first(key):
+                raise Differs(f"{key} of step {step}")
+        return missing
+
+    def _values(self, run: str, key: str) -> dict[int, float]:
+        values: dict[int, float] = {}
+        token = ""
+        while True:
+            asked = {"run_id": run, "metric_key": key, "max_results": 25000}
+            answer = self._get(
+                "metrics/get-history", asked | ({"page_token": token} if token else {})
+            )
+            for metric in answer.get("metrics", []):
+                values[int(metric.get("step", 0))] = float(metric["value"])
+            token = answer.get("next_page_token", "")
+            if not token:
+                return values
+
+    # ---- the server ----
+
+    def _post(self, path: str, body: dict) -> dict:
+        data = json.dumps(body).encode()
+        return _object(http_client.request("POST", self._base + path, data, self._headers))
+
+    def _get(self, path: str, query: dict) -> dict:
+        url = f"{self._base}{path}?{urlencode(query, quote_via=quote)}"
+        return _object(http_client.request("GET", url, None, self._headers))
+
+
+def metric_name(key: str) -> str:
+    """What MLflow takes as one."""
+    return re.sub(r"[^\w\-. /]", "_", key, flags=re.ASCII)
+
+
+def _object(data: bytes) -> dict:
+    found = json.loads(data or b"{}")
+    if not isinstance(found, dict):
+        raise ValueError("the server's answer is no object")
+    return found
+
+
+def _basic(key: str) -> str:
+    """USER:PASSWORD, or a token as it is."""
+    return base64.b64encode(key.encode()).decode() if ":" in key else key

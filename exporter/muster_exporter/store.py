@@ -1,0 +1,368 @@
+"""The spool: one SQLite file with what was read, how far, and what each tracker has. All that is acknowledged anywhere is committed here first.
+
+A point is (key, step) of a job. The newest value wins. A point of an attempt that another one replaced, beyond the step that that one went on from,
+is `gone` until it is told again. `written` has what a tracker holds; what differs from it is what is left to do.
+"""
+
+import json
+import math
+import sqlite3
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs(
+  uid TEXT PRIMARY KEY, about TEXT NOT NULL, ended INTEGER NOT NULL, done INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS places(
+  uid TEXT, task TEXT, attempt INTEGER NOT NULL, next_offset INTEGER NOT NULL, begun INTEGER NOT NULL,
+  over INTEGER NOT NULL, missing INTEGER NOT NULL, PRIMARY KEY(uid, task)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS points(
+  uid TEXT, key TEXT, step INTEGER, value REAL NOT NULL, at_ns INTEGER NOT NULL, seq INTEGER NOT NULL,
+  gone INTEGER NOT NULL, PRIMARY KEY(uid, key, step)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS points_by_seq ON points(uid, seq);
+CREATE TABLE IF NOT EXISTS written(
+  uid TEXT, tracker TEXT, key TEXT, step INTEGER, value REAL NOT NULL,
+  PRIMARY KEY(uid, tracker, key, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sinks(
+  uid TEXT, tracker TEXT, position INTEGER NOT NULL, place TEXT NOT NULL, unsure INTEGER NOT NULL,
+  done INTEGER NOT NULL, error TEXT NOT NULL, PRIMARY KEY(uid, tracker)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS notices(
+  id INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL, kind TEXT NOT NULL, target TEXT NOT NULL,
+  owner TEXT NOT NULL, text TEXT NOT NULL, tries INTEGER NOT NULL, since_s REAL NOT NULL,
+  due_s REAL NOT NULL, error TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+KEYS_MAX = 500  # of a job
+KEY_BYTES = 200
+_NO_METRIC = {"at_ns", "step", "total_steps", "rank", "own_time_s"}
+
+
+class Store:
+    """Thread-safe."""
+
+    def __init__(self, file: Path):
+        self._lock = threading.RLock()
+        self._db = sqlite3.connect(file, check_same_thread=False, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.executescript(SCHEMA)
+        self._file = file
+        self._keys: dict[str, set[str]] = {}
+        (self._seq,) = self._db.execute("SELECT coalesce(max(seq), 0) FROM points").fetchone()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def _commit(self):
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                self._keys.clear()
+                raise
+            self._db.execute("COMMIT")
+
+    def _all(self, query: str, *values) -> list[tuple]:
+        with self._lock:
+            return self._db.execute(query, values).fetchall()
+
+    def bytes(self) -> int:
+        return self._file.stat().st_size
+
+    # ---- facts ----
+
+    def fact(self, name: str, otherwise: int) -> int:
+        rows = self._all("SELECT value FROM facts WHERE name = ?", name)
+        return rows[0][0] if rows else otherwise
+
+    def set_fact(self, name: str, value: int) -> None:
+        with self._commit() as db:
+            db.execute("INSERT OR REPLACE INTO facts VALUES(?, ?)", (name, value))
+
+    # ---- jobs ----
+
+    def knows(self, uid: str) -> bool:
+        return bool(self._all("SELECT 1 FROM jobs WHERE uid = ?", uid))
+
+    def keep_job(self, uid: str, about: dict, trackers: list[str]) -> None:
+        with self._commit() as db:
+            db.execute(
+                "INSERT INTO jobs VALUES(?, ?, 0, 0) ON CONFLICT DO UPDATE SET about = excluded.about",
+                (uid, json.dumps(about)),
+            )
+            for tracker in trackers:
+                db.execute(
+                    "INSERT OR IGNORE INTO sinks VALUES(?, ?, 0, '', 0, 0, '')", (uid, tracker)
+                )
+
+    def end_job(self, uid: str, about: dict, notices: list[tuple[str, str]], now_s: float) -> None:
+        """Once: what it ended with, and whom to tell, as (kind, target)."""
+        with self._commit() as db:
+            row = db.execute("SELECT ended FROM jobs WHERE uid = ?", (uid,)).fetchone()
+            if row is None or row[0]:
+                return
+            text = json.dumps(about)
+            db.execute("UPDATE jobs SET ended = 1, about = ? WHERE uid = ?", (text, uid))
+            for kind, target in notices:
+                db.execute(
+                    "INSERT INTO notices(uid, kind, target, owner, text, tries, since_s, due_s, error) "
+                    "VALUES(?, ?, ?, ?, ?, 0, ?, ?, '')",
+                    (uid, kind, target, about["owner"], text, now_s, now_s),
+                )
+
+    def unfinished(self) -> list[tuple[str, dict, bool]]:
+        """(uid, about, ended) of jobs that are not done."""
+        rows = self._all("SELECT uid, about, ended FROM jobs WHERE done = 0 ORDER BY uid")
+        return [(uid, json.loads(about), bool(ended)) for uid, about, ended in rows]
+
+    def finish_job(self, uid: str) -> None:
+        """All that is left of it is that it is done."""
+        with self._commit() as db:
+            for table in ("points", "written", "places", "sinks"):
+                db.execute(f"DELETE FROM {table} WHERE uid = ?", (uid,))
+            db.execute("UPDATE jobs SET done = 1 WHERE uid = ?", (uid,))
+            self._keys.pop(uid, None)
+
+    def forget_done(self, ended_before_ns: int) -> None:
+        with self._commit() as db:
+            db.execute(
+                "DELETE FROM jobs WHERE done = 1 AND coalesce(json_extract(about, '$.end_ns'), 0) < ?",
+                (ended_before_ns,),
+            )
+
+    # ---- reading ----
+
+    def place(self, uid: str, task: str) -> tuple[int, int, bool]:
+        """(attempt, offset to go on from, whether all was read)."""
+        rows = self._all(
+            "SELECT attempt, next_offset, over FROM places WHERE uid = ? AND task = ?", uid, task
+        )
+        return (rows[0][0], rows[0][1], bool(rows[0][2])) if rows else (1, 0, False)
+
+    def take(
+        self,
+        uid: str,
+        task: str,
+        prefix: str,
+        attempt: int,
+        next_offset: int,
+        lines: list[str],
+        missing: int = 0,
+    ) -> None:
+        """What was read, with the place behind it: both or none."""
+        with self._commit() as db:
+            row = db.execute(
+                "SELECT attempt, next_offset, begun, missing FROM places WHERE uid = ? AND task = ?",
+                (uid, task),
+            ).fetchone()
+            was, offset, begun, lost = row or (0, 0, 0, 0)
+            if attempt < was or (attempt == was and next_offset <= offset):
+                return  # read before
+            for line in lines:
+                begun = self._take_line(db, uid, prefix, attempt, begun, line)
+            db.execute(
+                "INSERT OR REPLACE INTO places VALUES(?, ?, ?, ?, ?, 0, ?)",
+                (uid, task, attempt, next_offset, begun, lost + missing),
+            )
+
+    def _take_line(self, db, uid, prefix, attempt, begun, line) -> int:
+        """Returns the attempt of which a step is known."""
+        try:
+            report = json.loads(line)
+            if not isinstance(report, dict):
+                return begun
+            step = int(report["step"]) if "step" in report else None
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            return begun
+        loaded = report.get("loaded")
+        if step is None:
+            if isinstance(loaded, dict) and isinstance(loaded.get("step"), int):
+                self._drop(db, uid, prefix, loaded["step"] + 1)
+            return begun
+        if not 0 <= step < 2**53:
+            return begun
+        if attempt != begun:  # what an earlier one did from here on is done again
+            self._drop(db, uid, prefix, step)
+        at_ns = report["at_ns"] if isinstance(report.get("at_ns"), int) else 0
+        for name, value in report.items():
+            if name in _NO_METRIC or not _is_number(value):
+                continue
+            if self._is_key(db, uid, prefix + name):
+                self._put(db, uid, prefix + name, step, float(value), at_ns)
+        return attempt
+
+    def _is_key(self, db, uid: str, key: str) -> bool:
+        if uid not in self._keys:
+            rows = db.execute("SELECT DISTINCT key FROM points WHERE uid = ?", (uid,))
+            self._keys[uid] = {row[0] for row in rows}
+        keys = self._keys[uid]
+        if key not in keys and (len(keys) >= KEYS_MAX or len(key.encode()) > KEY_BYTES):
+            return False
+        keys.add(key)
+        return True
+
+    def _drop(self, db, uid: str, prefix: str, step: int) -> None:
+        db.execute(
+            "UPDATE points SET gone = 1 WHERE uid = ? AND step >= ? AND substr(key, 1, ?) = ?",
+            (uid, step, len(prefix), prefix),
+        )
+
+    def _put(self, db, uid: str, key: str, step: int, value: float, at_ns: int) -> None:
+        self._seq += 1
+        db.execute(
+            "INSERT INTO points VALUES(?, ?, ?, ?, ?, ?, 0) ON CONFLICT DO UPDATE SET value = excluded.value, "
+            "at_ns = excluded.at_ns, seq = excluded.seq, gone = 0 WHERE value <> excluded.value OR gone = 1",
+            (uid, key, step, value, at_ns, self._seq),
+        )
+
+    def set_over(self, uid: str, task: str) -> None:
+        with self._commit() as db:
+            db.execute("INSERT OR IGNORE INTO places VALUES(?, ?, 0, 0, 0, 0, 0)", (uid, task))
+            db.execute("UPDATE places SET over = 1 WHERE uid = ? AND task = ?", (uid, task))
+
+    # ---- writing ----
+
+    def sinks(self) -> list[tuple[str, str]]:
+        return self._all("SELECT uid, tracker FROM sinks WHERE done = 0")
+
+    def sink(self, uid: str, tracker: str) -> tuple[int, dict, bool] | None:
+        """(position, what the tracker says of its run, whether a write's end is unknown). None: it is done."""
+        rows = self._all(
+            "SELECT position, place, unsure FROM sinks WHERE uid = ? AND tracker = ? AND done = 0",
+            uid,
+            tracker,
+        )
+        if not rows:
+            return None
+        position, place, unsure = rows[0]
+        return position, json.loads(place) if place else {}, bool(unsure)
+
+    def changed(self, uid: str, tracker: str, position: int, most: int) -> list[tuple]:
+        """(key, step, value, at_ns, seq, value that the tracker has or None), by seq."""
+        return self._all(
+            "SELECT p.key, p.step, p.value, p.at_ns, p.seq, w.value FROM points p LEFT JOIN written w ON w.uid = p.uid "
+            "AND w.tracker = ? AND w.key = p.key AND w.step = p.step "
+            "WHERE p.uid = ? AND p.seq > ? AND p.gone = 0 ORDER BY p.seq LIMIT ?",
+            tracker,
+            uid,
+            position,
+            most,
+        )
+
+    def whole(self, uid: str) -> tuple[list[tuple], int]:
+        """All points as (key, step, value, at_ns), by step; and the position behind them."""
+        with self._lock:
+            rows = self._all(
+                "SELECT key, step, value, at_ns FROM points WHERE uid = ? AND gone = 0 ORDER BY step, key",
+                uid,
+            )
+            return rows, self._seq
+
+    def has_leftovers(self, uid: str, tracker: str) -> bool:
+        """Whether the tracker has points that no attempt that counts has told."""
+        return bool(
+            self._all(
+                "SELECT 1 FROM written w LEFT JOIN points p ON p.uid = w.uid AND p.key = w.key AND p.step = w.step "
+                "WHERE w.uid = ? AND w.tracker = ? AND (p.gone IS NULL OR p.gone = 1) LIMIT 1",
+                uid,
+                tracker,
+            )
+        )
+
+    def begin_write(self, uid: str, tracker: str) -> None:
+        with self._commit() as db:
+            db.execute("UPDATE sinks SET unsure = 1 WHERE uid = ? AND tracker = ?", (uid, tracker))
+
+    def wrote(
+        self, uid: str, tracker: str, points: list[tuple], position: int, place: dict
+    ) -> None:
+        with self._commit() as db:
+            self._add_written(db, uid, tracker, points, position, place)
+
+    def rewrote(
+        self, uid: str, tracker: str, points: list[tuple], position: int, place: dict
+    ) -> None:
+        with self._commit() as db:
+            db.execute("DELETE FROM written WHERE uid = ? AND tracker = ?", (uid, tracker))
+            self._add_written(db, uid, tracker, points, position, place)
+
+    def _add_written(self, db, uid, tracker, points, position, place) -> None:
+        db.executemany(
+            "INSERT OR REPLACE INTO written VALUES(?, ?, ?, ?, ?)",
+            [(uid, tracker, point[0], point[1], point[2]) for point in points],
+        )
+        db.execute(
+            "UPDATE sinks SET position = ?, place = ?, unsure = 0, error = '' WHERE uid = ? AND tracker = ?",
+            (position, json.dumps(place), uid, tracker),
+        )
+
+    def sink_failed(self, uid: str, tracker: str, error: str) -> None:
+        with self._commit() as db:
+            db.execute(
+                "UPDATE sinks SET error = ? WHERE uid = ? AND tracker = ?",
+                (error[:500], uid, tracker),
+            )
+
+    def sink_done(self, uid: str, tracker: str, error: str = "") -> None:
+        with self._commit() as db:
+            db.execute(
+                "UPDATE sinks SET done = 1, error = ? WHERE uid = ? AND tracker = ?",
+                (error[:500], uid, tracker),
+            )
+
+    # ---- notices ----
+
+    def notices(self) -> list[tuple]:
+        """(id, uid, kind, target, owner, text, tries, since_s, due_s), oldest first."""
+        return self._all(
+            "SELECT id, uid, kind, target, owner, text, tries, since_s, due_s FROM notices ORDER BY id"
+        )
+
+    def told(self, notice: int) -> None:
+        with self._commit() as db:
+            db.execute("DELETE FROM notices WHERE id = ?", (notice,))
+
+    def put_off(self, notice: int, due_s: float, error: str) -> None:
+        with self._commit() as db:
+            db.execute(
+                "UPDATE notices SET tries = tries + 1, due_s = ?, error = ? WHERE id = ?",
+                (due_s, error[:500], notice),
+            )
+
+    # ---- for people ----
+
+    def status(self) -> list[dict]:
+        rows = self._all(
+            "SELECT j.about, s.tracker, s.done, s.error, "
+            "(SELECT count(*) FROM written w WHERE w.uid = s.uid AND w.tracker = s.tracker), "
+            "(SELECT count(*) FROM points p WHERE p.uid = s.uid AND p.gone = 0), "
+            "(SELECT coalesce(sum(missing), 0) FROM places WHERE uid = s.uid) "
+            "FROM sinks s JOIN jobs j ON j.uid = s.uid WHERE s.done = 0 OR s.error <> '' ORDER BY j.uid, s.tracker"
+        )
+        names = ("tracker", "done", "error", "written", "points", "missing_bytes")
+        found = [
+            {"job": json.loads(row[0])["id"], **dict(zip(names, row[1:], strict=True))}
+            for row in rows
+        ]
+        for row in self._all("SELECT uid, text, kind, target, tries, error FROM notices"):
+            found.append(
+                {"job": json.loads(row[1])["id"], "notice": row[2], "tries": row[4]}
+                | {"error": row[5]}
+            )
+        return found
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value)
+
+
+def _finite(value) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

@@ -23,6 +23,7 @@ PRODUCT = (
     "cli",
     "common",
     "deploy",
+    "exporter",
     "network",
     "python",
     "sandbox",

@@ -206,12 +206,12 @@ void Applier::On(const pb::JobSubmitted& e) {
     task.state = spec.after().empty() ? pb::TASK_WAITING : pb::TASK_BLOCKED;
     task.waiting_since_ns = s_.now_ns_;
     // As if an attempt before the first had told them, the oldest first.
-    // By iterators: clang 14 can't read libstdc++'s views.
-    const auto& from = spec.checkpoint().resume_from();
-    for (auto path = from.rbegin(); path != from.rend(); ++path) {
+    // By index: clang 14 can't read libstdc++'s views.
+    for (int i = spec.checkpoint().resume_from_size() - 1; i >= 0; --i) {
+      const std::string& path = spec.checkpoint().resume_from(i);
       pb::Checkpoint& checkpoint = task.checkpoints.emplace_back();
-      checkpoint.set_path(*path);
-      checkpoint.set_storage(StorageOfPath(s_, *path));
+      checkpoint.set_path(path);
+      checkpoint.set_storage(StorageOfPath(s_, path));
     }
     job.tasks.push_back(std::move(task));
   }

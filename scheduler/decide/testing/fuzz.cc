@@ -10,11 +10,11 @@
 #include "common/base/fnv.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
-#include "common/spec/members.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/decide/place/free_map.h"
+#include "scheduler/decide/testing/dice.h"
 #include "scheduler/decide/testing/fuzz_arrays.h"
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
@@ -27,22 +27,6 @@ namespace {
 constexpr int kBandsInQuiet = 24;   // that a job is in, one after the other, in one quiet time
 constexpr int kSettlesWithin = 60;  // decisions with an effect in one quiet time
 constexpr const char* kFlavours[] = {"a100", "h100"};
-
-// SplitMix64 (Steele, Lea, Flood 2014).
-class Dice {
- public:
-  explicit Dice(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {}
-  int Of(int n) {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return static_cast<int>((z ^ (z >> 31)) % static_cast<uint64_t>(n));
-  }
-  bool Percent(int p) { return Of(100) < p; }
-
- private:
-  uint64_t state_;
-};
 
 class Case {
  public:
@@ -325,25 +309,8 @@ class Case {
       if (dice_.Percent(50)) task->set_trainer_json("{}");
       if (unequal_agents_ && array_dice_.Percent(30)) task->set_image("/image");
     }
-    if (arrays_ && array_dice_.Percent(40)) MakeArray(e);
+    if (arrays_ && array_dice_.Percent(40)) totals_.members += MakeArray(&array_dice_, e);
     Do(event);
-  }
-
-  void MakeArray(pb::JobSubmitted* e) {
-    pb::JobSpec* spec = e->mutable_spec();
-    if (spec->tasks_size() == 1 && array_dice_.Percent(60)) {
-      pb::Workers* workers = spec->mutable_independent_workers();
-      workers->set_min(1 + array_dice_.Of(2));
-      workers->set_max(workers->min() + array_dice_.Of(6));
-      spec->mutable_tasks(0)->mutable_workers()->set_min(1);
-      spec->mutable_tasks(0)->mutable_workers()->set_max(1);
-    } else {
-      // Two statements: compilers evaluate a call's arguments in an order of their own.
-      const int last = array_dice_.Of(6);
-      spec->set_array(absl::StrCat("0-", last, "%", 1 + array_dice_.Of(4)));
-    }
-    e->set_members(MembersOf(*spec));
-    totals_.members += e->members();
   }
 
   struct Target {

@@ -32,6 +32,23 @@ const JobRow* MemberOf(const State& state, const pb::Event& event) {
 
 }  // namespace
 
+int32_t MakeArray(Dice* dice, pb::JobSubmitted* job) {
+  pb::JobSpec* spec = job->mutable_spec();
+  if (spec->tasks_size() == 1 && dice->Percent(60)) {
+    pb::Workers* workers = spec->mutable_independent_workers();
+    workers->set_min(1 + dice->Of(2));
+    workers->set_max(workers->min() + dice->Of(6));
+    spec->mutable_tasks(0)->mutable_workers()->set_min(1);
+    spec->mutable_tasks(0)->mutable_workers()->set_max(1);
+  } else {
+    // Two statements: compilers evaluate a call's arguments in an order of their own.
+    const int last = dice->Of(6);
+    spec->set_array(absl::StrCat("0-", last, "%", 1 + dice->Of(4)));
+  }
+  job->set_members(MembersOf(*spec));
+  return job->members();
+}
+
 std::string CheckOthersUntouched(const State& before, const State& after, const pb::Event& event) {
   const JobRow* member = MemberOf(before, event);
   if (member == nullptr) return "";

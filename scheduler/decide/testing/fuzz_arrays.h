@@ -3,10 +3,14 @@
 
 #include <string>
 
+#include "scheduler/decide/testing/dice.h"
 #include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"
 
 namespace muster {
+
+// Makes the job an array or independent workers; returns its members.
+int32_t MakeArray(Dice* dice, pb::JobSubmitted* job);
 
 // What was told, cancelled, stopped or placed of one member changed no other that has processes.
 // "" or what broke.

@@ -116,6 +116,34 @@ void AppendLine(std::string* out, std::string_view label, std::string_view value
 }
 
 // What is told of a job and of a whole array, a line each.
+// Where muster-exporter is to write; whether one runs, nobody here knows.
+std::string TrackedBy(const pb::Track& track) {
+  std::vector<std::string> places;
+  if (!track.tensorboard().empty())
+    places.push_back(track.tensorboard() == "true"
+                         ? "TensorBoard"
+                         : absl::StrCat("TensorBoard in ", track.tensorboard()));
+  if (!track.mlflow().empty()) places.push_back(absl::StrCat("MLflow at ", track.mlflow()));
+  if (!track.wandb().empty()) places.push_back(absl::StrCat("W&B in ", track.wandb()));
+  return absl::StrJoin(places, ", ");
+}
+
+void AppendTrackers(const pb::Job& job, std::string* out) {
+  const pb::JobSpec& spec = job.spec();
+  if (spec.has_track())
+    AppendLine(out, "tracked",
+               absl::StrCat(TrackedBy(spec.track()), ", by muster-exporter, as ", spec.name(), "-",
+                            JobId(job)));
+  if (!spec.has_notify()) return;
+  std::vector<std::string> whom;
+  for (const std::string& target : {spec.notify().webhook(), spec.notify().mail()})
+    if (!target.empty()) whom.push_back(target);
+  AppendLine(out, "notifies",
+             absl::StrCat(absl::StrJoin(whom, ", "), ", by muster-exporter, when it has ",
+                          spec.notify().on().empty() ? "ended"
+                                                     : absl::StrJoin(spec.notify().on(), ", ")));
+}
+
 void AppendFacts(const pb::Job& job, std::string* out) {
   AppendLine(out, "uid", job.uid());
   AppendLine(out, "owner", job.owner());
@@ -148,6 +176,7 @@ void AppendFacts(const pb::Job& job, std::string* out) {
           out, "advice",
           absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "", sentence));
   }
+  AppendTrackers(job, out);
 }
 
 Table TasksTable(const pb::Job& job, int64_t now_ns) {
@@ -197,7 +226,9 @@ Table CheckpointsTable(const pb::Job& job) {
       {{"TASK"}, {"CHECKPOINT", Table::kRight}, {"ATTEMPT", Table::kRight}, {"AT"}, {"PATH"}});
   for (const pb::Task& task : job.tasks()) {
     for (const pb::Checkpoint& c : task.checkpoints()) {
-      checkpoints.AddRow({task.name(), absl::StrCat("step ", c.step()), absl::StrCat(c.attempt()),
+      const bool own = c.attempt() > 0;  // else the job began from it, and its step isn't known
+      checkpoints.AddRow({task.name(), own ? absl::StrCat("step ", c.step()) : "began from",
+                          own ? absl::StrCat(c.attempt()) : "",
                           c.at_ns() > 0 ? FormatClockSeconds(c.at_ns()) : "", c.path()});
     }
   }

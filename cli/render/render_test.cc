@@ -663,6 +663,31 @@ TEST(JobsTest, OnANarrowScreenTheNameStays) {
   }
 }
 
+TEST(JobsTest, ShowsWhereItIsTrackedAndWhomItTells) {
+  pb::Job job = Job318();
+  EXPECT_THAT(RenderJob(job, Screen(), kNow), Not(HasSubstr("muster-exporter")));
+  pb::JobSpec* spec = job.mutable_spec();
+  spec->mutable_track()->set_tensorboard("true");
+  spec->mutable_track()->set_mlflow("https://mlflow.example.org");
+  spec->mutable_notify()->set_webhook("team-room");
+  spec->mutable_notify()->add_on("failed");
+  const std::string shown = RenderJob(job, Screen(), kNow);
+  EXPECT_THAT(shown,
+              HasSubstr(" tracked     TensorBoard, MLflow at https://mlflow.example.org, by "
+                        "muster-exporter, as sft-8b-318\n"));
+  EXPECT_THAT(shown,
+              HasSubstr(" notifies    team-room, by muster-exporter, when it has failed\n"));
+}
+
+TEST(JobsTest, ACheckpointThatAJobBeganFromHasNoStepOfItsOwn) {
+  pb::Job job = Job318();
+  pb::Checkpoint* given = job.mutable_tasks(0)->add_checkpoints();
+  given->set_path("/storage/jobs/2/step-000032");
+  const std::string shown = RenderJob(job, Screen(), kNow);
+  EXPECT_THAT(shown, HasSubstr("began from"));
+  EXPECT_THAT(shown, Not(HasSubstr("step 0 ")));
+}
+
 TEST(JobsTest, WhoCancelledItIsSaidOnce) {
   pb::Job job = Job318();
   job.set_state(pb::CANCELLED);

@@ -13,6 +13,7 @@
 #include <ATen/ATen.h>
 
 #include "trainer/model/config.h"
+#include "trainer/ops/document_span.h"
 
 namespace muster::trainer::ops {
 
@@ -107,10 +108,6 @@ AttentionKind ChooseAttention(bool gpu, bool kernels, at::ScalarType dtype, int6
 // For heads in memory of `options`, by this process.
 AttentionKind ChooseAttention(const at::TensorOptions& options, int64_t head_dim);
 
-// Tokens [begin, end) of a row.
-struct DocumentSpan {
-  int64_t row = 0, begin = 0, end = 0;
-};
 // Causal attention inside each document alone, one document after another: a document's result
 // doesn't depend on what it is packed with. Tokens of no document get zero. `mask` may be for
 // longer sequences. probabilities: all documents' [Hkv, G·n, n], one behind the other, flat.

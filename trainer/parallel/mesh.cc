@@ -11,15 +11,16 @@ constexpr MeshDim kSlowestFirst[kMeshDims] = {MeshDim::kPp, MeshDim::kDpReplicat
 
 }  // namespace
 
-Mesh::Mesh(int ranks, int tp, int shard_size, int pp, int ep) : shape_(1), ep_(ep) {
+Mesh::Mesh(int ranks, int tp, int shard_size, int pp, int ep, int cp) : shape_(1), ep_(ep) {
   const int in_stage = pp < 1 || ranks % pp != 0 ? 0 : ranks / pp;
   if (shard_size == 0) shard_size = in_stage;
-  if (tp < 1 || ep < 1 || shard_size < 1 || shard_size % tp != 0 || shard_size % ep != 0 ||
-      in_stage % shard_size != 0)
+  if (tp < 1 || cp < 1 || ep < 1 || shard_size < 1 || shard_size % (cp * tp) != 0 ||
+      shard_size % ep != 0 || in_stage % shard_size != 0)
     throw std::invalid_argument("such a mesh can't be");
   shape_[MeshDim::kPp] = pp;
   shape_[MeshDim::kTp] = tp;
-  shape_[MeshDim::kDpShard] = shard_size / tp;
+  shape_[MeshDim::kCp] = cp;
+  shape_[MeshDim::kDpShard] = shard_size / (cp * tp);
   shape_[MeshDim::kDpReplicate] = in_stage / shard_size;
 }
 
@@ -94,9 +95,11 @@ HolderRanks HoldersOf(const Mesh& mesh, int rank, const Holding& holding) {
 
 int IndexAmongHolders(const Mesh& mesh, int rank, const Holding& holding) {
   const int slices = holding.sliced ? 1 : mesh.tp(),
-            in_stage = mesh.DpIndex(rank) * slices + (holding.sliced ? 0 : mesh.TpIndex(rank));
+            with_data = mesh.DpIndex(rank) * mesh.cp() + mesh.CpIndex(rank),
+            in_stage = with_data * slices + (holding.sliced ? 0 : mesh.TpIndex(rank));
   if (holding.experts) return in_stage / mesh.ep();
-  return (holding.both_ends && mesh.PpIndex(rank) > 0 ? mesh.dp() * slices : 0) + in_stage;
+  return (holding.both_ends && mesh.PpIndex(rank) > 0 ? mesh.dp() * mesh.cp() * slices : 0) +
+         in_stage;
 }
 
 std::pair<int64_t, int64_t> PartOf(int64_t count, int part, int parts) {

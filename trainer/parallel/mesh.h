@@ -8,9 +8,8 @@
 //   dp_shard      ranks that share such a copy; they take other rows of the batch than each other
 //   cp            parts of a sequence
 //   tp            slices of each layer's weights
-// So the ranks that talk most are neighbours. Context parallelism isn't built yet: cp is 1. Expert
-// parallelism is no dimension of its own: of the ranks along dp_shard, cp and tp, groups of ep
-// neighbours share out the experts of a layer.
+// So the ranks that talk most are neighbours. Expert parallelism is no dimension of its own: of the
+// ranks along dp_shard, cp and tp, groups of ep neighbours share out the experts of a layer.
 #pragma once
 
 #include <array>
@@ -40,19 +39,22 @@ class MeshNumbers {
 class Mesh {
  public:
   Mesh() : shape_(1) {}
-  // `ranks` in `pp` stages and slices of `tp`; `shard_size` neighbours share one copy of what is
-  // sharded (0: all of a stage do). pp must divide the ranks, tp shard_size, and that a stage's
-  // ranks. ep neighbours share out experts; it must divide the shard group.
-  Mesh(int ranks, int tp, int shard_size, int pp = 1, int ep = 1);
+  // `ranks` in `pp` stages, parts of rows of `cp` and slices of `tp`; `shard_size` neighbours share
+  // one copy of what is sharded (0: all of a stage do). pp must divide the ranks, cp · tp
+  // shard_size, and that a stage's ranks. ep neighbours share out experts; it must divide the shard
+  // group.
+  Mesh(int ranks, int tp, int shard_size, int pp = 1, int ep = 1, int cp = 1);
 
   int size() const;
   int tp() const { return shape_[MeshDim::kTp]; }
   int pp() const { return shape_[MeshDim::kPp]; }
+  int cp() const { return shape_[MeshDim::kCp]; }
   // Ranks that take different rows of the batch, and a rank's number among them.
   int dp() const { return shape_[MeshDim::kDpReplicate] * shape_[MeshDim::kDpShard]; }
   int DpIndex(int rank) const;
   int TpIndex(int rank) const { return PlaceOf(rank)[MeshDim::kTp]; }
   int PpIndex(int rank) const { return PlaceOf(rank)[MeshDim::kPp]; }
+  int CpIndex(int rank) const { return PlaceOf(rank)[MeshDim::kCp]; }
   int ep() const { return ep_; }
   int EpIndex(int rank) const { return rank % ep_; }
   // The ranks that share out experts with `rank`.

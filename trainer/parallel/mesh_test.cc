@@ -22,7 +22,7 @@ struct Case {
   const char* name;
   int ranks, tp, shard_size;
   std::vector<Who> who;
-  int pp = 1;
+  int pp = 1, cp = 1;
 };
 
 const Ranks kFour = {0, 1, 2, 3};
@@ -75,13 +75,29 @@ const Case kCases[] = {
      {{1, 1, 0, {0, 1}, {{1, 3}, {1, 3}, {1}}, {kFour, kFour, {1}}},
       {6, 0, 1, {6, 7}, {{4, 6}, {4, 6}, {6}}, {{4, 5, 6, 7}, {4, 5, 6, 7}, {6}}}},
      2},
+    {"parts of rows: neighbours that are data ranks to flats",
+     8,
+     1,
+     4,
+     {{1, 0, 0, {1}, {kEight, kFour, {1, 5}}, {kEight, kFour, {1, 5}}},
+      {6, 0, 3, {6}, {kEight, {4, 5, 6, 7}, {2, 6}}, {kEight, {4, 5, 6, 7}, {2, 6}}}},
+     1,
+     2},
+    {"parts of rows in slices: tp is the faster",
+     8,
+     2,
+     0,
+     {{3, 1, 0, {2, 3}, {{1, 3, 5, 7}, {1, 3, 5, 7}, {3}}, {kEight, kEight, {3}}},
+      {4, 0, 1, {4, 5}, {{0, 2, 4, 6}, {0, 2, 4, 6}, {4}}, {kEight, kEight, {4}}}},
+     1,
+     2},
 };
 
 TEST(Mesh, SaysWhoIsWho) {
   for (const Case& c : kCases) {
-    const Mesh mesh(c.ranks, c.tp, c.shard_size, c.pp);
+    const Mesh mesh(c.ranks, c.tp, c.shard_size, c.pp, /*ep=*/1, c.cp);
     EXPECT_EQ(mesh.size(), c.ranks);
-    EXPECT_EQ(mesh.dp() * mesh.tp() * mesh.pp(), c.ranks);
+    EXPECT_EQ(mesh.dp() * mesh.cp() * mesh.tp() * mesh.pp(), c.ranks);
     for (const Who& who : c.who) {
       SCOPED_TRACE(std::string(c.name) + ", rank " + std::to_string(who.rank));
       EXPECT_EQ(mesh.TpIndex(who.rank), who.tp_index);
@@ -91,6 +107,17 @@ TEST(Mesh, SaysWhoIsWho) {
       EXPECT_EQ(HoldersOf(mesh, who.rank, {}), who.alike);
     }
   }
+}
+
+TEST(Mesh, PartsOfARowAreNeighboursAndTakeTheSameRows) {
+  const Mesh mesh(16, 2, 0, 2, 4, 2);  // two stages of dp 2, cp 2, tp 2
+  EXPECT_EQ(mesh.dp(), 2);
+  EXPECT_EQ(mesh.CpIndex(5), 0);
+  EXPECT_EQ(mesh.CpIndex(7), 1);
+  EXPECT_EQ(mesh.Along(7, {MeshDim::kCp}), (Ranks{5, 7}));
+  EXPECT_EQ(mesh.DpIndex(5), mesh.DpIndex(7));
+  EXPECT_EQ(mesh.ExpertRanks(7), kLastFour);
+  EXPECT_EQ(mesh.PartNumber(5), mesh.PartNumber(5 - 4)) << "cp changes no part of the model";
 }
 
 TEST(Mesh, BothEndsOfAPipelineAreCopiesOfEachOther) {
@@ -127,21 +154,26 @@ TEST(Mesh, ExpertsAreSharedOutAmongNeighboursOfAShardGroup) {
 }
 
 TEST(Mesh, EveryRankHasOnePlaceAndGroupsAgree) {
-  for (const auto& [ranks, tp, shard_size, pp, ep] : {std::tuple{12, 1, 0, 1, 1},
-                                                      {12, 2, 0, 1, 3},
-                                                      {12, 3, 6, 1, 6},
-                                                      {16, 4, 8, 1, 2},
-                                                      {8, 8, 8, 1, 4},
-                                                      {6, 2, 2, 1, 1},
-                                                      {12, 2, 0, 2, 2},
-                                                      {12, 1, 2, 3, 2},
-                                                      {16, 2, 4, 2, 4},
-                                                      {16, 2, 8, 1, 8}}) {
-    const Mesh mesh(ranks, tp, shard_size, pp, ep);
-    std::set<std::tuple<int, int, int>> places;
+  for (const auto& [ranks, tp, shard_size, pp, ep, cp] : {std::tuple{12, 1, 0, 1, 1, 1},
+                                                          {12, 2, 0, 1, 3, 1},
+                                                          {12, 3, 6, 1, 6, 1},
+                                                          {16, 4, 8, 1, 2, 1},
+                                                          {8, 8, 8, 1, 4, 1},
+                                                          {6, 2, 2, 1, 1, 1},
+                                                          {12, 2, 0, 2, 2, 1},
+                                                          {12, 1, 2, 3, 2, 1},
+                                                          {16, 2, 4, 2, 4, 1},
+                                                          {16, 2, 8, 1, 8, 1},
+                                                          {8, 1, 4, 1, 1, 2},
+                                                          {16, 2, 0, 2, 4, 2},
+                                                          {12, 1, 6, 2, 2, 3},
+                                                          {16, 2, 8, 1, 8, 4}}) {
+    const Mesh mesh(ranks, tp, shard_size, pp, ep, cp);
+    std::set<std::tuple<int, int, int, int>> places;
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(mesh.RankAt(mesh.PlaceOf(rank)), rank);
-      places.insert({mesh.PpIndex(rank), mesh.DpIndex(rank), mesh.TpIndex(rank)});
+      places.insert(
+          {mesh.PpIndex(rank), mesh.DpIndex(rank), mesh.CpIndex(rank), mesh.TpIndex(rank)});
       const bool at_an_end = mesh.PpIndex(rank) == 0 || mesh.PpIndex(rank) + 1 == pp;
       for (const Holding& holding :
            {Holding{false, false}, {true, false}, {false, true}, {true, true}, {.experts = true}}) {
@@ -167,21 +199,24 @@ TEST(Mesh, EveryRankHasOnePlaceAndGroupsAgree) {
 }
 
 TEST(Mesh, RefusesWhatDoesNotDivide) {
-  for (const auto& [ranks, tp, shard_size, pp, ep] : {std::tuple{4, 3, 0, 1, 1},
-                                                      {4, 0, 0, 1, 1},
-                                                      {8, 4, 2, 1, 1},
-                                                      {8, 2, 3, 1, 1},
-                                                      {6, 2, 4, 1, 1},
-                                                      {8, 1, 0, 3, 1},
-                                                      {8, 1, 0, 0, 1},
-                                                      {8, 1, 8, 2, 1},
-                                                      {8, 8, 0, 2, 1},
-                                                      {8, 1, 0, 1, 3},
-                                                      {8, 1, 2, 1, 4},
-                                                      {8, 1, 0, 2, 8},
-                                                      {8, 1, 0, 1, 0}})
-    EXPECT_THROW(Mesh(ranks, tp, shard_size, pp, ep), std::invalid_argument)
-        << ranks << " " << tp << " " << shard_size << " " << pp << " " << ep;
+  for (const auto& [ranks, tp, shard_size, pp, ep, cp] : {std::tuple{4, 3, 0, 1, 1, 1},
+                                                          {4, 0, 0, 1, 1, 1},
+                                                          {8, 4, 2, 1, 1, 1},
+                                                          {8, 2, 3, 1, 1, 1},
+                                                          {6, 2, 4, 1, 1, 1},
+                                                          {8, 1, 0, 3, 1, 1},
+                                                          {8, 1, 0, 0, 1, 1},
+                                                          {8, 1, 8, 2, 1, 1},
+                                                          {8, 8, 0, 2, 1, 1},
+                                                          {8, 1, 0, 1, 3, 1},
+                                                          {8, 1, 2, 1, 4, 1},
+                                                          {8, 1, 0, 2, 8, 1},
+                                                          {8, 1, 0, 1, 0, 1},
+                                                          {8, 1, 0, 1, 1, 3},
+                                                          {8, 2, 2, 1, 1, 2},
+                                                          {8, 1, 0, 1, 1, 0}})
+    EXPECT_THROW(Mesh(ranks, tp, shard_size, pp, ep, cp), std::invalid_argument)
+        << ranks << " " << tp << " " << shard_size << " " << pp << " " << ep << " " << cp;
 }
 
 TEST(Mesh, PartsMakeUpTheWholeAndTheLastIsNoneOfTheSmaller) {

@@ -22,7 +22,7 @@ struct Layout {
   const char* name;
   int ranks, tp, shard_size, zero_stage;
   at::ScalarType dtype = at::kFloat;
-  int pp = 1, chunks = 1, ep = 1;
+  int pp = 1, chunks = 1, ep = 1, cp = 1;
 };
 constexpr Layout kLayouts[] = {
     {"dp 1", 1, 1, 0, 0},
@@ -45,6 +45,9 @@ constexpr Layout kLayouts[] = {
     {"dp 2 x ep 2, two copies, stage 3", 4, 1, 2, 3, at::kFloat, 1, 1, 2},
     {"tp 2 x ep 4, stage 2", 8, 2, 0, 2, at::kFloat, 1, 1, 4},
     {"pp 2 x tp 2 x ep 4, stage 3, bf16", 8, 2, 0, 3, at::kBFloat16, 2, 1, 4},
+    {"cp 2", 2, 1, 0, 1, at::kFloat, 1, 1, 1, 2},
+    {"dp 2 x cp 2 x tp 2, two copies, stage 2", 8, 2, 4, 2, at::kFloat, 1, 1, 1, 2},
+    {"pp 2 x cp 2 x ep 4, stage 3, bf16", 8, 1, 0, 3, at::kBFloat16, 2, 1, 4, 2},
 };
 
 // Slices of its MLPs and its vocabulary aren't equal; some are of rows, some of columns. Two of its
@@ -134,7 +137,7 @@ class Reshard : public ::testing::Test {
           }
           EXPECT_TRUE(Save(world, layout, flats, parent_ + "/" + folder).ok());
         },
-        layout.shard_size, layout.tp, layout.pp, false, layout.ep);
+        layout.shard_size, layout.tp, layout.pp, false, layout.ep, layout.cp);
   }
 
   // Reads what is in `from` and saves it in `to`. How many elements of any rank weren't as written.
@@ -151,7 +154,7 @@ class Reshard : public ::testing::Test {
           differing += Differing(flats);
           EXPECT_TRUE(Save(world, layout, flats, parent_ + "/" + to).ok());
         },
-        layout.shard_size, layout.tp, layout.pp, false, layout.ep);
+        layout.shard_size, layout.tp, layout.pp, false, layout.ep, layout.cp);
     return differing;
   }
 

@@ -14,20 +14,22 @@ namespace muster::trainer {
 int64_t SharePerRank(int64_t global_batch, int ranks) { return (global_batch + ranks - 1) / ranks; }
 
 BatchReader::BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank,
-                         int ranks, at::Device device, int64_t rows)
+                         int ranks, at::Device device, int64_t rows, const ContextShare& context)
     : packer_(*packer),
       global_batch_(global_batch),
       micro_batch_(micro_batch),
       share_(SharePerRank(global_batch, ranks)),
       rank_(rank),
       device_(device),
-      rows_(rows) {}
+      rows_(rows),
+      context_(context) {}
 
 absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
   absl::StatusOr<StepBatches> step =
       ahead_.valid() && ahead_first_ == first ? ahead_.get() : (Wait(), ReadOnHost(first));
   if (!step.ok() || !device_.is_cuda()) return step;
   for (BatchMeta& meta : step->micro) {
+    if (meta.context) MoveContext(*meta.context, device_);
     for (at::Tensor* one : {&meta.ids, &meta.targets, &meta.weights, &meta.positions,
                             &meta.row_numbers, &meta.sequences.bounds}) {
       if (one->defined()) *one = one->pin_memory().to(device_, /*non_blocking=*/true);
@@ -116,7 +118,7 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
             std::max<int64_t>(meta.sequences.longest, bounds[i + 1] - bounds[i]);
       meta.sequences.bounds = at::tensor(bounds, at::kInt);
     }
-    step.micro.push_back(std::move(meta));
+    step.micro.push_back(TakeContextPart(std::move(meta), context_, /*bounds=*/device_.is_cuda()));
   }
   return step;
 }

@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 
 #include "absl/status/statusor.h"
+#include "trainer/data/context_rows.h"
 #include "trainer/data/packing.h"
 #include "trainer/model/blocks.h"
 
@@ -30,9 +31,10 @@ struct StepBatches {
 // Not thread-safe.
 class BatchReader {
  public:
-  // `rows`: rows from this number on don't exist (weight zero); -1: there is no end.
+  // `rows`: rows from this number on don't exist (weight zero); -1: there is no end. `context`: the
+  // rank's part of the rows that it takes.
   BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank, int ranks,
-              at::Device device, int64_t rows = -1);
+              at::Device device, int64_t rows = -1, const ContextShare& context = {});
   // This rank's micro-batches of the step that starts with row `first`; those of the last ReadAhead
   // are there already, or soon.
   absl::StatusOr<StepBatches> Read(int64_t first);
@@ -55,6 +57,7 @@ class BatchReader {
   const int rank_;
   const at::Device device_;
   const int64_t rows_;
+  const ContextShare context_;
   int64_t ahead_first_ = -1;
   std::future<absl::StatusOr<StepBatches>> ahead_;  // last, so that it ends before the rest goes
 };

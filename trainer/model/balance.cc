@@ -7,11 +7,12 @@ namespace muster::trainer {
 
 RouterBalance::RouterBalance(const BalanceOptions& options, const BatchMeta& meta,
                              const ModelConfig& config, const TensorGroup& tensor,
-                             at::Device device)
-    : options_(options), tensor_(tensor), experts_(config.experts.count) {
+                             const TensorGroup& context, at::Device device)
+    : options_(options), tensor_(tensor), context_(context), experts_(config.experts.count) {
   TORCH_CHECK(static_cast<int64_t>(meta.row_shares.size()) == meta.batch, "rows without shares");
   // Which tokens count, and how many of a row do.
   std::vector<uint8_t> counts(static_cast<size_t>(meta.tokens()), meta.positions.defined() ? 0 : 1);
+  if (meta.context) counts = meta.context->counts;
   for (const ops::DocumentSpan& span : meta.documents)
     std::fill_n(counts.begin() + span.row * meta.length + span.begin, span.end - span.begin,
                 uint8_t{1});
@@ -20,8 +21,9 @@ RouterBalance::RouterBalance(const BalanceOptions& options, const BatchMeta& met
   int64_t in_all = 0;
   for (int64_t row = 0; row < meta.batch; ++row) {
     if (meta.row_shares[row] == 0) continue;
-    in_row[row] = std::count(counts.begin() + row * meta.length,
-                             counts.begin() + (row + 1) * meta.length, uint8_t{1});
+    in_row[row] = meta.context ? meta.context->row_tokens[row]
+                               : std::count(counts.begin() + row * meta.length,
+                                            counts.begin() + (row + 1) * meta.length, uint8_t{1});
     share += meta.row_shares[row], in_all += in_row[row];
   }
   const bool by_row = options.kind == BalanceKind::kSequence;
@@ -57,6 +59,7 @@ at::Tensor RouterBalance::Count(const at::Tensor& experts, const at::Tensor& pro
   counts.scatter_add_(0, places.flatten(),
                       scale_.ne(0).to(at::kFloat).unsqueeze(1).expand_as(experts).flatten());
   counts = tensor_.Stack(counts.view({groups_, experts_})).sum({0});  // whole numbers
+  counts = context_.Stack(counts).sum({0});
   if (options_.kind == BalanceKind::kSequence) {
     loss_.add_((Factors(counts) * probabilities).sum(at::kDouble));
   } else {

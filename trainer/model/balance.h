@@ -21,12 +21,12 @@ struct BalanceOptions {
 };
 
 // What the routers of all layers tell of one micro-batch. Padding doesn't count, nor do rows that
-// fill up. Where ranks have parts of the tokens, all of them call Count for the same layers in the
-// same order. Not thread-safe.
+// fill up. Where ranks have parts of the tokens (`tensor`) or of the rows (`context`), all of them
+// call Count for the same layers in the same order. Not thread-safe.
 class RouterBalance {
  public:
   RouterBalance(const BalanceOptions& options, const BatchMeta& meta, const ModelConfig& config,
-                const TensorGroup& tensor, at::Device device);
+                const TensorGroup& tensor, const TensorGroup& context, at::Device device);
 
   // Of one layer, once: which experts this rank's tokens met ([P, k]) with which probabilities
   // ([P, E]). Returns what its backward needs.
@@ -41,7 +41,7 @@ class RouterBalance {
   at::Tensor Factors(const at::Tensor& counts) const;
 
   const BalanceOptions options_;
-  const TensorGroup tensor_;
+  const TensorGroup tensor_, context_;
   const int64_t experts_;
   int64_t groups_ = 1;  // of tokens that are summed together: rows, or 1
   at::Tensor group_;    // [P] int64, of each of this rank's tokens

@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 
 #include "trainer/model/config.h"
+#include "trainer/ops/context_attention.h"
 #include "trainer/ops/ops.h"
 #include "trainer/parallel/flat_param.h"
 #include "trainer/parallel/mesh.h"
@@ -19,6 +20,14 @@
 namespace muster::trainer {
 
 class RouterBalance;  // balance.h
+
+// What a rank knows of a micro-batch whose rows ranks share out (context parallelism): its part of
+// attention. BatchMeta then has this rank's tokens alone.
+struct ContextMeta {
+  std::vector<ops::ContextCall> calls;
+  std::vector<uint8_t> counts;      // [T]; 0: the place only fills up
+  std::vector<int64_t> row_tokens;  // of each row, on all ranks together
+};
 
 // What is known of a micro-batch apart from activations.
 struct BatchMeta {
@@ -39,6 +48,8 @@ struct BatchMeta {
   // Each row's share of the step's rows; 0: it only fills up. What an auxiliary loss counts rows
   // by.
   std::vector<float> row_shares = {};
+  // Null: rows are whole.
+  std::shared_ptr<ContextMeta> context = {};
   // What routers tell of this micro-batch; null: there is no such loss.
   std::shared_ptr<RouterBalance> balance = {};
 

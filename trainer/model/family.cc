@@ -278,7 +278,7 @@ class LlamaLikeFamily : public Family {
           mask = ops::MakeCausalMask(config, options.max_length, memory, tables.window);
         tables.mask = mask;
         blocks.push_back(std::make_unique<LayerBlock>(
-            AttentionPart(own, layer, list, adapters, tables, options.tensor),
+            AttentionPart(own, layer, list, adapters, tables, options.tensor, options.context),
             MakeFeedForward(own, layer, list, adapters, options)));
       } else {
         // The projection is the last of the norm's flat, or has one: of slices, or the embedding's.

@@ -16,7 +16,7 @@
 namespace muster::trainer {
 
 struct BlockOptions {
-  TensorGroup tensor;
+  TensorGroup tensor, context;
   ExpertGroup experts;
   int64_t max_length = 0;  // tokens of the longest row
   at::Device device = at::kCPU;

@@ -15,8 +15,11 @@ std::string LayerPrefix(int64_t layer) { return absl::StrCat("model.layers.", la
 
 AttentionPart::AttentionPart(const ModelConfig& config, int64_t layer, const FlatList& flats,
                              const Adapters& adapters, AttentionTables tables,
-                             const TensorGroup& tensor)
-    : config_(config), alone_(tensor.size() == 1), tables_(std::move(tables)) {
+                             const TensorGroup& tensor, const TensorGroup& context)
+    : config_(config),
+      alone_(tensor.size() == 1 && context.size() == 1),
+      context_(context),
+      tables_(std::move(tables)) {
   const std::string attention = LayerPrefix(layer) + "self_attn.";
   norm_ = Parameter(flats, LayerPrefix(layer) + "input_layernorm.weight");
   q_norm_ = Parameter(flats, attention + "q_norm.weight");
@@ -103,6 +106,14 @@ void AttentionPart::Recompute(const BatchMeta& meta, SavedPart saved) const {
 
 void AttentionPart::Attend(const BatchMeta& meta, SavedPart saved) const {
   const ops::Heads heads{saved[kHeadQ], saved[kHeadK], saved[kHeadV]};
+  if (meta.context) {
+    const ops::FlashResult found =
+        ops::ContextAttention(heads.q, GatherKeys(heads), meta.context->calls, tables_.kind,
+                              tables_.mask, tables_.window);
+    saved[kScores] = found.log_sum, saved[kRandomState] = found.random_state,
+    saved[kResult] = found.out;
+    return;
+  }
   if (tables_.kind == ops::AttentionKind::kFlash) {
     const ops::FlashResult flash = ops::FlashAttention(heads, meta.sequences, tables_.window);
     saved[kScores] = flash.log_sum, saved[kRandomState] = flash.random_state,
@@ -113,6 +124,25 @@ void AttentionPart::Attend(const BatchMeta& meta, SavedPart saved) const {
       meta.positions.defined() ? ops::DocumentAttention(heads, tables_.mask, meta.documents)
                                : ops::Attention(heads, tables_.mask);
   saved[kScores] = attention.probabilities, saved[kResult] = attention.out;
+}
+
+at::Tensor AttentionPart::GatherKeys(const ops::Heads& heads) const {
+  return context_.Stack(ops::KeysAndValues(heads)).flatten(0, 1);
+}
+
+// Other ranks' keys are gathered once more: kept, they would be the part of the activations that no
+// number of ranks makes smaller.
+ops::Heads AttentionPart::ContextBackward(const at::Tensor& d_out, const ops::Heads& heads,
+                                          const ops::FlashResult& result,
+                                          const BatchMeta& meta) const {
+  const ops::ContextGradients found = ops::ContextAttentionBackward(
+      d_out, heads.q, GatherKeys(heads), result, meta.context->calls, tables_.kind, tables_.window);
+  const int64_t hkv = heads.k.size(1), d = heads.k.size(3);
+  const at::Tensor own = context_.SumScatterTokens(found.keys_values.flatten(1))
+                             .view({meta.batch, meta.length, 2 * hkv, d})
+                             .transpose(1, 2)
+                             .to(heads.k.scalar_type());
+  return {found.q, own.narrow(1, 0, hkv).contiguous(), own.narrow(1, hkv, hkv).contiguous()};
 }
 
 at::Tensor AttentionPart::Forward(const BatchMeta& meta, SavedPart saved) const {
@@ -127,8 +157,9 @@ at::Tensor AttentionPart::Backward(const at::Tensor& d_out, const BatchMeta& met
   const ops::Heads heads{Take(saved, kHeadQ), Take(saved, kHeadK), Take(saved, kHeadV)};
   if (!flash) attention.out.reset();
   const ops::Heads d_heads =
-      flash ? ops::FlashAttentionBackward(d_attention, heads, attention, meta.sequences,
-                                          tables_.window)
+      meta.context ? ContextBackward(d_attention, heads, attention, meta)
+      : flash      ? ops::FlashAttentionBackward(d_attention, heads, attention, meta.sequences,
+                                                 tables_.window)
       : meta.positions.defined()
           ? ops::DocumentAttentionBackward(d_attention, heads, attention.log_sum, meta.documents)
           : ops::AttentionBackward(d_attention, heads, attention.log_sum);

@@ -48,7 +48,8 @@ class AttentionPart {
   };
   // `config`: of this rank's slice (SlicedConfig).
   AttentionPart(const ModelConfig& config, int64_t layer, const FlatList& flats,
-                const Adapters& adapters, AttentionTables tables, const TensorGroup& tensor);
+                const Adapters& adapters, AttentionTables tables, const TensorGroup& tensor,
+                const TensorGroup& context);
 
   // Computes what isn't in `saved`, where kX is, up to kResult.
   void Recompute(const BatchMeta& meta, SavedPart saved) const;
@@ -71,9 +72,14 @@ class AttentionPart {
   // Where the columns of k begin in those of q, k and v.
   int64_t KeyColumns() const { return config_.num_heads * config_.head_dim; }
   void Attend(const BatchMeta& meta, SavedPart saved) const;
+  // Of rows that ranks share out: keys and values of all of them; and the backward.
+  at::Tensor GatherKeys(const ops::Heads& heads) const;
+  ops::Heads ContextBackward(const at::Tensor& d_out, const ops::Heads& heads,
+                             const ops::FlashResult& result, const BatchMeta& meta) const;
 
   const ModelConfig config_;
   const bool alone_;  // no other rank is asked
+  const TensorGroup context_;
   const AttentionTables tables_;
   Parameter norm_, q_norm_, k_norm_;
   Projection qkv_, out_;  // q, k, v are one matrix

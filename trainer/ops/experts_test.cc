@@ -128,7 +128,8 @@ TEST_F(ExpertOps, TheLossThatBalancesAndItsGradientAreAutograds) {
   const std::vector<std::vector<int64_t>> rows = {{0, 1, 2, 3}, {4, 5, 6}};
   for (const BalanceKind kind : {BalanceKind::kSequence, BalanceKind::kBatch}) {
     std::vector<at::Tensor> probabilities, experts, counts, leaves;
-    RouterBalance balance({kind, kCoefficient}, Batch(), config, TensorGroup(), at::kCPU);
+    RouterBalance balance({kind, kCoefficient}, Batch(), config, TensorGroup(), TensorGroup(),
+                          at::kCPU);
     for (int layer = 0; layer < 2; ++layer) {
       probabilities.push_back(at::softmax(Random({12, kExperts}), 1));
       experts.push_back(std::get<1>(probabilities.back().topk(kChosen)));

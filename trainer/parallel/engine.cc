@@ -67,9 +67,9 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   if (frozen_)
     adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
   const ExpertGroup experts(world->experts(), config.experts.count, world->device());
-  blocks_ = FamilyFor(config).MakeBlocks(
-      config, layout, model_, adapters,
-      {tensor, experts, options.max_length, world->device(), options.z_loss});
+  blocks_ = FamilyFor(config).MakeBlocks(config, layout, model_, adapters,
+                                         {tensor, TensorGroup(world->context()), experts,
+                                          options.max_length, world->device(), options.z_loss});
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 
@@ -301,7 +301,8 @@ EngineLoss Engine::RunBalanced(std::vector<BatchMeta> batches,
                                const std::vector<Action>& schedule) {
   for (BatchMeta& batch : batches)
     batch.balance = std::make_shared<RouterBalance>(
-        options_.balance, batch, config_, TensorGroup(world_->tensor()), world_->device());
+        options_.balance, batch, config_, TensorGroup(world_->tensor()),
+        TensorGroup(world_->context()), world_->device());
   EngineLoss loss;
   Carry(schedule, batches, loss);
   for (const BatchMeta& batch : batches) loss.balance += batch.balance->Loss();

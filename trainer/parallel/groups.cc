@@ -234,6 +234,7 @@ void World::MakeGroups(const Mesh& mesh, bool ring) {
     if (has_ends) ends_[sliced ? 1 : 0] = holders({sliced, true});
   }
   tensor_ = MakeGroup("tensor", mesh.Along(info_.rank, {MeshDim::kTp}));
+  context_ = MakeGroup("context", mesh.Along(info_.rank, {MeshDim::kCp}));
   experts_ = MakeGroup("experts", mesh.ExpertRanks(info_.rank));
   of_experts_ = holders({false, false, true});
   MakeLinks(ring);

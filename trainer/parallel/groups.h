@@ -92,6 +92,8 @@ class World {
   }
   // The ranks that take the same rows, each with another slice of the weights.
   const Group& tensor() const { return tensor_; }
+  // The ranks that take parts of the same rows.
+  const Group& context() const { return context_; }
   // The ranks that take different tokens, each with other experts.
   const Group& experts() const { return experts_; }
   const PipelineGroups& pipeline() const { return pipeline_; }
@@ -141,7 +143,7 @@ class World {
   Mesh mesh_;
   Holders own_[2], ends_[2];  // of what is alike, and of slices
   Holders of_experts_;
-  Group tensor_, experts_;
+  Group tensor_, context_, experts_;
   PipelineGroups pipeline_;
   std::map<std::vector<int>, Group> made_;  // by their ranks
   std::mutex watch_mutex_;

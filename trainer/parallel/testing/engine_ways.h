@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "trainer/data/context_rows.h"
 #include "trainer/model/family.h"
 #include "trainer/model/init.h"
 #include "trainer/optim/adamw.h"
@@ -52,6 +53,27 @@ inline BatchMeta Rows(int step, int64_t begin, int64_t end) {
           .row_shares = std::vector<float>(static_cast<size_t>(end - begin), 1.0f / kRows)};
 }
 
+// The same with documents in them, one of which leaves off before the row's end. Row 3 has no
+// weighted token.
+inline BatchMeta PackedRows(int step, int64_t begin, int64_t end) {
+  BatchMeta meta = Rows(step, begin, end);
+  meta.positions = at::zeros({meta.tokens()}, at::kLong);
+  for (int64_t row = 0; row < meta.batch; ++row) {
+    const int64_t cut = 1 + (begin + row) % (kLength - 1), last = kLength - (begin + row) % 2;
+    if (begin + row == 3) meta.weights.narrow(0, row * kLength, kLength).zero_();
+    if (last < kLength) meta.weights[row * kLength + last].zero_();
+    int64_t from = 0;
+    for (const int64_t to : {cut, last}) {
+      if (from >= to) continue;
+      meta.documents.push_back({row, from, to});
+      for (int64_t at = from; at < to; ++at)
+        meta.positions.data_ptr<int64_t>()[row * kLength + at] = at - from;
+      from = to;
+    }
+  }
+  return meta;
+}
+
 struct Way {
   const char* name;
   int ranks = 1;
@@ -61,7 +83,18 @@ struct Way {
   double clip_norm = 0;
   bool scatter = false;  // gradients are summed as on GPUs
   int tp = 1, pp = 1, ep = 1;
+  int cp = 1;
+  ContextSharding sharding = ContextSharding::kAuto;
+  // Rows of documents instead of whole ones.
+  bool packed = false;
 };
+
+// What a rank takes of rows [begin, end).
+inline BatchMeta PartOfRows(const Way& way, const World& world, int step, int64_t begin,
+                            int64_t end) {
+  const ContextShare share{world.mesh().CpIndex(world.rank()), world.mesh().cp(), way.sharding};
+  return TakeContextPart(way.packed ? PackedRows(step, begin, end) : Rows(step, begin, end), share);
+}
 
 struct Outcome {
   std::vector<double> losses;
@@ -91,7 +124,8 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
       {
         const std::lock_guard<std::mutex> lock(seeds);
         for (int m = 0; m < way.micro_batches; ++m)
-          batches.push_back(Rows(step, first + m * micro, first + (m + 1) * micro));
+          batches.push_back(
+              PartOfRows(way, world, step, first + m * micro, first + (m + 1) * micro));
       }
       losses.push_back(sum(engine.Run(batches).loss));
       const double norm = std::sqrt(sum(ShardSquaredNorm(engine.flats()).Value()));
@@ -100,7 +134,7 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
       {
         const std::lock_guard<std::mutex> lock(seeds);
         for (int m = 0; m < way.micro_batches; ++m)
-          again.push_back(Rows(step, first + m * micro, first + (m + 1) * micro));
+          again.push_back(PartOfRows(way, world, step, first + m * micro, first + (m + 1) * micro));
       }
       losses.push_back(sum(engine.Evaluate(again)));
     }
@@ -113,7 +147,7 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
         outcome.weights.push_back(engine.WholeWeight(segment.name).clone());
     }
   };
-  OnRanks(way.ranks, body, way.shard_size, way.tp, way.pp, way.options.chunks > 1, way.ep);
+  OnRanks(way.ranks, body, way.shard_size, way.tp, way.pp, way.options.chunks > 1, way.ep, way.cp);
   return outcome;
 }
 
@@ -163,8 +197,8 @@ inline std::map<std::string, at::Tensor> GradientsOf(const Way& way, const Model
         {
           const std::lock_guard<std::mutex> lock(mutex);
           for (int64_t m = 0; m < way.micro_batches; ++m)
-            batches.push_back(Rows(0, first + m * share / way.micro_batches,
-                                   first + (m + 1) * share / way.micro_batches));
+            batches.push_back(PartOfRows(way, world, 0, first + m * share / way.micro_batches,
+                                         first + (m + 1) * share / way.micro_batches));
         }
         engine.Run(batches);
         double squares = 0;
@@ -188,7 +222,7 @@ inline std::map<std::string, at::Tensor> GradientsOf(const Way& way, const Model
           }
         }
       },
-      way.shard_size, way.tp, way.pp, way.options.chunks > 1, way.ep);
+      way.shard_size, way.tp, way.pp, way.options.chunks > 1, way.ep, way.cp);
   for (const auto& [name, count] : owners) EXPECT_TRUE(count.eq(1).all().item<bool>()) << name;
   return gradients;
 }

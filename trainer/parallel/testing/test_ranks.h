@@ -28,10 +28,10 @@ inline int FreePort() {
   return ntohs(address.sin_port);
 }
 
-// Runs `body` on each of `size` ranks, in `pp` stages, shard groups of `shard_size` (0: one) and
-// slices of `tp`; experts are shared out among `ep`.
+// Runs `body` on each of `size` ranks, in `pp` stages, shard groups of `shard_size` (0: one), parts
+// of rows of `cp` and slices of `tp`; experts are shared out among `ep`.
 inline void OnRanks(int size, const std::function<void(World&)>& body, int shard_size = 0,
-                    int tp = 1, int pp = 1, bool ring = false, int ep = 1) {
+                    int tp = 1, int pp = 1, bool ring = false, int ep = 1, int cp = 1) {
   const int port = FreePort();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -40,7 +40,7 @@ inline void OnRanks(int size, const std::function<void(World&)>& body, int shard
       WorldInfo info;
       info.rank = rank, info.size = size, info.local_size = size, info.master_port = port;
       std::unique_ptr<World> world = World::Connect(info, at::kCPU);
-      world->MakeGroups(Mesh(size, tp, shard_size, pp, ep), ring);
+      world->MakeGroups(Mesh(size, tp, shard_size, pp, ep, cp), ring);
       body(*world);
       world->GatherRows({0});  // rank 0 hosts the store until all are done
     });

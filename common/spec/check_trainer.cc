@@ -114,12 +114,6 @@ bool RefuseSlices(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp,
     emit(path + ".parallel.tp", text, Document::Where::kValue);
     return true;
   };
-  if (const auto shard = Number(trainer, "shard_size"); shard && *shard % tp != 0) {
-    emit(path + ".shard_size",
-         absl::StrCat(*shard, " is no multiple of parallel.tp, ", tp, "; use ",
-                      (*shard / tp + 1) * tp, ", or leave it out"),
-         Document::Where::kValue);
-  }
   const int64_t heads =
       Number(Inner(trainer, "model"), "num_key_value_heads").value_or(tp * ranks.count);
   if (heads % tp != 0) {
@@ -132,9 +126,28 @@ bool RefuseSlices(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp,
       DoesNotDivide(ranks, absl::StrCat(tp), "doesn't", tp, Nearest(tp, heads, ranks.count)));
 }
 
-// Of a tp that can be. Whether pp is refused.
-bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp, int64_t pp,
-                  const std::string& path, const EmitProblem& emit) {
+// cp, of a tp that can be: whether it is refused.
+bool RefuseParts(const Ranks& ranks, int64_t tp, int64_t cp, const std::string& path,
+                 const EmitProblem& emit) {
+  const int64_t groups = ranks.count / tp;
+  if (groups % cp == 0) return false;
+  const std::string parts =
+      absl::StrCat(cp, " parts", tp > 1 ? absl::StrCat(" of ", tp, " ranks (tp)") : "");
+  emit(path + ".parallel.cp",
+       DoesNotDivide(ranks, parts, "don't", cp * tp, Nearest(cp, groups, groups)),
+       Document::Where::kValue);
+  return true;
+}
+
+// Ranks that share out a layer: tp · cp.
+struct LayerRanks {
+  int64_t count = 1;
+  const char* keys = "tp";
+};
+
+// Of a tp and a cp that can be. Whether pp is refused.
+bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, const LayerRanks& layer,
+                  int64_t pp, const std::string& path, const EmitProblem& emit) {
   const nlohmann::json& parallel = Inner(trainer, "parallel");
   const nlohmann::json& kind = Inner(parallel, "pipeline");
   const auto refuse = [&](const std::string& key, const std::string& text) {
@@ -148,7 +161,7 @@ bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp,
     refuse("parallel.pipeline",
            "zero_bubble does not go together with zero_stage: 2 or 3; use 1, or 1f1b");
   const int64_t chunks = kind == "interleaved" ? Number(parallel, "chunks").value_or(2) : 1;
-  const int64_t groups = ranks.count / tp;
+  const int64_t groups = ranks.count / layer.count;
   const std::optional<int64_t> layers = Number(Inner(trainer, "model"), "num_hidden_layers");
   const int64_t most = layers ? *layers / chunks : std::max(pp, groups);
   int64_t below = 1, above = 0;
@@ -166,15 +179,16 @@ bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp,
     return true;
   }
   if (groups % pp == 0) return false;
-  const std::string stages =
-      absl::StrCat(pp, " stages", tp > 1 ? absl::StrCat(" of ", tp, " ranks (tp)") : "");
-  refuse("parallel.pp", DoesNotDivide(ranks, stages, "don't", pp * tp, nearest));
+  const std::string stages = absl::StrCat(
+      pp, " stages",
+      layer.count > 1 ? absl::StrCat(" of ", layer.count, " ranks (", layer.keys, ")") : "");
+  refuse("parallel.pp", DoesNotDivide(ranks, stages, "don't", pp * layer.count, nearest));
   return true;
 }
 
-// ep, of a tp and a pp that can be.
-void RefuseExperts(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp, int64_t pp,
-                   int64_t ep, const std::string& path, const EmitProblem& emit) {
+// ep, of a layout that can be otherwise.
+void RefuseExperts(const nlohmann::json& trainer, const Ranks& ranks, const LayerRanks& layer,
+                   int64_t pp, int64_t ep, const std::string& path, const EmitProblem& emit) {
   const nlohmann::json& model = Inner(trainer, "model");
   const std::optional<int64_t> shard = Number(trainer, "shard_size");
   const int64_t group = shard ? *shard : std::max<int64_t>(1, ranks.count / pp);
@@ -193,8 +207,8 @@ void RefuseExperts(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp
   } else if (group % ep != 0) {
     const std::string among =
         pp > 1 ? absl::StrCat(ep, " ranks of each of ", pp, " stages") : absl::StrCat(ep);
-    refuse(
-        DoesNotDivide(ranks, among, pp > 1 ? "don't" : "doesn't", std::lcm(ep, tp) * pp, nearest));
+    refuse(DoesNotDivide(ranks, among, pp > 1 ? "don't" : "doesn't", std::lcm(ep, layer.count) * pp,
+                         nearest));
   }
 }
 
@@ -205,22 +219,37 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
   constexpr int64_t kMostRanks = int64_t{1} << 24;
   const nlohmann::json& parallel = Inner(trainer, "parallel");
   const int64_t tp = Number(parallel, "tp").value_or(1), pp = Number(parallel, "pp").value_or(1),
-                ep = Number(parallel, "ep").value_or(1);
-  if (tp == 1 && pp == 1 && ep == 1) return;
+                ep = Number(parallel, "ep").value_or(1), cp = Number(parallel, "cp").value_or(1);
+  if (tp == 1 && pp == 1 && ep == 1 && cp == 1) return;
   if (Inner(trainer, "cuda_graphs") == true) {
     emit(path + ".cuda_graphs",
          absl::StrCat("does not go together with parallel.",
                       tp > 1   ? "tp"
+                      : cp > 1 ? "cp"
                       : pp > 1 ? "pp"
                                : "ep",
                       "; leave one of them out"),
          Document::Where::kValue);
   }
+  const nlohmann::json& dropout = Inner(Inner(trainer, "lora"), "dropout");
+  if (cp > 1 && dropout.is_number() && dropout.get<double>() > 0) {
+    emit(path + ".lora.dropout", "does not go together with parallel.cp; leave one of them out",
+         Document::Where::kValue);
+  }
   const Ranks ranks(task);
-  if (std::max({ranks.count, tp, pp, ep}) > kMostRanks) return;  // said elsewhere
+  if (std::max({ranks.count, tp, pp, ep, cp}) > kMostRanks) return;  // said elsewhere
+  const LayerRanks layer{tp * cp, cp == 1 ? "tp" : tp == 1 ? "cp" : "tp times cp"};
+  if (const auto shard = Number(trainer, "shard_size"); shard && *shard % layer.count != 0) {
+    emit(path + ".shard_size",
+         absl::StrCat(*shard, " is no multiple of parallel.",
+                      tp > 1 && cp > 1 ? "tp times parallel.cp" : layer.keys, ", ", layer.count,
+                      "; use ", (*shard / layer.count + 1) * layer.count, ", or leave it out"),
+         Document::Where::kValue);
+  }
   if (tp > 1 && RefuseSlices(trainer, ranks, tp, path, emit)) return;
-  if (pp > 1 && RefuseStages(trainer, ranks, tp, pp, path, emit)) return;
-  if (ep > 1) RefuseExperts(trainer, ranks, tp, pp, ep, path, emit);
+  if (cp > 1 && RefuseParts(ranks, tp, cp, path, emit)) return;
+  if (pp > 1 && RefuseStages(trainer, ranks, layer, pp, path, emit)) return;
+  if (ep > 1) RefuseExperts(trainer, ranks, layer, pp, ep, path, emit);
 }
 
 }  // namespace muster

@@ -71,6 +71,45 @@ TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
 }
 
+TEST(TrainerLayout, PartsOfRowsThatCantBeAreRefusedWithTheNearestThatCan) {
+  constexpr char kFour[] = R"({"parallel": {"cp": 4}})";
+  constexpr char kSliced[] = R"({"parallel": {"cp": 2, "tp": 2}})";
+  const Case cases[] = {
+      {kFour, 8, 8, 1, ""},
+      {kFour, 1, 7, 4, ""},
+      {kSliced, 12, 12, 1, ""},
+      {R"({"parallel": {"cp": 1}, "shard_size": 3})", 6, 6, 1, ""},
+      {R"({"parallel": {"cp": 2, "tp": 2, "pp": 2, "ep": 4}})", 8, 8, 1, ""},
+      {kFour, 6, 6, 1,
+       "trainer.parallel.cp: 4 parts don't divide the 6 ranks (workers x processes_per_worker); "
+       "use 3 or 6, or 4 or 8 ranks"},
+      {kSliced, 6, 6, 1,
+       "trainer.parallel.cp: 2 parts of 2 ranks (tp) don't divide the 6 ranks (workers x "
+       "processes_per_worker); use 1 or 3, or 4 or 8 ranks"},
+      {R"({"parallel": {"cp": 2, "pp": 2}})", 6, 6, 1,
+       "trainer.parallel.pp: 2 stages of 2 ranks (cp) don't divide the 6 ranks (workers x "
+       "processes_per_worker); use 1 or 3, or 4 or 8 ranks"},
+      {R"({"parallel": {"cp": 2, "tp": 2, "pp": 2}})", 12, 12, 1,
+       "trainer.parallel.pp: 2 stages of 4 ranks (tp times cp) don't divide the 12 ranks (workers "
+       "x processes_per_worker); use 1 or 3, or 8 or 16 ranks"},
+      {R"({"parallel": {"cp": 4}, "shard_size": 6})", 2, 2, 4,
+       "trainer.shard_size: 6 is no multiple of parallel.cp, 4; use 8, or leave it out"},
+      {R"({"parallel": {"cp": 2, "tp": 2}, "shard_size": 6})", 2, 2, 4,
+       "trainer.shard_size: 6 is no multiple of parallel.tp times parallel.cp, 4; use 8, or leave "
+       "it out"},
+      {R"({"parallel": {"cp": 2}, "cuda_graphs": true})", 2, 2, 4,
+       "trainer.cuda_graphs: does not go together with parallel.cp; leave one of them out"},
+      {R"({"parallel": {"cp": 2}, "lora": {"rank": 8, "dropout": 0.1}})", 2, 2, 4,
+       "trainer.lora.dropout: does not go together with parallel.cp; leave one of them out"},
+      {R"({"parallel": {"cp": 2}, "lora": {"rank": 8, "dropout": 0}})", 2, 2, 4, ""},
+      {kFour, 2, 6, 2,
+       "trainer.parallel.cp: 4 parts must divide the ranks of a gang of 2 to 6 workers, whatever "
+       "its size: use 2, which divides the 2 processes of a worker, or give workers one number"},
+  };
+  for (const Case& c : cases)
+    EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
+}
+
 TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
   constexpr char kThree[] = R"({"parallel": {"pp": 3}, "model": {"num_hidden_layers": 8}})";
   constexpr char kTwelve[] = R"({"parallel": {"pp": 12}, "model": {"num_hidden_layers": 8}})";

@@ -310,10 +310,16 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
                         "is missing: warmup_stable_decay needs to know how long the decay takes, "
                         "such as 0.1 (a share of max_steps)"});
   }
-  if (config.parallel.tp > 1 && config.cuda_graphs) {
+  if ((config.parallel.tp > 1 || config.parallel.cp > 1) && config.cuda_graphs) {
     problems.push_back({"trainer.cuda_graphs",
-                        "a layer that ranks share out is not recorded, as they speak inside it; "
-                        "leave it or parallel.tp out"});
+                        absl::StrCat("a layer that ranks share out is not recorded, as they speak "
+                                     "inside it; leave it or parallel.",
+                                     config.parallel.tp > 1 ? "tp" : "cp", " out")});
+  }
+  if (config.parallel.cp > 1 && config.lora.dropout > 0) {
+    problems.push_back({"trainer.lora.dropout",
+                        "is not supported yet with parallel.cp: what is dropped goes by a token's "
+                        "place in its row, and a rank has parts of rows; leave one of them out"});
   }
   CheckPipeline(config, problems);
   if (config.lora.on() && value.contains("model")) {
@@ -428,11 +434,13 @@ void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks,
                                      in_stage < ranks ? " of a stage" : "", "; use one of ",
                                      divisors, ", or leave it out: all ranks share one copy")});
   }
-  if (const int64_t tp = config.parallel.tp; config.shard_size > 0 && config.shard_size % tp != 0) {
+  const int64_t tp = config.parallel.tp, unit = tp * config.parallel.cp;
+  if (config.shard_size > 0 && config.shard_size % unit != 0) {
     problems.push_back({"trainer.shard_size",
-                        absl::StrCat(config.shard_size, " is no multiple of parallel.tp, ", tp,
+                        absl::StrCat(config.shard_size, " is no multiple of parallel.tp",
+                                     unit == tp ? "" : " times parallel.cp", ", ", unit,
                                      ": ranks that share out a layer share one copy; use ",
-                                     (config.shard_size / tp + 1) * tp, ", or leave it out")});
+                                     (config.shard_size / unit + 1) * unit, ", or leave it out")});
   }
   if (gpus && config.offload == "none" && (!gpu_kernels || config.reference_ops)) {
     const char* remedy =
@@ -474,7 +482,7 @@ int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share) {
     return std::max<int64_t>(1, std::min(config.micro_batch_size, share));
   const int64_t pp = config.parallel.pp;
   const int64_t most = pp == 1 ? share : share / (2 * pp);
-  return std::max<int64_t>(1, std::min(8192 / config.max_length, most));
+  return std::max<int64_t>(1, std::min(8192 * config.parallel.cp / config.max_length, most));
 }
 
 }  // namespace muster::trainer

@@ -127,12 +127,11 @@ std::vector<Key> MemoryKeys() {
       {"shard_size", &C::shard_size,
        "Hybrid sharding: the number of ranks that share one copy of what zero_stage shards, such "
        "as those of a host; the other groups hold copies. It must divide the number of ranks, and "
-       "be "
-       "a multiple of parallel.tp. 0: all share one.",
+       "be a multiple of parallel.tp times parallel.cp. 0: all share one.",
        false, 0, 1 << 20},
       {"parallel", &C::parallel,
        "How ranks share out one model, beside taking different rows: tp slices of its layers, in "
-       "pp stages, and its experts among ep ranks."},
+       "pp stages, its experts among ep ranks, and each row's tokens among cp ranks."},
       {"dtype",
        &C::dtype,
        "Type of weights and activations; masters and sums are fp32 unless masters, moments or "

@@ -63,6 +63,7 @@ struct Setting {
   int stage;
 
   int Slices() const { return static_cast<int>(config.parallel.tp); }
+  int Parts() const { return static_cast<int>(config.parallel.cp); }  // of a row
   int Stages() const { return static_cast<int>(config.parallel.pp); }
   int ExpertRanks() const { return static_cast<int>(config.parallel.ep); }
   int InStage() const { return ranks / Stages(); }
@@ -83,6 +84,17 @@ struct Setting {
   }
   int64_t Length() const {
     return config.packing == "balanced" ? config.max_row_length : config.max_length;
+  }
+  // Of a row, that a rank has; and the most keys that its queries see, in the mean.
+  int64_t RowTokens() const { return (Length() + Parts() - 1) / Parts(); }
+  int64_t Keys() const {
+    return Parts() == 1 ? Length() : (Length() * (Parts() + 1) + 2 * Parts() - 1) / (2 * Parts());
+  }
+  // Numbers of all parts' keys and values, in a layer.
+  int64_t GatheredNumbers(int64_t micro_batch) const {
+    const ModelConfig own = SlicedConfig(model, Part().slice, ExpertRanks());
+    return Parts() == 1 ? 0
+                        : micro_batch * RowTokens() * Parts() * 2 * own.num_kv_heads * own.head_dim;
   }
 };
 
@@ -190,8 +202,8 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
                           int64_t micro_batch) {
   const TrainConfig& config = s.config;
   const ModelConfig& model = s.model;
-  const int64_t element = s.element, length = s.Length();
-  const int64_t tokens = micro_batch * length;
+  const int64_t element = s.element, length = s.Length(), keys = s.Keys();
+  const int64_t tokens = micro_batch * s.RowTokens();
   // FlashAttention keeps a sum a head instead of a row of probabilities; our kernels turn logits
   // into their gradients in place.
   const bool kernels = !config.reference_ops;
@@ -203,13 +215,13 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
   int64_t kept = 0, layer_elements = 0;
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const auto saved = [&](RecomputeMode mode) {
-      return family.SavedByLayer(model, layer, kind, length, mode, slices, s.ExpertRanks()).all();
+      return family.SavedByLayer(model, layer, kind, keys, mode, slices, s.ExpertRanks()).all();
     };
     const int64_t its = saved(s.options.recompute);
     kept += its;
     layer_elements = std::max(
         layer_elements, saved(RecomputeMode::kNone) - its +
-                            BackwardElements(model, layer, kind, length, slices, s.ExpertRanks()));
+                            BackwardElements(model, layer, kind, keys, slices, s.ExpertRanks()));
   }
   kept /= model.num_layers;
   const int64_t vocabulary = (model.vocab_size + slices - 1) / slices;
@@ -219,7 +231,10 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
   // Logits of slices are worked on by ATen.
   const bool logits_in_place = kernels && slices == 1;
   // Of the layer whose backward runs all is there, recomputed or not.
-  const int64_t layer_work = tokens * element * layer_elements;
+  // What is gathered stands beside what a call takes of it, and its gradient in fp32, as it is made
+  // and as it is received.
+  const int64_t layer_work =
+      tokens * element * layer_elements + s.GatheredNumbers(micro_batch) * (3 * element + 2 * 4);
   const int64_t head_work =
       flats.head ? tokens * element * 3 * model.hidden_size +
                        chunk * vocabulary * (logits_in_place ? element : 8 + (element == 2 ? 4 : 0))
@@ -266,17 +281,24 @@ void EstimateExpertTraffic(const Setting& s, const FlatsEstimate& flats, Estimat
   if (s.ExpertRanks() == 1) return;
   const bool again = s.options.recompute == RecomputeMode::kKeepAttention ||
                      s.options.recompute == RecomputeMode::kFull;
-  const int64_t rows = e->micro_batches * e->micro_batch * s.Length() / s.Slices() *
+  const int64_t rows = e->micro_batches * e->micro_batch * s.RowTokens() / s.Slices() *
                        s.model.experts.per_token,
                 sparse = flats.layers * s.model.NumSparseLayers() / s.model.num_layers;
   e->expert_bytes =
       Ring(rows * s.model.hidden_size * s.element, s.ExpertRanks()) * sparse * (again ? 5 : 4);
 }
 
+// Keys and values are gathered forward and once more backward; their gradients are fp32.
+void EstimateContextTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) {
+  const int64_t gathers = s.options.recompute == RecomputeMode::kFull ? 3 : 2;
+  e->context_bytes = e->micro_batches * flats.layers *
+                     Ring(s.GatheredNumbers(e->micro_batch) * (gathers * s.element + 4), s.Parts());
+}
+
 // What a rank sends a step.
 void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) {
   const int64_t part_bytes =
-      e->micro_batch * s.Length() * s.model.hidden_size * s.element / s.Slices();
+      e->micro_batch * s.RowTokens() * s.model.hidden_size * s.element / s.Slices();
   for (const Action& action :
        MakeSchedule(flats.blocks, flats.needs, static_cast<int>(e->micro_batches))) {
     if (action.kind == Action::kSendOutput || action.kind == Action::kSendGradient)
@@ -296,8 +318,9 @@ void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) 
     }
   }
   EstimateExpertTraffic(s, flats, e);
+  EstimateContextTraffic(s, flats, e);
   if (s.Slices() == 1) return;
-  const int64_t tokens = e->micro_batches * e->micro_batch * s.Length();
+  const int64_t tokens = e->micro_batches * e->micro_batch * s.RowTokens();
   constexpr int64_t kOfEmbedding = 2, kOfHead = 2;
   e->slice_bytes = Ring(tokens * s.model.hidden_size * s.element, s.Slices()) *
                    (flats.layers * ExchangesInALayer(s.options.recompute) +
@@ -307,7 +330,8 @@ void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) 
 // Of a rank of the setting's stage.
 Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
   Estimate e;
-  const int64_t share = SharePerRank(s.config.global_batch_size, s.InStage() / s.Slices());
+  const int64_t share =
+      SharePerRank(s.config.global_batch_size, s.InStage() / s.Slices() / s.Parts());
   e.micro_batch = ChooseMicroBatchSize(s.config, share);
   e.micro_batches = (share + e.micro_batch - 1) / e.micro_batch;
   e.stage = s.stage;

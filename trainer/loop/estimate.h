@@ -38,6 +38,7 @@ struct Estimate {
   int64_t pipeline_bytes = 0;                  // that a rank sends other stages a step
   int64_t gather_bytes = 0, reduce_bytes = 0;  // that a rank sends a step
   int64_t slice_bytes = 0;                     // and inside layers that ranks share out
+  int64_t context_bytes = 0;                   // and of keys and values, and their gradients
   int64_t expert_bytes = 0;                    // and to other ranks' experts
   double flops = 0;                            // a step, all ranks (mfu_causal's count)
 

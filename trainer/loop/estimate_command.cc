@@ -149,6 +149,7 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks,
                       {"gather_bytes_per_step", e.gather_bytes},
                       {"reduce_bytes_per_step", e.reduce_bytes},
                       {"slice_bytes_per_step", e.slice_bytes},
+                      {"context_bytes_per_step", e.context_bytes},
                       {"expert_bytes_per_step", e.expert_bytes},
                       {"flops_per_step", e.flops}};
   for (const MemoryClass& one : e.memory)
@@ -175,7 +176,8 @@ std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
       e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained")
                                            : "",
       ", ", ranks, ranks == 1 ? " rank, " : " ranks, ", e.micro_batches, " x ", e.micro_batch,
-      " sequences of ", config.max_length, " tokens a rank and step\n");
+      " sequences of ", config.max_length, " tokens a rank and step",
+      config.parallel.cp > 1 ? absl::StrCat(", in ", config.parallel.cp, " parts") : "", "\n");
   char line[160];
   const auto row = [&](const std::string& name, int64_t bytes, const char* note) {
     std::snprintf(line, sizeof line, "  %-44s %s%s\n", name.c_str(), SizeText(bytes, 10).c_str(),
@@ -196,6 +198,7 @@ std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
   row("weights gathered", e.gather_bytes, "");
   row("gradients summed", e.reduce_bytes, "");
   if (e.slice_bytes > 0) row("tokens inside layers (tp)", e.slice_bytes, "");
+  if (e.context_bytes > 0) row("keys and values (cp)", e.context_bytes, "");
   if (e.expert_bytes > 0) row("tokens to experts and back (ep)", e.expert_bytes, "");
   if (e.pipeline_bytes > 0) row("between stages (pp)", e.pipeline_bytes, "");
   if (e.bubble > 0) {

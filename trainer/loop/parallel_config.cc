@@ -18,7 +18,8 @@ using nlohmann::ordered_json;
 
 constexpr int64_t kMost = 1024;
 constexpr int64_t kMostChunks = 64;
-constexpr const char* kKeys[] = {"tp", "pp", "ep", "pipeline", "chunks"};
+constexpr const char* kKeys[] = {"tp", "pp", "cp", "ep", "pipeline", "chunks", "cp_sharding"};
+constexpr const char* kShardings[] = {"auto", "sequence", "document"};  // as ContextSharding
 
 // Names that users of other tools try.
 const std::vector<std::pair<std::string, std::string>>& ParallelHints() {
@@ -27,8 +28,8 @@ const std::vector<std::pair<std::string, std::string>>& ParallelHints() {
       {"tensor_parallel", "use tp"},
       {"tensor_parallel_size", "use tp"},
       {"tensor_model_parallel_size", "use tp"},
-      {"dp", "dp is what tp and pp leave of the ranks; leave it out"},
-      {"data_parallel_size", "dp is what tp and pp leave of the ranks; leave it out"},
+      {"dp", "dp is what tp, cp and pp leave of the ranks; leave it out"},
+      {"data_parallel_size", "dp is what tp, cp and pp leave of the ranks; leave it out"},
       {"shard", "use trainer.shard_size"},
       {"sequence_parallel", "it comes with tp; leave it out"},
       {"pipeline_parallel", "use pp"},
@@ -38,7 +39,8 @@ const std::vector<std::pair<std::string, std::string>>& ParallelHints() {
       {"pipeline_schedule", "use pipeline: gpipe, 1f1b, interleaved or zero_bubble"},
       {"virtual_stages", "use chunks, with pipeline: interleaved"},
       {"virtual_pipeline_model_parallel_size", "use chunks, with pipeline: interleaved"},
-      {"cp", "context parallelism is not supported yet"},
+      {"context_parallel", "use cp"},
+      {"context_parallel_size", "use cp"},
       {"expert_parallel", "use ep"},
       {"expert_parallel_size", "use ep"},
       {"expert_model_parallel_size", "use ep"},
@@ -62,9 +64,20 @@ void ParseNumber(const json& given, const std::string& path, int64_t least, int6
 // The key `name`; whether there is such a one.
 bool ParseKey(const std::string& name, const json& given, const std::string& path,
               ParallelConfig& config, Problems& problems) {
-  if (name == "tp" || name == "pp" || name == "ep") {
-    int64_t& number = name == "tp" ? config.tp : name == "pp" ? config.pp : config.ep;
+  if (name == "tp" || name == "pp" || name == "cp" || name == "ep") {
+    int64_t& number = name == "tp"   ? config.tp
+                      : name == "pp" ? config.pp
+                      : name == "cp" ? config.cp
+                                     : config.ep;
     ParseNumber(given, path, 1, kMost, number, problems);
+  } else if (name == "cp_sharding") {
+    const auto found = std::find(std::begin(kShardings), std::end(kShardings),
+                                 given.is_string() ? given.get<std::string>() : "");
+    if (found != std::end(kShardings))
+      config.cp_sharding = static_cast<ContextSharding>(found - std::begin(kShardings));
+    else
+      problems.push_back(
+          {path, absl::StrCat("must be one of auto, sequence, document; got ", given.dump())});
   } else if (name == "chunks") {
     ParseNumber(given, path, 2, kMostChunks, config.chunks, problems);
   } else if (name == "pipeline") {
@@ -127,20 +140,38 @@ void CheckSlices(const ParallelConfig& config, const ModelConfig& model, int ran
   problems.push_back({path + ".tp", text});
 }
 
-// Of a tp that can be.
+// Of a tp that can be: cp divides what that leaves.
+void CheckContext(const ParallelConfig& config, int ranks, const std::string& path,
+                  Problems& problems) {
+  const int64_t groups = ranks / config.tp;
+  if (config.cp == 1 || groups % config.cp == 0) return;
+  std::string text =
+      absl::StrCat(config.cp, " parts",
+                   config.tp > 1 ? absl::StrCat(" of ", Counted(config.tp, "rank"), " (tp)") : "",
+                   " must divide the ", Counted(ranks, "rank"));
+  absl::StrAppend(&text,
+                  Nearest(
+                      config.cp, groups, "groups", [&](int64_t cp) { return groups % cp == 0; },
+                      [&](int64_t cp) { return groups / cp; }));
+  absl::StrAppend(&text, OrTake(ranks, config.cp * config.tp));
+  problems.push_back({path + ".cp", text});
+}
+
+// Of a tp and a cp that can be.
 void CheckStages(const ParallelConfig& config, const ModelConfig& model, int ranks,
                  const std::string& path, Problems& problems) {
   if (config.pp == 1) return;
-  const int64_t layers = model.num_layers, chunks = config.Chunks(), groups = ranks / config.tp;
+  const int64_t layers = model.num_layers, chunks = config.Chunks(), unit = config.tp * config.cp,
+                groups = ranks / unit;
   const auto fits_layers = [&](int64_t pp) {
     return pp == 1 || layers == 0 || pp * chunks <= layers;
   };
   if (fits_layers(config.pp) && groups % config.pp == 0) return;
-  const std::string of_tp =
-      config.tp > 1 ? absl::StrCat(" of ", Counted(config.tp, "rank"), " (tp)") : "";
+  const std::string kinds = config.cp == 1 ? " (tp)" : config.tp == 1 ? " (cp)" : " (tp times cp)";
+  const std::string of_unit = unit > 1 ? absl::StrCat(" of ", Counted(unit, "rank"), kinds) : "";
   std::string text;
   if (groups % config.pp != 0)
-    text = absl::StrCat(config.pp, " stages", of_tp, " must divide the ", Counted(ranks, "rank"));
+    text = absl::StrCat(config.pp, " stages", of_unit, " must divide the ", Counted(ranks, "rank"));
   else if (chunks > 1)
     text = absl::StrCat(config.pp, " stages of ", chunks, " chunks need ", config.pp * chunks,
                         " layers, and the model has ", layers);
@@ -150,7 +181,7 @@ void CheckStages(const ParallelConfig& config, const ModelConfig& model, int ran
                              config.pp, groups, "pipelines",
                              [&](int64_t pp) { return groups % pp == 0 && fits_layers(pp); },
                              [&](int64_t pp) { return groups / pp; }));
-  if (fits_layers(config.pp)) absl::StrAppend(&text, OrTake(ranks, config.pp * config.tp));
+  if (fits_layers(config.pp)) absl::StrAppend(&text, OrTake(ranks, config.pp * unit));
   if (chunks > 1 && config.pp <= layers && groups % config.pp == 0)
     absl::StrAppend(&text, layers / config.pp > 1
                                ? absl::StrCat(", or chunks: ", layers / config.pp)
@@ -158,7 +189,7 @@ void CheckStages(const ParallelConfig& config, const ModelConfig& model, int ran
   problems.push_back({path + ".pp", text});
 }
 
-// Of a tp and a pp that can be.
+// Of a tp, a cp and a pp that can be.
 void CheckExpertGroups(const ParallelConfig& config, const ModelConfig& model, int ranks,
                        int64_t shard_size, const std::string& path, Problems& problems) {
   if (config.ep == 1 || model.num_layers == 0) return;
@@ -181,7 +212,7 @@ void CheckExpertGroups(const ParallelConfig& config, const ModelConfig& model, i
   absl::StrAppend(
       &text, Nearest(config.ep, group, "groups", can_be, [&](int64_t ep) { return ranks / ep; }));
   if (experts % config.ep == 0 && shard_size == 0)
-    absl::StrAppend(&text, OrTake(ranks, std::lcm(config.ep, config.tp) * config.pp));
+    absl::StrAppend(&text, OrTake(ranks, std::lcm(config.ep, config.tp * config.cp) * config.pp));
   problems.push_back({path + ".ep", text});
 }
 
@@ -232,6 +263,23 @@ ordered_json ParallelSchema() {
        "Pipeline parallelism: the number of stages, each of which has some of the layers and hands "
        "on what it made of a micro-batch. At most the layers; tp times pp must divide the number "
        "of ranks."}};
+  properties["cp"] = {
+      {"type", "integer"},
+      {"default", defaults.cp},
+      {"minimum", 1},
+      {"maximum", kMost},
+      {"description",
+       "Context parallelism: the number of neighbouring ranks that take the same rows and have a "
+       "part of each row's tokens, for rows that are too long for one. tp times cp (times pp) "
+       "must divide the number of ranks."}};
+  properties["cp_sharding"] = {
+      {"type", "string"},
+      {"default", kShardings[static_cast<int>(defaults.cp_sharding)]},
+      {"enum", kShardings},
+      {"description",
+       "With cp, how rows are shared out: sequence cuts each row, document each document of it, so "
+       "that ranks have the same attention to compute where documents are of very different "
+       "lengths; auto takes for each micro-batch what should be faster."}};
   properties["ep"] = {
       {"type", "integer"},
       {"default", defaults.ep},
@@ -266,6 +314,7 @@ void CheckParallel(const ParallelConfig& config, const ModelConfig& model, int r
                    int64_t shard_size, const std::string& path, Problems& problems) {
   const size_t before = problems.size();
   CheckSlices(config, model, ranks, path, problems);
+  if (problems.size() == before) CheckContext(config, ranks, path, problems);
   if (problems.size() == before) CheckStages(config, model, ranks, path, problems);
   if (problems.size() == before)
     CheckExpertGroups(config, model, ranks, shard_size, path, problems);

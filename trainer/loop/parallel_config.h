@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trainer/model/config.h"
+#include "trainer/parallel/context_plan.h"
 #include "trainer/parallel/pipeline.h"
 
 namespace muster::trainer {
@@ -15,6 +16,8 @@ struct ParallelConfig {
   int64_t tp = 1;  // slices of each layer's weights
   int64_t pp = 1;  // stages of a pipeline
   int64_t ep = 1;  // ranks that share out the experts
+  int64_t cp = 1;  // parts of each row
+  ContextSharding cp_sharding = ContextSharding::kAuto;
   PipelineKind pipeline = PipelineKind::k1F1B;
   int64_t chunks = 2;  // stretches of the model a stage, where the pipeline is interleaved
 

@@ -55,15 +55,17 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
                      config_.decay_type},
       reporter_(setup_, world_, progress_, AdapterParameters(config_, setup_.model), metrics),
       saving_(setup_, world_, engine_.flats(), progress_) {
-  const int replica = world_.mesh().DpIndex(world_.rank()), replicas = world_.mesh().dp();
+  const Mesh& mesh = world_.mesh();
+  const int replica = mesh.DpIndex(world_.rank()), replicas = mesh.dp();
+  const ContextShare context{mesh.CpIndex(world_.rank()), mesh.cp(), config_.parallel.cp_sharding};
   const int64_t micro =
       ChooseMicroBatchSize(config_, SharePerRank(config_.global_batch_size, replicas));
   batches_.emplace(setup_.packer.get(), config_.global_batch_size, micro, replica, replicas,
-                   world_.device());
+                   world_.device(), /*rows=*/-1, context);
   for (const Setup::Evaluation& one : setup_.evaluations) {
     const int64_t rows = RowsToEvaluate(one.packer->rows_per_epoch());
     evaluations_.emplace_back(BatchReader(one.packer.get(), config_.global_batch_size, micro,
-                                          replica, replicas, world_.device(), rows),
+                                          replica, replicas, world_.device(), rows, context),
                               rows);
   }
   if (world_.info().local_rank == 0) {  // one process a host

@@ -117,10 +117,11 @@ std::unique_ptr<World> Meet(const Request& request, Clock::time_point begin) {
   const at::Device device = request.device;
   std::unique_ptr<World> world = World::Connect(request.info, device);
   const ParallelConfig& parallel = request.setup.config.parallel;
-  world->MakeGroups(Mesh(request.info.size, static_cast<int>(parallel.tp),
-                         static_cast<int>(request.setup.config.shard_size),
-                         static_cast<int>(parallel.pp), static_cast<int>(parallel.ep)),
-                    /*ring=*/parallel.Chunks() > 1);
+  world->MakeGroups(
+      Mesh(request.info.size, static_cast<int>(parallel.tp),
+           static_cast<int>(request.setup.config.shard_size), static_cast<int>(parallel.pp),
+           static_cast<int>(parallel.ep), static_cast<int>(parallel.cp)),
+      /*ring=*/parallel.Chunks() > 1);
   world->GatherRows({0});
   if (request.info.rank == 0) {
     const char* backend = request.info.size == 1 ? "none" : device.is_cuda() ? "nccl" : "gloo";

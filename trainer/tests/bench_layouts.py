@@ -1,4 +1,4 @@
-"""bench/run.sh layouts: models that ranks share out (tensor parallel and in pipelines, beside data parallel), against transformers.
+"""bench/run.sh layouts: models that ranks share out (tensor and context parallel and in pipelines, beside data parallel), against transformers.
 
 Gradients of each parameter after one step against autograd, read from checkpoints; 20 steps at lr 1e-4 against a plain
 transformers loop on the same tokens; every family (families.py), with 8 heads, 4 key-value heads and 4 layers, each in some of
@@ -25,7 +25,7 @@ def main() -> int:
     cases = [
         (family, every[(number + shift) % len(every)])
         for number, family in enumerate(models)
-        for shift in ((4, 11) if quick else (0, 3, 5))
+        for shift in ((4, 15) if quick else (0, 4, 9))
     ]
     steps = 6 if quick else 20
     worst = {("gradient", "fp32"): (0.0, "")}

@@ -1,4 +1,4 @@
-"""bench/run.sh reshard-all: a checkpoint of each of 20 layouts of ranks, read and saved again in each of the others.
+"""bench/run.sh reshard-all: a checkpoint of each of 23 layouts of ranks, read and saved again in each of the others.
 
 The unit test does it, ranks being threads: every element of weights and moments on every rank, and every file that is written
 again, bit for bit. --quick leaves pairs out. The tests' programs lie in build/release/tests (deploy/build.sh).

@@ -1,4 +1,4 @@
-"""One model trained in different layouts of ranks: data parallel, in slices (tensor parallel), in stages (pipelines), and all; beside transformers."""
+"""One model trained in different layouts of ranks: data parallel, in slices (tensor parallel), in stages (pipelines), with parts of rows (context parallel), and all; beside transformers."""
 
 import json
 from pathlib import Path
@@ -36,6 +36,13 @@ LAYOUTS = {  # name: (ranks, what the configuration says)
     ),
     "pp 2, zero-bubble x tp 2": (4, {"parallel": {"pp": 2, "tp": 2, "pipeline": "zero_bubble"}}),
     "pp 2 x dp 2 x tp 2, stage 2": (8, {"parallel": {"pp": 2, "tp": 2}, "zero_stage": 2}),
+    "cp 4, by document": (4, {"parallel": {"cp": 4, "cp_sharding": "document"}}),
+    "dp 2 x cp 2, stage 3": (
+        4,
+        {"parallel": {"cp": 2}, "zero_stage": 3, "poison": True, "recompute": "full"},
+    ),
+    "tp 2 x cp 2": (4, {"parallel": {"tp": 2, "cp": 2, "cp_sharding": "sequence"}}),
+    "pp 2 x cp 3": (6, {"parallel": {"pp": 2, "cp": 3}}),  # rows of 64 tokens in 6 chunks
 }
 BARS = {"fp32": {"loss": 2e-6, "grad_norm": 5e-6}, "bf16": {"loss": 1e-3, "grad_norm": 2e-2}}
 GRADIENT_BAR = 1e-5

@@ -23,6 +23,9 @@ ZERO_BUBBLE = {"parallel": {"pp": 2, "pipeline": "zero_bubble"}}
         ("qwen2", "dp 2 x tp 2, two copies"),
         ("qwen3-biases", "dp 2 x tp 2"),
         ("qwen3", "pp 2 x dp 2 x tp 2, stage 2"),
+        ("qwen3-biases", "dp 2 x cp 2, stage 3"),
+        ("mistral", "tp 2 x cp 2"),
+        ("llama2", "pp 2 x cp 3"),
     ],
 )
 def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, tokens, tmp_path):
@@ -38,6 +41,8 @@ def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, 
         ("qwen2", "tp 4", "fp32"),
         ("qwen3", "dp 2 x tp 2, stage 3", "bf16"),
         ("mistral", "pp 2, interleaved x dp 2, stage 3", "fp32"),
+        ("mistral", "cp 4, by document", "fp32"),
+        ("qwen2", "tp 2 x cp 2", "bf16"),
     ],
 )
 def test_layouts_train_as_transformers_does(family, layout, dtype, trainer_bin, tokens, tmp_path):
@@ -50,10 +55,10 @@ def test_layouts_train_as_transformers_does(family, layout, dtype, trainer_bin, 
 
 
 def test_a_run_goes_on_in_any_other_layout(trainer_bin, tokens, tmp_path):
-    """Packed documents, a validation loss: dp 2 x tp 2, then tp 4, then two stages of dp 2, then dp 3."""
+    """Packed documents, a validation loss: dp 2 x tp 2, then tp 4, then two stages of dp 2, then cp 4, then dp 3."""
     more = {"packing": "bfd", "zero_stage": 2, "eval_interval": 6, "eval_data": str(tokens)}
     more |= {"eval_sequences": 8, "model": resume.TINY_MODEL | {"num_key_value_heads": 4}}
-    settings = resume.config(tokens, max_steps=24, save_steps=6, **more)
+    settings = resume.config(tokens, max_steps=30, save_steps=6, **more)
     with Gang(trainer_bin, settings, 1, tmp_path / "whole") as whole:
         whole.finish()
     came_from, begin = [], 0
@@ -61,7 +66,8 @@ def test_a_run_goes_on_in_any_other_layout(trainer_bin, tokens, tmp_path):
         ("first", 4, {"tp": 2}, 6),
         ("second", 4, {"tp": 4}, 12),
         ("third", 4, {"pp": 2, "pipeline": "gpipe"}, 18),
-        ("fourth", 3, {}, 24),
+        ("fourth", 4, {"cp": 4}, 24),
+        ("fifth", 3, {}, 30),
     ):
         changed = settings | {"max_steps": steps, "parallel": parallel}
         with Gang(trainer_bin, changed, ranks, tmp_path / name, resume_from=came_from) as gang:
@@ -113,6 +119,29 @@ def test_an_export_of_a_shared_out_model_is_that_of_its_checkpoint(trainer_bin, 
         ),
         (SLICED | {"shard_size": 3}, 6, "3 is no multiple of parallel.tp, 2"),
         (SLICED | {"cuda_graphs": True}, 2, "trainer.cuda_graphs: a layer that ranks share out"),
+        (
+            {"parallel": {"cp": 3}},
+            4,
+            "parallel.cp: 3 parts must divide the 4 ranks; use 2 (2 such groups) or 4 (1), or take 3 or 6 ranks",
+        ),
+        (
+            {"parallel": {"cp": 2, "tp": 2}},
+            6,
+            "2 parts of 2 ranks (tp) must divide the 6 ranks; use 1 (3 such groups) or 3 (1), or take 4 or 8 ranks",
+        ),
+        (
+            {"parallel": {"cp": 2, "pp": 2}},
+            6,
+            "2 stages of 2 ranks (cp) must divide the 6 ranks; use 1 (3 such pipelines), or take 4 or 8 ranks",
+        ),
+        (
+            {"parallel": {"cp": 2, "tp": 2}, "shard_size": 2},
+            4,
+            "trainer.shard_size: 2 is no multiple of parallel.tp times parallel.cp, 4",
+        ),
+        ({"parallel": {"cp": 2}, "cuda_graphs": True}, 2, "leave it or parallel.cp out"),
+        ({"parallel": {"cp": 2, "cp_sharding": "ring"}}, 2, "one of auto, sequence, document"),
+        ({"parallel": {"context_parallel_size": 2}}, 2, "context_parallel_size: use cp"),
         ({"parallel": {"tp": 0}}, 2, "parallel.tp: must be a whole number from 1 to 1024; got 0"),
         ({"parallel": 2}, 2, "trainer.parallel: must be a map; got 2"),
         (
@@ -187,6 +216,27 @@ def test_estimate_knows_slices(trainer_bin, tmp_path):
     # A step's 512 tokens of 64 numbers of 4 bytes, of which each rank sends half: 10 times in each of 2 layers, and at the ends.
     assert sliced["slice_bytes_per_step"] == 512 * 64 * 4 // 2 * (2 * 10 + 4)
     assert whole["slice_bytes_per_step"] == 0
+
+
+def test_estimate_knows_parts_of_rows(trainer_bin, tmp_path):
+    told = {}
+    for name, parallel in (("dp 4", {}), ("cp 4", {"cp": 4})):
+        settings = resume.config(
+            tmp_path, save_steps=0, zero_stage=0, micro_batch_size=4, parallel=parallel
+        )
+        done = estimate(trainer_bin, tmp_path, settings, "--ranks", "4", "--json", "true")
+        assert done.returncode == 0, done.stderr
+        told[name] = json.loads(done.stdout)
+        told[name]["memory"] = {one["class"]: one["bytes"] for one in told[name]["memory"]}
+    whole, parts = told["dp 4"], told["cp 4"]
+    assert (whole["micro_batches"], parts["micro_batches"]) == (1, 4)
+    for name in ("weights", "gradients", "moments"):
+        assert parts["memory"][name] == whole["memory"][name], name
+    kept = "activations kept"
+    assert 0.2 < parts["memory"][kept] / whole["memory"][kept] < 0.26
+    # 16 rows of 64 tokens, 2 layers, 2 x 2 heads of 16; each rank sends 3 of 4 parts: twice fp32, and gradients.
+    assert parts["context_bytes_per_step"] == 16 * 64 * 2 * (4 * 16) * (2 * 4 + 4) // 4 * 3
+    assert whole["context_bytes_per_step"] == 0
 
 
 def test_estimate_knows_stages(trainer_bin, tmp_path):

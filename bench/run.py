@@ -65,7 +65,7 @@ ROWS = {
         900,
     ),
     "layouts": (
-        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: 8 models, 13 layouts",
+        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: 8 models, 17 layouts",
         [sys.executable, "trainer/tests/bench_layouts.py"],
         3600,
     ),
@@ -75,7 +75,7 @@ ROWS = {
         1800,
     ),
     "reshard-all": (
-        "checkpoints of 20 layouts of ranks, tensor parallel, in pipelines, with experts shared out or none of it, each read and saved again in each of the others",
+        "checkpoints of 23 layouts of ranks, tensor or context parallel, in pipelines, with experts shared out or none of it, each read and saved again in each of the others",
         [sys.executable, "trainer/tests/bench_reshard.py"],
         900,
     ),
@@ -153,6 +153,11 @@ ROWS = {
         "rows of like work against rows of like length (WLB-LLM), predicted",
         [os.environ.get("MUSTER_BIN_DIR", "build/release/bin") + "/muster-bench-wlb"],
         600,
+    ),
+    "cp-wlb": (
+        "rows that ranks share out (context parallelism) against one rank; each document cut for itself against rows cut as they are, predicted",
+        [sys.executable, "trainer/tests/bench_context.py"],
+        900,
     ),
     "gang-32k": (
         "one gang of 32,000 workers on 1,000 hosts of 32 CPUs, Decide and Validate",

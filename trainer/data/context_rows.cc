@@ -33,6 +33,9 @@ ops::ContextCall MakeCall(const std::vector<ContextSequence>& sequences,
                           const std::vector<int64_t>& gathered, int64_t first_own, int64_t length,
                           bool bounds) {
   ops::ContextCall call;
+  // Of calls whose longest sequence is one query, FlashAttention takes them for decoding, and hands
+  // back log-sums in an order that its backward doesn't know. It is an upper bound.
+  call.longest_queries = 2;
   std::vector<int64_t> queries, keys;
   std::vector<int32_t> query_bounds = {0}, key_bounds = {0};
   for (const ContextSequence& one : sequences) {

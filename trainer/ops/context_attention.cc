@@ -11,7 +11,7 @@ struct Gathered {
   at::Tensor q, k, v;
 };
 
-// [B, H, S, D] → [B·S, H, D].
+// [B, H, S, D] → [B·S, H, D]; of one row a view, whose strides are others.
 at::Tensor AsRows(const at::Tensor& heads) {
   return heads.transpose(1, 2).reshape({-1, heads.size(1), heads.size(3)});
 }
@@ -139,7 +139,7 @@ FlashResult ContextAttention(const at::Tensor& q, const at::Tensor& keys_values,
                              const std::vector<ContextCall>& calls, AttentionKind kind,
                              const at::Tensor& mask, int64_t window) {
   const at::Tensor rows = AsRows(q);
-  FlashResult result{at::zeros_like(rows), {}, {}};
+  FlashResult result{at::zeros(rows.sizes(), rows.options()), {}, {}};
   std::vector<at::Tensor> log_sums;  // [H, Q] of each call
   const bool flash = kind == AttentionKind::kFlash;
   if (!flash) result.log_sum = at::empty({ProbabilityCount(calls, q.size(1))}, q.options());
@@ -166,7 +166,7 @@ ContextGradients ContextAttentionBackward(const at::Tensor& d_out, const at::Ten
                                           const at::Tensor& keys_values, const FlashResult& result,
                                           const std::vector<ContextCall>& calls, AttentionKind kind,
                                           int64_t window) {
-  const at::Tensor rows = AsRows(q), d_rows = at::zeros_like(rows);
+  const at::Tensor rows = AsRows(q), d_rows = at::zeros(rows.sizes(), rows.options());
   ContextGradients found{{},
                          at::zeros(keys_values.sizes(), keys_values.options().dtype(at::kFloat))};
   const auto pick = [&](const at::Tensor& all, const ContextCall& call) {

@@ -115,8 +115,7 @@ TEST(Context, TrainsAsOneRankDoes) {
       way.scatter = way.ranks != way.tp && way.pp <= 1;
       SCOPED_TRACE(NameOf(way));
       const Outcome found = Train(way, model);
-      // Documents of one token have no gradient but rounding for what chooses keys, and AdamW's
-      // first steps, of 1e-2, go by its sign.
+      // Few tokens count there, and AdamW magnifies what rounding leaves of a gradient near zero.
       ExpectNear(found, wanted, packed ? 1e-5 : 2e-6);
       for (size_t i = 0; i < wanted.weights.size(); ++i)
         EXPECT_TRUE(at::allclose(found.weights[i], wanted.weights[i], 1e-3, 1e-4)) << i;

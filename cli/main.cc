@@ -117,6 +117,7 @@ int Main(Session& session, int argc, char** argv) {
   AddFleet(root, session);
   AddAccess(root, session);
   AddSecret(root, session);
+  AddLogin(root, session);
   AddTrust(root, session);
   AddToken(root, session);
   AddSandbox(root, session);

@@ -114,6 +114,25 @@ absl::StatusOr<Door> CheckDoor(const std::string& chain, const std::string& fing
       "between. Nothing was sent"));
 }
 
+// A channel to the join door at this address, once its authority is checked.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> ReachDoor(const std::string& address,
+                                                         const std::string& fingerprint) {
+  const absl::StatusOr<std::string> chain = PeekChain(address, kConnectNs);
+  if (!chain.ok()) return chain.status();
+  const absl::StatusOr<Door> door = CheckDoor(*chain, fingerprint, WallS());
+  if (!door.ok()) return door.status();
+  return Dial(address, door->trust_id, {door->authority, "", ""}, grpc::ChannelArguments());
+}
+
+absl::Status WhyNotJoined(const std::string& address, const absl::Status& status) {
+  if (!EndedBeforeAnyCall(status.message())) return status;
+  return absl::FailedPreconditionError(absl::StrCat(
+      address, " is the scheduler's and is not the join door, as it takes nobody without a ",
+      "certificate. The join door is at the port of `tls: join:` in musterd.yaml, 7421 where "
+      "docs/hosts.md is followed; on musterd's machine `muster ca show` names it. Nothing was "
+      "spent"));
+}
+
 }  // namespace
 
 bool EndedBeforeAnyCall(absl::string_view said) {
@@ -152,28 +171,46 @@ std::string WhyNotServed(const Identity& identity) {
 }
 
 absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* clock_ns) {
-  const absl::StatusOr<std::string> chain = PeekChain(line.address, kConnectNs);
-  if (!chain.ok()) return chain.status();
-  const absl::StatusOr<Door> door = CheckDoor(*chain, line.fingerprint, WallS());
-  if (!door.ok()) return door.status();
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel =
+      ReachDoor(line.address, line.fingerprint);
+  if (!channel.ok()) return channel.status();
   if (key.empty()) key = NewKey();
   const absl::StatusOr<std::string> request = NewRequest(key);
   if (!request.ok()) return request.status();
   pb::JoinRequest join;
   join.set_token(line.token);
   join.set_request(*request);
-  const absl::StatusOr<pb::CertificateResponse> response = Call<pb::JoinService>(
-      Dial(line.address, door->trust_id, {door->authority, "", ""}, grpc::ChannelArguments()),
-      &pb::JoinService::Stub::Join, join);
-  if (!response.ok() && EndedBeforeAnyCall(response.status().message())) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        line.address, " is the scheduler's and is not the join door, as it takes nobody without a ",
-        "certificate. The join door is at the port of `tls: join:` in musterd.yaml, 7421 where "
-        "docs/hosts.md is followed; on musterd's machine `muster ca show` names it. Nothing was "
-        "spent"));
-  }
-  if (!response.ok()) return response.status();
+  const absl::StatusOr<pb::CertificateResponse> response =
+      Call<pb::JoinService>(*channel, &pb::JoinService::Stub::Join, join);
+  if (!response.ok()) return WhyNotJoined(line.address, response.status());
   if (clock_ns != nullptr) *clock_ns = response->now_ns();
+  return Take(key, *response);
+}
+
+absl::StatusOr<JoinDoor> JoinDoor::Reach(const std::string& address,
+                                         const std::string& fingerprint) {
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ReachDoor(address, fingerprint);
+  if (!channel.ok()) return channel.status();
+  return JoinDoor(address, *std::move(channel));
+}
+
+absl::StatusOr<pb::ListProvidersResponse> JoinDoor::ListProviders() const {
+  absl::StatusOr<pb::ListProvidersResponse> response = Call<pb::JoinService>(
+      channel_, &pb::JoinService::Stub::ListProviders, pb::ListProvidersRequest());
+  if (!response.ok()) return WhyNotJoined(address_, response.status());
+  return response;
+}
+
+absl::StatusOr<Identity> JoinDoor::LogIn(const std::string& key,
+                                         const std::string& id_token) const {
+  const absl::StatusOr<std::string> request = NewRequest(key);
+  if (!request.ok()) return request.status();
+  pb::LogInRequest log_in;
+  log_in.set_id_token(id_token);
+  log_in.set_request(*request);
+  const absl::StatusOr<pb::CertificateResponse> response =
+      Call<pb::JoinService>(channel_, &pb::JoinService::Stub::LogIn, log_in);
+  if (!response.ok()) return WhyNotJoined(address_, response.status());
   return Take(key, *response);
 }
 

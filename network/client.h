@@ -41,6 +41,24 @@ struct JoinLine {
 // FAILED_PRECONDITION: the scheduler is there, and no join door.
 absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* clock_ns);
 
+// A scheduler's join door, whose authority was checked by its fingerprint, for users of identity
+// providers.
+class JoinDoor {
+ public:
+  // As Join.
+  static absl::StatusOr<JoinDoor> Reach(const std::string& address, const std::string& fingerprint);
+  absl::StatusOr<v1::ListProvidersResponse> ListProviders() const;
+  // A certificate for the key's public part, by an ID token whose nonce is this key's.
+  absl::StatusOr<Identity> LogIn(const std::string& key, const std::string& id_token) const;
+
+ private:
+  JoinDoor(std::string address, std::shared_ptr<grpc::Channel> channel)
+      : address_(std::move(address)), channel_(std::move(channel)) {}
+
+  std::string address_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
 // Another certificate for the same holder, with a new key.
 absl::StatusOr<Identity> Renew(const Identity& identity);
 // Whether the scheduler wants that now. Also tells it that this certificate has arrived.

@@ -43,6 +43,7 @@
 #include "scheduler/api/watch.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/engine/engine.h"
+#include "scheduler/log_in.h"
 #include "scheduler/settings.h"
 #include "scheduler/store/history.h"
 #include "scheduler/store/packs.h"
@@ -80,6 +81,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig&
     input.agent_sessions = static_cast<int64_t>(context.sessions->Connected());
     input.database_bytes = store.database;
     input.wal_bytes = store.wal;
+    if (context.providers != nullptr) input.logins = context.providers->Counts();
     return RenderMetrics(input);
   };
   absl::StatusOr<std::unique_ptr<MetricsServer>> server =
@@ -397,6 +399,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   const absl::StatusOr<std::unique_ptr<Audit>> audit = Audit::Open(config.data_dir + "/audit");
   if (!audit.ok()) return Fail(WhatToDoWithAudit(audit.status()));
   Users users(ListedUsers(config), geteuid(), config.single_user, clock);
+  const std::unique_ptr<Providers> providers = OpenProviders(config, &users, clock);
   Guard guard({&engine, history->get(), &users, audit->get(), clock});
 
   ApiContext context = ContextOf(config, start->recovered);
@@ -410,6 +413,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   context.clock = clock;
   context.scheduling = engine_options.scheduling;
   context.office = office->get();
+  context.providers = providers.get();
   RoomWatch room(config.data_dir, clock);
   context.why_no_submissions = [&room, &engine] {
     const std::string why = engine.WhyNotServing();
@@ -422,6 +426,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   std::thread stepping([&engine] { engine.Run(); });
   const int result =
       Serve(config, start->recovered, session_options, context, &server, &fencer, signals);
+  if (providers != nullptr) providers->Stop();
   if (*network != nullptr) (*network)->Shutdown();
   server.Shutdown();  // calls that wait for a commit still get their answer
   outlook.Stop();

@@ -51,6 +51,10 @@ bool ReadConfig(const Flags& flags, MusterdConfig* config) {
   if (!flags.queues.empty()) config->queues = flags.queues;
   if (!flags.master_key.empty()) config->master_key = config->tls.master_key = flags.master_key;
   config->single_user = config->single_user || flags.single_user;
+  if (config->single_user && !config->oidc.empty()) {
+    Fail("oidc: is for several users: start it without --single-user, or leave oidc: out");
+    return false;
+  }
   return true;
 }
 

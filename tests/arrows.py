@@ -12,12 +12,14 @@ MAY_INCLUDE = {
     "common/base": [],
     "common/pack": [],
     "common/pki": ["common/base"],
+    "common/oidc": ["common/base", "common/pki"],
     "common/spec": ["common/base"],
     "network": ["common"],
+    "network/https": ["common/base"],
     "network/log": ["common/base"],
     "scheduler/state": ["common/base", "common/spec"],
     "scheduler/access": ["common/base", "common/pki", "scheduler/state"],
-    "scheduler/trust": ["common/base", "common/pki", "scheduler/state"],
+    "scheduler/trust": ["common/base", "common/oidc", "common/pki", "scheduler/state"],
     "scheduler/decide": ["common/base", "common/spec", "scheduler/state"],
     "scheduler/ask": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
     "scheduler/engine": ["common/base", "common/spec", "scheduler/state", "scheduler/decide"],
@@ -31,7 +33,7 @@ MAY_INCLUDE = {
     ],
     "scheduler/agents": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
     "scheduler/api": ["common", "scheduler"],
-    "scheduler": ["common", "network/log", "scheduler"],  # musterd.cc: wiring
+    "scheduler": ["common", "network/https", "network/log", "scheduler"],  # musterd.cc: wiring
     "agent/progress": ["common/base"],
     "agent/shim": ["common/pack", "agent/progress"],
     "agent/reconcile": ["common/base", "agent/progress"],
@@ -79,7 +81,7 @@ NO_GRPC = [
     "sim",
     "trainer",
 ]
-NO_PROTO = ["common/base", "common/pack", "common/pki", "agent/progress", "agent/shim", "trainer"]
+NO_PROTO = ["common/base", "common/oidc", "common/pack", "common/pki", "agent/progress", "agent/shim", "trainer"]
 PURE = ["scheduler/state", "scheduler/decide", "agent/reconcile"]
 IMPURE_HEADERS = [
     "<chrono>",

@@ -22,7 +22,8 @@ void AddFleet(CLI::App& root,
 void AddAccess(CLI::App& root,
                Session& session);  // access list, grant, revoke, check; audit list, verify
 void AddSecret(CLI::App& root, Session& session);      // secret set, list, delete
-void AddTrust(CLI::App& root, Session& session);       // login; user, ca
+void AddLogin(CLI::App& root, Session& session);       // login
+void AddTrust(CLI::App& root, Session& session);       // user, ca
 void AddToken(CLI::App& root, Session& session);       // token create, list, revoke
 void AddHostTokens(CLI::App* host, Session& session);  // host token, revoke; AddFleet's
 void AddExplain(CLI::App& root, Session& session);     // explain, simulate

@@ -1,16 +1,11 @@
 // Who comes over a network: hosts and users join by tokens, and the authority that signs for them.
 #include <CLI/CLI.hpp>
 
-#include "absl/strings/cord.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
 #include "cli/render/table.h"
-#include "common/base/files.h"
-#include "common/base/ids.h"
 #include "common/base/units.h"
-#include "network/client.h"
 
 namespace muster {
 namespace {
@@ -19,10 +14,6 @@ struct TokenOptions {
   std::string host, user, ttl;
   std::vector<std::string> groups;
   bool reusable = false;
-};
-struct LoginOptions {
-  JoinLine line;
-  std::string context = "default";
 };
 
 std::string When(int64_t now_ns, int64_t at_ns) {
@@ -169,43 +160,6 @@ int Rotate(Session& session, const std::string& step, bool force) {
   return session.ShowOne(text, *response, step);
 }
 
-int Login(Session& session, const LoginOptions& options) {
-  if (!IsLabel(options.context)) {
-    return session.Fail(
-        absl::InvalidArgumentError("--context: wants at most 63 of [A-Za-z0-9._-]"));
-  }
-  const std::string config = ClientConfigPath(ProcessEnvironment);
-  const std::string path = LoginPathOf(config, options.context);
-  const absl::StatusOr<Identity> identity = Join(options.line, "", nullptr);
-  if (!identity.ok()) {
-    absl::Status status = identity.status();
-    status.SetPayload(kDetailsUrl, absl::Cord());  // no server of this machine is meant
-    return session.Fail(status);
-  }
-  if (identity->holder.kind != Holder::kUser) {
-    return session.Fail(absl::InvalidArgumentError(
-        "the token is a host's: muster-agent join takes it, on that host"));
-  }
-  absl::Status kept = MakeDirectories(path.substr(0, path.rfind('/')));
-  if (kept.ok()) kept = SaveIdentity(path, *identity);
-  if (!kept.ok()) return session.Fail(kept);
-  // The first login is what commands without --context use.
-  const bool first = absl::IsNotFound(ReadFile(config, kMaxPemBytes).status());
-  if (first) {
-    kept = WriteFileDurably(config, absl::StrCat("current_context: ", options.context, "\n"), 0644);
-    if (!kept.ok()) return session.Fail(kept);
-  }
-  session.Say(absl::StrCat(
-      "You are ", identity->holder.name, " at ", identity->addresses.front(), " (context ",
-      options.context, ").",
-      first ? ""
-            : absl::StrCat(" Use it with --context ", options.context,
-                           ", or write current_context: ", options.context, " into ", config, "."),
-      " The certificate renews itself while you use it at least every ",
-      FormatDuration(identity->validity.life_s() * kSecond), ".\n"));
-  return kExitOk;
-}
-
 void AddRevokeToken(CLI::App* token, Session& session) {
   auto id = std::make_shared<std::string>();
   CLI::App* revoke =
@@ -217,20 +171,6 @@ void AddRevokeToken(CLI::App* token, Session& session) {
       request.set_token(*id);
       return Revoke(session, request);
     };
-  });
-}
-
-void AddLogin(CLI::App& root, Session& session) {
-  auto options = std::make_shared<LoginOptions>();
-  CLI::App* login = root.add_subcommand(
-      "login", "Become known to a scheduler on another machine, with the line of an invitation");
-  login->add_option("address", options->line.address, "HOST:PORT of its join door")->required();
-  login->add_option("--token", options->line.token, "As muster user invite printed it")->required();
-  login->add_option("--ca", options->line.fingerprint, "Fingerprint of its authority, sha256:…")
-      ->required();
-  login->add_option("--as", options->context, "Name of the context; default: default");
-  login->callback([&session, options] {
-    session.command = [&session, options] { return Login(session, *options); };
   });
 }
 
@@ -264,7 +204,6 @@ void AddHostTokens(CLI::App* host, Session& session) {
 }
 
 void AddTrust(CLI::App& root, Session& session) {
-  AddLogin(root, session);
   CLI::App* user =
       root.add_subcommand("user", "Users on other machines: invite, list, revoke, token");
   user->require_subcommand(1);

@@ -90,6 +90,19 @@ struct TlsConfig {
   std::string master_key;              // path
   int64_t host_life_ns = 7 * kDay, user_life_ns = 12 * kHour, server_life_ns = 30 * kDay;
 };
+// An identity provider (OpenID Connect) whose users may log in.
+struct OidcConfig {
+  std::string issuer, client_id;
+  std::vector<std::string> audiences;  // that count beside client_id
+  std::vector<std::string> scopes = {"openid", "profile", "email"};
+  std::string name_claim = "preferred_username";
+  std::string domain;  // the claim is NAME@domain; empty: NAME
+  std::string groups_claim;
+  std::vector<std::string> groups;  // of the claim those that count
+  std::string ca;                   // path; empty: the authorities that the machine trusts
+  int64_t leeway_ns = kMinute, max_age_ns = 10 * kMinute, log_in_again_ns = 7 * kDay;
+  bool without_nonce = false, existing_users = false;
+};
 struct MusterdConfig {
   std::string listen;          // unix:///path
   std::string metrics_listen;  // 127.0.0.1:PORT; empty: no metrics
@@ -98,6 +111,7 @@ struct MusterdConfig {
   std::string queues;    // path; read once, into an empty store
   bool single_user = false;
   TlsConfig tls;
+  std::vector<OidcConfig> oidc;    // in file order
   std::vector<MusterdUser> users;  // beside those of the machine; by name
   std::string master_key;  // path; also tls.master_key; empty: systemd's credential, or none
   int64_t packed_per_user_bytes = int64_t{1} << 30;  // directories that come along with jobs

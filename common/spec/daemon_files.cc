@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/ids.h"
 #include "common/spec/config_files.h"
+#include "common/spec/oidc_file.h"
 #include "common/spec/reader.h"
 
 namespace muster {
@@ -192,6 +193,9 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     fields.Size("packed_per_user", &out->packed_per_user_bytes);
     fields.NotYet("http", "the dashboard. Leave it out");
     if (std::optional<Fields> tls = fields.Map("tls")) ReadTls(document, *tls, &out->tls);
+    ReadOidc(document, fields, out);
+    if (!out->oidc.empty() && out->single_user)
+      document.AddAtPath("oidc", "is for several users; leave single_user out, or this");
     if (out->tls.master_key.empty()) out->tls.master_key = out->master_key;
     if (out->master_key.empty()) out->master_key = out->tls.master_key;
     if (out->master_key != out->tls.master_key)

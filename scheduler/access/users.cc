@@ -4,7 +4,9 @@
 #include <pwd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <optional>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 
@@ -14,6 +16,7 @@ namespace {
 constexpr size_t kNamesBytes = 16 << 10;
 constexpr size_t kUsersKept = 4'096;
 constexpr int kGroupsMax = 1'024;
+constexpr std::string_view kReservedNames[] = {"root", "nobody", "musterd"};
 
 struct Account {
   uint32_t uid = 0, gid = 0;
@@ -34,13 +37,14 @@ std::optional<Account> AccountOf(uint32_t uid) {
   return ToAccount(found);
 }
 
-std::optional<Account> AccountNamed(const std::string& name) {
+// *error: why it isn't known, 0 where it is known that there is none.
+std::optional<Account> AccountNamed(const std::string& name, int* error = nullptr) {
   std::vector<char> buffer(kNamesBytes);
   passwd entry{};
   passwd* found = nullptr;
-  if (getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0)
-    return std::nullopt;
-  return ToAccount(found);
+  const int code = getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
+  if (error != nullptr) *error = code == ENOENT || code == ESRCH ? 0 : code;
+  return code == 0 ? ToAccount(found) : std::nullopt;
 }
 
 std::vector<std::string> GroupsOf(const Account& account) {
@@ -114,6 +118,21 @@ std::shared_ptr<const Principal> Users::Named(const std::string& name) {
   if (!account.has_value()) return nullptr;
   std::shared_ptr<const Principal> who = Of(account->uid);
   return who->user == name ? who : nullptr;
+}
+
+KnownAs Users::HowKnown(const std::string& name) const {
+  for (const std::string_view reserved : kReservedNames) {
+    if (name == reserved) return KnownAs::kReserved;
+  }
+  for (const ListedUser& user : listed_) {
+    if (user.name == name) return KnownAs::kSomebody;
+  }
+  int error = 0;
+  const std::optional<Account> account = AccountNamed(name, &error);
+  if (error != 0) return KnownAs::kReserved;
+  if (!account.has_value()) return KnownAs::kNobody;
+  const bool ordinary = account->uid >= kFirstOrdinaryUid && account->uid != kOverflowUid;
+  return ordinary && account->uid != own_uid_ ? KnownAs::kSomebody : KnownAs::kReserved;
 }
 
 }  // namespace muster

@@ -26,6 +26,13 @@ inline constexpr uint32_t kOverflowUid = 65'534;  // "nobody": what the kernel m
 inline constexpr uint32_t kFirstOrdinaryUid = 1'000;
 inline constexpr int64_t kUserKeptNs = 30'000'000'000;  // then its groups are asked again
 
+// How the machine knows a name that somebody comes by from elsewhere.
+enum class KnownAs {
+  kNobody,
+  kSomebody,  // listed, or an ordinary account
+  kReserved,  // root, the user who runs this, an account of the system, or it can't be known now
+};
+
 class Users {
  public:
   // `own_uid`: of this process. `single_user`: nobody else is known.
@@ -37,6 +44,8 @@ class Users {
   std::shared_ptr<const Principal> Of(uint32_t uid);
   // Groups of a user by name, for questions about others; null if nobody has it.
   std::shared_ptr<const Principal> Named(const std::string& name);
+  // May take as long as a directory service does.
+  KnownAs HowKnown(const std::string& name) const;
 
  private:
   struct Kept {

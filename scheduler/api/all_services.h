@@ -6,6 +6,7 @@
 
 #include "common/base/check.h"
 #include "scheduler/api/agent_service.h"
+#include "scheduler/api/join_service.h"
 #include "scheduler/api/pack_service.h"
 #include "scheduler/api/secret_service.h"
 #include "scheduler/api/services.h"

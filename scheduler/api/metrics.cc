@@ -154,6 +154,19 @@ void WriteHosts(const State& state, Exposition* out) {
   }
 }
 
+void WriteLogins(const ProviderCounts& counts, Exposition* out) {
+  out->Family("muster_provider_logins_total", "counter",
+              "Logins by identity providers: those that were given a certificate, those that were "
+              "refused, and those whose provider's keys could not be read.");
+  out->Sample({{"outcome", "issued"}}, absl::StrCat(counts.issued));
+  out->Sample({{"outcome", "refused"}}, absl::StrCat(counts.refused));
+  out->Sample({{"outcome", "unavailable"}}, absl::StrCat(counts.unavailable));
+  out->Family("muster_provider_key_reads_total", "counter",
+              "How often keys of identity providers were asked for.");
+  out->Sample({{"outcome", "read"}}, absl::StrCat(counts.fetches - counts.failed_fetches));
+  out->Sample({{"outcome", "failed"}}, absl::StrCat(counts.failed_fetches));
+}
+
 }  // namespace
 
 std::string RenderMetrics(const MetricsInput& input) {
@@ -193,6 +206,7 @@ std::string RenderMetrics(const MetricsInput& input) {
       "muster_plans_refused_total",
       "Plans that the check refused: each is a fault of Muster's, kept in data_dir/refused-plans.",
       stats.refused_plans);
+  if (input.logins.has_value()) WriteLogins(*input.logins, &out);
   out.Histogram("muster_step_duration_seconds",
                 "Time of an engine step from taking the events to answering the callers.",
                 stats.step);

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "scheduler/engine/engine.h"
+#include "scheduler/trust/providers.h"
 
 namespace muster {
 
@@ -20,6 +22,7 @@ struct MetricsInput {
   int64_t agent_sessions = 0;
   int64_t database_bytes = 0;
   int64_t wal_bytes = 0;
+  std::optional<ProviderCounts> logins;  // none: nobody logs in by an identity provider
 };
 
 std::string RenderMetrics(const MetricsInput& input);

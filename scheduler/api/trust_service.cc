@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
+#include "scheduler/api/issue.h"
 #include "scheduler/api/services.h"
 
 namespace muster {
@@ -21,46 +22,6 @@ using Events = absl::StatusOr<std::vector<pb::Event>>;
 // Of tokens with scopes.
 constexpr int kMostScopes = 16, kMostTokens = 32;
 constexpr int64_t kScopedTokenNs = 30 * kDay;
-
-grpc::Status NoNetwork() {
-  return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
-                      "this musterd serves no network: its musterd.yaml has no tls:");
-}
-
-// Issues within the step that makes it durable, and answers once it is.
-grpc::ServerUnaryReactor* Issue(
-    const ApiContext& context, const Caller& caller, grpc::CallbackServerContext* call,
-    pb::CertificateResponse* response,
-    std::function<absl::StatusOr<Office::Issued>(const Trust& trust, int64_t now_ns)> issue) {
-  if (context.office == nullptr) return Reply(call, NoNetwork());
-  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  caller.Change(
-      [&context, caller, response, issue = std::move(issue)](const State& state) -> Events {
-        const int64_t now_ns = context.clock->WallNs();
-        absl::StatusOr<Office::Issued> issued = issue(state.trust(), now_ns);
-        if (!issued.ok()) {
-          caller.Note(std::string(issued.status().message()));
-          return issued.status();
-        }
-        caller.Note(issued->event.certificate_issued().certificate().uri());
-        response->set_certificate(issued->certificate);
-        response->set_authorities(TrustedPem(state.trust()));
-        for (const std::string& address : context.addresses) response->add_addresses(address);
-        response->set_join_address(context.join_address);
-        response->set_now_ns(now_ns);
-        return std::vector<pb::Event>{std::move(issued->event)};
-      },
-      [reactor](absl::Status status) { reactor->Finish(ToGrpc(status)); });
-  return reactor;
-}
-
-bool IsUserName(const std::string& name) {
-  return !name.empty() && name.size() <= 32 && IsLabel(name) &&
-         std::all_of(name.begin(), name.end(), [](char c) {
-           return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
-                  c == '.';
-         });
-}
 
 // The holder that a token is asked for. INVALID_ARGUMENT, NOT_FOUND: it can't join.
 absl::StatusOr<Holder> HolderOf(const State& state, const std::string& host,
@@ -145,6 +106,12 @@ Events TokenEvents(const State& state, const pb::NewTokenRequest& request, const
   if (!host) {
     pb::NetworkUser* user = events.emplace_back().mutable_network_user()->mutable_user();
     user->set_name(holder->name);
+    // Whoever has the name by an identity provider may go on to come by that, too.
+    if (const auto row = state.trust().users.find(holder->name);
+        row != state.trust().users.end()) {
+      user->set_issuer(row->second.issuer());
+      user->set_subject(row->second.subject());
+    }
     std::set<std::string> groups(request.groups().begin(), request.groups().end());
     for (const std::string& group : groups) {
       if (!IsUserName(group)) {
@@ -170,7 +137,8 @@ Events ScopedTokenEvents(const State& state, const pb::CreateTokenRequest& reque
                          const Principal& who, const Token& token, int64_t now_ns,
                          pb::NewTokenResponse* response) {
   const Trust& trust = state.trust();
-  if (trust.users.count(who.user) == 0) {
+  if (const auto user = trust.users.find(who.user);
+      user == trust.users.end() || user->second.revoked()) {
     return absl::FailedPreconditionError(
         absl::StrCat("you are no user of the network, where tokens are for. Who administers the "
                      "root invites you: muster user invite ",
@@ -279,7 +247,8 @@ Events RevokeEvents(const State& state, const pb::RevokeHolderRequest& request,
   }
   for (const auto& [id, token] : trust.tokens)
     response->set_tokens(response->tokens() + (NamesHolder(token.uri(), uri) ? 1 : 0));
-  const bool user = holder->kind == Holder::kUser && trust.users.count(holder->name) != 0;
+  const auto row = trust.users.find(holder->name);
+  const bool user = holder->kind == Holder::kUser && row != trust.users.end();
   if (response->certificates() == 0 && response->tokens() == 0 && !user) {
     return absl::NotFoundError(
         absl::StrCat(NameOf(*holder), " has no certificate and no token that could be revoked"));
@@ -290,37 +259,16 @@ Events RevokeEvents(const State& state, const pb::RevokeHolderRequest& request,
   if (user) {
     pb::NetworkUserChanged* changed = events.emplace_back().mutable_network_user();
     changed->mutable_user()->set_name(holder->name);
-    changed->set_removed(true);
+    // An identity provider would vouch for them again at once.
+    const bool kept = !row->second.issuer().empty();
+    if (kept) *changed->mutable_user() = row->second;
+    changed->mutable_user()->set_revoked(kept);
+    changed->set_removed(!kept);
   }
   return events;
 }
 
 }  // namespace
-
-JoinServiceImpl::JoinServiceImpl(const ApiContext* context, const Door* door)
-    : GuardedService(context->guard, door), context_(context) {
-  Unary("JoinService/Join", &JoinServiceImpl::Join);
-  Unary("JoinService/RenewExpired", &JoinServiceImpl::RenewExpired);
-  MUSTER_CHECK(served().size() == kMethods);
-}
-
-grpc::ServerUnaryReactor* JoinServiceImpl::Join(const Caller& caller,
-                                                grpc::CallbackServerContext* call,
-                                                const pb::JoinRequest* request,
-                                                pb::CertificateResponse* response) {
-  return Issue(*context_, caller, call, response, [this, request](const Trust& trust, int64_t now) {
-    return context_->office->Join(trust, request->token(), request->request(), now);
-  });
-}
-
-grpc::ServerUnaryReactor* JoinServiceImpl::RenewExpired(const Caller& caller,
-                                                        grpc::CallbackServerContext* call,
-                                                        const pb::RenewExpiredRequest* request,
-                                                        pb::CertificateResponse* response) {
-  return Issue(*context_, caller, call, response, [this, request](const Trust& trust, int64_t now) {
-    return context_->office->RenewExpired(trust, request->certificate(), request->request(), now);
-  });
-}
 
 TrustServiceImpl::TrustServiceImpl(const ApiContext* context, const Door* door)
     : GuardedService(context->guard, door), context_(context) {
@@ -340,15 +288,20 @@ grpc::ServerUnaryReactor* TrustServiceImpl::Renew(const Caller& caller,
                                                   grpc::CallbackServerContext* call,
                                                   const pb::RenewRequest* request,
                                                   pb::CertificateResponse* response) {
-  return Issue(
-      *context_, caller, call, response, [this, caller, request](const Trust& trust, int64_t now) {
+  if (context_->office == nullptr) return Reply(call, NoNetwork());
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  Issue(
+      *context_, caller, response,
+      [this, caller, request](const Trust& trust, int64_t now_ns) {
         const Principal& who = caller.who();
         const bool host = !who.host.empty();
         return context_->office->Renew(trust,
                                        Holder{host ? Holder::kHost : Holder::kUser, trust.trust_id,
                                               who.cluster, host ? who.host : who.user, who.token},
-                                       request->request(), now);
-      });
+                                       request->request(), now_ns);
+      },
+      [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* TrustServiceImpl::GetNews(const Caller& caller,

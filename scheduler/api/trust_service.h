@@ -1,28 +1,11 @@
-// Certificates, the tokens that buy them, and the authority that signs them.
+// Certificates of who has one, the tokens that buy others, and the authority that signs them.
 #pragma once
 
 #include "muster/v1/trust_service.pb.h"
 #include "scheduler/api/context.h"
 #include "scheduler/api/guarded_service.h"
-#include "scheduler/trust/office.h"
 
 namespace muster {
-
-// At the join door.
-class JoinServiceImpl : public GuardedService {
- public:
-  static constexpr size_t kMethods = 2;
-
-  JoinServiceImpl(const ApiContext* context, const Door* door);
-  grpc::ServerUnaryReactor* Join(const Caller& caller, grpc::CallbackServerContext* call,
-                                 const pb::JoinRequest* request, pb::CertificateResponse* response);
-  grpc::ServerUnaryReactor* RenewExpired(const Caller& caller, grpc::CallbackServerContext* call,
-                                         const pb::RenewExpiredRequest* request,
-                                         pb::CertificateResponse* response);
-
- private:
-  const ApiContext* const context_;
-};
 
 class TrustServiceImpl : public GuardedService {
  public:

@@ -66,8 +66,11 @@ std::string WhyNotTrusted(const Trust& trust, const Holder& holder, const std::s
   const auto row = trust.certificates.find(serial);
   if (row != trust.certificates.end() && row->second.revoked_ns() != 0)
     return "your certificate was revoked";
-  if (holder.kind == Holder::kUser && trust.users.count(holder.name) == 0)
-    return absl::StrCat("there is no user ", holder.name, " any more");
+  if (holder.kind == Holder::kUser) {
+    const auto user = trust.users.find(holder.name);
+    if (user == trust.users.end() || user->second.revoked())
+      return absl::StrCat("there is no user ", holder.name, " any more");
+  }
   if (holder.token.empty()) return "";
   const auto token = trust.tokens.find(holder.token);
   if (token == trust.tokens.end() || token->second.uri() != UriOf(holder))
@@ -192,14 +195,18 @@ absl::StatusOr<std::string> Office::Sign(const Trust& trust, std::string_view re
 }
 
 absl::StatusOr<Office::Issued> Office::Issue(const Trust& trust, std::string_view request,
-                                             const Holder& holder, const std::string& token,
-                                             int64_t now_ns) const {
+                                             const Holder& holder, const pb::NetworkUser* user,
+                                             const std::string& token, int64_t now_ns) const {
   int64_t life_ns = holder.kind == Holder::kHost ? lives_.host_ns : lives_.user_ns;
   if (!holder.token.empty()) {
     const auto row = trust.tokens.find(holder.token);
     if (row == trust.tokens.end() || row->second.expires_ns() <= now_ns)
       return NotWelcome("the token was revoked, or has expired");
     life_ns = std::min(life_ns, row->second.expires_ns() - now_ns);
+  } else if (user != nullptr && user->log_in_again_ns() != 0) {
+    if (user->log_in_again_ns() <= now_ns)
+      return NotWelcome("it is time to log in by your provider again: muster login --oidc");
+    life_ns = std::min(life_ns, user->log_in_again_ns() - now_ns);
   }
   absl::StatusOr<std::string> pem = Sign(trust, request, holder, life_ns, now_ns);
   if (!pem.ok()) return pem.status();
@@ -235,12 +242,14 @@ absl::StatusOr<Office::Issued> Office::Join(const Trust& trust, std::string_view
   if (!row->second.key_hash().empty() && row->second.key_hash() != *key_hash) return refused;
   const std::optional<Holder> holder = ParseHolder(row->second.uri());
   if (!holder.has_value()) return refused;
-  return Issue(trust, request, *holder, given->id, now_ns);
+  return Issue(trust, request, *holder, nullptr, given->id, now_ns);
 }
 
 absl::StatusOr<Office::Issued> Office::Renew(const Trust& trust, const Holder& holder,
                                              std::string_view request, int64_t now_ns) const {
-  return Issue(trust, request, holder, "", now_ns);
+  const auto user = trust.users.find(holder.name);
+  const bool known = holder.kind == Holder::kUser && user != trust.users.end();
+  return Issue(trust, request, holder, known ? &user->second : nullptr, "", now_ns);
 }
 
 absl::StatusOr<Office::Issued> Office::RenewExpired(const Trust& trust,
@@ -261,7 +270,7 @@ absl::StatusOr<Office::Issued> Office::RenewExpired(const Trust& trust,
   if (!key_hash.ok()) return key_hash.status();
   if (*key_hash != presented->certificate.key_hash)
     return NotWelcome("the request is by another key than the certificate's");
-  return Issue(trust, request, presented->holder, "", now_ns);
+  return Issue(trust, request, presented->holder, nullptr, "", now_ns);
 }
 
 absl::StatusOr<std::string> Office::ServerIdentity(const Trust& trust, int64_t now_ns) const {

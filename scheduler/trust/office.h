@@ -16,6 +16,7 @@
 #include "common/pki/names.h"
 #include "common/pki/tokens.h"
 #include "scheduler/state/state.h"
+#include "scheduler/trust/id_token.h"
 
 namespace muster {
 
@@ -50,6 +51,9 @@ absl::StatusOr<Presented> ReadPresented(const Trust& trust, std::string_view cer
 std::string WhyNotTrusted(const Trust& trust, const Holder& holder, const std::string& serial,
                           uint64_t authority);
 
+// 1 to 32 of a-z, 0-9, '_', '-' and '.'.
+bool IsUserName(const std::string& name);
+
 class Office {
  public:
   // `master_key` seals the authority's keys (seal.h).
@@ -57,6 +61,7 @@ class Office {
       : master_key_(std::move(master_key)), lives_(lives) {}
 
   struct Issued {
+    std::vector<pb::Event> before;  // in the same step
     pb::Event event;
     std::string certificate;  // PEM
   };
@@ -84,6 +89,10 @@ class Office {
                                int64_t now_ns) const;
   absl::StatusOr<Issued> RenewExpired(const Trust& trust, std::string_view certificate,
                                       std::string_view request, int64_t now_ns) const;
+  // Of a user whom an identity provider vouches for, with a token that hasn't been used yet.
+  // PERMISSION_DENIED: the name isn't theirs. *why: what of it the audit says, and nobody else.
+  absl::StatusOr<Issued> LogIn(const Trust& trust, const Vouched& vouched,
+                               std::string_view request, int64_t now_ns, std::string* why) const;
   // A new key and its certificate for the scheduler itself, then the authority's. Not kept.
   absl::StatusOr<std::string> ServerIdentity(const Trust& trust, int64_t now_ns) const;
 
@@ -92,8 +101,10 @@ class Office {
  private:
   absl::StatusOr<std::string> Sign(const Trust& trust, std::string_view request,
                                    const Holder& holder, int64_t life_ns, int64_t now_ns) const;
+  // `user`: of a provider's user, how they logged in; may be null.
   absl::StatusOr<Issued> Issue(const Trust& trust, std::string_view request, const Holder& holder,
-                               const std::string& token, int64_t now_ns) const;
+                               const pb::NetworkUser* user, const std::string& token,
+                               int64_t now_ns) const;
   pb::Authority NewAuthority(const std::string& trust_id, uint64_t version, int64_t now_ns) const;
 
   const std::string master_key_;

@@ -294,6 +294,11 @@ ROWS = {
         [sys.executable, "bench/revocation.py"],
         900,
     ),
+    "login-oidc": (
+        "logins by two real identity providers in what stands for a browser; forged and stale tokens at the same door",
+        [sys.executable, "bench/login_oidc.py"],
+        900,
+    ),
     "ten-hosts": (
         "ten machines (namespaces) join by one line each; a gang trains over all; two clusters, three users, a death, a cut, a rotation, a move",
         [sys.executable, "bench/ten_hosts.py"],

@@ -81,7 +81,15 @@ NO_GRPC = [
     "sim",
     "trainer",
 ]
-NO_PROTO = ["common/base", "common/oidc", "common/pack", "common/pki", "agent/progress", "agent/shim", "trainer"]
+NO_PROTO = [
+    "common/base",
+    "common/oidc",
+    "common/pack",
+    "common/pki",
+    "agent/progress",
+    "agent/shim",
+    "trainer",
+]
 PURE = ["scheduler/state", "scheduler/decide", "agent/reconcile"]
 IMPURE_HEADERS = [
     "<chrono>",

@@ -129,9 +129,8 @@ int Login(Session& session, const LoginOptions& options) {
         "log in by an invitation (--token), or by an identity provider (--oidc, --device, "
         "--id-token-file): one of both"));
   }
-  const absl::StatusOr<Identity> identity = options.ByProvider()
-                                                ? LogInByProvider(session, options)
-                                                : Join(options.line, "", nullptr);
+  const absl::StatusOr<Identity> identity =
+      options.ByProvider() ? LogInByProvider(session, options) : Join(options.line, "", nullptr);
   if (!identity.ok()) {
     absl::Status status = identity.status();
     status.SetPayload(kDetailsUrl, absl::Cord());  // no server of this machine is meant

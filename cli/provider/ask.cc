@@ -83,10 +83,10 @@ std::string RandomText() { return absl::WebSafeBase64Escape(RandomBytes(32)); }
 std::string PercentEncoded(const std::string& text) {
   std::string encoded;
   for (const char c : text) {
-    const bool plain = absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' ||
-                       c == '.' || c == '_' || c == '~';
-    absl::StrAppend(&encoded, plain ? std::string(1, c)
-                                    : absl::StrCat("%", absl::BytesToHexString({&c, 1})));
+    const bool plain = absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '.' ||
+                       c == '_' || c == '~';
+    absl::StrAppend(&encoded,
+                    plain ? std::string(1, c) : absl::StrCat("%", absl::BytesToHexString({&c, 1})));
   }
   return encoded;
 }

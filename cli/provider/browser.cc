@@ -54,16 +54,15 @@ absl::StatusOr<std::string> TokenByBrowser(const ProviderClient& client) {
   absl::StatusOr<Loopback> loopback = Loopback::Open(client.redirect_port);
   if (!loopback.ok()) return loopback.status();
   const std::string verifier = RandomText(), state = RandomText();
-  const std::string url =
-      UrlOf(provider->authorization_url,
-            {{"response_type", "code"},
-             {"client_id", client.client_id},
-             {"redirect_uri", loopback->url()},
-             {"scope", ScopesOf(client)},
-             {"state", state},
-             {"nonce", client.nonce},
-             {"code_challenge", absl::WebSafeBase64Escape(Sha256(verifier))},
-             {"code_challenge_method", "S256"}});
+  const std::string url = UrlOf(provider->authorization_url,
+                                {{"response_type", "code"},
+                                 {"client_id", client.client_id},
+                                 {"redirect_uri", loopback->url()},
+                                 {"scope", ScopesOf(client)},
+                                 {"state", state},
+                                 {"nonce", client.nonce},
+                                 {"code_challenge", absl::WebSafeBase64Escape(Sha256(verifier))},
+                                 {"code_challenge_method", "S256"}});
   client.say(absl::StrCat("Log in here:\n", url, "\n"));
   OpenBrowser(url);
   absl::StatusOr<std::map<std::string, std::string>> back =
@@ -74,14 +73,13 @@ absl::StatusOr<std::string> TokenByBrowser(const ProviderClient& client) {
     return absl::PermissionDeniedError("another provider than the one that was asked answered");
   if ((*back)["code"].empty()) return Refused((*back)["error"], (*back)["error_description"]);
   int64_t status = 0;
-  const absl::StatusOr<nlohmann::json> answer =
-      Post(client, provider->token_url,
-           {{"grant_type", "authorization_code"},
-            {"code", (*back)["code"]},
-            {"redirect_uri", loopback->url()},
-            {"client_id", client.client_id},
-            {"code_verifier", verifier}},
-           &status);
+  const absl::StatusOr<nlohmann::json> answer = Post(client, provider->token_url,
+                                                     {{"grant_type", "authorization_code"},
+                                                      {"code", (*back)["code"]},
+                                                      {"redirect_uri", loopback->url()},
+                                                      {"client_id", client.client_id},
+                                                      {"code_verifier", verifier}},
+                                                     &status);
   if (!answer.ok()) return answer.status();
   return IdTokenIn(*answer);
 }

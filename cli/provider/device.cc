@@ -26,8 +26,9 @@ absl::StatusOr<std::string> TokenByDevice(const ProviderClient& client) {
   if (!provider.ok()) return provider.status();
   if (provider->device_url.empty() || provider->token_url.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat(client.issuer, " offers no login with a code (device authorization): log in "
-                                    "on a machine with a browser, without --device"));
+        absl::StrCat(client.issuer,
+                     " offers no login with a code (device authorization): log in "
+                     "on a machine with a browser, without --device"));
   }
   int64_t status = 0;
   const absl::StatusOr<nlohmann::json> begun =
@@ -45,9 +46,9 @@ absl::StatusOr<std::string> TokenByDevice(const ProviderClient& client) {
   int64_t interval_s = SecondsIn(*begun, "interval", kUsualIntervalS, kMostIntervalS);
   const int64_t until_ns =
       RealClock()->MonotonicNs() +
-      std::min(client.timeout_ns,
-               SecondsIn(*begun, "expires_in", client.timeout_ns / kSecond, kDay / kSecond) *
-                   kSecond);
+      std::min(
+          client.timeout_ns,
+          SecondsIn(*begun, "expires_in", client.timeout_ns / kSecond, kDay / kSecond) * kSecond);
   while (RealClock()->MonotonicNs() < until_ns) {
     // Nothing tells that it is granted: the provider is asked as often as it allows (3.5).
     std::this_thread::sleep_for(std::chrono::seconds(interval_s));

@@ -64,9 +64,10 @@ std::string RequestLine(int fd) {
 }
 
 void Answer(int fd, const char* status, absl::string_view said) {
-  const std::string text = absl::StrCat(
-      "HTTP/1.1 ", status, "\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: ",
-      said.size(), "\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n", said);
+  const std::string text =
+      absl::StrCat("HTTP/1.1 ", status,
+                   "\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: ", said.size(),
+                   "\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n", said);
   send(fd, text.data(), text.size(), MSG_NOSIGNAL);
   shutdown(fd, SHUT_WR);
 }
@@ -85,8 +86,9 @@ std::map<std::string, std::string> CallbackParameters(std::string_view request_l
     const size_t equals = pair.find('=');
     if (equals == pair.npos) continue;
     // Whoever says something twice says nothing.
-    const auto [at, first] = parameters.emplace(Decoded(absl::string_view(pair).substr(0, equals)),
-                                                Decoded(absl::string_view(pair).substr(equals + 1)));
+    const auto [at, first] =
+        parameters.emplace(Decoded(absl::string_view(pair).substr(0, equals)),
+                           Decoded(absl::string_view(pair).substr(equals + 1)));
     if (!first) at->second.clear();
   }
   return parameters;

@@ -19,7 +19,7 @@ struct ProviderClient {
   std::vector<std::string> scopes;
   std::string ca_file;  // PEM; empty: the authorities that this machine trusts
   std::string nonce;
-  int redirect_port = 0;  // of the loopback address; 0: any that is free
+  int redirect_port = 0;             // of the loopback address; 0: any that is free
   int64_t timeout_ns = 5 * kMinute;  // for people
   // Shows a line to whoever logs in.
   std::function<void(const std::string& text)> say;

@@ -59,8 +59,8 @@ absl::StatusOr<Discovery> ReadDiscovery(std::string_view json, std::string_view 
 }
 
 std::string NonceOf(std::string_view key_hash) {
-  return Sha256Hex(absl::StrCat("muster login ",
-                                absl::string_view(key_hash.data(), key_hash.size())));
+  return Sha256Hex(
+      absl::StrCat("muster login ", absl::string_view(key_hash.data(), key_hash.size())));
 }
 
 }  // namespace muster

@@ -16,9 +16,9 @@ constexpr char kIssuer[] = "https://id.example.org/realms/a";
 TEST(Discovery, AnIssuerIsAnHttpsAddress) {
   for (const char* good : {"https://id.example.org", "https://id.example.org:8443/realms/a"})
     EXPECT_EQ(WhyNoIssuer(good), "") << good;
-  for (const char* bad : {"", "https://", "https:///x", "http://id.example.org", "id.example.org",
-                          "https://a@b", "https://a?b", "https://a#b", "https://a b",
-                          "file:///etc/passwd"})
+  for (const char* bad :
+       {"", "https://", "https:///x", "http://id.example.org", "id.example.org", "https://a@b",
+        "https://a?b", "https://a#b", "https://a b", "file:///etc/passwd"})
     EXPECT_NE(WhyNoIssuer(bad), "") << bad;
 }
 

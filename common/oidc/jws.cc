@@ -143,8 +143,7 @@ bool IsSignedBy(const Jws& jws, const VerifyingKey& key) {
            EVP_PKEY_CTX_set_rsa_pss_saltlen(how, RSA_PSS_SALTLEN_DIGEST) == 1;
   }
   good = good &&
-         EVP_DigestVerify(context.get(),
-                          reinterpret_cast<const unsigned char*>(signature.data()),
+         EVP_DigestVerify(context.get(), reinterpret_cast<const unsigned char*>(signature.data()),
                           signature.size(),
                           reinterpret_cast<const unsigned char*>(jws.signed_text.data()),
                           jws.signed_text.size()) == 1;

@@ -31,8 +31,8 @@ absl::StatusOr<Jws> ReadJws(std::string_view token);
 
 // A key that may verify. A value.
 struct VerifyingKey {
-  std::string id;         // never empty
-  std::string algorithm;  // the only one that it is for
+  std::string id;             // never empty
+  std::string algorithm;      // the only one that it is for
   std::shared_ptr<void> key;  // EVP_PKEY
 };
 

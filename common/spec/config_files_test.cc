@@ -280,6 +280,28 @@ TEST(MusterdConfig, TheJoinAddressIsTheFirstOneUnlessItIsSaid) {
   EXPECT_EQ(config.tls.join_address, "m3:1");
 }
 
+TEST(MusterdConfig, IdentityProvidersHaveDefaultsThatAreStrict) {
+  MusterdConfig config;
+  std::vector<Problem> problems;
+  const std::string text =
+      "listen: unix:///run/m.sock\ndata_dir: /d\ntls: {listen: \"0.0.0.0:7420\", join: "
+      "\"0.0.0.0:7421\", addresses: [\"m1:7420\"]}\noidc: [{issuer: \"https://a\", client_id: m}, "
+      "{issuer: \"https://b\", client_id: m, name_claim: email, domain: b.org, max_age: 1h, "
+      "scopes: [openid], audiences: [x], groups_claim: g, groups: [nlp], ca: /ca.pem, "
+      "without_nonce: true, existing_users: true, log_in_again: 1d}]\n";
+  ASSERT_TRUE(ParseMusterdConfig(text, "m.yaml", &config, &problems)) << Summary(problems);
+  ASSERT_EQ(config.oidc.size(), 2u);
+  EXPECT_FALSE(config.oidc[0].without_nonce);
+  EXPECT_FALSE(config.oidc[0].existing_users);
+  EXPECT_EQ(config.oidc[0].name_claim, "preferred_username");
+  EXPECT_EQ(config.oidc[0].leeway_ns, kMinute);
+  EXPECT_EQ(config.oidc[0].max_age_ns, 10 * kMinute);
+  EXPECT_EQ(config.oidc[1].domain, "b.org");
+  EXPECT_EQ(config.oidc[1].scopes, std::vector<std::string>{"openid"});
+  EXPECT_EQ(config.oidc[1].log_in_again_ns, kDay);
+  EXPECT_TRUE(config.oidc[1].existing_users);
+}
+
 TEST(Listen, OnlyAUnixSocketIsServed) {
   EXPECT_EQ(WhyNotListen("unix:///run/muster/musterd.sock"), "");
   EXPECT_THAT(WhyNotListen("unix://relative.sock"), testing::HasSubstr("absolute"));

@@ -19,10 +19,10 @@ void ReadDuration(Fields& fields, const char* name, int64_t least_ns, int64_t mo
     *out = value_ns;
     return;
   }
-  fields.document().AddAtPath(fields.PathOf(name),
-                              absl::StrCat("must be from ", FormatDuration(least_ns), " to ",
-                                           FormatDuration(most_ns), "; got ",
-                                           FormatDuration(value_ns)));
+  fields.document().AddAtPath(
+      fields.PathOf(name),
+      absl::StrCat("must be from ", FormatDuration(least_ns), " to ", FormatDuration(most_ns),
+                   "; got ", FormatDuration(value_ns)));
 }
 
 void ReadList(Fields& fields, const char* name, std::vector<std::string>* out) {
@@ -42,8 +42,7 @@ void CheckIssuer(Document& document, const std::string& path, const OidcConfig& 
              read.issuer.find_first_of(" \t?#@\"\\") != read.issuer.npos) {
     bad("issuer", "must begin with https://, and have no user, query or fragment");
   }
-  if (read.client_id.empty())
-    bad("client_id", "is missing; it is what the provider calls Muster");
+  if (read.client_id.empty()) bad("client_id", "is missing; it is what the provider calls Muster");
   if (std::find(read.scopes.begin(), read.scopes.end(), "openid") == read.scopes.end())
     bad("scopes", "must have openid: without it there is no ID token");
   if (!read.ca.empty() && read.ca[0] != '/') bad("ca", "is not absolute; start it with /");

@@ -89,8 +89,8 @@ absl::StatusOr<HttpsAnswer> Ask(const HttpsQuestion& question) {
                                                question.bytes_max >> 10, " KiB"));
   }
   if (code != CURLE_OK) {
-    return absl::UnavailableError(absl::StrCat(
-        question.url, ": ", why[0] != '\0' ? why : curl_easy_strerror(code)));
+    return absl::UnavailableError(
+        absl::StrCat(question.url, ": ", why[0] != '\0' ? why : curl_easy_strerror(code)));
   }
   HttpsAnswer answer;
   long status = 0;

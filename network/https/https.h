@@ -21,8 +21,8 @@ struct HttpsQuestion {
   std::vector<std::pair<std::string, std::string>> form;
   std::string ca_file;  // PEM; empty: the authorities that the machine trusts
   int64_t timeout_ns = 5 * kSecond;
-  size_t bytes_max = 256 << 10;                // of the answer
-  const std::atomic<bool>* stop = nullptr;     // once true it ends within a second; may be null
+  size_t bytes_max = 256 << 10;             // of the answer
+  const std::atomic<bool>* stop = nullptr;  // once true it ends within a second; may be null
 };
 struct HttpsAnswer {
   int64_t status = 0;

@@ -40,7 +40,7 @@ struct ApiContext {
   bool single_user = false;
   // Null: nobody comes over a network.
   const Office* office = nullptr;
-  Providers* providers = nullptr;  // null: nobody logs in by an identity provider
+  Providers* providers = nullptr;      // null: nobody logs in by an identity provider
   std::vector<std::string> addresses;  // where certificates are asked for, HOST:PORT
   std::string join_address;            // where there is none yet
   // Whether the certificate with this serial was used since the start.

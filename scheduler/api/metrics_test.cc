@@ -191,8 +191,14 @@ TEST(Metrics, TellCountsAndDurations) {
   input.agent_sessions = 7;
   input.database_bytes = 4096;
   input.wal_bytes = 32;
+  input.logins = ProviderCounts{3, 2, 1, 5, 4};
   const std::vector<std::string> lines = Scrape(SystemBuilder(), input);
-  for (const char* line : {"muster_events_committed_total 12",
+  for (const char* line : {R"(muster_provider_logins_total{outcome="issued"} 3)",
+                           R"(muster_provider_logins_total{outcome="refused"} 2)",
+                           R"(muster_provider_logins_total{outcome="unavailable"} 1)",
+                           R"(muster_provider_key_reads_total{outcome="read"} 1)",
+                           R"(muster_provider_key_reads_total{outcome="failed"} 4)",
+                           "muster_events_committed_total 12",
                            "muster_plans_committed_total 4",
                            "muster_plans_refused_total 1",
                            "muster_submissions_total 3",

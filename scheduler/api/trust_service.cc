@@ -107,8 +107,7 @@ Events TokenEvents(const State& state, const pb::NewTokenRequest& request, const
     pb::NetworkUser* user = events.emplace_back().mutable_network_user()->mutable_user();
     user->set_name(holder->name);
     // Whoever has the name by an identity provider may go on to come by that, too.
-    if (const auto row = state.trust().users.find(holder->name);
-        row != state.trust().users.end()) {
+    if (const auto row = state.trust().users.find(holder->name); row != state.trust().users.end()) {
       user->set_issuer(row->second.issuer());
       user->set_subject(row->second.subject());
     }

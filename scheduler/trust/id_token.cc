@@ -62,9 +62,8 @@ absl::Status CheckTimes(const json& claims, const IssuerRules& rules, int64_t no
 // Whom it is for: this client, and with others only if it was issued to this one.
 absl::Status CheckAudience(const json& claims, const IssuerRules& rules) {
   const auto ours = [&](const std::string& client) {
-    return client == rules.client_id ||
-           std::find(rules.audiences.begin(), rules.audiences.end(), client) !=
-               rules.audiences.end();
+    return client == rules.client_id || std::find(rules.audiences.begin(), rules.audiences.end(),
+                                                  client) != rules.audiences.end();
   };
   const std::optional<std::vector<std::string>> audience = TextsIn(claims, "aud");
   if (!audience.has_value() || std::none_of(audience->begin(), audience->end(), ours))
@@ -99,8 +98,8 @@ absl::StatusOr<std::string> NameIn(const json& claims, const IssuerRules& rules)
   absl::AsciiStrToLower(&name);  // so are addresses: who has which name is asked by subject
   const size_t at = name.find('@');
   if (at == name.npos || name.substr(at + 1) != absl::AsciiStrToLower(rules.domain)) {
-    return RefusedToken(absl::StrCat("is of somebody outside of ", rules.domain, " (",
-                                     rules.name_claim, ")"));
+    return RefusedToken(
+        absl::StrCat("is of somebody outside of ", rules.domain, " (", rules.name_claim, ")"));
   }
   name.resize(at);
   return name;

@@ -38,7 +38,7 @@ enum class NameKind { kFree, kAccount, kReserved };
 // What a token that counts says.
 struct Vouched {
   std::string issuer, subject;
-  std::string name;  // of a user of Muster; not looked at yet
+  std::string name;                                // of a user of Muster; not looked at yet
   std::optional<std::vector<std::string>> groups;  // ascending; none: nothing is said of groups
   std::string token_hash;                          // what was signed, as SHA-256
   int64_t ends_ns = 0;                             // Unix time: the token counts no longer

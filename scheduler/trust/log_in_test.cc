@@ -154,10 +154,9 @@ TEST_F(LogInTest, CertificatesRenewUntilTheProviderHasToVouchAgain) {
   ASSERT_TRUE(renewed.ok()) << renewed.status();
   EXPECT_EQ(ReadCertificate(renewed->certificate)->validity.end_s, (now_ns_ + kHour) / kSecond);
   Step(kHour);
-  EXPECT_THAT(std::string(office_.Renew(trust(), holder, *NewRequest(key_), now_ns_)
-                              .status()
-                              .message()),
-              HasSubstr("muster login --oidc"));
+  EXPECT_THAT(
+      std::string(office_.Renew(trust(), holder, *NewRequest(key_), now_ns_).status().message()),
+      HasSubstr("muster login --oidc"));
 }
 
 TEST_F(LogInTest, WhatIsKeptOfATokenBuysNothing) {

@@ -91,8 +91,8 @@ class Office {
                                       std::string_view request, int64_t now_ns) const;
   // Of a user whom an identity provider vouches for, with a token that hasn't been used yet.
   // PERMISSION_DENIED: the name isn't theirs. *why: what of it the audit says, and nobody else.
-  absl::StatusOr<Issued> LogIn(const Trust& trust, const Vouched& vouched,
-                               std::string_view request, int64_t now_ns, std::string* why) const;
+  absl::StatusOr<Issued> LogIn(const Trust& trust, const Vouched& vouched, std::string_view request,
+                               int64_t now_ns, std::string* why) const;
   // A new key and its certificate for the scheduler itself, then the authority's. Not kept.
   absl::StatusOr<std::string> ServerIdentity(const Trust& trust, int64_t now_ns) const;
 

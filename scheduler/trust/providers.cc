@@ -75,8 +75,7 @@ class Providers::Provider {
                                              "half a minute"
                                            : ""));
     }
-    absl::StatusOr<Vouched> vouched =
-        CheckClaims(token, *rules_, key_hash, parts_.clock->WallNs());
+    absl::StatusOr<Vouched> vouched = CheckClaims(token, *rules_, key_hash, parts_.clock->WallNs());
     if (vouched.ok()) vouched->kind = parts_.kind_of(vouched->name);
     return vouched;
   }
@@ -86,9 +85,8 @@ class Providers::Provider {
   absl::Status ReadKeysFor(const std::string& key_id) {
     const int64_t now_ns = parts_.clock->MonotonicNs();
     const bool fresh = read_ns_ != 0 && now_ns - read_ns_ < kKeysKeptNs;
-    const bool known = std::any_of(keys_.begin(), keys_.end(), [&](const VerifyingKey& key) {
-      return key.id == key_id;
-    });
+    const bool known = std::any_of(keys_.begin(), keys_.end(),
+                                   [&](const VerifyingKey& key) { return key.id == key_id; });
     if (fresh && known) return absl::OkStatus();
     const int64_t rest_ns = failure_.ok() ? kKeysRestNs : kFailedRestNs;
     if (asked_ns_ != 0 && now_ns - asked_ns_ < rest_ns) return fresh ? absl::OkStatus() : failure_;
@@ -117,8 +115,7 @@ class Providers::Provider {
     if (!told.ok()) return told.status();
     const absl::StatusOr<Discovery> found = ReadDiscovery(*told, rules_->issuer);
     if (!found.ok()) return Place(found.status(), at);
-    const absl::StatusOr<std::string> keys =
-        parts_.fetch(found->keys_url, rules_->ca_file, &stop_);
+    const absl::StatusOr<std::string> keys = parts_.fetch(found->keys_url, rules_->ca_file, &stop_);
     if (!keys.ok()) return keys.status();
     absl::StatusOr<std::vector<VerifyingKey>> read = ReadKeySet(*keys);
     return read.ok() ? std::move(read) : Place(read.status(), found->keys_url);

@@ -61,8 +61,12 @@ class ProvidersTest : public ::testing::Test {
   }
   std::string Token(const TestSigner& signer, const json& change = json::object()) {
     const int64_t now_s = clock_.WallNs() / kSecond;
-    json claims = {{"iss", kIssuer}, {"sub", "1"},          {"aud", "muster"},
-                   {"iat", now_s},   {"exp", now_s + 300}, {"preferred_username", "ann"},
+    json claims = {{"iss", kIssuer},
+                   {"sub", "1"},
+                   {"aud", "muster"},
+                   {"iat", now_s},
+                   {"exp", now_s + 300},
+                   {"preferred_username", "ann"},
                    {"nonce", NonceOf(*KeyHash(key_))}};
     claims.update(change);
     return signer.Sign(claims);
@@ -182,8 +186,8 @@ TEST_F(ProvidersTest, ForgedTokensAreRefused) {
       {"another key's nonce", Token(signer_, {{"nonce", NonceOf("sha256:00")}})},
       {"expired", Token(signer_, {{"exp", 1'799'999'000}})},
       {"not yet valid", Token(signer_, {{"nbf", 1'800'009'000}})},
-      {"altered", good.substr(0, good.find('.') + 1) + ToBase64Url("{}") +
-                      good.substr(good.rfind('.'))},
+      {"altered",
+       good.substr(0, good.find('.') + 1) + ToBase64Url("{}") + good.substr(good.rfind('.'))},
       {"oversize", std::string(1 << 20, 'a')},
       {"garbage", "\xff\xfe"},
       {"nothing", ""},

@@ -44,7 +44,9 @@ class SigningKey:
 
     def __init__(self, folder: Path, key_id: str):
         self.path, self.key_id = folder / f"{key_id}-{secrets.token_hex(4)}.key", key_id
-        openssl("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", self.path)
+        openssl(
+            "genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", self.path
+        )
         modulus = openssl("rsa", "-in", self.path, "-noout", "-modulus").decode().strip()
         self.modulus = bytes.fromhex(modulus.split("=")[1])
 
@@ -190,7 +192,9 @@ class StandInProvider:
                 provider.asked.append(self.path)
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 asked = dict(urllib.parse.parse_qsl(body))
-                said = provider.begin_device(asked) if self.path == "/device" else provider.give(asked)
+                said = (
+                    provider.begin_device(asked) if self.path == "/device" else provider.give(asked)
+                )
                 self.answer(json.dumps(said).encode(), 400 if "error" in said else 200)
 
             def answer(self, body: bytes, status: int = 200):

@@ -48,7 +48,8 @@ std::string KeySetOf(const std::vector<json>& keys) { return json{{"keys", keys}
 
 std::string SignByMac(const std::string& secret, json header, const json& claims) {
   header["alg"] = "HS256";
-  const std::string text = absl::StrCat(ToBase64Url(header.dump()), ".", ToBase64Url(claims.dump()));
+  const std::string text =
+      absl::StrCat(ToBase64Url(header.dump()), ".", ToBase64Url(claims.dump()));
   unsigned char mac[EVP_MAX_MD_SIZE];
   unsigned int size = 0;
   HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
@@ -89,12 +90,11 @@ std::string TestSigner::PublicPem() const {
   return text;
 }
 
-json TestSigner::Header() const {
-  return {{"alg", algorithm_}, {"kid", key_id_}, {"typ", "JWT"}};
-}
+json TestSigner::Header() const { return {{"alg", algorithm_}, {"kid", key_id_}, {"typ", "JWT"}}; }
 
 std::string TestSigner::Sign(const json& header, const json& claims) const {
-  const std::string text = absl::StrCat(ToBase64Url(header.dump()), ".", ToBase64Url(claims.dump()));
+  const std::string text =
+      absl::StrCat(ToBase64Url(header.dump()), ".", ToBase64Url(claims.dump()));
   EVP_MD_CTX* context = EVP_MD_CTX_new();
   EVP_PKEY_CTX* how = nullptr;
   MUSTER_CHECK(EVP_DigestSignInit(context, &how, EVP_sha256(), nullptr,

@@ -138,6 +138,28 @@ def log_in(logins: LoginSystem, provider: RealProvider, user: str) -> float:
     return took
 
 
+def log_in_by_code(logins: LoginSystem, provider: RealProvider, user: str) -> None:
+    """What `muster login --device` shows is entered in a browser. This provider's tokens have no nonce then."""
+    where = ["login", f"127.0.0.1:{logins.join}", "--ca", logins.fingerprint()]
+    command = subprocess.Popen(
+        [str(BIN / "muster"), *where, "--device", "--provider-ca", str(provider.ca)],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(logins.home(user))},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    words = command.stderr.readline().split()
+    if words[:1] != ["Open"]:
+        raise Failed(f"{provider.name}: {' '.join(words)} {command.stderr.read()}")
+    browser = [sys.executable, LOGINS / "browser.py", provider.ca, "ann", PASSWORD]
+    entered = subprocess.run(
+        [str(word) for word in (*browser, words[-1], words[1])], capture_output=True, text=True
+    )
+    said = command.communicate(timeout=60)[1]
+    if command.returncode != 0 or logins.muster(user, "ping").returncode != 0:
+        raise Failed(f"{provider.name}: {said} {entered.stdout[-500:]} {entered.stderr[-500:]}")
+
+
 def by_real_providers(folder: Path, providers: list[RealProvider], times: int) -> bool:
     """Each is another scheduler's: ann is another subject with each, whose name is the first's."""
     ok = True
@@ -151,6 +173,10 @@ def by_real_providers(folder: Path, providers: list[RealProvider], times: int) -
             logins.start([provider.rules()])
             took = [log_in(logins, provider, f"u{n}") for n in range(times)]
             ok &= figure(f"logins by {provider.name}", len(took), f"of {times}", times, True)
+            if provider.name == "panva":
+                logins.change('"client_id"', '"without_nonce": true, "client_id"')
+                log_in_by_code(logins, provider, "coder")
+                figure("logins by panva with a code (--device)", 1, "of 1", 1, True)
             if times > 1:
                 figure(f"{provider.name}: median", round(quantile(took, 0.5), 2), "s", None, True)
     return ok

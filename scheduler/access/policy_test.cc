@@ -52,9 +52,9 @@ TEST(Policy, WhatChangesSomethingIsAudited) {
       ElementsAre("JobService/Submit", "JobService/Cancel", "QueueService/Apply",
                   "ClusterService/Drain", "ClusterService/Resume", "ClusterService/ConfirmOff",
                   "ClusterService/ReleaseQuarantine", "AccessService/Grant", "AccessService/Revoke",
-                  "AgentService/ReadSecrets", "JoinService/Join", "JoinService/RenewExpired",
-                  "TrustService/Renew", "TrustService/Rotate", "TrustService/NewToken",
-                  "TrustService/CreateToken", "TrustService/RevokeToken",
+                  "AgentService/ReadSecrets", "JoinService/Join", "JoinService/LogIn",
+                  "JoinService/RenewExpired", "TrustService/Renew", "TrustService/Rotate",
+                  "TrustService/NewToken", "TrustService/CreateToken", "TrustService/RevokeToken",
                   "TrustService/RevokeHolder", "SecretService/Set", "SecretService/Delete"));
 }
 

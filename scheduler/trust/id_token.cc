@@ -77,8 +77,9 @@ absl::Status CheckNonce(const json& claims, const IssuerRules& rules, std::strin
   if (!claims.contains("nonce")) {
     if (rules.without_nonce) return absl::OkStatus();
     return RefusedToken(
-        "is bound to no key (it has no nonce). muster login --oidc gets one that is; for "
-        "programs, musterd.yaml may allow them: without_nonce");
+        "is bound to no key (it has no nonce). In a browser, muster login --oidc gets one that is; "
+        "for programs, and for --device with a provider that leaves it out, musterd.yaml may allow "
+        "them: without_nonce");
   }
   if (TextIn(claims, "nonce") != NonceOf(key_hash))
     return RefusedToken("is bound to another key: it was made for another login");

@@ -230,6 +230,8 @@ MODEL = {
     "SecretService/Delete": lambda who, place: (NOT_FOUND,),
     # It serves no network: there is nobody with a certificate, and nowhere to join.
     "JoinService/Join": lambda who, place: (UNIMPLEMENTED,),
+    "JoinService/ListProviders": lambda who, place: (UNIMPLEMENTED,),
+    "JoinService/LogIn": lambda who, place: (UNIMPLEMENTED,),
     "JoinService/RenewExpired": lambda who, place: (UNIMPLEMENTED,),
     "TrustService/Renew": lambda who, place: (DENIED,),
     "TrustService/GetNews": lambda who, place: (DENIED,),

@@ -39,7 +39,7 @@ def forged(provider, folder) -> dict[str, tuple[str, str]]:
         "too old": (provider.token(iat=now - 3600), "too long ago"),
         "another key's nonce": (provider.token(nonce="ab" * 32), "another key"),
         "altered": (f"{header}.{evil}.{signature}", "didn't make"),
-        "cut off": (good[:-20], "didn't make"),
+        "cut off": (good[:-22], "didn't make"),
         "access token": (provider.token(header={"typ": "at+jwt"}), "another kind"),
         "oversize": (provider.token(more="x" * 12_000), "16 KiB"),
         "HS256 with the public key": (hs256(provider), "RS256"),

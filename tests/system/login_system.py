@@ -70,6 +70,13 @@ class LoginSystem:
         self.system.processes["musterd"].wait(20)
         self.begin()
 
+    def change(self, was: str, now: str) -> None:
+        """Of musterd.yaml."""
+        path = self.system.folder / "etc" / "musterd.yaml"
+        assert was in path.read_text()
+        path.write_text(path.read_text().replace(was, now))
+        self.restart()
+
     def fingerprint(self) -> str:
         shown = json.loads(self.system.run(["ca", "show", "-o", "json"]).stdout)
         return shown["authorities"][0]["fingerprint"]

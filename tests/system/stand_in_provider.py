@@ -114,7 +114,7 @@ class StandInProvider:
             "preferred_username": self.user,
             "jti": secrets.token_hex(8),
         }
-        merged = claims | self.claims | changes
+        merged = claims | changes | self.claims
         return {name: value for name, value in merged.items() if value is not None}
 
     # ---- what it answers ----

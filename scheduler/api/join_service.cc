@@ -1,5 +1,6 @@
 #include "scheduler/api/join_service.h"
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "scheduler/api/issue.h"
 #include "scheduler/api/services.h"
@@ -10,8 +11,9 @@ namespace {
 
 // What the audit says of a login by a provider: whom it is about, and why it was refused.
 std::string DetailOf(const Vouched& vouched, const std::string& why) {
-  return absl::StrCat("\"", vouched.name, "\" by ", vouched.issuer, " subject \"", vouched.subject,
-                      "\"", why.empty() ? "" : ": ", why);
+  return absl::StrCat("\"", absl::Utf8SafeCEscape(vouched.name), "\" by ", vouched.issuer,
+                      " subject \"", absl::Utf8SafeCEscape(vouched.subject), "\"",
+                      why.empty() ? "" : ": ", why);
 }
 
 }  // namespace

@@ -88,8 +88,10 @@ absl::Status CheckNonce(const json& claims, const IssuerRules& rules, std::strin
 
 absl::StatusOr<std::string> NameIn(const json& claims, const IssuerRules& rules) {
   std::string name = TextIn(claims, rules.name_claim.c_str());
-  if (name.empty())
-    return RefusedToken(absl::StrCat("names no user: it has no text as ", rules.name_claim));
+  if (name.empty() || name.size() > kMaxSubjectBytes) {
+    return RefusedToken(
+        absl::StrCat("names no user: it has no text of up to 255 bytes as ", rules.name_claim));
+  }
   if (rules.name_claim == "email") {
     const auto verified = claims.find("email_verified");
     if (verified == claims.end() || *verified != true)

@@ -100,6 +100,7 @@ TEST(IdToken, WhatIsWrongWithOneIsRefused) {
       {"a number as nonce", {{"nonce", 7}}, "another key"},
       {"no nonce", {{"nonce", nullptr}}, "bound to no key"},
       {"no name", {{"preferred_username", nullptr}}, "names no user"},
+      {"a long name", {{"preferred_username", std::string(256, 'a')}}, "names no user"},
       {"a list as name", {{"preferred_username", {"ann"}}}, "names no user"},
   };
   for (const auto& [what, change, says] : kCases) {

@@ -43,6 +43,6 @@ def forged(provider, folder) -> dict[str, tuple[str, str]]:
         "access token": (provider.token(header={"typ": "at+jwt"}), "another kind"),
         "oversize": (provider.token(more="x" * 12_000), "16 KiB"),
         "HS256 with the public key": (hs256(provider), "RS256"),
-        "garbage": ("a.b.c", "JSON"),
+        "garbage": ("a.b.c", "three parts"),
         "empty": ("", "three parts"),
     }

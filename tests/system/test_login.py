@@ -120,6 +120,7 @@ def test_names_of_others_are_refused_with_one_sentence(programs, provider):
         ("daemon", "3"),
         ("Ann", "4711"),
         ("x" * 33, "5"),
+        ("\x1b[31mann", "6"),
     ):
         done = programs.by_token("eve", provider.token(preferred_username=name, sub=subject))
         assert done.returncode != 0, name
@@ -127,6 +128,7 @@ def test_names_of_others_are_refused_with_one_sentence(programs, provider):
         said.add(done.stderr)
     assert len(said) == 1, said
     why = [r["detail"] for r in programs.audit() if r["outcome"] == "PERMISSION_DENIED"]
+    assert not any("\x1b" in detail for detail in why), why
     for reason in ("another of its subjects", "invited", "reserved", "no name of a user"):
         assert any(reason in detail for detail in why), (reason, why)
 

@@ -18,18 +18,8 @@ class Providers::Provider {
   ~Provider() { Stop(); }
 
   void Check(Jws token, std::string key_hash, Done done) {
-    absl::Status refused;
-    {
-      std::lock_guard lock(mutex_);
-      if (stop_) {
-        refused = absl::UnavailableError("musterd is stopping");
-      } else if (waiting_.size() >= kWaitingMost) {
-        refused = absl::UnavailableError("too many log in at once; try again in a moment");
-      } else {
-        waiting_.push_back({std::move(token), std::move(key_hash), std::move(done)});
-      }
-    }
-    if (!refused.ok()) return done(refused);
+    Waiting waiting{std::move(token), std::move(key_hash), std::move(done)};
+    if (absl::Status refused = Keep(&waiting); !refused.ok()) return waiting.done(refused);
     changed_.notify_one();
   }
   void Stop() {
@@ -52,6 +42,15 @@ class Providers::Provider {
     Done done;
   };
 
+  // Takes *waiting, or says why not.
+  absl::Status Keep(Waiting* waiting) {
+    std::lock_guard lock(mutex_);
+    if (stop_) return absl::UnavailableError("musterd is stopping");
+    if (waiting_.size() >= kWaitingMost)
+      return absl::UnavailableError("too many log in at once; try again in a moment");
+    waiting_.push_back(std::move(*waiting));
+    return absl::OkStatus();
+  }
   void Run() {
     std::unique_lock lock(mutex_);
     while (true) {

@@ -18,7 +18,6 @@ tls:
   join: 127.0.0.1:{join}
   addresses: ["127.0.0.1:{listen}"]
   master_key: {folder}/etc/master.key
-oidc:
 """
 # Follows where it is sent, as a browser does whose user is logged in already.
 BROWSER = """\
@@ -53,7 +52,7 @@ class LoginSystem:
             join=self.join,
             folder=self.system.folder,
         )
-        path.write_text(text + "".join(f"  - {json.dumps(issuer)}\n" for issuer in issuers))
+        path.write_text(text + (f"oidc: {json.dumps(issuers)}\n" if issuers else ""))
         self.begin()
 
     def begin(self) -> None:

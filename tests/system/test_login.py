@@ -207,3 +207,12 @@ def test_what_is_asked_for_wrongly_names_the_remedy(logins, provider):
     assert neither.returncode == 2 and "--oidc" in neither.stderr, neither.stderr
     other = logins.log_in("ann", "--oidc", "https://nobody.example")
     assert other.returncode == 2 and provider.issuer in other.stderr, other.stderr
+
+
+def test_where_no_provider_is_named_the_invitation_is(bare, provider):
+    system = LoginSystem(bare)
+    system.start([])
+    for done in (system.by_token("ann", provider.token()), system.log_in("ann", "--oidc")):
+        assert done.returncode != 0
+        assert "has no oidc:" in done.stderr, done.stderr
+        assert "muster user invite" in done.stderr, done.stderr

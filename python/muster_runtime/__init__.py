@@ -21,7 +21,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 __all__ = [
     "checkpoint",
@@ -29,18 +29,22 @@ __all__ = [
     "decide",
     "newest",
     "report",
+    "report_logged",
     "should_stop",
     "under_muster",
 ]
 
 MOST_BYTES = 8192  # of a line
+# Names of a line that say what it is. What is logged under such a name is not told.
+_RESERVED = {"rank", "step", "total_steps", "loaded", "checkpoint", "export", "own_time_s"}
+_KNOWN = {"loss", "grad_norm", "tokens_per_s", "mfu_causal", "mfu", "mfu_full"}
 _TRIES, _PAUSE_S = 50, 0.02  # of a line that has to arrive, while the socket's queue is full
 
 _stopped = threading.Event()
 _watching = False
 _channel: socket.socket | None = None
 _saved_at: float | None = None
-_group = None  # of all ranks, for decide()
+_group = None  # of all ranks, for decide() and gather()
 
 
 def under_muster() -> bool:
@@ -58,8 +62,20 @@ def report(
     step: int, *, total_steps: int | None = None, loss: float | None = None, **figures
 ) -> None:
     """The step that is done, and figures of it: grad_norm, tokens_per_s (of all ranks), mfu_causal. Numbers that aren't finite are left out. May be dropped."""
-    line = {"rank": rank(), "step": int(step), "total_steps": total_steps, "loss": loss} | figures
-    _tell(line, tries=1)
+    report_logged(step, total_steps, {"loss": loss} | figures)
+
+
+def report_logged(step: int, total_steps: int | None, figures: Mapping) -> None:
+    """As report(), of figures with any names: what is no number, and what has the name of a field of the line ("step"), is left out. If all of it is too long
+    for a line, the step goes with the figures that Muster knows."""
+    numbers = {
+        name: number for name, value in figures.items() if (number := _number(value)) is not None
+    }
+    line = {"rank": rank(), "step": int(step), "total_steps": total_steps}
+    whole = line | {name: value for name, value in numbers.items() if name not in _RESERVED}
+    if len(_encoded(whole)) > MOST_BYTES:
+        whole = line | {name: value for name, value in numbers.items() if name in _KNOWN}
+    _tell(whole, tries=1)
 
 
 def own_time(step: int, seconds: float) -> None:
@@ -147,17 +163,31 @@ def _distributed():
     return torch.distributed if torch.distributed.get_world_size() > 1 else None
 
 
-def _agree(distributed, stop: bool, save: bool) -> tuple[bool, bool]:
-    """Between hosts' memories: a GPU isn't waited for."""
+def _gloo(distributed):
     global _group
-    import torch
-
     if _group is None:
         _group = distributed.new_group(backend="gloo")
+    return _group
+
+
+def _agree(distributed, stop: bool, save: bool) -> tuple[bool, bool]:
+    """Between hosts' memories: a GPU isn't waited for."""
+    import torch
+
     told = torch.tensor([int(stop), int(save)])
-    distributed.all_reduce(told, op=distributed.ReduceOp.MAX, group=_group)
+    distributed.all_reduce(told, op=distributed.ReduceOp.MAX, group=_gloo(distributed))
     stop, save = (bool(value) for value in told.tolist())
     return stop, save
+
+
+def gather(value) -> list:
+    """What each rank has, in the ranks' order, on all of them. All have to call it."""
+    distributed = _distributed()
+    if distributed is None:
+        return [value]
+    values = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value, group=_gloo(distributed))
+    return values
 
 
 def _watch() -> None:
@@ -176,6 +206,14 @@ def _watch() -> None:
         signal.signal(signal.SIGTERM, told)
 
 
+def hear_alone() -> None:
+    """From now on a stop that Muster sends does nothing but make should_stop() true: for a framework whose own handler would end the training at once."""
+    global _watching
+    if under_muster() and threading.current_thread() is threading.main_thread():
+        _watching = True
+        signal.signal(signal.SIGTERM, lambda number, frame: _stopped.set())
+
+
 # ---- the socket and the disk ----
 
 
@@ -183,12 +221,29 @@ def _finite(value):
     return not (isinstance(value, float) and not math.isfinite(value)) and value is not None
 
 
+def _number(value) -> int | float | None:
+    """None: it is none, or not finite. Of a tensor with one element, its value."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, (int, float)):
+        return value if _finite(value) else None
+    try:
+        value = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return value if _finite(value) else None
+
+
+def _encoded(line: dict) -> bytes:
+    return json.dumps({key: value for key, value in line.items() if _finite(value)}).encode()
+
+
 def _tell(line: dict, tries: int = _TRIES) -> bool:
     global _channel
     address = os.environ.get("MUSTER_PROGRESS_SOCKET")
     if not address:
         return False
-    data = json.dumps({key: value for key, value in line.items() if _finite(value)}).encode()
+    data = _encoded(line)
     if len(data) > MOST_BYTES:
         return False
     if _channel is None:

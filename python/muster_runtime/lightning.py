@@ -3,8 +3,9 @@
     trainer = Trainer(..., callbacks=[MusterCallback()])
     trainer.fit(model, data, ckpt_path=newest_checkpoint())
 
-It reports steps and what is logged, saves when Muster's interval is over and when the job is stopped, and ends the training then. Lightning restores weights,
-optimizer and counters; the place in the data and the random state, which it doesn't, are this callback's: what goes on is what would have been.
+It reports steps and what is logged, saves when Muster's interval is over and when the job is stopped, and ends the training then; both after a whole step of the
+optimizer, so that no accumulated gradient is lost. Lightning restores weights, optimizer and counters; the place in the data and each rank's random state, which it
+doesn't, are this callback's: what goes on is what would have been.
 """
 
 import os
@@ -58,14 +59,23 @@ class MusterCallback(Callback):
         self._written: list[str] = []
         self._epoch_began: dict | None = None  # the random state then: shuffling depends on it
         self._resumed: dict | None = None
+        self._last_step = 0
 
     # ---- going on ----
 
     def state_dict(self):
-        return {"epoch_began": self._epoch_began, "now": _random_state()}
+        """One file has the states of all ranks: Lightning calls this on each of them."""
+        own = {"epoch_began": self._epoch_began, "now": _random_state()}
+        return {"ranks": muster_runtime.gather(own)}
 
     def load_state_dict(self, state):
-        self._resumed = state
+        """Of another number of ranks there is no random state to go on with: only the place in the data."""
+        ranks = state.get("ranks") or [state]
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if distributed else 0
+        world = torch.distributed.get_world_size() if distributed else 1
+        other = {"epoch_began": None, "now": None}
+        self._resumed = ranks[rank] if len(ranks) == world else other
 
     def on_fit_start(self, trainer, module):
         """Before the data's order is drawn."""
@@ -75,10 +85,13 @@ class MusterCallback(Callback):
 
     def on_train_start(self, trainer, module):
         muster_runtime.should_stop()  # from now on a stop is heard
+        muster_runtime.hear_alone()  # Lightning would end each rank for itself, amid a step
+        self._last_step = trainer.global_step
         if self._resumed is None:
             return
         self._skip(trainer)
-        _set_random_state(self._resumed["now"])
+        if self._resumed["now"] is not None:
+            _set_random_state(self._resumed["now"])
         self._resumed = None
 
     def on_train_epoch_end(self, trainer, module):
@@ -100,26 +113,29 @@ class MusterCallback(Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_index):
         step = trainer.global_step
+        if step == self._last_step:
+            return  # its gradient is accumulated with the next one's: no checkpoint would have it
+        self._last_step = step
         if trainer.is_global_zero:
             steps = trainer.estimated_stepping_batches
-            muster_runtime.report(
-                step,
-                total_steps=int(steps) if steps != float("inf") else None,
-                **self._figures(trainer, step, outputs),
-            )
+            total_steps = int(steps) if steps != float("inf") else None
+            muster_runtime.report_logged(step, total_steps, self._figures(trainer, step, outputs))
         stop, save = muster_runtime.decide()
         if stop or save:
             self._save(trainer, step)
         if stop:
             self.stopped = trainer.should_stop = True
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
-    def _figures(self, trainer, step: int, outputs) -> dict[str, float]:
+    def _figures(self, trainer, step: int, outputs) -> dict:
         """The loss and what the module has logged, as often as Lightning's own loggers have it: reading it waits for the GPU."""
         if step % trainer.log_every_n_steps != 0:
             return {}
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        figures = {name: float(value) for name, value in trainer.logged_metrics.items()}
-        return figures | ({} if loss is None else {"loss": float(loss)})
+        if loss is None:
+            return dict(trainer.logged_metrics)
+        # Lightning hands it divided by the batches that are accumulated.
+        return trainer.logged_metrics | {"loss": float(loss) * trainer.accumulate_grad_batches}
 
     def _save(self, trainer, step: int) -> None:
         directory = os.path.abspath(muster_runtime.checkpoint_directory())

@@ -26,10 +26,6 @@ def _step_of(path: str) -> int:
         return json.load(file)["global_step"]
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 class MusterCallback(TrainerCallback):
     def __init__(self):
         self.stopped = False  # by Muster: what comes after the training may be left out
@@ -59,8 +55,7 @@ class MusterCallback(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **_):
         # Not the summary at the end of a training: each attempt ends with one.
         if state.is_world_process_zero and logs and "train_runtime" not in logs:
-            figures = {name: float(value) for name, value in logs.items() if _is_number(value)}
-            muster_runtime.report(state.global_step, total_steps=state.max_steps, **figures)
+            muster_runtime.report_logged(state.global_step, state.max_steps, logs)
 
     def on_save(self, args, state, control, **_):
         if state.is_world_process_zero:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,11 +22,45 @@ def lightning_site() -> Path:
     return cache / f"lightning-{hashlib.sha256(text).hexdigest()[:12]}"
 
 
-def start(
-    agent, example: Path, folder: Path, attempt: int, resume: str = "", interval_s: float = 0
-):
+class Gang:
+    """Some ranks' processes, spoken to as one."""
+
+    def __init__(self, ranks: list[subprocess.Popen]):
+        self.ranks = ranks
+
+    def send_signal(self, number: int) -> None:
+        for rank in self.ranks:
+            rank.send_signal(number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        codes = [rank.poll() for rank in self.ranks]
+        return None if None in codes else max(codes, key=abs)
+
+    def wait(self) -> int:
+        return max((rank.wait(60) for rank in self.ranks), key=abs)
+
+
+def start(agent, example: Path, folder: Path, attempt: int, resume="", interval_s=0.0, ranks=1):
+    (folder / f"attempt-{attempt}").mkdir(parents=True)
+    # fmt: off
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        gang = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "x"}
+    # fmt: on
+    places = [gang | {"RANK": str(i), "LOCAL_RANK": str(i)} for i in range(ranks)]
+    return Gang(
+        [
+            start_rank(agent, example, folder, attempt, resume, interval_s, place)
+            for place in (places if ranks > 1 else [{}])
+        ]
+    )
+
+
+def start_rank(agent, example, folder, attempt, resume, interval_s, place) -> subprocess.Popen:
     checkpoints = folder / f"attempt-{attempt}"
-    checkpoints.mkdir(parents=True)
     return subprocess.Popen(
         [sys.executable, example, "--steps", str(STEPS), "--losses", folder / f"losses-{attempt}"],
         env={name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
@@ -37,7 +72,8 @@ def start(
             "MUSTER_CHECKPOINT_INTERVAL_S": str(interval_s),
             "MUSTER_CHECKPOINT_KEEP": "2",
             "MUSTER_RESUME_FROM": resume,
-        },
+        }
+        | place,
         stdout=subprocess.DEVNULL,
     )
 
@@ -58,13 +94,13 @@ def losses(folder: Path, attempt: int) -> dict[int, float]:
     return {int(k): v for k, v in json.loads((folder / f"losses-{attempt}").read_text()).items()}
 
 
-def check(agent, example: Path, folder: Path) -> None:
+def check(agent, example: Path, folder: Path, ranks: int = 1) -> None:
     """Its losses are those of the same training undisturbed."""
-    whole = start(agent, example, folder / "whole", 1)
+    whole = start(agent, example, folder / "whole", 1, ranks=ranks)
     follow(agent, whole)
     assert whole.wait() == 0
 
-    first = start(agent, example, folder, 1)
+    first = start(agent, example, folder, 1, ranks=ranks)
     lines = follow(agent, first, lambda line: line.get("step", 0) >= 5)
     first.send_signal(signal.SIGTERM)
     lines += follow(agent, first)
@@ -73,7 +109,8 @@ def check(agent, example: Path, folder: Path) -> None:
     assert len(saved) == 1 and 5 <= saved[0]["step"] < STEPS and saved[0]["bytes"] > 0
 
     # It saves after each step, as the interval is always over.
-    second = start(agent, example, folder, 2, f"/gone,{saved[0]['path']}", interval_s=1e-6)
+    resume = f"/gone,{saved[0]['path']}"
+    second = start(agent, example, folder, 2, resume, interval_s=1e-6, ranks=ranks)
     lines = follow(agent, second, lambda line: "checkpoint" in line)
     second.kill()
     second.wait()
@@ -83,7 +120,8 @@ def check(agent, example: Path, folder: Path) -> None:
     told = [line["checkpoint"]["path"] for line in lines if "checkpoint" in line]
     assert told, "the interval was over"
 
-    third = start(agent, example, folder, 3, ",".join([*reversed(told), saved[0]["path"]]))
+    resume = ",".join([*reversed(told), saved[0]["path"]])
+    third = start(agent, example, folder, 3, resume, ranks=ranks)
     follow(agent, third)
     assert third.wait() == 0
     expected, got = losses(folder / "whole", 1), losses(folder, 3)

@@ -15,16 +15,44 @@ def test_stopped_and_killed_it_ends_as_if_nothing_had_been(agent, tmp_path):
     check(agent, EXAMPLE, tmp_path)
 
 
+def changed(folder, *changes):
+    text = EXAMPLE.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    example = folder / "example.py"
+    example.write_text(text)
+    return example
+
+
 @needs_lightning
 def test_so_it_does_with_shuffled_data_dropout_and_several_epochs(agent, tmp_path):
-    text = EXAMPLE.read_text()
-    for old, new in (
+    example = changed(
+        tmp_path,
         ("shuffle=False", "shuffle=True"),
         ("return 4096", "return 112"),  # seven steps an epoch
         ("torch.nn.GELU()", "torch.nn.GELU(), torch.nn.Dropout(0.2)"),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    example = tmp_path / "example.py"
-    example.write_text(text)
+    )
     check(agent, example, tmp_path)
+
+
+@needs_lightning
+def test_an_accumulated_gradient_is_not_cut_by_a_checkpoint_and_any_name_may_be_logged(
+    agent, tmp_path
+):
+    example = changed(
+        tmp_path,
+        ("max_steps=", "accumulate_grad_batches=3, max_steps="),
+        ("return loss", 'self.log("step", 0.5); self.log("total_steps", 0.5); return loss'),
+    )
+    check(agent, example, tmp_path)
+
+
+@needs_lightning
+def test_each_rank_goes_on_with_its_own_random_state(agent, tmp_path):
+    example = changed(
+        tmp_path,
+        ("torch.nn.GELU()", "torch.nn.GELU(), torch.nn.Dropout(0.2)"),
+        ("model = Model()", 'model = Model(); torch.manual_seed(int(os.environ["RANK"]))'),
+    )
+    check(agent, example, tmp_path, ranks=2)

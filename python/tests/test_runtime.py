@@ -46,6 +46,27 @@ def test_a_report_leaves_out_what_is_not_a_number(agent, monkeypatch):
     ]
 
 
+def test_what_is_logged_under_a_name_of_the_line_is_not_told(agent, monkeypatch):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    reserved = ["step", "total_steps", "rank", "checkpoint", "loaded", "export", "own_time_s"]
+    logged = {"loss": 1.5, "acc": 0.5, "note": "x"} | dict.fromkeys(reserved, 7.0)
+    muster_runtime.report_logged(3, 9, logged)
+    muster_runtime.report(4, rank=7, export=1)
+    assert agent.lines() == [
+        {"rank": 0, "step": 3, "total_steps": 9, "loss": 1.5, "acc": 0.5},
+        {"rank": 0, "step": 4},
+    ]
+
+
+def test_a_line_that_is_too_long_goes_without_what_muster_does_not_know(agent, monkeypatch):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    logged = {f"val/metric_of_some_name_{i:03}": i / 7 for i in range(200)}
+    muster_runtime.report_logged(3, 9, logged | {"loss": 0.5, "grad_norm": 2.0})
+    assert agent.lines() == [
+        {"rank": 0, "step": 3, "total_steps": 9, "loss": 0.5, "grad_norm": 2.0}
+    ]
+
+
 def test_an_agent_that_is_away_ends_no_training(agent, monkeypatch):
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path) + ".gone")
     muster_runtime.report(1)

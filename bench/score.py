@@ -147,11 +147,12 @@ def disturbed(rows: int, kills: int, preemptions: int) -> bool:
 
 PLAN = """
 import resource, sys
-from muster_score.worker import Options, Worker
+from muster_score.plan import Options, make_plan
+from muster_score.worker import Worker
 import muster_score.__main__
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-worker = Worker(Options(input=sys.argv[1], output=sys.argv[2]), None, False, "1")
-worker.plan()
+options = Options(input=sys.argv[1], output=sys.argv[2])
+worker = Worker(options, make_plan(options), None, False, "1")
 worker._look(0)
 print(before / 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, worker.total_rows)
 """
@@ -187,43 +188,72 @@ def bookkeeping(rows: int) -> bool:
     )
 
 
+def bare(engine, asks: list, batch: int) -> tuple[list[str], float]:
+    """The engine in a loop of its own, in the input's order: answers, and seconds of CPU time."""
+    began, texts = time.process_time(), []
+    for at in range(0, len(asks), batch):
+        texts += [answer.text for answer in engine(asks[at : at + batch])]
+    return texts, time.process_time() - began
+
+
+def scored_here(engine, folder: Path, turn: int, **options) -> tuple[list[str], float]:
+    """As a worker does it: rows of a length together, in shards that aren't whole batches."""
+    from muster_score.plan import Options, make_plan
+    from muster_score.worker import Worker
+
+    output = folder / f"out{turn}"
+    began = time.process_time()
+    given = Options(f"{folder}/in.jsonl", str(output), shard_rows=SHARD_ROWS, **options)
+    Worker(given, make_plan(given), engine, predicts=False, owner="1").run()
+    seconds = time.process_time() - began
+    texts = []
+    for part in sorted(output.glob("part-*")):
+        texts += [json.loads(line)["answer"] for line in part.read_text().splitlines()]
+    return texts, seconds
+
+
 def beside_the_engine(rows: int) -> bool:
     import torch
-    from muster_score.engines import Sampling, Transformers
-    from muster_score.worker import Options, Worker
+    from muster_score.engines import Transformers
+    from muster_score.prompts import Ask, Sampling
     from score_model import make_model
 
     torch.set_num_threads(1)
-    dice = random.Random(2)
+    dice, sampling, batch, few = random.Random(2), Sampling(max_tokens=64), 16, 32
     prompts = [
         " ".join(dice.choices("abcdefghijklmnop", k=dice.randint(2, 8))) for _ in range(rows)
     ]
-    batch = 16
+    asks = [Ask(prompt, sampling) for prompt in prompts]
     with system_folder() as folder:
-        engine = Transformers(
-            str(make_model(folder / "model", hidden=256)), Sampling(max_tokens=64)
-        )
+        engine = Transformers(str(make_model(folder / "model", hidden=256)), sampling)
         with (folder / "in.jsonl").open("w") as file:
             file.writelines(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-        engine(prompts[:batch])  # warm
+        bare(engine, asks[:batch], batch)  # warm
         bare_s = scored_s = 0.0
         for turn in range(4):
-            began, alone = time.process_time(), []
-            for at in range(0, rows, batch):
-                alone += engine(prompts[at : at + batch])
-            bare_s += time.process_time() - began
-            output = folder / f"out{turn}"
-            began = time.process_time()
-            given = Options(f"{folder}/in.jsonl", str(output), batch_size=batch, shard_rows=128)
-            Worker(given, engine, predicts=False, owner="1").run()
-            scored_s += time.process_time() - began
-        found = []
-        for part in sorted(output.glob("part-*")):
-            found += [json.loads(line)["answer"] for line in part.read_text().splitlines()]
+            alone, seconds = bare(engine, asks, batch)
+            bare_s += seconds
+            found, seconds = scored_here(engine, folder, turn, batch_size=batch, sampling=sampling)
+            scored_s += seconds
+        one_by_one, _ = bare(engine, asks[:few], 1)
     differ = sum(a != b for a, b in zip(found, alone, strict=True))
+    differ_alone = sum(a != b for a, b in zip(found[:few], one_by_one, strict=True))
     return all(
         [
-            figure("answers unlike the bare engine's", differ, f"of {rows}", 0, differ == 0),
+            figure(
+                "answers unlike the bare engine's, which has other rows in its batches",
+                differ,
+                f"of {rows}",
+                0,
+                differ == 0,
+            ),
+            figure(
+                "answers unlike those of one row at a time",
+                differ_alone,
+                f"of {few}",
+                0,
+                differ_alone == 0,
+            ),
             figure(
                 "rows a second of CPU time, of the bare engine's",
                 round(bare_s / scored_s, 3),

@@ -6,9 +6,11 @@ import sys
 
 import muster_runtime
 
-from muster_score.engines import EngineDied, Sampling, load
+from muster_score.engines import EngineDied, check, load
 from muster_score.inputs import InputError
-from muster_score.worker import STOPPED, Options, Stopped, Worker
+from muster_score.plan import Options, Plan, fingerprint_of_model, make_plan
+from muster_score.prompts import Sampling
+from muster_score.worker import STOPPED, Stopped, Worker, stop_if_told, tidy
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -21,6 +23,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--column", default="prompt", help="of the input: the prompt")
     parser.add_argument("--answer-column", default="answer", help="of the output")
+    parser.add_argument("--error-column", default="error", help="of the output: why a row is bad")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--top-p", type=float, default=1.0)
@@ -38,25 +41,44 @@ def parse(words: list[str]) -> argparse.Namespace:
     return options
 
 
-def main(words: list[str]) -> int:
-    given = parse(words)
-    muster_runtime.should_stop()  # from here on SIGTERM is heard
+def owner_of(environment) -> str:
+    """Who a lease belongs to: a member of a job. Its number may occur in two clusters that share the storage, its directory can't."""
+    if "MUSTER_JOB" in environment:
+        return f"{environment['MUSTER_JOB']} {environment.get('MUSTER_JOB_DIR', os.getuid())}"
+    return f"{os.uname().nodename}-{os.getpid()}"
+
+
+def score(given: argparse.Namespace) -> Plan:
+    check(given.engine, given.model)
     sampling = Sampling(given.max_tokens, given.temperature, given.top_p, given.seed)
+    model = {"model": given.model, "model_files": fingerprint_of_model(given.model)}
     options = Options(
         input=given.input,
         output=given.output,
         column=given.column,
         answer_column=given.answer_column,
+        error_column=given.error_column,
         batch_size=given.batch_size,
         shard_rows=given.shard_rows,
         keep_bad_rows=given.bad_rows == "keep",
         lease_s=given.lease,
-        settings={"engine": given.engine, "model": given.model, **vars(sampling)},
+        sampling=sampling,
+        settings={"engine": given.engine, **model},
     )
-    owner = os.environ.get("MUSTER_JOB") or f"{os.uname().nodename}-{os.getpid()}"
-    try:
+    plan = make_plan(options, between=stop_if_told)
+    if plan.manifest.exists():
+        tidy(plan)
+    else:
         engine = load(given.engine, given.model, sampling)
-        Worker(options, engine, ":" in given.engine, owner).run()
+        Worker(options, plan, engine, ":" in given.engine, owner_of(os.environ)).run()
+    return plan
+
+
+def main(words: list[str]) -> int:
+    given = parse(words)
+    muster_runtime.should_stop()  # from here on SIGTERM is heard
+    try:
+        plan = score(given)
     except InputError as error:
         print(f"muster_score: {error}", file=sys.stderr)
         return 2
@@ -66,6 +88,9 @@ def main(words: list[str]) -> int:
     except Stopped:
         print("muster_score: stopped; its shard is free again", file=sys.stderr)
         return STOPPED
+    if not plan.manifest.exists():
+        print(f"muster_score: {plan.manifest} is not there, as it should be", file=sys.stderr)
+        return 1
     return 0
 
 

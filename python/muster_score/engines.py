@@ -1,26 +1,54 @@
-"""What answers prompts. An engine is made once and called with a batch; it answers each of them, or raises for the whole batch."""
+"""What answers prompts. An engine is made once and called with a batch; it answers each of them (with a BadRow what it can't), or raises for the whole batch.
+Muster's own are called with Asks, the user's with rows."""
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from muster_score.inputs import InputError
-
-
-@dataclass(frozen=True)
-class Sampling:
-    max_tokens: int = 256
-    temperature: float = 0.0  # 0: greedy
-    top_p: float = 1.0
-    seed: int = 0
+from muster_score.inputs import BadRow, InputError
+from muster_score.prompts import Answer, Ask, Sampling
 
 
 class EngineDied(Exception):
     """Nothing it is given works any more: the process has to be started again."""
 
 
-# A prompt is a text, or the messages of a chat.
-Prompt = str | list[dict]
+# ---- Muster's own ----
+
+
+@dataclass
+class Tokens:
+    """An Ask, ready for a model."""
+
+    place: int  # in the batch
+    ids: list[int]
+    room: int  # how many the answer may have
+    sampling: Sampling
+
+
+def tokens_of(tokenizer, batch: list[Ask], context: int | None) -> list[Tokens | BadRow]:
+    return [_tokens(tokenizer, i, ask, context) for i, ask in enumerate(batch)]
+
+
+def _tokens(tokenizer, place: int, ask: Ask, context: int | None) -> Tokens | BadRow:
+    try:
+        if isinstance(ask.prompt, str):
+            ids = tokenizer(ask.prompt)["input_ids"]
+        else:  # its template has written the special tokens
+            text = tokenizer.apply_chat_template(
+                ask.prompt, tokenize=False, add_generation_prompt=True
+            )
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    except Exception as error:  # noqa: BLE001 (whatever a template raises)
+        return BadRow(f"the prompt can't be turned into tokens: {type(error).__name__}: {error}")
+    if not ids:
+        return BadRow("the prompt is empty")
+    room = ask.sampling.max_tokens
+    if context is not None:
+        room = min(room, context - len(ids))
+    if room < 1:
+        return BadRow(f"the prompt has {len(ids)} tokens; the model takes {context} with an answer")
+    return Tokens(place, list(ids), room, ask.sampling)
 
 
 class Transformers:
@@ -29,79 +57,148 @@ class Transformers:
         import transformers
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.torch, self.sampling = torch, sampling
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(model, padding_side="left")
+        self.torch, self.transformers = torch, transformers
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.model = transformers.AutoModelForCausalLM.from_pretrained(model).to(device).eval()
+        config = self.model.config.get_text_config()
+        self.context = getattr(config, "max_position_embeddings", None)
+        ends = self.model.generation_config.eos_token_id
+        self.ends = set(ends if isinstance(ends, list) else [ends])
 
-    def __call__(self, prompts: list[Prompt]) -> list[str]:
-        texts = [
-            prompt
-            if isinstance(prompt, str)
-            else self.tokenizer.apply_chat_template(
-                prompt, tokenize=False, add_generation_prompt=True
-            )
-            for prompt in prompts
-        ]
-        given = self.tokenizer(texts, return_tensors="pt", padding=True).to(self.model.device)
-        options = {"max_new_tokens": self.sampling.max_tokens, "do_sample": False}
-        if self.sampling.temperature > 0:
-            options |= {"do_sample": True, "temperature": self.sampling.temperature}
-            options |= {"top_p": self.sampling.top_p}
-            self.torch.manual_seed(self.sampling.seed)  # the same shard, the same answers
+    def __call__(self, batch: list[Ask]) -> list[Answer | BadRow]:
+        answers = tokens_of(self.tokenizer, batch, self.context)
+        # What may not grow to the same length isn't generated together: a row that had its due would go on, past the model's context.
+        rooms = {one.room for one in answers if isinstance(one, Tokens)}
+        for room in sorted(rooms):
+            rows = [one for one in answers if isinstance(one, Tokens) and one.room == room]
+            for row, answer in zip(rows, self._generate(rows, room), strict=True):
+                answers[row.place] = answer
+        return answers
+
+    def _generate(self, rows: list[Tokens], room: int) -> list[Answer]:
+        width, pad = max(len(row.ids) for row in rows), self.tokenizer.pad_token_id
+        ids = [[pad] * (width - len(row.ids)) + row.ids for row in rows]  # [rows, width]
+        mask = [[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in rows]
+        tensor, device = self.torch.tensor, self.model.device
+        given = {"input_ids": tensor(ids, device=device)}
+        given["attention_mask"] = tensor(mask, device=device)
+        options = {}
+        if any(row.sampling.temperature > 0 for row in rows):
+            draw = Draw(self.torch, [row.sampling for row in rows], device)
+            options["logits_processor"] = self.transformers.LogitsProcessorList([draw])
         with self.torch.inference_mode():
             tokens = self.model.generate(
-                **given, **options, pad_token_id=self.tokenizer.pad_token_id
+                **given,
+                **options,
+                max_new_tokens=room,
+                do_sample=False,
+                pad_token_id=pad,
             )
-        return self.tokenizer.batch_decode(
-            tokens[:, given["input_ids"].shape[1] :], skip_special_tokens=True
-        )
+        tokens = tokens[:, width:].tolist()
+        texts = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return [
+            self._answer(row, own, text) for row, own, text in zip(rows, tokens, texts, strict=True)
+        ]
+
+    def _answer(self, row: Tokens, tokens: list[int], text: str) -> Answer:
+        end = next((i for i, token in enumerate(tokens) if token in self.ends), None)
+        count = len(tokens) if end is None else end + 1
+        return Answer(text, "length" if end is None else "stop", len(row.ids), count)
+
+
+class Draw:
+    """Samples with a generator for each row, so that a row's answer hangs on its own seed alone, and not on the rows beside it. Greedy decoding of logits with
+    Gumbel noise is sampling from their softmax."""
+
+    def __init__(self, torch, samplings: list[Sampling], device):
+        self.torch, self.samplings = torch, samplings
+        self.generators = [torch.Generator(device).manual_seed(one.seed) for one in samplings]
+
+    def __call__(self, input_ids, scores):  # scores: [rows, vocabulary]
+        scores = scores.clone()
+        for i, sampling in enumerate(self.samplings):
+            if sampling.temperature > 0:
+                scores[i] = self._drawn(scores[i], sampling, self.generators[i])
+        return scores
+
+    def _drawn(self, logits, sampling: Sampling, generator):
+        logits = logits.float() / sampling.temperature
+        if sampling.top_p < 1:
+            ordered, places = logits.sort(descending=True)
+            before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+            logits[places[before >= sampling.top_p]] = -self.torch.inf
+        waited = self.torch.empty_like(logits).exponential_(generator=generator)
+        return logits - waited.clamp_min_(self.torch.finfo(waited.dtype).tiny).log()
 
 
 class Vllm:
     def __init__(self, model: str, sampling: Sampling):
         import vllm
 
-        self.engine = vllm.LLM(model=model)
-        self.sampling = vllm.SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=sampling.seed,
+        self.engine, self.vllm = vllm.LLM(model=model), vllm
+        self.tokenizer = self.engine.get_tokenizer()
+        self.context = self.engine.llm_engine.model_config.max_model_len
+
+    def __call__(self, batch: list[Ask]) -> list[Answer | BadRow]:
+        answers = tokens_of(self.tokenizer, batch, self.context)
+        rows = [one for one in answers if isinstance(one, Tokens)]
+        if rows:
+            prompts = [{"prompt_token_ids": row.ids} for row in rows]
+            wanted = [self._parameters(row) for row in rows]
+            done = self.engine.generate(prompts, wanted, use_tqdm=False)
+            for row, answer in zip(rows, done, strict=True):
+                answers[row.place] = self._answer(row, answer.outputs[0])
+        return answers
+
+    def _parameters(self, row: Tokens):
+        return self.vllm.SamplingParams(
+            max_tokens=row.room,
+            temperature=row.sampling.temperature,
+            top_p=row.sampling.top_p,
+            seed=row.sampling.seed,
         )
 
-    def __call__(self, prompts: list[Prompt]) -> list[str]:
-        answers: list[str] = [""] * len(prompts)
-        for chat, call in ((False, self.engine.generate), (True, self.engine.chat)):
-            places = [i for i, prompt in enumerate(prompts) if isinstance(prompt, list) == chat]
-            if not places:
-                continue
-            done = call([prompts[i] for i in places], self.sampling, use_tqdm=False)
-            for place, answer in zip(places, done, strict=True):
-                answers[place] = answer.outputs[0].text
-        return answers
+    @staticmethod
+    def _answer(row: Tokens, output) -> Answer:
+        return Answer(
+            output.text, output.finish_reason or "stop", len(row.ids), len(output.token_ids)
+        )
 
 
 ENGINES = {"transformers": Transformers, "vllm": Vllm}
 
 
-def load(name: str, model: str, sampling: Sampling) -> Callable[[list], list]:
-    """`name`: one of ENGINES, or module:Class of the user's, which is made without arguments and called with the rows of a batch."""
-    if name in ENGINES:
-        if not model:
-            raise InputError(f"--engine {name} needs --model")
-        return ENGINES[name](model, sampling)
-    module, colon, member = name.partition(":")
-    if not colon:
+def check(name: str, model: str) -> None:
+    """Before anything is read or loaded."""
+    if name in ENGINES and not model:
+        raise InputError(f"--engine {name} needs --model")
+    if name not in ENGINES and ":" not in name:
         raise InputError(
             f"--engine {name}: must be {', '.join(ENGINES)}, or module:Class of your own"
         )
+
+
+def load(name: str, model: str, sampling: Sampling) -> Callable[[list], list]:
+    """`name`: one of ENGINES, or module:Class of the user's, which is made without arguments and called with the rows of a batch."""
+    check(name, model)
     try:
-        made = getattr(importlib.import_module(module), member)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"--engine {name}: {error}. Is its directory in PYTHONPATH?") from error
-    return made()
+        if name in ENGINES:
+            return ENGINES[name](model, sampling)
+        module, _, member = name.partition(":")
+        try:
+            made = getattr(importlib.import_module(module), member)
+        except (ImportError, AttributeError) as error:
+            raise InputError(
+                f"--engine {name}: {error}. Is its directory in PYTHONPATH?"
+            ) from error
+        return made()
+    except SystemExit as error:
+        raise EngineDied(f"it called sys.exit({error.code!r}) while it was made") from error
+
+
+# ---- asking ----
 
 
 def answer_all(engine: Callable[[list], list], batch: list) -> list:
@@ -109,6 +206,8 @@ def answer_all(engine: Callable[[list], list], batch: list) -> list:
     alone."""
     try:
         return _checked(engine, batch)
+    except EngineDied:
+        raise
     except Exception as error:  # noqa: BLE001 (whatever a model or a user's class raises)
         if len(batch) == 1:
             return [error]
@@ -116,13 +215,18 @@ def answer_all(engine: Callable[[list], list], batch: list) -> list:
     for one in batch:
         try:
             answers += _checked(engine, [one])
+        except EngineDied:
+            raise
         except Exception as error:  # noqa: BLE001
             answers.append(error)
     return answers
 
 
 def _checked(engine: Callable[[list], list], batch: list) -> list:
-    answers = list(engine(batch))
+    try:
+        answers = list(engine(batch))
+    except SystemExit as error:
+        raise EngineDied(f"it called sys.exit({error.code!r})") from error
     if len(answers) != len(batch):
         raise ValueError(f"the engine gave {len(answers)} answers for {len(batch)} rows")
     return answers

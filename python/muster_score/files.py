@@ -21,7 +21,7 @@ def own_name(path: Path) -> Path:
     )
 
 
-def publish(written: Path, target: Path) -> bool:
+def publish(written: Path, target: Path, durable: bool = True) -> bool:
     """Gives a complete file its name. False: another one has it. By link(2), which, other than rename(2), replaces nothing. An answer of NFS may be lost
     and the call made twice: whose file it is says the inode."""
     try:
@@ -34,18 +34,21 @@ def publish(written: Path, target: Path) -> bool:
             raise
         return False  # whoever saw the end has tidied up
     written.unlink(missing_ok=True)
-    sync_directory(target.parent)
+    if durable:
+        sync_directory(target.parent)
     return won
 
 
-def create(target: Path, content: dict) -> bool:
-    """False: it is there already."""
+def create(target: Path, content: dict, durable: bool = True) -> bool:
+    """False: it is there already. Not durable: what may be gone after the loss of a host."""
     own = own_name(target)
     with own.open("w") as file:
         json.dump(content, file)
+        file.write("\n")
         file.flush()
-        os.fsync(file.fileno())
-    return publish(own, target)
+        if durable:
+            os.fsync(file.fileno())
+    return publish(own, target, durable)
 
 
 def read(path: Path) -> dict | None:
@@ -54,3 +57,9 @@ def read(path: Path) -> dict | None:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
+
+
+def tidy(directory: Path) -> None:
+    """Removes what workers that were killed left under their own names."""
+    for left in directory.glob(".*.*.*"):
+        left.unlink(missing_ok=True)

@@ -1,12 +1,17 @@
-"""Rows of the input: which there are, and those of one shard."""
+"""Rows of the input: which there are, and those of one shard. Nothing may change while it is scored: what has changed is refused."""
 
 import bisect
+import fnmatch
 import glob
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+KINDS = (".jsonl", ".ndjson", ".json", ".txt", ".parquet")
+BOM = b"\xef\xbb\xbf"
+PARQUET_ROWS, PARQUET_BUFFER = 256, 1 << 20  # read at a time: rows, and bytes of each column
 
 
 class InputError(Exception):
@@ -14,97 +19,205 @@ class InputError(Exception):
 
 
 @dataclass(frozen=True)
+class File:
+    path: str
+    size: int
+    changed_ns: int
+
+    @staticmethod
+    def at(path: str) -> "File":
+        status = os.stat(path)
+        return File(path, status.st_size, status.st_mtime_ns)
+
+    def check(self, opened: int | str) -> None:
+        """That what is there is what was planned: a descriptor, or the path."""
+        status = os.stat(opened)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
+            raise InputError(f"{self.path} has changed since the shards were planned. {REMEDY}")
+
+
+REMEDY = "Put it back as it was, or take another --output"
+
+
+@dataclass(frozen=True)
 class Shard:
-    file: str
+    file: File
     begin: int  # of lines: the byte at which it begins; of parquet: the row
     rows: int
 
 
 @dataclass
 class BadRow:
-    """A row that can't be read, in its place."""
+    """A row that can't be read or answered, in its place."""
 
     why: str
     text: str = ""
 
 
-def find_files(pattern: str) -> list[str]:
-    files = sorted(os.path.abspath(path) for path in glob.glob(pattern, recursive=True))
-    files = [path for path in files if os.path.isfile(path)]
-    if not files:
+def find_files(pattern: str, output: Path | None = None) -> list[File]:
+    """In their order, each once. Refused: what is of no known kind, and a pattern that takes in the output."""
+    paths = sorted({os.path.abspath(path) for path in glob.glob(pattern, recursive=True)})
+    paths = [path for path in paths if os.path.isfile(path)]
+    if not paths:
         raise InputError(f"--input {pattern}: there is no such file")
-    return files
+    if output is not None and _takes_in(pattern, output):
+        raise InputError(
+            f"--input {pattern} takes in what is written to --output {output}. Take an --output elsewhere"
+        )
+    for path in paths:
+        _check_kind(path)
+    return [File.at(path) for path in paths]
 
 
-def fingerprint(files: list[str]) -> list[list]:
-    """What would show that the input is another one."""
-    return [[path, os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in files]
+def _takes_in(pattern: str, output: Path) -> bool:
+    folder, name = os.path.split(pattern)
+    written = ("part-00000000.jsonl", "manifest.json", "plan.json")
+    if not any(fnmatch.fnmatch(file, "*" if name == "**" else name) for file in written):
+        return False
+    folders = {os.path.realpath(path) for path in glob.glob(folder or ".", recursive=True)}
+    if name == "**":  # it goes below the folder by itself
+        return any(Path(path) in (output, *output.parents) for path in folders)
+    return not folders.isdisjoint({str(output), str(output / "_muster_score")})
 
 
-def _shards_of_lines(path: str, rows: int) -> Iterator[Shard]:
-    begin, count, at = 0, 0, 0
-    with open(path, "rb") as file:
-        for line in file:
-            at += len(line)
-            count += 1
-            if count == rows:
-                yield Shard(path, begin, count)
-                begin, count = at, 0
-    if count:
-        yield Shard(path, begin, count)
+def _check_kind(path: str) -> None:
+    suffix = Path(path).suffix
+    if suffix in (".gz", ".zst", ".xz", ".bz2", ".zip"):
+        raise InputError(f"--input: {path} is packed. Unpack it first, such as with gunzip")
+    if suffix not in KINDS:
+        raise InputError(
+            f"--input: {path} is of no known kind ({', '.join(KINDS)}). Turn it into one of them, or name the files by a pattern such as *.jsonl"
+        )
+    if suffix == ".json":
+        with open(path, "rb") as file:
+            if file.read(4096).removeprefix(BOM).lstrip().startswith(b"["):
+                raise InputError(
+                    f"--input: {path} is one list, and not an object a line. Turn it into lines: jq -c '.[]' {path} > {Path(path).with_suffix('.jsonl').name}"
+                )
 
 
-def _shards_of_parquet(path: str, rows: int) -> Iterator[Shard]:
-    import pyarrow.parquet
-
-    total = pyarrow.parquet.ParquetFile(path).metadata.num_rows
-    for begin in range(0, total, rows):
-        yield Shard(path, begin, min(rows, total - begin))
+# ---- which shards there are ----
 
 
-def shards_of(files: list[str], rows: int) -> list[Shard]:
-    """In the input's order. Reads lines once, and of parquet its footer."""
-    found = []
-    for path in files:
-        found += (_shards_of_parquet if path.endswith(".parquet") else _shards_of_lines)(path, rows)
+def shards_of(
+    files: list[File], rows: int, between: Callable[[], None] = lambda: None
+) -> list[Shard]:
+    """In the input's order. Reads lines once, and of parquet its footer. `between` is called every now and then, and may raise."""
+    found: list[Shard] = []
+    for file in files:
+        if file.path.endswith(".parquet"):
+            total = _open_parquet(file).metadata.num_rows
+            found += [Shard(file, at, min(rows, total - at)) for at in range(0, total, rows)]
+        else:
+            found += _shards_of_lines(file, rows, between)
+        between()
     return found
 
 
-def _parquet_rows(shard: Shard) -> Iterator[dict]:
-    import pyarrow.parquet
+def _shards_of_lines(file: File, rows: int, between: Callable[[], None]) -> list[Shard]:
+    """Blank lines at a file's end are no rows."""
+    found = []
+    begin, count, at, blank = 0, 0, 0, 0
+    with open(file.path, "rb") as lines:
+        for line in lines:
+            at += len(line)
+            count += 1
+            blank = blank + 1 if line.isspace() else 0
+            if count == rows:
+                found.append(Shard(file, begin, count))
+                begin, count = at, 0
+                between()
+        file.check(lines.fileno())
+    if count:
+        found.append(Shard(file, begin, count))
+    while blank and found:
+        last = found.pop()
+        if last.rows > blank:
+            found.append(Shard(file, last.begin, last.rows - blank))
+        blank -= min(blank, last.rows)
+    return found
 
-    file = pyarrow.parquet.ParquetFile(shard.file)
+
+# ---- a shard's rows ----
+
+
+class Reader:
+    """Reads shards, the faster when they come one after the other: of parquet it keeps its place, as no row can be found without reading what is before it in
+    its row group. It holds one column's buffer and a few rows at a time, never a row group."""
+
+    def __init__(self):
+        self._file: File | None = None
+        self._at = 0
+        self._left: Iterator[dict] = iter(())
+
+    def rows(self, shard: Shard) -> Iterator[dict | BadRow]:
+        """Of .parquet, of .txt (a row a line, as {"text": ...}), else JSON, an object a line."""
+        return self._parquet(shard) if shard.file.path.endswith(".parquet") else _lines(shard)
+
+    def _parquet(self, shard: Shard) -> Iterator[dict]:
+        if (self._file, self._at) == (shard.file, shard.begin):
+            left = self._left
+        else:
+            left = _parquet_from(shard.file, shard.begin)
+        self._file = None  # until the place is known again
+        for done in range(shard.rows):
+            row = next(left, None)
+            if row is None:
+                raise InputError(f"{shard.file.path} ends before its row {shard.begin + done}")
+            yield row
+        shard.file.check(shard.file.path)
+        self._file, self._at, self._left = shard.file, shard.begin + shard.rows, left
+
+
+def _open_parquet(file: File):
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(
+            f"{file.path}: parquet needs pyarrow ({error}): pip install pyarrow"
+        ) from error
+    try:
+        return pyarrow.parquet.ParquetFile(file.path, buffer_size=PARQUET_BUFFER)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file.path} can't be read as parquet: {error}") from error
+
+
+def _parquet_from(file: File, begin: int) -> Iterator[dict]:
+    """Its rows from `begin` to its end."""
+    table = _open_parquet(file)
+    file.check(file.path)
     ends, end = [], 0
-    for group in range(file.num_row_groups):
-        end += file.metadata.row_group(group).num_rows
+    for group in range(table.num_row_groups):
+        end += table.metadata.row_group(group).num_rows
         ends.append(end)
-    at, stop = shard.begin, shard.begin + shard.rows
-    for group in range(bisect.bisect_right(ends, at), file.num_row_groups):
-        first = ends[group] - file.metadata.row_group(group).num_rows
-        if first >= stop:
-            return
-        table = file.read_row_group(group)
-        yield from table.slice(at - first, min(stop, ends[group]) - at).to_pylist()
-        at = ends[group]
+    first = bisect.bisect_right(ends, begin)
+    at = ends[first - 1] if first else 0
+    groups = list(range(first, table.num_row_groups))
+    try:
+        for batch in table.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups):
+            yield from batch.slice(min(len(batch), max(0, begin - at))).to_pylist()
+            at += len(batch)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file.path} can't be read after its row {at}: {error}") from error
 
 
-def rows_of(shard: Shard) -> Iterator[dict | BadRow]:
-    """Of .parquet, of .txt (a row a line, as {"text": ...}), else JSON, an object a line."""
-    if shard.file.endswith(".parquet"):
-        yield from _parquet_rows(shard)
-        return
-    with open(shard.file, "rb") as file:
+def _lines(shard: Shard) -> Iterator[dict | BadRow]:
+    plain = shard.file.path.endswith(".txt")
+    with open(shard.file.path, "rb") as file:
+        shard.file.check(file.fileno())
         file.seek(shard.begin)
-        for _ in range(shard.rows):
+        for row in range(shard.rows):
             line = file.readline()
-            try:
-                text = line.decode().rstrip("\r\n")
-                row = {"text": text} if shard.file.endswith(".txt") else json.loads(text)
-            except ValueError as error:  # no UTF-8, no JSON
-                yield BadRow(f"the line can't be read: {error}", line.decode(errors="replace"))
-                continue
-            yield row if isinstance(row, dict) else BadRow("the line is no JSON object", text)
+            if not line:
+                raise InputError(f"{shard.file.path} has become shorter. {REMEDY}")
+            yield _row(line.removeprefix(BOM) if shard.begin == row == 0 else line, plain)
+        shard.file.check(file.fileno())
 
 
-def is_parquet_or_lines(path: str) -> bool:
-    return Path(path).suffix in {".parquet", ".txt", ".jsonl", ".json", ".ndjson"}
+def _row(line: bytes, plain: bool) -> dict | BadRow:
+    try:
+        text = line.decode().rstrip("\r\n")
+        row = {"text": text} if plain else json.loads(text)
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, too deep
+        return BadRow(f"the line can't be read: {error}", line.decode(errors="replace").rstrip())
+    return row if isinstance(row, dict) else BadRow("the line is no JSON object", text)

@@ -1,6 +1,8 @@
 """Engines of tests, which answer at once."""
 
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -22,3 +24,23 @@ class Shout:
 class Dead:
     def __call__(self, rows: list[dict]) -> list[dict]:
         raise RuntimeError("device-side assert")
+
+
+class Leaves:
+    def __init__(self):
+        sys.exit(0)
+
+
+class Deadly:
+    """A prompt that begins with "kill" ends its process, and one that begins with "assert" breaks the engine for good."""
+
+    def __init__(self):
+        self.broken = False
+
+    def __call__(self, rows: list[dict]) -> list[dict]:
+        if any(row["prompt"].startswith("kill") for row in rows):
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.broken |= any(row["prompt"].startswith("assert") for row in rows)
+        if self.broken:
+            raise RuntimeError("device-side assert")
+        return [{"answer": row["prompt"].upper()} for row in rows]

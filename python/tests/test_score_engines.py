@@ -1,0 +1,176 @@
+"""muster_score's own engines: transformers, and vLLM as far as it is known without it."""
+
+import sys
+import types
+
+import pytest
+from muster_score.engines import EngineDied, Transformers, Vllm, answer_all, load
+from muster_score.inputs import BadRow
+from muster_score.prompts import Answer, Ask, Sampling
+from score_model import make_model
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+GREEDY = Sampling(max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    import torch
+
+    torch.set_num_threads(1)
+    return make_model(tmp_path_factory.mktemp("model"), context=64)
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return Transformers(str(folder), GREEDY)
+
+
+def asks(*prompts, sampling=GREEDY):
+    return [Ask(prompt, sampling) for prompt in prompts]
+
+
+def sampled(*prompts, temperature=1.0):
+    return [Ask(prompt, Sampling(8, temperature, seed=i)) for i, prompt in enumerate(prompts)]
+
+
+def test_transformers_answers_as_its_own_loop_does(folder, engine):
+    import torch
+    import transformers
+
+    prompts = ["a b", "c", "d a b c"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    alone = []
+    for prompt in prompts:
+        given = tokenizer(prompt, return_tensors="pt")
+        with torch.inference_mode():
+            tokens = model.generate(**given, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        answer = tokens[0, given["input_ids"].shape[1] :]
+        alone.append(tokenizer.decode(answer, skip_special_tokens=True))
+    found = engine(asks(*prompts))
+    assert [answer.text for answer in found] == alone
+    assert found[0] == Answer(alone[0], "length", 2, 8)
+    assert len(set(alone)) > 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "wanted"),
+    [
+        (lambda batch: [x + 1 for x in batch], [2, 3]),
+        (lambda batch: batch[:1], [1, 2]),  # too few for both, enough for one
+        (lambda batch: [1 // (x - 1) for x in batch], [ZeroDivisionError, 1]),
+    ],
+)
+def test_what_fails_as_a_batch_is_asked_one_by_one(answers, wanted):
+    found = answer_all(answers, [1, 2])
+    assert [type(x) if isinstance(x, Exception) else x for x in found] == wanted
+
+
+def test_each_row_draws_for_itself_and_the_rows_beside_it_change_nothing(engine):
+    rows = sampled(*["a b c"] * 9)
+    together = [answer.text for answer in engine(rows)]
+    assert len(set(together)) > 5
+    assert [answer.text for answer in engine(rows)] == together
+    for size in (2, 5):
+        found = []
+        for at in range(0, len(rows), size):
+            found += engine(asks("d a b c a b") + rows[at : at + size])[1:]
+        assert [answer.text for answer in found] == together
+    mixed = engine([rows[3], *asks("a b c")])
+    assert [answer.text for answer in mixed] == [together[3], engine(asks("a b c"))[0].text]
+
+
+def test_drawn_tokens_have_the_probabilities_of_the_model():
+    import torch
+    from muster_score.engines import Draw
+
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    for top_p, temperature in ((1.0, 1.0), (1.0, 2.0), (0.85, 1.0)):
+        rows = [Sampling(1, temperature, top_p, seed) for seed in range(4000)]
+        drawn = Draw(torch, rows, "cpu")(None, logits.expand(4000, 4)).argmax(-1)
+        wanted = (logits[0] / temperature).softmax(-1)
+        if top_p < 1:  # 0.64, 0.24: the second passes it
+            wanted = torch.where(wanted >= wanted[1], wanted, 0.0)
+            wanted /= wanted.sum()
+        found = drawn.bincount(minlength=4) / 4000
+        assert (found - wanted).abs().max() < 0.03
+        assert (found[wanted == 0] == 0).all()
+
+
+def test_what_is_too_long_or_empty_is_a_bad_row_and_an_answer_ends_where_the_context_does(engine):
+    long, full, fits = (" ".join("a" * count) for count in (80, 64, 61))
+    found = engine(asks("a b", long, full, fits, " "))
+    assert "80 tokens; the model takes 64" in found[1].why and isinstance(found[2], BadRow)
+    assert found[3].finish_reason == "length" and found[3].answer_tokens == 3
+    assert found[4] == BadRow("the prompt is empty")
+    assert found[0] == engine(asks("a b"))[0]
+
+
+def test_a_body_s_max_tokens_cut_its_row_alone(engine):
+    rows = [Ask("a b", Sampling(max_tokens=3)), Ask("a b", Sampling(max_tokens=8))]
+    short, whole = engine(rows)
+    assert (short.answer_tokens, whole.answer_tokens) == (3, 8)
+    assert whole.text.startswith(short.text)
+
+
+def tokenizer_with_bos():
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<s>", "</s>", *"abcdefgh"]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "a"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    found = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    found.chat_template = "{{ bos_token }} {% for m in messages %}{{ m.content }} {% endfor %}"
+    return found
+
+
+def test_vllm_gets_tokens_with_one_beginning_and_a_seed_for_each_row(monkeypatch):
+    given = []
+
+    class Llm:
+        def __init__(self, model):
+            config = types.SimpleNamespace(max_model_len=8)
+            self.llm_engine = types.SimpleNamespace(model_config=config)
+
+        def get_tokenizer(self):
+            return tokenizer_with_bos()
+
+        def generate(self, prompts, parameters, use_tqdm):
+            given.append((prompts, parameters))
+            output = types.SimpleNamespace(text="x", finish_reason="stop", token_ids=[1, 2])
+            return [types.SimpleNamespace(outputs=[output]) for _ in prompts]
+
+    fake = types.SimpleNamespace(LLM=Llm, SamplingParams=lambda **words: words)
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    engine = Vllm("m", GREEDY)
+    chat = [{"role": "user", "content": "a b"}]
+    found = engine(sampled(chat, "a b", "a a a a a a a a"))
+    assert found[:2] == [Answer("x", "stop", 3, 2)] * 2 and isinstance(found[2], BadRow)
+    ((prompts, parameters),) = given
+    assert [prompt["prompt_token_ids"] for prompt in prompts] == [[0, 2, 3]] * 2
+    assert [one["seed"] for one in parameters] == [0, 1]
+    assert parameters[0]["max_tokens"] == 5  # what is left of the context
+
+
+def test_a_template_that_refuses_a_chat_costs_its_row_alone(engine):
+    chat = [{"role": "user", "content": "a"}]
+    found = engine([*asks("a b"), Ask(chat, GREEDY)])  # it has no template
+    assert "can't be turned into tokens" in found[1].why and found[0].text
+
+
+@pytest.mark.parametrize("code", [0, 1, None])
+def test_an_engine_that_exits_has_died(code):
+    def leaves(batch):
+        sys.exit(code)
+
+    with pytest.raises(EngineDied, match="sys.exit"):
+        answer_all(leaves, [1, 2])
+
+
+def test_so_has_one_that_exits_while_it_is_made():
+    with pytest.raises(EngineDied, match="sys.exit"):
+        load("score_engines:Leaves", "", GREEDY)

@@ -102,7 +102,8 @@ def _check_kind(path: str) -> None:
 def shards_of(
     files: list[File], rows: int, between: Callable[[], None] = lambda: None
 ) -> list[Shard]:
-    """In the input's order. Reads lines once, and of parquet its footer. `between` is called every now and then, and may raise."""
+    """In the input's order. Reads lines once, and of parquet its footer. `between` is called every now and then, and may raise. Whether a file has changed
+    meanwhile is for the caller to check."""
     found: list[Shard] = []
     for file in files:
         if file.path.endswith(".parquet"):
@@ -127,7 +128,6 @@ def _shards_of_lines(file: File, rows: int, between: Callable[[], None]) -> list
                 found.append(Shard(file, begin, count))
                 begin, count = at, 0
                 between()
-        file.check(lines.fileno())
     if count:
         found.append(Shard(file, begin, count))
     while blank and found:

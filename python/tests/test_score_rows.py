@@ -161,6 +161,20 @@ def test_a_file_that_becomes_shorter_while_a_shard_is_read_makes_no_bad_rows(tmp
         list(rows)
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_file_that_is_written_anew_while_a_shard_is_read_is_refused(tmp_path, kind):
+    path = tmp_path / f"in.{kind}"
+    if kind == "parquet":
+        write_parquet(path, {"prompt": ["a", "b"]})
+    else:
+        write_rows(path, 2)
+    rows = Reader().rows(shards_of(find_files(str(path)), 2)[0])
+    next(rows)
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(InputError, match="has changed since"):
+        list(rows)
+
+
 def test_another_input_other_settings_or_another_model_are_refused(tmp_path):
     write_rows(tmp_path / "in.jsonl", 20)
     model = tmp_path / "model"

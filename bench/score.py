@@ -118,6 +118,7 @@ def disturbed(rows: int, kills: int, preemptions: int) -> bool:
         for part in sorted((folder / "out").glob("part-*")):
             lines += [json.loads(line) for line in part.read_text().splitlines()]
         ids = [line["id"] for line in lines]
+        errors = sum("error" in line for line in lines)
         asked = len((folder / "asked").read_text().splitlines())
         state = system.job(number)["state"]
         manifest = (folder / "out" / "manifest.json").exists()
@@ -126,6 +127,7 @@ def disturbed(rows: int, kills: int, preemptions: int) -> bool:
     return all(
         [
             figure("rows lost", rows - len(set(ids)), label, 0, len(set(ids)) == rows),
+            figure("rows answered with an error", errors, label, 0, errors == 0),
             figure("rows doubled", len(ids) - len(set(ids)), label, 0, len(ids) == len(set(ids))),
             figure(
                 "shards that were there when the last hit came",

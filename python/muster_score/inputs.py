@@ -197,7 +197,7 @@ def _parquet_from(file: File, begin: int) -> Iterator[dict]:
         for batch in table.iter_batches(batch_size=PARQUET_ROWS, row_groups=groups):
             yield from batch.slice(min(len(batch), max(0, begin - at))).to_pylist()
             at += len(batch)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{file.path} can't be read after its row {at}: {error}") from error
 
 

@@ -287,9 +287,11 @@ void LogStream::Incomplete(const Source& source, const std::string& why) {
 }
 
 void LogStream::Chunk(const std::string& task, int32_t attempt, const pb::LogChunk& chunk) {
-  // An agent of an older release gives output where reports are asked for.
+  // An agent of an older release gives output where reports are asked for: it keeps none, and would
+  // send all of its output, again and again.
+  const bool is_output = !chunk.data().empty() || chunk.dropped_bytes() > 0;
   const bool wanted = request_.rank() != kReportsRank || chunk.rank() == kReportsRank;
-  const bool has_output = wanted && (!chunk.data().empty() || chunk.dropped_bytes() > 0);
+  const bool has_output = wanted && is_output, keeps_none = !wanted && is_output;
   const bool fits = !has_output || backlog_bytes() < kBacklogBytesMax;
   bool too_slow = false;
   if (has_output) {
@@ -320,14 +322,14 @@ void LogStream::Chunk(const std::string& task, int32_t attempt, const pb::LogChu
     response.set_next_offset(chunk.next_offset());
     Push(std::move(response), chunk.data().size());
   }
-  if (!chunk.end() && fits) return;
+  if (!chunk.end() && fits && !keeps_none) return;
   std::lock_guard lock(state_mutex_);  // only behind Push: who sees that all are done ends the call
   const auto it = open_.find(chunk.request());
   if (over_ || it == open_.end()) return;
   Source& source = sources_[it->second];
   if (!chunk.end()) context_->sessions->CancelLogs(chunk.request());
-  source.state = !fits || chunk.more() ? Source::kToAsk : Source::kDone;
-  if (fits && !chunk.error().empty()) {
+  source.state = !keeps_none && (!fits || chunk.more()) ? Source::kToAsk : Source::kDone;
+  if (fits && !keeps_none && !chunk.error().empty()) {
     if (chunk.more()) {
       source.broken = absl::StrCat(" ", chunk.error());
       ++source.breaks;

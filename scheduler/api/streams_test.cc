@@ -717,7 +717,7 @@ TEST_F(StreamsTest, ACallGoesOnWhereAnotherBrokeOff) {
   EXPECT_EQ(request.from().at(0), 4);
 }
 
-TEST_F(StreamsTest, ReportsAreReadOnFromWhereACallBrokeOffAndOutputIsNotMistakenForThem) {
+TEST_F(StreamsTest, ReportsAreReadOnFromWhereACallBrokeOff) {
   Running();
   grpc::ClientContext call;
   const auto reader = Logs(&call, false, [](pb::LogsRequest* request) {
@@ -730,7 +730,6 @@ TEST_F(StreamsTest, ReportsAreReadOnFromWhereACallBrokeOffAndOutputIsNotMistaken
   EXPECT_EQ(request.rank(), -2);
   ASSERT_EQ(request.from().size(), 1u);
   EXPECT_EQ(request.from().at(-2), 4);
-  agent_->Output(request.request(), "of an agent that knows no reports\n", 0, 34);
   agent_->Output(request.request(), "{}\n", 0, 7, -2);
   agent_->EndOutput(request.request());
   pb::LogsResponse chunk;
@@ -740,6 +739,19 @@ TEST_F(StreamsTest, ReportsAreReadOnFromWhereACallBrokeOffAndOutputIsNotMistaken
   EXPECT_EQ(chunk.next_offset(), 7);
   EXPECT_FALSE(reader->Read(&chunk));
   EXPECT_TRUE(reader->Finish().ok());
+}
+
+TEST_F(StreamsTest, AnAgentThatGivesOutputWhereReportsAreAskedForIsAskedNoMore) {
+  Running();
+  grpc::ClientContext call;
+  const auto reader = Logs(&call, false, [](pb::LogsRequest* request) { request->set_rank(-2); });
+  const pb::LogRequest request = agent_->AwaitLogRequest();
+  agent_->Output(request.request(), "of an older release\n", 0, 20);
+  agent_->EndOutput(request.request(), true);
+  pb::LogsResponse chunk;
+  EXPECT_FALSE(reader->Read(&chunk));
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(agent_->WasCancelled(request.request())) << "it needn't send the rest";
 }
 
 TEST_F(StreamsTest, OnlySoManyReadLogsAtOnce) {

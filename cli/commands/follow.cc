@@ -146,8 +146,9 @@ void AddFollow(CLI::App& root, Session& session) {
   CLI::App* logs = root.add_subcommand("logs", "Output of a job's processes");
   logs->add_option("job", log->id, "Number or uid; of an array's member 17_3")->required();
   logs->add_flag("-f,--follow", log->follow, "Until the task has ended");
-  logs->add_option("--task", log->task, "Default: the newest that ran");
-  logs->add_option("--attempt", log->attempt, "Default: the newest")->check(CLI::Range(1, 1000000));
+  CLI::Option* task = logs->add_option("--task", log->task, "Default: the newest that ran");
+  CLI::Option* attempt = logs->add_option("--attempt", log->attempt, "Default: the newest")
+                             ->check(CLI::Range(1, 1000000));
   logs->add_option("--rank", log->rank, "Default: all, each line with its rank")
       ->check(CLI::Range(0, 1 << 26));
   logs->add_option("--tail", log->tail, "Only the last N lines")
@@ -159,7 +160,9 @@ void AddFollow(CLI::App& root, Session& session) {
                    "With --reports, --task and --attempt: goes on from a next_offset of -o jsonl, "
                    "and on to later attempts")
       ->check(CLI::Range(int64_t{0}, INT64_MAX))
-      ->needs(reports);
+      ->needs(reports)
+      ->needs(task)
+      ->needs(attempt);
   logs->callback([&session, log, request] {
     request->set_id(log->id);
     request->set_task(log->task);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/ids.h"
@@ -21,7 +22,24 @@ bool IsPrintable(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c > 0x20 && c < 0x7f; });
 }
 
-// Empty: it may be one.
+// Of HOST or [ADDRESS], with or without :PORT. Empty: it may be one.
+std::string WhyNoHost(std::string_view host) {
+  size_t end = 0;  // of the name
+  if (host.starts_with('[')) {
+    end = host.find(']') + 1;
+    if (end == 0) return "has a [ without its ]";
+  } else {
+    end = std::min(host.find(':'), host.size());
+  }
+  const std::string_view port = host.substr(end);
+  int number = 0;
+  if (!port.empty() && (port[0] != ':' || !absl::SimpleAtoi(View(port.substr(1)), &number) ||
+                        number < 1 || number > 65'535))
+    return "must have a port from 1 to 65535 behind its host, or none";
+  return "";
+}
+
+// Likewise.
 std::string WhyNoUrl(std::string_view url, bool with_query) {
   const size_t scheme = url.starts_with("https://") ? 8 : url.starts_with("http://") ? 7 : 0;
   if (scheme == 0) return "must begin with http:// or https://";
@@ -33,6 +51,7 @@ std::string WhyNoUrl(std::string_view url, bool with_query) {
   if (host.find('@') != std::string_view::npos)
     return "holds a user or a password, which whoever sees the job would see: leave it out; the "
            "exporter has keys (docs/tracking.md)";
+  if (std::string why = WhyNoHost(host); !why.empty()) return why;
   if (!with_query && url.find_first_of("?#") != std::string_view::npos)
     return "has a query: give the server's address alone";
   return "";

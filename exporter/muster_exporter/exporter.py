@@ -2,19 +2,32 @@
 
 import json
 import logging
+import sqlite3
 import subprocess
 import time
+from collections.abc import Callable
 
 from muster_exporter import notices
 from muster_exporter.config import Config, Reach
 from muster_exporter.reader import Readers
-from muster_exporter.sinks import Destination, Sink, destination, make_tracker
+from muster_exporter.room import Room
+from muster_exporter.sinks import (
+    GIVE_UP_S,
+    Destination,
+    NotAllowed,
+    Sink,
+    check,
+    destination,
+    make_tracker,
+)
 from muster_exporter.store import Store
 
 log = logging.getLogger("muster-exporter")
 ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
 OVERLAP_NS = 600 * 10**9  # jobs that ended shortly before the last look are looked at once more
 KEPT_NS = 30 * 24 * 3600 * 10**9
+# Of a disk that is full, a musterd that is away, a `muster` that is being replaced, a limit on threads.
+TROUBLE = (OSError, ValueError, KeyError, RuntimeError, subprocess.SubprocessError, sqlite3.Error)
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
@@ -58,7 +71,9 @@ class Exporter:
         self._readers = Readers(self.store, config.muster, config.readers)
         self._messenger = notices.Messenger(self.store, config)
         self._destinations: dict[str, Destination] = {}
-        self._first, self._failures, self._full = True, 0, False
+        self._first, self._answers = True, False
+        self._troubles: set[str] = set()
+        self._crowded: set[str] = set()  # jobs that the spool has no room for
         if not self.store.fact("looked_ns", 0):
             self.store.set_fact("looked_ns", time.time_ns())
 
@@ -72,18 +87,24 @@ class Exporter:
     def turn(self) -> float:
         """Seconds until the next one."""
         began_s = time.monotonic()
-        try:
-            self._look()
-            self._failures = 0
-        except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-            if self._failures == 0:
-                log.warning("musterd can't be asked: %s; it is tried again", error)
-            self._failures += 1
-        self._read()
-        self._write()
-        self._messenger.turn()
+        self._answers = self._try("musterd can't be asked", self._look)
+        self._try("reports can't be read", self._read)
+        self._try("trackers can't be written", self._write)
+        self._try("notices can't be sent", self._messenger.turn)
         took_s = time.monotonic() - began_s
         return max(self._config.poll_s, 10 * took_s if took_s > 1 else 0)
+
+    def _try(self, what: str, do: Callable[[], None]) -> bool:
+        """Whatever becomes of one part, the others go on; it is told once."""
+        try:
+            do()
+        except TROUBLE as error:
+            if what not in self._troubles:
+                log.warning("%s: %s; it is tried again", what, error)
+            self._troubles.add(what)
+            return False
+        self._troubles.discard(what)
+        return True
 
     # ---- jobs ----
 
@@ -121,12 +142,15 @@ class Exporter:
         if not job.get("array"):
             return [self._take_one(job["uid"], about_job(job, False), job)]
         whole = _uid(job)
-        known = [self._take_one(whole, about_job(job, True), job)]
-        if not job["spec"].get("track"):
+        known = [whole]
+        if self.store.is_done(whole):
             return known
-        words = ("jobs", str(job["number"]), "--limit", "1000000")
-        for member in self._ask(*words).get("jobs", []):
-            known.append(self._take_one(member["uid"], about_job(member, False), member))
+        if job["spec"].get("track"):
+            words = ("jobs", str(job["number"]), "--limit", "1000000")
+            for member in self._ask(*words).get("jobs", []):
+                known.append(self._take_one(member["uid"], about_job(member, False), member))
+        # Last: once its end is known, members are listed no more.
+        self._take_one(whole, about_job(job, True), job)
         return known
 
     def _take_one(self, uid: str, about: dict, job: dict) -> str:
@@ -155,33 +179,69 @@ class Exporter:
     # ---- reading, writing ----
 
     def _read(self) -> None:
-        full = self.store.bytes() > self._config.spool_bytes
-        if full and not self._full:
-            log.warning("the spool is full: nothing is read until trackers take what it holds")
-        self._full = full
-        wanted = {}
+        room = Room(self.store, self._config.spool_bytes)
+        wanted, crowded = {}, set()
         for uid, about, ended in self.store.unfinished():
-            for task in about["started"] if about["track"] and not full else []:
+            if not about["track"]:
+                continue
+            if not room.has(uid, about):
+                crowded.add(uid)
+                self._crowd(uid, about, ended and (room.never_has(uid) or _is_old(about)))
+                continue
+            for task in about["started"]:
                 wanted[uid, task] = (about, ended)
-        self._readers.turn(wanted)
+        self._crowded = crowded
+        self._readers.turn(wanted, self._answers)
+
+    def _crowd(self, uid: str, about: dict, for_good: bool) -> None:
+        """The spool has no room for more of it now."""
+        if for_good:
+            log.warning("job %s: its last reports are missing: the spool is full", about["id"])
+            for task in about["started"]:
+                self.store.set_over(uid, task)
+        elif uid not in self._crowded:
+            log.warning(
+                "job %s: the spool has no room for more of it: it is read later", about["id"]
+            )
 
     def _write(self) -> None:
         jobs = {uid: (about, ended) for uid, about, ended in self.store.unfinished()}
         left: set[str] = set()
+        used: set[str] = set()
         for uid, tracker in self.store.sinks():
             if uid not in jobs:
                 continue
-            left.add(uid)
             about, ended = jobs[uid]
+            if self._refuses(uid, tracker, about):
+                continue
+            left.add(uid)
             to = destination(tracker, about)
+            used.add(to)
             if to not in self._destinations:
                 self._destinations[to] = Destination(to)
             sink = Sink(self.store, self._make, uid, tracker)
             whole = ended and all(self.store.place(uid, task)[2] for task in about["started"])
             self._destinations[to].want((uid, tracker), sink, about, whole)
+        for unused in self._destinations.keys() - used:
+            self._destinations.pop(unused).stop()
         for uid, (_about, ended) in jobs.items():
             if ended and uid not in left:
                 self.store.finish_job(uid)
 
+    def _refuses(self, uid: str, tracker: str, about: dict) -> bool:
+        """Before a thread is made for it."""
+        try:
+            check(self._config, self._reach, tracker, about)
+        except NotAllowed as error:
+            log.warning("job %s: %s; its points are dropped", about["id"], error)
+            self.store.sink_done(uid, tracker, str(error))
+            return True
+        return False
+
     def _make(self, name: str, about: dict):
         return make_tracker(self._config, self._reach, name, about)
+
+
+def _is_old(about: dict) -> bool:
+    """It ended so long ago that what it still lacks is given up."""
+    return 0 < about["end_ns"] / 1e9 < time.time() - GIVE_UP_S

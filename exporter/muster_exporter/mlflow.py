@@ -5,22 +5,24 @@ the run is written anew under the same name and the old one is deleted (MLflow k
 """
 
 import base64
+import hashlib
 import json
+import logging
 import re
+from collections.abc import Callable
 from urllib.parse import quote, urlencode
 
 from muster_exporter import http_client
 
+log = logging.getLogger("muster-exporter")
 BATCH = 500  # half of the server's limit: one that is slow has ten seconds for it
 _STATUS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELLED": "KILLED"}
 _SPEED = re.compile(r"(^|/)(tokens_per_s|mfu|mfu_causal|mfu_full|.*_per_second|.*_s)$")
 
 
-class Differs(Exception):
-    """A point is there with another value, and can't be taken back."""
-
-
 class MLflow:
+    may_have_unsure = True  # of a write without an answer
+
     def __init__(self, url: str, key: str):
         self._base = url.rstrip("/") + "/api/2.0/mlflow/"
         self._headers = {"Content-Type": "application/json"}
@@ -31,15 +33,27 @@ class MLflow:
     def keeps_first(self, key: str) -> bool:
         return _SPEED.search(key) is not None
 
-    def write(self, place: dict, about: dict, points: list[tuple], unsure: bool) -> dict:
-        """Adds points; `unsure`: some may be there."""
+    def write(self, place: dict, about: dict, points: list[tuple]) -> dict:
         place = self._settled(place)
         if "run" not in place:
-            place = {"run": self._run(about, "muster.uid"), "experiment": self._of(about)}
-        if unsure:
-            points = self._missing(place["run"], points)  # or Differs
-        self._log(place["run"], points)
-        return place
+            place |= {"run": self._run(about, "muster.uid"), "experiment": self._of(about)}
+        return self._log(place, about, points)
+
+    def held(
+        self, place: dict, about: dict, unsure: set[tuple[str, int]]
+    ) -> tuple[dict, list[tuple]]:
+        """Which of (key, step) it has, as (key, step, value); and the place, as a run may be there that isn't in it."""
+        if "run" not in place:
+            experiment = self._of(about)
+            found = self._find(experiment, "muster.uid", about["uid"])
+            if not found:
+                return place, []
+            place = place | {"run": found[0], "experiment": experiment}
+        there = []
+        for key in sorted({key for key, _ in unsure}):
+            values = self._values(place["run"], metric_name(key))
+            there += [(key, s, values[s]) for k, s in unsure if k == key and s in values]
+        return place, there
 
     def rewrite(self, place: dict, about: dict, points: list[tuple]) -> dict:
         """A run that has these points and no others. The old one goes once that is committed (settle)."""
@@ -47,8 +61,8 @@ class MLflow:
         for run in self._find(self._of(about), "muster.rewrites", about["uid"]):
             self._post("runs/delete", {"run_id": run})  # of a time before that broke off
         run = self._create(about, "muster.rewrites")
-        self._log(run, points)
-        return {"run": run, "experiment": self._of(about), "old": place.get("run", "")}
+        new = place | {"run": run, "experiment": self._of(about), "old": place.get("run", "")}
+        return self._log(new, about, points)
 
     def settle(self, place: dict, about: dict) -> dict:
         """After a rewrite that is committed."""
@@ -61,7 +75,7 @@ class MLflow:
         self._delete_tag(place["run"], "muster.rewrites")
         return self._settled(place)
 
-    def finish(self, place: dict, about: dict, points: list[tuple]) -> None:
+    def finish(self, place: dict, about: dict, points: Callable[[], list[tuple]]) -> None:
         if "run" not in place:
             return
         for run in self._find(self._of(about), "muster.uid", about["uid"]):
@@ -144,29 +158,38 @@ class MLflow:
 
     # ---- points ----
 
-    def _log(self, run: str, points: list[tuple]) -> None:
+    def _log(self, place: dict, about: dict, points: list[tuple]) -> dict:
+        """Returns the place, with the names that the server doesn't take: `refused`."""
+        refused = set(place.get("refused", []))
         for begin in range(0, len(points), BATCH):
-            metrics = [
-                {
-                    "key": metric_name(key),
-                    "value": value,
-                    "timestamp": at_ns // 1_000_000,
-                    "step": step,
-                }
-                for key, step, value, at_ns in points[begin : begin + BATCH]
-            ]
-            self._post("runs/log-batch", {"run_id": run, "metrics": metrics})
+            batch = [point for point in points[begin : begin + BATCH] if point[0] not in refused]
+            for key in self._log_batch(place["run"], batch) if batch else []:
+                log.warning("job %s: MLflow takes no metric called %s", about["id"], key)
+                refused.add(key)
+        return place | ({"refused": sorted(refused)} if refused else {})
 
-    def _missing(self, run: str, points: list[tuple]) -> list[tuple]:
-        there = {key: self._values(run, metric_name(key)) for key in {point[0] for point in points}}
-        missing = []
-        for point in points:
-            key, step, value, _ = point
-            if step not in there[key]:
-                missing.append(point)
-            elif there[key][step] != value and not self.keeps_first(key):
-                raise Differs(f"{key} of step {step}")
-        return missing
+    def _log_batch(self, run: str, points: list[tuple]) -> list[str]:
+        """The names that it refuses: the others' points are there."""
+        metrics = [
+            {
+                "key": metric_name(key),
+                "value": value,
+                "timestamp": at_ns // 1_000_000,
+                "step": step,
+            }
+            for key, step, value, at_ns in points
+        ]
+        try:
+            self._post("runs/log-batch", {"run_id": run, "metrics": metrics})
+            return []
+        except http_client.Refused as error:
+            if error.status != 400 or "name" not in error.text.lower():
+                raise
+        keys = sorted({point[0] for point in points})
+        if len(keys) == 1:
+            return keys
+        apart = ([point for point in points if point[0] == key] for key in keys)
+        return [key for own in apart for key in self._log_batch(run, own)]
 
     def _values(self, run: str, key: str) -> dict[int, float]:
         values: dict[int, float] = {}
@@ -194,8 +217,10 @@ class MLflow:
 
 
 def metric_name(key: str) -> str:
-    """What MLflow takes as one."""
-    return re.sub(r"[^\w\-. /]", "_", key, flags=re.ASCII)
+    """What MLflow takes as one: a path as it would write it, of few characters. One that had to be changed has a sum behind it, so that no two are the same."""
+    parts = re.sub(r"[^\w\-. /]", "_", key, flags=re.ASCII).split("/")
+    name = "/".join(part for part in parts if part.strip(".")) or "_"
+    return name if name == key else f"{name}.{hashlib.sha256(key.encode()).hexdigest()[:6]}"
 
 
 def _object(data: bytes) -> dict:

@@ -7,11 +7,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from muster_exporter.store import Store
 
 log = logging.getLogger("muster-exporter")
-GIVE_UP_S = 300.0  # after a job's end, of what its host can't give
+GIVE_UP_S = (
+    24 * 3600.0
+)  # of answers of musterd, after a job's end, that its host can't give the rest
+PAUSES_S = (5, 10, 20, 40, 60)
+Key = tuple[str, str]  # a job's uid, a task
 
 
 class Reader:
@@ -20,11 +25,14 @@ class Reader:
     def __init__(self, store: Store, muster: str, uid: str, about: dict, task: str):
         self.began_s = time.monotonic()
         self.code: int | None = None
+        self.stopped = False  # its turn is over: its end is no failure
+        self.moved = False  # something came
+        self.error = ""
         self._store, self._uid, self._task = store, uid, task
         self._prefix = f"{task}/" if len(about["tasks"]) > 1 else ""
         attempt, offset, _ = store.place(uid, task)
         self._process = subprocess.Popen(
-            [muster, "logs", about["id"], "--reports", "--follow", "-o", "jsonl"]
+            [muster, "logs", uid, "--reports", "--follow", "-o", "jsonl"]
             + ["--task", task, "--attempt", str(max(1, attempt)), "--from", str(offset)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -32,13 +40,13 @@ class Reader:
             text=True,
             errors="replace",
         )
-        self.error = ""
         self._told = threading.Thread(target=self._listen, daemon=True)
         self._told.start()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        self.stopped = True
         if self._process.poll() is None:
             self._process.terminate()
 
@@ -58,7 +66,7 @@ class Reader:
                 self._take(line)
         except Exception as error:  # a full disk, say: what wasn't kept is read again
             self.error = f"{type(error).__name__}: {error}"
-            self.stop()
+            self._process.terminate()
             self._process.stdout.close()
             self._process.wait()
             self.code = 1
@@ -69,15 +77,24 @@ class Reader:
         chunk = json.loads(line)
         if chunk.get("rank") != -2 or not chunk.get("next_offset"):
             return
-        data = base64.b64decode(chunk.get("data", "")).decode(errors="replace")
         missing = chunk.get("dropped_bytes", 0)
         if missing:
             log.warning("%s: %d bytes of reports are gone: they came too late", self._uid, missing)
-        lines = data.splitlines()
+        data = base64.b64decode(chunk.get("data", ""))
+        lines = [line.decode(errors="replace") for line in data.split(b"\n") if line]
         offset = chunk["next_offset"]
-        self._store.take(
+        self.moved |= self._store.take(
             self._uid, self._task, self._prefix, chunk["attempt"], offset, lines, missing
         )
+
+
+@dataclass
+class Trouble:
+    """Of a task that could not be read to its end, since something last came of it."""
+
+    tries: int = 0
+    not_before_s: float = 0.0
+    since_s: float | None = None  # the first time after the job's end that musterd said so
 
 
 class Readers:
@@ -87,27 +104,28 @@ class Readers:
 
     def __init__(self, store: Store, muster: str, most: int, start: Callable = Reader):
         self._store, self._muster, self._most, self._start = store, muster, most, start
-        self._active: dict[tuple[str, str], Reader] = {}
-        self._failed: dict[tuple[str, str], tuple[float, float]] = {}  # since, not before
-        self._turns: dict[tuple[str, str], float] = {}
+        self._active: dict[Key, Reader] = {}
+        self._trouble: dict[Key, Trouble] = {}
+        self._turns: dict[Key, int] = {}  # the number of each one's newest
+        self._begun = 0
 
-    def turn(self, wanted: dict[tuple[str, str], tuple[dict, bool]]) -> None:
-        """`wanted`: (uid, task) to (about, ended)."""
+    def turn(self, wanted: dict[Key, tuple[dict, bool]], answers: bool) -> None:
+        """`wanted`: (uid, task) to (about, ended); who isn't among them is read no more. `answers`: musterd does."""
         now_s = time.monotonic()
-        for key in list(self._active):
-            if self._active[key].ended():
-                self._over(key, self._active.pop(key), wanted.get(key, ({}, False))[1], now_s)
-        waiting = [
-            key
-            for key in wanted
-            if key not in self._active
-            and self._failed.get(key, (0.0, 0.0))[1] <= now_s
-            and not self._store.place(*key)[2]
-        ]
-        waiting.sort(key=lambda key: self._turns.get(key, 0.0))
+        for key in [key for key in self._active if self._active[key].ended()]:
+            reader = self._active.pop(key)
+            if key in wanted:
+                self._over(key, reader, wanted[key][1], answers, now_s)
+        for key, reader in self._active.items():
+            if key not in wanted:
+                reader.stop()
+        self._forget(wanted, answers)
+        waiting = [key for key in wanted if self._waits(key, now_s)]
+        waiting.sort(key=lambda key: self._turns.get(key, 0))
         self._make_room(len(waiting), now_s)
         for key in waiting[: max(0, self._most - len(self._active))]:
-            self._turns[key] = now_s
+            self._begun += 1
+            self._turns[key] = self._begun
             self._active[key] = self._start(
                 self._store, self._muster, key[0], wanted[key][0], key[1]
             )
@@ -118,6 +136,21 @@ class Readers:
         for reader in self._active.values():
             reader.join(5)
 
+    def _waits(self, key: Key, now_s: float) -> bool:
+        return (
+            key not in self._active
+            and self._trouble.get(key, Trouble()).not_before_s <= now_s
+            and not self._store.place(*key)[2]
+        )
+
+    def _forget(self, wanted: dict, answers: bool) -> None:
+        for kept in (self._turns, self._trouble):
+            for key in [key for key in kept if key not in wanted and key not in self._active]:
+                del kept[key]
+        if not answers:  # nor do its agents, for a while after
+            for trouble in self._trouble.values():
+                trouble.since_s = None
+
     def _make_room(self, waiting: int, now_s: float) -> None:
         too_many = len(self._active) + waiting - self._most
         oldest = sorted(self._active.values(), key=lambda reader: reader.began_s)
@@ -125,15 +158,21 @@ class Readers:
             if now_s - reader.began_s >= self.TURN_S:
                 reader.stop()
 
-    def _over(self, key: tuple[str, str], reader: Reader, ended: bool, now_s: float) -> None:
+    def _over(self, key: Key, reader: Reader, ended: bool, answers: bool, now_s: float) -> None:
         if reader.code == 0:
-            self._failed.pop(key, None)
+            self._trouble.pop(key, None)
             self._store.set_over(*key)
             return
-        if reader.code is not None and reader.code < 0:  # its turn was over
+        if reader.moved:
+            self._trouble.pop(key, None)
+        if reader.stopped:
             return
-        since_s = self._failed.get(key, (now_s, 0.0))[0]
-        self._failed[key] = (since_s, now_s + 5)
-        if ended and now_s - since_s > GIVE_UP_S:
+        trouble = self._trouble.setdefault(key, Trouble())
+        trouble.not_before_s = now_s + PAUSES_S[min(trouble.tries, len(PAUSES_S) - 1)]
+        trouble.tries += 1
+        if not ended or not answers or reader.code == 1:  # 1: what came could not be kept
+            return
+        trouble.since_s = now_s if trouble.since_s is None else trouble.since_s
+        if now_s - trouble.since_s > GIVE_UP_S:
             log.warning("%s, task %s: its last reports are missing: %s", *key, reader.error)
             self._store.set_over(*key)

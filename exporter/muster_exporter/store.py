@@ -1,15 +1,17 @@
 """The spool: one SQLite file with what was read, how far, and what each tracker has. All that is acknowledged anywhere is committed here first.
 
 A point is (key, step) of a job. The newest value wins. A point of an attempt that another one replaced, beyond the step that that one went on from,
-is `gone` until it is told again. `written` has what a tracker holds; what differs from it is what is left to do.
+is `gone` until it is told again. `written` has what a tracker holds; what differs from it is what is left to do. `unsure` has what a tracker may hold or not,
+as the end of a write is unknown.
 """
 
 import json
-import math
 import sqlite3
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+
+from muster_exporter.reports import parse
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs(
@@ -24,6 +26,8 @@ CREATE INDEX IF NOT EXISTS points_by_seq ON points(uid, seq);
 CREATE TABLE IF NOT EXISTS written(
   uid TEXT, tracker TEXT, key TEXT, step INTEGER, value REAL NOT NULL,
   PRIMARY KEY(uid, tracker, key, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unsure(
+  uid TEXT, tracker TEXT, key TEXT, step INTEGER, PRIMARY KEY(uid, tracker, key, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sinks(
   uid TEXT, tracker TEXT, position INTEGER NOT NULL, place TEXT NOT NULL, unsure INTEGER NOT NULL,
   done INTEGER NOT NULL, error TEXT NOT NULL, PRIMARY KEY(uid, tracker)) WITHOUT ROWID;
@@ -35,7 +39,6 @@ CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value INTEGER NOT NULL) 
 """
 KEYS_MAX = 500  # of a job
 KEY_BYTES = 200
-_NO_METRIC = {"at_ns", "step", "total_steps", "rank", "own_time_s"}
 
 
 class Store:
@@ -47,8 +50,8 @@ class Store:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(SCHEMA)
-        self._file = file
         self._keys: dict[str, set[str]] = {}
+        self._counts: dict[str, int] | None = None  # of points, by job; None: to be counted
         (self._seq,) = self._db.execute("SELECT coalesce(max(seq), 0) FROM points").fetchone()
 
     def close(self) -> None:
@@ -64,6 +67,7 @@ class Store:
             except BaseException:
                 self._db.execute("ROLLBACK")
                 self._keys.clear()
+                self._counts = None
                 raise
             self._db.execute("COMMIT")
 
@@ -72,7 +76,25 @@ class Store:
             return self._db.execute(query, values).fetchall()
 
     def bytes(self) -> int:
-        return self._file.stat().st_size
+        """What is in use: the file keeps the pages that are free again."""
+        with self._lock:
+            pages, free, size = (
+                self._db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+            return (pages - free) * size
+
+    def bytes_by_job(self) -> dict[str, int]:
+        """Of those that have points, about: by how many they have."""
+        with self._lock:
+            counts = self._counted()
+            total, size = sum(counts.values()), self.bytes()
+            return {uid: size * count // total for uid, count in counts.items() if count}
+
+    def _counted(self) -> dict[str, int]:
+        if self._counts is None:
+            self._counts = dict(self._all("SELECT uid, count(*) FROM points GROUP BY uid"))
+        return self._counts
 
     # ---- facts ----
 
@@ -89,11 +111,17 @@ class Store:
     def knows(self, uid: str) -> bool:
         return bool(self._all("SELECT 1 FROM jobs WHERE uid = ?", uid))
 
+    def is_done(self, uid: str) -> bool:
+        return bool(self._all("SELECT 1 FROM jobs WHERE uid = ? AND done = 1", uid))
+
     def keep_job(self, uid: str, about: dict, trackers: list[str]) -> None:
+        text = json.dumps(about)
+        if self._all("SELECT 1 FROM jobs WHERE uid = ? AND about = ?", uid, text):
+            return
         with self._commit() as db:
             db.execute(
                 "INSERT INTO jobs VALUES(?, ?, 0, 0) ON CONFLICT DO UPDATE SET about = excluded.about",
-                (uid, json.dumps(about)),
+                (uid, text),
             )
             for tracker in trackers:
                 db.execute(
@@ -123,10 +151,11 @@ class Store:
     def finish_job(self, uid: str) -> None:
         """All that is left of it is that it is done."""
         with self._commit() as db:
-            for table in ("points", "written", "places", "sinks"):
+            for table in ("points", "written", "unsure", "places", "sinks"):
                 db.execute(f"DELETE FROM {table} WHERE uid = ?", (uid,))
             db.execute("UPDATE jobs SET done = 1 WHERE uid = ?", (uid,))
             self._keys.pop(uid, None)
+            self._counted().pop(uid, None)
 
     def forget_done(self, ended_before_ns: int) -> None:
         with self._commit() as db:
@@ -153,8 +182,8 @@ class Store:
         next_offset: int,
         lines: list[str],
         missing: int = 0,
-    ) -> None:
-        """What was read, with the place behind it: both or none."""
+    ) -> bool:
+        """What was read, with the place behind it: both or none. False: it was read before."""
         with self._commit() as db:
             row = db.execute(
                 "SELECT attempt, next_offset, begun, missing FROM places WHERE uid = ? AND task = ?",
@@ -162,62 +191,59 @@ class Store:
             ).fetchone()
             was, offset, begun, lost = row or (0, 0, 0, 0)
             if attempt < was or (attempt == was and next_offset <= offset):
-                return  # read before
+                return False
             for line in lines:
                 begun = self._take_line(db, uid, prefix, attempt, begun, line)
             db.execute(
                 "INSERT OR REPLACE INTO places VALUES(?, ?, ?, ?, ?, 0, ?)",
                 (uid, task, attempt, next_offset, begun, lost + missing),
             )
+            return True
 
     def _take_line(self, db, uid, prefix, attempt, begun, line) -> int:
-        """Returns the attempt of which a step is known."""
-        try:
-            report = json.loads(line)
-            if not isinstance(report, dict):
-                return begun
-            step = int(report["step"]) if "step" in report else None
-        except (ValueError, TypeError, OverflowError, RecursionError):
-            return begun
-        loaded = report.get("loaded")
-        if step is None:
-            if isinstance(loaded, dict) and isinstance(loaded.get("step"), int):
-                self._drop(db, uid, prefix, loaded["step"] + 1)
-            return begun
-        if not 0 <= step < 2**53:
+        """Returns the attempt of which it is known where it began."""
+        report = parse(line)
+        if report is None:
             return begun
         if attempt != begun:  # what an earlier one did from here on is done again
-            self._drop(db, uid, prefix, step)
-        at_ns = report["at_ns"] if isinstance(report.get("at_ns"), int) else 0
-        for name, value in report.items():
-            if name in _NO_METRIC or not _is_number(value):
-                continue
+            self._drop(db, uid, prefix, report.loaded + 1 if report.step is None else report.step)
+        for name, value in report.numbers.items():
             if self._is_key(db, uid, prefix + name):
-                self._put(db, uid, prefix + name, step, float(value), at_ns)
+                self._put(db, uid, prefix + name, report.step, value, report.at_ns)
         return attempt
 
-    def _is_key(self, db, uid: str, key: str) -> bool:
+    def _keys_of(self, db, uid: str) -> set[str]:
         if uid not in self._keys:
             rows = db.execute("SELECT DISTINCT key FROM points WHERE uid = ?", (uid,))
             self._keys[uid] = {row[0] for row in rows}
-        keys = self._keys[uid]
+        return self._keys[uid]
+
+    def _is_key(self, db, uid: str, key: str) -> bool:
+        keys = self._keys_of(db, uid)
         if key not in keys and (len(keys) >= KEYS_MAX or len(key.encode()) > KEY_BYTES):
             return False
         keys.add(key)
         return True
 
     def _drop(self, db, uid: str, prefix: str, step: int) -> None:
-        db.execute(
-            "UPDATE points SET gone = 1 WHERE uid = ? AND step >= ? AND substr(key, 1, ?) = ?",
-            (uid, step, len(prefix), prefix),
-        )
+        for key in self._keys_of(db, uid):  # so that only what is dropped is looked at
+            if key.startswith(prefix):
+                db.execute(
+                    "UPDATE points SET gone = 1 WHERE uid = ? AND key = ? AND step >= ?",
+                    (uid, key, step),
+                )
 
     def _put(self, db, uid: str, key: str, step: int, value: float, at_ns: int) -> None:
         self._seq += 1
+        counts = self._counted()
+        row = (uid, key, step, value, at_ns, self._seq)
+        if db.execute("INSERT OR IGNORE INTO points VALUES(?, ?, ?, ?, ?, ?, 0)", row).rowcount:
+            counts[uid] = counts.get(uid, 0) + 1
+            return
         db.execute(
-            "INSERT INTO points VALUES(?, ?, ?, ?, ?, ?, 0) ON CONFLICT DO UPDATE SET value = excluded.value, "
-            "at_ns = excluded.at_ns, seq = excluded.seq, gone = 0 WHERE value <> excluded.value OR gone = 1",
-            (uid, key, step, value, at_ns, self._seq),
+            "UPDATE points SET value = ?, at_ns = ?, seq = ?, gone = 0 "
+            "WHERE uid = ? AND key = ? AND step = ? AND (value <> ? OR gone = 1)",
+            (value, at_ns, self._seq, uid, key, step, value),
         )
 
     def set_over(self, uid: str, task: str) -> None:
@@ -274,9 +300,19 @@ class Store:
             )
         )
 
-    def begin_write(self, uid: str, tracker: str) -> None:
+    def begin_write(self, uid: str, tracker: str, points: list[tuple]) -> None:
+        """From now on the tracker may have these."""
         with self._commit() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO unsure VALUES(?, ?, ?, ?)",
+                [(uid, tracker, point[0], point[1]) for point in points],
+            )
             db.execute("UPDATE sinks SET unsure = 1 WHERE uid = ? AND tracker = ?", (uid, tracker))
+
+    def unsure(self, uid: str, tracker: str) -> set[tuple[str, int]]:
+        """(key, step) of points that the tracker may have."""
+        rows = self._all("SELECT key, step FROM unsure WHERE uid = ? AND tracker = ?", uid, tracker)
+        return set(rows)
 
     def wrote(
         self, uid: str, tracker: str, points: list[tuple], position: int, place: dict
@@ -296,6 +332,7 @@ class Store:
             "INSERT OR REPLACE INTO written VALUES(?, ?, ?, ?, ?)",
             [(uid, tracker, point[0], point[1], point[2]) for point in points],
         )
+        db.execute("DELETE FROM unsure WHERE uid = ? AND tracker = ?", (uid, tracker))
         db.execute(
             "UPDATE sinks SET position = ?, place = ?, unsure = 0, error = '' WHERE uid = ? AND tracker = ?",
             (position, json.dumps(place), uid, tracker),
@@ -318,9 +355,9 @@ class Store:
     # ---- notices ----
 
     def notices(self) -> list[tuple]:
-        """(id, uid, kind, target, owner, text, tries, since_s, due_s), oldest first."""
+        """(id, uid, kind, target, owner, text, tries, since_s), oldest first."""
         return self._all(
-            "SELECT id, uid, kind, target, owner, text, tries, since_s, due_s FROM notices ORDER BY id"
+            "SELECT id, uid, kind, target, owner, text, tries, since_s FROM notices ORDER BY id"
         )
 
     def told(self, notice: int) -> None:
@@ -349,20 +386,9 @@ class Store:
             {"job": json.loads(row[0])["id"], **dict(zip(names, row[1:], strict=True))}
             for row in rows
         ]
-        for row in self._all("SELECT uid, text, kind, target, tries, error FROM notices"):
+        for row in self._all("SELECT text, kind, tries, due_s, error FROM notices ORDER BY id"):
+            names = ("notice", "tries", "due_s", "error")
             found.append(
-                {"job": json.loads(row[1])["id"], "notice": row[2], "tries": row[4]}
-                | {"error": row[5]}
+                {"job": json.loads(row[0])["id"], **dict(zip(names, row[1:], strict=True))}
             )
         return found
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and _finite(value)
-
-
-def _finite(value) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

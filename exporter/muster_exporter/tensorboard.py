@@ -7,6 +7,7 @@ place.
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _TABLE = []
@@ -64,16 +65,18 @@ def _header() -> bytes:
 
 
 class TensorBoard:
+    may_have_unsure = False  # what isn't committed is cut off
+
     def __init__(self, directory: Path):
         self._directory = directory
 
     def keeps_first(self, key: str) -> bool:
         return False
 
-    def write(self, place: dict, about: dict, points: list[tuple], unsure: bool) -> dict:
+    def write(self, place: dict, about: dict, points: list[tuple]) -> dict:
         place = self._settled(place)
         if "file" not in place:
-            return self._new(about, points)
+            return self._new(place, about, points)
         path = self._directory / place["file"]
         if not path.exists() or path.stat().st_size < place["bytes"]:
             raise OSError(
@@ -86,30 +89,40 @@ class TensorBoard:
 
     def rewrite(self, place: dict, about: dict, points: list[tuple]) -> dict:
         place = self._settled(place)
-        return self._new(about, points) | {"old": place.get("file", "")}
+        return self._new(place, about, points) | {"old": place.get("file", "")}
 
     def settle(self, place: dict, about: dict) -> dict:
-        if place.get("old"):
-            (self._directory / place["old"]).unlink(missing_ok=True)
+        self._clear(place, about)
         return self._settled(place)
 
-    def finish(self, place: dict, about: dict, points: list[tuple]) -> None:
-        pass
+    def finish(self, place: dict, about: dict, points: Callable[[], list[tuple]]) -> None:
+        if "file" in place:
+            self._clear(place, about)
+
+    def _clear(self, place: dict, about: dict) -> None:
+        """What is there of this job besides the file that counts: of times before that were killed."""
+        for left in self._directory.glob(f"*.{about['uid']}*"):
+            if left.name != place.get("file"):
+                left.unlink(missing_ok=True)
 
     def _settled(self, place: dict) -> dict:
         return {name: value for name, value in place.items() if name != "old"}
 
-    def _new(self, about: dict, points: list[tuple]) -> dict:
+    def _new(self, place: dict, about: dict, points: list[tuple]) -> dict:
         self._directory.mkdir(parents=True, exist_ok=True)
-        for left in self._directory.glob(f".{about['uid']}.*"):
-            left.unlink()
+        self._clear(place, about)
         name = f"events.out.tfevents.{time.time_ns():020}.muster.{about['uid']}"
         hidden = self._directory / f".{about['uid']}.new"
         with open(hidden, "wb") as file:
             file.write(_header())
-            place = self._put(file, name, points)
+            new = self._put(file, name, points)
         os.rename(hidden, self._directory / name)
-        return place
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        return new
 
     def _put(self, file, name: str, points: list[tuple]) -> dict:
         for key, step, value, at_ns in points:

@@ -8,12 +8,13 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class StandIn:
-    """`mode`: well; hang (no answer); refuse (503); full (507); deaf (does as it is told, and never answers); redirect."""
+    """`mode`: well; hang (no answer); refuse (503); full (507); deaf (does as it is told, and never answers); inactive (400); redirect. `refused_names`: of metrics."""
 
     def __init__(self, port: int = 0):
         self.mode, self.calls, self.redirected = "well", 0, 0
         self.experiments: dict[str, str] = {}
         self.runs: dict[str, dict] = {}
+        self.refused_names: set[str] = set()
         self.posts: list[dict] = []  # to any other path
         self.lock = threading.Lock()
         stand_in = self
@@ -103,6 +104,10 @@ class StandIn:
             self.posts.append(given)
             return 200, {}
         if call == "runs/log-batch":
+            if self.mode == "inactive":
+                return 400, {"message": "The run must be in the 'active' lifecycle_stage."}
+            if self.refused_names & {metric["key"] for metric in given["metrics"]}:
+                return 400, {"message": "Invalid metric name"}
             run["metrics"] += given["metrics"]
         if call == "runs/delete":
             run["active"] = False

@@ -1,6 +1,7 @@
 """The spool: what counts of what attempts told, and that nothing is taken twice."""
 
 import json
+import time
 
 from muster_exporter.store import KEYS_MAX, Store
 
@@ -81,3 +82,53 @@ def test_a_job_ends_once_and_leaves_nothing_but_that(store, about):
     assert len(store.notices()) == 1, "who is to be told is told all the same"
     store.end_job(UID, about, [("mail", "ann@example.org")], 6.0)
     assert len(store.notices()) == 1
+
+
+def test_whatever_a_line_holds_the_others_are_read(store):
+    odd = [
+        '{"at_ns":5,"step":1,"loss":1,"at_ns":99999999999999999999}',
+        '{"at_ns":99999999999999999999,"step":2,"loss":2}',
+        '{"at_ns":5,"loaded":{"step":9223372036854775807,"path":"p"}}',
+        '{"at_ns":5,"loaded":{"step":1000000000000000000000000000000}}',
+        '{"at_ns":5,"loaded":{"step":-1}}',
+        '{"at_ns":5,"step":3,"\\ud800":1,"loss":3}',
+        '{"at_ns":5,"step":4,"loss":nan,"lr":1,"a":[inf, -Infinity]}',
+        '{"at_ns":5,"step":5,"x":' + "[" * 7000 + "]" * 7000 + "}",
+        '{"at_ns":5,"step":true,"loss":1}',
+        '{"at_ns":5,"step":99999999999999999999,"loss":1}',
+        '{"at_ns":5,"step":6.0,"loss":6}',
+    ]
+    store.take(UID, "main", "", 1, 10, odd)
+    found = {(key, step): at_ns for key, step, _, at_ns in store.whole(UID)[0]}
+    assert found == {("loss", 1): 5, ("loss", 2): 0, ("loss", 3): 5, ("lr", 4): 5, ("loss", 6): 5}
+
+
+def test_loaded_counts_once_an_attempt_and_looks_only_at_what_it_drops(store):
+    for part in range(40):
+        steps = range(part * 1000, part * 1000 + 1000)
+        store.take(UID, "main", "", 1, part + 1, lines(*({"step": s, "loss": 1} for s in steps)))
+    began_s = time.monotonic()
+    store.take(UID, "main", "", 2, 1, lines(*[{"loaded": {"step": 39_000}}] * 5000))
+    took_s = time.monotonic() - began_s
+    assert len(points(store)) == 39_001 and took_s < 2
+    again = lines({"step": 39_001, "loss": 2}, {"loaded": {"step": 5}}, {"step": 39_002, "loss": 2})
+    store.take(UID, "main", "", 2, 2, again)
+    assert len(points(store)) == 39_003
+
+
+def test_what_was_kept_as_it_is_costs_no_commit(store, about):
+    store.keep_job(UID, about, ["mlflow"])
+    before = store._db.total_changes
+    store.keep_job(UID, dict(about), ["mlflow"])
+    assert store._db.total_changes == before
+    store.keep_job(UID, about | {"started": []}, ["mlflow"])
+    assert store._db.total_changes > before
+
+
+def test_points_are_counted_once(tmp_path, store):
+    for attempt in (1, 2):
+        store.take(UID, "main", "", attempt, 10, lines(*({"step": s, "a": 1} for s in range(9))))
+    assert store._counted() == {UID: 9}
+    again = Store(tmp_path / "spool.db")
+    assert again._counted() == {UID: 9}
+    again.close()

@@ -167,6 +167,9 @@ def test_reports_go_on_from_a_place_and_are_no_output(system):
     chunk = json.loads(system.run(["logs", number, "--reports", "-o", "jsonl"]).stdout)
     words = ["--reports", "--task", "main", "--attempt", "1", "--from", chunk["next_offset"]]
     assert system.run(["logs", number, *words]).stdout == ""
+    halves = (words[:1] + words[-2:], words[:3] + words[-2:], words[:1] + words[3:])
+    for half in halves:  # a place without its task or attempt
+        assert system.run(["logs", number, *half], check=False).returncode == 2, half
     untracked = train(system, "untracked", "", 5)
     await_end(system, untracked)
     assert system.run(["logs", untracked, "--reports"], check=False).stdout == ""
@@ -226,7 +229,7 @@ def test_only_what_the_operator_allows_is_reached_for_jobs_of_others(system, ser
     assert server.calls == 0
     exporter.process.terminate()
     assert exporter.process.wait(20) == 0
-    exporter.start(f'user = "somebody-else"\nallowed_hosts = ["127.0.0.1:{server.port}"]\n')
+    exporter.start(f'user = "somebody-else"\nallowed_hosts = ["{server.url}"]\n')
     number = train(system, "allowed", refused, 5)
     await_status(server, "FINISHED")
     assert server.points() == undisturbed(5)

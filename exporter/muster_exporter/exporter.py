@@ -182,22 +182,23 @@ class Exporter:
         room = Room(self.store, self._config.spool_bytes)
         wanted, crowded = {}, set()
         for uid, about, ended in self.store.unfinished():
-            if not about["track"]:
+            left = [task for task in about["started"] if not self.store.place(uid, task)[2]]
+            if not about["track"] or not left:
                 continue
             if not room.has(uid, about):
                 crowded.add(uid)
-                self._crowd(uid, about, ended and (room.never_has(uid) or _is_old(about)))
+                self._crowd(uid, about, left, ended and (room.never_has(uid) or _is_old(about)))
                 continue
-            for task in about["started"]:
+            for task in left:
                 wanted[uid, task] = (about, ended)
         self._crowded = crowded
         self._readers.turn(wanted, self._answers)
 
-    def _crowd(self, uid: str, about: dict, for_good: bool) -> None:
+    def _crowd(self, uid: str, about: dict, tasks: list[str], for_good: bool) -> None:
         """The spool has no room for more of it now."""
         if for_good:
             log.warning("job %s: its last reports are missing: the spool is full", about["id"])
-            for task in about["started"]:
+            for task in tasks:
                 self.store.set_over(uid, task)
         elif uid not in self._crowded:
             log.warning(

@@ -22,7 +22,7 @@ class Refused(Exception):
 class _Connection(http.client.HTTPConnection):
     """Plain or with TLS; `shut` ends whatever it is doing, from another thread."""
 
-    def __init__(self, host: str, port: int | None, secure: bool, limit_s: float):
+    def __init__(self, host: str, port: int, secure: bool, limit_s: float):
         if secure:
             self.default_port = 443
         super().__init__(host, port, timeout=limit_s)
@@ -62,7 +62,11 @@ def request(
     """The body of a 2xx answer. OSError, HTTPException: nobody answered in time, or not in HTTP. A redirect is refused as any other status."""
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    connection = _Connection(parts.hostname, parts.port, parts.scheme == "https", limit_s)
+    if not parts.hostname:
+        raise ValueError("no URL of a host")
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    connection = _Connection(parts.hostname, port, secure, limit_s)
     watchdog = threading.Timer(limit_s, connection.shut)
     watchdog.daemon = True
     watchdog.start()

@@ -137,11 +137,8 @@ class Readers:
             reader.join(5)
 
     def _waits(self, key: Key, now_s: float) -> bool:
-        return (
-            key not in self._active
-            and self._trouble.get(key, Trouble()).not_before_s <= now_s
-            and not self._store.place(*key)[2]
-        )
+        is_due = self._trouble.get(key, Trouble()).not_before_s <= now_s
+        return is_due and key not in self._active and not self._store.place(*key)[2]
 
     def _forget(self, wanted: dict, answers: bool) -> None:
         for kept in (self._turns, self._trouble):

@@ -175,12 +175,14 @@ class Destination:
         said = f"{type(error).__name__}: {error}"
         if isinstance(error, NotAllowed):
             log.warning("job %s: %s; its points are dropped", about["id"], error)
+            self._failures.pop(key, None)
             return store.sink_done(*key, str(error))
         ended_s = about["end_ns"] / 1e9
         if failures + 1 >= TRIES_MIN and 0 < ended_s < time.time() - GIVE_UP_S:
             log.warning(
                 "job %s: %s: given up, its points are dropped: %s", about["id"], key[1], said
             )
+            self._failures.pop(key, None)
             return store.sink_done(*key, said)
         if failures == 0:
             log.warning("job %s: %s: %s; it is tried again", about["id"], self.name, error)

@@ -64,12 +64,13 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # not where SQLite has taken it back by itself
+                    self._db.execute("ROLLBACK")
                 self._keys.clear()
                 self._counts = None
                 raise
-            self._db.execute("COMMIT")
 
     def _all(self, query: str, *values) -> list[tuple]:
         with self._lock:

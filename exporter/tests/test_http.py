@@ -10,9 +10,11 @@ from muster_exporter import http_client
 
 
 @contextmanager
-def server(*pieces, pause_s=0.05, more=b""):
+def server(*pieces, pause_s=0.05, more=b"", host="127.0.0.1"):
     """Says that, then goes on with `more` for ever."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.create_server(
+        (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+    )
 
     def serve():
         try:
@@ -69,3 +71,21 @@ def test_an_answer_is_read_to_its_end_and_no_further_than_the_limit(monkeypatch)
     with server(OK + b"Content-Length: 3\r\n\r\nabc") as port:
         with pytest.raises(http_client.http.client.HTTPException, match="too long"):
             http_client.request("GET", f"http://127.0.0.1:{port}/", limit_s=5)
+
+
+def has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_ipv6_is_no_host_with_a_port():
+    with server(OK + b"Content-Length: 3\r\n\r\nabc", host="::1") as port:
+        assert http_client.request("GET", f"http://[::1]:{port}/", limit_s=5) == b"abc"
+    with pytest.raises(OSError):
+        http_client.request("GET", "http://[::1]/", limit_s=1)
+    with pytest.raises(ValueError):
+        http_client.request("GET", "http:///x", limit_s=1)

@@ -263,13 +263,17 @@ def test_a_full_spool_stops_its_readers_and_goes_on_once_there_is_room(exporter,
     assert exporter.started == ["small"], small["uid"]
 
 
-def test_an_ended_job_that_the_spool_can_never_hold_is_finished_with_what_was_read(exporter, about):
+def test_an_ended_job_that_the_spool_can_never_hold_is_finished_with_what_was_read(
+    exporter, about, caplog
+):
     store = exporter.store
     its = fill(store, "big", "ann", 10000, about)
     store.end_job("big", its | {"state": "FAILED", "end_ns": time.time_ns()}, [], 0.0)
     exporter._config.spool_bytes = store.bytes() + 200_000
     exporter._read()
     assert store.place("big", "main")[2]
+    exporter._read()
+    assert caplog.text.count("the spool is full") == 1
     await_true(lambda: exporter._write() or store.unfinished() == [])
     assert store.bytes_by_job() == {} and store.is_done("big")
 

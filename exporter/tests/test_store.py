@@ -1,8 +1,10 @@
 """The spool: what counts of what attempts told, and that nothing is taken twice."""
 
 import json
+import sqlite3
 import time
 
+import pytest
 from muster_exporter.store import KEYS_MAX, Store
 
 UID = "a" * 32
@@ -132,3 +134,17 @@ def test_points_are_counted_once(tmp_path, store):
     again = Store(tmp_path / "spool.db")
     assert again._counted() == {UID: 9}
     again.close()
+
+
+def test_a_commit_that_fails_leaves_no_transaction_open(store):
+    store.take(UID, "main", "", 1, 10, lines({"step": 1, "loss": 1}))
+    store._db.execute("CREATE TEMP TABLE parents(id INTEGER PRIMARY KEY)")
+    store._db.execute("PRAGMA foreign_keys = ON")
+    store._db.execute(
+        "CREATE TEMP TABLE children(id REFERENCES parents DEFERRABLE INITIALLY DEFERRED)"
+    )
+    with pytest.raises(sqlite3.IntegrityError):
+        with store._commit() as db:
+            db.execute("INSERT INTO children VALUES(1)")  # told only by COMMIT
+    store.take(UID, "main", "", 1, 20, lines({"step": 2, "loss": 2}))
+    assert points(store) == {("loss", 1): 1.0, ("loss", 2): 2.0}

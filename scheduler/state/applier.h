@@ -17,6 +17,7 @@ int LedgerClassOf(std::string_view name);  // -1 if there is none
 // cluster has no such host.
 HostSlice ToSlice(const State& state, std::string_view cluster, const pb::Placement& placement);
 PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement& placement);
+pb::Predecessor ToRecord(const Predecessor& before);
 // The scheduler stopped it, to go on elsewhere or with other workers.
 inline bool Moved(pb::Cause cause) {
   return cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN;
@@ -153,6 +154,14 @@ class Applier {
   void EndJob(JobRow* job, pb::JobState state, pb::Cause cause);
   void CancelJob(uint64_t number, const std::string& by);
 
+  // Jobs that wait for others (apply_successors.cc).
+  void SetPredecessors(const pb::JobSubmitted& e, JobRow* job);
+  // Derives who waits for whom from a job that awaits others, or does so no more.
+  void IndexAwaited(const JobRow& job, bool awaits);
+  // Those that waited for what the event ended may start, or end, too.
+  void SettleSuccessors();
+  void SettleSuccessor(uint64_t number, const AwaitedKey& ended);
+
   // Arrays (apply_arrays.cc).
   // Counts a member that was not counted, or no more (-1).
   void CountMember(const JobRow& job, int32_t sign);
@@ -168,6 +177,7 @@ class Applier {
 
   State& s_;
   std::vector<uint64_t> written_;  // jobs that the event wrote
+  std::vector<AwaitedKey> ended_;  // jobs and arrays that it ended, or that were named in vain
 };
 
 }  // namespace muster

@@ -18,6 +18,7 @@ void Apply(State* state, const pb::Event& event) { Applier(state).Apply(event); 
 
 void Applier::Apply(const pb::Event& event) {
   Carry(event);
+  SettleSuccessors();
   for (const uint64_t number : written_) IndexWaiting(number);
   written_.clear();
 }
@@ -201,9 +202,11 @@ void Applier::On(const pb::JobSubmitted& e) {
   job.request_hash = e.request_hash();
   job.umask = e.umask();
   job.submit_ns = s_.now_ns_;
+  SetPredecessors(e, &job);
   for (const pb::TaskSpec& spec : e.spec().tasks()) {
     TaskRow task;
-    task.state = spec.after().empty() ? pb::TASK_WAITING : pb::TASK_BLOCKED;
+    const bool free = spec.after().empty() && e.predecessors().empty();
+    task.state = free ? pb::TASK_WAITING : pb::TASK_BLOCKED;
     task.waiting_since_ns = s_.now_ns_;
     // As if an attempt before the first had told them, the oldest first.
     // By index: clang 14 can't read libstdc++'s views.

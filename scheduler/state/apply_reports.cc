@@ -527,7 +527,7 @@ void Applier::SettleJob(JobRow* job) {
     if (failed || job->cancel_requested) {
       task.state = pb::TASK_CANCELLED;
       task.cause = pb::CANCEL;
-    } else if (task.state == pb::TASK_BLOCKED && !job->later) {
+    } else if (task.state == pb::TASK_BLOCKED && !job->later && job->awaits.empty()) {
       const auto& after = job->spec->tasks(static_cast<int>(t)).after();
       const bool met = std::all_of(after.begin(), after.end(), [&](const std::string& name) {
         const int32_t before = TaskIndex(*job->spec, name);
@@ -562,6 +562,9 @@ void Applier::EndJob(JobRow* job, pb::JobState state, pb::Cause cause) {
   for (size_t t = 0; t < job->tasks.size(); ++t) RefreshStagedExport(*job, static_cast<int32_t>(t));
   std::vector<uint64_t>& active = *Own(&s_.active_);
   active.erase(std::lower_bound(active.begin(), active.end(), job->number));
+  IndexAwaited(*job, false);
+  job->awaits.clear();
+  ended_.push_back({job->number, false});
   if (job->array == 0) {
     InsertFinished(job->number);
   } else {

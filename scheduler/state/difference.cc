@@ -1,8 +1,17 @@
 // What two States that should be equal differ in: for tests, replays and the simulator.
+#include <utility>
+
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "scheduler/state/state.h"
 
 namespace muster {
+
+State State::Rebuilt() const {
+  absl::StatusOr<State> state = Load(AllRows());
+  MUSTER_CHECK_MSG(state.ok(), std::string(state.status().message()).c_str());
+  return *std::move(state);
+}
 
 std::string State::Difference(const State& a, const State& b) {
   const std::vector<RowChange> rows_a = a.AllRows(), rows_b = b.AllRows();
@@ -18,6 +27,7 @@ std::string State::Difference(const State& a, const State& b) {
   if (*a.finished_ != *b.finished_) return "finished jobs";
   if (a.finished_members_ != b.finished_members_) return "finished members";
   if (*a.arrays_ != *b.arrays_) return "arrays that go on";
+  if (*a.awaited_ != *b.awaited_) return "who waits for whom";
   if (*a.staged_exports_ != *b.staged_exports_) return "staged exports";
   if (*a.reserved_ != *b.reserved_) return "tasks with reservations";
   if (*a.waiting_ != *b.waiting_) return "waiting tasks";

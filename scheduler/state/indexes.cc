@@ -54,6 +54,7 @@ void Applier::InsertLoaded(JobRow job) {
     std::vector<uint64_t>& active = *Own(&s_.active_);
     active.insert(std::lower_bound(active.begin(), active.end(), number), number);
     CountMember(row, 1);
+    IndexAwaited(row, true);
   }
   IndexWaiting(number);
 }

@@ -4,7 +4,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/base/check.h"
 #include "scheduler/state/applier.h"
 #include "scheduler/state/bytes.h"
 #include "scheduler/state/state.h"
@@ -266,6 +265,7 @@ pb::JobRecord ToRecord(const State& state, const JobRow& row) {
   r.set_member(row.member);
   r.set_later(row.later);
   if (row.ended != nullptr) *r.mutable_ended() = *row.ended;
+  for (const Predecessor& before : row.awaits) *r.add_awaits() = ToRecord(before);
   for (const TaskRow& task : row.tasks) *r.add_tasks() = ToRecord(state, task);
   return r;
 }
@@ -292,6 +292,8 @@ absl::Status FromRecord(const State& state, const pb::JobRecord& r, JobRow* row)
   row->member = r.member();
   row->later = r.later();
   if (r.has_ended()) row->ended = std::make_shared<const pb::ArrayStatus>(r.ended());
+  for (const pb::Predecessor& before : r.awaits())
+    row->awaits.push_back({before.number(), before.array(), before.any()});
   if (r.number() == 0 || r.tasks_size() != r.spec().tasks_size())
     return absl::DataLossError("job's tasks don't fit its spec");
   for (const pb::TaskRecord& task : r.tasks()) {
@@ -588,12 +590,6 @@ absl::StatusOr<State> State::Load(const std::vector<RowChange>& rows) {
   s.changed_hosts_.clear();
   s.changed_certificates_.clear();
   return s;
-}
-
-State State::Rebuilt() const {
-  absl::StatusOr<State> state = Load(AllRows());
-  MUSTER_CHECK_MSG(state.ok(), std::string(state.status().message()).c_str());
-  return *std::move(state);
 }
 
 }  // namespace muster

@@ -170,6 +170,14 @@ struct TaskRow {
   bool comes_back() const { return waiting() && wanted_workers > 0; }
 };
 
+// A job that another one waits for.
+struct Predecessor {
+  uint64_t number = 0;
+  bool array = false;  // all members of the array of this number
+  bool any = false;    // its end counts whatever it is
+  auto operator<=>(const Predecessor&) const = default;
+};
+
 struct JobRow {
   uint64_t number = 0;
   std::string uid;
@@ -194,6 +202,8 @@ struct JobRow {
   int32_t member = 0;
   bool later = false;  // its turn comes when another member has ended: its tasks are blocked
   std::shared_ptr<const pb::ArrayStatus> ended;  // of member 0, once all have ended
+  std::vector<Predecessor>
+      awaits;  // that have not ended, ascending: till then its tasks are blocked
 
   void SetSpec(const pb::JobSpec& resolved);
 

@@ -26,6 +26,7 @@ State::State()
     : active_(std::make_shared<std::vector<uint64_t>>()),
       finished_(std::make_shared<std::vector<uint64_t>>()),
       arrays_(std::make_shared<std::map<uint64_t, ArrayTally>>()),
+      awaited_(std::make_shared<std::map<AwaitedKey, std::vector<uint64_t>>>()),
       staged_exports_(std::make_shared<std::set<AttemptRef>>()),
       reserved_(std::make_shared<std::vector<TaskRef>>()),
       waiting_(std::make_shared<std::vector<TaskRef>>()),

@@ -50,6 +50,9 @@ struct ChangedRows {
   }
 };
 
+// A job, or with true the whole array, of this number.
+using AwaitedKey = std::pair<uint64_t, bool>;
+
 // What is kept of an array of which a member has not ended.
 struct ArrayTally {
   int32_t unfinished = 0;  // members
@@ -120,6 +123,8 @@ class State {
     return *waiting_;
   }  // WAITING or BLOCKED, of unfinished jobs, ascending
   uint64_t next_job_number() const { return next_job_number_; }
+  // Unfinished jobs that wait for others, ascending, by whom they wait for.
+  const std::map<AwaitedKey, std::vector<uint64_t>>& awaited() const { return *awaited_; }
   // By number, those of which a member has not ended. All members of these are kept.
   const std::map<uint64_t, ArrayTally>& arrays() const { return *arrays_; }
   // The attempt that the key names, if it is kept; *job and *task (optional) say whose it is.
@@ -216,11 +221,12 @@ class State {
   std::shared_ptr<std::vector<uint64_t>> active_;  // derived
   // Derived; by end time, then number. Members of arrays that go on are in neither of both.
   std::shared_ptr<std::vector<uint64_t>> finished_;
-  int64_t finished_members_ = 0;                                // derived; of finished_
-  std::shared_ptr<std::map<uint64_t, ArrayTally>> arrays_;      // derived
-  std::shared_ptr<const std::set<AttemptRef>> staged_exports_;  // derived
-  std::shared_ptr<const std::vector<TaskRef>> reserved_;        // derived
-  std::shared_ptr<std::vector<TaskRef>> waiting_;               // derived
+  int64_t finished_members_ = 0;                                          // derived; of finished_
+  std::shared_ptr<std::map<uint64_t, ArrayTally>> arrays_;                // derived
+  std::shared_ptr<std::map<AwaitedKey, std::vector<uint64_t>>> awaited_;  // derived
+  std::shared_ptr<const std::set<AttemptRef>> staged_exports_;            // derived
+  std::shared_ptr<const std::vector<TaskRef>> reserved_;                  // derived
+  std::shared_ptr<std::vector<TaskRef>> waiting_;                         // derived
   std::shared_ptr<std::map<std::pair<std::string, std::string>, int64_t>> queue_use_;  // derived
   PagedIndex newest_done_;  // derived; owner '\0' job '\0' task -> number of the newest finished
                             // job where it succeeded
@@ -330,6 +336,19 @@ bool Reaches(const pb::ClusterFile& file, const std::string& storage, const std:
 // Newest first, of those that `cluster` reaches: MUSTER_RESUME_FROM.
 std::vector<std::string> ResumeFrom(const State& state, const TaskRow& task,
                                     const std::string& cluster);
+// A job that users name, of an array the whole by its number. nullopt: State knows none.
+struct NamedJob {
+  uint64_t number = 0;
+  bool array = false;                              // the whole one
+  pb::JobState state = pb::JOB_STATE_UNSPECIFIED;  // of the whole one, if that is meant
+  bool ended() const { return state != pb::WAITING && state != pb::RUNNING; }
+};
+std::optional<NamedJob> FindNamedJob(const State& state, std::string_view id);
+// Likewise of a row that State may have forgotten.
+NamedJob Named(const State& state, const JobRow& job, std::string_view id);
+// Whom a job with this spec waits for: those named in after and after_any that have not ended.
+// What State doesn't know has ended well, or was refused before.
+void SetPredecessors(const State& state, pb::JobSubmitted* submitted);
 pb::Placement ToPlacement(const State& state, const PartRow& part);
 // How the members of an array are; `first` is member 0.
 pb::ArrayStatus ArrayStatusOf(const State& state, const JobRow& first);

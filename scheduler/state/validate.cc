@@ -98,6 +98,17 @@ absl::Status CheckWaits(const State& state, const JobRow& job, int32_t t,
                         const pb::AttemptPlaced& e) {
   const TaskRow& row = job.tasks[t];
   if (Ends(job)) return Broken("places a task of a job that is being cancelled or has failed");
+  // What State has forgotten has ended, well where that counts: else this job has ended, too.
+  for (const std::string& id : job.spec->after()) {
+    const std::optional<NamedJob> before = FindNamedJob(state, id);
+    if (before.has_value() && before->state != pb::SUCCEEDED)
+      return Broken(absl::StrCat("places a task before job ", id, " has succeeded"));
+  }
+  for (const std::string& id : job.spec->after_any()) {
+    const std::optional<NamedJob> before = FindNamedJob(state, id);
+    if (before.has_value() && !before->ended())
+      return Broken(absl::StrCat("places a task before job ", id, " has ended"));
+  }
   for (const std::string& before : job.task_spec(t).after()) {
     const int32_t b = TaskIndex(*job.spec, before);
     if (b < 0 || job.tasks[b].state != pb::TASK_SUCCEEDED)

@@ -246,6 +246,14 @@ class JobBuilder {
     spec.set_priority(priority);
     return *this;
   }
+  JobBuilder& After(const std::string& job) {
+    spec.add_after(job);
+    return *this;
+  }
+  JobBuilder& AfterAny(const std::string& job) {
+    spec.add_after_any(job);
+    return *this;
+  }
   JobBuilder& TimeLimit(int64_t seconds) {
     task_->set_time_limit_ns(seconds * kSecond);
     return *this;
@@ -260,6 +268,7 @@ class JobBuilder {
     submitted->set_owner("ann");
     submitted->set_idempotency_key(key);
     *submitted->mutable_spec() = spec;
+    SetPredecessors(system->state, submitted);
     system->Do(event);
     return submitted->number();
   }

@@ -274,6 +274,12 @@ class RandomEvents {
       e->mutable_spec()->mutable_independent_workers()->set_max(static_cast<int32_t>(1 + Below(5)));
       e->set_members(MembersOf(e->spec()));
     }
+    while (Chance(20)) {  // of what there is, was, or isn't yet
+      pb::Predecessor* before = e->add_predecessors();
+      before->set_number(static_cast<uint64_t>(Below(static_cast<int64_t>(number) + 3)));
+      before->set_array(Chance(20));
+      before->set_any(Chance(30));
+    }
     return event;
   }
 

@@ -15,6 +15,7 @@
 #include "common/base/view.h"
 #include "common/spec/check_image.h"
 #include "common/spec/check_members.h"
+#include "common/spec/check_predecessors.h"
 #include "common/spec/check_trackers.h"
 #include "common/spec/check_trainer.h"
 #include "common/spec/reader.h"
@@ -554,6 +555,7 @@ bool IsReservedVariable(std::string_view name) {
 void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules) {
   JobChecker(spec, rules).Run();
   CheckMembers(spec, rules);
+  CheckPredecessors(spec, rules);
   CheckTrackers(spec, rules);
 }
 

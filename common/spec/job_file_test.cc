@@ -98,6 +98,8 @@ queue: research/vision
 priority: 40
 labels: {project: vit, owner: alice}
 clusters: [phx, dal]
+after: [17, 18_3]
+after_any: [19]
 workers: {min: 4, max: 16}
 resources:
   gpus: 4
@@ -156,6 +158,9 @@ TEST(JobFile, AnElasticJobIsReadWhole) {
   EXPECT_EQ(spec.name(), "vit-pretrain");
   EXPECT_EQ(spec.priority(), 40);
   EXPECT_EQ(spec.labels().at("owner"), "alice");
+  EXPECT_THAT(spec.after(), testing::ElementsAre("17", "18_3"));
+  EXPECT_THAT(spec.after_any(), testing::ElementsAre("19"));
+  EXPECT_EQ(task.after_size(), 0) << "at the top they are jobs";
   EXPECT_EQ(spec.env().at("NCCL_DEBUG"), "WARN");
   EXPECT_EQ(task.workers().min(), 4);
   EXPECT_EQ(task.workers().max(), 16);

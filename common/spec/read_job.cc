@@ -62,6 +62,8 @@ class JobReader {
     int32_t priority = 0;
     if (top.Int("priority", 0, 100, &priority)) spec_.set_priority(priority);
     top.TextList("clusters", [&](std::string name) { spec_.add_clusters(std::move(name)); });
+    top.TextList("after", [&](std::string job) { spec_.add_after(std::move(job)); });
+    top.TextList("after_any", [&](std::string job) { spec_.add_after_any(std::move(job)); });
     top.TextMap("labels", [&](std::string name, std::string value) {
       (*spec_.mutable_labels())[std::move(name)] = std::move(value);
     });
@@ -101,29 +103,14 @@ class JobReader {
       fields.TextMap("env", [&](std::string key, std::string value) {
         (*task->mutable_env())[std::move(key)] = std::move(value);
       });
+      fields.TextList("after", [&](std::string other) { task->add_after(std::move(other)); });
       ReadTask(fields, task);
       fields.Finish();
     });
-    for (const std::string_view field : {"after",
-                                         "workers",
-                                         "resources",
-                                         "processes_per_worker",
-                                         "topology",
-                                         "setup",
-                                         "run",
-                                         "trainer",
-                                         "image",
-                                         "workdir",
-                                         "workdir_digest",
-                                         "checkpoint",
-                                         "max_restarts",
-                                         "retry_faults_for",
-                                         "hang_timeout",
-                                         "when_unreachable",
-                                         "fence_after",
-                                         "grace",
-                                         "time_limit",
-                                         "input"}) {
+    for (const std::string_view field :
+         {"workers", "resources", "processes_per_worker", "topology", "setup", "run", "trainer",
+          "image", "workdir", "workdir_digest", "checkpoint", "max_restarts", "retry_faults_for",
+          "hang_timeout", "when_unreachable", "fence_after", "grace", "time_limit", "input"}) {
       if (top.Take(field) == nullptr) continue;
       document_.AddAtPath(field,
                           "belongs to a task: with tasks: every task has its own; move it there",
@@ -135,7 +122,6 @@ class JobReader {
 
  private:
   void ReadTask(Fields& fields, pb::TaskSpec* task) {
-    fields.TextList("after", [&](std::string name) { task->add_after(std::move(name)); });
     pb::Workers workers;
     if (ReadWorkers(fields, "workers", kMaxWorkers, &workers)) *task->mutable_workers() = workers;
     if (std::optional<Fields> resources = fields.Map("resources"))

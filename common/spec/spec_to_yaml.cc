@@ -139,6 +139,8 @@ std::string SpecToYaml(const pb::JobSpec& spec) {
   if (spec.priority() != 0) out.Plain("priority", absl::StrCat(spec.priority()));
   WriteMap(out, "labels", spec.labels());
   WriteList(out, "clusters", spec.clusters());
+  WriteList(out, "after", spec.after());
+  WriteList(out, "after_any", spec.after_any());
   WriteMap(out, "env", spec.env());
   WriteList(out, "secrets", spec.secrets());
   if (!spec.array().empty()) out.Text("array", spec.array());

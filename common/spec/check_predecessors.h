@@ -1,0 +1,10 @@
+// The rules of a job's after and after_any, as far as the names alone tell.
+#pragma once
+
+#include "common/spec/check_spec.h"
+
+namespace muster {
+
+void CheckPredecessors(const pb::JobSpec& spec, const SpecRules& rules);
+
+}  // namespace muster

@@ -234,6 +234,7 @@ pb::Job DescribeArray(const State& state, const JobRow& first, pb::Job telling) 
   job.set_end_ns(job.array().end_ns());
   job.set_start_ns(StartOfArray(state, first));
   job.clear_member();
+  if (job.cause() == pb::PREDECESSOR && job.state() == pb::CANCELLED) return job;
   job.set_cause(job.state() == pb::CANCELLED ? pb::CANCEL : job.cause());
   if (job.state() != pb::CANCELLED && !job.detail().empty())
     job.set_detail(absl::StrCat("job ", id, ": ", job.detail()));

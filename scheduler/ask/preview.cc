@@ -12,6 +12,7 @@
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/future.h"
 #include "scheduler/ask/taken.h"
+#include "scheduler/ask/words/after_text.h"
 #include "scheduler/ask/words/standing_text.h"
 #include "scheduler/decide/decider.h"
 
@@ -134,7 +135,10 @@ class Previewer {
     if (placed == nullptr) {
       if (const JobRow* job = future.state().FindJob(ref_.job); job != nullptr) {
         candidate->set_reason(future.cut() ? "the time to look ahead ran out"
-                                           : "nobody's end is known that would make room for it");
+                              : job->awaits.empty()
+                                  ? "nobody's end is known that would make room for it"
+                                  : absl::StrCat("it ", AfterText(future.state(), *job),
+                                                 ", and nobody knows when that is"));
       }
       return;
     }
@@ -149,10 +153,21 @@ class Previewer {
     if (start.at_ns <= now_ns_ || candidate->takes_from_size() > 0) return;
     for (const Foreseen& seen : future.foreseen()) {
       if (seen.kind == Foreseen::kEnded && seen.at_ns == start.at_ns &&
-          seen.cluster == start.cluster && candidate->after_jobs_size() < 3) {
+          (seen.cluster == start.cluster || Awaits(seen.task.job)) &&
+          candidate->after_jobs_size() < 3) {
         candidate->add_after_jobs(seen.task.job);
       }
     }
+  }
+
+  // The job waits for that one, wherever it runs.
+  bool Awaits(uint64_t number) const {
+    const auto names = [&](const std::string& id) {
+      const JobRow* job = state_.FindJobByText(id);
+      return job != nullptr && (job->number == number || job->array == job->number);
+    };
+    return std::any_of(alone_.after().begin(), alone_.after().end(), names) ||
+           std::any_of(alone_.after_any().begin(), alone_.after_any().end(), names);
   }
 
   std::string TooLarge(int32_t cluster, const std::string& flavour,
@@ -177,6 +192,7 @@ class Previewer {
     submitted->set_number(state.next_job_number());
     submitted->set_owner(owner_);
     *submitted->mutable_spec() = spec;
+    SetPredecessors(state, submitted);
     ref_ = {submitted->number(), 0};
     Future future(std::move(state), now_ns_, scheduling_, options_);
     future.At(now_ns_, std::move(event));

@@ -36,14 +36,14 @@ int64_t WorkersOn(const pb::TaskSpec& task, const pb::Inventory& shape) {
   return workers;
 }
 
-struct Pool {
+struct PoolRoom {
   std::string cluster, flavour;
   int64_t workers =
       0;  // that fit into the empty pool, or into the largest of its domains that the task requires
   bool open_ended = false;  // any host may join, and none has: nobody knows
 };
 
-bool Holds(const Pool& pool, const pb::TaskSpec& task) {
+bool Holds(const PoolRoom& pool, const pb::TaskSpec& task) {
   return pool.open_ended || pool.workers >= task.workers().min();
 }
 
@@ -92,9 +92,9 @@ std::vector<std::string> Admitted(const State& state, int32_t leaf, const pb::Ta
 // The pools that a task may use, with what they hold when empty. With `one_that_holds`: only the
 // first that holds it, as far as was counted to know that; none if none does. Most submissions end
 // there, with the first host.
-std::vector<Pool> PoolsOf(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
-                          bool one_that_holds = false) {
-  std::vector<Pool> pools;
+std::vector<PoolRoom> PoolsOf(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
+                              bool one_that_holds = false) {
+  std::vector<PoolRoom> pools;
   std::vector<std::string> flavours = {""};
   if (task.resources().gpus_milli() > 0) {
     flavours = Admitted(state, state.queues().Find(spec.queue()), task);
@@ -108,7 +108,7 @@ std::vector<Pool> PoolsOf(const State& state, const pb::JobSpec& spec, const pb:
                                               cluster.name) == spec.clusters().end())
       continue;
     for (const std::string& flavour : flavours) {
-      Pool pool{cluster.name, flavour};
+      PoolRoom pool{cluster.name, flavour};
       bool any = false;
       pb::Inventory made;
       std::map<std::string, int64_t> domains;
@@ -196,9 +196,9 @@ std::string TooLargeForAHost(const State& state, const pb::JobSpec& spec,
 
 // The second line says what would be accepted.
 std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
-                     const std::vector<Pool>& pools) {
+                     const std::vector<PoolRoom>& pools) {
   int64_t best = 0;
-  for (const Pool& pool : pools) best = std::max(best, pool.workers);
+  for (const PoolRoom& pool : pools) best = std::max(best, pool.workers);
   if (best == 0) return TooLargeForAHost(state, spec, task);
   const bool gpus = task.resources().gpus_milli() > 0;
   const int64_t each_milli = gpus ? task.resources().gpus_milli() : task.resources().cpus_milli();
@@ -211,7 +211,7 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
                    FormatMilli(each_milli * task.workers().min()), " ",
                    gpus ? absl::StrJoin(task.resources().gpu_types(), " or ") : "cores", " in one ",
                    domain, "; ");
-  for (const Pool& pool : pools) {
+  for (const PoolRoom& pool : pools) {
     absl::StrAppend(
         &text, &pool == &pools[0] ? "" : ", ", pool.cluster,
         pools.size() > 1 && !pool.flavour.empty() ? absl::StrCat(" (", pool.flavour, ")") : "",
@@ -294,7 +294,7 @@ void CheckTogether(const State& state, Resolution* resolution) {
   if (spec.tasks_size() < 2) return;
   Fits fits(spec.tasks_size());
   for (int t = 0; t < spec.tasks_size(); ++t) {
-    for (const Pool& pool : PoolsOf(state, spec, spec.tasks(t))) {
+    for (const PoolRoom& pool : PoolsOf(state, spec, spec.tasks(t))) {
       if (Holds(pool, spec.tasks(t))) fits[t].insert(pool.cluster);
     }
   }
@@ -518,7 +518,7 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
   for (int t = 0; t < resolution.resolved.tasks_size(); ++t) {
     const pb::TaskSpec& task = resolution.resolved.tasks(t);
     if (!PoolsOf(state, resolution.resolved, task, /*one_that_holds=*/true).empty()) continue;
-    const std::vector<Pool> pools = PoolsOf(state, resolution.resolved, task);
+    const std::vector<PoolRoom> pools = PoolsOf(state, resolution.resolved, task);
     if (pools.empty()) {
       resolution.problems.push_back({"clusters", "no cluster is configured that it may use"});
       only_size = false;

@@ -145,7 +145,7 @@ void FillQueues(const Moment& was, const Moment& is, Response* response) {
   }
 }
 
-pb::Event SubmittedJob(const pb::JobSpec& spec, size_t index, uint64_t number,
+pb::Event SubmittedJob(const State& state, const pb::JobSpec& spec, size_t index, uint64_t number,
                        const std::string& owner) {
   pb::Event event;
   pb::JobSubmitted* e = event.mutable_job_submitted();
@@ -153,6 +153,7 @@ pb::Event SubmittedJob(const pb::JobSpec& spec, size_t index, uint64_t number,
   e->set_number(number);
   e->set_owner(owner);
   *e->mutable_spec() = spec;
+  SetPredecessors(state, e);
   return event;
 }
 
@@ -242,7 +243,7 @@ void FillEffects(const State& state, const Told& before, const Told& after, int6
 }  // namespace
 
 Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
-                       const SpecDefaults& defaults) {
+                       const SpecDefaults& defaults, const FindNamed& named) {
   Changes changes;
   State after = state;
   if (request.change_queues()) {
@@ -273,6 +274,7 @@ Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
   drains(request.resume(), "resume", false);
   for (int j = 0; j < request.jobs_size(); ++j) {
     Resolution resolution = ResolveSpec(after, request.jobs(j), defaults);
+    if (resolution.ok()) resolution.problems = CheckAfter(state, resolution.resolved, named);
     for (FieldProblem& problem : resolution.problems) {
       changes.problems.push_back({absl::StrCat("jobs[", j, "].", problem.path), problem.message});
     }
@@ -294,7 +296,7 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
   for (const pb::Event& event : changes.events) after.At(at_ns, event);
   const uint64_t first = state.next_job_number();
   for (size_t j = 0; j < changes.jobs.size(); ++j)
-    after.At(at_ns, SubmittedJob(changes.jobs[j], j, first + j, owner));
+    after.At(at_ns, SubmittedJob(state, changes.jobs[j], j, first + j, owner));
   // Queues are compared once what is stopped for the changes has left.
   const int64_t settled_ns = at_ns + 2 * options.leave_ns;
   Moment was, is;

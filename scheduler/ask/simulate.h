@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "common/spec/spec.h"
 #include "muster/v1/job_service.pb.h"
+#include "scheduler/ask/check_after.h"
 #include "scheduler/ask/future.h"
 #include "scheduler/state/state.h"
 
@@ -20,8 +21,9 @@ struct Changes {
   std::vector<std::string> lines;  // of the queue tree, one a queue that changes
   std::vector<FieldProblem> problems;
 };
+// `named`: what the caller sees of a job's name.
 Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
-                       const SpecDefaults& defaults);
+                       const SpecDefaults& defaults, const FindNamed& named = FindNamedJob);
 
 // Both futures share the time; names of jobs are given for `sees` alone. Thread-safe on snapshots.
 pb::SimulateResponse Simulate(const State& state, const Changes& changes, const std::string& owner,

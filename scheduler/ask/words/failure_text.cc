@@ -46,6 +46,8 @@ std::string CauseText(pb::Cause cause) {
       return "the network failed";
     case pb::STORAGE_FAILURE:
       return "the storage failed";
+    case pb::PREDECESSOR:
+      return "a job that it was to come after didn't succeed";
     case pb::EXPORT_FAILED:
       return "its export could not be published";
     default:

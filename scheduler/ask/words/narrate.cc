@@ -189,7 +189,8 @@ std::vector<std::string> Narrate(const State& before_state, const JobRow* before
     if (job.state == pb::SUCCEEDED) said.push_back("succeeded");
     if (job.state == pb::FAILED)
       said.push_back(With("failed", With(CauseText(job.cause), job.detail)));
-    if (job.state == pb::CANCELLED) said.push_back("cancelled");
+    if (job.state == pb::CANCELLED)
+      said.push_back(job.cause == pb::PREDECESSOR ? job.detail : "cancelled");
   }
   return said;
 }

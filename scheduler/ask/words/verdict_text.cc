@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <cctype>
-#include <cstdlib>
-#include <ctime>
 #include <limits>
 #include <map>
 
@@ -11,22 +9,13 @@
 #include "common/base/units.h"
 #include "common/spec/members.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/words/after_text.h"
+#include "scheduler/ask/words/clock_text.h"
 
 namespace muster {
 namespace {
 
 constexpr int kHoldersTold = 8;
-
-// UTC clock time; with the date when it is more than 18 hours away.
-std::string ClockTime(int64_t at_ns, int64_t now_ns) {
-  const time_t seconds = static_cast<time_t>(at_ns / kSecond);
-  tm parts;
-  gmtime_r(&seconds, &parts);
-  char text[32];
-  strftime(text, sizeof text,
-           std::abs(at_ns - now_ns) > 18 * kHour ? "%Y-%m-%d %H:%M UTC" : "%H:%M:%S UTC", &parts);
-  return text;
-}
 
 std::string Jobs(const pb::Verdict& verdict) {
   std::vector<std::string> numbers;
@@ -364,6 +353,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
                                   : "";
   switch (verdict.code()) {
     case pb::V_AFTER: {
+      if (!job.awaits.empty()) return AfterText(state, job);
       if (job.later) {
         return absl::StrCat("waits for its turn: at most ", MembersAtATime(*job.spec),
                             " members of array ", job.array, " at a time");

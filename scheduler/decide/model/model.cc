@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "common/base/units.h"
+#include "scheduler/decide/model/expected_end.h"
 
 namespace muster {
 namespace {
@@ -114,6 +115,18 @@ int64_t ExpectedEnd(const Gang& gang, int64_t now_ns) {
   if (history_ns > now_ns)
     return limit_ns == 0 ? history_ns : std::min(history_ns, std::max(limit_ns, now_ns));
   return limit_ns == 0 ? 0 : std::max(now_ns, limit_ns);
+}
+
+int64_t ExpectedEndOf(const State& state, const TaskRef& task) {
+  Gang gang;
+  gang.ref = task;
+  gang.job = state.FindJob(task.job);
+  gang.row = &gang.job->tasks[task.task];
+  gang.spec = &gang.job->task_spec(task.task);
+  gang.current = gang.row->current();
+  if (gang.current == nullptr || gang.current->state == pb::TASK_STOPPING) return 0;
+  ReadRun(state, gang.current, &gang);
+  return ExpectedEnd(gang, state.now_ns());
 }
 
 }  // namespace muster

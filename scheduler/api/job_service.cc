@@ -9,6 +9,7 @@
 #include "scheduler/api/find_jobs.h"
 #include "scheduler/api/log_stream.h"
 #include "scheduler/api/mask.h"
+#include "scheduler/api/named_jobs.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/pack_service.h"
 #include "scheduler/api/queued_writer.h"
@@ -221,27 +222,31 @@ grpc::ServerUnaryReactor* JobServiceImpl::Preview(const Caller& caller,
                                                   const pb::PreviewRequest* request,
                                                   pb::PreviewResponse* response) {
   if (grpc::Status status = CheckSize(*request); !status.ok()) return Reply(call, status);
+  const absl::StatusOr<FindNamed> named =
+      NamedFor(caller.view(), context_->history, caller.principal(), request->spec());
+  if (!named.ok()) return Reply(call, ToGrpc(named.status()));
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   // The budget counts from here: one that waited for its turn looks less far ahead.
   const Spent spent =
       SpentOf(context_->clock, kPreviewBudgetNs, [call] { return call->IsCancelled(); });
-  const bool asked =
-      context_->outlook->AskBriefly([this, caller, reactor, request, response, spent] {
-        const std::shared_ptr<const View> view = context_->engine->Snapshot();
-        const Resolution resolution = ResolveSpec(view->state, request->spec(), context_->defaults,
-                                                  request->wait_for_capacity());
-        if (!resolution.ok()) {
-          reactor->Finish(RefusedSpec(resolution));
-          return;
-        }
-        FutureOptions options;
-        options.expired = [&spent] { return spent(100); };
-        *response = muster::Preview(view->state, resolution.resolved, caller.user(),
-                                    std::max(view->now_ns, context_->clock->WallNs()),
-                                    context_->scheduling, options);
-        Mask(Sight(view->state, caller.who()), response);
-        reactor->Finish(grpc::Status::OK);
-      });
+  const bool asked = context_->outlook->AskBriefly([this, caller, reactor, request, response, spent,
+                                                    find = *named] {
+    const std::shared_ptr<const View> view = context_->engine->Snapshot();
+    Resolution resolution =
+        ResolveSpec(view->state, request->spec(), context_->defaults, request->wait_for_capacity());
+    if (resolution.ok()) resolution.problems = CheckAfter(view->state, resolution.resolved, find);
+    if (!resolution.ok()) {
+      reactor->Finish(RefusedSpec(resolution));
+      return;
+    }
+    FutureOptions options;
+    options.expired = [&spent] { return spent(100); };
+    *response = muster::Preview(view->state, resolution.resolved, caller.user(),
+                                std::max(view->now_ns, context_->clock->WallNs()),
+                                context_->scheduling, options);
+    Mask(Sight(view->state, caller.who()), response);
+    reactor->Finish(grpc::Status::OK);
+  });
   if (!asked) reactor->Finish(BusyForNow());
   return reactor;
 }
@@ -265,6 +270,9 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
     missing.push_back(std::move(problem));
   if (!missing.empty() && !known())
     return Reply(call, BadRequest("what the job names isn't here, nothing was submitted", missing));
+  const absl::StatusOr<FindNamed> named =
+      NamedFor(caller.view(), context_->history, caller.principal(), request->spec());
+  if (!named.ok()) return Reply(call, ToGrpc(named.status()));
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   // The request is there until Finish.
   const std::shared_ptr<const pb::SubmitRequest> kept(std::shared_ptr<void>(), request);
@@ -294,7 +302,8 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
           response->set_existed(outcome.existed);
         }
         reactor->Finish(ToGrpc(outcome.status));
-      });
+      },
+      RandomId, *named);
   return reactor;
 }
 
@@ -434,7 +443,15 @@ grpc::ServerUnaryReactor* JobServiceImpl::Simulate(const Caller& caller,
   const std::shared_ptr<const View>& view = caller.view();
   const auto changes = std::make_shared<Changes>();
   if (problems.empty()) {
-    *changes = ResolveChanges(view->state, *request, context_->defaults);
+    pb::JobSpec names;  // of all
+    for (const pb::JobSpec& job : request->jobs()) {
+      names.mutable_after()->MergeFrom(job.after());
+      names.mutable_after_any()->MergeFrom(job.after_any());
+    }
+    const absl::StatusOr<FindNamed> named =
+        NamedFor(view, context_->history, caller.principal(), names);
+    if (!named.ok()) return Reply(call, ToGrpc(named.status()));
+    *changes = ResolveChanges(view->state, *request, context_->defaults, *named);
     problems = changes->problems;
   }
   if (!problems.empty()) {

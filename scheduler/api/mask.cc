@@ -80,6 +80,35 @@ std::string Told(const JobList& list) {
                       list.hidden == 0 ? "" : " and others' work");
 }
 
+// "arrays 17, 20", of which one isn't seen: "others' arrays".
+std::string HideArrays(const Sight& sight, const std::string& sentence) {
+  std::string told;
+  size_t copied = 0;
+  for (size_t at = sentence.find("array"); at != std::string::npos;
+       at = sentence.find("array", at + 1)) {
+    size_t next = at + 5 + (sentence.compare(at, 7, "arrays ") == 0 ? 2 : 1);
+    if (at < copied || !WordBegins(sentence, at) || next > sentence.size()) continue;
+    bool hidden = false;
+    size_t end = at;
+    while (next < sentence.size() &&
+           absl::ascii_isdigit(static_cast<unsigned char>(sentence[next]))) {
+      size_t digits = next;
+      uint64_t number = 0;
+      while (digits < sentence.size() &&
+             absl::ascii_isdigit(static_cast<unsigned char>(sentence[digits])))
+        ++digits;
+      hidden = hidden || !absl::SimpleAtoi(sentence.substr(next, digits - next), &number) ||
+               !sight.SeesJob(number);
+      end = digits;
+      next = sentence.compare(digits, 2, ", ") == 0 ? digits + 2 : sentence.size();
+    }
+    if (!hidden) continue;
+    absl::StrAppend(&told, sentence.substr(copied, at - copied), "others' arrays");
+    copied = end;
+  }
+  return told + sentence.substr(copied);
+}
+
 template <typename Map>
 void MaskValues(Map* map) {
   for (auto& [name, value] : *map) value = kHiddenValue;
@@ -153,7 +182,7 @@ std::string HideJobs(const Sight& sight, const std::string& sentence) {
     absl::StrAppend(&told, sentence.substr(copied, at - copied), Told(list));
     copied = list.end;
   }
-  return told + sentence.substr(copied);
+  return HideArrays(sight, told + sentence.substr(copied));
 }
 
 void MaskJob(const Sight& sight, const JobRow& job, pb::Job* told) {
@@ -167,6 +196,7 @@ void MaskJob(const Sight& sight, const JobRow& job, pb::Job* told) {
     }
   }
   if (AsItIs(sight)) return;
+  if (told->cause() == pb::PREDECESSOR) told->set_detail(HideJobs(sight, told->detail()));
   for (pb::Task& task : *told->mutable_tasks()) {
     if (task.has_verdict()) {
       KeepSeen(sight, task.mutable_verdict()->mutable_held_by());

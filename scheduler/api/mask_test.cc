@@ -48,6 +48,10 @@ TEST_F(MaskTest, SentencesNameNoJobThatIsNotSeen) {
       {"behind job 1 (mine) and 2 others", "behind job 1 (mine) and 2 others"},
       {"job 2 (theirs) ended", "another's job ended"},
       {"job 99", "another's job"},
+      {"waits for jobs 1, 2 to succeed", "waits for job 1 and others' work to succeed"},
+      {"waits for array 2 to end", "waits for others' arrays to end"},
+      {"waits for arrays 1, 2 to end", "waits for others' arrays to end"},
+      {"waits for array 1 to end", "waits for array 1 to end"},
       {"others of its jobs, whose turn comes first", "others of its jobs, whose turn comes first"},
       {"a subjob 2 and jobs", "a subjob 2 and jobs"},
   };

@@ -29,6 +29,7 @@ struct Pending {
   std::shared_ptr<const View> view;
   std::function<void(const SubmitOutcome&)> done;
   std::function<std::string()> new_id;
+  FindNamed named;
 };
 
 absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& state) {
@@ -54,6 +55,8 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
     outcome.resolution =
         ResolveSpec(state, request.spec(), pending->defaults, request.wait_for_capacity());
   pending->view = nullptr;
+  if (outcome.resolution.ok())
+    outcome.resolution.problems = CheckAfter(state, outcome.resolution.resolved, pending->named);
   if (!outcome.resolution.not_now.empty())
     return absl::UnavailableError(outcome.resolution.not_now);
   if (!outcome.resolution.ok()) {
@@ -68,6 +71,7 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
   pending->queue = outcome.resolution.resolved.queue();
   submitted->set_owner(pending->owner);
   submitted->mutable_spec()->Swap(&outcome.resolution.resolved);
+  SetPredecessors(state, submitted);
   submitted->set_members(MembersOf(submitted->spec()));
   submitted->set_idempotency_key(request.idempotency_key());
   submitted->set_umask(request.has_umask() ? request.umask() & 0777 : 022);
@@ -89,7 +93,8 @@ void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& own
 
 void Submit(const Engine* engine, const Change& change, const SpecDefaults& defaults,
             const std::string& owner, std::shared_ptr<const pb::SubmitRequest> request,
-            std::function<void(const SubmitOutcome&)> done, std::function<std::string()> new_id) {
+            std::function<void(const SubmitOutcome&)> done, std::function<std::string()> new_id,
+            FindNamed named) {
   auto pending = std::make_shared<Pending>();
   const std::string& key = request->idempotency_key();
   const bool printable =
@@ -113,6 +118,7 @@ void Submit(const Engine* engine, const Change& change, const SpecDefaults& defa
   pending->hash = RequestHash(request->spec());
   pending->done = std::move(done);
   pending->new_id = std::move(new_id);
+  pending->named = std::move(named);
   // Resolved here, against the newest durable state, so that the engine's thread doesn't have to;
   // it does so itself only where that was refused for want of hosts (who joins before it may be
   // what was missing) or the configuration is another by then.

@@ -9,6 +9,7 @@
 #include "common/base/ids.h"
 #include "muster/v1/job_service.pb.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/check_after.h"
 #include "scheduler/engine/engine.h"
 
 namespace muster {
@@ -26,11 +27,12 @@ struct SubmitOutcome {
 // more once `done` is called. `new_id` draws the job's uid (contract 16), on the engine's thread;
 // the fault simulation draws it from its seed.
 // `change` is Engine::Call, or what stands before it.
+// `named` finds the jobs that the spec names, for the submitter, on the engine's thread.
 using Change = std::function<void(Engine::Operation, Engine::Done)>;
 void Submit(const Engine* engine, const Change& change, const SpecDefaults& defaults,
             const std::string& owner, std::shared_ptr<const pb::SubmitRequest> request,
             std::function<void(const SubmitOutcome&)> done,
-            std::function<std::string()> new_id = RandomId);
+            std::function<std::string()> new_id = RandomId, FindNamed named = FindNamedJob);
 // Changes by Engine::Call itself.
 void Submit(Engine* engine, const SpecDefaults& defaults, const std::string& owner,
             std::shared_ptr<const pb::SubmitRequest> request,

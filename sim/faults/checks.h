@@ -140,6 +140,8 @@ class Checker {
   void CheckStartIsCommitted(int64_t now_ns, const std::string& host, const pb::AttemptKey& key);
   void CheckStartsAlone(int64_t now_ns, const std::string& host, const pb::Prepare& prepare);
   void CheckMember(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
+  // Nothing of it has started before those that it comes after have ended as they had to.
+  void CheckPredecessors(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   void CheckTurns(int64_t now_ns, uint64_t array);
   void CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   void CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,

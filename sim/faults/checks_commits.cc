@@ -181,6 +181,35 @@ void Checker::CheckMember(int64_t now_ns, const pb::JobRecord* before, const pb:
   }
 }
 
+// By what its spec names and the rows say, not by what the scheduler keeps of it.
+void Checker::CheckPredecessors(int64_t now_ns, const pb::JobRecord* before,
+                                const pb::JobRecord& after) {
+  const auto started = [](const pb::JobRecord& job) {
+    return std::any_of(job.tasks().begin(), job.tasks().end(),
+                       [](const pb::TaskRecord& task) { return task.attempts_size() > 0; });
+  };
+  if (before == nullptr && after.awaits_size() > 0) ++counters_["jobs that waited for others"];
+  if (after.cause() == pb::PREDECESSOR && after.end_ns() != 0 &&
+      (before == nullptr || before->end_ns() == 0))
+    ++counters_["jobs that others' ends kept from starting"];
+  if (!started(after) || (before != nullptr && started(*before))) return;
+  const auto check = [&](const std::string& id, bool any) {
+    uint64_t number = 0;
+    const size_t bar = id.find('_');
+    if (!absl::SimpleAtoi(id.substr(0, bar), &number)) return;
+    for (const auto& [uid, job] : jobs_) {
+      const bool member = bar != std::string::npos;  // the first, as users here name no other
+      if (job.number() != number && (member || job.array() != number)) continue;
+      const bool unneeded = job.cause() == pb::DONE && !member;
+      if (job.end_ns() == 0 || !(any || job.state() == pb::SUCCEEDED || unneeded))
+        Violate(now_ns, absl::StrCat("job ", after.number(), " starts before job ", job.number(),
+                                     any ? " has ended" : " has succeeded"));
+    }
+  };
+  for (const std::string& id : after.spec().after()) check(id, false);
+  for (const std::string& id : after.spec().after_any()) check(id, true);
+}
+
 // With %N no more than N members are at their turn.
 void Checker::CheckTurns(int64_t now_ns, uint64_t array) {
   int32_t most = 0, turns = 0;
@@ -206,6 +235,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
   if (before != nullptr && before->end_ns() != 0 && before->state() != after.state())
     violate("an ended job changes its state");
   if (after.array() != 0) CheckMember(now_ns, before, after);
+  CheckPredecessors(now_ns, before, after);
   if (before != nullptr && before->cancel_requested() && !after.cancel_requested())
     violate("S4 a cancel is forgotten");
   for (int t = 0; t < after.tasks_size(); ++t) {

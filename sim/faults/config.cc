@@ -23,7 +23,7 @@ struct Duration {
 constexpr Number kNumbers[] = {{"hosts", &Config::hosts},   {"gpus", &Config::gpus},
                                {"jobs", &Config::jobs},     {"faults", &Config::faults},
                                {"sqlite", &Config::sqlite}, {"long-leases", &Config::long_leases},
-                               {"arrays", &Config::arrays}};
+                               {"arrays", &Config::arrays}, {"successors", &Config::successors}};
 constexpr Duration kDurations[] = {
     {"duration", &Config::duration_ns}, {"patience", &Config::patience_ns},
     {"lease", &Config::lease_ns},       {"heartbeat", &Config::heartbeat_ns},
@@ -112,6 +112,8 @@ Config ForSeed(Config config, uint64_t seed) {
   if (config.long_leases > 0 && seed % static_cast<uint64_t>(config.long_leases) == 0)
     config.lease_ns *= 3;
   config.arrays = config.arrays > 0 && seed % static_cast<uint64_t>(config.arrays) == 0 ? 1 : 0;
+  config.successors =
+      config.successors > 0 && seed % static_cast<uint64_t>(config.successors) == 0 ? 1 : 0;
   return config;
 }
 

@@ -105,6 +105,8 @@ inline constexpr auto kCounterNames = std::to_array<const char*>({
     "checkpoints acknowledged that count",
     "lost while other hosts of its cluster are silent",
     "members of arrays",
+    "jobs that waited for others",
+    "jobs that others' ends kept from starting",
     "lost",
     "lost by a fence",
     "lost by an operator's word",

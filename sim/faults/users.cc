@@ -101,18 +101,35 @@ void World::MakeUsers() {
   }
 }
 
+// Behind an earlier user's job, if its number is known; of an array behind a member or all of it.
+void World::PlaceBehind(size_t i) {
+  users_[i].placed_behind = true;
+  if (i == 0 || i % 3 == 0) return;
+  const User& before = users_[i - 1 - random_.Below(std::min<size_t>(i, 4))];
+  if (before.number == 0) return;
+  const std::string id = MembersOf(before.spec) > 0 && random_.OneIn(2)
+                             ? MemberId(before.spec, before.number, 0)
+                             : absl::StrCat(before.number);
+  (random_.OneIn(3) ? users_[i].spec.add_after_any() : users_[i].spec.add_after())->assign(id);
+}
+
 void World::Submit(size_t i) {
   Scheduler* const scheduler = current();
   const auto again = [this, i](int64_t after_ns) {
     shared_.heap.After(after_ns, [this, i] { Submit(i); });
   };
   if (scheduler == nullptr) return again(random_.Between(kSecond, 3 * kSecond));
+  if (shared_.config.successors > 0 && !users_[i].placed_behind) PlaceBehind(i);
   auto request = std::make_shared<pb::SubmitRequest>();
   *request->mutable_spec() = users_[i].spec;
   request->set_idempotency_key(users_[i].key);
   muster::Submit(
       scheduler->engine(), SpecDefaults{}, users_[i].name, request,
       [this, i, scheduler](const SubmitOutcome& outcome) {
+        if (!outcome.resolution.problems.empty()) {  // whom it names has failed, or is forgotten
+          users_[i].spec.clear_after();
+          users_[i].spec.clear_after_any();
+        }
         if (!outcome.status.ok() || scheduler->alone()) return;
         shared_.checker.OnAcknowledgedSubmission(
             shared_.heap.now_ns(), KeyOfUser(users_[i].name, users_[i].key), outcome.number);

@@ -18,6 +18,7 @@
 #include "scheduler/decide/testing/fuzz_arrays.h"
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
+#include "scheduler/decide/testing/fuzz_successors.h"
 #include "scheduler/state/queue_order.h"
 #include "scheduler/state/validate.h"
 
@@ -35,7 +36,9 @@ class Case {
         order_dice_(~seed),
         array_dice_(seed ^ 0x5bd1e995),
         unequal_agents_(seed % 8 == 2),
+        successor_dice_(seed ^ 0x7feb352d),
         arrays_(arrays && seed % 8 == 6),
+        successors_(arrays && (seed % 8 == 4 || seed % 16 == 14)),
         cpu_heavy_(seed % 8 == 3),
         by_length_(seed % 4 == 1),
         totals_(*totals),
@@ -71,16 +74,19 @@ class Case {
     if (error_.empty()) error_ = absl::StrCat("step ", step_, ": ", what);
   }
 
+  void Expect(const std::vector<std::string>& checks) {
+    for (const std::string& broken : checks) {
+      if (!broken.empty()) Fail(broken);
+    }
+  }
   void Do(const pb::Event& event) {
     if (trace_)
       std::fprintf(stderr, "%d  %s\n", step_, event.ShortDebugString().substr(0, 400).c_str());
-    const State before = arrays_ ? s_ : State();
+    const State before = arrays_ || successors_ ? s_ : State();
     Apply(&s_, event);
     ++totals_.events;
-    if (!arrays_) return;
-    for (const std::string& broken : {CheckOthersUntouched(before, s_, event), CheckArrays(s_)}) {
-      if (!broken.empty()) Fail(broken);
-    }
+    if (successors_) Expect({CheckPlacedAfter(before, event), CheckSuccessors(s_)});
+    if (arrays_) Expect({CheckOthersUntouched(before, s_, event), CheckArrays(s_)});
   }
 
   void Advance(int64_t ns) {
@@ -310,6 +316,10 @@ class Case {
       if (unequal_agents_ && array_dice_.Percent(30)) task->set_image("/image");
     }
     if (arrays_ && array_dice_.Percent(40)) totals_.members += MakeArray(&array_dice_, e);
+    if (successors_ && successor_dice_.Percent(40)) {
+      PlaceBehind(s_, &successor_dice_, e);
+      totals_.successors += e->predecessors_size() > 0;
+    }
     Do(event);
   }
 
@@ -1007,7 +1017,9 @@ class Case {
   Dice order_dice_;            // of its own: trees by submission are drawn as without it
   Dice array_dice_;            // of its own, likewise; also for unequal agents
   const bool unequal_agents_;  // some enter no images, which some jobs want
+  Dice successor_dice_;        // of its own, likewise
   const bool arrays_;          // some jobs are arrays
+  const bool successors_;      // some jobs come after others
   const bool cpu_heavy_;       // much of the work wants no devices
   const bool by_length_;       // some queues take the shortest first
   FuzzTotals& totals_;
@@ -1050,6 +1062,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   overtaken += o.overtaken;
   spared += o.spared;
   members += o.members;
+  successors += o.successors;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;
   steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);

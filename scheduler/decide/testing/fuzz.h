@@ -25,9 +25,10 @@ struct FuzzTotals {
   int64_t lent = 0;    // starts on devices that are kept for another task from some later time on
   int64_t judged = 0;  // victims whose queue's level was compared with their claimant's
   int64_t beside = 0;  // victims without devices, for claims with
-  int64_t overtaken = 0;  // victims of what goes before them in their own queue, at one priority
-  int64_t spared = 0;     // victims of whom it was asked whether they could have been spared
-  int64_t members = 0;    // of arrays that were submitted
+  int64_t overtaken = 0;   // victims of what goes before them in their own queue, at one priority
+  int64_t spared = 0;      // victims of whom it was asked whether they could have been spared
+  int64_t members = 0;     // of arrays that were submitted
+  int64_t successors = 0;  // jobs that came after one that had not ended
   int64_t evicted_milli = 0, requested_milli = 0;
   int64_t steps_to_settle_max = 0;             // decisions with an effect in a quiet time
   int64_t settled = 0;                         // quiet times that ended

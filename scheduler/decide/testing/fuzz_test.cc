@@ -33,6 +33,7 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.overtaken, 10);
   EXPECT_GT(totals.spared, 10);
   EXPECT_GT(totals.members, 100);
+  EXPECT_GT(totals.successors, 100);
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
 }
 

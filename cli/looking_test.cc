@@ -106,6 +106,7 @@ TEST_F(CliTest, CompletesCommandsFlagsTheirValuesAndTheServersNames) {
       {{"cancel", "10", "9"}, "9\n"},
       {{"show", "10", ""}, ""},
       {{"run", "--queue", "re"}, "research\n"},
+      {{"submit", "--after", "9"}, "9\n"},
       {{"run", "--gpu-type", ""}, "cpu-slot\n"},
       {{"--server", server_name_, "cluster", "show", ""}, "lab\n"},
       {{"submit", ""}, ":files\n"},

@@ -51,6 +51,28 @@ TEST_F(RerunTest, WithWhatTheFlagsChange) {
               UnorderedElementsAre(Pair("WANDB_MODE", "offline"), Pair("A", "b")));
 }
 
+TEST_F(RerunTest, ComesAfterTheSameJobsUnlessTheFlagsNameOthers) {
+  jobs_.got.mutable_spec()->add_after("5");
+  jobs_.got.mutable_spec()->add_after_any("6");
+  const struct {
+    std::vector<std::string> flags, after, any;
+  } kCases[] = {
+      {{}, {"5"}, {"6"}},
+      {{"--after", "8,9_1", "--after", "10"}, {"8", "9_1", "10"}, {"6"}},
+      {{"--after-any", "8"}, {"5"}, {"8"}},
+      {{"--after", "none", "--after-any", "none"}, {}, {}},
+  };
+  for (const auto& c : kCases) {
+    std::vector<std::string> line = {"rerun", "-d", "7"};
+    line.insert(line.end(), c.flags.begin(), c.flags.end());
+    ASSERT_EQ(Run(line), 0) << err_;
+    EXPECT_THAT(submitted_.back().after(), ::testing::ElementsAreArray(c.after));
+    EXPECT_THAT(submitted_.back().after_any(), ::testing::ElementsAreArray(c.any));
+  }
+  EXPECT_NE(Run({"rerun", "-d", "7", "--after", "8,"}), 0);
+  EXPECT_THAT(err_, HasSubstr("after[1]: \"\" names no job"));
+}
+
 TEST_F(RerunTest, RefusesWhatItsCallerMayNotReadWhole) {
   (*jobs_.got.mutable_spec()->mutable_env())["WANDB_MODE"] = "(hidden)";
   EXPECT_NE(Run({"rerun", "-d", "7"}), 0);

@@ -47,6 +47,7 @@ NameOf KindOf(const std::string& name, const std::string& command) {
   if ((name == "job" || name == "jobs") &&
       (command == "cancel" || command == "wait" || command == "attach" || command == "explain"))
     return NameOf::kUnfinishedJob;
+  if (name == "after" || name == "after-any") return NameOf::kUnfinishedJob;
   static const std::map<std::string, NameOf> kinds = {
       {"job", NameOf::kJob},           {"jobs", NameOf::kJob},
       {"queue", NameOf::kQueue},       {"cluster", NameOf::kCluster},

@@ -154,7 +154,9 @@ Foreign FromSlurm(absl::string_view file) {
   if (!Value(said, "array").empty())
     text += "Its index is MUSTER_ARRAY_INDEX, in place of SLURM_ARRAY_TASK_ID.\n";
   if (!Value(said, "dependency").empty())
-    text += "What comes after what are tasks of one job: tasks: and after:.\n";
+    text +=
+        "After another job: muster submit --after JOB. What belongs together may be tasks of one "
+        "job: tasks: and their after:.\n";
   return {"this is a Slurm batch script", text + "All fields: muster fields\n", true};
 }
 

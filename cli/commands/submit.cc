@@ -26,7 +26,7 @@ struct SubmitOptions {
   std::string job;       // what is submitted again; empty: files are
   bool resumes = false;  // from its checkpoints
   std::string queue, key, directory;
-  std::vector<std::string> settings, env, secrets, sweep;
+  std::vector<std::string> settings, env, secrets, sweep, after, after_any;
   std::optional<std::string> array;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false,
        wait_for_capacity = false;
@@ -186,6 +186,29 @@ absl::Status SetMembers(const std::optional<std::string>& array,
   return absl::OkStatus();
 }
 
+// The flags' predecessors stand in place of the file's of that kind; "none" leaves none.
+absl::Status SetPredecessors(const SubmitOptions& options, const SpecContext& context,
+                             pb::JobSpec* spec) {
+  const auto set = [](const std::vector<std::string>& lists,
+                      google::protobuf::RepeatedPtrField<std::string>* jobs) {
+    if (lists.empty()) return;
+    jobs->Clear();
+    for (const std::string& list : lists) {
+      for (const absl::string_view job : absl::StrSplit(list, ',')) {
+        if (job != "none" || lists.size() > 1) jobs->Add(std::string(job));
+      }
+    }
+  };
+  set(options.after, spec->mutable_after());
+  set(options.after_any, spec->mutable_after_any());
+  if (options.after.empty() && options.after_any.empty()) return absl::OkStatus();
+  for (const FieldProblem& problem : CheckSpec(*spec, context)) {
+    if (problem.path.rfind("after", 0) == 0)
+      return absl::InvalidArgumentError(absl::StrCat(problem.path, ": ", problem.message));
+  }
+  return absl::OkStatus();
+}
+
 // All that is wrong with any of the files is told before anything is asked of the server.
 int ReadSubmissions(Session& session, const SubmitOptions& options, const Interrupt& interrupt,
                     Packs* packs, std::vector<Submission>* submissions) {
@@ -211,6 +234,8 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
     for (const std::string& secret : options.secrets) spec.add_secrets(secret);
     if (absl::Status status = SetMembers(options.array, options.sweep, context, &spec);
         !status.ok())
+      return session.Fail(status);
+    if (absl::Status status = SetPredecessors(options, context, &spec); !status.ok())
       return session.Fail(status);
     if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
       return session.Fail(status);
@@ -324,6 +349,15 @@ void AddOptions(CLI::App* submit, Session& session, const std::shared_ptr<Submit
       ->add_option("--set", options->settings,
                    "FIELD=VALUE over what the file says, such as trainer.max_steps=100 or "
                    "tasks[train].workers=4; may be repeated")
+      ->allow_extra_args(false);
+  submit
+      ->add_option("--after", options->after,
+                   "JOB,JOB: starts once these have succeeded, is cancelled if one doesn't; an "
+                   "array's number means all of it. Instead of the file's; none: of none")
+      ->allow_extra_args(false);
+  submit
+      ->add_option("--after-any", options->after_any,
+                   "JOB,JOB: starts once these have ended, in whatever way")
       ->allow_extra_args(false);
   submit->add_option("-C,--directory", options->directory,
                      "Directory that comes along, packed (.musterignore), instead of the file's "

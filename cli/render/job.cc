@@ -63,6 +63,8 @@ int64_t RunningSince(const pb::Job& job) {
 
 std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
   switch (task.state()) {
+    case pb::TASK_BLOCKED:
+      return task.verdict().text();
     case pb::TASK_WAITING: {
       std::string why = task.verdict().text();
       const std::string start = StartText(task.verdict(), now_ns);
@@ -191,7 +193,7 @@ Table TasksTable(const pb::Job& job, int64_t now_ns) {
     const pb::Attempt* attempt = NewestAttempt(task);
     bool placed = attempt != nullptr && UnderWay(task.state());
     std::string why = WhyOf(job, task, now_ns);
-    if (task.state() == pb::TASK_BLOCKED)
+    if (task.state() == pb::TASK_BLOCKED && SpecOrEmpty(job, task).after_size() > 0)
       why = absl::StrCat("after ", absl::StrJoin(SpecOrEmpty(job, task).after(), ", "));
     tasks.AddRow({task.name(), StateName(task.state()), DevicesOf(job, task),
                   placed ? PlaceName(*attempt) : "", ShortProgress(task),
@@ -417,9 +419,12 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
       if (ended && !had_ended)
         add(attempt.end_ns(), task, absl::StrCat(id, " ended: ", AttemptOutcome(attempt)));
     }
-    bool waits_anew = task.state() == pb::TASK_WAITING && !task.verdict().text().empty() &&
-                      (old_task == nullptr || old_task->state() != pb::TASK_WAITING ||
-                       old_task->verdict().code() != task.verdict().code());
+    const bool after_jobs =
+        task.state() == pb::TASK_BLOCKED && SpecOrEmpty(after, task).after_size() == 0;
+    const bool waits_anew = (task.state() == pb::TASK_WAITING || after_jobs) &&
+                            !task.verdict().text().empty() &&
+                            (old_task == nullptr || old_task->state() != task.state() ||
+                             old_task->verdict().code() != task.verdict().code());
     if (waits_anew) {
       const std::string& why = task.verdict().text();
       const std::string start = StartText(task.verdict(), now_ns);

@@ -600,6 +600,22 @@ TEST(JobTest, EventsTellEachTransitionOnceWithItsOwnTime) {
   EXPECT_THAT(EventLines(&killed, killed, kNow), ::testing::IsEmpty());
 }
 
+TEST(JobTest, AJobThatComesAfterOthersSaysSoOnce) {
+  pb::Job job;
+  job.mutable_spec()->add_after("17");
+  job.mutable_spec()->add_tasks()->set_name("main");
+  pb::Task* task = job.add_tasks();
+  task->set_name("main");
+  task->set_state(pb::TASK_BLOCKED);
+  task->mutable_verdict()->set_code(pb::V_AFTER);
+  task->mutable_verdict()->set_text("waits for job 17 to succeed");
+  EXPECT_THAT(EventLines(nullptr, job, kNow),
+              ::testing::ElementsAre(HasSubstr("main  waits for job 17 to succeed")));
+  EXPECT_THAT(EventLines(&job, job, kNow), ::testing::IsEmpty());
+  EXPECT_THAT(JobsTable({job}, kNow).Render(Screen()), HasSubstr("waits for job 17 to succeed"));
+  EXPECT_THAT(RenderJob(job, Screen(), kNow), HasSubstr("waits for job 17 to succeed"));
+}
+
 TEST(JobTest, WaitsSinceItWasStoppedAndSaysWhatTheStopWas) {
   pb::Job job = Job318();
   job.set_state(pb::WAITING);

@@ -87,27 +87,39 @@ class MusterCallback(Callback):
         muster_runtime.should_stop()  # from now on a stop is heard
         muster_runtime.hear_alone()  # Lightning would end each rank for itself, amid a step
         self._last_step = trainer.global_step
-        if self._resumed is None:
-            return
-        self._skip(trainer)
-        if self._resumed["now"] is not None:
-            _set_random_state(self._resumed["now"])
-        self._resumed = None
+        if self._resumed is not None:
+            self._go_on(trainer, self._resumed["now"])
+            self._resumed = None
+
+    def _go_on(self, trainer, now: dict | None) -> None:
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        loaders = trainer.fit_loop._combined_loader.flattened
+        keeps = all(hasattr(loader, "load_state_dict") for loader in loaders)
+        over = done >= trainer.num_training_batches
+        if not keeps and not over:
+            self._skip(trainer, done)
+        if now is not None:
+            _set_random_state(now)
+        if not keeps and over:
+            self._draw_next_epoch(trainer, loaders)
 
     def on_train_epoch_end(self, trainer, module):
         """The next one's order is drawn after this."""
         self._epoch_began = _random_state()
 
-    def _skip(self, trainer) -> None:
+    def _skip(self, trainer, done: int) -> None:
         """What of the epoch's data was used before; a loader that keeps its own place has done so."""
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        loaders = trainer.fit_loop._combined_loader.flattened
-        keeps = all(hasattr(loader, "load_state_dict") for loader in loaders)
-        if keeps or done >= trainer.num_training_batches:
-            return
         batches = trainer.fit_loop._data_fetcher.iterator
         for _ in range(done):
             next(batches)
+
+    def _draw_next_epoch(self, trainer, loaders) -> None:
+        """Saved after an epoch's last batch: Lightning would begin the next one in the order of the one that is over."""
+        self._epoch_began = _random_state()
+        for loader in loaders:
+            if hasattr(getattr(loader, "sampler", None), "set_epoch"):
+                loader.sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
+        iter(trainer.fit_loop._data_fetcher)
 
     # ---- each step ----
 

@@ -94,7 +94,7 @@ def losses(folder: Path, attempt: int) -> dict[int, float]:
     return {int(k): v for k, v in json.loads((folder / f"losses-{attempt}").read_text()).items()}
 
 
-def check(agent, example: Path, folder: Path, ranks: int = 1) -> None:
+def check(agent, example: Path, folder: Path, ranks: int = 1, kill: bool = True) -> None:
     """Its losses are those of the same training undisturbed."""
     whole = start(agent, example, folder / "whole", 1, ranks=ranks)
     follow(agent, whole)
@@ -107,23 +107,27 @@ def check(agent, example: Path, folder: Path, ranks: int = 1) -> None:
     assert first.wait() == 0
     saved = [line["checkpoint"] for line in lines if "checkpoint" in line]
     assert len(saved) == 1 and 5 <= saved[0]["step"] < STEPS and saved[0]["bytes"] > 0
+    resume = saved[0]["path"]
+    if kill:
+        resume = killed(agent, example, folder, resume, ranks)
 
-    # It saves after each step, as the interval is always over.
-    resume = f"/gone,{saved[0]['path']}"
-    second = start(agent, example, folder, 2, resume, interval_s=1e-6, ranks=ranks)
-    lines = follow(agent, second, lambda line: "checkpoint" in line)
-    second.kill()
-    second.wait()
-    lines += agent.lines()
-    loaded = next(line["loaded"] for line in lines if "loaded" in line)
-    assert loaded["path"] == saved[0]["path"] and loaded["skipped"][0]["path"] == "/gone"
-    told = [line["checkpoint"]["path"] for line in lines if "checkpoint" in line]
-    assert told, "the interval was over"
-
-    resume = ",".join([*reversed(told), saved[0]["path"]])
     third = start(agent, example, folder, 3, resume, ranks=ranks)
     follow(agent, third)
     assert third.wait() == 0
     expected, got = losses(folder / "whole", 1), losses(folder, 3)
     assert max(got) == STEPS and len(expected) == STEPS
     assert all(abs(expected[step] - loss) <= 1e-6 for step, loss in got.items())
+
+
+def killed(agent, example: Path, folder: Path, saved: str, ranks: int) -> str:
+    """Goes on from `saved`, saves after each step, as the interval is always over, and is killed: what to resume from then."""
+    second = start(agent, example, folder, 2, f"/gone,{saved}", interval_s=1e-6, ranks=ranks)
+    lines = follow(agent, second, lambda line: "checkpoint" in line)
+    second.kill()
+    second.wait()
+    lines += agent.lines()
+    loaded = next(line["loaded"] for line in lines if "loaded" in line)
+    assert loaded["path"] == saved and loaded["skipped"][0]["path"] == "/gone"
+    told = [line["checkpoint"]["path"] for line in lines if "checkpoint" in line]
+    assert told, "the interval was over"
+    return ",".join([*reversed(told), saved])

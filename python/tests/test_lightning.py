@@ -26,22 +26,14 @@ def changed(folder, *changes):
 
 
 @needs_lightning
-def test_so_it_does_with_shuffled_data_dropout_and_several_epochs(agent, tmp_path):
-    example = changed(
-        tmp_path,
-        ("shuffle=False", "shuffle=True"),
-        ("return 4096", "return 112"),  # seven steps an epoch
-        ("torch.nn.GELU()", "torch.nn.GELU(), torch.nn.Dropout(0.2)"),
-    )
-    check(agent, example, tmp_path)
-
-
-@needs_lightning
-def test_an_accumulated_gradient_is_not_cut_by_a_checkpoint_and_any_name_may_be_logged(
+def test_so_it_does_with_shuffled_data_dropout_epochs_accumulated_gradients_and_any_name_logged(
     agent, tmp_path
 ):
     example = changed(
         tmp_path,
+        ("shuffle=False", "shuffle=True"),
+        ("return 4096", "return 112"),  # seven batches an epoch
+        ("torch.nn.GELU()", "torch.nn.GELU(), torch.nn.Dropout(0.2)"),
         ("max_steps=", "accumulate_grad_batches=3, max_steps="),
         ("return loss", 'self.log("step", 0.5); self.log("total_steps", 0.5); return loss'),
     )
@@ -49,10 +41,12 @@ def test_an_accumulated_gradient_is_not_cut_by_a_checkpoint_and_any_name_may_be_
 
 
 @needs_lightning
-def test_each_rank_goes_on_with_its_own_random_state(agent, tmp_path):
+def test_each_rank_goes_on_with_its_own_random_state_and_from_the_end_of_an_epoch(agent, tmp_path):
     example = changed(
         tmp_path,
+        ("shuffle=False", "shuffle=True"),
+        ("return 4096", "return 16"),  # one step an epoch
         ("torch.nn.GELU()", "torch.nn.GELU(), torch.nn.Dropout(0.2)"),
         ("model = Model()", 'model = Model(); torch.manual_seed(int(os.environ["RANK"]))'),
     )
-    check(agent, example, tmp_path, ranks=2)
+    check(agent, example, tmp_path, ranks=2, kill=False)

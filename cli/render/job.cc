@@ -140,10 +140,10 @@ void AppendTrackers(const pb::Job& job, std::string* out) {
   std::vector<std::string> whom;
   for (const std::string& target : {spec.notify().webhook(), spec.notify().mail()})
     if (!target.empty()) whom.push_back(target);
-  AppendLine(out, "notifies",
-             absl::StrCat(absl::StrJoin(whom, ", "), ", by muster-exporter, when it has ",
-                          spec.notify().on().empty() ? "ended"
-                                                     : absl::StrJoin(spec.notify().on(), ", ")));
+  AppendLine(
+      out, "notifies",
+      absl::StrCat(absl::StrJoin(whom, ", "), ", by muster-exporter, when it has ",
+                   spec.notify().on().empty() ? "ended" : absl::StrJoin(spec.notify().on(), ", ")));
 }
 
 void AppendFacts(const pb::Job& job, std::string* out) {
@@ -375,7 +375,7 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
   };
   std::vector<Line> lines;
   if (after.has_array()) return {};
-  auto add = [&](int64_t at_ns, const pb::Task& task, std::string text) {
+  auto add = [&](int64_t at_ns, const pb::Task& task, const std::string& text) {
     if (at_ns == 0) at_ns = now_ns;
     lines.push_back({at_ns, absl::StrCat(FormatClockSeconds(at_ns), "  ", Plain(task.name()), "  ",
                                          Plain(text))});

@@ -688,11 +688,9 @@ TEST(JobsTest, ShowsWhereItIsTrackedAndWhomItTells) {
   spec->mutable_notify()->set_webhook("team-room");
   spec->mutable_notify()->add_on("failed");
   const std::string shown = RenderJob(job, Screen(), kNow);
-  EXPECT_THAT(shown,
-              HasSubstr(" tracked     TensorBoard, MLflow at https://mlflow.example.org, by "
-                        "muster-exporter, as sft-8b-318\n"));
-  EXPECT_THAT(shown,
-              HasSubstr(" notifies    team-room, by muster-exporter, when it has failed\n"));
+  EXPECT_THAT(shown, HasSubstr(" tracked     TensorBoard, MLflow at https://mlflow.example.org, by "
+                               "muster-exporter, as sft-8b-318\n"));
+  EXPECT_THAT(shown, HasSubstr(" notifies    team-room, by muster-exporter, when it has failed\n"));
 }
 
 TEST(JobsTest, ACheckpointThatAJobBeganFromHasNoStepOfItsOwn) {

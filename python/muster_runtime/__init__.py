@@ -39,12 +39,16 @@ MOST_BYTES = 8192  # of a line
 _RESERVED = {"rank", "step", "total_steps", "loaded", "checkpoint", "export", "own_time_s"}
 _KNOWN = {"loss", "grad_norm", "tokens_per_s", "mfu_causal", "mfu", "mfu_full"}
 _TRIES, _PAUSE_S = 50, 0.02  # of a line that has to arrive, while the socket's queue is full
+# Of a report: the queue takes ten (net.unix.max_dgram_qlen), and the shim empties it in a
+# millisecond. Where it doesn't, reports are dropped for a while without waiting again.
+_REPORT_TRIES, _REPORT_PAUSE_S, _NO_WAIT_S = 40, 0.0005, 5.0
 
 _stopped = threading.Event()
 _watching = False
 _channel: socket.socket | None = None
 _saved_at: float | None = None
 _group = None  # of all ranks, for decide() and gather()
+_hurried_until_s = 0.0  # until then no report waits for room in the queue
 
 
 def under_muster() -> bool:
@@ -75,12 +79,12 @@ def report_logged(step: int, total_steps: int | None, figures: Mapping) -> None:
     whole = line | {name: value for name, value in numbers.items() if name not in _RESERVED}
     if len(_encoded(whole)) > MOST_BYTES:
         whole = line | {name: value for name, value in numbers.items() if name in _KNOWN}
-    _tell(whole, tries=1)
+    _tell_soon(whole)
 
 
 def own_time(step: int, seconds: float) -> None:
     """What this rank itself took for the step before it waited for others: slow hosts are found by it. From every rank."""
-    _tell({"rank": rank(), "step": int(step), "own_time_s": seconds}, tries=1)
+    _tell_soon({"rank": rank(), "step": int(step), "own_time_s": seconds})
 
 
 def checkpoint(path: str | os.PathLike, step: int) -> None:
@@ -238,7 +242,15 @@ def _encoded(line: dict) -> bytes:
     return json.dumps({key: value for key, value in line.items() if _finite(value)}).encode()
 
 
-def _tell(line: dict, tries: int = _TRIES) -> bool:
+def _tell_soon(line: dict) -> None:
+    """Waits 20 ms at most, and not at all while nobody empties the queue: a training isn't held up."""
+    global _hurried_until_s
+    waits = time.monotonic() >= _hurried_until_s
+    if not _tell(line, _REPORT_TRIES if waits else 1, _REPORT_PAUSE_S) and waits:
+        _hurried_until_s = time.monotonic() + _NO_WAIT_S
+
+
+def _tell(line: dict, tries: int = _TRIES, pause_s: float = _PAUSE_S) -> bool:
     global _channel
     address = os.environ.get("MUSTER_PROGRESS_SOCKET")
     if not address:
@@ -254,7 +266,7 @@ def _tell(line: dict, tries: int = _TRIES) -> bool:
             _channel.sendto(data, address)
             return True
         except BlockingIOError:
-            time.sleep(_PAUSE_S if tries > 1 else 0)
+            time.sleep(pause_s if tries > 1 else 0)
         except OSError:
             return False  # the agent's side is gone: the training isn't
     return False

@@ -139,6 +139,10 @@ class MusterCallback(Callback):
             self.stopped = trainer.should_stop = True
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
+    def on_train_end(self, trainer, module):
+        """A later job may go on from it."""
+        self._save(trainer, trainer.global_step)
+
     def _figures(self, trainer, step: int, outputs) -> dict:
         """The loss and what the module has logged, as often as Lightning's own loggers have it: reading it waits for the GPU."""
         if step % trainer.log_every_n_steps != 0:

@@ -48,8 +48,8 @@ class MusterCallback(TrainerCallback):
         stop, save = muster_runtime.decide()
         if stop:
             self.stopped = control.should_training_stop = True
-        if stop or save:
-            control.should_save = True
+        if stop or save or state.global_step >= state.max_steps:
+            control.should_save = True  # the end, too: a later job may go on from it
         return control
 
     def on_log(self, args, state, control, logs=None, **_):

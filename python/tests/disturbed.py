@@ -112,8 +112,11 @@ def check(agent, example: Path, folder: Path, ranks: int = 1, kill: bool = True)
         resume = killed(agent, example, folder, resume, ranks)
 
     third = start(agent, example, folder, 3, resume, ranks=ranks)
-    follow(agent, third)
+    lines = follow(agent, third)
     assert third.wait() == 0
+    assert lines[-1].get("checkpoint", {}).get("step") == STEPS, (
+        "a later job may go on from the end"
+    )
     expected, got = losses(folder / "whole", 1), losses(folder, 3)
     assert max(got) == STEPS and len(expected) == STEPS
     assert all(abs(expected[step] - loss) <= 1e-6 for step, loss in got.items())

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import muster_runtime
@@ -74,6 +75,34 @@ def test_an_agent_that_is_away_ends_no_training(agent, monkeypatch):
     for step in range(10_000):  # nobody reads: the socket is full soon
         muster_runtime.report(step)
     assert agent.lines()[0]["step"] == 0
+
+
+def test_a_burst_arrives_whole_where_somebody_reads(agent, monkeypatch):
+    """The queue of a socket takes ten lines."""
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setattr(muster_runtime, "_hurried_until_s", 0.0)
+    steps = []
+
+    def read():
+        while len(steps) < 500:
+            steps.extend(line["step"] for line in agent.lines())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    for step in range(500):
+        muster_runtime.report(step)
+    reader.join(10)
+    assert steps == list(range(500))
+
+
+def test_reports_wait_once_and_not_again_where_nobody_reads(agent, monkeypatch):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setattr(muster_runtime, "_hurried_until_s", 0.0)
+    pauses = []
+    monkeypatch.setattr(muster_runtime.time, "sleep", pauses.append)
+    for step in range(1000):
+        muster_runtime.report(step)
+    assert 0 < sum(pauses) < 0.1, "of all of them"
 
 
 def test_a_checkpoint_is_told_whole_with_its_size(agent, monkeypatch, tmp_path):

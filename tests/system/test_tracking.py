@@ -139,6 +139,22 @@ def test_a_job_that_fails_is_moved_and_goes_on_is_one_run_with_each_point_once(
     assert len(server.runs) == 1
 
 
+def test_an_arrays_members_are_a_run_each_and_take_turns_with_one_reader(system, server, exporter):
+    exporter.start("readers = 1\n")
+    number = train(system, "members", f"array: 0-2\ntrack: {{mlflow: {server.url}}}\n", 20)
+    wait_for(
+        "its members' runs",
+        lambda: sorted(run["status"] for run in server.active()) == ["FINISHED"] * 3,
+        60,
+    )
+    assert {run["tags"]["muster.job"] for run in server.active()} == {
+        f"{number}_{member}" for member in range(3)
+    }
+    for run in server.active():
+        told = {(metric["key"], metric["step"]): metric["value"] for metric in run["metrics"]}
+        assert told == undisturbed(20) and len(run["metrics"]) == 40
+
+
 def test_an_exporter_that_is_killed_and_a_tracker_that_hangs_lose_nothing(system, server, exporter):
     exporter.start()
     number = train(system, "killed", f"track: {{mlflow: {server.url}}}\n", 200)

@@ -43,6 +43,7 @@ def about_job(job: dict, is_array: bool) -> dict:
         "owner": job.get("owner", ""),
         "queue": spec.get("queue", ""),
         "labels": spec.get("labels") or {},
+        "values": {one["name"]: one["values"][0] for one in member.get("values") or []},
         "tasks": [task["name"] for task in job["tasks"]],
         "started": [task["name"] for task in job["tasks"] if task.get("attempts")],
         "track": {} if is_array else {name: track[name] for name in TRACKERS if track.get(name)},
@@ -75,6 +76,10 @@ class Exporter:
         self._troubles: set[str] = set()
         self._crowded: set[str] = set()  # jobs that the spool has no room for
         if not self.store.fact("looked_ns", 0):
+            log.info(
+                "a new spool: jobs that ended more than %d minutes ago are left alone",
+                OVERLAP_NS // (60 * 10**9),
+            )
             self.store.set_fact("looked_ns", time.time_ns())
 
     def stop(self) -> None:

@@ -17,7 +17,7 @@ from muster_exporter import http_client
 log = logging.getLogger("muster-exporter")
 BATCH = 500  # half of the server's limit: one that is slow has ten seconds for it
 _STATUS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELLED": "KILLED"}
-_SPEED = re.compile(r"(^|/)(tokens_per_s|mfu|mfu_causal|mfu_full|.*_per_second|.*_s)$")
+_SPEED = re.compile(r"(^|/)(tokens_per_s|mfu|mfu_causal|mfu_full|.*_per_second|.*_s|.*_runtime)$")
 
 
 class MLflow:
@@ -61,6 +61,7 @@ class MLflow:
         for run in self._find(self._of(about), "muster.rewrites", about["uid"]):
             self._post("runs/delete", {"run_id": run})  # of a time before that broke off
         run = self._create(about, "muster.rewrites")
+        self._tell_values(run, about)
         new = place | {"run": run, "experiment": self._of(about), "old": place.get("run", "")}
         return self._log(new, about, points)
 
@@ -108,7 +109,9 @@ class MLflow:
 
     def _run(self, about: dict, tag: str) -> str:
         found = self._find(self._of(about), tag, about["uid"])
-        return found[0] if found else self._create(about, tag)
+        run = found[0] if found else self._create(about, tag)
+        self._tell_values(run, about)
+        return run
 
     def _find(self, experiment: str, tag: str, uid: str) -> list[str]:
         answer = self._post(
@@ -141,6 +144,13 @@ class MLflow:
             },
         )
         return answer["run"]["info"]["run_id"]
+
+    def _tell_values(self, run: str, about: dict) -> None:
+        """A sweep's, so that its members can be compared by them; the same again does nothing."""
+        values = about.get("values") or {}
+        if values:
+            params = [{"key": key, "value": value[:6000]} for key, value in values.items()]
+            self._post("runs/log-batch", {"run_id": run, "params": params})
 
     def _delete(self, run: str) -> None:
         try:

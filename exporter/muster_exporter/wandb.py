@@ -66,7 +66,9 @@ class Wandb:
             "name": f"{about['name']}-{about['id']}",
             "project": self._project,
             "entity": self._entity,
-            "config": {"muster_job": about["id"], "queue": about["queue"]} | about["labels"],
+            "config": {"muster_job": about["id"], "queue": about["queue"]}
+            | about["labels"]
+            | (about.get("values") or {}),
             "rows": sorted(rows.items()),
             "exit": 0 if about["state"] == "SUCCEEDED" else 1,
         }

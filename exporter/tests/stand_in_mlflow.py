@@ -92,6 +92,7 @@ class StandIn:
             name = f"run{len(self.runs)}"
             tags = {tag["key"]: tag["value"] for tag in given["tags"]}
             self.runs[name] = {"tags": tags, "metrics": [], "active": True, "status": "RUNNING"}
+            self.runs[name]["params"] = {}
             return 200, {"run": {"info": {"run_id": name}}}
         if call == "runs/search":
             _, tag, _, uid, _ = given["filter"].replace("`", "'").split("'")
@@ -106,9 +107,11 @@ class StandIn:
         if call == "runs/log-batch":
             if self.mode == "inactive":
                 return 400, {"message": "The run must be in the 'active' lifecycle_stage."}
-            if self.refused_names & {metric["key"] for metric in given["metrics"]}:
+            metrics = given.get("metrics", [])
+            if self.refused_names & {metric["key"] for metric in metrics}:
                 return 400, {"message": "Invalid metric name"}
-            run["metrics"] += given["metrics"]
+            run["metrics"] += metrics
+            run["params"] |= {param["key"]: param["value"] for param in given.get("params", [])}
         if call == "runs/delete":
             run["active"] = False
         if call == "runs/update":

@@ -85,6 +85,18 @@ def test_points_that_come_again_as_they_were_are_left_alone(sink, store, server,
     assert losses == {step: step / 8 for step in range(1, 21)}
 
 
+def test_a_members_values_are_parameters_of_its_run_and_of_a_rewritten_one(
+    sink, store, server, about
+):
+    about["values"] = {"lr": "1e-4", "seed": "2"}
+    tell(store, 1, 10, range(1, 11))
+    bring_up(sink, about, False)
+    tell(store, 2, 10, range(6, 9), loss=lambda step: -step)
+    bring_up(sink, ended(about), True)
+    assert len(server.runs) == 2, "one was rewritten"
+    assert all(run["params"] == {"lr": "1e-4", "seed": "2"} for run in server.runs.values())
+
+
 def test_values_that_differ_make_a_new_run_and_the_last_ones_win(sink, store, server, about):
     tell(store, 1, 10, range(1, 11))
     bring_up(sink, about, False)
@@ -466,6 +478,14 @@ def test_a_destination_that_hangs_holds_up_no_other(store, server, about):
     for one in (bad, good):
         one.stop()
         one.join(5)
+
+
+def test_times_differ_with_each_attempt_and_make_no_new_run():
+    mlflow = MLflow("http://127.0.0.1:1", "")
+    for key in ("tokens_per_s", "main/step_s", "eval_runtime", "eval_samples_per_second"):
+        assert mlflow.keeps_first(key), key
+    for key in ("loss", "eval_loss", "runtime_error_rate"):
+        assert not mlflow.keeps_first(key), key
 
 
 def test_names_are_what_mlflow_takes():

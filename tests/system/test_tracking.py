@@ -141,7 +141,8 @@ def test_a_job_that_fails_is_moved_and_goes_on_is_one_run_with_each_point_once(
 
 def test_an_arrays_members_are_a_run_each_and_take_turns_with_one_reader(system, server, exporter):
     exporter.start("readers = 1\n")
-    number = train(system, "members", f"array: 0-2\ntrack: {{mlflow: {server.url}}}\n", 20)
+    sweep = "sweep: {lr: [1e-4, 2e-4, 3e-4]}\n"
+    number = train(system, "members", f"{sweep}track: {{mlflow: {server.url}}}\n", 20)
     wait_for(
         "its members' runs",
         lambda: sorted(run["status"] for run in server.active()) == ["FINISHED"] * 3,
@@ -150,6 +151,7 @@ def test_an_arrays_members_are_a_run_each_and_take_turns_with_one_reader(system,
     assert {run["tags"]["muster.job"] for run in server.active()} == {
         f"{number}_{member}" for member in range(3)
     }
+    assert {run["params"]["lr"] for run in server.active()} == {"1e-4", "2e-4", "3e-4"}
     for run in server.active():
         told = {(metric["key"], metric["step"]): metric["value"] for metric in run["metrics"]}
         assert told == undisturbed(20) and len(run["metrics"]) == 40

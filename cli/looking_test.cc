@@ -20,6 +20,13 @@ TEST_F(CliTest, LogsWithoutOutputSaySoWhereNoneCanCome) {
   EXPECT_EQ(
       err_,
       "muster: job 7 left no output: its processes wrote none, or its hosts no longer keep it\n");
+  EXPECT_EQ(Run({"logs", "7", "--reports"}), 0);
+  EXPECT_EQ(err_, "muster: job 7 has no track in its file, so what it reports isn't kept\n");
+  jobs_.got.mutable_spec()->mutable_track()->set_tensorboard("true");
+  EXPECT_EQ(Run({"logs", "7", "--reports"}), 0);
+  EXPECT_EQ(
+      err_,
+      "muster: job 7 left no reports: its rank 0 sent none, or its host no longer keeps them\n");
   jobs_.got.mutable_tasks(0)->clear_attempts();
   EXPECT_EQ(Run({"logs", "7"}), 0);
   EXPECT_EQ(err_, "muster: job 7 never ran, so it left no output\n");

@@ -81,6 +81,19 @@ int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
   return kExitOk;
 }
 
+// Why a job that has ended has nothing to show.
+std::string WhyNothing(const pb::Job& job, const pb::LogsRequest& request) {
+  const bool ran = std::any_of(job.tasks().begin(), job.tasks().end(),
+                               [](const pb::Task& task) { return task.attempts_size() > 0; });
+  if (request.rank() == kReportsRank) {
+    return !job.spec().has_track() ? " has no track in its file, so what it reports isn't kept"
+           : ran ? " left no reports: its rank 0 sent none, or its host no longer keeps them"
+                 : " never ran, so it left no reports";
+  }
+  return ran ? " left no output: its processes wrote none, or its hosts no longer keep it"
+             : " never ran, so it left no output";
+}
+
 int Logs(Session& session, const pb::LogsRequest& request) {
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
@@ -91,14 +104,8 @@ int Logs(Session& session, const pb::LogsRequest& request) {
   const absl::Status status = ReadLogs(session, **client, request, interrupt, &writer, true);
   writer.End();
   if (interrupt.pending()) return kExitInterrupted;
-  if (status.ok() && !writer.wrote() && HasEnded(job->state()) && session.for_people()) {
-    const bool ran = std::any_of(job->tasks().begin(), job->tasks().end(),
-                                 [](const pb::Task& task) { return task.attempts_size() > 0; });
-    session.Err(absl::StrCat(
-        "muster: job ", job->number(),
-        ran ? " left no output: its processes wrote none, or its hosts no longer keep it\n"
-            : " never ran, so it left no output\n"));
-  }
+  if (status.ok() && !writer.wrote() && HasEnded(job->state()) && session.for_people())
+    session.Err(absl::StrCat("muster: job ", JobId(*job), WhyNothing(*job, request), "\n"));
   if (!status.ok()) return session.Fail(status);
   return writer.has_gaps() && !request.follow() ? kExitUnreachable : kExitOk;
 }

@@ -16,16 +16,15 @@ namespace {
 constexpr int64_t kProviderNs = 15 * kSecond;
 constexpr size_t kToldChars = 200;
 
-// Of what a provider says, as it is shown on a terminal.
-std::string Plain(std::string text) {
+}  // namespace
+
+std::string AsShown(std::string text) {
   if (text.size() > kToldChars) text.resize(kToldChars);
   std::replace_if(
       text.begin(), text.end(),
       [](char c) { return !absl::ascii_isprint(static_cast<unsigned char>(c)); }, '?');
   return text;
 }
-
-}  // namespace
 
 absl::StatusOr<Discovery> Discover(const ProviderClient& client) {
   HttpsQuestion question;
@@ -63,8 +62,8 @@ absl::StatusOr<nlohmann::json> Post(const ProviderClient& client, const std::str
 
 absl::Status Refused(const std::string& error, const std::string& description) {
   return absl::PermissionDeniedError(
-      absl::StrCat("the provider gave no token: ", Plain(error),
-                   description.empty() ? "" : absl::StrCat(" (", Plain(description), ")")));
+      absl::StrCat("the provider gave no token: ", AsShown(error),
+                   description.empty() ? "" : absl::StrCat(" (", AsShown(description), ")")));
 }
 
 absl::StatusOr<std::string> IdTokenIn(const nlohmann::json& answer) {

@@ -18,6 +18,8 @@ absl::StatusOr<Discovery> Discover(const ProviderClient& client);
 // A JSON object that a POST of this form answers; *status is the answer's.
 absl::StatusOr<nlohmann::json> Post(const ProviderClient& client, const std::string& url,
                                     const ProviderForm& form, int64_t* status);
+// Of what a provider says, as it goes to a terminal: printable, and short.
+std::string AsShown(std::string text);
 // The token in an answer of the token endpoint; else what it says is wrong (RFC 6749, 5.2).
 absl::StatusOr<std::string> IdTokenIn(const nlohmann::json& answer);
 absl::Status Refused(const std::string& error, const std::string& description);

@@ -1,4 +1,5 @@
 // The device authorization grant (RFC 8628).
+#include <algorithm>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -40,10 +41,12 @@ absl::StatusOr<std::string> TokenByDevice(const ProviderClient& client) {
   const std::string where = TextIn(*begun, "verification_uri");
   if (code.empty() || user_code.empty() || where.empty())
     return Refused(TextIn(*begun, "error"), TextIn(*begun, "error_description"));
-  client.say(absl::StrCat("Open ", where, " on any machine, and enter the code ", user_code,
+  client.say(absl::StrCat("Open ", AsShown(where), " on any machine, and enter the code ",
+                          AsShown(user_code),
                           "\nThe page has to show this code, and whoever sent you another one is "
                           "no friend.\n"));
-  int64_t interval_s = SecondsIn(*begun, "interval", kUsualIntervalS, kMostIntervalS);
+  int64_t interval_s =
+      std::max<int64_t>(1, SecondsIn(*begun, "interval", kUsualIntervalS, kMostIntervalS));
   const int64_t until_ns =
       RealClock()->MonotonicNs() +
       std::min(

@@ -430,7 +430,7 @@ class CliTest : public ::testing::Test {
     return path;
   }
   // The job as given, then (if ended) the stream's end; else until the client hangs up.
-  static auto Watching(std::vector<pb::Job> states) {
+  static auto Watching(const std::vector<pb::Job>& states) {
     return
         [states](grpc::ServerContext* context, grpc::ServerWriter<pb::WatchJobResponse>* writer) {
           for (const pb::Job& job : states) {

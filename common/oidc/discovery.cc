@@ -1,5 +1,7 @@
 #include "common/oidc/discovery.h"
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -15,7 +17,8 @@ constexpr size_t kMaxUrlBytes = 2048;
 bool IsHttps(const std::string& url) {
   return absl::StartsWith(url, kHttps) && url.size() >= sizeof kHttps &&
          url.size() <= kMaxUrlBytes && url[sizeof kHttps - 1] != '/' &&
-         url.find_first_of(" \t\r\n\\\"<>@#") == url.npos;
+         url.find_first_of("\\\"<>@#") == url.npos &&
+         std::all_of(url.begin(), url.end(), [](char c) { return c > ' ' && c < 0x7f; });
 }
 
 }  // namespace

@@ -83,6 +83,20 @@ std::string QueueText(const std::string& path) {
   return path.empty() ? "the root of the queues" : absl::StrCat("queue ", path);
 }
 
+bool HasRolesByName(const State& state, const std::string& name) {
+  const auto named = [&name](const auto& list) {
+    return std::find(list.begin(), list.end(), name) != list.end();
+  };
+  const auto& nodes = state.queues().nodes;
+  return std::any_of(state.bindings().begin(), state.bindings().end(),
+                     [&name](const auto& binding) {
+                       return !binding.first.group && binding.first.name == name;
+                     }) ||
+         std::any_of(nodes.begin(), nodes.end(), [&named](const QueueNode& node) {
+           return named(node.spec.admin()) || named(node.spec.submit());
+         });
+}
+
 namespace {
 
 Held HeldWithoutToken(const State& state, const Principal& who, int32_t node) {

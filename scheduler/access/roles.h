@@ -31,6 +31,9 @@ struct Held {
   pb::Role role = pb::ROLE_UNSPECIFIED;
   std::string why;  // "a binding of group nlp at queue research"
 };
+// Whether a role goes by that name at any node: by a binding of a user, or by a queue's `admin` or
+// `submit`, where a name may be meant for a group.
+bool HasRolesByName(const State& state, const std::string& name);
 // Of who came with a token that has scopes, no more than these give.
 Held HeldAt(const State& state, const Principal& who, int32_t node);
 // The most that the token gives at a node, whatever its owner has there; without one, all.

@@ -65,6 +65,19 @@ TEST(Roles, HoldAtTheirNodeAndBelowNeverBesideIt) {
   EXPECT_EQ(At(state, User("ann"), "gone"), pb::ROLE_UNSPECIFIED);
 }
 
+TEST(Roles, ANameHasRolesByAUsersBindingOrAQueuesList) {
+  pb::QueueTree tree = Tree();
+  tree.mutable_queues(0)->mutable_queues(1)->add_admin("lea");
+  tree.mutable_queues(1)->add_submit("nlp-team");
+  SystemBuilder system = Four(tree);
+  Bind(&system, "ann", "", "research", pb::ROLE_OPERATOR);
+  Bind(&system, "", "staff", "", pb::ROLE_VIEWER);
+  for (const char* name : {"ann", "lea", "nlp-team"})
+    EXPECT_TRUE(HasRolesByName(system.state, name)) << name;
+  for (const char* name : {"staff", "bob", ""})
+    EXPECT_FALSE(HasRolesByName(system.state, name)) << name;
+}
+
 // Who came with a token of these scopes.
 Principal WithToken(const std::string& user,
                     const std::vector<std::pair<pb::Role, std::string>>& scopes) {

@@ -15,7 +15,7 @@ namespace muster {
 grpc::Status NoNetwork();
 
 using IssueOperation =
-    std::function<absl::StatusOr<Office::Issued>(const Trust& trust, int64_t now_ns)>;
+    std::function<absl::StatusOr<Office::Issued>(const State& state, int64_t now_ns)>;
 
 // Issues within the step that makes it durable, fills the response, and calls `done` once it is;
 // the response has to be there until then. *detail: what `issue` tells the audit besides; may be

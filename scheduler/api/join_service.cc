@@ -2,6 +2,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "scheduler/access/roles.h"
 #include "scheduler/api/issue.h"
 #include "scheduler/api/services.h"
 #include "scheduler/trust/providers.h"
@@ -32,7 +33,7 @@ void Issue(const ApiContext& context, const Caller& caller, pb::CertificateRespo
       [&context, response, issue = std::move(issue),
        note](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         const int64_t now_ns = context.clock->WallNs();
-        absl::StatusOr<Office::Issued> issued = issue(state.trust(), now_ns);
+        absl::StatusOr<Office::Issued> issued = issue(state, now_ns);
         if (!issued.ok()) {
           note(issued.status().message());
           return issued.status();
@@ -66,8 +67,8 @@ grpc::ServerUnaryReactor* JoinServiceImpl::Join(const Caller& caller,
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   Issue(
       *context_, caller, response,
-      [this, request](const Trust& trust, int64_t now_ns) {
-        return context_->office->Join(trust, request->token(), request->request(), now_ns);
+      [this, request](const State& state, int64_t now_ns) {
+        return context_->office->Join(state.trust(), request->token(), request->request(), now_ns);
       },
       [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
   return reactor;
@@ -104,12 +105,14 @@ grpc::ServerUnaryReactor* JoinServiceImpl::LogIn(const Caller& caller,
     auto detail = std::make_shared<std::string>(vouched.ok() ? DetailOf(*vouched, "") : "");
     Issue(
         *context_, caller, response,
-        [this, request, vouched, detail](const Trust& trust,
+        [this, request, vouched, detail](const State& state,
                                          int64_t now_ns) -> absl::StatusOr<Office::Issued> {
           if (!vouched.ok()) return vouched.status();
           std::string why;
+          Vouched asking = *vouched;
+          asking.has_roles = HasRolesByName(state, asking.name);
           absl::StatusOr<Office::Issued> issued =
-              context_->office->LogIn(trust, *vouched, request->request(), now_ns, &why);
+              context_->office->LogIn(state.trust(), asking, request->request(), now_ns, &why);
           *detail = DetailOf(*vouched, why);
           return issued;
         },
@@ -131,9 +134,9 @@ grpc::ServerUnaryReactor* JoinServiceImpl::RenewExpired(const Caller& caller,
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   Issue(
       *context_, caller, response,
-      [this, request](const Trust& trust, int64_t now_ns) {
-        return context_->office->RenewExpired(trust, request->certificate(), request->request(),
-                                              now_ns);
+      [this, request](const State& state, int64_t now_ns) {
+        return context_->office->RenewExpired(state.trust(), request->certificate(),
+                                              request->request(), now_ns);
       },
       [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
   return reactor;

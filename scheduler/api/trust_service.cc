@@ -30,7 +30,9 @@ absl::StatusOr<Holder> HolderOf(const State& state, const std::string& host,
   if (host.empty()) {
     if (!IsUserName(user)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("\"", user, "\": a user's name is 1 to 32 of a-z, 0-9, '_', '-' and '.'"));
+          absl::StrCat("\"", user,
+                       "\": a user's name is 1 to 32 of a-z, 0-9, '_', '-' and '.', not digits "
+                       "alone"));
     }
     return Holder{Holder::kUser, state.trust().trust_id, "", user};
   }
@@ -110,6 +112,7 @@ Events TokenEvents(const State& state, const pb::NewTokenRequest& request, const
     if (const auto row = state.trust().users.find(holder->name); row != state.trust().users.end()) {
       user->set_issuer(row->second.issuer());
       user->set_subject(row->second.subject());
+      if (!row->second.revoked()) user->set_log_in_again_ns(row->second.log_in_again_ns());
     }
     std::set<std::string> groups(request.groups().begin(), request.groups().end());
     for (const std::string& group : groups) {
@@ -256,13 +259,11 @@ Events RevokeEvents(const State& state, const pb::RevokeHolderRequest& request,
   revoked->set_uri(uri);
   revoked->set_by(by);
   if (user) {
+    // Kept: an identity provider would vouch for somebody of that name at once, and roles, jobs and
+    // secrets go by names.
     pb::NetworkUserChanged* changed = events.emplace_back().mutable_network_user();
-    changed->mutable_user()->set_name(holder->name);
-    // An identity provider would vouch for them again at once.
-    const bool kept = !row->second.issuer().empty();
-    if (kept) *changed->mutable_user() = row->second;
-    changed->mutable_user()->set_revoked(kept);
-    changed->set_removed(!kept);
+    *changed->mutable_user() = row->second;
+    changed->mutable_user()->set_revoked(true);
   }
   return events;
 }
@@ -291,7 +292,8 @@ grpc::ServerUnaryReactor* TrustServiceImpl::Renew(const Caller& caller,
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   Issue(
       *context_, caller, response,
-      [this, caller, request](const Trust& trust, int64_t now_ns) {
+      [this, caller, request](const State& state, int64_t now_ns) {
+        const Trust& trust = state.trust();
         const Principal& who = caller.who();
         const bool host = !who.host.empty();
         return context_->office->Renew(trust,

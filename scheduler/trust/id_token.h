@@ -44,6 +44,7 @@ struct Vouched {
   int64_t ends_ns = 0;                             // Unix time: the token counts no longer
   int64_t log_in_again_ns = 0;                     // Unix time
   bool existing_users = false;
+  bool has_roles = false;  // somebody gave some to the name
   NameKind kind = NameKind::kFree;
 };
 

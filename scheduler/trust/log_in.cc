@@ -17,8 +17,18 @@ std::string WhyNotTheirs(const Trust& trust, const Vouched& vouched) {
   if (vouched.kind == NameKind::kReserved) return "reserved";
   if (vouched.kind == NameKind::kAccount && !vouched.existing_users)
     return "the name of an account of this machine, and not existing_users";
+  // A revoked one would come back by another name, and one would take many before others come.
+  for (const auto& [name, user] : trust.users) {
+    if (name != vouched.name && user.issuer() == vouched.issuer &&
+        user.subject() == vouched.subject)
+      return absl::StrCat("its subject is ", name, user.revoked() ? ", who is revoked" : "");
+  }
   const auto row = trust.users.find(vouched.name);
-  if (row == trust.users.end()) return "";
+  if (row == trust.users.end()) {
+    return vouched.has_roles && !vouched.existing_users
+               ? "the name has roles already, and not existing_users"
+               : "";
+  }
   const pb::NetworkUser& user = row->second;
   if (user.revoked()) return "revoked";
   if (user.issuer().empty())
@@ -44,7 +54,9 @@ pb::NetworkUser UserOf(const Trust& trust, const Vouched& vouched) {
 }  // namespace
 
 bool IsUserName(const std::string& name) {
+  // Digits alone are a uid on hosts.
   return !name.empty() && name.size() <= 32 && IsLabel(name) &&
+         name.find_first_not_of("0123456789") != name.npos &&
          std::all_of(name.begin(), name.end(), [](char c) {
            return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
                   c == '.';
@@ -58,7 +70,8 @@ absl::StatusOr<Office::Issued> Office::LogIn(const Trust& trust, const Vouched& 
     return absl::PermissionDeniedError(
         "you can't log in here by the name that your provider gives you: it may be somebody "
         "else's, reserved or revoked, or none that Muster takes (1 to 32 of a-z, 0-9, '_', '-' "
-        "and '.'). Whoever administers this scheduler finds the reason in its audit, and can "
+        "and '.', not digits alone). Whoever administers this scheduler finds the reason in its "
+        "audit, and can "
         "invite you: muster user invite");
   }
   const std::string spent = kSpent + vouched.token_hash;

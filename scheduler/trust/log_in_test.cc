@@ -105,6 +105,7 @@ TEST_F(LogInTest, ANameThatIsNotTheirsIsRefusedWithOneSentence) {
   pb::Event revoked;
   *revoked.mutable_network_user()->mutable_user() = trust().users.at("ann");
   revoked.mutable_network_user()->mutable_user()->set_name("cleo");
+  revoked.mutable_network_user()->mutable_user()->set_subject("4713");
   revoked.mutable_network_user()->mutable_user()->set_revoked(true);
   Do(revoked);
   const struct {
@@ -113,8 +114,9 @@ TEST_F(LogInTest, ANameThatIsNotTheirsIsRefusedWithOneSentence) {
   } kCases[] = {
       {"another of its subjects", other([](Vouched* v) { v->subject = "4712"; })},
       {"another provider's", other([](Vouched* v) { v->issuer = "https://evil.example"; })},
-      {"somebody invited", other([](Vouched* v) { v->name = "bob"; })},
-      {"revoked", other([](Vouched* v) { v->name = "cleo"; })},
+      {"somebody invited", other([](Vouched* v) { v->name = "bob", v->subject = "4714"; })},
+      {"revoked", other([](Vouched* v) { v->name = "cleo", v->subject = "4713"; })},
+      {"is revoked", other([](Vouched* v) { v->name = "cleo2", v->subject = "4713"; })},
       {"reserved", other([](Vouched* v) { v->name = "sys", v->kind = NameKind::kReserved; })},
       {"reserved", other([](Vouched* v) {
          v->name = "sys", v->kind = NameKind::kReserved, v->existing_users = true;
@@ -122,6 +124,10 @@ TEST_F(LogInTest, ANameThatIsNotTheirsIsRefusedWithOneSentence) {
       {"an account", other([](Vouched* v) { v->name = "lea", v->kind = NameKind::kAccount; })},
       {"no name", other([](Vouched* v) { v->name = "Ann Lee"; })},
       {"no name", other([](Vouched* v) { v->name = "../ann"; })},
+      {"no name", other([](Vouched* v) { v->name = "1001"; })},  // a uid on hosts
+      {"roles already",
+       other([](Vouched* v) { v->name = "dan", v->subject = "4714", v->has_roles = true; })},
+      {"its subject is ann", other([](Vouched* v) { v->name = "dan"; })},
       {"no name", other([](Vouched* v) { v->name = std::string(33, 'a'); })},
   };
   std::string said;

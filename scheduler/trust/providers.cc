@@ -8,6 +8,7 @@
 #include "common/oidc/discovery.h"
 #include "common/oidc/json.h"
 #include "common/pki/certificates.h"
+#include "scheduler/trust/office.h"
 
 namespace muster {
 
@@ -75,7 +76,7 @@ class Providers::Provider {
                                            : ""));
     }
     absl::StatusOr<Vouched> vouched = CheckClaims(token, *rules_, key_hash, parts_.clock->WallNs());
-    if (vouched.ok()) vouched->kind = parts_.kind_of(vouched->name);
+    if (vouched.ok() && IsUserName(vouched->name)) vouched->kind = parts_.kind_of(vouched->name);
     return vouched;
   }
 
@@ -87,7 +88,8 @@ class Providers::Provider {
     const bool known = std::any_of(keys_.begin(), keys_.end(),
                                    [&](const VerifyingKey& key) { return key.id == key_id; });
     if (fresh && known) return absl::OkStatus();
-    const int64_t rest_ns = failure_.ok() ? kKeysRestNs : kFailedRestNs;
+    // A made-up key id makes nobody wait for a provider that is down, while its keys are young.
+    const int64_t rest_ns = failure_.ok() || fresh ? kKeysRestNs : kFailedRestNs;
     if (asked_ns_ != 0 && now_ns - asked_ns_ < rest_ns) return fresh ? absl::OkStatus() : failure_;
     ++fetches;
     absl::StatusOr<std::vector<VerifyingKey>> keys = Fetch();

@@ -10,7 +10,6 @@
 namespace muster {
 namespace {
 
-constexpr int kMost = 64;
 constexpr size_t kMaxIdBytes = 64;
 
 bool AllOf(std::string_view text, std::string_view allowed) {
@@ -35,9 +34,10 @@ void CheckPredecessors(const pb::JobSpec& spec, const SpecRules& rules) {
   const auto emit = [&](const std::string& path, const std::string& message) {
     rules.emit(path, message, Document::Where::kValue);
   };
-  if (spec.after_size() + spec.after_any_size() > kMost) {
+  if (spec.after_size() + spec.after_any_size() > kMostPredecessors) {
     return emit(spec.after_size() > 0 ? "after" : "after_any",
-                absl::StrCat(spec.after_size() + spec.after_any_size(), " jobs; at most ", kMost,
+                absl::StrCat(spec.after_size() + spec.after_any_size(), " jobs; at most ",
+                             kMostPredecessors,
                              ", with after_any. All members of an array count as one: its number"));
   }
   std::set<std::string> seen;

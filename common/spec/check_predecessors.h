@@ -5,6 +5,8 @@
 
 namespace muster {
 
+inline constexpr int kMostPredecessors = 64;  // of after and after_any together
+
 void CheckPredecessors(const pb::JobSpec& spec, const SpecRules& rules);
 
 }  // namespace muster

@@ -40,7 +40,9 @@ pb::Predecessor ToRecord(const Predecessor& before) {
 
 NamedJob Named(const State& state, const JobRow& job, std::string_view id) {
   const bool whole = job.array != 0 && job.member == 0 && id.find('_') == std::string_view::npos;
-  return {job.number, whole, whole ? StateOfArray(ArrayStatusOf(state, job)) : job.state};
+  if (!whole) return {job.number, false, job.state};
+  // Of one that goes on no member is looked at: nobody asks more than whether it has ended.
+  return {job.number, true, job.ended != nullptr ? StateOfArray(*job.ended) : pb::RUNNING};
 }
 
 std::optional<NamedJob> FindNamedJob(const State& state, std::string_view id) {

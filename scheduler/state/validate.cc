@@ -316,6 +316,8 @@ absl::Status CheckReservation(const State& state, const pb::ReservationChanged& 
   const int32_t t = job == nullptr ? -1 : TaskIndex(*job->spec, e.key().task());
   if (t < 0 || job->tasks[t].finished()) return Broken("reserves for no unfinished task");
   const TaskRow& row = job->tasks[t];
+  if (row.state == pb::TASK_BLOCKED && !e.placements().empty())
+    return Broken("reserves for a task that others come before");
   if (row.next_attempt != e.key().attempt())
     return Broken("reserves for an attempt that isn't the task's next");
   if (e.placements().empty())

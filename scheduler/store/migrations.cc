@@ -74,6 +74,11 @@ DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) >
     R"sql(
 DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
 )sql",
+    // 4 -> 5: the same. The release before would forget for whom jobs wait (131), who was revoked,
+    // and whose names are whose (132).
+    R"sql(
+DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
+)sql",
 };
 
 // The store as it is, beside it: what to go back to with the release before (contract 24). One

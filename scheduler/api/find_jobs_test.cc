@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <ranges>
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/api/submit.h"
@@ -46,11 +47,11 @@ class ListedHistory : public History {
   }
   absl::Status Scan(uint64_t before, uint64_t above,
                     const std::function<bool(const Row&)>& each) override {
-    for (auto it = jobs_.rbegin(); it != jobs_.rend(); ++it) {
-      if (it->first >= before || it->first <= above) continue;
-      if (it->second.state() == pb::JOB_STATE_UNSPECIFIED) continue;
-      const pb::JobRecord& job = it->second;
-      if (!each({it->first, job.owner(), job.spec().queue(), job.state(), [&] {
+    for (auto & it : std::ranges::reverse_view(jobs_)) {
+      if (it.first >= before || it.first <= above) continue;
+      if (it.second.state() == pb::JOB_STATE_UNSPECIFIED) continue;
+      const pb::JobRecord& job = it.second;
+      if (!each({it.first, job.owner(), job.spec().queue(), job.state(), [&] {
                    ++read;
                    return DeterministicBytes(job);
                  }}))
@@ -64,30 +65,41 @@ class ListedHistory : public History {
   std::map<uint64_t, pb::JobRecord> jobs_;
 };
 
+// The job's number is the next one.
+void SubmitNext(LabWithOneHost* lab, const pb::JobSpec& spec, const std::string& key) {
+  auto request = std::make_shared<pb::SubmitRequest>();
+  *request->mutable_spec() = spec;
+  request->set_idempotency_key(key);
+  Submit(&lab->engine, SpecDefaults(), "ada", request, [](const SubmitOutcome&) {});
+  lab->engine.Step();
+}
+
+void CancelJob(LabWithOneHost* lab, uint64_t number) {
+  pb::Event cancel;
+  cancel.mutable_job_cancel()->set_number(number);
+  lab->engine.Post(cancel);
+  lab->engine.Step();
+}
+
+// Of a list that shows everything.
+std::vector<uint64_t> NumbersOf(const std::shared_ptr<const View>& view,
+                                const pb::ListJobsRequest& request) {
+  std::vector<uint64_t> numbers;
+  const absl::StatusOr<JobPage> page =
+      ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
+  for (const std::shared_ptr<const JobRow>& job : page.value().jobs) numbers.push_back(job->number);
+  return numbers;
+}
+
 TEST(List, GivesTheSameJobsOfAStateWhateverElseIsAskedFor) {
   LabWithOneHost lab;
-  for (const char* key : {"a", "b", "c"}) {
-    pb::SubmitRequest request;
-    *request.mutable_spec() = OneSlotSpec();
-    request.set_idempotency_key(key);
-    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
-           [](const SubmitOutcome&) {});
-    lab.engine.Step();
-  }
-  pb::Event cancel;
-  cancel.mutable_job_cancel()->set_number(3);  // it waits
-  lab.engine.Post(cancel);
-  lab.engine.Step();
+  for (const char* key : {"a", "b", "c"}) SubmitNext(&lab, OneSlotSpec(), key);
+  CancelJob(&lab, 3);  // it waits
   const std::shared_ptr<const View> view = lab.engine.Snapshot();
   const auto listed = [&](const std::vector<pb::JobState>& states) {
     pb::ListJobsRequest request;
     for (const pb::JobState state : states) request.add_states(state);
-    std::vector<uint64_t> numbers;
-    const absl::StatusOr<JobPage> page =
-        ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
-    for (const std::shared_ptr<const JobRow>& job : page.value().jobs)
-      numbers.push_back(job->number);
-    return numbers;
+    return NumbersOf(view, request);
   };
   using ::testing::ElementsAre;
   EXPECT_THAT(listed({}), ElementsAre(3, 2, 1));
@@ -99,30 +111,18 @@ TEST(List, GivesTheSameJobsOfAStateWhateverElseIsAskedFor) {
 TEST(List, GivesWhatIsExportedAndWhatEndedLately) {
   LabWithOneHost lab;
   for (const int job : {1, 2, 3}) {
-    pb::SubmitRequest request;
-    *request.mutable_spec() = OneSlotSpec();
-    if (job != 2) request.mutable_spec()->mutable_track()->set_tensorboard("true");
-    if (job == 3) request.mutable_spec()->mutable_notify()->set_mail("ann@example.org");
-    request.set_idempotency_key(absl::StrCat(job));
-    Submit(&lab.engine, SpecDefaults(), "ada", std::make_shared<pb::SubmitRequest>(request),
-           [](const SubmitOutcome&) {});
-    lab.engine.Step();
+    pb::JobSpec spec = OneSlotSpec();
+    if (job != 2) spec.mutable_track()->set_tensorboard("true");
+    if (job == 3) spec.mutable_notify()->set_mail("ann@example.org");
+    SubmitNext(&lab, spec, absl::StrCat(job));
   }
-  pb::Event cancel;
-  cancel.mutable_job_cancel()->set_number(3);  // it waits
-  lab.engine.Post(cancel);
-  lab.engine.Step();
+  CancelJob(&lab, 3);  // it waits
   const std::shared_ptr<const View> view = lab.engine.Snapshot();
   const auto listed = [&](bool exported, int64_t ended_after_ns) {
     pb::ListJobsRequest request;
     request.set_exported(exported);
     request.set_ended_after_ns(ended_after_ns);
-    std::vector<uint64_t> numbers;
-    const absl::StatusOr<JobPage> page =
-        ListJobs(view, nullptr, request, [](const JobRow&) { return true; });
-    for (const std::shared_ptr<const JobRow>& job : page.value().jobs)
-      numbers.push_back(job->number);
-    return numbers;
+    return NumbersOf(view, request);
   };
   const int64_t end_ns = view->state.FindJob(3)->end_ns;
   using ::testing::ElementsAre;

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <vector>
 
+#include "trainer/data/long_tail.h"
 #include "trainer/data/packing.h"
 #include "trainer/parallel/context_plan.h"
 
@@ -22,20 +23,6 @@ constexpr int64_t kContext = 131072;
 constexpr int kRanks = 8;
 // Llama-3.1-8B: 7.5e9 weights in products, 32 layers of 32 heads of 128.
 constexpr double kLinearPairs = 2 * 7.5e9 / (4.0 * 32 * 4096);  // a token's products, in pairs
-
-// As muster-bench-wlb: log-normal around 2k tokens with a heavy tail.
-std::vector<int64_t> LongTail(int64_t documents) {
-  SplitMix64 random{20250323};
-  std::vector<int64_t> lengths;
-  for (int64_t i = 0; i < documents; ++i) {
-    const double u = (static_cast<double>(random.Below(1u << 30)) + 1) / (1u << 30),
-                 v = static_cast<double>(random.Below(1u << 30)) / (1u << 30);
-    const double normal = std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v);
-    int64_t n = std::max<int64_t>(8, std::llround(2000 * std::exp(1.6 * normal)));
-    for (; n > 0; n -= kContext) lengths.push_back(std::min(n, kContext));
-  }
-  return lengths;
-}
 
 // Whole documents in the order they come, as many as fit.
 std::vector<std::vector<ops::DocumentSpan>> Rows(const std::vector<int64_t>& lengths) {
@@ -94,7 +81,7 @@ bool Figure(const char* name, double value, double peer, const char* bar, bool h
 }
 
 int Main(bool quick) {
-  const std::vector<int64_t> lengths = LongTail(quick ? 20'000 : 200'000);
+  const std::vector<int64_t> lengths = LongTail(kContext, quick ? 20'000 : 200'000);
   const auto rows = Rows(lengths);
   Sum sequence, document, chosen, wlb, wlb_chosen;
   for (const std::vector<ops::DocumentSpan>& row : rows) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "trainer/data/balance.h"
+#include "trainer/data/long_tail.h"
 #include "trainer/data/packing.h"
 
 namespace muster::trainer {
@@ -35,22 +36,6 @@ double RowSeconds(const std::vector<int64_t>& lengths) {
     flops += 2 * kWeights * static_cast<double>(n) +
              kPairFlops * static_cast<double>(n) * static_cast<double>(n + 1) / 2;
   return kRowSeconds + 3 * flops / kFlopsPerSecond;
-}
-
-// Log-normal around 2k tokens with a heavy tail; what is above the context is cut into parts, as
-// the trainer does.
-std::vector<int64_t> LongTail(int64_t documents) {
-  SplitMix64 random{20250323};
-  std::vector<int64_t> lengths;
-  for (int64_t i = 0; i < documents; ++i) {
-    const double u = (static_cast<double>(random.Below(1u << 30)) + 1) / (1u << 30),
-                 v = static_cast<double>(random.Below(1u << 30)) / (1u << 30);
-    int64_t n = std::max<int64_t>(
-        8,
-        std::llround(2000 * std::exp(1.6 * std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v))));
-    for (; n > 0; n -= kContext) lengths.push_back(std::min(n, kContext));
-  }
-  return lengths;
 }
 
 struct Outcome {
@@ -148,7 +133,7 @@ Outcome Balanced(const std::vector<int64_t>& lengths, int64_t max_row_length, bo
 }
 
 int Main(bool quick) {
-  const std::vector<int64_t> lengths = LongTail(quick ? 60'000 : 600'000);
+  const std::vector<int64_t> lengths = LongTail(kContext, quick ? 60'000 : 600'000);
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   std::printf(
       "latency of a row: %.1f ms + 3 x (2 x %.1e x tokens + %.0f x pairs) / %.0e flop/s; %lld "

@@ -57,50 +57,43 @@ const Way kShared[] = {
      .cp = 2},
 };
 
-void ExpectGradientsOfOneRank(const ModelConfig& model, Way alone, Way way) {
-  double wanted_norm = 0, norm = 0;
-  const auto wanted = GradientsOf(alone, model, &wanted_norm);
-  const auto found = GradientsOf(way, model, &norm);
-  EXPECT_NEAR(norm / wanted_norm, 1, 5e-6);
-  for (const auto& [name, gradient] : wanted) {
-    const double distance = (found.at(name) - gradient).norm().item<double>(),
-                 length = gradient.norm().item<double>();
-    EXPECT_GT(length, 0) << name;
-    EXPECT_LE(distance / length, 1e-5) << name;
-  }
-}
-
 std::string NameOf(const Way& way) {
   return absl::StrCat(way.name, ", sharding ", static_cast<int>(way.sharding),
                       way.packed ? ", packed" : "");
 }
 
 TEST(Context, GradientsOfEveryParameterAreThoseOfOneRank) {
+  const ModelConfig model = WithWindows();
   for (const bool packed : {false, true}) {
+    double wanted_norm = 0;
+    const auto wanted = GradientsOf({.name = "one rank", .packed = packed}, model, &wanted_norm);
     for (const ContextSharding sharding :
          {ContextSharding::kSequence, ContextSharding::kDocument}) {
       for (Way way : kShared) {
         way.packed = packed, way.sharding = sharding;
         SCOPED_TRACE(NameOf(way));
-        ExpectGradientsOfOneRank(WithWindows(), {.name = "one rank", .packed = packed}, way);
+        ExpectGradients(way, model, wanted, wanted_norm);
       }
     }
   }
 }
 
 TEST(Context, GradientsOfExpertsAreThoseOfOneRankBalancedOrNot) {
+  const ModelConfig model = WithExperts();
   for (const BalanceKind kind : {BalanceKind::kNone, BalanceKind::kSequence, BalanceKind::kBatch}) {
+    Way alone{.name = "one rank"};
+    alone.options.balance = {kind, 0.7};
+    alone.packed = true;
+    double wanted_norm = 0;
+    const auto wanted = GradientsOf(alone, model, &wanted_norm);
     for (const int ep : {1, 2, 4}) {
-      Way alone{.name = "one rank"};
-      alone.options.balance = {kind, 0.7};
-      alone.packed = true;
       Way way{.name = "cp 2 x dp 2", .ranks = 4, .options = {.flats = Poisoned(2)}};
       way.options.balance = alone.options.balance;
       way.packed = true, way.ep = ep, way.cp = 2;
       // The loss of a batch is of all rows of a micro-batch at once: dp 2 would be another one.
       if (kind == BalanceKind::kBatch) way.ranks = 4, way.cp = 4;
       SCOPED_TRACE(absl::StrCat("ep ", ep, ", balance ", static_cast<int>(kind)));
-      ExpectGradientsOfOneRank(WithExperts(), alone, way);
+      ExpectGradients(way, model, wanted, wanted_norm);
     }
   }
 }
@@ -117,8 +110,7 @@ TEST(Context, TrainsAsOneRankDoes) {
       const Outcome found = Train(way, model);
       // Few tokens count there, and AdamW magnifies what rounding leaves of a gradient near zero.
       ExpectNear(found, wanted, packed ? 1e-5 : 2e-6);
-      for (size_t i = 0; i < wanted.weights.size(); ++i)
-        EXPECT_TRUE(at::allclose(found.weights[i], wanted.weights[i], 1e-3, 1e-4)) << i;
+      ExpectWeights(found, wanted);
     }
   }
 }

@@ -96,15 +96,7 @@ TEST(Engine, GradientsOfEveryParameterAreThoseOfOneRankInAnySlices) {
     const auto wanted = GradientsOf({.name = "one rank"}, model, &wanted_norm);
     for (const Way& way : kSliced) {
       SCOPED_TRACE(absl::StrCat(way.name, tied ? ", tied" : ""));
-      double norm = 0;
-      const auto found = GradientsOf(way, model, &norm);
-      EXPECT_NEAR(norm / wanted_norm, 1, 5e-6);
-      for (const auto& [name, gradient] : wanted) {
-        const double distance = (found.at(name) - gradient).norm().item<double>(),
-                     length = gradient.norm().item<double>();
-        EXPECT_GT(length, 0) << name;
-        EXPECT_LE(distance / length, 1e-5) << name;
-      }
+      ExpectGradients(way, model, wanted, wanted_norm);
     }
   }
 }
@@ -118,8 +110,7 @@ TEST(Engine, SlicesTrainAsOneRankDoes) {
       SCOPED_TRACE(absl::StrCat(way.name, tied ? ", tied" : "", way.scatter ? ", scattered" : ""));
       const Outcome found = Train(way, model);
       ExpectNear(found, wanted, 2e-6);
-      for (size_t i = 0; i < wanted.weights.size(); ++i)
-        EXPECT_TRUE(at::allclose(found.weights[i], wanted.weights[i], 1e-3, 1e-4)) << i;
+      ExpectWeights(found, wanted);
     }
   }
 }

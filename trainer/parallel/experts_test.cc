@@ -118,15 +118,7 @@ TEST(Experts, GradientsOfEveryParameterAreThoseOfOneRankHoweverTheyAreSharedOut)
     for (Way way : kShared) {
       SCOPED_TRACE(absl::StrCat(way.name, kind == BalanceKind::kNone ? "" : ", balanced"));
       way.options.balance = {kind, 0.7};
-      double norm = 0;
-      const auto found = GradientsOf(way, model, &norm);
-      EXPECT_NEAR(norm / wanted_norm, 1, 5e-6);
-      for (const auto& [name, gradient] : wanted) {
-        const double distance = (found.at(name) - gradient).norm().item<double>(),
-                     length = gradient.norm().item<double>();
-        EXPECT_GT(length, 0) << name;
-        EXPECT_LE(distance / length, 1e-5) << name;
-      }
+      ExpectGradients(way, model, wanted, wanted_norm);
     }
   }
 }
@@ -140,8 +132,7 @@ TEST(Experts, TrainAsOneRankDoesHoweverTheyAreSharedOut) {
     SCOPED_TRACE(absl::StrCat(way.name, way.scatter ? ", scattered" : ""));
     const Outcome found = Train(way, model);
     ExpectNear(found, wanted, 2e-6);
-    for (size_t i = 0; i < wanted.weights.size(); ++i)
-      EXPECT_TRUE(at::allclose(found.weights[i], wanted.weights[i], 1e-3, 1e-4)) << i;
+    ExpectWeights(found, wanted);
   }
 }
 

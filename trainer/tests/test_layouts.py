@@ -198,17 +198,19 @@ def test_layouts_that_cant_be_are_refused_with_those_that_can(
     assert done.returncode == 2 and wanted in done.stderr, done.stderr
 
 
+def told_of_four(trainer_bin, tmp_path, parallel: dict) -> dict:
+    """The estimate of four ranks; its memory by class."""
+    settings = resume.config(
+        tmp_path, save_steps=0, zero_stage=0, micro_batch_size=4, parallel=parallel
+    )
+    done = estimate(trainer_bin, tmp_path, settings, "--ranks", "4", "--json", "true")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    return told | {"memory": {one["class"]: one["bytes"] for one in told["memory"]}}
+
+
 def test_estimate_knows_slices(trainer_bin, tmp_path):
-    told = {}
-    for name, parallel in (("dp 4", {}), ("dp 2 x tp 2", {"tp": 2})):
-        settings = resume.config(
-            tmp_path, save_steps=0, zero_stage=0, micro_batch_size=4, parallel=parallel
-        )
-        done = estimate(trainer_bin, tmp_path, settings, "--ranks", "4", "--json", "true")
-        assert done.returncode == 0, done.stderr
-        told[name] = json.loads(done.stdout)
-        told[name]["memory"] = {one["class"]: one["bytes"] for one in told[name]["memory"]}
-    whole, sliced = told["dp 4"], told["dp 2 x tp 2"]
+    whole, sliced = (told_of_four(trainer_bin, tmp_path, p) for p in ({}, {"tp": 2}))
     assert whole["parameters"] == sliced["parameters"]
     assert whole["micro_batches"] == 1 and sliced["micro_batches"] == 2
     for name in ("weights", "gradients", "moments", "activations kept"):
@@ -219,16 +221,7 @@ def test_estimate_knows_slices(trainer_bin, tmp_path):
 
 
 def test_estimate_knows_parts_of_rows(trainer_bin, tmp_path):
-    told = {}
-    for name, parallel in (("dp 4", {}), ("cp 4", {"cp": 4})):
-        settings = resume.config(
-            tmp_path, save_steps=0, zero_stage=0, micro_batch_size=4, parallel=parallel
-        )
-        done = estimate(trainer_bin, tmp_path, settings, "--ranks", "4", "--json", "true")
-        assert done.returncode == 0, done.stderr
-        told[name] = json.loads(done.stdout)
-        told[name]["memory"] = {one["class"]: one["bytes"] for one in told[name]["memory"]}
-    whole, parts = told["dp 4"], told["cp 4"]
+    whole, parts = (told_of_four(trainer_bin, tmp_path, p) for p in ({}, {"cp": 4}))
     assert (whole["micro_batches"], parts["micro_batches"]) == (1, 4)
     for name in ("weights", "gradients", "moments"):
         assert parts["memory"][name] == whole["memory"][name], name

@@ -166,6 +166,12 @@ inline void ExpectNear(const Outcome& found, const Outcome& wanted, double bound
     EXPECT_LE(std::abs(found.losses[i] - wanted.losses[i]) / wanted.losses[i], bound) << i;
 }
 
+// As far as AdamW's steps let them differ.
+inline void ExpectWeights(const Outcome& found, const Outcome& wanted) {
+  for (size_t i = 0; i < wanted.weights.size(); ++i)
+    EXPECT_TRUE(at::allclose(found.weights[i], wanted.weights[i], 1e-3, 1e-4)) << i;
+}
+
 inline FlatOptions Stage(int stage, FlatOptions more = {}) {
   more.zero_stage = stage;
   return more;
@@ -225,6 +231,20 @@ inline std::map<std::string, at::Tensor> GradientsOf(const Way& way, const Model
       way.shard_size, way.tp, way.pp, way.options.chunks > 1, way.ep, way.cp);
   for (const auto& [name, count] : owners) EXPECT_TRUE(count.eq(1).all().item<bool>()) << name;
   return gradients;
+}
+
+// That the gradients of a step are `wanted`, those of one rank, and their norm is.
+inline void ExpectGradients(const Way& way, const ModelConfig& model,
+                            const std::map<std::string, at::Tensor>& wanted, double wanted_norm) {
+  double norm = 0;
+  const auto found = GradientsOf(way, model, &norm);
+  EXPECT_NEAR(norm / wanted_norm, 1, 5e-6);
+  for (const auto& [name, gradient] : wanted) {
+    const double distance = (found.at(name) - gradient).norm().item<double>(),
+                 length = gradient.norm().item<double>();
+    EXPECT_GT(length, 0) << name;
+    EXPECT_LE(distance / length, 1e-5) << name;
+  }
 }
 
 inline FlatOptions Poisoned(int stage) { return Stage(stage, {.poison = true}); }

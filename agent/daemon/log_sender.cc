@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "agent/shim/log_writer.h"
+#include "common/base/protocol.h"
 #include "common/base/units.h"
 
 namespace muster::agent {
@@ -55,6 +56,9 @@ void LogSender::Turn(int64_t now_ns) {
   for (auto it = readers_.begin(); it != readers_.end();)
     it = Pump(it->first, &it->second) ? std::next(it) : readers_.erase(it);
 }
+
+// The shim knows no protocol, and has a name of its own for it.
+static_assert(shim::kReports == kReportsRank);
 
 bool LogSender::Pump(uint64_t request, Reader* reader) {
   const std::string directory = state_->LogDirectory(reader->id);

@@ -9,12 +9,11 @@
 #include "cli/follow.h"
 #include "cli/render/array.h"
 #include "common/base/clock.h"
+#include "common/base/protocol.h"
 #include "common/base/units.h"
 
 namespace muster {
 namespace {
-
-constexpr int kReportsRank = -2;  // see LogsRequest.rank
 
 int Attach(Session& session, const std::string& id) {
   Interrupt interrupt;

@@ -9,4 +9,7 @@ namespace muster {
 
 inline constexpr int32_t kAgentProtocolVersion = 1;
 
+// In place of a rank where logs are asked for: what rank 0 reported (LogRequest, LogsRequest).
+inline constexpr int32_t kReportsRank = -2;
+
 }  // namespace muster

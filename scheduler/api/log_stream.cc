@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/protocol.h"
 #include "common/base/units.h"
 #include "common/spec/members.h"
 #include "scheduler/api/errors.h"
@@ -46,7 +47,6 @@ int32_t NewestTask(const JobRow& job) {
 
 std::atomic<int> g_readers{0};
 
-constexpr int32_t kReportsRank = -2;          // see LogsRequest.rank
 constexpr size_t kBacklogBytesMax = 4 << 20;  // that a reader may be behind
 constexpr size_t kAskBelowBytes = 1 << 20;    // hosts are asked again once it is less behind
 constexpr int64_t kAskedBytes = 2 << 20,

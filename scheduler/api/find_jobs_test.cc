@@ -47,7 +47,7 @@ class ListedHistory : public History {
   }
   absl::Status Scan(uint64_t before, uint64_t above,
                     const std::function<bool(const Row&)>& each) override {
-    for (auto & it : std::ranges::reverse_view(jobs_)) {
+    for (auto& it : std::ranges::reverse_view(jobs_)) {
       if (it.first >= before || it.first <= above) continue;
       if (it.second.state() == pb::JOB_STATE_UNSPECIFIED) continue;
       const pb::JobRecord& job = it.second;

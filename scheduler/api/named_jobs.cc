@@ -23,14 +23,14 @@ absl::StatusOr<FindNamed> NamedFor(const std::shared_ptr<const View>& view, Hist
       if (!asked.insert(id).second || view->state.FindJobByText(id) != nullptr) continue;
       const absl::StatusOr<std::shared_ptr<const JobRow>> job = FindJob(view, history, id);
       if (!job.ok()) return job.status();
-      if (*job != nullptr && now.Sees(**job)) past[id] = Named(view->state, **job, id);
+      if (*job != nullptr && now.Sees(**job)) past[id] = Named(**job, id);
     }
   }
   return [past = std::move(past), who = std::move(who)](
              const State& state, const std::string& id) -> std::optional<NamedJob> {
     if (const JobRow* job = state.FindJobByText(id); job != nullptr) {
       if (!Sight(state, *who).Sees(*job)) return std::nullopt;
-      return Named(state, *job, id);
+      return Named(*job, id);
     }
     const auto known = past.find(id);
     return known == past.end() ? std::nullopt : std::optional(known->second);

@@ -158,6 +158,7 @@ class Applier {
   void SetPredecessors(const pb::JobSubmitted& e, JobRow* job);
   // Derives who waits for whom from a job that awaits others, or does so no more.
   void IndexAwaited(const JobRow& job, bool awaits);
+  void IndexAwaited(const AwaitedKey& key, uint64_t number, bool awaits);
   // Those that waited for what the event ended may start, or end, too.
   void SettleSuccessors();
   void SettleSuccessor(uint64_t number, const AwaitedKey& ended);

@@ -13,11 +13,18 @@ namespace {
 
 AwaitedKey KeyOf(const Predecessor& before) { return {before.number, before.array}; }
 
+// The state of a job, or of the array that it is the first of. Of an array that goes on no member
+// is looked at: nobody asks more of it than whether it has ended.
+pb::JobState StateOf(const JobRow& job, bool whole) {
+  if (!whole) return job.state;
+  return job.ended != nullptr ? StateOfArray(*job.ended) : pb::RUNNING;
+}
+
 // nullopt: it isn't known.
 std::optional<NamedJob> FindAwaited(const State& state, const AwaitedKey& key) {
   const JobRow* job = state.FindJob(key.first);
   if (job == nullptr || (key.second && job->array != job->number)) return std::nullopt;
-  return NamedJob{key.first, key.second, key.second ? ShownState(state, *job) : job->state};
+  return NamedJob{key.first, key.second, StateOf(*job, key.second)};
 }
 
 // "cancelled: job 17 failed, and this one was to come after its success".
@@ -38,17 +45,15 @@ pb::Predecessor ToRecord(const Predecessor& before) {
   return r;
 }
 
-NamedJob Named(const State& state, const JobRow& job, std::string_view id) {
+NamedJob Named(const JobRow& job, std::string_view id) {
   const bool whole = job.array != 0 && job.member == 0 && id.find('_') == std::string_view::npos;
-  if (!whole) return {job.number, false, job.state};
-  // Of one that goes on no member is looked at: nobody asks more than whether it has ended.
-  return {job.number, true, job.ended != nullptr ? StateOfArray(*job.ended) : pb::RUNNING};
+  return {job.number, whole, StateOf(job, whole)};
 }
 
 std::optional<NamedJob> FindNamedJob(const State& state, std::string_view id) {
   const JobRow* job = state.FindJobByText(id);
   if (job == nullptr) return std::nullopt;
-  return Named(state, *job, id);
+  return Named(*job, id);
 }
 
 void SetPredecessors(const State& state, pb::JobSubmitted* submitted) {
@@ -83,19 +88,21 @@ void Applier::SetPredecessors(const pb::JobSubmitted& e, JobRow* job) {
 }
 
 void Applier::IndexAwaited(const JobRow& job, bool awaits) {
-  for (const Predecessor& before : job.awaits) {
-    std::map<AwaitedKey, std::vector<uint64_t>>& awaited = *Own(&s_.awaited_);
-    std::vector<uint64_t>& by = awaited[KeyOf(before)];
-    const auto at = std::lower_bound(by.begin(), by.end(), job.number);
-    const bool known = at != by.end() && *at == job.number;
-    MUSTER_CHECK(known != awaits);
-    if (awaits) {
-      by.insert(at, job.number);
-    } else {
-      by.erase(at);
-    }
-    if (by.empty()) awaited.erase(KeyOf(before));
+  for (const Predecessor& before : job.awaits) IndexAwaited(KeyOf(before), job.number, awaits);
+}
+
+void Applier::IndexAwaited(const AwaitedKey& key, uint64_t number, bool awaits) {
+  std::map<AwaitedKey, std::vector<uint64_t>>& awaited = *Own(&s_.awaited_);
+  std::vector<uint64_t>& by = awaited[key];
+  const auto at = std::lower_bound(by.begin(), by.end(), number);
+  const bool known = at != by.end() && *at == number;
+  MUSTER_CHECK(known != awaits);
+  if (awaits) {
+    by.insert(at, number);
+  } else {
+    by.erase(at);
   }
+  if (by.empty()) awaited.erase(key);
 }
 
 void Applier::SettleSuccessors() {
@@ -118,9 +125,8 @@ void Applier::SettleSuccessor(uint64_t number, const AwaitedKey& ended) {
   MUSTER_CHECK(!job->finished() && awaited != job->awaits.end());
   NewRound();
   if (awaited->any || (before.has_value() && before->state == pb::SUCCEEDED)) {
-    IndexAwaited(*job, false);
+    IndexAwaited(ended, number, false);
     job->awaits.erase(awaited);
-    IndexAwaited(*job, true);
     SettleJob(job);
     return;
   }

@@ -345,7 +345,7 @@ struct NamedJob {
 };
 std::optional<NamedJob> FindNamedJob(const State& state, std::string_view id);
 // Likewise of a row that State may have forgotten.
-NamedJob Named(const State& state, const JobRow& job, std::string_view id);
+NamedJob Named(const JobRow& job, std::string_view id);
 // Whom a job with this spec waits for: those named in after and after_any that have not ended.
 // What State doesn't know has ended well, or was refused before.
 void SetPredecessors(const State& state, pb::JobSubmitted* submitted);

@@ -75,7 +75,7 @@ void Applier::EndMember(const JobRow& ended) {
   status->set_end_ns(s_.now_ns_);
   const int32_t members = status->members();
   first->ended = std::move(status);
-  ended_.push_back({array, true});
+  ended_.emplace_back(array, true);
   for (int32_t m = 0; m < members; ++m) InsertFinished(array + static_cast<uint64_t>(m));
 }
 

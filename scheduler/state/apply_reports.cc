@@ -564,7 +564,7 @@ void Applier::EndJob(JobRow* job, pb::JobState state, pb::Cause cause) {
   active.erase(std::lower_bound(active.begin(), active.end(), job->number));
   IndexAwaited(*job, false);
   job->awaits.clear();
-  ended_.push_back({job->number, false});
+  ended_.emplace_back(job->number, false);
   if (job->array == 0) {
     InsertFinished(job->number);
   } else {

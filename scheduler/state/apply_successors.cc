@@ -106,7 +106,8 @@ void Applier::IndexAwaited(const AwaitedKey& key, uint64_t number, bool awaits) 
 }
 
 void Applier::SettleSuccessors() {
-  for (size_t i = 0; i < ended_.size(); ++i) {
+  // By index: settling a successor may end it, and then adds it here.
+  for (size_t i = 0; i < ended_.size(); ++i) {  // NOLINT(modernize-loop-convert)
     const AwaitedKey ended = ended_[i];
     const auto waiting = s_.awaited_->find(ended);
     if (waiting == s_.awaited_->end()) continue;

@@ -148,17 +148,23 @@ def test_the_readmes_second_example_trains_on_the_slots_that_up_declares(folder,
     with muster_up(folder, bin_dir, "--slots", "4") as muster:
         host = json.loads(muster("host", "list", "-o", "json").stdout)["hosts"][0]
         assert len(host["inventory"]["devices"]) == 4 and host["inventory"]["declared"], host
-        # Fewer steps than a reader would see, else as it stands in the README.
-        ran = muster(
-            "submit",
-            "--queue",
-            "default",
-            str(EXAMPLES / "tiny-llama.yaml"),
-            "--set",
-            "tasks[train].trainer.max_steps=12",
-            "-y",
-            timeout_s=180,
-        )
+
+        def submit():
+            """Fewer steps than a reader would see, else as it stands in the README."""
+            ran = muster(
+                "submit",
+                "--queue",
+                "default",
+                str(EXAMPLES / "tiny-llama.yaml"),
+                "--set",
+                "tasks[train].trainer.max_steps=12",
+                "-y",
+                timeout_s=180,
+            )
+            # A host asks its trainer for the schema when it has joined.
+            return None if "Try again in some seconds" in ran.stderr else ran
+
+        ran = wait_for("the host to tell the trainer's schema", submit, 60)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         job = json.loads(muster("show", "1", "-o", "json").stdout)
         assert (

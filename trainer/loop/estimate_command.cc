@@ -130,7 +130,7 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
         std::remove_if(fields.begin(), fields.end(),
                        [&](const std::string& field) { return field.starts_with(key + ":"); }),
         fields.end());
-    fields.push_back(change.text);
+    fields.emplace_back(change.text);
     if (const int64_t bytes = needed(changed); bytes <= device_bytes)
       return Remedy{absl::StrJoin(fields, ", "), bytes};
   }

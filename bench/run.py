@@ -219,6 +219,11 @@ ROWS = {
         [sys.executable, "bench/score.py"],
         900,
     ),
+    "python-runtime": (
+        "transformers' Trainer and Lightning with MusterCallback: killed, preempted, resized, resumed; losses and step time beside the undisturbed",
+        [sys.executable, "bench/python_runtime.py"],
+        1200,
+    ),
     "kai-scale": (
         "KAI Scheduler's published scale tests on 500 simulated hosts, submission to started",
         [sys.executable, "bench/kai.py"],

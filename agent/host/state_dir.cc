@@ -45,6 +45,14 @@ constexpr int kReserves = 16;
 constexpr char kSilentFile[] =
     "/logs/.silent";  // linked in the place of logs of an attempt that wrote nothing
 
+// Whether `to` is now what `from` was; an empty name is of no file.
+bool Rename(const std::string& from, const std::string& to) {
+  return !from.empty() && ::rename(from.c_str(), to.c_str()) == 0;
+}
+bool Link(const std::string& from, const std::string& to) {
+  return !from.empty() && ::link(from.c_str(), to.c_str()) == 0;
+}
+
 absl::Status Errno(int error, const std::string& what) {
   return error == 0 ? absl::OkStatus() : ErrnoStatus(error, what);
 }
@@ -413,10 +421,7 @@ absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
   if (!synced) {
     std::string name = absl::StrCat(path_, "/attempts/", kSeenPrefix, seen.epoch, "-", seen.commit);
     if (name == synced_seen_ || name == new_seen_) return absl::OkStatus();
-    const bool named = !new_seen_.empty()      ? ::rename(new_seen_.c_str(), name.c_str()) == 0
-                       : !synced_seen_.empty() ? ::link(synced_seen_.c_str(), name.c_str()) == 0
-                                               : false;
-    if (!named) {
+    if (!Rename(new_seen_, name) && !Link(synced_seen_, name)) {
       const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
       if (fd < 0) return ErrnoStatus(errno, name);
       ::close(fd);

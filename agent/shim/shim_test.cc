@@ -21,9 +21,11 @@
 #include <string_view>
 #include <thread>
 
+#include "agent/shim/act.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/exec_status.h"
 #include "agent/shim/format.h"
+#include "agent/shim/image.h"
 #include "agent/shim/isolate.h"
 #include "agent/shim/log_writer.h"
 #include "agent/shim/progress.h"
@@ -691,6 +693,9 @@ TEST(Format, EveryParserRefusesEveryPrefix) {
   exits.start_ns = 1;
   exits.end_ns = 2;
   for (int32_t rank = 0; rank < 3; ++rank) exits.exits.push_back({rank, 0, 0, 2, "", true, false});
+  ActRequest request;
+  request.user = User{1000, 1000, {1000, 20}};
+  request.job_directory = "/storage/j", request.directories = {"logs"};
   std::string error;
   const struct {
     const char* name;
@@ -721,6 +726,26 @@ TEST(Format, EveryParserRefusesEveryPrefix) {
        [&](const std::string& text) {
          std::vector<StepTimes::Row> rows;
          return ParseTimes(text, &rows, &error);
+       }},
+      {"usage", FormatUsage({5, 6, 7, 8}),
+       [&](const std::string& text) {
+         Used read;
+         return ParseUsage(text, &read, &error);
+       }},
+      {"image", FormatImage({"/image", {"/data"}, {"/lib/libcuda.so.1"}, "/work"}),
+       [&](const std::string& text) {
+         Image read;
+         return ParseImage(text, &read, &error);
+       }},
+      {"request to act", FormatActRequest(request),
+       [&](const std::string& text) {
+         ActRequest read;
+         return ParseActRequest(text, &read, &error);
+       }},
+      {"result of acting", FormatActResult({ActResult::Kind::kJobs, "no directory", "note"}),
+       [&](const std::string& text) {
+         ActResult read;
+         return ParseActResult(text, &read, &error);
        }},
       {"lines", FormatFile("some", {Line{"a"}.Add("b", 1), Line{"c"}}),
        [&](const std::string& text) {

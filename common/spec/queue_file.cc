@@ -72,10 +72,10 @@ class QueueReader {
     int64_t value = 0;
     const YamlNode* guarantee = fields.Has("guarantee") ? fields.Take("guarantee") : nullptr;
     if (guarantee != nullptr && guarantee->IsMap()) {
-      Fields cells(document_, *guarantee, fields.PathOf("guarantee"));
+      Fields pools(document_, *guarantee, fields.PathOf("guarantee"));
       int64_t total = 0;
       for (const YamlNode& cluster : guarantee->keys) {
-        if (!cells.Milli(cluster.text, &value)) continue;
+        if (!pools.Milli(cluster.text, &value)) continue;
         (*quota->mutable_guarantee_per_cluster())[cluster.text] = value;
         total += value;
       }
@@ -159,20 +159,20 @@ class QueueChecker {
                               ".", guess, " One still to come needs a SKU in the clusters file"));
       }
       int64_t total = 0;
-      const std::map<std::string, int64_t> cells(quota.guarantee_per_cluster().begin(),
+      const std::map<std::string, int64_t> pools(quota.guarantee_per_cluster().begin(),
                                                  quota.guarantee_per_cluster().end());
-      for (const auto& [cluster, milli] : cells) {
-        const std::string cell = JoinPath(path + ".guarantee", cluster);
+      for (const auto& [cluster, milli] : pools) {
+        const std::string pool = JoinPath(path + ".guarantee", cluster);
         if (!context_.clusters.empty() &&
             std::find(context_.clusters.begin(), context_.clusters.end(), cluster) ==
                 context_.clusters.end()) {
-          to_.emit(cell, absl::StrCat("no cluster \"", cluster, "\" here.",
+          to_.emit(pool, absl::StrCat("no cluster \"", cluster, "\" here.",
                                       DidYouMean(cluster, context_.clusters)));
         }
-        CheckMilli(milli, cell);
+        CheckMilli(milli, pool);
         if (milli >= 0 && milli <= kMaxMilli) total += milli;
       }
-      if (!cells.empty() && total != quota.guarantee_milli()) {
+      if (!pools.empty() && total != quota.guarantee_milli()) {
         to_.emit(path + ".guarantee",
                  absl::StrCat("the clusters' shares sum to ", FormatMilli(total), ", the total is ",
                               FormatMilli(quota.guarantee_milli())));
@@ -206,14 +206,14 @@ class QueueChecker {
   void CheckNesting(const Siblings& queues, const pb::QueueSpec& parent,
                     const std::string& parent_path) {
     std::map<std::string, __int128> total;
-    std::map<std::pair<std::string, std::string>, __int128> cells;
+    std::map<std::pair<std::string, std::string>, __int128> pools;
     std::map<std::string, std::string>
         first;  // flavour to the path of the first child that has some
     for (int i = 0; i < queues.size(); ++i) {
       for (const auto& [flavour, quota] : queues[i].quota()) {
         total[flavour] += quota.guarantee_milli();
         for (const auto& [cluster, milli] : quota.guarantee_per_cluster())
-          cells[{flavour, cluster}] += milli;
+          pools[{flavour, cluster}] += milli;
         if (quota.guarantee_milli() > 0) {
           first.emplace(flavour,
                         absl::StrCat(IndexPath(parent_path + ".queues", static_cast<size_t>(i)),
@@ -234,13 +234,13 @@ class QueueChecker {
         continue;
       }
       if (quota == parent.quota().end()) continue;
-      for (const auto& [cluster, cell_have] : quota->second.guarantee_per_cluster()) {
-        const auto cell = cells.find({flavour, cluster});
-        if (cell == cells.end() || cell->second <= cell_have) continue;
+      for (const auto& [cluster, pool_have] : quota->second.guarantee_per_cluster()) {
+        const auto pool = pools.find({flavour, cluster});
+        if (pool == pools.end() || pool->second <= pool_have) continue;
         to_.emit(absl::StrCat(parent_path, ".quota.", flavour, ".guarantee.", cluster),
                  absl::StrCat("the queues below ", parent.name(), " are guaranteed ",
-                              FormatMilli(static_cast<int64_t>(cell->second)), " in ", cluster,
-                              ", more than ", parent.name(), "'s ", FormatMilli(cell_have)));
+                              FormatMilli(static_cast<int64_t>(pool->second)), " in ", cluster,
+                              ", more than ", parent.name(), "'s ", FormatMilli(pool_have)));
       }
     }
   }
@@ -264,10 +264,10 @@ void WriteQueues(YamlWriter& out, const google::protobuf::RepeatedPtrField<pb::Q
           absl::StrAppend(&text, text.empty() ? "{" : ", ", std::string(name), ": ", value);
         };
         if (quota.guarantee_per_cluster_size() > 0) {
-          const std::map<std::string, int64_t> cells(quota.guarantee_per_cluster().begin(),
+          const std::map<std::string, int64_t> pools(quota.guarantee_per_cluster().begin(),
                                                      quota.guarantee_per_cluster().end());
           std::string list;
-          for (const auto& [cluster, milli] : cells)
+          for (const auto& [cluster, milli] : pools)
             absl::StrAppend(&list, list.empty() ? "{" : ", ", YamlScalar(cluster), ": ",
                             FormatMilli(milli));
           add("guarantee", list + "}");

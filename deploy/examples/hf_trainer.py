@@ -5,6 +5,7 @@ python3 hf_trainer.py --steps 60          # by hand: no Muster, no difference
 
 import argparse
 import json
+import os
 
 import muster_runtime
 import torch
@@ -26,10 +27,13 @@ class Counting(torch.utils.data.Dataset):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=4, help="of all ranks together")
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--losses", help="a JSON file for the loss of each step")
     options = parser.parse_args()
 
     set_seed(0)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=64,
@@ -37,14 +41,15 @@ def main() -> None:
             intermediate_size=128,
             num_hidden_layers=2,
             num_attention_heads=4,
-            attention_dropout=0.1,  # random state has to go on, too
+            attention_dropout=options.dropout,  # random state has to go on, too
         )
     )
     arguments = TrainingArguments(
         output_dir=muster_runtime.checkpoint_directory("hf_trainer"),  # Muster's
         max_steps=options.steps,
-        per_device_train_batch_size=4,
+        per_device_train_batch_size=options.batch // world,
         learning_rate=1e-3,
+        use_cpu=not torch.cuda.is_available(),  # else several ranks would train each for itself
         logging_steps=1,
         save_strategy="no",  # Muster says when
         report_to=[],

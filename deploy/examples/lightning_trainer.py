@@ -11,8 +11,6 @@ import lightning.pytorch as pl
 import torch
 from muster_runtime.lightning import MusterCallback, newest_checkpoint
 
-GLOBAL_BATCH = 16  # of all ranks together: the same steps with any number of them
-
 
 class Waves(torch.utils.data.Dataset):
     def __len__(self):
@@ -44,12 +42,13 @@ class Model(pl.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch", type=int, default=16, help="of all ranks together")
     parser.add_argument("--losses", help="a JSON file for the loss of each step")
     options = parser.parse_args()
 
     pl.seed_everything(0)
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    data = torch.utils.data.DataLoader(Waves(), batch_size=GLOBAL_BATCH // world, shuffle=False)
+    data = torch.utils.data.DataLoader(Waves(), batch_size=options.batch // world, shuffle=False)
     trainer = pl.Trainer(
         max_steps=options.steps,
         accelerator="cpu",

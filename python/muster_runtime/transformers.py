@@ -33,6 +33,12 @@ class MusterCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **_):
         muster_runtime.should_stop()  # from now on a stop is heard
         if muster_runtime.under_muster():
+            world = int(os.environ.get("WORLD_SIZE", "1"))
+            if args.world_size != world:
+                raise ValueError(
+                    f"this Trainer trains with {args.world_size} processes where WORLD_SIZE says {world}, so each would train for itself; "
+                    "on hosts without GPUs it takes TrainingArguments(use_cpu=True)"
+                )
             directory = os.path.abspath(muster_runtime.checkpoint_directory())
             if os.path.commonpath([directory, os.path.abspath(args.output_dir)]) != directory:
                 raise ValueError(

@@ -28,6 +28,19 @@ def test_all_that_is_logged_is_reported_but_for_the_summary(agent, monkeypatch):
     ]
 
 
+def test_ranks_that_would_train_each_for_itself_are_refused(agent, monkeypatch, tmp_path):
+    import muster_runtime.transformers as runtime
+    from transformers import TrainingArguments
+
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setenv("MUSTER_CHECKPOINT_DIR", str(tmp_path))
+    alone = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    runtime.MusterCallback().on_train_begin(alone, None, None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="1 processes where WORLD_SIZE says 2.*use_cpu=True"):
+        runtime.MusterCallback().on_train_begin(alone, None, None)
+
+
 def test_checkpoints_have_to_lie_where_muster_looks_for_them(agent, tmp_path):
     import muster_runtime.transformers as runtime
     from transformers import TrainingArguments

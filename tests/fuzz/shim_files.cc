@@ -1,8 +1,12 @@
 // The files between agent and shim, which outlive releases of both: what is read is written alike.
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "agent/shim/act.h"
 #include "agent/shim/format.h"
+#include "agent/shim/image.h"
+#include "agent/shim/progress.h"
 #include "common/base/check.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -21,5 +25,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   int64_t renewed_ns = 0;
   if (ParseRenewal(text, &renewed_ns, &error))
     MUSTER_CHECK(ParseRenewal(FormatRenewal(renewed_ns), &renewed_ns, &error));
+  std::vector<StepTimes::Row> times;
+  if (ParseTimes(text, &times, &error)) MUSTER_CHECK(ParseTimes(FormatTimes(times), &times, &error));
+  Image image;
+  if (ParseImage(text, &image, &error))
+    MUSTER_CHECK(ParseImage(FormatImage(image), &image, &error));
+  ActRequest request;
+  if (ParseActRequest(text, &request, &error))
+    MUSTER_CHECK(ParseActRequest(FormatActRequest(request), &request, &error));
+  ActResult result;
+  if (ParseActResult(text, &result, &error))
+    MUSTER_CHECK(ParseActResult(FormatActResult(result), &result, &error));
   return 0;
 }

@@ -49,7 +49,7 @@ run: exec {python} {words}
 TAKER = "name: taker\nqueue: prod\nworkers: {workers}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\nrun: sleep {seconds}\n"
 EXAMPLES = {  # name: (file, arguments, steps, arguments that make a step long enough to be measured)
     "transformers": ("hf_trainer.py", "--dropout 0", 900, "--batch 64"),
-    "Lightning": ("lightning_trainer.py", "", 3000, "--batch 512"),
+    "Lightning": ("lightning_trainer.py", "--lr 2e-5", 1500, "--batch 512"),
 }
 DIFFERS_MOST, COSTS_MOST_PERCENT = 1e-6, 0.5
 
@@ -91,7 +91,9 @@ class Trainings:
         def there():
             job = self.system.job(number)
             if job["state"] in ENDED:
-                raise Failed(f"job {number}: {job['state']} before step {step}: {self.said(number)}")
+                raise Failed(
+                    f"job {number}: {job['state']} before step {step}: {self.said(number)}"
+                )
             return job["state"] == "RUNNING" and max(0, self.step(number) - step + 1)
 
         return wait_for(f"step {step} of job {number}", there, 180, 0.1) + step - 1
@@ -170,10 +172,14 @@ def same_losses(trainings: Trainings, name: str, quick: bool) -> bool:
     folder = trainings.system.folder
 
     def words(losses: str) -> str:
-        return f"{ROOT}/deploy/examples/{file} --steps {steps} {arguments} --losses {folder}/{losses}"
+        return (
+            f"{ROOT}/deploy/examples/{file} --steps {steps} {arguments} --losses {folder}/{losses}"
+        )
 
     trainings.await_end(trainings.submit(f"{name.lower()}-whole", words("whole.json")))
-    number = trainings.submit(f"{name.lower()}-disturbed", words("disturbed.json"), "{min: 1, max: 2}")
+    number = trainings.submit(
+        f"{name.lower()}-disturbed", words("disturbed.json"), "{min: 1, max: 2}"
+    )
     for disturbance in ["killed"] if quick else DISTURBANCES:
         DISTURBANCES[disturbance](trainings, number)
         print(f"{name}: {disturbance}, at step {trainings.step(number)} of {steps}", flush=True)

@@ -522,12 +522,6 @@ absl::Status RunAgent(const AgentOptions& options, std::unique_ptr<StateDirector
       cgroups.described(), options.launch.as_owners ? ", jobs run as their owners" : "",
       with.inventory.enters_images() ? "" : "; images can't be entered"));
   LogInfo("attempts are kept apart", {{"by", with.inventory.isolation()}});
-  // Contract 8: nobody knows any more of what ran with a state directory that is gone; before the
-  // first Hello it is no more.
-  if (state->fresh()) {
-    if (const int ended = EndForgottenShims(state->path()); ended > 0)
-      LogWarn("ended shims of a lost state directory", {{"shims", ended}});
-  }
   absl::StatusOr<std::vector<AttemptRecord>> records = state->Load();
   if (!records.ok()) return records.status();
   std::vector<std::string> known;

@@ -28,6 +28,7 @@
 #include "agent/shim/log_writer.h"
 #include "common/base/clock.h"
 #include "common/base/files.h"
+#include "common/base/ids.h"
 #include "common/base/testing/eventually.h"
 #include "common/base/units.h"
 #include "common/pack/format.h"
@@ -464,6 +465,21 @@ TEST_F(HostTest, PortsThatTheKernelGivesToClientsAreWarnedOf) {
   const std::string log = log_of({here.last, here.last});
   EXPECT_NE(log.find("badly chosen ports"), std::string::npos) << log;
   EXPECT_EQ(log_of({here.first - 2, here.first - 1}), "");
+}
+
+TEST_F(HostTest, WhatRanWithALostDirectoryEndsBeforeTheNewOneHasItsId) {
+  const std::string path = directory_ + "/s";
+  int times = 0;
+  const StateDirectory::Making making = {
+      RandomId, [&](const std::string& of) {
+        ++times;
+        EXPECT_EQ(of, path);
+        // Who dies now does it again.
+        EXPECT_FALSE(std::filesystem::exists(path + "/state_id"));
+      }};
+  ASSERT_TRUE(StateDirectory::Open(path, making).ok());
+  ASSERT_TRUE(StateDirectory::Open(path, making).ok());
+  EXPECT_EQ(times, 1);
 }
 
 TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {

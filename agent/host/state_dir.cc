@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "agent/host/processes.h"
 #include "agent/host/shim_files.h"
 #include "agent/shim/act.h"
 #include "agent/shim/durable.h"
@@ -163,7 +164,15 @@ bool ParseDirectoryName(const std::string& name, AttemptId* id) {
   return absl::SimpleAtoi(name.substr(last + 1), &id->attempt) && IsValid(*id);
 }
 
-absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::string& path) {
+StateDirectory::Making StateDirectory::OfThisMachine() {
+  return {RandomId, [](const std::string& path) {
+            if (const int ended = EndForgottenShims(path); ended > 0)
+              LogWarn("ended shims of a lost state directory", {{"shims", ended}});
+          }};
+}
+
+absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::string& path,
+                                                                     const Making& making) {
   if (absl::Status status = MakeDirectories(path); !status.ok()) return status;
   if (absl::Status status = CheckOurs(path); !status.ok()) return status;
   std::unique_ptr<StateDirectory> directory(new StateDirectory(path));
@@ -199,8 +208,8 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   absl::StatusOr<std::string> id = ReadFile(path + "/state_id", 1024);
   if (!id.ok() && !absl::IsNotFound(id.status())) return id.status();
   if (!id.ok()) {
-    id = RandomId() + "\n";
-    directory->fresh_ = true;
+    making.end_forgotten(path);
+    id = making.new_id() + "\n";
     if (absl::Status status = WriteFileDurably(path + "/state_id", *id); !status.ok())
       return status;
   }

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,15 +38,21 @@ struct Retention {
 
 class StateDirectory final : public Files {
  public:
+  // What making a new one takes. Nobody knows any more of what ran with one that is gone: it is
+  // ended before the new one has its id, so that who dies meanwhile does it again (contract 8).
+  struct Making {
+    std::function<std::string()> new_id;
+    std::function<void(const std::string& path)> end_forgotten;
+  };
   // Makes it if missing, refuses one that isn't ours alone, locks it for life. FAILED_PRECONDITION:
-  // another agent has it.
-  static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path);
+  // another agent has it. `making`: this machine's, if left out.
+  static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(
+      const std::string& path, const Making& making = OfThisMachine());
   ~StateDirectory() override;
 
   const std::string& path() const { return path_; }
   const std::string& state_id() const { return state_id_; }
   const Seen& seen() const { return seen_; }
-  bool fresh() const { return fresh_; }  // Open has made it: nothing was there
   // Every recorded attempt. A damaged one is told in the log and comes as claimed "stopped" if
   // nobody had claimed it.
   absl::StatusOr<std::vector<AttemptRecord>> Load();
@@ -81,6 +88,7 @@ class StateDirectory final : public Files {
                        const std::string& target) override;
 
  private:
+  static Making OfThisMachine();
   explicit StateDirectory(std::string path) : path_(std::move(path)) {}
   absl::Status MakeAttemptDirectory(const AttemptId& id);
   void FillReserve();
@@ -106,7 +114,6 @@ class StateDirectory final : public Files {
   };
   std::deque<KeptLogs> kept_logs_;  // the oldest first
   int64_t kept_log_bytes_ = 0;      // of all of them
-  bool fresh_ = false;
 };
 
 std::string DirectoryName(const AttemptId& id);  // <uid>.<task>.<attempt>

@@ -88,15 +88,16 @@ class MusterCallback(Callback):
         muster_runtime.hear_alone()  # Lightning would end each rank for itself, amid a step
         self._last_step = trainer.global_step
         if self._resumed is not None:
-            self._go_on(trainer, self._resumed["now"])
+            self._go_on(trainer, self._resumed["epoch_began"], self._resumed["now"])
             self._resumed = None
 
-    def _go_on(self, trainer, now: dict | None) -> None:
+    def _go_on(self, trainer, epoch_began: dict | None, now: dict | None) -> None:
         done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         loaders = trainer.fit_loop._combined_loader.flattened
         keeps = all(hasattr(loader, "load_state_dict") for loader in loaders)
         over = done >= trainer.num_training_batches
         if not keeps and not over:
+            self._draw_epoch(trainer, loaders, epoch_began)
             self._skip(trainer, done)
         if now is not None:
             _set_random_state(now)
@@ -113,13 +114,27 @@ class MusterCallback(Callback):
         for _ in range(done):
             next(batches)
 
+    def _draw_epoch(self, trainer, loaders, began: dict | None) -> None:
+        """Lightning has drawn the order before it tells samplers which epoch it is of."""
+        if self._tell_epoch(trainer, loaders):
+            if began is not None:
+                _set_random_state(began)
+            iter(trainer.fit_loop._data_fetcher)
+
     def _draw_next_epoch(self, trainer, loaders) -> None:
         """Saved after an epoch's last batch: Lightning would begin the next one in the order of the one that is over."""
         self._epoch_began = _random_state()
-        for loader in loaders:
-            if hasattr(getattr(loader, "sampler", None), "set_epoch"):
-                loader.sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
+        self._tell_epoch(trainer, loaders)
         iter(trainer.fit_loop._data_fetcher)
+
+    @staticmethod
+    def _tell_epoch(trainer, loaders) -> bool:
+        """Whether there is a sampler whose order depends on it."""
+        samplers = [getattr(loader, "sampler", None) for loader in loaders]
+        told = [sampler for sampler in samplers if hasattr(sampler, "set_epoch")]
+        for sampler in told:
+            sampler.set_epoch(trainer.fit_loop.epoch_progress.current.processed)
+        return bool(told)
 
     # ---- each step ----
 

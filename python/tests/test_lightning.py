@@ -47,6 +47,9 @@ def test_each_rank_goes_on_with_its_own_random_state_and_from_the_end_of_an_epoc
         ("shuffle=False", "shuffle=True"),
         ("return 4096", "return 16"),  # one step an epoch
         ("torch.nn.GELU()", "torch.nn.GELU(), torch.nn.Dropout(0.2)"),
-        ("model = Model()", 'model = Model(); torch.manual_seed(int(os.environ["RANK"]))'),
+        (
+            "model = Model(options.lr)",
+            'model = Model(options.lr); torch.manual_seed(int(os.environ["RANK"]))',
+        ),
     )
     check(agent, example, tmp_path, ranks=2, kill=False)

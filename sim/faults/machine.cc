@@ -59,12 +59,14 @@ void Machine::ForgetState() {
   std::filesystem::remove_all(directory_, error);
   std::filesystem::create_directories(directory_);
   std::filesystem::permissions(directory_, std::filesystem::perms::owner_all);
-  std::ofstream(directory_ + "/state_id") << NewId() << "\n";
-  fresh_ = true;
+  next_state_id_ = NewId();
+}
+
+agent::StateDirectory::Making Machine::Making() {
+  return {[this] { return next_state_id_; }, [this](const std::string&) { EndForgottenShims(); }};
 }
 
 void Machine::EndForgottenShims() {
-  if (!std::exchange(fresh_, false)) return;
   while (!shims_.empty()) {
     ++shared_->counters["attempts that were there when their state directory was lost"];
     const std::shared_ptr<SimShim> shim = shims_.begin()->second;

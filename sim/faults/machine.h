@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "agent/host/state_dir.h"
 #include "agent/reconcile/ports.h"
 #include "common/base/fnv.h"
 #include "sim/faults/checks.h"
@@ -90,11 +91,10 @@ class Machine final : public agent::Processes {
   int64_t asleep_until_ns() const { return asleep_until_ns_; }
   // Whether the marker of an attempt would survive that.
   void MarkSynced(const agent::AttemptId& id, bool synced);
-  // A fresh, empty state directory with an id of its own.
+  // The state directory is lost: there is an empty one.
   void ForgetState();
-  // As an agent does that finds such a one (contract 8): ends what ran with the one before. Without
-  // effect from the second time on.
-  void EndForgottenShims();
+  // How an agent makes a new one there.
+  agent::StateDirectory::Making Making();
   // What is left of the names that an agent keeps commit numbers by when the power goes: not always
   // the newest (agent/host/state_dir.h).
   void LoseSeen();
@@ -115,6 +115,7 @@ class Machine final : public agent::Processes {
 
  private:
   std::string NewId();
+  void EndForgottenShims();
   int64_t BootAt(int64_t true_ns) const {
     return true_ns - began_ns_ + (true_ns - began_ns_) / 1'000'000 * drift_ppm_;
   }
@@ -134,7 +135,7 @@ class Machine final : public agent::Processes {
   int32_t next_port_ = 20000;
   std::map<agent::AttemptId, std::shared_ptr<SimShim>> shims_;  // alive
   bool dies_at_claim_ = false;
-  bool fresh_ = false;                   // no agent has come to its state directory yet
+  std::string next_state_id_;            // of the next state directory that is made
   std::set<agent::AttemptId> unsynced_;  // their markers
 };
 

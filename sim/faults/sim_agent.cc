@@ -119,9 +119,8 @@ void SimAgent::Start() {
   if (machine_->asleep()) return shared_->heap.At(machine_->asleep_until_ns(), [this] { Start(); });
   ++life_;
   absl::StatusOr<std::unique_ptr<agent::StateDirectory>> state =
-      agent::StateDirectory::Open(machine_->state_directory());
+      agent::StateDirectory::Open(machine_->state_directory(), machine_->Making());
   MUSTER_CHECK_MSG(state.ok(), state.status().ToString().c_str());
-  machine_->EndForgottenShims();
   state_ = *std::move(state);
   absl::StatusOr<std::vector<agent::AttemptRecord>> records = state_->Load();
   MUSTER_CHECK_MSG(records.ok(), records.status().ToString().c_str());

@@ -447,6 +447,7 @@ void AnnounceAll(pb::Inventory* inventory) {
   inventory->set_gives_secrets(true);
   inventory->set_unpacks(true);
   inventory->set_enters_images(true);
+  inventory->set_opens_tunnels(true);
 }
 
 std::string HowDiffers(const pb::Sku& sku, const pb::Inventory& inventory) {

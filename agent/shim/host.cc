@@ -1,11 +1,15 @@
 #include "agent/shim/host.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -38,6 +42,40 @@ std::string StateDirectoryOf(const std::string& attempt) {
 // descriptor on each closes with the exec.
 int CloseOnExecFrom(unsigned first) {
   return ::close_range(first, ~0U, CLOSE_RANGE_CLOEXEC) == 0 ? 0 : errno;
+}
+
+// "pid (any name) state ppid pgrp session ...". 0: it can't be read, or the process has ended.
+pid_t SessionOf(const std::string& process) {
+  std::string stat;
+  if (ReadSmallFile(process + "/stat", &stat) != 0) return 0;
+  const size_t name_end = stat.rfind(") ");
+  if (name_end == std::string::npos) return 0;
+  char state = 'Z';
+  int session = 0;
+  const int got = ::sscanf(stat.c_str() + name_end + 2, "%c %*d %*d %d", &state, &session);
+  return got == 2 && state != 'Z' && state != 'X' ? session : 0;
+}
+
+// By /proc, if that numbers processes as this namespace does; else only the first process group.
+int SignalMembers(pid_t number, int signal) {
+  char own[32] = "";
+  DIR* proc = ::opendir("/proc");
+  if (proc == nullptr || ::readlink("/proc/self", own, sizeof own - 1) <= 0 ||
+      std::to_string(::getpid()) != own) {
+    if (proc != nullptr) ::closedir(proc);
+    return ::kill(-number, signal) == 0 ? 1 : 0;
+  }
+  int found = 0;
+  while (const dirent* entry = ::readdir(proc)) {
+    char* end = nullptr;
+    const long pid = ::strtol(entry->d_name, &end, 10);
+    if (end == entry->d_name || *end != '\0' || pid <= 1) continue;
+    if (SessionOf(std::string("/proc/") + entry->d_name) != number) continue;
+    ::kill(static_cast<pid_t>(pid), signal);
+    ++found;
+  }
+  ::closedir(proc);
+  return found;
 }
 
 }  // namespace
@@ -126,6 +164,14 @@ struct HostProcesses::Pipes {
   }
 };
 
+// What a program gets of descriptors, and where it says how far it is.
+struct HostProcesses::Ends {
+  int in = -1, out = -1, err = -1, status = -1, exports = -1;  // in -1: /dev/null
+  bool terminal = false;
+  bool beside = false;  // a session of its own
+  volatile pid_t* number = nullptr;
+};
+
 HostProcesses::HostProcesses(const Spec& spec, const std::string& directory)
     : spec_(spec),
       state_directory_(StateDirectoryOf(directory)),
@@ -189,29 +235,15 @@ pid_t HostProcesses::Start(const Launch& launch, std::string* problem) {
     pipes.Close(1);
     return -1;
   }
-  std::vector<std::string> variables;
-  for (const EnvironmentVariable& variable : launch.env)
-    variables.push_back(variable.name + "=" + variable.value);
-  variables.push_back(std::string(kTokenVariable) + "=" + spec_.token);
-  std::vector<char*> words, entries;
-  Image image = spec_.image;
-  image.workdir = spec_.workdir;
-  const std::string entered[] = {"muster-shim", "--enter", std::to_string(pipes.status[1]),
-                                 FormatImage(image)};
-  if (own_program_ >= 0) {
-    for (const std::string& word : entered) words.push_back(const_cast<char*>(word.c_str()));
-  }
-  for (const std::string& word : launch.argv) words.push_back(const_cast<char*>(word.c_str()));
-  words.push_back(nullptr);
-  for (const std::string& variable : variables)
-    entries.push_back(const_cast<char*>(variable.c_str()));
-  entries.push_back(nullptr);
-
   RememberNumber();
   if (number_ != nullptr) *number_ = 0;
-  Cgroups left;
-  const pid_t pid = ForkInto(cgroups_, &left);
-  if (pid == 0) BecomeProgram(launch, pipes, left, words, entries);
+  Ends ends;
+  ends.out = pipes.out[1];
+  ends.err = pipes.err[1];
+  ends.status = pipes.status[1];
+  ends.exports = launch.setup ? pipes.exports[1] : -1;
+  ends.number = number_;
+  const pid_t pid = ForkProgram(launch.argv, launch.env, ends);
   if (pid < 0) *problem = std::string("launch: fork: ") + strerror(errno);
   pipes.Close(1);
   if (pid < 0) {
@@ -219,6 +251,7 @@ pid_t HostProcesses::Start(const Launch& launch, std::string* problem) {
     return -1;
   }
   ::setpgid(pid, pid);
+  if (!launch.setup) environments_[launch.rank] = launch.env;
   outputs_.AddLog(pipes.out[0], launch.rank, /*is_error=*/false);
   outputs_.AddLog(pipes.err[0], launch.rank, /*is_error=*/true);
   if (launch.setup) outputs_.AddExports(pipes.exports[0], launch.worker);
@@ -249,44 +282,139 @@ int HostProcesses::BecomeOwner(std::string* step) const {
   return GiveUpTheRest(step);
 }
 
+pid_t HostProcesses::ForkProgram(const std::vector<std::string>& argv,
+                                 const std::vector<EnvironmentVariable>& environment,
+                                 const Ends& ends) {
+  std::vector<std::string> variables;
+  for (const EnvironmentVariable& variable : environment)
+    variables.push_back(variable.name + "=" + variable.value);
+  variables.push_back(std::string(kTokenVariable) + "=" + spec_.token);
+  std::vector<char*> words, entries;
+  Image image = spec_.image;
+  image.workdir = spec_.workdir;
+  const std::string entered[] = {"muster-shim", "--enter", std::to_string(ends.status),
+                                 FormatImage(image)};
+  if (own_program_ >= 0) {
+    for (const std::string& word : entered) words.push_back(const_cast<char*>(word.c_str()));
+  }
+  for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  for (const std::string& variable : variables)
+    entries.push_back(const_cast<char*>(variable.c_str()));
+  entries.push_back(nullptr);
+  Cgroups left;
+  const pid_t pid = ForkInto(cgroups_, &left);
+  if (pid == 0) BecomeProgram(ends, left, words, entries);
+  return pid;
+}
+
+pid_t HostProcesses::StartBeside(const Beside& beside, int* status, std::string* problem) {
+  const auto found = environments_.find(beside.rank);
+  if (found == environments_.end()) {
+    *problem = "rank " + std::to_string(beside.rank) + " has not started yet";
+    return -1;
+  }
+  std::vector<EnvironmentVariable> environment = found->second;
+  if (beside.terminal && !beside.term.empty()) {
+    std::erase_if(environment, [](const auto& variable) { return variable.name == "TERM"; });
+    environment.push_back({"TERM", beside.term});
+  }
+  int pipe[2];
+  if (::pipe2(pipe, O_CLOEXEC) != 0) {
+    *problem = std::string("launch: ") + strerror(errno);
+    return -1;
+  }
+  Ends ends;
+  ends.in = beside.in;
+  ends.out = beside.out;
+  ends.err = beside.err;
+  ends.status = pipe[1];
+  ends.terminal = beside.terminal;
+  ends.beside = true;
+  ends.number = beside.number;
+  const pid_t pid = ForkProgram(beside.argv, environment, ends);
+  if (pid < 0) *problem = std::string("launch: fork: ") + strerror(errno);
+  ::close(pipe[1]);
+  if (pid < 0) {
+    ::close(pipe[0]);
+    return -1;
+  }
+  *status = pipe[0];
+  ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
+  return pid;
+}
+
+pid_t HostProcesses::ForkWithin(const std::function<void()>& work) const {
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  if (isolation_->EnterChild(self_)) work();
+  ::_exit(0);
+}
+
+int HostProcesses::SignalSession(pid_t number, int signal) const {
+  int count[2];
+  if (number <= 1 || ::pipe2(count, O_CLOEXEC) != 0) return 0;
+  const pid_t pid = ForkWithin([&] {
+    const int found = SignalMembers(number, signal);
+    if (::write(count[1], &found, sizeof found) != sizeof found) ::_exit(1);
+  });
+  ::close(count[1]);
+  int found = 0;
+  if (pid > 0) {
+    while (::read(count[0], &found, sizeof found) < 0 && errno == EINTR) {
+    }
+    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  ::close(count[0]);
+  return found;
+}
+
+// In the child. 0, or an errno.
+int HostProcesses::TakeDescriptors(const Ends& ends) const {
+  const int in = ends.in >= 0 ? ends.in : ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (::dup2(in, 0) < 0 || ::dup2(ends.out, 1) < 0 || ::dup2(ends.err, 2) < 0) return errno;
+  if (ends.terminal && ::ioctl(0, TIOCSCTTY, 0) != 0) return errno;
+  if (ends.exports >= 0 && ::dup2(ends.exports, 9) != 9) return errno;
+  if (!spec_.user.has_value()) return 0;
+  // The owner's, or nobody could open /dev/stderr.
+  for (int fd = ends.in >= 0 ? 0 : 1; fd <= 2; ++fd) {
+    if (::fchown(fd, spec_.user->uid, spec_.user->gid) != 0) return errno;
+  }
+  return CloseOnExecFrom(ends.exports >= 0 ? 10 : 3);
+}
+
 // In the child.
-void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, const Cgroups& left,
+void HostProcesses::BecomeProgram(const Ends& ends, const Cgroups& left,
                                   const std::vector<char*>& words,
                                   const std::vector<char*>& entries) const {
   const auto fail = [&](const std::string& what) {
-    TellLaunchFailure(pipes.status[1], what, errno);
+    TellLaunchFailure(ends.status, what, errno);
     ::_exit(127);
   };
   const auto fail_here = [&](const std::string& what) {
-    TellHostFailure(pipes.status[1], what, errno);
+    TellHostFailure(ends.status, what, errno);
     ::_exit(127);
   };
   if (!isolation_->EnterChild(self_)) ::_exit(127);
-  if (number_ != nullptr) *number_ = ::getpid();
+  if (ends.number != nullptr) *ends.number = ::getpid();
   if (errno = EnterCgroups(left); errno != 0) fail_here("its control group");
-  ::setpgid(0, 0);
+  if (ends.beside)
+    ::setsid();
+  else
+    ::setpgid(0, 0);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   ::signal(SIGPIPE, SIG_DFL);
-  const int null = ::open("/dev/null", O_RDONLY);
-  ::dup2(null, 0);
-  if (null > 2) ::close(null);
-  ::dup2(pipes.out[1], 1);
-  ::dup2(pipes.err[1], 2);
-  if (launch.setup && ::dup2(pipes.exports[1], 9) != 9) fail_here("setup");
+  if (errno = TakeDescriptors(ends); errno != 0) fail_here("its input and output");
   if (spec_.user.has_value()) {
     std::string step;
-    // The owner's, or nobody could open /dev/stderr.
-    if (::fchown(1, spec_.user->uid, spec_.user->gid) != 0 ||
-        ::fchown(2, spec_.user->uid, spec_.user->gid) != 0)
-      fail_here("its output");
-    if (errno = CloseOnExecFrom(launch.setup ? 10 : 3); errno != 0) fail_here("descriptors");
     if (errno = BecomeOwner(&step); errno != 0)
       fail_here("to become uid " + std::to_string(spec_.user->uid) + ": " + step);
   }
   ::umask(spec_.umask);
-  if (own_program_ >= 0) BecomeEntrant(pipes, words, entries);
+  if (own_program_ >= 0) BecomeEntrant(ends.status, words, entries);
   if (!spec_.workdir.empty() && ::chdir(spec_.workdir.c_str()) != 0)
     fail("workdir " + spec_.workdir);
   environ = const_cast<char**>(entries.data());  // execvp looks along the job's PATH, not ours
@@ -302,14 +430,14 @@ void HostProcesses::BecomeProgram(const Launch& launch, const Pipes& pipes, cons
 
 // In the child. By an exec: the process that enters the image has nothing of the shim's in its
 // memory, and may be looked at by its user, as the kernel wants for the maps of a user namespace.
-void HostProcesses::BecomeEntrant(const Pipes& pipes, const std::vector<char*>& words,
+void HostProcesses::BecomeEntrant(int status, const std::vector<char*>& words,
                                   const std::vector<char*>& entries) const {
-  if (::fcntl(pipes.status[1], F_SETFD, 0) == 0)
+  if (::fcntl(status, F_SETFD, 0) == 0)
     ::syscall(SYS_execveat, own_program_, "", words.data(), entries.data(), AT_EMPTY_PATH);
   if (errno == E2BIG) {
-    TellLaunchFailure(pipes.status[1], "exec with its words and environment", errno);
+    TellLaunchFailure(status, "exec with its words and environment", errno);
   } else {
-    TellHostFailure(pipes.status[1], "muster-shim", errno);
+    TellHostFailure(status, "muster-shim", errno);
   }
   ::_exit(127);
 }

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -61,6 +62,18 @@ class BootTimer {
   bool set_ = false;
 };
 
+// A command beside the attempt's workers, of a tunnel (tunnels.h): as a process of that rank, but
+// with these descriptors, which stay the caller's, and in a session of its own.
+struct Beside {
+  int32_t rank = 0;
+  std::vector<std::string> argv;
+  int in = -1, out = -1, err = -1;
+  bool terminal = false;  // they are one, and become its session's
+  std::string term;       // TERM, with a terminal
+  // Gets its number in its namespace before its exec; in memory that it shares.
+  volatile pid_t* number = nullptr;
+};
+
 class HostProcesses final : public Processes {
  public:
   HostProcesses(const Spec& spec, const std::string& directory);
@@ -93,15 +106,29 @@ class HostProcesses final : public Processes {
   void EndAll() override;
   bool SetDeadline(int64_t boot_ns) override;
 
+  // -1: it can't be, and `*problem` says why. `*status`: for ReadLaunch; the caller closes it.
+  pid_t StartBeside(const Beside& beside, int* status, std::string* problem);
+  // A child of the shim's in the attempt's namespaces, and still root's where the shim is, that
+  // does this and ends. -1: errno says why.
+  pid_t ForkWithin(const std::function<void()>& work) const;
+  // To all processes of the session that began with this number, as the namespace numbers them.
+  // How many there were.
+  int SignalSession(pid_t number, int signal) const;
+  const std::optional<User>& user() const { return spec_.user; }
+
  private:
   struct Pipes;
+  struct Ends;
   int BecomeOwner(std::string* step) const;
   bool SignalInNamespace(pid_t group, int signal) const;
   void RememberNumber();
-  [[noreturn]] void BecomeProgram(const Launch& launch, const Pipes& pipes, const Cgroups& left,
+  pid_t ForkProgram(const std::vector<std::string>& argv,
+                    const std::vector<EnvironmentVariable>& environment, const Ends& ends);
+  int TakeDescriptors(const Ends& ends) const;
+  [[noreturn]] void BecomeProgram(const Ends& ends, const Cgroups& left,
                                   const std::vector<char*>& words,
                                   const std::vector<char*>& entries) const;
-  [[noreturn]] void BecomeEntrant(const Pipes& pipes, const std::vector<char*>& words,
+  [[noreturn]] void BecomeEntrant(int status, const std::vector<char*>& words,
                                   const std::vector<char*>& entries) const;
 
   const Spec& spec_;
@@ -113,7 +140,8 @@ class HostProcesses final : public Processes {
   BootTimer deadline_;  // the keeper's, who does without disks
   std::unique_ptr<Isolation> isolation_;
   std::optional<Measured> used_;  // in all, once EndAll has ended them
-  pid_t launched_ = -1;           // the process that launch_status_ is of
+  std::map<int32_t, std::vector<EnvironmentVariable>> environments_;  // by rank, of those started
+  pid_t launched_ = -1;  // the process that launch_status_ is of
   int launch_status_ = -1;
   std::string launch_said_;
   // Of another user's processes: by their numbers here, those in their namespace. The newest says

@@ -51,11 +51,16 @@ class Loop {
   // The process that Processes::Start made has reached its exec, or says why not.
   void OnExec(pid_t pid, std::string problem);
   void OnEnded(pid_t pid, int exit_code, int signal);
+  // Processes beside the attempt's have: if the kernel killed them for memory, that says nothing of
+  // the attempt's.
+  void OnOthersEnded() { KilledForMemory(); }
   // The waiting itself has failed: what runs can't be looked after.
   void OnBlind();
 
   Wake Turn();
   bool Over() const { return phase_ == Phase::kOver; }
+  // No process of it is left, and none will be.
+  bool ended() const { return phase_ != Phase::kRunning; }
 
   const Rules& rules() const { return rules_; }
   bool fenced() const { return fenced_; }

@@ -23,6 +23,7 @@
 #include "agent/shim/loop.h"
 #include "agent/shim/progress.h"
 #include "agent/shim/times.h"
+#include "agent/shim/tunnels.h"
 
 namespace muster::shim {
 namespace {
@@ -128,8 +129,10 @@ class Driver {
  public:
   Driver(const std::string& directory, const Spec& spec, Log* log)
       : log_(log),
+        directory_(directory),
         files_(directory),
         processes_(spec, directory),
+        tunnels_(&processes_, log),
         progress_(spec.progress_socket, spec.user),
         fenced_(spec.fence_after_ns > 0),
         loop_(spec, {&clock_, &files_, &processes_, log}) {}
@@ -143,6 +146,7 @@ class Driver {
       log_->Say(std::string("cannot start: ") + strerror(errno));
       return kShimFailed;
     }
+    tunnels_.Listen(directory_);
     if (const std::string problem = processes_.Open(); !problem.empty()) {
       log_->Say("cannot start: " + problem);
       return kShimFailed;
@@ -152,7 +156,10 @@ class Driver {
       return claimed == Loop::Claimed::kFailed ? kShimFailed : kShimNotClaimed;
     }
     loop_.Begin();
-    for (Wake wake = loop_.Turn(); !loop_.Over(); wake = loop_.Turn()) WaitAndTell(wake);
+    for (Wake wake = loop_.Turn(); !loop_.Over(); wake = loop_.Turn()) {
+      if (loop_.ended()) tunnels_.EndAll();
+      WaitAndTell(wake);
+    }
     return kShimDone;
   }
 
@@ -179,10 +186,12 @@ class Driver {
 
   void WaitAndTell(Wake wake) {
     const int64_t now_ns = clock_.BootNs();
+    wake.at_ns = std::min(wake.at_ns, tunnels_.Turn(now_ns));
     if (!SetAlarm(wake.alarm_ns)) wake.at_ns = std::min(wake.at_ns, now_ns + kFenceInterval);
     std::vector<pollfd> polled = {
         {signals_, POLLIN, 0}, {alarm_.fd(), POLLIN, 0}, {progress_.fd(), POLLIN, 0}};
     processes_.AddTo(&polled);
+    tunnels_.AddTo(&polled);
     const int timeout_ms =
         wake.at_ns == kNever
             ? -1
@@ -203,13 +212,22 @@ class Driver {
     const std::vector<HostProcesses::Ended> ended = processes_.Reap();
     if (auto launched = processes_.Launched(); launched.has_value())
       loop_.OnExec(launched->first, std::move(launched->second));
-    for (const HostProcesses::Ended& end : ended) loop_.OnEnded(end.pid, end.exit_code, end.signal);
+    size_t beside = 0;
+    for (const HostProcesses::Ended& end : ended) {
+      if (tunnels_.Ended(end.pid, end.exit_code, end.signal))
+        ++beside;
+      else
+        loop_.OnEnded(end.pid, end.exit_code, end.signal);
+    }
+    if (beside > 0 && beside == ended.size()) loop_.OnOthersEnded();
   }
 
   Log* const log_;
+  const std::string directory_;
   HostClock clock_;
   HostFiles files_;
   HostProcesses processes_;
+  Tunnels tunnels_;
   ProgressSocket progress_;
   const bool fenced_;
   Loop loop_;

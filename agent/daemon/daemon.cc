@@ -28,6 +28,7 @@
 #include "agent/daemon/identity_keeper.h"
 #include "agent/daemon/loop.h"
 #include "agent/daemon/ports.h"
+#include "agent/daemon/tunnel_carrier.h"
 #include "agent/host/host_check.h"
 #include "agent/host/inventory.h"
 #include "agent/host/unit.h"
@@ -228,6 +229,7 @@ class Agent final : public Link {
 
  private:
   void StartThreads();
+  void OpenTunnel(const v1::OpenTunnel& open);
   void LookAtGpus();
   std::vector<DiskUser> DiskUsers() const;
   void Renewed();
@@ -263,6 +265,7 @@ class Agent final : public Link {
   std::unique_ptr<HostCheck> check_;
   std::unique_ptr<DiskGuard> disks_;
   std::unique_ptr<IdentityKeeper> keeper_;
+  std::unique_ptr<TunnelCarrier> tunnels_;
   std::unique_ptr<Connection> connection_;  // last: its thread posts to us
 };
 
@@ -281,6 +284,7 @@ Agent::Agent(const AgentOptions& options, std::unique_ptr<StateDirectory> state,
   const std::string identity_file = options_.identity.has_value() ? options_.identity_file : "";
   const Source source{options_.server, TrustOf(options_), identity_file};
   processes_.FetchBy(PackFetcher(source), SecretFetcher(source));
+  tunnels_ = std::make_unique<TunnelCarrier>(source);
 }
 
 absl::Status Agent::Open() {
@@ -309,7 +313,8 @@ absl::Status Agent::Open() {
       AgentLoop::Ports{&clock_, this, &shims_, state_.get(), &processes_, state_.get(), &storage_,
                        [this](const v1::CheckHost& check, const v1::Inventory& inventory) {
                          return check_->Begin(check, inventory);
-                       }},
+                       },
+                       [this](const v1::OpenTunnel& open) { OpenTunnel(open); }},
       std::move(records_));
   return absl::OkStatus();
 }
@@ -328,12 +333,23 @@ Agent::~Agent() {
     connection.swap(connection_);
   }
   connection.reset();
+  tunnels_.reset();
   keeper_.reset();
   for (std::thread* thread : {&schema_, &devices_, &gpus_}) {
     if (thread->joinable()) thread->join();
   }
   for (const int fd : {epoll_, inbox_ready_}) {
     if (fd >= 0) ::close(fd);
+  }
+}
+
+void Agent::OpenTunnel(const v1::OpenTunnel& open) {
+  const AttemptId id = IdOf(open.key());
+  const AttemptRecord* record = IsValid(id) ? loop_->attempts().Find(id) : nullptr;
+  if (record == nullptr || record->gone() || record->claim != Claim::kStarted) {
+    tunnels_->Open(open, absl::FailedPreconditionError("the attempt doesn't run on its host"));
+  } else {
+    tunnels_->Open(open, state_->AttemptDirectory(id));
   }
 }
 

@@ -26,23 +26,6 @@ namespace {
 constexpr std::chrono::seconds kCall(10);
 constexpr std::chrono::milliseconds kFirstPause(200), kLongestPause(5'000);
 
-// UNAVAILABLE: nobody serves there that may be talked to.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const Source& source) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  if (source.identity_file.empty()) {
-    const std::string path(absl::StripPrefix(source.server, "unix://"));
-    if (std::string why = WhyNotServedLocally(path, source.trust); !why.empty())
-      return absl::UnavailableError(std::move(why));
-    return grpc::CreateCustomChannel(absl::StrCat("unix:", path),
-                                     grpc::InsecureChannelCredentials(), arguments);
-  }
-  const absl::StatusOr<Identity> identity = LoadIdentity(source.identity_file);
-  if (!identity.ok()) return absl::FailedPreconditionError(identity.status().message());
-  return DialWith(*identity, std::move(arguments));
-}
-
 // Whether it may be answered otherwise in a moment: nobody was there, or there was too much to do.
 bool MayPass(const grpc::Status& status) {
   switch (status.error_code()) {
@@ -172,6 +155,22 @@ absl::StatusOr<int> FetchPackOf(const Source& source, const v1::AttemptKey& key,
 }
 
 }  // namespace
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const Source& source) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  if (source.identity_file.empty()) {
+    const std::string path(absl::StripPrefix(source.server, "unix://"));
+    if (std::string why = WhyNotServedLocally(path, source.trust); !why.empty())
+      return absl::UnavailableError(std::move(why));
+    return grpc::CreateCustomChannel(absl::StrCat("unix:", path),
+                                     grpc::InsecureChannelCredentials(), arguments);
+  }
+  const absl::StatusOr<Identity> identity = LoadIdentity(source.identity_file);
+  if (!identity.ok()) return absl::FailedPreconditionError(identity.status().message());
+  return DialWith(*identity, std::move(arguments));
+}
 
 FetchPack PackFetcher(Source source) {
   return [source = std::move(source)](const v1::AttemptKey& key, const std::string& digest) {

@@ -2,9 +2,13 @@
 // their own: the agent's stream is for commands.
 #pragma once
 
+#include <grpcpp/channel.h>
+
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "agent/daemon/served.h"
 #include "agent/host/processes.h"
 
@@ -19,6 +23,9 @@ struct Source {
   std::string identity_file;
   int64_t patience_ns = kFetchPatienceNs;
 };
+
+// UNAVAILABLE: nobody serves there that may be talked to. FAILED_PRECONDITION: this host can't ask.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const Source& source);
 
 FetchPack PackFetcher(Source source);
 FetchSecrets SecretFetcher(Source source);

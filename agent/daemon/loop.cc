@@ -126,6 +126,9 @@ void AgentLoop::OnMessage(uint64_t generation, const v1::SchedulerMessage& messa
       if (in_session() && ports_.check_host && ports_.check_host(message.check_host(), inventory_))
         check_session_ = message.session().session();
       return;
+    case v1::SchedulerMessage::kOpenTunnel:
+      if (in_session() && ports_.open_tunnel) ports_.open_tunnel(message.open_tunnel());
+      return;
     case v1::SchedulerMessage::kLogCancel:
       if (in_session()) logs_.Cancel(message.log_cancel().request());
       return;

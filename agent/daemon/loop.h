@@ -46,6 +46,8 @@ class AgentLoop final : public Sender {
     // Begins a check beside the loop, which OnChecked ends; false: one is under way. Null: this
     // host can't be checked, and says so.
     std::function<bool(const v1::CheckHost&, const v1::Inventory&)> check_host;
+    // Joins a tunnel to an attempt of this host's, or says there why not. Null: none are opened.
+    std::function<void(const v1::OpenTunnel&)> open_tunnel;
   };
 
   // `records`: what `state` held at start. All outlive this object.

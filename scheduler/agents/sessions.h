@@ -25,6 +25,7 @@
 #include "common/base/ids.h"
 #include "muster/v1/agent.pb.h"
 #include "scheduler/agents/live_usage.h"
+#include "scheduler/agents/open_tunnels.h"
 #include "scheduler/agents/stragglers.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/ports.h"
@@ -101,6 +102,10 @@ class Sessions : public AgentLink {
   uint64_t RequestLogs(const std::string& cluster, const std::string& host, pb::LogRequest request,
                        LogSink sink, int64_t wait_ns);
   void CancelLogs(uint64_t request);
+
+  // Asks a host to join a tunnel. False: it isn't connected.
+  bool OpenTunnel(const std::string& cluster, const std::string& host, pb::OpenTunnel open);
+  OpenTunnels* tunnels() { return &tunnels_; }
 
   // SessionOptions::how_differs.
   std::string HowDiffers(const std::string& cluster, const std::string& host,
@@ -222,6 +227,7 @@ class Sessions : public AgentLink {
   int64_t proved_ns_ = started_ns_;  // BootNs of the newest commit that was made to prove it
   Stragglers stragglers_;
   LiveUsage usage_;
+  OpenTunnels tunnels_;
   std::map<HostId, std::set<std::string>> told_quarantines_;  // in the log
   bool restored_ = false;  // an agent has seen what this store doesn't have
 };

@@ -1,4 +1,4 @@
-// Sessions: output of programs, asked of their hosts.
+// Sessions: output of programs, and tunnels to them, asked of their hosts.
 #include <utility>
 
 #include "scheduler/agents/sessions.h"
@@ -23,6 +23,18 @@ uint64_t Sessions::RequestLogs(const std::string& cluster, const std::string& ho
   *message.mutable_log_request() = request;
   SendOn(it->second.session.get(), std::move(message));
   return number;
+}
+
+bool Sessions::OpenTunnel(const std::string& cluster, const std::string& host,
+                          pb::OpenTunnel open) {
+  std::lock_guard lock(mutex_);
+  const auto it = hosts_.find(Name(cluster, host));
+  if (it == hosts_.end() || it->second.session == nullptr || !it->second.session->welcomed)
+    return false;
+  pb::SchedulerMessage message;
+  *message.mutable_open_tunnel() = std::move(open);
+  SendOn(it->second.session.get(), std::move(message));
+  return true;
 }
 
 void Sessions::CancelLogs(uint64_t request) {

@@ -9,6 +9,7 @@
 #include "scheduler/api/errors.h"
 #include "scheduler/api/queued_writer.h"
 #include "scheduler/api/services.h"
+#include "scheduler/api/tunnel_stream.h"
 #include "scheduler/store/packs.h"
 #include "scheduler/store/secrets.h"
 
@@ -110,6 +111,7 @@ void StreamHandle::End(const absl::Status& status) {
 AgentServiceImpl::AgentServiceImpl(const ApiContext* context, const Door* door)
     : GuardedService(context->guard, door), context_(context) {
   BidiStream("AgentService/Connect", &AgentServiceImpl::Connect);
+  BidiStream("AgentService/Carry", &AgentServiceImpl::Carry);
   Unary("AgentService/ReadPack", &AgentServiceImpl::ReadPack);
   Unary("AgentService/ReadSecrets", &AgentServiceImpl::ReadSecrets);
 }
@@ -117,6 +119,15 @@ AgentServiceImpl::AgentServiceImpl(const ApiContext* context, const Door* door)
 Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContext* call) {
   const auto stream = std::make_shared<Stream>(context_->sessions, caller.who().cluster,
                                                caller.who().host, door()->Explainer(*call));
+  stream->Begin();
+  return stream.get();
+}
+
+grpc::ServerBidiReactor<pb::TunnelOutput, pb::TunnelInput>* AgentServiceImpl::Carry(
+    const Caller& caller, grpc::CallbackServerContext* call) {
+  const auto stream =
+      std::make_shared<HostTunnel>(context_->sessions->tunnels(), caller.who().cluster,
+                                   caller.who().host, door()->Explainer(*call));
   stream->Begin();
   return stream.get();
 }

@@ -13,6 +13,8 @@ class AgentServiceImpl : public GuardedService {
   AgentServiceImpl(const ApiContext* context, const Door* door);
   grpc::ServerBidiReactor<pb::AgentMessage, pb::SchedulerMessage>* Connect(
       const Caller& caller, grpc::CallbackServerContext* call);
+  grpc::ServerBidiReactor<pb::TunnelOutput, pb::TunnelInput>* Carry(
+      const Caller& caller, grpc::CallbackServerContext* call);
   grpc::ServerUnaryReactor* ReadSecrets(const Caller& caller, grpc::CallbackServerContext* call,
                                         const pb::ReadSecretsRequest* request,
                                         pb::ReadSecretsResponse* response);

@@ -11,6 +11,7 @@
 #include <grpcpp/impl/service_type.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <functional>
 #include <set>
 #include <string>
 
@@ -34,6 +35,11 @@ inline grpc::Status RefusalOf(const absl::Status& status) {
              ? NotNow(std::string(status.message()), "BUSY")
              : ToGrpc(status);
 }
+
+// Guard::Admit by a stream's first message, which has to live as long as the Caller changes
+// anything.
+template <typename Request>
+using AdmitFirst = std::function<absl::StatusOr<Caller>(const Request& first)>;
 
 class GuardedService : public grpc::Service {
  public:
@@ -92,6 +98,30 @@ class GuardedService : public grpc::Service {
               if (caller.ok()) return (static_cast<Self*>(this)->*handler)(*caller, call);
               return new RefusedStream<grpc::ServerBidiReactor<Request, Response>>(
                   RefusalOf(caller.status()));
+            }));
+  }
+
+  // A stream whose policy is about its first message. The handler gets no Caller before it has read
+  // that and shown it to AdmitFirst, on this same call.
+  template <typename Self, typename Request, typename Response>
+  void BidiStreamByFirst(const char* name,
+                         grpc::ServerBidiReactor<Request, Response>* (Self::*handler)(
+                             AdmitFirst<Request>, grpc::CallbackServerContext*)) {
+    const MethodPolicy& method = MethodOf<Request, Response>(name, true, true);
+    Serve(
+        method, grpc::internal::RpcMethod::BIDI_STREAMING,
+        new grpc::internal::CallbackBidiHandler<Request, Response>(
+            [this, &method, handler](
+                grpc::CallbackServerContext* call) -> grpc::ServerBidiReactor<Request, Response>* {
+              // Who is nobody here is told so at once.
+              if (const auto who = door_->WhoCalls(*call); !who.ok())
+                return new RefusedStream<grpc::ServerBidiReactor<Request, Response>>(
+                    RefusalOf(who.status()));
+              return (static_cast<Self*>(this)->*handler)(
+                  [this, &method, call](const Request& first) {
+                    return Admit(method, *call, first);
+                  },
+                  call);
             }));
   }
 

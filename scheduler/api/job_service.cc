@@ -16,6 +16,7 @@
 #include "scheduler/api/secret_service.h"
 #include "scheduler/api/services.h"
 #include "scheduler/api/submit.h"
+#include "scheduler/api/tunnel_stream.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/explain.h"
 #include "scheduler/ask/simulate.h"
@@ -151,6 +152,8 @@ JobServiceImpl::JobServiceImpl(const ApiContext* context, WatchHub* hub, const D
   ServerStream("JobService/Watch", &JobServiceImpl::Watch);
   Unary("JobService/Cancel", &JobServiceImpl::Cancel);
   ServerStream("JobService/Logs", &JobServiceImpl::Logs);
+  BidiStreamByFirst("JobService/Exec", &JobServiceImpl::Exec);
+  BidiStreamByFirst("JobService/Forward", &JobServiceImpl::Forward);
   Unary("JobService/Explain", &JobServiceImpl::Explain);
   Unary("JobService/Simulate", &JobServiceImpl::Simulate);
 }
@@ -398,6 +401,22 @@ grpc::ServerWriteReactor<pb::LogsResponse>* JobServiceImpl::Logs(const Caller& c
                                                                  const pb::LogsRequest* request) {
   const auto stream = std::make_shared<LogStream>(context_, hub_, *request, caller);
   stream->KeepAlive(stream);
+  stream->Begin();
+  return stream.get();
+}
+
+grpc::ServerBidiReactor<pb::TunnelInput, pb::TunnelOutput>* JobServiceImpl::Exec(
+    AdmitFirst<pb::TunnelInput> admit, grpc::CallbackServerContext* call) {
+  const auto stream = std::make_shared<UserTunnel>(context_, hub_, std::move(admit),
+                                                   door()->Explainer(*call), /*command=*/true);
+  stream->Begin();
+  return stream.get();
+}
+
+grpc::ServerBidiReactor<pb::TunnelInput, pb::TunnelOutput>* JobServiceImpl::Forward(
+    AdmitFirst<pb::TunnelInput> admit, grpc::CallbackServerContext* call) {
+  const auto stream = std::make_shared<UserTunnel>(context_, hub_, std::move(admit),
+                                                   door()->Explainer(*call), /*command=*/false);
   stream->Begin();
   return stream.get();
 }

@@ -71,6 +71,10 @@ class JobServiceImpl : public GuardedService {
   grpc::ServerUnaryReactor* Simulate(const Caller& caller, grpc::CallbackServerContext* call,
                                      const pb::SimulateRequest* request,
                                      pb::SimulateResponse* response);
+  grpc::ServerBidiReactor<pb::TunnelInput, pb::TunnelOutput>* Exec(
+      AdmitFirst<pb::TunnelInput> admit, grpc::CallbackServerContext* call);
+  grpc::ServerBidiReactor<pb::TunnelInput, pb::TunnelOutput>* Forward(
+      AdmitFirst<pb::TunnelInput> admit, grpc::CallbackServerContext* call);
 
  private:
   const ApiContext* const context_;

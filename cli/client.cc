@@ -138,6 +138,27 @@ absl::Status ReadStream(const Interrupt* interrupt, const std::function<bool(con
   return enough ? absl::OkStatus() : status;
 }
 
+class GrpcTunnel final : public TunnelCall {
+ public:
+  using Stream = grpc::ClientReaderWriter<pb::TunnelInput, pb::TunnelOutput>;
+  GrpcTunnel(const Interrupt* interrupt,
+             const std::function<std::unique_ptr<Stream>(grpc::ClientContext*)>& open)
+      : stream_(open(&context_)),
+        cancel_(std::make_unique<CancelOnInterrupt>(&context_, interrupt)) {}
+  bool Write(const pb::TunnelInput& input) override { return stream_->Write(input); }
+  bool Read(pb::TunnelOutput* output) override { return stream_->Read(output); }
+  void Cancel() override { context_.TryCancel(); }
+  absl::Status Finish() override {
+    cancel_.reset();
+    return FromGrpc(stream_->Finish());
+  }
+
+ private:
+  grpc::ClientContext context_;
+  const std::unique_ptr<Stream> stream_;
+  std::unique_ptr<CancelOnInterrupt> cancel_;
+};
+
 constexpr std::chrono::milliseconds kRepeat(6000), kFirstPause(100), kLongestPauseAway(400);
 
 // Again for some seconds while the server is away, or says that it can't answer yet, or
@@ -296,6 +317,16 @@ absl::StatusOr<pb::SimulateResponse> Client::Simulate(const pb::SimulateRequest&
 
 absl::StatusOr<pb::ApplyQueuesResponse> Client::ApplyQueues(const pb::ApplyQueuesRequest& request) {
   return Call(stubs_->queues, &pb::QueueService::Stub::Apply, request);
+}
+
+std::unique_ptr<TunnelCall> Client::Exec(const Interrupt* interrupt) {
+  return std::make_unique<GrpcTunnel>(
+      interrupt, [this](grpc::ClientContext* context) { return stubs_->jobs.Exec(context); });
+}
+
+std::unique_ptr<TunnelCall> Client::Forward(const Interrupt* interrupt) {
+  return std::make_unique<GrpcTunnel>(
+      interrupt, [this](grpc::ClientContext* context) { return stubs_->jobs.Forward(context); });
 }
 
 absl::StatusOr<pb::Queue> Client::GetQueue(const std::string& path) {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cli/interrupt.h"
+#include "cli/tunnel.h"
 #include "muster/v1/access_service.pb.h"
 #include "muster/v1/cluster_service.pb.h"
 #include "muster/v1/job_service.pb.h"
@@ -55,6 +56,10 @@ class Client {
                      const std::function<bool(const pb::WatchJobResponse&)>& on);
   absl::Status Logs(const pb::LogsRequest& request, const Interrupt* interrupt,
                     const std::function<bool(const pb::LogsResponse&)>& on);
+
+  // Both are cancelled once the interrupt is pending; it has to outlive the call.
+  std::unique_ptr<TunnelCall> Exec(const Interrupt* interrupt);
+  std::unique_ptr<TunnelCall> Forward(const Interrupt* interrupt);
 
   absl::StatusOr<pb::ExplainResponse> Explain(const pb::ExplainRequest& request);
   absl::StatusOr<pb::SimulateResponse> Simulate(const pb::SimulateRequest& request);

@@ -21,6 +21,7 @@ enum ExitCode {
   kExitWouldEvict = 7,   // --detailed-exitcode
   kExitCancelled = 8,    // the job was
   kExitTimeout = 124,    // wait --timeout
+  kExitCutOff = 125,     // exec: its command was
   kExitInterrupted = 130,
 };
 

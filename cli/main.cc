@@ -111,6 +111,7 @@ int Main(Session& session, int argc, char** argv) {
   AddJobs(root, session);
   AddCheckpoints(root, session);
   AddFollow(root, session);
+  AddExec(root, session);
   AddExplain(root, session);
   AddTop(root, session);
   AddQueue(root, session);

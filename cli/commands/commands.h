@@ -16,6 +16,7 @@ void AddRun(CLI::App& root, Session& session);          // run -- CMD
 void AddJobs(CLI::App& root, Session& session);         // jobs, history, show
 void AddCheckpoints(CLI::App& root, Session& session);  // checkpoints list
 void AddFollow(CLI::App& root, Session& session);       // attach, wait, cancel, logs
+void AddExec(CLI::App& root, Session& session);         // exec, forward
 void AddQueue(CLI::App& root, Session& session);        // queue list, show, apply, diff
 void AddFleet(CLI::App& root,
               Session& session);  // cluster, host: list, show, drain, resume; host confirm-off

@@ -1,0 +1,299 @@
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <list>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "cli/commands/commands.h"
+#include "cli/tunnel.h"
+#include "common/base/files.h"
+
+namespace muster {
+namespace {
+
+constexpr int kSignalled = 128;
+constexpr size_t kConnections = 128;
+constexpr int kMostPort = 65'535;
+
+std::atomic<int> g_resized{-1};
+
+void OnResized(int) {
+  const int saved = errno;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(g_resized.load(), &one, sizeof one);
+  errno = saved;
+}
+
+// Standard input as the far terminal wants it: each key at once, Ctrl+C too. Before the process
+// ends it is as it was.
+class RawTerminal {
+ public:
+  RawTerminal() = default;
+  ~RawTerminal() {
+    if (raw_) tcsetattr(STDIN_FILENO, TCSADRAIN, &before_);
+    if (resized_ < 0) return;
+    signal(SIGWINCH, SIG_DFL);
+    g_resized = -1;
+    close(resized_);
+  }
+  RawTerminal(const RawTerminal&) = delete;
+  RawTerminal& operator=(const RawTerminal&) = delete;
+
+  int WatchSize() {
+    resized_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    g_resized = resized_;
+    signal(SIGWINCH, OnResized);
+    return resized_;
+  }
+  void Begin() {
+    if (tcgetattr(STDIN_FILENO, &before_) != 0) return;
+    termios raw = before_;
+    cfmakeraw(&raw);
+    raw_ = tcsetattr(STDIN_FILENO, TCSADRAIN, &raw) == 0;
+  }
+
+ private:
+  bool raw_ = false;
+  termios before_ = {};
+  int resized_ = -1;
+};
+
+struct ExecOptions {
+  std::string id, task, attempt = "current";
+  int rank = 0;
+  bool terminal = false, input = false;
+  std::vector<std::string> command;
+};
+
+int CodeOf(Session& session, const TunnelOutcome& outcome) {
+  const pb::TunnelEnd& end = outcome.end;
+  if (outcome.ended && end.error().empty())
+    return end.signal() != 0 ? kSignalled + end.signal() : end.exit_code();
+  if (outcome.ended) {
+    session.Err(absl::StrCat("muster: ", end.error(), "\n"));
+    return end.exit_code() != 0 ? end.exit_code() : kExitCutOff;
+  }
+  if (!outcome.begun) return session.Fail(outcome.status);
+  session.Err(absl::StrCat(
+      "muster: the command was cut off, and is ended: ",
+      outcome.status.ok() ? "its server ended the call" : std::string(outcome.status.message()),
+      "\n"));
+  return kExitCutOff;
+}
+
+int Exec(Session& session, const ExecOptions& options) {
+  pb::TunnelInput start;
+  pb::ExecStart* exec = start.mutable_exec();
+  exec->set_id(options.id);
+  exec->set_task(options.task);
+  exec->set_rank(options.rank);
+  int attempt = 0;
+  if (options.attempt != "current" && (!absl::SimpleAtoi(options.attempt, &attempt) || attempt < 1))
+    return session.Fail(absl::InvalidArgumentError("--attempt: wants current, or a number"));
+  exec->set_attempt(attempt);
+  for (const std::string& word : options.command) exec->add_command(word);
+  Interrupt interrupt;
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  TunnelEnds ends{STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO};
+  RawTerminal raw;
+  if (options.terminal) {
+    const char* term = getenv("TERM");
+    exec->set_terminal(true);
+    exec->set_term(term == nullptr ? "dumb" : term);
+    *exec->mutable_size() = SizeOf(STDIN_FILENO);
+    ends.terminal = isatty(STDIN_FILENO) != 0;
+    if (ends.terminal) ends.resized = raw.WatchSize();
+  }
+  const std::unique_ptr<TunnelCall> call = (*client)->Exec(&interrupt);
+  const TunnelOutcome outcome = CarryTunnel(call.get(), start, ends, [&] {
+    if (ends.terminal) raw.Begin();
+  });
+  if (interrupt.pending()) return kExitInterrupted;
+  return CodeOf(session, outcome);
+}
+
+// ---- ports ----
+
+struct ForwardOptions {
+  std::string id, task, ports;
+  int rank = 0;
+  bool any = false;
+};
+
+// "PORT" or "PORT:LOCAL". False: it is neither.
+bool ParsePorts(const std::string& text, int* port, int* local) {
+  const size_t colon = text.find(':');
+  const bool far = absl::SimpleAtoi(text.substr(0, colon), port) && *port >= 1;
+  *local = *port;
+  const bool near = colon == std::string::npos ||
+                    (absl::SimpleAtoi(text.substr(colon + 1), local) && *local >= 0);
+  return far && near && *port <= kMostPort && *local <= kMostPort;
+}
+
+// On 127.0.0.1 only. *port gets the one that was chosen for 0.
+absl::StatusOr<int> Listen(int* port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int on = 1;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(*port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+      listen(fd, static_cast<int>(kConnections)) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
+    *port = ntohs(address.sin_port);
+    return fd;
+  }
+  const int error = errno;
+  if (fd >= 0) close(fd);
+  if (error == EADDRINUSE) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "127.0.0.1:", *port,
+        " is taken on this machine: name another behind a colon, as in 8888:8889, or --any"));
+  }
+  return ErrnoStatus(error, absl::StrCat("127.0.0.1:", *port));
+}
+
+// Each local connection, by two threads.
+class Forwarder {
+ public:
+  Forwarder(Session* session, Client* client, pb::TunnelInput start, const Interrupt* interrupt)
+      : session_(session), client_(client), start_(std::move(start)), interrupt_(interrupt) {}
+  ~Forwarder() {
+    for (Connection& connection : connections_) connection.thread.join();
+  }
+  Forwarder(const Forwarder&) = delete;
+  Forwarder& operator=(const Forwarder&) = delete;
+
+  void Take(int fd) {
+    connections_.remove_if([](Connection& connection) {
+      if (connection.done) connection.thread.join();
+      return connection.done.load();
+    });
+    if (connections_.size() >= kConnections) {
+      session_->Err(absl::StrCat("muster: ", kConnections,
+                                 " connections are open already: one was turned away\n"));
+      close(fd);
+      return;
+    }
+    Connection& connection = connections_.emplace_back();
+    connection.thread = std::thread([this, fd, &connection] {
+      Carry(fd);
+      connection.done = true;
+    });
+  }
+
+ private:
+  struct Connection {
+    std::thread thread;
+    std::atomic<bool> done{false};
+  };
+
+  void Carry(int fd) const {
+    TunnelEnds ends{fd, fd, fd};
+    ends.is_connection = true;
+    const std::unique_ptr<TunnelCall> call = client_->Forward(interrupt_);
+    const TunnelOutcome outcome = CarryTunnel(call.get(), start_, ends, nullptr);
+    close(fd);
+    if (interrupt_->pending()) return;
+    if (outcome.ended && !outcome.end.error().empty())
+      session_->Err(absl::StrCat("muster: ", outcome.end.error(), "\n"));
+    if (!outcome.ended && !outcome.status.ok()) session_->Fail(outcome.status);
+  }
+
+  Session* const session_;
+  Client* const client_;
+  const pb::TunnelInput start_;
+  const Interrupt* const interrupt_;
+  std::list<Connection> connections_;
+};
+
+int Forward(Session& session, const ForwardOptions& options) {
+  pb::TunnelInput start;
+  pb::ForwardStart* forward = start.mutable_forward();
+  int port = 0, local = 0;
+  if (!ParsePorts(options.ports, &port, &local))
+    return session.Fail(absl::InvalidArgumentError(
+        absl::StrCat("port ", options.ports, ": wants PORT or PORT:LOCAL, such as 8888:8889")));
+  if (options.any) local = 0;
+  forward->set_id(options.id);
+  forward->set_task(options.task);
+  forward->set_rank(options.rank);
+  forward->set_port(port);
+  signal(SIGPIPE, SIG_IGN);  // a connection that is gone
+  Interrupt interrupt;
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  if (absl::StatusOr<pb::Job> job = (*client)->Get(options.id); !job.ok())
+    return session.Fail(job.status());
+  absl::StatusOr<int> listener = Listen(&local);
+  if (!listener.ok()) return session.Fail(listener.status());
+  session.Err(absl::StrCat("muster: 127.0.0.1:", local, " leads to port ", port, " of job ",
+                           options.id, ", rank ", options.rank, "; Ctrl+C ends it\n"));
+  {
+    Forwarder forwarder(&session, *client, start, &interrupt);
+    while (!interrupt.pending()) {
+      pollfd polled[2] = {{*listener, POLLIN, 0}, {interrupt.fd(), POLLIN, 0}};
+      if (poll(polled, 2, -1) < 0 && errno != EINTR) break;
+      const int fd = accept4(*listener, nullptr, nullptr, SOCK_CLOEXEC);
+      if (fd >= 0) forwarder.Take(fd);
+    }
+  }
+  close(*listener);
+  return kExitInterrupted;
+}
+
+}  // namespace
+
+void AddExec(CLI::App& root, Session& session) {
+  auto options = std::make_shared<ExecOptions>();
+  CLI::App* exec = root.add_subcommand(
+      "exec",
+      "Run a command beside a worker, as the job's owner: muster exec JOB -- CMD ARGS; its exit "
+      "code is this one's");
+  exec->add_option("job", options->id, "Number or uid; of an array's member 17_3")->required();
+  exec->add_option("command", options->command, "The program and its arguments, after --")
+      ->required();
+  exec->add_option("--task", options->task, "Default: the one that runs");
+  exec->add_option("--rank", options->rank, "Beside which process; default: 0")
+      ->check(CLI::Range(0, 1 << 26));
+  exec->add_option("--attempt", options->attempt, "current, or the number that has to run now");
+  exec->add_flag("-t,--pty", options->terminal, "In a terminal of its own, as for a shell");
+  exec->add_flag("-i", options->input, "Nothing: standard input always comes along");
+  exec->callback([&session, options] {
+    session.command = [&session, options] { return Exec(session, *options); };
+  });
+
+  auto forwarded = std::make_shared<ForwardOptions>();
+  CLI::App* forward = root.add_subcommand(
+      "forward", "Lead a port of this machine to one on which a process of the job listens");
+  forward->add_option("job", forwarded->id, "Number or uid; of an array's member 17_3")->required();
+  forward
+      ->add_option("port", forwarded->ports,
+                   "PORT, or PORT:LOCAL for another one here; local 0: any that is free")
+      ->required();
+  forward->add_option("--task", forwarded->task, "Default: the one that runs");
+  forward->add_option("--rank", forwarded->rank, "On whose host; default: 0")
+      ->check(CLI::Range(0, 1 << 26));
+  forward->add_flag("--any", forwarded->any, "Any local port that is free");
+  forward->callback([&session, forwarded] {
+    session.command = [&session, forwarded] { return Forward(session, *forwarded); };
+  });
+}
+
+}  // namespace muster

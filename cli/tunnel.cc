@@ -160,7 +160,6 @@ TunnelOutcome CarryTunnel(TunnelCall* call, const pb::TunnelInput& start, const 
       break;
     }
   }
-  if (!outcome.ended) call->Cancel();  // a write may still wait
   sender.reset();
   outcome.status = call->Finish();
   return outcome;

@@ -15,8 +15,8 @@ namespace muster::shim {
 
 inline constexpr char kTunnelSocket[] = "tunnels";
 inline constexpr size_t kTunnelRequestBytes = 1 << 20;
-inline constexpr int kCommandsAtOnce = 16;     // of an attempt on one host, beside its workers
-inline constexpr int kConnectionsAtOnce = 16;  // that are being made
+inline constexpr int kCommandsAtOnce = 16;      // of an attempt on one host, beside its workers
+inline constexpr int kConnectionsAtOnce = 128;  // that are being made
 
 struct TunnelRequest {
   int32_t rank = 0;

@@ -1,10 +1,12 @@
 """From a record to the text that is tokenised, and to which of its characters count in the loss.
 
-Three kinds of record, told apart by their fields (names as TRL and transformers have them):
+Four kinds of record, told apart by their fields (names as TRL and transformers have them):
   text                 a document; all of it counts
   prompt, completion   two strings; the completion counts. Or two lists of messages, rendered as below
   messages             a chat, rendered by the tokenizer's chat template; what the assistant says counts, with the token
                        that ends its turn. `tools`, if there, goes to the template
+  prompt, chosen, rejected   two completions of one prompt, of which the first is preferred: two examples, one behind
+                       the other, each as its prompt with its completion gives it
 """
 
 import json
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 
 from muster_prepare.errors import InputError
 from muster_prepare.inputs import json_type
+
+PAIR = ("chosen", "rejected")
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Fields:
 
     def columns(self) -> list[str]:
         """Fields that a record may be read for."""
-        return [*(self._named or ("text", "prompt", "completion", "messages")), "tools"]
+        kinds = ("text", "prompt", "completion", "messages", *PAIR)
+        return [*(self._named or kinds), "tools"]
 
     def recipe(self) -> dict:
         return {
@@ -59,9 +64,31 @@ class Fields:
             "chat_template": self._template.source if self._template else None,
         }
 
-    def example(self, value: dict | str) -> Example:
-        """Raises Broken."""
-        example = self._example(value)
+    def is_pair(self, value: dict | str) -> bool:
+        return not self._named and isinstance(value, dict) and all(name in value for name in PAIR)
+
+    def examples(self, value: dict | str) -> list[Example]:
+        """One, or of a pair the chosen's and the rejected's. Raises Broken."""
+        if not self.is_pair(value):
+            return [self._checked(self._example(value))]
+        if not self._mask:
+            raise InputError("--loss all is not for pairs of chosen and rejected; leave it out")
+        prompt = self._field(value, "prompt")
+        answers = [self._field(value, name) for name in PAIR]
+        if len({isinstance(one, list) for one in (prompt, *answers)}) > 1:
+            raise Broken(
+                "prompt, chosen and rejected are partly text and partly lists of messages; give all three alike"
+            )
+        if not prompt:
+            raise Broken(
+                'field "prompt" is empty: there is nothing that chosen and rejected answer; fill it, or leave the record out'
+            )
+        return [
+            self._checked(self._completed(value, prompt, answer, "prompt", name))
+            for name, answer in zip(PAIR, answers)
+        ]
+
+    def _checked(self, example: Example) -> Example:
         if not example.text.isascii():
             try:
                 example.text.encode()
@@ -83,26 +110,12 @@ class Fields:
                 self._prompt or "prompt",
                 self._completion or "completion",
             )
-            prompt, completion = (
+            return self._completed(
+                value,
                 self._field(value, prompt_name),
                 self._field(value, completion_name),
-            )
-            if isinstance(prompt, list) and isinstance(completion, list):
-                return self._chat(
-                    value,
-                    [*_messages(prompt, prompt_name), *_messages(completion, completion_name)],
-                    len(prompt),
-                    completion_name,
-                )
-            prompt, completion = _text(prompt, prompt_name), _text(completion, completion_name)
-            if not completion:
-                raise Broken(
-                    f'field "{completion_name}" is empty: nothing would count in the loss; fill it, or leave the record out'
-                )
-            return Example(
-                prompt + completion,
-                ((len(prompt), len(prompt) + len(completion)),) if self._mask else None,
-                True,
+                prompt_name,
+                completion_name,
             )
         if self._messages or (not self._named and "messages" in value):
             name = self._messages or "messages"
@@ -114,6 +127,28 @@ class Fields:
                 "--text-field, --messages-field, or --prompt-field and --completion-field name it"
             )
         return Example(_text(self._field(value, name), name), None, True)
+
+    def _completed(
+        self, value: dict, prompt, completion, prompt_name: str, completion_name: str
+    ) -> Example:
+        """A prompt with one completion, two strings or two lists of messages; the completion counts."""
+        if isinstance(prompt, list) and isinstance(completion, list):
+            return self._chat(
+                value,
+                [*_messages(prompt, prompt_name), *_messages(completion, completion_name)],
+                len(prompt),
+                completion_name,
+            )
+        prompt, completion = _text(prompt, prompt_name), _text(completion, completion_name)
+        if not completion:
+            raise Broken(
+                f'field "{completion_name}" is empty: nothing would count in the loss; fill it, or leave the record out'
+            )
+        return Example(
+            prompt + completion,
+            ((len(prompt), len(prompt) + len(completion)),) if self._mask else None,
+            True,
+        )
 
     def _field(self, value: dict, name: str):
         if name not in value:

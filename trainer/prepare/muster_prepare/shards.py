@@ -1,6 +1,7 @@
 """Shards on disk.
 
-DIR/index.json       published last, by rename; until then DIR holds nothing a trainer would read
+DIR/index.json       published last, by rename; until then DIR holds nothing a trainer would read. "pairs": true: documents
+                     2p and 2p + 1 are the chosen and the rejected one of pair p
 DIR/00000.tokens     ids, little-endian, uint16 or uint32; documents end with their end-of-document token, if they have one
 DIR/00000.docs       num_documents + 1 offsets into .tokens, in tokens, little-endian int64
 DIR/00000.mask       a byte a token: 1 = it counts in the loss. Absent where all do
@@ -23,6 +24,7 @@ from muster_prepare.vocabulary import Vocabulary
 
 FORMAT = "muster-tokens-2"
 VALIDATION = "validation"
+SPLITS = {"train", VALIDATION}
 SUFFIXES = (".tokens", ".docs", ".mask")
 BATCH_BYTES = 1 << 18  # of text per call of the tokenizer
 
@@ -128,21 +130,23 @@ def write_shard(
     name = f"{number:05d}"
     item_bytes = 2 if vocabulary.dtype == "uint16" else 4
     splits = {"train": ShardFiles(folder, name, item_bytes)}
-    examples: list[Example] = []
-    broken, problems, lines = 0, [], []
+    examples: list[list[Example]] = []  # by record
+    broken, problems, lines, pairs = 0, [], [], 0
     told = pending_bytes = pending_text = 0
 
     def flush() -> None:
         nonlocal told, pending_bytes, pending_text
         added = 0
-        for ids, mask in vocabulary.encode(examples):
-            if not ids:
+        encoded = iter(vocabulary.encode([one for record in examples for one in record]))
+        for record in examples:
+            documents = [next(encoded) for _ in record]
+            if not documents[0][0]:
                 continue  # empty documents don't exist
-            split = (
-                "validation" if validation_share and _kept_apart(ids, validation_share) else "train"
-            )
-            splits[split].write(ids, mask)
-            added += len(ids) // item_bytes
+            text = b"".join(ids for ids, _ in documents)
+            kept_apart = validation_share and _kept_apart(text, validation_share)
+            for ids, mask in documents:
+                splits["validation" if kept_apart else "train"].write(ids, mask)
+                added += len(ids) // item_bytes
         on_progress(pending_bytes, added)
         told += pending_bytes
         examples.clear()
@@ -160,8 +164,9 @@ def write_shard(
                 problem = record.problem
                 if record.value is not None:
                     try:
-                        examples.append(fields.example(record.value))
-                        pending_text += len(examples[-1].text)
+                        examples.append(fields.examples(record.value))
+                        pending_text += sum(len(one.text) for one in examples[-1])
+                        pairs += len(examples[-1]) > 1
                     except Broken as error:
                         problem = str(error)
                 if problem:
@@ -182,7 +187,7 @@ def write_shard(
             files.abandon()
         raise
     on_progress(max(0, sum(piece.size for piece in pieces) - told), 0)
-    done |= {"broken": broken, "problems": problems, "lines": lines}
+    done |= {"broken": broken, "problems": problems, "lines": lines, "pairs": pairs}
     write_json(os.path.join(folder, f"{name}.done.json"), done)
     return done
 
@@ -195,7 +200,7 @@ def _places(pieces: list[inputs.Piece], problems: list) -> list[str]:
 
 
 def _kept_apart(ids: bytes, share: float) -> bool:
-    """By the document's content alone: equal documents are on the same side, wherever they stand."""
+    """By the document's (or the pair's) content alone: equal documents are on the same side, wherever they stand."""
     return int.from_bytes(hashlib.blake2b(ids, digest_size=8).digest(), "little") < share * 2**64
 
 
@@ -270,6 +275,8 @@ def publish(
         "tokenizer": "tokenizer",
         "num_broken_records": sum(one["broken"] for one in done),
     }
+    if holds_pairs(done):
+        index["pairs"] = True
     if "validation" in done[0]:
         write_json(
             os.path.join(folder, VALIDATION, "index.json"),
@@ -280,6 +287,17 @@ def publish(
     for number in range(len(done)):
         os.unlink(os.path.join(folder, f"{number:05d}.done.json"))
     return index
+
+
+def holds_pairs(done: list[dict]) -> bool:
+    """Whether the documents are pairs, chosen and rejected by turns. Raises InputError where some are and some aren't."""
+    pairs = sum(one.get("pairs", 0) for one in done)
+    documents = sum(one[split]["num_documents"] for one in done for split in one.keys() & SPLITS)
+    if 0 < pairs and 2 * pairs < documents:
+        raise InputError(
+            f"{pairs} records are pairs (chosen, rejected) and {documents - 2 * pairs} are not; prepare them apart"
+        )
+    return pairs > 0
 
 
 def _contents(entries: list[dict]) -> dict:

@@ -6,6 +6,8 @@
 
 #include <ATen/Parallel.h>
 
+#include "trainer/model/pairs.h"
+
 // Of OpenMP's runtime. omp.h lies among GCC's own headers, where clang-tidy doesn't look.
 extern "C" void omp_set_num_threads(int);
 
@@ -30,9 +32,15 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
   if (!step.ok() || !device_.is_cuda()) return step;
   for (BatchMeta& meta : step->micro) {
     if (meta.context) MoveContext(*meta.context, device_);
+    const auto move = [this](at::Tensor& one) {
+      if (one.defined()) one = one.pin_memory().to(device_, /*non_blocking=*/true);
+    };
     for (at::Tensor* one : {&meta.ids, &meta.targets, &meta.weights, &meta.positions,
-                            &meta.row_numbers, &meta.sequences.bounds}) {
-      if (one->defined()) *one = one->pin_memory().to(device_, /*non_blocking=*/true);
+                            &meta.row_numbers, &meta.sequences.bounds})
+      move(*one);
+    if (meta.pairs) {
+      for (at::Tensor* one : {&meta.pairs->chosen, &meta.pairs->rejected, &meta.pairs->shares})
+        move(*one);
     }
   }
   return step;
@@ -47,6 +55,33 @@ void BatchReader::ReadAhead(int64_t first) {
     return ReadOnHost(first);
   });
 }
+
+namespace {
+
+// What is known of rows that are pairs or fill up, of `length` tokens each. `share`: of the step's
+// pairs.
+std::shared_ptr<PairBatch> PairsOf(const std::vector<Sequence>& rows, int64_t length,
+                                   double share) {
+  const auto n = static_cast<int64_t>(rows.size());
+  auto found = std::make_shared<PairBatch>();
+  found->chosen = at::zeros({n * length}, at::kFloat);
+  found->rejected = at::zeros({n * length}, at::kFloat);
+  found->shares = at::zeros({n}, at::kDouble);
+  for (int64_t i = 0; i < n; ++i) {
+    const Sequence& row = rows[i];
+    found->pairs.push_back(row.pair);
+    if (row.pair < 0) continue;
+    found->shares.data_ptr<double>()[i] = share;
+    const int64_t middle = row.bounds[1];  // where the rejected document begins
+    std::copy(row.counts.begin(), row.counts.begin() + middle,
+              found->chosen.data_ptr<float>() + i * length);
+    std::copy(row.counts.begin() + middle, row.counts.end(),
+              found->rejected.data_ptr<float>() + i * length + middle);
+  }
+  return found;
+}
+
+}  // namespace
 
 absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
   StepBatches step;
@@ -73,6 +108,7 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
       rows_ < 0 ? global_batch_ : std::clamp<int64_t>(rows_ - first, 1, global_batch_);
   const float share = 1.0f / static_cast<float>(existing);
   const float scale = 1.0f / static_cast<float>(std::max<int64_t>(1, step.target_tokens));
+  step.averaged = packer_.pairs() ? existing : step.target_tokens;
   for (int64_t begin = 0; begin < share_; begin += micro_batch_) {
     const int64_t n = std::min(micro_batch_, share_ - begin);
     std::vector<Sequence> rows(n);
@@ -110,6 +146,7 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
       }
     }
     meta.ids = ids, meta.targets = targets, meta.weights = weights, meta.positions = positions;
+    if (packer_.pairs()) meta.pairs = PairsOf(rows, length, 1 / static_cast<double>(existing));
     if (device_.is_cuda()) meta.row_numbers = at::tensor(meta.rows, at::kLong);
     if (documents && device_.is_cuda()) {
       const std::vector<int32_t> bounds = ops::SequenceBounds(meta.documents, n, length);

@@ -24,6 +24,7 @@ struct StepBatches {
   std::vector<BatchMeta> micro;
   // Of the whole global batch, over all ranks:
   int64_t target_tokens = 0;   // that count in the loss
+  int64_t averaged = 0;        // what the loss is the mean of: those, or pairs
   int64_t tokens = 0;          // without padding
   double attended_tokens = 0;  // sum of the squares of the lengths that attention runs over
 };

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/data/balance.h"
+#include "trainer/data/pairs.h"
 
 namespace muster::trainer {
 namespace {
@@ -364,6 +365,7 @@ absl::StatusOr<std::unique_ptr<Packer>> Packer::Make(const TokenShards* shards,
         absl::StrCat("the data has ", shards->num_tokens(),
                      " tokens, too few for one sequence of max_length ", options.max_length));
   }
+  if (options.kind == "pairs") return MakePairPacker(shards, options);
   bool some = false;
   for (int64_t document = 0; document < shards->num_documents() && !some; ++document)
     some = shards->document_length(document) > 1;

@@ -15,6 +15,7 @@
 //             epoch).
 //   none      One document (or part) a row.
 //   balanced  Rows of different lengths and like work (trainer/data/balance.h).
+//   pairs     A pair of documents a row (trainer/data/pairs.h).
 // But for `wrapped` without document_mask, attention stays within a document, positions start at 0
 // in each, and a document's last token predicts nothing: rows give what their documents alone
 // would.
@@ -37,7 +38,8 @@ struct Sequence {
   std::vector<int64_t> targets;  // [n], the token behind each
   std::vector<uint8_t> counts;   // [n]; whether the target counts in the loss
   std::vector<int64_t>
-      bounds;  // where its documents begin, and n at the end; empty: attention goes across
+      bounds;         // where its documents begin, and n at the end; empty: attention goes across
+  int64_t pair = -1;  // number of its pair in the data (data/pairs.h); -1: it is none
 };
 
 struct PackingOptions {
@@ -68,6 +70,10 @@ class Packer {
   virtual int64_t row_length_max() const = 0;
   // Whether every target of every row counts and all rows have row_length_max() tokens.
   virtual bool uniform() const = 0;
+  // Whether every row is a pair.
+  virtual bool pairs() const { return false; }
+  // What a user should know of what it leaves out; empty: nothing is.
+  virtual std::string note() const { return ""; }
 };
 
 // Rows from several packers, in proportion to `weights` (positive): after any number of rows each

@@ -80,6 +80,7 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
     result.tokenizer_directory_ = directory + "/" + name.get<std::string>();
   }
   result.fingerprint_ = Sha256Hex(*text);
+  result.has_pairs_ = index.value("pairs", json()) == true;
 
   const json shards = index.value("shards", json());
   if (!shards.is_array() || shards.empty()) return Bad(index_path, "shards is no list, or empty");
@@ -128,6 +129,8 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
     result.shards_.push_back(std::move(shard));
   }
   if (result.num_documents() == 0) return Bad(index_path, "there are no documents");
+  if (result.has_pairs_ && result.num_documents() % 2 != 0)
+    return Bad(index_path, "half of a pair is lacking");
   return result;
 }
 

@@ -31,6 +31,7 @@ class TokenShards {
   int64_t vocab_size() const { return vocab_size_; }
   int64_t document_length(int64_t document) const;
   bool has_masks() const { return has_masks_; }
+  bool has_pairs() const { return has_pairs_; }  // documents 2p and 2p + 1 are chosen and rejected
   const std::string& tokenizer_directory() const { return tokenizer_directory_; }  // empty: none
   const std::string& fingerprint() const { return fingerprint_; }  // sha256 of index.json
 
@@ -59,7 +60,7 @@ class TokenShards {
   std::vector<int64_t> document_base_ = {0};
   int64_t num_tokens_ = 0, vocab_size_ = 0;
   int token_bytes_ = 2;
-  bool has_masks_ = false;
+  bool has_masks_ = false, has_pairs_ = false;
   std::string tokenizer_directory_, fingerprint_;
 };
 

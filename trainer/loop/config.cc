@@ -72,6 +72,8 @@ void Assign(const Key& key, const json& value, TrainConfig& config, Problems& pr
     config.*(*member) = value;
   } else if (const auto* member = std::get_if<LoraConfig TrainConfig::*>(&key.member)) {
     config.*(*member) = ParseLora(value, path, problems);
+  } else if (const auto* member = std::get_if<DpoConfig TrainConfig::*>(&key.member)) {
+    config.*(*member) = ParseDpo(value, path, problems);
   } else if (const auto* member = std::get_if<ParallelConfig TrainConfig::*>(&key.member)) {
     config.*(*member) = ParseParallel(value, path, problems);
   } else if (const auto* member =
@@ -148,6 +150,8 @@ ordered_json TrainConfigSchema() {
       p["default"] = defaults.*(*member);
     } else if (std::holds_alternative<LoraConfig TrainConfig::*>(key.member)) {
       p = LoraSchema();
+    } else if (std::holds_alternative<DpoConfig TrainConfig::*>(key.member)) {
+      p = DpoSchema();
     } else if (std::holds_alternative<ParallelConfig TrainConfig::*>(key.member)) {
       p = ParallelSchema();
     } else if (std::holds_alternative<std::vector<MixturePart> TrainConfig::*>(key.member)) {
@@ -293,6 +297,27 @@ void CheckPipeline(const TrainConfig& config, Problems& problems) {
 
 namespace {
 
+// What preferences don't go with.
+void CheckDpo(const json& value, const TrainConfig& config, Problems& problems) {
+  if (!config.dpo.on()) return;
+  const auto refuse = [&](const std::string& name, bool is_so, const char* why) {
+    if (is_so) problems.push_back({"trainer." + name, why});
+  };
+  refuse("dpo", value.contains("model"),
+         "the model that training starts from is the reference, too, and weights from scratch "
+         "prefer nothing; give init instead of model");
+  for (const char* name : {"packing", "document_mask", "max_row_length"})
+    refuse(name, value.contains(name), "with dpo a row is a pair; leave it out");
+  refuse("mixture", value.contains("mixture"),
+         "is not supported yet with dpo; prepare the inputs into one directory and give data");
+  refuse("parallel.cp", config.parallel.cp > 1,
+         "is not supported yet with dpo, which sums over whole documents; use tp, or leave it out");
+  refuse("cuda_graphs", config.cuda_graphs, "is not supported yet with dpo; leave it out");
+  refuse("z_loss", config.z_loss > 0, "is not supported yet with dpo; leave it out");
+  refuse("max_length", config.max_length == 1,
+         "must be at least 2 with dpo: a token of the prompt and one of the answer");
+}
+
 // What keys mean together.
 void CheckTogether(const json& value, const TrainConfig& config, Problems& problems) {
   if (config.offload != "none" && config.masters == "split") {
@@ -374,6 +399,7 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
   CheckSources(value, config, problems);
   CheckIdle(value, config, problems);
   CheckTogether(value, config, problems);
+  CheckDpo(value, config, problems);
   CheckNumbers(config, problems);
   return config;
 }
@@ -401,6 +427,10 @@ void CheckExperts(const TrainConfig& config, const ModelConfig& model, Problems&
                         model.family, "; leave it out")});
     return;
   }
+  if (config.dpo.on() && !without)
+    problems.push_back({"trainer.router_aux_loss",
+                        "the loss that balances experts is not supported yet with dpo; set "
+                        "router_aux_loss: none"});
   if (config.cuda_graphs)
     problems.push_back({"trainer.cuda_graphs",
                         "a layer with experts is not recorded, as its products depend on what the "
@@ -482,7 +512,8 @@ int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share) {
     return std::max<int64_t>(1, std::min(config.micro_batch_size, share));
   const int64_t pp = config.parallel.pp;
   const int64_t most = pp == 1 ? share : share / (2 * pp);
-  return std::max<int64_t>(1, std::min(8192 * config.parallel.cp / config.max_length, most));
+  const int64_t length = config.dpo.on() ? config.RowLength() : config.max_length;
+  return std::max<int64_t>(1, std::min(8192 * config.parallel.cp / length, most));
 }
 
 }  // namespace muster::trainer

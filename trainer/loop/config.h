@@ -12,6 +12,7 @@
 
 #include "trainer/loop/parallel_config.h"
 #include "trainer/model/config.h"
+#include "trainer/model/dpo_config.h"
 #include "trainer/model/lora_config.h"
 
 namespace muster::trainer {
@@ -61,6 +62,7 @@ struct TrainConfig {
   bool poison = false;
   bool reference_ops = false;
   LoraConfig lora;         // rank 0: everything is trained
+  DpoConfig dpo;           // on: data is pairs, and each row is one
   std::string export_dir;  // key `export`; empty: none
   bool cuda_graphs = false;
   bool deterministic = false;
@@ -83,6 +85,12 @@ struct TrainConfig {
   int64_t DecaySteps() const;
   // The inputs with their weights: the mixture, or `data` alone.
   std::vector<MixturePart> Parts() const;
+  // How documents become rows: `packing`, or with dpo pairs.
+  std::string RowKind() const { return dpo.on() ? "pairs" : packing; }
+  // Tokens of the longest row.
+  int64_t RowLength() const {
+    return dpo.on() ? 2 * (max_length - 1) : packing == "balanced" ? max_row_length : max_length;
+  }
 };
 
 // JSON Schema (draft 2020-12) of the map, with "x-muster-hints" for names that users of other tools

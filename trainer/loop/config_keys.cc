@@ -191,6 +191,11 @@ std::vector<Key> MemoryKeys() {
       {"lora", &C::lora,
        "Train low-rank adapters beside frozen weights (needs init): rank, alpha, dropout, "
        "target_modules. The export has them merged, and in adapter/ for peft."},
+      {"dpo", &C::dpo,
+       "Train on preferences (DPO): data is pairs of a chosen and a rejected answer to a prompt, "
+       "and "
+       "global_batch_size and micro_batch_size count pairs. Needs init, whose model is the "
+       "reference, too. {}: all defaults."},
   };
 }
 
@@ -305,6 +310,9 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"dataset", "use data (a directory made by `muster-trainer prepare`)"},
       {"train_file", "use data (a directory made by `muster-trainer prepare`)"},
       {"peft_config", "use lora"},
+      {"beta", "use dpo: {beta: …}"},
+      {"loss_type", "use dpo: {loss_type: …}"},
+      {"ref_model", "use dpo: the reference is the model of init"},
       {"lora_r", "use lora: {rank: …}"},
       {"lora_rank", "use lora: {rank: …}"},
       {"lora_alpha", "use lora: {alpha: …}"},

@@ -18,7 +18,7 @@ struct Key {
   std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*,
                bool TrainConfig::*, std::optional<nlohmann::json> TrainConfig::*,
                std::vector<MixturePart> TrainConfig::*, LoraConfig TrainConfig::*,
-               ParallelConfig TrainConfig::*>
+               ParallelConfig TrainConfig::*, DpoConfig TrainConfig::*>
       member;
   const char* description;
   bool required = false;

@@ -42,6 +42,7 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config, const ModelCon
   options.seed = static_cast<uint64_t>(config.seed);
   options.z_loss = config.z_loss;
   options.balance = BalanceOf(config, model);
+  options.dpo = config.dpo;
   options.pipeline = config.parallel.pipeline;
   options.chunks = static_cast<int>(config.parallel.Chunks());
   return options;

@@ -82,13 +82,13 @@ struct Setting {
            : flat.holding().experts ? group / ExpertRanks()
                                     : group;
   }
-  int64_t Length() const {
-    return config.packing == "balanced" ? config.max_row_length : config.max_length;
-  }
+  int64_t Length() const { return config.RowLength(); }
+  // Of the longest sequence that attends to itself.
+  int64_t Attended() const { return config.dpo.on() ? config.max_length : Length(); }
   // Of a row, that a rank has; and the most keys that its queries see, in the mean.
   int64_t RowTokens() const { return (Length() + Parts() - 1) / Parts(); }
   int64_t Keys() const {
-    return Parts() == 1 ? Length() : (Length() * (Parts() + 1) + 2 * Parts() - 1) / (2 * Parts());
+    return Parts() == 1 ? Attended() : (Length() * (Parts() + 1) + 2 * Parts() - 1) / (2 * Parts());
   }
   // Numbers of all parts' keys and values, in a layer.
   int64_t GatheredNumbers(int64_t micro_batch) const {
@@ -202,7 +202,7 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
                           int64_t micro_batch) {
   const TrainConfig& config = s.config;
   const ModelConfig& model = s.model;
-  const int64_t element = s.element, length = s.Length(), keys = s.Keys();
+  const int64_t element = s.element, length = s.Attended(), keys = s.Keys();
   const int64_t tokens = micro_batch * s.RowTokens();
   // FlashAttention keeps a sum a head instead of a row of probabilities; our kernels turn logits
   // into their gradients in place.
@@ -398,7 +398,7 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
   worst.parameters = ParametersIn(MakeLayout(model));
   worst.trained_parameters =
       config.lora.on() ? ParametersIn(MakeLoraLayout(model, config.lora)) : worst.parameters;
-  worst.flops = ModelFlopsPerToken(model, static_cast<double>(s.Length()),
+  worst.flops = ModelFlopsPerToken(model, static_cast<double>(s.Attended()),
                                    config.lora.on() ? worst.trained_parameters : 0)
                     .causal *
                 static_cast<double>(config.global_batch_size * s.Length());

@@ -176,7 +176,8 @@ std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
       e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained")
                                            : "",
       ", ", ranks, ranks == 1 ? " rank, " : " ranks, ", e.micro_batches, " x ", e.micro_batch,
-      " sequences of ", config.max_length, " tokens a rank and step",
+      config.dpo.on() ? " pairs of sequences of " : " sequences of ", config.max_length,
+      " tokens a rank and step",
       config.parallel.cp > 1 ? absl::StrCat(", in ", config.parallel.cp, " parts") : "", "\n");
   char line[160];
   const auto row = [&](const std::string& name, int64_t bytes, const char* note) {

@@ -31,6 +31,8 @@ StepExchange Exchange(World& world, const StepExchange& mine,
                              mine.checkpoint ? 1.0 : 0.0};
   row.insert(row.end(), writer.begin(), writer.end());
   AppendSum(mine.squared_norm, row);
+  const size_t pairs = row.size();
+  row.insert(row.end(), mine.pairs.begin(), mine.pairs.end());
   StepExchange all;
   for (const std::vector<double>& one : world.GatherRows(row)) {
     all.loss += one[0];
@@ -40,6 +42,7 @@ StepExchange Exchange(World& world, const StepExchange& mine,
     all.checkpoint |= one[4] != 0;
     all.writers.push_back({one[5], one[6], one[7]});
     all.squared_norm.Add(SumAt(one, 8));
+    for (size_t i = 0; i < all.pairs.size(); ++i) all.pairs[i] += one[pairs + i];
   }
   return all;
 }

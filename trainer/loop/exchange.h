@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trainer/checkpoint/writer.h"
+#include "trainer/model/pairs.h"
 #include "trainer/ops/cuda/squares.h"
 #include "trainer/parallel/groups.h"
 
@@ -18,6 +19,7 @@ struct StepExchange {
   double loss = 0, z_loss = 0, aux_loss = 0;
   kernels::ExactSum squared_norm;
   bool stop = false, checkpoint = false;
+  PairMeans pairs = {};
   std::vector<CheckpointWriter::Report> writers;  // one of each rank
 };
 

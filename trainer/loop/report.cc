@@ -72,8 +72,29 @@ void Reporter::Report(const StepReport& report, const StepBatches& batches) {
   progress_.Send(line);
 }
 
+namespace {
+
+// TRL's names.
+void AddPairs(const PairMeans& means, ordered_json& line, std::string& text) {
+  const auto [chosen, rejected, right, chosen_logps, rejected_logps] = means;
+  for (const auto& [name, value] : {std::pair("rewards/chosen", chosen),
+                                    {"rewards/rejected", rejected},
+                                    {"rewards/accuracies", right},
+                                    {"rewards/margins", chosen - rejected},
+                                    {"logps/chosen", chosen_logps},
+                                    {"logps/rejected", rejected_logps}}) {
+    line[name] = value;
+    char buffer[64];
+    std::snprintf(buffer, sizeof buffer, " %s=%.9g", name, value);
+    text += buffer;
+  }
+}
+
+}  // namespace
+
 void Reporter::AddOptional(const StepReport& report, ordered_json& line, std::string& text) const {
   char buffer[64];
+  if (setup_.config.dpo.on()) AddPairs(report.pairs, line, text);
   if (setup_.config.z_loss > 0) {
     line["z_loss"] = report.z_loss;
     std::snprintf(buffer, sizeof buffer, " z_loss=%.9g", report.z_loss);

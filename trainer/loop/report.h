@@ -11,6 +11,7 @@
 #include "trainer/data/batches.h"
 #include "trainer/loop/progress.h"
 #include "trainer/loop/setup.h"
+#include "trainer/model/pairs.h"
 #include "trainer/parallel/groups.h"
 
 namespace muster::trainer {
@@ -26,6 +27,7 @@ struct StepReport {
   int64_t skipped_steps = 0;           // so far
   std::optional<double> eval_loss;
   int64_t graph_replays = 0;
+  PairMeans pairs = {};  // with dpo
 };
 
 // Not thread-safe.

@@ -31,6 +31,13 @@ EngineOptions OptionsFor(const TrainConfig& config, const ModelConfig& model, at
   return options;
 }
 
+// Adds what this rank counts of a micro-batch's pairs.
+void AddPairs(const BatchMeta& batch, PairMeans& sums) {
+  if (!batch.pairs || !batch.pairs->means.defined()) return;
+  const at::Tensor its = batch.pairs->means.cpu();
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] += its.data_ptr<double>()[i];
+}
+
 int64_t AdapterParameters(const TrainConfig& config, const ModelConfig& model) {
   int64_t sum = 0;
   if (config.lora.on()) {
@@ -88,7 +95,46 @@ int64_t Run::RowsToEvaluate(int64_t all) const {
   return config_.eval_sequences > 0 ? std::min(config_.eval_sequences, all) : all;
 }
 
+// Before any checkpoint is loaded: the reference is of the weights that training starts from. False
+// if a stop was requested meanwhile.
+bool Run::MakeReferences() {
+  if (Leads() && !setup_.packer->note().empty())
+    std::fprintf(stderr, "note: %s\n", setup_.packer->note().c_str());
+  if (!config_.dpo.on() || config_.lora.on()) return true;
+  const Mesh& mesh = world_.mesh();
+  const auto make = [&](const TokenShards& shards, Packer* packer) {
+    BatchReader reader(
+        packer, config_.global_batch_size,
+        ChooseMicroBatchSize(config_, SharePerRank(config_.global_batch_size, mesh.dp())),
+        mesh.DpIndex(world_.rank()), mesh.dp(), world_.device(), packer->rows_per_epoch());
+    return MakeReference(setup_, world_, engine_, shards, reader, packer->rows_per_epoch());
+  };
+  std::optional<Logps> one = make(*setup_.shards[0], setup_.packer.get());
+  if (!one) return false;
+  reference_ = *std::move(one);
+  for (const Setup::Evaluation& evaluation : setup_.evaluations) {
+    one = make(*evaluation.shards, evaluation.packer.get());
+    if (!one) return false;
+    evaluations_references_.push_back(*std::move(one));
+  }
+  return true;
+}
+
+// Of LoRA's batches the frozen model says it now; else it is `known`.
+void Run::FindReference(const StepBatches& batches, const Logps& known) {
+  if (!config_.dpo.on()) return;
+  const Range range([] { return "reference"; });
+  if (config_.lora.on())
+    engine_.FindReference(batches.micro);
+  else
+    GiveReference(known, batches.micro);
+}
+
 int Run::Go() {
+  if (!MakeReferences()) {
+    if (Leads()) std::printf("stopped_at_step=0\n");
+    return 0;
+  }
   const Beginning beginning = LoadWeights(setup_, world_, engine_, progress_);
   if (!beginning.problems.empty()) {
     if (Leads()) Refuse("resume", beginning.problems);
@@ -145,7 +191,9 @@ StepBatches Run::ReadBatches(StepReport& report) {
 // Afterwards the gradients are summed, and all ranks know what all told.
 StepExchange Run::ForwardAndBackward(const StepBatches& batches, StepReport& report) {
   StepExchange mine;
+  FindReference(batches, reference_);
   const EngineLoss loss = engine_.Run(batches.micro);
+  for (const BatchMeta& batch : batches.micro) AddPairs(batch, mine.pairs);
   mine.loss = loss.loss, mine.z_loss = loss.z, mine.aux_loss = loss.balance;
   {
     const Range range([] { return "gradient norm"; });
@@ -165,6 +213,7 @@ StepExchange Run::ForwardAndBackward(const StepBatches& batches, StepReport& rep
 void Run::Update(const StepExchange& all, StepReport& report) {
   report.loss = all.loss, report.z_loss = all.z_loss, report.aux_loss = all.aux_loss,
   report.norm = std::sqrt(all.squared_norm.Value());
+  report.pairs = all.pairs;
   report.skipped = guard_.Judge(report.loss, report.norm);
   report.skipped_steps = guard_.skipped();
   TORCH_CHECK(guard_.MaySkip(), report.skipped,
@@ -236,24 +285,27 @@ double Run::TakeWaited() {
   return waited_s;
 }
 
-// Mean loss over the targets of the rows to evaluate on, or none if a stop was requested meanwhile;
-// collective, the same on every rank.
+// Mean loss over the targets, or pairs, of the rows to evaluate on, or none if a stop was requested
+// meanwhile; collective, the same on every rank.
 std::optional<double> Run::Evaluate() {
   double loss = 0;
-  int64_t targets = 0;
-  for (auto& [reader, rows] : evaluations_) {
+  int64_t averaged = 0;
+  for (size_t i = 0; i < evaluations_.size(); ++i) {
+    auto& [reader, rows] = evaluations_[i];
     for (int64_t first = 0; first < rows; first += config_.global_batch_size) {
       absl::StatusOr<StepBatches> batches = reader.Read(first);
       TORCH_CHECK(batches.ok(), std::string(batches.status().message()));
-      loss += engine_.Evaluate(batches->micro) * static_cast<double>(batches->target_tokens);
-      targets += batches->target_tokens;
+      FindReference(*batches, config_.lora.on() || !config_.dpo.on() ? reference_
+                                                                     : evaluations_references_[i]);
+      loss += engine_.Evaluate(batches->micro) * static_cast<double>(batches->averaged);
+      averaged += batches->averaged;
       TakeWaited();  // it is no step's
       if (OnAny(world_, StopRequested())) return std::nullopt;
     }
   }
   double sum = 0;
   for (const std::vector<double>& row : world_.GatherRows({loss})) sum += row[0];
-  return sum / static_cast<double>(std::max<int64_t>(1, targets));
+  return sum / static_cast<double>(std::max<int64_t>(1, averaged));
 }
 
 // A profile that can't be written is no reason to end a run.

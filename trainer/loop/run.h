@@ -13,6 +13,7 @@
 #include "trainer/loop/guard.h"
 #include "trainer/loop/profile.h"
 #include "trainer/loop/progress.h"
+#include "trainer/loop/reference.h"
 #include "trainer/loop/report.h"
 #include "trainer/loop/resume.h"
 #include "trainer/loop/saving.h"
@@ -50,6 +51,8 @@ class Run {
   void CheckData();
   bool Steps();
   StepBatches ReadBatches(StepReport& report);
+  bool MakeReferences();
+  void FindReference(const StepBatches& batches, const Logps& known);
   StepExchange ForwardAndBackward(const StepBatches& batches, StepReport& report);
   void Update(const StepExchange& all, StepReport& report);
   bool EvaluationIsDue() const;
@@ -71,6 +74,8 @@ class Run {
   std::optional<ShardCheck> data_check_;
   std::optional<BatchReader> batches_;
   std::vector<std::pair<BatchReader, int64_t>> evaluations_;  // and how many rows
+  Logps reference_;                                           // with dpo, without LoRA
+  std::vector<Logps> evaluations_references_;                 // as evaluations_
   int64_t step_ = 0, next_sequence_ = 0;
   bool first_ = true;  // no step is done yet
   int dump_fd_ = -1;

@@ -156,6 +156,17 @@ std::unique_ptr<TokenShards> OpenData(const Setup& setup, const std::string& dir
     return nullptr;
   }
   auto shards = std::make_unique<TokenShards>(*std::move(opened));
+  if (shards->has_pairs() != (options.kind == "pairs")) {
+    problems.push_back(
+        {path, shards->has_pairs()
+                   ? absl::StrCat(directory,
+                                  " holds pairs of a chosen and a rejected answer, which dpo: {} "
+                                  "trains on; add that, or prepare prompts with completions")
+                   : absl::StrCat(directory,
+                                  " holds no pairs, which dpo trains on; prepare records with "
+                                  "prompt, chosen and rejected, or leave dpo out")});
+    return shards;
+  }
   if (options.max_length > 0) {
     absl::StatusOr<std::unique_ptr<Packer>> made = Packer::Make(shards.get(), options);
     if (made.ok())
@@ -175,7 +186,7 @@ std::unique_ptr<TokenShards> OpenData(const Setup& setup, const std::string& dir
 
 void CheckData(Setup& setup, Problems& problems) {
   const TrainConfig& config = setup.config;
-  PackingOptions options{config.packing,
+  PackingOptions options{config.RowKind(),
                          config.document_mask,
                          config.max_length,
                          static_cast<uint64_t>(config.seed),

@@ -20,6 +20,7 @@
 namespace muster::trainer {
 
 class RouterBalance;  // balance.h
+struct PairBatch;     // pairs.h
 
 // What a rank knows of a micro-batch whose rows ranks share out (context parallelism): its part of
 // attention. BatchMeta then has this rank's tokens alone.
@@ -52,6 +53,9 @@ struct BatchMeta {
   std::shared_ptr<ContextMeta> context = {};
   // What routers tell of this micro-batch; null: there is no such loss.
   std::shared_ptr<RouterBalance> balance = {};
+  // Null: the loss is of tokens; otherwise of pairs.
+  std::shared_ptr<PairBatch> pairs = {};
+  bool adapters_off = false;  // with loss_only: the frozen model alone
 
   int64_t tokens() const { return batch * length; }
 };

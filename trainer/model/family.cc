@@ -10,6 +10,7 @@
 #include "trainer/model/block_layout.h"
 #include "trainer/model/experts_config.h"
 #include "trainer/model/moe.h"
+#include "trainer/model/pairs.h"
 #include "trainer/model/parts.h"
 #include "trainer/model/projection.h"
 #include "trainer/model/vocab.h"
@@ -114,7 +115,8 @@ class HeadBlock : public Block {
         tensor_(options.tensor),
         scale_(adapters.scale),
         dropout_(adapters),
-        z_loss_(options.z_loss) {
+        z_loss_(options.z_loss),
+        dpo_(options.dpo) {
     if (const auto found = adapters.modules.find(kModule); found != adapters.modules.end())
       adapter_ = found->second;
   }
@@ -122,7 +124,7 @@ class HeadBlock : public Block {
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
     const ops::RmsNormResult norm = ops::RmsNorm(x, norm_.w, config_.rms_norm_eps);
     const at::Tensor all = tensor_.GatherTokens(norm.y, meta.tokens());
-    ops::LossResult loss = adapter_ ? Adapted(all, meta) : Loss(all, meta);
+    ops::LossResult loss = meta.pairs ? OfPairs(all, meta) : Of(all, meta, AskOf(meta));
     if (!meta.loss_only) loss.dx = tensor_.SumScatterTokens(loss.dx);
     saved = {x, norm.rstd, loss.dx};
     return loss.loss;
@@ -135,25 +137,57 @@ class HeadBlock : public Block {
  private:
   static constexpr char kModule[] = "lm_head";
 
-  ops::LossResult Loss(const at::Tensor& x, const BatchMeta& meta,
-                       const ops::LossBranch* branch = nullptr) const {
-    return tensor_.size() == 1
-               ? ops::LinearCrossEntropy(x, projection_.w, meta.targets, meta.weights,
-                                         projection_.d, meta.loss_only, z_loss_, branch)
-               : VocabCrossEntropy(x, projection_.w, meta.targets, meta.weights, projection_.d,
-                                   slice_, tensor_, meta.loss_only, z_loss_, branch);
+  // What is asked of the projection: which weights, whether gradients, and each token's loss.
+  struct Ask {
+    at::Tensor weights;
+    bool loss_only = false;
+    at::Tensor token_losses = {};
+  };
+  static Ask AskOf(const BatchMeta& meta) { return {meta.weights, meta.loss_only}; }
+
+  ops::LossResult Of(const at::Tensor& x, const BatchMeta& meta, const Ask& ask) const {
+    return adapter_ && !meta.adapters_off ? Adapted(x, meta, ask) : Loss(x, meta, ask);
   }
 
-  ops::LossResult Adapted(const at::Tensor& x, const BatchMeta& meta) const {
+  ops::LossResult Loss(const at::Tensor& x, const BatchMeta& meta, const Ask& ask,
+                       const ops::LossBranch* branch = nullptr) const {
+    return tensor_.size() == 1
+               ? ops::LinearCrossEntropy(x, projection_.w, meta.targets, ask.weights, projection_.d,
+                                         ask.loss_only, z_loss_, branch, ask.token_losses)
+               : VocabCrossEntropy(x, projection_.w, meta.targets, ask.weights, projection_.d,
+                                   slice_, tensor_, ask.loss_only, z_loss_, branch,
+                                   ask.token_losses);
+  }
+
+  ops::LossResult Adapted(const at::Tensor& x, const BatchMeta& meta, const Ask& ask) const {
     const Dropout::Mask mask = dropout_.For(kModule, x, meta);
     const at::Tensor kept = mask.Apply(x);
     ops::LossBranch branch{ops::Linear(kept, adapter_->a) * scale_, adapter_->b, {}, adapter_->d_b};
-    if (!meta.loss_only) branch.d_inner = at::empty_like(branch.inner);
-    ops::LossResult loss = Loss(x, meta, &branch);
-    if (meta.loss_only) return loss;
+    if (!ask.loss_only) branch.d_inner = at::empty_like(branch.inner);
+    ops::LossResult loss = Loss(x, meta, ask, &branch);
+    if (ask.loss_only) return loss;
     loss.dx.add_(
         mask.Apply(ops::LinearBackward(branch.d_inner * scale_, kept, adapter_->a, adapter_->d_a)));
     return loss;
+  }
+
+  // A pair's derivative needs its log-probabilities first, so logits are computed twice: the second
+  // time as a cross-entropy whose tokens have the weights that make its gradient the pairs'.
+  ops::LossResult OfPairs(const at::Tensor& x, const BatchMeta& meta) const {
+    PairBatch& pairs = *meta.pairs;
+    const at::Tensor losses = at::empty({x.size(0)}, x.options().dtype(at::kDouble));
+    Of(x, meta, {pairs.chosen + pairs.rejected, /*loss_only=*/true, losses});
+    pairs.policy = SumLogps(pairs, -losses);
+    ops::LossResult result{at::zeros({2}, losses.options())};
+    if (!pairs.reference.chosen.defined()) return result;  // only asked for log-probabilities
+    const PairCosts costs = CostsOf(pairs, dpo_);
+    if (!meta.loss_only)
+      result.dx = Of(x, meta, {TokenWeights(pairs, costs), /*loss_only=*/false}).dx;
+    if (tensor_.rank() == 0) {  // all ranks of a slice know the same
+      result.loss[0] = (costs.costs * pairs.shares).sum();
+      pairs.means = MeansOf(pairs, dpo_.beta);
+    }
+    return result;
   }
 
   const ModelConfig config_;
@@ -164,6 +198,7 @@ class HeadBlock : public Block {
   const double scale_;
   const Dropout dropout_;
   const double z_loss_;
+  const DpoConfig dpo_;
 };
 
 // Adds the segments of a layer's router and experts: each expert's gate above its up, those of all

@@ -10,6 +10,7 @@
 
 #include "trainer/model/blocks.h"
 #include "trainer/model/config.h"
+#include "trainer/model/dpo_config.h"
 #include "trainer/parallel/expert_group.h"
 #include "trainer/parallel/flat_param.h"
 
@@ -21,6 +22,7 @@ struct BlockOptions {
   int64_t max_length = 0;  // tokens of the longest row
   at::Device device = at::kCPU;
   double z_loss = 0;
+  DpoConfig dpo = {};
 };
 
 // Elements a token that a layer keeps for its backward, by part.

@@ -98,6 +98,7 @@ at::Tensor Projection::Forward(const at::Tensor& x, const BatchMeta& meta) const
   const at::Tensor in = Gathers() ? tensor_.GatherTokens(x, meta.tokens()) : x;
   at::Tensor y = ops::Linear(in, base_.w, Scatters() ? at::Tensor() : bias_.w);
   for (const LowRankBranch& branch : branches_) {
+    if (meta.adapters_off) break;
     const at::Tensor kept = dropout_.For(branch.module, in, meta, columns_).Apply(in);
     const at::Tensor inner = ops::Linear(kept, branch.adapter.a);  // [T, rank]
     y.narrow(1, branch.begin, branch.out).add_(ops::Linear(inner, branch.adapter.b), scale_);

@@ -58,7 +58,7 @@ ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
                                   const at::Tensor& targets, const at::Tensor& weights,
                                   const at::Tensor& d_w, const VocabSlice& slice,
                                   const TensorGroup& ranks, bool loss_only, double z_loss,
-                                  const ops::LossBranch* branch) {
+                                  const ops::LossBranch* branch, const at::Tensor& token_losses) {
   const int64_t tokens = x.size(0);
   // The same on every rank, whatever its slice.
   const int64_t widest = (slice.size + ranks.size() - 1) / ranks.size();
@@ -78,6 +78,9 @@ ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
     if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
     const RowSums rows =
         SumRows(logits, logits.gather(1, places.in_slice).masked_fill_(places.outside, 0), ranks);
+    if (token_losses.defined())
+      token_losses.narrow(0, begin, length)
+          .copy_(((rows.log_sum - rows.target) * weight).squeeze(1));
     if (ranks.rank() == 0) {
       result.loss[0].add_(((rows.log_sum - rows.target) * weight).sum());
       if (z_loss > 0) result.loss[1].add_((rows.log_sum.square() * weight).sum(), z_loss);

@@ -277,7 +277,8 @@ at::Tensor Dropout(const at::Tensor& x, const at::Tensor& numbers, uint64_t seed
 }
 
 std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tensor& targets,
-                                       const at::Tensor& weights, bool loss_only, double z_loss) {
+                                       const at::Tensor& weights, bool loss_only, double z_loss,
+                                       const at::Tensor& losses) {
   const kernels::Kernels* table = KernelsFor(logits);
   if (table == nullptr || !Suits(logits, 0) || !targets.is_contiguous() || !weights.is_contiguous())
     return std::nullopt;
@@ -290,6 +291,7 @@ std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tenso
   a.loss = sums.data_ptr<double>(), a.z = a.loss + a.rows, a.z_loss = static_cast<float>(z_loss);
   table->cross_entropy(a, StreamOf(logits));
   CheckLaunch(logits);
+  if (losses.defined()) losses.copy_(sums[0]);
   const at::Tensor result = sums.sum(1);
   result[1].mul_(z_loss);
   return result;

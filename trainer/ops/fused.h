@@ -54,8 +54,9 @@ bool DrawsBeside(const at::Tensor& x);
 at::Tensor Dropout(const at::Tensor& x, const at::Tensor& numbers, uint64_t seed, uint64_t prefix,
                    double share);
 // Turns logits [n, V] into d logits, in place (loss_only: leaves them); loss and z-loss sums in
-// double, [2].
+// double, [2]. `losses` [n] double, where given, gets each row's.
 std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tensor& targets,
-                                       const at::Tensor& weights, bool loss_only, double z_loss);
+                                       const at::Tensor& weights, bool loss_only, double z_loss,
+                                       const at::Tensor& losses = {});
 
 }  // namespace muster::trainer::ops::fused

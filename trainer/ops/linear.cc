@@ -56,7 +56,8 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
 
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                               const at::Tensor& weights, const at::Tensor& d_w, bool loss_only,
-                              double z_loss, const LossBranch* branch) {
+                              double z_loss, const LossBranch* branch,
+                              const at::Tensor& token_losses) {
   const int64_t tokens = x.size(0);
   const int64_t chunk = std::max<int64_t>(
       1, std::min(tokens, (x.is_cuda() ? kLogitsChunkOnGpu : kLogitsChunk) / w.size(0)));
@@ -73,14 +74,18 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
         branch != nullptr ? branch->inner.narrow(0, begin, length) : at::Tensor();
     if (inner.defined()) logits.addmm_(inner, branch->b.t());
     at::Tensor d_logits;
-    if (const auto sums = fused::CrossEntropy(logits, target, weight, loss_only, z_loss)) {
+    const at::Tensor losses =
+        token_losses.defined() ? token_losses.narrow(0, begin, length) : at::Tensor();
+    if (const auto sums = fused::CrossEntropy(logits, target, weight, loss_only, z_loss, losses)) {
       result.loss.add_(*sums);
       d_logits = logits;
     } else {
       if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
       at::Tensor log_p = at::_log_softmax(logits, 1, /*half_to_float=*/false);  // [n, V]
       const at::Tensor log_p_target = log_p.gather(1, target);                  // [n, 1]
-      loss.sub_((log_p_target.to(at::kDouble) * weight).sum());
+      const at::Tensor weighted = log_p_target.to(at::kDouble) * weight;
+      loss.sub_(weighted.sum());
+      if (losses.defined()) losses.copy_(weighted.squeeze(1).neg());
       at::Tensor scale = weight;  // of the softmax in d logits
       if (z_loss > 0) {
         const at::Tensor log_sum =

@@ -156,7 +156,8 @@ inline constexpr int64_t kLogitsChunkOnGpu = int64_t{1} << 27;  // fewer would n
 // arXiv 2204.02311, section 5). Returns the weighted loss and that sum times z_loss (in double, [2]
 // on x's device) and dx [T, d]; adds to d_w [V, d]. loss_only: neither. `branch`, if there is one,
 // adds inner·bᵀ to the logits: inner [T, r], b [V, r]; its gradients come into d_inner and, added,
-// d_b.
+// d_b. `token_losses` [T] double, where given, gets each token's weighted loss. Weights may be
+// below 0.
 struct LossResult {
   at::Tensor loss, dx;
 };
@@ -167,6 +168,7 @@ struct LossBranch {
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                               const at::Tensor& weights, const at::Tensor& d_w,
                               bool loss_only = false, double z_loss = 0,
-                              const LossBranch* branch = nullptr);
+                              const LossBranch* branch = nullptr,
+                              const at::Tensor& token_losses = {});
 
 }  // namespace muster::trainer::ops

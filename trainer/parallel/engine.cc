@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
+#include "trainer/model/pairs.h"
 #include "trainer/parallel/range.h"
 
 namespace muster::trainer {
@@ -67,9 +68,10 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   if (frozen_)
     adapters = {FindAdapters(adapters_), options.lora.Scale(), options.lora.dropout, options.seed};
   const ExpertGroup experts(world->experts(), config.experts.count, world->device());
-  blocks_ = FamilyFor(config).MakeBlocks(config, layout, model_, adapters,
-                                         {tensor, TensorGroup(world->context()), experts,
-                                          options.max_length, world->device(), options.z_loss});
+  blocks_ = FamilyFor(config).MakeBlocks(
+      config, layout, model_, adapters,
+      {tensor, TensorGroup(world->context()), experts, options.max_length, world->device(),
+       options.z_loss, options.dpo});
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 
@@ -314,6 +316,18 @@ double Engine::Evaluate(std::vector<BatchMeta>& batches) {
   EngineLoss loss;
   Carry(Schedule(batches.size(), /*training=*/false), batches, loss);
   return loss.loss;
+}
+
+void Engine::FindReference(const std::vector<BatchMeta>& batches) {
+  std::vector<BatchMeta> alone = batches;
+  for (BatchMeta& batch : alone) {
+    batch.loss_only = batch.adapters_off = true;
+    batch.pairs->reference = {};
+  }
+  EngineLoss loss;
+  Carry(Schedule(alone.size(), /*training=*/false), alone, loss);
+  for (const BatchMeta& batch : alone)
+    batch.pairs->reference = std::exchange(batch.pairs->policy, {});
 }
 
 // Whether rank 0 is sent a flat of this rank: of those that hold it, the first is asked.

@@ -11,6 +11,7 @@
 
 #include "trainer/model/balance.h"
 #include "trainer/model/blocks.h"
+#include "trainer/model/dpo_config.h"
 #include "trainer/model/lora_config.h"
 #include "trainer/parallel/flat_param.h"
 #include "trainer/parallel/graphs.h"
@@ -31,6 +32,7 @@ struct EngineOptions {
   PipelineKind pipeline = PipelineKind::k1F1B;  // of a mesh with several stages
   int chunks = 1;                               // stretches of the model a stage
   BalanceOptions balance = {};                  // the loss that balances experts, beside the loss
+  DpoConfig dpo = {};                           // the loss of batches of pairs
 };
 
 // Loss of this rank's micro-batches: their share of the global mean. `z` is the z-loss's share, and
@@ -55,6 +57,10 @@ class Engine {
 
   // This rank's loss of `batches`, without gradients; collective.
   double Evaluate(std::vector<BatchMeta>& batches);
+
+  // Has each pair of `batches` know its reference: the log-probabilities that the model gives it as
+  // its weights are, without the adapters. Collective.
+  void FindReference(const std::vector<BatchMeta>& batches);
 
   // Brings all weights up to date on every rank; those in slots, and those that ranks share out,
   // stay on rank 0 alone, in the host's memory. Collective; nothing is trained afterwards.

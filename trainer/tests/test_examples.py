@@ -1,6 +1,8 @@
 """deploy/: the corpus and the examples do what they say."""
 
 import json
+import math
+import os
 import re
 import signal
 import subprocess
@@ -84,6 +86,34 @@ def test_tiny_llama_example_trains(trainer_bin, tokens, tmp_path):
     assert (gang.folder / "model" / "config.json").exists()
 
 
+def test_dpo_example_prepares_trains_and_prefers(trainer_bin, tmp_path):
+    """Its three tasks as they are, but for the number of steps, one after another."""
+    tasks = yaml.safe_load((DEPLOY / "examples" / "dpo.yaml").read_text())["tasks"]
+    assert [task["name"] for task in tasks] == ["prepare", "complete", "prefer"]
+    assert [task.get("after") for task in tasks] == [None, ["prepare"], ["complete"]]
+    job = tmp_path / "job"
+    job.mkdir()
+    path = f"{Path(trainer_bin).parent}:{os.environ['PATH']}"
+    environment = clean_environment(
+        MUSTER_JOB_DIR=str(job), PATH=path, MUSTER_PYTHON=sys.executable
+    )
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", tasks[0]["run"]],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for task in tasks[1:]:
+        config = task["trainer"] | {"learning_rate": float(task["trainer"]["learning_rate"])}
+        with Gang(trainer_bin, config, 1, tmp_path / task["name"], MUSTER_JOB_DIR=str(job)) as gang:
+            gang.finish()
+    first, last = gang.lines[0], gang.lines[-1]
+    assert first["rewards/margins"] == 0 and abs(first["loss"] - math.log(2)) < 1e-6
+    assert last["rewards/accuracies"] > 0.9 and last["loss"] < 0.6 and last["eval_loss"] < 0.6
+    assert (job / "prefers" / "config.json").exists()
+
+
 def start_ddp(folder: Path, steps: int) -> list[subprocess.Popen]:
     port = str(free_port())
     return [
@@ -133,7 +163,7 @@ def test_plain_torch_script_saves_on_sigterm_and_goes_on(tmp_path):
             rank.stdout.close()
 
 
-@pytest.mark.parametrize("name", ["hello", "tiny-llama", "ddp"])
+@pytest.mark.parametrize("name", ["hello", "tiny-llama", "ddp", "dpo"])
 def test_examples_ask_for_cpu_slots_only(name):
     spec = yaml.safe_load((DEPLOY / "examples" / f"{name}.yaml").read_text())
     for task in spec.get("tasks", [spec]):

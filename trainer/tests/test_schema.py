@@ -72,6 +72,7 @@ CONTRACT_KEYS = {
     "step_timeout_s",
     "checkpoints",
     "cuda_graphs",
+    "dpo",
 }
 
 

@@ -36,6 +36,18 @@ def test_the_sweep_example(system):
     assert "lr 3e-4, seed 1: run 2 of 4" in system.run(["logs", f"{number}_2"]).stdout
 
 
+def test_the_example_of_preferences(system, bin_dir):
+    if not os.access(bin_dir / "muster-trainer", os.X_OK):
+        pytest.skip(f"{bin_dir} has no muster-trainer")
+    number = system.submit(EXAMPLES / "dpo.yaml", "--queue", "research")["number"]
+    job = wait_ended(system, number, 240)
+    said = system.run(["logs", number]).stdout
+    assert job["state"] == "SUCCEEDED", said
+    prefer = job["tasks"][2]
+    assert prefer["progress"]["step"] == "40" and "rewards/accuracies=1 " in said
+    assert (Path(job["directory"]) / "prefers" / "config.json").exists()
+
+
 def test_a_plain_torch_distributed_script_runs_unchanged_on_two_workers(system):
     python = os.environ.get("MUSTER_PYTHON", "")
     if not python:

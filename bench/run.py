@@ -44,6 +44,11 @@ ROWS = {
         [sys.executable, "bench/track.py"],
         1200,
     ),
+    "dpo": (
+        "50 steps on preferences against TRL's DPOTrainer: loss and rewards, the whole model and with LoRA",
+        [sys.executable, "bench/dpo.py"],
+        900,
+    ),
     "resume": (
         "60 steps at once against SIGKILL at 23 and 4 -> 2 ranks at 41",
         [sys.executable, "trainer/tests/bench_resume.py"],

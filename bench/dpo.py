@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Row `dpo`: 50 steps on preferences against TRL's DPOTrainer, the whole model and with LoRA.
+
+    dpo.py [--quick]
+
+The same small model, pairs, order and learning rates, fp32; what each step said is compared. TRL is bench/requirements-dpo.txt's, in an environment that the
+row makes; torch, transformers and peft in it are the trainer's own. --quick: 12 steps; without that environment a loop of transformers with DPO's loss
+written out (trainer/tests/preferences.py), and it says so.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "trainer" / "tests"))
+
+import preferences  # noqa: E402
+from figures import figure  # noqa: E402
+from harness import trainer_binary  # noqa: E402
+from parity import make_init  # noqa: E402
+from peft import PeftModel  # noqa: E402
+
+BATCH, PAIRS, LEARNING_RATE, BAR = preferences.BATCH, 40, 2e-4, 1e-4
+REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
+LORA = preferences.LORA | {
+    "target_modules": ["q_proj", "v_proj", "down_proj"]
+}  # TRL refuses lm_head
+KINDS = {"the whole model": {}, "with LoRA": {"lora": LORA}}
+
+
+def environment(may_make: bool) -> Path | None:
+    """The python of TRL's."""
+    text = (ROOT / "bench" / "requirements-dpo.txt").read_bytes()
+    cache = Path(os.environ.get("MUSTER_CACHE_DIR") or Path.home() / ".cache" / "muster")
+    site = subprocess.run(
+        [sys.executable, "-c", "import site; print(site.getsitepackages()[0])"],
+        check=True,
+        capture_output=True,
+    ).stdout
+    place = cache / f"dpo-{hashlib.sha256(text + site).hexdigest()[:12]}"
+    python = place / "bin" / "python"
+    if not (place / ".complete").exists():
+        if not may_make:
+            return None
+        print(f"installing bench/requirements-dpo.txt into {place}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
+        (next((place / "lib").glob("python3*/site-packages")) / "trainer.pth").write_bytes(site)
+        words = ["-q", "install", "--no-input", "-r", ROOT / "bench" / "requirements-dpo.txt"]
+        subprocess.run([place / "bin" / "pip", *words], check=True)
+        (place / ".complete").touch()
+    return python
+
+
+def ours(folder: Path, init: Path, pairs: Path, steps: int, more: dict) -> tuple[list[dict], list]:
+    """What each step said, and the pairs that it took."""
+    config = preferences.settings(
+        init,
+        pairs,
+        max_steps=steps,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="linear",
+        warmup_steps=steps // 10,
+        export=str(folder / "model"),
+        **more,
+    )
+    program, dump = trainer_binary(), folder / "dump"
+    still = config | {"max_steps": 1, "learning_rate": 1e-30, "warmup_steps": 0}
+    preferences.run(program, still, 1, folder / "begin")
+    (folder / "model").rename(folder / "began")
+    lines = preferences.run(program, config, 1, folder / "run", dump_tokens=dump)
+    return lines, preferences.pairs_by_step(dump, pairs)
+
+
+def trl(folder: Path, python: Path, init: Path, pairs: Path, order: list, more: dict) -> list[dict]:
+    settings = {
+        "init": str(init),
+        "pairs": str(pairs.parent / "pairs.jsonl"),
+        "tokenizer": str(pairs / "tokenizer"),
+        "adapter": str(folder / "began" / "adapter"),
+        "output": str(folder / "trl"),
+        "order": sum(order, []),
+        "steps": len(order),
+        "batch": BATCH,
+        "max_length": preferences.LENGTH,
+        "beta": preferences.BETA,
+        "learning_rate": LEARNING_RATE,
+        "warmup_steps": len(order) // 10,
+    } | more
+    (folder / "trl.json").write_text(json.dumps(settings))
+    words = [ROOT / "bench" / "dpo_trl.py", folder / "trl.json", folder / "result.json"]
+    quiet = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run([python, *words], env=quiet, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"TRL failed:\n{done.stderr[-4000:]}")
+    return json.loads((folder / "result.json").read_text())
+
+
+def stand_in(folder: Path, init: Path, pairs: Path, order: list, more: dict) -> list[dict]:
+    model, base = preferences.load(init), preferences.load(init)
+    if more:
+        model = PeftModel.from_pretrained(model, folder / "began" / "adapter", is_trainable=True)
+    rates = [LEARNING_RATE * one for one in linear(len(order))]
+    return preferences.transformers_loop(
+        model, base, preferences.sides(pairs), order, "sigmoid", rates
+    )
+
+
+def linear(steps: int) -> list[float]:
+    """The schedule of transformers of that name, as shares of the peak."""
+    warm = steps // 10
+    return [
+        step / warm if step < warm else (steps - step) / (steps - warm) for step in range(steps)
+    ]
+
+
+def main() -> int:
+    quick = "--quick" in sys.argv
+    python = environment(may_make=not quick)
+    peer = "TRL" if python else "a loop of transformers, as TRL's environment is not there"
+    print(f"compared with {peer}", flush=True)
+    holds = True
+    with tempfile.TemporaryDirectory(prefix="muster-dpo-") as name:
+        folder = Path(name)
+        init = make_init(folder / "init")
+        pairs = preferences.make_pairs(folder / "pairs", PAIRS)
+        for kind, more in KINDS.items():
+            place = folder / kind.replace(" ", "-")
+            place.mkdir()
+            lines, order = ours(place, init, pairs, 12 if quick else 50, more)
+            wanted = (
+                trl(place, python, init, pairs, order, more)
+                if python
+                else stand_in(place, init, pairs, order, more)
+            )
+            assert len(wanted) == len(lines) == len(order)
+
+            def apart(names: tuple[str, ...]) -> float:
+                return max(
+                    abs(line[one] - its[one]) for line, its in zip(lines, wanted) for one in names
+                )
+
+            moved = lines[0]["loss"] - lines[-1]["loss"]
+            print(f"{kind}: loss {lines[0]['loss']:.4f} to {lines[-1]['loss']:.4f}", flush=True)
+            for what, names in (("loss", ("loss",)), ("rewards", REWARDS)):
+                most = apart(names)
+                holds &= figure(
+                    f"{what}, {kind}: the most that a step of {len(lines)} is apart",
+                    float(f"{most:.3g}"),
+                    "",
+                    BAR,
+                    most <= BAR,
+                    peer,
+                )
+            holds &= figure(
+                f"loss, {kind}: learnt", round(moved, 4), "", ">= 0.01", moved >= 0.01, peer
+            )
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,6 +21,10 @@ std::vector<Key> DataKeys() {
       {"mixture", &C::mixture,
        "Several such directories with weights: each gives its share of the sequences of every "
        "batch. Exactly one of data and mixture."},
+      {"dpo", &C::dpo,
+       "Train on preferences (DPO): data is pairs of a chosen and a rejected answer to a prompt, "
+       "and global_batch_size and micro_batch_size count pairs. Needs init, whose model is the "
+       "reference, too. {}: all defaults."},
       {"packing",
        &C::packing,
        "How documents become sequences. wrapped: one stream, cut every max_length tokens; bfd: "
@@ -191,11 +195,6 @@ std::vector<Key> MemoryKeys() {
       {"lora", &C::lora,
        "Train low-rank adapters beside frozen weights (needs init): rank, alpha, dropout, "
        "target_modules. The export has them merged, and in adapter/ for peft."},
-      {"dpo", &C::dpo,
-       "Train on preferences (DPO): data is pairs of a chosen and a rejected answer to a prompt, "
-       "and "
-       "global_batch_size and micro_batch_size count pairs. Needs init, whose model is the "
-       "reference, too. {}: all defaults."},
   };
 }
 

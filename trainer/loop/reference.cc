@@ -129,7 +129,7 @@ absl::StatusOr<Logps> ReadReference(const std::string& path, const std::string& 
   if (tensor == header.tensors.end() || tensor->second.dtype != "F64" ||
       tensor->second.shape != std::vector<int64_t>{pairs, 2} || said("key") != key)
     return absl::DataLossError(absl::StrCat(path, " is of other pairs or weights"));
-  const Logps logps = FromBytes(file->Data(tensor->second));
+  Logps logps = FromBytes(file->Data(tensor->second));
   if (said("sha256") != Digest(logps))
     return absl::DataLossError(absl::StrCat(path, " does not match its sha256"));
   return logps;

@@ -32,7 +32,7 @@ PairBatch Batch() {
 
 // As pairs.h has the formulas.
 at::Tensor Cost(const DpoConfig& config, const at::Tensor& chosen, const at::Tensor& rejected) {
-  const at::Tensor z = config.beta * (chosen - rejected);
+  at::Tensor z = config.beta * (chosen - rejected);
   switch (config.loss_type) {
     case PairLoss::kSigmoid:
       return at::softplus(-z);

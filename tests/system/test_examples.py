@@ -44,7 +44,7 @@ def test_the_example_of_preferences(system, bin_dir):
     said = system.run(["logs", number]).stdout
     assert job["state"] == "SUCCEEDED", said
     prefer = job["tasks"][2]
-    assert prefer["progress"]["step"] == "40" and "rewards/accuracies=1 " in said
+    assert int(prefer["progress"]["step"]) == 40 and "rewards/accuracies=1 " in said
     assert (Path(job["directory"]) / "prefers" / "config.json").exists()
 
 

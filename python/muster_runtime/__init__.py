@@ -76,6 +76,8 @@ def report_logged(step: int, total_steps: int | None, figures: Mapping) -> None:
         name: number for name, value in figures.items() if (number := _number(value)) is not None
     }
     line = {"rank": rank(), "step": int(step), "total_steps": total_steps}
+    if "MUSTER_TRIAL" in os.environ:  # muster_tune listens, to which a loss that is NaN is news
+        line |= {"not_finite": [name for name in figures if _is_not_finite(figures[name])]}
     whole = line | {name: value for name, value in numbers.items() if name not in _RESERVED}
     if len(_encoded(whole)) > MOST_BYTES:
         whole = line | {name: value for name, value in numbers.items() if name in _KNOWN}
@@ -223,6 +225,13 @@ def hear_alone() -> None:
 
 def _finite(value):
     return not (isinstance(value, float) and not math.isfinite(value)) and value is not None
+
+
+def _is_not_finite(value) -> bool:
+    try:
+        return value is not None and not math.isfinite(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return False
 
 
 def _number(value) -> int | float | None:

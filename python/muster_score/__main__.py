@@ -8,6 +8,7 @@ import muster_runtime
 
 from muster_score.engines import EngineDied, check, load
 from muster_score.inputs import InputError
+from muster_score.leases import owner_of
 from muster_score.plan import Options, Plan, fingerprint_of_model, make_plan
 from muster_score.prompts import Sampling
 from muster_score.worker import STOPPED, Stopped, Worker, stop_if_told, tidy
@@ -39,13 +40,6 @@ def parse(words: list[str]) -> argparse.Namespace:
         if getattr(options, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
     return options
-
-
-def owner_of(environment) -> str:
-    """Who a lease belongs to: a member of a job. Its number may occur in two clusters that share the storage, its directory can't."""
-    if "MUSTER_JOB" in environment:
-        return f"{environment['MUSTER_JOB']} {environment.get('MUSTER_JOB_DIR', os.getuid())}"
-    return f"{os.uname().nodename}-{os.getpid()}"
 
 
 def score(given: argparse.Namespace) -> Plan:

@@ -128,6 +128,13 @@ class Leases:
         return content if now_s - seen.since_s >= self.lease_s else None
 
 
+def owner_of(environment) -> str:
+    """Who a lease belongs to: a member of a job. Its number may occur in two clusters that share the storage, its directory can't."""
+    if "MUSTER_JOB" in environment:
+        return f"{environment['MUSTER_JOB']} {environment.get('MUSTER_JOB_DIR', os.getuid())}"
+    return f"{os.uname().nodename}-{os.getpid()}"
+
+
 def _write(path: Path, content: dict) -> None:
     """In place: whoever has a lease is the only one that writes it. Not there any more: the shard is done."""
     text = json.dumps(content).encode() + b"\n"

@@ -1,0 +1,1 @@
+"""Tries settings of a program, a trial each, by independent workers (docs/tuning.md)."""

@@ -1,0 +1,269 @@
+"""Predicts a trainer's speed in settings that nobody has tried, from those that somebody has (CubicML, arXiv 2409.04585, section 3: a model of the system's
+speed that is learnt from past jobs stands in for a run).
+
+Two parts. The base is a sum of times that follow from `muster-trainer estimate`: products, bytes, micro-batches, each times a coefficient above 0 that
+past steps give (non-negative least squares of relative errors). It carries over to models that nobody has run. LightGBM learns what is left, the
+logarithm of measured by base: what the sum can't say, such as how two settings go together.
+"""
+
+import math
+import statistics
+import warnings
+from dataclasses import dataclass
+
+from muster_tune.space import Space, key_of
+from muster_tune.study import DONE, FAILED, Trial
+
+MEMBERS = 8  # models of the ensemble, each of a part of the records
+FEW = 6  # own trials without a history: until then settings are spread out
+OWN_WEIGHT = 3.0  # of a trial of this study, beside one of another
+RIDGE = 0.02  # pulls coefficients that the records don't tell towards the smallest
+CAUTION = 0.5  # times the ensemble's spread: above 0 tries what it is unsure of
+
+
+@dataclass
+class Record:
+    """One measured run: of this study or of a past one."""
+
+    study: str
+    setting: dict
+    estimate: dict
+    tokens_per_step: int
+    layers: int
+    tokens_per_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.tokens_per_step / self.tokens_per_s
+
+
+def sent_bytes(estimate: dict) -> float:
+    kinds = ("gather", "reduce", "slice", "context", "expert", "pipeline")
+    return float(sum(estimate.get(f"{kind}_bytes_per_step", 0) for kind in kinds))
+
+
+def terms(setting: dict, estimate: dict, layers: int) -> list[float]:
+    """Of a step, in units of nobody: what takes time, each in proportion. The last two stand for any estimate that tells them."""
+    flops = estimate["flops_per_step"] / estimate["ranks"]
+    parameters = float(estimate["trained_parameters"])
+    micro = float(estimate["micro_batches"])
+    passes = micro * max(1, layers)
+    recompute = setting.get("recompute", "none")
+    stage, offload = setting.get("zero_stage", 1), setting.get("offload", "none")
+    again = [float(recompute == kind) for kind in ("pointwise", "keep_attention", "full")]
+    return [
+        flops,
+        *(flops * kind for kind in again),
+        passes,
+        *(passes * kind for kind in again),
+        sent_bytes(estimate),
+        passes * (stage == 2),
+        passes * (stage == 3),
+        micro * parameters,
+        parameters,
+        parameters * (offload == "optimizer"),
+        parameters * (offload == "parameters"),
+        passes * (offload == "parameters"),
+        estimate.get("step_time_s", 0.0),
+        1.0,
+    ]
+
+
+def features(setting: dict, estimate: dict, layers: int, names: list[str]) -> list[float]:
+    """For LightGBM: the knobs, and ratios that mean the same in a model of another size."""
+    micro = float(estimate["micro_batches"])
+    flops, parameters = estimate["flops_per_step"], float(estimate["trained_parameters"])
+    kept = {one["class"]: one["bytes"] for one in estimate.get("memory", [])}
+    return [
+        *(_number(setting.get(name)) for name in names),
+        math.log(micro),
+        math.log(estimate["micro_batch_size"]),
+        math.log(flops / estimate["ranks"] / micro / max(1, layers)),
+        math.log(1 + sent_bytes(estimate) / parameters),
+        math.log(1 + kept.get("activations kept", 0)),
+    ]
+
+
+_TEXTS = {
+    "none": 0.0,
+    "pointwise": 1.0,
+    "keep_attention": 2.0,
+    "full": 3.0,
+    "optimizer": 4.0,
+    "parameters": 5.0,
+}
+
+
+def _number(value) -> float:
+    """Of a knob's value. Texts that aren't known here get a number that hangs on them alone, so that it is the same in every study."""
+    if isinstance(value, (bool, int, float)):
+        return float(value)
+    if value is None:
+        return math.nan
+    return _TEXTS.get(value, 10.0 + sum(map(ord, value)) % 991)
+
+
+class Base:
+    """Seconds of a step as a sum of terms."""
+
+    def __init__(self, records: list[Record]):
+        import numpy
+        from scipy.optimize import nnls
+
+        rows = numpy.array([terms(r.setting, r.estimate, r.layers) for r in records])
+        seconds = numpy.array([r.step_s for r in records])
+        self.scale = rows.max(axis=0)
+        self.scale[self.scale == 0] = 1.0
+        relative = rows / self.scale / seconds[:, None]
+        # Each coefficient's own pull: without it few records would be met exactly, by whichever terms.
+        pull = RIDGE * math.sqrt(len(records)) * numpy.diag(relative.mean(axis=0))
+        left = numpy.vstack([relative, pull])
+        right = numpy.concatenate([numpy.ones(len(records)), numpy.zeros(len(pull))])
+        self.coefficients, _ = nnls(left, right, maxiter=50 * rows.shape[1])
+
+    def log_step_s(self, setting: dict, estimate: dict, layers: int) -> float:
+        parts = [value / of for value, of in zip(terms(setting, estimate, layers), self.scale)]
+        return math.log(max(1e-12, float(self.coefficients @ parts)))
+
+
+class Model:
+    """Of records, at least one: the logarithm of a step's seconds, up to a constant of each study."""
+
+    def __init__(self, records: list[Record], own: str, seed: int):
+        self.names = sorted({name for record in records for name in record.setting})
+        self.base = Base(records)
+        left = [self._residual(record) for record in records]
+        middle = {}
+        for study in {record.study for record in records}:
+            own_left = [one for record, one in zip(records, left) if record.study == study]
+            middle[study] = statistics.median(own_left)
+        left = [one - middle[record.study] for record, one in zip(records, left)]
+        weights = [OWN_WEIGHT if record.study == own else 1.0 for record in records]
+        rows = [features(r.setting, r.estimate, r.layers, self.names) for r in records]
+        self.trees = [_fit(rows, left, weights, seed * MEMBERS + i) for i in range(MEMBERS)]
+
+    def _residual(self, record: Record) -> float:
+        told = self.base.log_step_s(record.setting, record.estimate, record.layers)
+        return math.log(record.step_s) - told
+
+    def predict(self, settings: list[dict], estimates: list[dict], layers: int):
+        """Of each the mean and the spread of the ensemble, as two arrays."""
+        import numpy
+
+        base = numpy.array(
+            [self.base.log_step_s(one, e, layers) for one, e in zip(settings, estimates)]
+        )
+        rows = [features(one, e, layers, self.names) for one, e in zip(settings, estimates)]
+        left = numpy.array([trees.predict(numpy.array(rows)) for trees in self.trees])
+        return base + left.mean(axis=0), left.std(axis=0)
+
+
+def _fit(rows: list[list[float]], left: list[float], weights: list[float], seed: int):
+    import lightgbm
+    import numpy
+
+    parameters = {
+        "objective": "regression",
+        "learning_rate": 0.08,
+        "num_leaves": 15,
+        "min_data_in_leaf": max(1, min(5, len(rows) // 8)),
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "feature_fraction": 0.8,
+        "lambda_l2": 1.0,
+        "seed": seed,
+        "num_threads": 1,
+        "deterministic": True,
+        "verbosity": -1,
+    }
+    data = lightgbm.Dataset(numpy.array(rows), numpy.array(left), weight=numpy.array(weights))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return lightgbm.train(parameters, data, num_boost_round=150)
+
+
+class Proxy:
+    """A sampler for knobs of the trainer whose objective is tokens a second."""
+
+    def __init__(
+        self,
+        space: Space,
+        told: dict,
+        past: list[Record],
+        first: dict | None,
+        tokens_per_step: int,
+        layers: int,
+        seed: int,
+    ):
+        """`told`: what Estimator.ask_all found. `first`: the setting that stands in the user's configuration, tried first if it is one of the space."""
+        self.space, self.told, self.past, self.first = space, told, past, first
+        self.tokens_per_step, self.layers, self.seed = tokens_per_step, layers, seed
+
+    def propose(self, trials: list[Trial]) -> dict | None:
+        import json
+
+        tried = {key_of(trial.setting) for trial in trials}
+        if not trials and self.first is not None and self._fits(key_of(self.first), trials):
+            return self.first
+        left = [key for key in self.told if key not in tried and self._fits(key, trials)]
+        if not left:
+            return None
+        settings = [json.loads(key) for key in left]
+        done = [trial for trial in trials if trial.state == DONE]
+        if len(done) < (1 if not self.past else 0) or (not self.past and len(trials) < FEW):
+            return self._spread_out(settings, trials)
+        return settings[self._best(settings, left, trials)]
+
+    def _fits(self, key: str, trials: list[Trial]) -> bool:
+        """By the estimate, and by what ran out of memory before."""
+        estimate = self.told.get(key, {}).get("estimate")
+        if estimate is None:
+            return False
+        needs = estimate["memory_bytes"]
+        lost = [self.told.get(key_of(t.setting), {}).get("estimate") for t in trials if t.memory]
+        return all(needs < one["memory_bytes"] for one in lost if one is not None)
+
+    def _spread_out(self, settings: list[dict], trials: list[Trial]) -> dict:
+        """The one that is least like those that were tried, by how many knobs differ."""
+        import random
+
+        dice = random.Random(f"{self.seed} {len(trials)}")
+        dice.shuffle(settings)
+        seen = [trial.setting for trial in trials]
+
+        def new(setting: dict) -> tuple:
+            unlike = [sum(setting[k] != other.get(k) for k in setting) for other in seen]
+            fresh = sum(all(setting[k] != other.get(k) for other in seen) for k in setting)
+            return fresh, min(unlike, default=0)
+
+        return max(settings, key=new)
+
+    def _own(self, trials: list[Trial]) -> list[Record]:
+        records = []
+        for trial in trials:
+            estimate = self.told.get(key_of(trial.setting), {}).get("estimate")
+            if trial.state == DONE and estimate is not None and trial.value > 0:
+                records.append(
+                    Record(
+                        "",
+                        trial.setting,
+                        estimate,
+                        self.tokens_per_step,
+                        self.layers,
+                        trial.value,
+                    )
+                )
+        return records
+
+    def _best(self, settings: list[dict], keys: list[str], trials: list[Trial]) -> int:
+        """Of them, the place of the one that promises the most. What is open counts by its prediction: it is tried already."""
+        records = self.past + self._own(trials)
+        model = Model(records, own="", seed=self.seed * 1009 + len(trials))
+        estimates = [self.told[key]["estimate"] for key in keys]
+        mean, spread = model.predict(settings, estimates, self.layers)
+        promise = mean - CAUTION * spread
+        failed = [trial.setting for trial in trials if trial.state == FAILED]
+        for i, setting in enumerate(settings):  # the like of what has failed comes later
+            alike = max((sum(setting[k] == o.get(k) for k in setting) for o in failed), default=0)
+            promise[i] += 0.1 * alike / len(setting)
+        return int(promise.argmin())

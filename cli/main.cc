@@ -106,6 +106,7 @@ int Main(Session& session, int argc, char** argv) {
   root.add_option("--columns", session.columns_flag, "Of a table, by name, with commas between");
   AddUp(root, session);
   AddSubmit(root, session);
+  AddTune(root, session);
   AddValidate(root, session);
   AddRun(root, session);
   AddJobs(root, session);

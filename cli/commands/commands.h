@@ -11,6 +11,7 @@ class App;
 namespace muster {
 
 void AddSubmit(CLI::App& root, Session& session);       // submit
+void AddTune(CLI::App& root, Session& session);         // tune
 void AddValidate(CLI::App& root, Session& session);     // validate
 void AddRun(CLI::App& root, Session& session);          // run -- CMD
 void AddJobs(CLI::App& root, Session& session);         // jobs, history, show

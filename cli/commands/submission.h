@@ -52,4 +52,11 @@ absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec&
 int FailSubmitted(Session& session, const absl::Status& status, const JobFile* file,
                   const std::string& key);
 
+// A job that a command has made, as a file: previewed, asked for, submitted and followed as `muster
+// submit` does it.
+struct SubmitMadeOptions {
+  bool yes = false, detach = false, preview_only = false;
+};
+int SubmitMade(Session& session, const JobFile& file, const SubmitMadeOptions& options);
+
 }  // namespace muster

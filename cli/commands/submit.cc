@@ -24,6 +24,7 @@ namespace {
 struct SubmitOptions {
   std::vector<std::string> files;
   std::string job;       // what is submitted again; empty: files are
+  std::optional<JobFile> made;  // by another command, and no file
   bool resumes = false;  // from its checkpoints
   std::string queue, key, directory;
   std::vector<std::string> settings, env, secrets, sweep, after, after_any;
@@ -134,6 +135,7 @@ absl::StatusOr<std::vector<JobFile>> ReadFiles(const Session& session, Client& c
     if (!file.ok()) return file.status();
     files.push_back(*std::move(file));
   }
+  if (options.made.has_value()) files.push_back(*options.made);
   for (const std::string& path : options.files) {
     absl::StatusOr<JobFile> file = ReadJobFile(path, &interrupt);
     if (!file.ok()) return file.status();
@@ -401,6 +403,15 @@ void AddOptions(CLI::App* submit, Session& session, const std::shared_ptr<Submit
 }
 
 }  // namespace
+
+int SubmitMade(Session& session, const JobFile& file, const SubmitMadeOptions& made) {
+  SubmitOptions options;
+  options.made = file;
+  options.yes = made.yes;
+  options.detach = made.detach;
+  options.preview_only = made.preview_only;
+  return Submit(session, options);
+}
 
 void AddSubmit(CLI::App& root, Session& session) {
   auto options = std::make_shared<SubmitOptions>();

@@ -35,7 +35,7 @@ class Worker:
     def __init__(self, study: Study, sampler: Sampler, run: Run, limits: Limits, owner: str):
         self.study, self.sampler, self.run_, self.limits = study, sampler, run, limits
         self.leases = Leases(study.directory / "leases", owner, limits.lease_s)
-        self.told_s = 0.0
+        self.told_s, self.told = 0.0, None
 
     def run(self) -> None:
         """Returns once all trials have ended. Stopped: it was told to stop."""
@@ -56,13 +56,14 @@ class Worker:
         self.study.finish()
 
     def report(self) -> None:
-        """A line of progress: trials that have ended, and the best."""
-        self.told_s = time.monotonic()
+        """A line of progress: trials that have ended, and the best. Where nothing is new, every few seconds."""
         ended = sum(trial.state != OPEN for trial in self.study.trials)
         best = self.study.best()
-        muster_runtime.report(
-            ended, total_steps=self.study.plan["trials"], best=best and best.value
-        )
+        line, now_s = (ended, best and best.value), time.monotonic()
+        if line == self.told and now_s - self.told_s < _BEAT_S:
+            return
+        self.told, self.told_s = line, now_s
+        muster_runtime.report(ended, total_steps=self.study.plan["trials"], best=line[1])
 
     def _beat(self) -> None:
         if time.monotonic() - self.told_s >= _BEAT_S:
@@ -144,4 +145,3 @@ class Worker:
             print(f"trial {trial.number}: {told}  {trial.setting}", flush=True)
         for attempt in self.study.folder(trial).glob("[0-9]*"):
             shutil.rmtree(attempt / "checkpoints", ignore_errors=True)
-        self.report()

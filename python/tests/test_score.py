@@ -47,7 +47,7 @@ def test_a_death_at_any_of_its_writes_loses_no_row_and_doubles_none(tmp_path, wh
         folder.mkdir()
         write_rows(folder / "in.jsonl", 10)
         died = subprocess.run(
-            [sys.executable, HERE / "score_dies.py", when, str(count), *words(folder)],
+            [sys.executable, HERE / "dies.py", "muster_score", when, str(count), *words(folder)],
             env=ENVIRONMENT | {"MUSTER_JOB": "7_0"},
             timeout=60,
         ).returncode

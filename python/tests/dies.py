@@ -1,16 +1,15 @@
-"""muster_score that dies before or after the Nth of what it asks of the disk: score_dies.py before|after N WORDS."""
+"""A worker that dies before or after the Nth of what it asks of the disk: dies.py muster_score|muster_tune before|after N WORDS."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
-from muster_score import __main__  # noqa: E402
-
 
 def main() -> int:
-    when, left = sys.argv[1], int(sys.argv[2])
+    module, when, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
     def counted(call):
         def wrapped(*words, **named):
@@ -26,7 +25,7 @@ def main() -> int:
         return wrapped
 
     os.link, os.fsync, os.unlink = counted(os.link), counted(os.fsync), counted(os.unlink)
-    return __main__.main(sys.argv[3:])
+    return importlib.import_module(f"{module}.__main__").main(sys.argv[4:])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,234 @@
+// muster tune: a job of trials from a job that trains. What a trial is, who proposes it, and that
+// none is lost is muster_tune's matter (docs/tuning.md): this only writes the job.
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/submission.h"
+
+namespace muster {
+namespace {
+
+using ::nlohmann::json;
+
+struct TuneOptions {
+  std::string file, study, history, python = "python3", queue;
+  std::vector<std::string> knobs, fields, settings;  // fields: knobs with values of their own
+  int trials = 24, workers = 4, steps = 20;
+  SubmitMadeOptions submit;
+};
+
+// Its one task that trains. INVALID_ARGUMENT: it has none, or several.
+absl::StatusOr<pb::TaskSpec> TrainingTask(const pb::JobSpec& spec, const std::string& file) {
+  const pb::TaskSpec* found = nullptr;
+  for (const pb::TaskSpec& task : spec.tasks()) {
+    if (task.trainer_json().empty()) continue;
+    if (found != nullptr)
+      return absl::InvalidArgumentError(absl::StrCat(
+          file, ": has several tasks with trainer:; leave the one whose settings are to be tried"));
+    found = &task;
+  }
+  if (found == nullptr)
+    return absl::InvalidArgumentError(
+        absl::StrCat(file,
+                     ": has no task with trainer:. For programs of your own write a job that runs "
+                     "muster_tune: docs/tuning.md"));
+  return *found;
+}
+
+// Trials are jobs of their own: what lies in another job's directory isn't theirs.
+absl::Status CheckAbsolute(const json& trainer, const std::string& file) {
+  const auto check = [&](const json& of, const char* name) -> absl::Status {
+    if (!of.contains(name) || !of[name].is_string()) return absl::OkStatus();
+    const std::string path = of[name];
+    if (absl::StartsWith(path, "/")) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": trainer.", name, ": ", path,
+                     " lies in the job's directory, which trials don't have; name one that is "
+                     "there, absolutely: --set trainer.",
+                     name, "=/…"));
+  };
+  for (const char* name : {"data", "init", "eval_data"}) {
+    if (absl::Status status = check(trainer, name); !status.ok()) return status;
+  }
+  if (!trainer.contains("mixture") || !trainer["mixture"].is_array()) return absl::OkStatus();
+  for (const json& part : trainer["mixture"]) {
+    if (absl::Status status = check(part, "data"); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// A trial's ranks are those of the gang at its least, on one host.
+void TakeResources(const pb::TaskSpec& of, pb::TaskSpec* task, int* ranks) {
+  const int workers = std::max(1, of.workers().min());
+  pb::Resources* resources = task->mutable_resources();
+  *resources = of.resources();
+  const int gpus = static_cast<int>(resources->gpus_milli() / 1000);
+  *ranks = workers * std::max(1, of.processes_per_worker() > 0 ? of.processes_per_worker() : gpus);
+  resources->set_gpus_milli(resources->gpus_milli() * workers);
+  resources->set_cpus_milli(resources->cpus_milli() * workers);
+  resources->set_memory_bytes(resources->memory_bytes() * workers);
+}
+
+void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
+                  pb::TaskSpec* task) {
+  const auto add = [&](const std::string& word) { task->mutable_run()->add_exec(word); };
+  for (const std::string& word :
+       {options.python, std::string("-m"), std::string("muster_tune"), std::string("--study"),
+        options.study, absl::StrCat("--trials=", options.trials),
+        absl::StrCat("--steps=", options.steps), absl::StrCat("--ranks=", ranks),
+        absl::StrCat("--trainer=", of.trainer_json())})
+    add(word);
+  for (const auto* knobs : {&options.knobs, &options.fields}) {
+    for (const std::string& knob : *knobs) add(absl::StrCat("--knob=", knob));
+  }
+  if (!options.history.empty()) add(absl::StrCat("--history=", options.history));
+  if (of.resources().gpu_types_size() == 1) {
+    const std::string& flavour = of.resources().gpu_types(0);
+    add(absl::StrCat("--sku=", flavour));
+    if (flavour != "cpu-slot") add(absl::StrCat("--device=", flavour));
+  }
+}
+
+absl::StatusOr<pb::JobSpec> TuneSpec(const TuneOptions& options, const pb::JobSpec& spec) {
+  const absl::StatusOr<pb::TaskSpec> training = TrainingTask(spec, options.file);
+  if (!training.ok()) return training.status();
+  const json trainer = json::parse(training->trainer_json(), nullptr, /*allow_exceptions=*/false);
+  if (absl::Status status = CheckAbsolute(trainer, options.file); !status.ok()) return status;
+  if (!spec.array().empty() || spec.sweep_size() > 0)
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.file, ": has an array or a sweep; leave it out: trials take its place"));
+  pb::JobSpec tune = spec;
+  tune.set_name(absl::StrCat(spec.name(), "-tune").substr(0, 63));
+  tune.clear_tasks();
+  tune.mutable_independent_workers()->set_min(1);
+  tune.mutable_independent_workers()->set_max(options.workers);
+  pb::TaskSpec* task = tune.add_tasks();
+  task->set_name("main");
+  *task->mutable_env() = training->env();
+  task->set_setup(training->setup());
+  task->set_workdir(training->workdir());
+  task->set_workdir_digest(training->workdir_digest());
+  if (training->has_grace_ns()) task->set_grace_ns(training->grace_ns());
+  int ranks = 1;
+  TakeResources(*training, task, &ranks);
+  task->set_processes_per_worker(1);
+  WriteCommand(options, *training, ranks, task);
+  return tune;
+}
+
+int Tune(Session& session, const TuneOptions& options) {
+  absl::StatusOr<Settings> settings = session.settings();
+  if (!settings.ok()) return session.Fail(settings.status());
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  if (!absl::StartsWith(options.study, "/"))
+    return session.Fail(absl::InvalidArgumentError(
+        absl::StrCat("--study ", options.study,
+                     ": write the absolute path of a directory that all workers see")));
+  const absl::StatusOr<JobFile> file = ReadJobFile(options.file);
+  if (!file.ok()) return session.Fail(file.status());
+  SpecContext context = ContextOf(**client);
+  context.default_queue = options.queue.empty() ? DefaultQueue(*settings, context) : options.queue;
+  if (!options.queue.empty()) context.queues.clear();  // the server checks the flag's
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  if (!ParseJobFile(file->text, file->name, context, &spec, &problems, options.settings))
+    return FailWithProblems(session, problems, *file, "nothing was submitted");
+  if (!options.queue.empty()) spec.set_queue(options.queue);
+  const absl::StatusOr<pb::JobSpec> tune = TuneSpec(options, spec);
+  if (!tune.ok()) return session.Fail(tune.status());
+  return SubmitMade(session, {file->name, SpecToYaml(*tune)}, options.submit);
+}
+
+// The study of a job that tries settings; empty: it is no such job.
+std::string StudyOf(const pb::Job& job) {
+  if (job.spec().tasks_size() == 0) return "";
+  const auto& words = job.spec().tasks(0).run().exec();
+  for (int i = 0; i + 1 < words.size(); ++i) {
+    if (words[i] == "--study") return words[i + 1];
+  }
+  return "";
+}
+
+// Reads the study's directory by muster_tune itself, which this process becomes.
+int ShowStudy(Session& session, const std::string& what, const std::string& python) {
+  std::string study = what;
+  if (!absl::StartsWith(what, "/")) {
+    absl::StatusOr<Client*> client = session.client();
+    if (!client.ok()) return session.Fail(client.status());
+    const absl::StatusOr<pb::Job> job = (*client)->Get(what);
+    if (!job.ok()) return session.Fail(job.status());
+    study = StudyOf(*job);
+    if (study.empty())
+      return session.Fail(absl::InvalidArgumentError(absl::StrCat(
+          "job ", what, " was not submitted by muster tune; give its --study directory")));
+  }
+  std::error_code error;
+  if (!std::filesystem::exists(study, error))
+    return session.Fail(absl::NotFoundError(absl::StrCat(
+        study, " is not there on this machine; ask on one that sees the workers' storage")));
+  execlp(python.c_str(), python.c_str(), "-m", "muster_tune", "show", study.c_str(), nullptr);
+  return session.Fail(absl::NotFoundError(absl::StrCat(
+      python, " can't be started: --python names one that has muster_tune (docs/tuning.md)")));
+}
+
+}  // namespace
+
+void AddTune(CLI::App& root, Session& session) {
+  auto options = std::make_shared<TuneOptions>();
+  CLI::App* tune = root.add_subcommand(
+      "tune", "Try settings of a job that trains, a short trial each, for the most tokens a second");
+  CLI::Option* file = tune->add_option("file", options->file, "Job file with trainer:");
+  tune->add_option("--knobs", options->knobs,
+                   "zero_stage,micro_batch,recompute,offload: those whose values are known")
+      ->delimiter(',');
+  tune->add_option("--knob", options->fields,
+                   "FIELD=VALUE,VALUE or FIELD=[log:]LOW..HIGH of trainer:; may be repeated")
+      ->allow_extra_args(false);
+  CLI::Option* study = tune->add_option("--study", options->study,
+                                        "Directory of the trials, which all workers see");
+  tune->add_option("--trials", options->trials, "How many")->check(CLI::Range(1, 100000));
+  tune->add_option("--workers", options->workers,
+                   "At most so many trials at once; all but one on what is free")
+      ->check(CLI::Range(1, 10000));
+  tune->add_option("--steps", options->steps, "Of a trial")->check(CLI::Range(3, 1000000));
+  tune->add_option("--history", options->history,
+                   "Directory of past studies' speeds, which this one learns from and adds to");
+  tune->add_option("--python", options->python, "Of the workers, with muster_tune");
+  tune->add_option("--queue", options->queue, "Instead of the file's queue");
+  tune->add_option("--set", options->settings, "FIELD=VALUE over what the file says")
+      ->allow_extra_args(false);
+  tune->add_flag("-y,--yes", options->submit.yes, "Don't ask");
+  tune->add_flag("-d,--detach,--no-follow", options->submit.detach, "Don't follow");
+  tune->add_flag("--preview-only,--dry-run", options->submit.preview_only,
+                 "Only show where, when and from whom; submit nothing");
+  tune->require_subcommand(0, 1);
+  auto shown = std::make_shared<std::string>();
+  CLI::App* show = tune->add_subcommand("show", "The trials of a study, the best first");
+  show->add_option("job", *shown, "Its job's number, or its directory")->required();
+  auto python = std::make_shared<std::string>("python3");
+  show->add_option("--python", *python, "With muster_tune");
+  show->callback([&session, shown, python] {
+    session.command = [&session, shown, python] { return ShowStudy(session, *shown, *python); };
+  });
+  tune->callback([&session, options, show, file, study] {
+    if (show->parsed()) return;
+    if (file->count() == 0) throw CLI::RequiredError("file");
+    if (study->count() == 0) throw CLI::RequiredError("--study");
+    if (options->knobs.empty() && options->fields.empty()) throw CLI::RequiredError("--knobs");
+    session.command = [&session, options] { return Tune(session, *options); };
+  });
+}
+
+}  // namespace muster

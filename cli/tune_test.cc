@@ -1,0 +1,109 @@
+// `muster tune`: the job of trials that it makes of a job that trains.
+#include "cli/testing/fixture.h"
+
+namespace muster {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::StartsWith;
+
+constexpr char kJob[] =
+    "name: llama\nqueue: research\nsecrets: [HF_TOKEN]\nenv: {A: b}\n"
+    "tasks:\n"
+    "- {name: prepare, run: prepare}\n"
+    "- name: train\n"
+    "  after: [prepare]\n"
+    "  workers: {min: 2, max: 4}\n"
+    "  resources: {gpus: 1, gpu_types: [h100-80g], memory: 4GiB}\n"
+    "  env: {C: d}\n"
+    "  trainer: {init: /models/llama, data: DATA, max_length: 64, global_batch_size: 8, "
+    "max_steps: 9, learning_rate: 1e-3}\n";
+
+class TuneTest : public CliTest {
+ protected:
+  TuneTest() {
+    jobs_.submit = [this](const pb::SubmitRequest& request, pb::SubmitResponse*) {
+      submitted_.push_back(request.spec());
+      return grpc::Status::OK;
+    };
+  }
+
+  std::string WriteJob(const std::string& data) {
+    return Write("llama.yaml", absl::StrReplaceAll(kJob, {{"DATA", data}}));
+  }
+
+  std::vector<pb::JobSpec> submitted_;
+};
+
+TEST_F(TuneTest, MakesAJobOfTrialsWithTheRanksOfTheGangOnOneHost) {
+  ASSERT_EQ(Run({"tune", WriteJob("/data/tokens"), "--study", "/data/study", "--knobs",
+                 "zero_stage,recompute", "--knob", "z_loss=0,1e-4", "--trials", "12", "--workers",
+                 "3", "--history", "/data/speeds", "-d"}),
+            0)
+      << err_;
+  ASSERT_EQ(submitted_.size(), 1u);
+  const pb::JobSpec& spec = submitted_[0];
+  EXPECT_EQ(spec.name(), "llama-tune");
+  EXPECT_EQ(spec.queue(), "research");
+  EXPECT_THAT(spec.secrets(), ElementsAre("HF_TOKEN"));
+  EXPECT_EQ(spec.env().at("A"), "b");
+  EXPECT_EQ(spec.independent_workers().min(), 1);
+  EXPECT_EQ(spec.independent_workers().max(), 3);
+  ASSERT_EQ(spec.tasks_size(), 1);
+  const pb::TaskSpec& task = spec.tasks(0);
+  EXPECT_EQ(task.env().at("C"), "d");
+  EXPECT_EQ(task.resources().gpus_milli(), 2000) << "of two workers";
+  EXPECT_EQ(task.resources().memory_bytes(), int64_t{8} << 30);
+  EXPECT_EQ(task.processes_per_worker(), 1);
+  const auto& words = task.run().exec();
+  EXPECT_THAT(words, Contains("--study"));
+  EXPECT_THAT(words, Contains("/data/study"));
+  for (const char* word :
+       {"--trials=12", "--ranks=2", "--knob=zero_stage", "--knob=recompute",
+        "--knob=z_loss=0,1e-4", "--history=/data/speeds", "--sku=h100-80g", "--device=h100-80g"})
+    EXPECT_THAT(words, Contains(word));
+  EXPECT_THAT(words, Contains(StartsWith("--trainer={")));
+}
+
+TEST_F(TuneTest, RefusesWhatCanBeNoTrial) {
+  const std::string good = WriteJob("/data/tokens");
+  const std::string run = Write("run.yaml", "queue: research\nrun: python3 train.py\n");
+  const struct {
+    std::vector<std::string> line;
+    std::string told;
+  } kCases[] = {
+      {{"tune", good, "--study", "study", "--knobs", "recompute"}, "--study study: write the abs"},
+      {{"tune", good, "--study", "/s"}, "--knobs"},
+      {{"tune", good, "--knobs", "recompute"}, "--study"},
+      {{"tune", "--study", "/s", "--knobs", "recompute"}, "file"},
+      {{"tune", run, "--study", "/s", "--knobs", "recompute"}, "has no task with trainer:"},
+      {{"tune", good, "--study", "/s", "--knobs", "recompute", "--set", "sweep={a: [1]}"},
+       "has an array or a sweep"},
+  };
+  for (const auto& c : kCases) {
+    EXPECT_NE(Run(c.line), 0);
+    EXPECT_THAT(err_, HasSubstr(c.told));
+  }
+  EXPECT_NE(Run({"tune", WriteJob("tokens"), "--study", "/s", "--knobs", "recompute"}), 0);
+  EXPECT_THAT(err_, HasSubstr("trainer.data: tokens lies in the job's directory"));
+  EXPECT_TRUE(submitted_.empty());
+}
+
+TEST_F(TuneTest, ShowsTheStudyOfAJob) {
+  jobs_.got.mutable_spec()->mutable_tasks(0)->mutable_run()->add_exec("python3");
+  EXPECT_NE(Run({"tune", "show", "7"}), 0);
+  EXPECT_THAT(err_, HasSubstr("job 7 was not submitted by muster tune"));
+  const std::string study = home_;
+  for (const std::string& word : {std::string("--study"), study})
+    jobs_.got.mutable_spec()->mutable_tasks(0)->mutable_run()->add_exec(word);
+  const std::string python = Write("python", "#!/bin/sh\necho \"$@\"\n");
+  ASSERT_EQ(chmod(python.c_str(), 0755), 0);
+  ASSERT_EQ(Run({"tune", "show", "7", "--python", python}), 0) << err_;
+  EXPECT_EQ(out_, absl::StrCat("-m muster_tune show ", study, "\n"));
+  EXPECT_NE(Run({"tune", "show", "/nowhere", "--python", python}), 0);
+  EXPECT_THAT(err_, HasSubstr("is not there on this machine"));
+}
+
+}  // namespace
+}  // namespace muster

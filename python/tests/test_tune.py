@@ -1,0 +1,294 @@
+"""muster_tune: every trial once, whoever dies when."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from muster_score.leases import Leases
+from muster_tune.__main__ import main
+from muster_tune.attempt import Run
+from muster_tune.reports import Objective
+from muster_tune.study import Study
+from muster_tune.worker import Limits, Worker
+from tune_helpers import (
+    ENVIRONMENT,
+    HERE,
+    MINIMIZE,
+    every_trial_once,
+    left_behind,
+    program,
+    results,
+    start,
+    tune,
+    words,
+)
+from tune_program import STEPS, value_of
+
+UNDER_MUSTER = {"MUSTER_JOB": "7_0", "MUSTER_PROGRESS_SOCKET": "/nowhere"}  # SIGTERM is heard
+
+
+def wait_for(condition, timeout_s: float = 30):
+    end_s = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < end_s, "it never came to that"
+        time.sleep(0.01)
+    return found
+
+
+def attempts(folder: Path) -> list[list[str]]:
+    log = folder / "log"
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def test_trials_are_told_and_the_best_stands_at_the_end(tmp_path, agent):
+    done = tune(words(tmp_path, 4), MUSTER_PROGRESS_SOCKET=str(agent.path), MUSTER_JOB="7_0")
+    assert done.returncode == 0, done.stderr
+    every_trial_once(tmp_path, 4)
+    found = results(tmp_path)
+    best = json.loads((tmp_path / "study/best.json").read_text())
+    assert best["best"]["value"] == min(one["value"] for one in found)
+    assert value_of(best["best"]["setting"]["x"]) == best["best"]["value"]
+    told = agent.lines()
+    assert {line["total_steps"] for line in told} == {4}
+    steps = [line["step"] for line in told if "step" in line]
+    assert steps == [0, 1, 2, 3, 4]
+    assert told[-1]["best"] == best["best"]["value"]
+    assert "4 trials done, 0 failed, 0 open, of 4" in done.stdout
+    assert left_behind(tmp_path) == []
+    assert tune(words(tmp_path, 4)).returncode == 0  # nothing is left to do
+    assert len(attempts(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_death_at_any_of_its_writes_loses_no_trial_and_counts_none_twice(tmp_path, when):
+    text = f"open(os.environ['RAN'], 'a').write(f'{{x}}\\n'); print(json.dumps({{'loss': x}}))"
+    for count in range(1, 200):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        given = program(folder, text, trials=2)
+        own = {"MUSTER_JOB": "7_0", "RAN": str(folder / "ran")}
+        died = subprocess.run(
+            [sys.executable, HERE / "dies.py", "muster_tune", when, str(count), *given],
+            env=ENVIRONMENT | own,
+            stdout=subprocess.DEVNULL,
+            timeout=60,
+        ).returncode
+        done = tune(given, **own)
+        assert done.returncode == 0, done.stderr
+        found = results(folder)
+        assert [one["value"] for one in found] == [one["setting"]["x"] for one in found]
+        assert len({one["value"] for one in found}) == 2
+        assert json.loads((folder / "study/best.json").read_text())["trials"] == 2
+        assert left_behind(folder) == []
+        ran = (folder / "ran").read_text().split()
+        assert 2 <= len(ran) <= 3  # what the death cost
+        if died == 0:
+            assert count > 8
+            return
+        assert died == 99
+    raise AssertionError("it never came to its end")
+
+
+def test_killed_and_stopped_again_and_again_three_workers_try_every_trial_once(tmp_path):
+    given = words(tmp_path, 24, "--lease", "2", "--deaths", "100")
+    dice = random.Random(1)
+    workers: dict[str, subprocess.Popen] = {}
+    hits = 0
+    while True:
+        for name in ("7_0", "7_1", "7_2"):
+            worker = workers.get(name)
+            if worker is None or worker.poll() in (-signal.SIGKILL, -signal.SIGTERM, 143):
+                workers[name] = start(given, **UNDER_MUSTER | {"MUSTER_JOB": name})
+        if any(worker.poll() is not None for worker in workers.values()):
+            break
+        if hits < 25:
+            how = dice.choice([signal.SIGKILL, signal.SIGTERM])
+            dice.choice(list(workers.values())).send_signal(how)
+            hits += 1
+        time.sleep(dice.random() * 0.3)  # so that it strikes anywhere
+    for worker in workers.values():
+        assert worker.wait(60) == 0, worker.stderr.read()
+    every_trial_once(tmp_path, 24)
+    assert hits == 25 and len(attempts(tmp_path)) <= 24 + hits
+
+
+def test_a_stopped_trial_goes_on_from_its_checkpoint_and_no_death_is_counted(tmp_path):
+    given = words(tmp_path, 1, "--deaths", "1")
+    for _ in range(2):
+        worker = start(given, **UNDER_MUSTER)
+        before = len(attempts(tmp_path))
+        wait_for(lambda before=before: len(attempts(tmp_path)) > before)
+        time.sleep(0.12)  # two steps, about
+        worker.terminate()
+        assert worker.wait(30) == 143
+        assert "its trial is open again" in worker.stderr.read()
+    assert tune(given, **UNDER_MUSTER).returncode == 0
+    every_trial_once(tmp_path, 1)
+    begins = [int(begin) for _, begin in attempts(tmp_path)]
+    assert begins == sorted(begins) and begins[0] == 0 and 0 < begins[-1] <= STEPS
+    assert list((tmp_path / "study/trials").rglob("checkpoints")) == []
+
+
+def test_a_killed_worker_takes_what_it_runs_with_it(tmp_path):
+    worker = start(program(tmp_path, "print(os.getpid(), flush=True)\ntime.sleep(600)"))
+
+    def pid():
+        log = next((tmp_path / "study/trials").rglob("rank-0.log"), None)
+        return int(log.read_text() or 0) if log else 0
+
+    running = wait_for(pid)
+    worker.kill()
+    worker.wait()
+    wait_for(lambda: not alive(running))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_trial_at_which_workers_die_fails_and_the_others_go_on(tmp_path):
+    text = "if x == 2: os.kill(os.getppid(), 9)\nprint(json.dumps({'loss': x}))"
+    given = program(tmp_path, text, trials=3)
+    given = ["--deaths", "3", *given]
+    codes = [tune(given, MUSTER_JOB="7_0").returncode for _ in range(4)]
+    assert codes == [-9, -9, -9, 0]
+    found = {one["setting"]["x"]: one for one in results(tmp_path)}
+    assert (found[2]["state"], found[2]["cause"]) == ("failed", "3 workers died as they tried it")
+    assert (found[1]["value"], found[3]["value"]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "text, cause",
+    [
+        ("print('x is wrong', file=sys.stderr)\nsys.exit(3)", "exit 3: x is wrong"),
+        ("os.kill(os.getpid(), 11)", "SIGSEGV"),
+        ("raise MemoryError('CUDA out of memory')", "exit 1: MemoryError: CUDA out of memory"),
+        ("print(json.dumps({'loss': float('nan')}))", "loss was no finite number"),
+        ("print('{\"loss\": 1e999}')", "loss was no finite number"),
+        ("print('{\"loss\": ' + '9' * 400 + '}')", "loss was no finite number"),
+        ("import muster_runtime as m\nm.report(1, loss=1.0)\nm.report(2, loss=float('nan'))", "loss was no finite number"),
+        ("print('[' * 100000)\nprint('{\"loss\": \"1\"}\\n{\"loss\": true}\\n{')", "the program told no loss: by muster_runtime.report(step, loss=…), or a line of JSON"),
+        ("time.sleep(600)", "it took longer than --trial-time-limit 1 s"),
+        ("import subprocess\nsubprocess.Popen(['sleep', '600'])\ntime.sleep(600)", "it took longer than --trial-time-limit 1 s"),
+    ],
+)  # fmt: skip
+def test_what_fails_has_a_cause_and_doesnt_hold_up_the_others(tmp_path, text, cause):
+    indented = "".join(f"    {line}\n" for line in text.splitlines())
+    text = f"if x == 2:\n{indented}else:\n    print(json.dumps({{'loss': x}}))\n"
+    done = tune(["--trial-time-limit", "1", *program(tmp_path, text, trials=3)])
+    assert done.returncode == 0, done.stderr
+    found = {one["setting"]["x"]: one for one in results(tmp_path)}
+    assert (found[2]["state"], found[2]["cause"]) == ("failed", cause)
+    assert found[2]["memory"] == ("memory" in cause)
+    assert (found[1]["value"], found[3]["value"]) == (1, 3)
+    assert f"failed: {cause}" in done.stdout
+
+
+def test_a_study_in_which_nothing_works_ends_with_the_cause(tmp_path):
+    given = program(tmp_path, "sys.exit('no GPU here')", trials=90, knob="x=1..1000")
+    given = ["5" if word == "100" else word for word in given]
+    done = tune(given)
+    assert done.returncode == 1
+    assert "no trial works: 5 failed, the last one with: exit 1: no GPU here" in done.stderr
+    assert len(results(tmp_path)) == 5
+
+
+def test_a_space_that_is_tried_whole_ends_the_study(tmp_path):
+    done = tune(program(tmp_path, "print(json.dumps({'loss': x}))", trials=20))
+    assert done.returncode == 0
+    assert sorted(one["value"] for one in results(tmp_path)) == [1, 2, 3]
+    assert "of 20 (all settings that fit have been tried)" in done.stdout
+
+
+def test_another_study_in_the_same_directory_is_refused(tmp_path):
+    assert main(program(tmp_path, "print(json.dumps({'loss': x}))")) == 0
+    done = tune(program(tmp_path, "print(json.dumps({'loss': x}))", trials=2))
+    assert done.returncode == 1
+    assert "its trials are of trials 1, and now it is 2. Take another directory" in done.stderr
+
+
+class Listed:
+    """A sampler that keeps what it was told."""
+
+    def __init__(self, settings):
+        self.settings, self.told = settings, []
+
+    def propose(self, trials):
+        self.told.append([(trial.setting["x"], trial.state) for trial in trials])
+        return self.settings[len(trials)] if len(trials) < len(self.settings) else None
+
+
+PLAN = {"trials": 3, "direction": "minimize", "objective": "loss", "trainer": None}
+
+
+def test_the_sampler_hears_of_what_failed_and_of_what_is_open(tmp_path):
+    code = "import sys\nif {x} == 2: sys.exit(1)\nprint('{\"loss\": 1}')"
+    run = Run([sys.executable, "-c", code], Objective("loss", True))
+    study = Study(tmp_path / "study", PLAN)
+    study.propose({"x": 9})
+    other = Leases(tmp_path / "study/leases", "other", 60)
+    held = other.take(0)  # another worker has the first one in hand
+    sampler = Listed([None, {"x": 2}, {"x": 3}])
+    worker = Worker(study, sampler, run, Limits(give_up_after=9), "me")
+    worker._wait = lambda seconds: other.give_back(held)  # and leaves it
+    worker.run()
+    assert sampler.told == [[(9, "open")], [(9, "open"), (2, "failed")]]
+    assert [one["state"] for one in results(tmp_path)] == ["done", "failed", "done"]
+
+
+def test_of_two_workers_with_the_same_trial_the_first_result_counts(tmp_path):
+    study, late = Study(tmp_path / "study", PLAN), Study(tmp_path / "study", PLAN)
+    study.propose({"x": 1})
+    late.propose({"x": 2})  # too late
+    assert [trial.setting for trial in late.trials] == [{"x": 1}]
+    assert study.end(study.trials[0], 1.0) is True
+    assert late.end(late.trials[0], None, "it was slow") is False
+    assert (late.trials[0].state, late.trials[0].value) == ("done", 1.0)
+
+
+def test_a_late_attempts_reports_take_the_place_of_those_it_repeats(tmp_path):
+    code = """
+import json, os
+done = os.environ["MUSTER_RESUME_FROM"]
+for step in ([2, 3] if done else [1, 2, 3]):
+    print(json.dumps({"step": step, "loss": step * 10 + bool(done)}), flush=True)
+    print(json.dumps({"checkpoint": {"path": os.getcwd(), "step": 1}}), flush=True)
+    if step == 2 and not done: os.kill(os.getppid(), 9)
+"""
+    given = ["--study", f"{tmp_path}/study", "--knob", "x=1", "--trials", "1", *MINIMIZE]
+    given += ["--reduce", "median", "--", sys.executable, "-c", code]
+    assert [tune(given, MUSTER_JOB="7_0").returncode for _ in range(2)] == [-9, 0]
+    assert [one["value"] for one in results(tmp_path)] == [21]  # of 10, 21, 31
+
+
+def test_ranks_find_one_another_and_one_that_fails_ends_them_all(tmp_path):
+    text = """
+rank = int(os.environ["RANK"])
+print(json.dumps({"rank": rank, "loss": int(os.environ["WORLD_SIZE"]) + 10 * rank}), flush=True)
+if x == 2 and rank == 1: sys.exit("rank 1 has no memory left")
+if x == 2: time.sleep(600)
+"""
+    given = ["--ranks", "2", *program(tmp_path, text, trials=2, knob="x=1,2")]
+    began = time.monotonic()
+    assert tune(given).returncode == 0
+    assert time.monotonic() - began < 30  # and not the time limit
+    found = {one["setting"]["x"]: one for one in results(tmp_path)}
+    assert found[1]["value"] == 2
+    assert found[2]["cause"] == "exit 1: rank 1 has no memory left"
+
+
+def test_values_reach_the_program_as_variables_too(tmp_path):
+    code = "import os, json; print(json.dumps({'loss': float(os.environ['MUSTER_TRIAL_A_B'])}))"
+    given = ["--study", f"{tmp_path}/study", "--knob", "a.b=0.5", "--trials", "1", *MINIMIZE]
+    assert tune([*given, "--", sys.executable, "-c", code]).returncode == 0
+    assert results(tmp_path)[0]["value"] == 0.5
+    assert "MUSTER_TRIAL" not in os.environ

@@ -62,13 +62,13 @@ def submit(system: LocalSystem, text: str) -> str:
     return system.run(["submit", path, "-y", "--detach", "-o", "name"]).stdout.strip()
 
 
-def kill_one(system: LocalSystem, dice: random.Random, trial: bool) -> None:
-    """A worker; or what runs the trial, which is the trial's own failure and not the worker's end."""
+def kill_one(system: LocalSystem, dice: random.Random) -> None:
+    """A worker."""
     while True:
         found = [
             pid
             for pid, environment in job_processes(system.folder).items()
-            if "MUSTER_ARRAY_INDEX" in environment and ("MUSTER_TRIAL" in environment) == trial
+            if "MUSTER_ARRAY_INDEX" in environment
         ]
         if found:
             try:
@@ -93,7 +93,7 @@ def disturb(system: LocalSystem, kills: int, preemptions: int, restarts: int) ->
     dice.shuffle(hits)
     for hit in hits:
         if hit == "kill":
-            kill_one(system, dice, trial=False)
+            kill_one(system, dice)
         elif hit == "preempt":
             preempt(system)
         else:

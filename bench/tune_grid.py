@@ -2,7 +2,7 @@
 
     nice tune_grid.py TOKENS OUT [--model NAME] [--repeat N] [--only N]
 
-TOKENS: shards of bytes by `muster-trainer prepare` (the file's first line says of what). OUT goes on where it ended.
+TOKENS: any text as shards of bytes by `muster-trainer prepare`; for the kept grid it was Python's asyncio. OUT goes on where it ended.
 
 Two ranks with one thread each, STEPS steps. The figure is tokens a second of CPU time: what the kernel counts for all threads of both ranks, from the
 end of step WARM to the end of the last step but one. The machine is shared, and CPU time tells far less of what others do than the clock does.
@@ -38,7 +38,8 @@ MODELS = {
     "long": (64, 4, 4, 4, 160, 128, 64),
 }
 WHOLE = "narrow"  # of the others a sample is measured
-SAMPLE = 64
+SAMPLE = 40
+KEPT = "activations kept"
 
 
 def config(model: str, tokens: str) -> dict:
@@ -145,7 +146,9 @@ def estimate(whole: dict) -> dict:
             "true",
         ]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    told = json.loads(done.stdout)
+    told["memory"] = [one for one in told["memory"] if one["class"] == KEPT]  # what the proxy reads
+    return told
 
 
 def main() -> int:

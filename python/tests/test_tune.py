@@ -67,7 +67,7 @@ def test_trials_are_told_and_the_best_stands_at_the_end(tmp_path, agent):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_death_at_any_of_its_writes_loses_no_trial_and_counts_none_twice(tmp_path, when):
-    text = f"open(os.environ['RAN'], 'a').write(f'{{x}}\\n'); print(json.dumps({{'loss': x}}))"
+    text = "open(os.environ['RAN'], 'a').write(f'{x}\\n'); print(json.dumps({'loss': x}))"
     for count in range(1, 200):
         folder = tmp_path / str(count)
         folder.mkdir()

@@ -123,9 +123,7 @@ def test_tpe_goes_where_it_was_good():
         setting = sampler.propose(trials)
         value = (setting["x"] - 0.3) ** 2 + (setting["kind"] == "bad")
         failed = setting["x"] > 0.9
-        trials.append(
-            Trial(number, setting, FAILED if failed else DONE, None if failed else value)
-        )
+        trials.append(Trial(number, setting, FAILED if failed else DONE, None if failed else value))
     late = trials[25:]
     assert sum(trial.setting["kind"] == "good" for trial in late) > 12
     assert min(abs(trial.setting["x"] - 0.3) for trial in late) < 0.05

@@ -132,6 +132,7 @@ def plan_of(given: argparse.Namespace, space: Space, run: Run) -> dict:
         "trainer": run.trainer,
         "ranks": run.ranks,
         "time_limit_s": run.time_limit_s,
+        "device": f"{given.device} {given.device_memory}".strip(),
     }
 
 
@@ -148,7 +149,7 @@ def estimates(given, space: Space, config: dict, study: Study) -> Estimated:
 
     estimator = Estimator(given.trainer_bin, config, given.ranks, given.device, given.device_memory)
     folder = study.directory / "estimates"
-    told = estimator.ask_all(space, given.seed, folder, between=stop_if_told)
+    told = estimator.ask_all(space, folder, between=stop_if_told)
     if not any("estimate" in one for one in told.values()):
         why = next((one["why"] for one in told.values()), "")
         raise SpaceError(f"no setting of these knobs is possible: {why}")
@@ -198,7 +199,7 @@ def main(words: list[str]) -> int:
     except SpaceError as error:
         print(f"muster_tune: {error}", file=sys.stderr)
         return 2
-    except StudyError as error:
+    except (StudyError, OSError) as error:
         print(f"muster_tune: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:

@@ -77,8 +77,6 @@ class Attempt:
             channel.bind(str(place / "progress"))
             with open(self.folder / "reports.jsonl", "a") as self.kept:
                 return self._watch(channel, self._start(place / "progress"), told_to_stop, beat)
-        except OSError as error:
-            return Outcome(cause=f"can't start {self.run_.command[0]}: {error.strerror}")
         finally:
             channel.close()
             shutil.rmtree(place, ignore_errors=True)
@@ -164,7 +162,7 @@ class Attempt:
                     for key, _ in ready.select(0.05):
                         if key.fileobj is channel:
                             self._hear(channel)
-                        elif not self._read(output, log, processes):
+                        elif self._read(output, log, processes) == b"":
                             ready.unregister(output)
                     beat()
                     if told_to_stop() and not stopped:
@@ -173,11 +171,15 @@ class Attempt:
                         processes.stop_by_s = time.monotonic() + self.run_.grace_s
                     cause = cause or self._overdue(processes, stopped)
                 self._hear(channel)
-                self._read(output, log, processes)
+                while self._read(output, log, processes):
+                    pass
+                self._take(processes.partial)
         finally:
             _end(ranks)
             output.close()
-        if stopped:  # whatever it ended with: what it told is kept, and the next attempt goes on
+        # Whatever it ended with once it was told to stop: what it told is kept, and the next attempt
+        # goes on. The signal may have come to both at once, and the trial been the faster.
+        if stopped or (told_to_stop() and any(rank.returncode for rank in ranks)):
             return Outcome(stopped=True)
         return self._outcome(ranks, cause)
 
@@ -238,22 +240,24 @@ class Attempt:
                 return
             self._take(data)
 
-    def _read(self, output, log, processes: Processes) -> bool:
-        """Of rank 0's output. False: there will be no more."""
+    def _read(self, output, log, processes: Processes) -> bytes | None:
+        """Of rank 0's output, at most 64 KiB. None: there is nothing now; empty: there will be no more."""
         try:
             data = os.read(output.fileno(), 65536)
         except BlockingIOError:
-            return True
+            return None
         log.write(data)
         log.flush()
         *lines, processes.partial = (processes.partial + data).split(b"\n")
         processes.partial = processes.partial[-65536:]
         for line in lines:
-            if line.lstrip().startswith(b"{"):
-                self._take(line)
-        return bool(data)
+            self._take(line)
+        return data
 
     def _take(self, data: bytes) -> None:
+        """A line of either, if it is a JSON object."""
+        if not data.lstrip().startswith(b"{"):
+            return
         try:
             line = json.loads(data)
         except (ValueError, RecursionError):

@@ -55,10 +55,10 @@ class Estimator:
             raise SpaceError(f"--knob: {'; '.join(why)}")
         return {"why": "; ".join(why) or f"exit {done.returncode}"}
 
-    def ask_all(self, space: Space, seed: int, folder: Path, between=lambda: None) -> dict:
+    def ask_all(self, space: Space, folder: Path, between=lambda: None) -> dict:
         """The same candidates for every worker: setting's key to what ask() said. `between` is called every now and then, and may raise."""
         folder.mkdir(exist_ok=True)
-        settings = candidates(space, seed)
+        settings = candidates(space)
         chunks = [settings[i : i + _CHUNK] for i in range(0, len(settings), _CHUNK)]
         order = list(range(len(chunks)))
         random.Random(os.getpid()).shuffle(order)  # so that workers begin at different ones
@@ -76,8 +76,8 @@ class Estimator:
         return told
 
 
-def candidates(space: Space, seed: int) -> list[dict]:
-    dice = random.Random(seed)
+def candidates(space: Space) -> list[dict]:
+    dice = random.Random(0)  # the same in each worker
     if space.size() is None:
         drawn = [space.draw(dice) for _ in range(MOST)]
         return list({key_of(setting): setting for setting in drawn}.values())

@@ -118,15 +118,18 @@ def test_tpe_proposes_each_setting_once():
 def test_tpe_goes_where_it_was_good():
     pytest.importorskip("optuna")
     space = Space([Knob("x", (), 0.0, 1.0), Knob("kind", ("good", "bad"))])
-    sampler, trials = Tpe(space, 3, minimize=True), []
-    for number in range(40):
-        setting = sampler.propose(trials)
-        value = (setting["x"] - 0.3) ** 2 + (setting["kind"] == "bad")
-        failed = setting["x"] > 0.9
-        trials.append(Trial(number, setting, FAILED if failed else DONE, None if failed else value))
-    late = trials[25:]
-    assert sum(trial.setting["kind"] == "good" for trial in late) > 12
-    assert min(abs(trial.setting["x"] - 0.3) for trial in late) < 0.05
+    late = []
+    for seed in range(4):
+        sampler, trials = Tpe(space, seed, minimize=True), []
+        for number in range(40):
+            setting = sampler.propose(trials)
+            value = (setting["x"] - 0.3) ** 2 + (setting["kind"] == "bad")
+            state, value = (FAILED, None) if setting["x"] > 0.9 else (DONE, value)
+            trials.append(Trial(number, setting, state, value))
+        late += trials[25:]
+    good = sum(trial.setting["kind"] == "good" for trial in late)
+    near = sum(abs(trial.setting["x"] - 0.3) < 0.2 for trial in late)
+    assert good >= 40 and near >= 36  # at random 30 and 24 of 60
 
 
 # ---- the proxy ----
@@ -312,7 +315,7 @@ def test_knobs_that_cant_be_are_told_before_any_trial(tmp_path, trainer, knobs, 
 
 def test_of_a_large_space_the_same_candidates_are_drawn_by_all():
     space = Space([Knob("a", tuple(range(100))), Knob("b", tuple(range(100)))])
-    drawn = candidates(space, 1)
-    assert drawn == candidates(space, 1) != candidates(space, 2)
+    drawn = candidates(space)
+    assert drawn == candidates(space)
     assert len({key_of(setting) for setting in drawn}) == 400
     assert all(map(space.has, drawn))

@@ -148,6 +148,17 @@ def test_a_killed_worker_takes_what_it_runs_with_it(tmp_path):
     wait_for(lambda: not alive(running))
 
 
+def test_what_a_trial_has_started_ends_with_it(tmp_path):
+    text = """
+import subprocess
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+time.sleep(600)
+"""
+    assert tune(["--trial-time-limit", "1", *program(tmp_path, text)]).returncode == 1
+    log = next((tmp_path / "study/trials").rglob("rank-0.log"))
+    wait_for(lambda: not alive(int(log.read_text())))
+
+
 def alive(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()

@@ -163,7 +163,7 @@ def search(quick: bool) -> bool:
         print("the search is left out: bench/run.sh tune makes its environment", flush=True)
         return True
     words = [place / "bin" / "python", ROOT / "bench" / "tune_replay.py"]
-    words += ["--seeds", "5" if quick else "20", "--remeasure", "2" if quick else "12"]
+    words += ["--seeds", "2" if quick else "20", "--remeasure", "1" if quick else "12"]
     return subprocess.run(words, env={**os.environ, "PYTHONPATH": str(PYTHON)}).returncode == 0
 
 

@@ -40,7 +40,7 @@ class Grid:
                 line["estimate"],
                 tokens,
                 self.layers,
-                statistics.mean(line["turns"]),
+                max(line["turns"]),
             )
             for line in lines
         ]
@@ -91,7 +91,7 @@ def trials_to(shares: list[float], enough: float) -> int:
 
 def searched(grid: Grid, past: list[Record], seeds: int) -> bool:
     learnt = [ours(grid, past, seed) for seed in range(seeds)]
-    alone = [ours(grid, [], seed, 3 * TRIALS) for seed in range(seeds)]
+    alone = [ours(grid, [], seed, 2 * TRIALS) for seed in range(seeds)]
     samplers = optuna.samplers
     tpe = [peer(grid, samplers.TPESampler(seed=seed), 0.95) for seed in range(seeds)]
     drawn = [peer(grid, samplers.RandomSampler(seed=seed), 0.95) for seed in range(seeds)]

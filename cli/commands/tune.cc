@@ -1,5 +1,6 @@
 // muster tune: a job of trials from a job that trains. What a trial is, who proposes it, and that
 // none is lost is muster_tune's matter (docs/tuning.md): this only writes the job.
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>

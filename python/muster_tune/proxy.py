@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from muster_tune.space import Space, key_of
 from muster_tune.study import DONE, FAILED, Trial
 
-MEMBERS = 8  # models of the ensemble, each of a part of the records
+MEMBERS = 5  # models of the ensemble, each of a part of the records
 FEW = 6  # own trials without a history: until then settings are spread out
 OWN_WEIGHT = 3.0  # of a trial of this study, beside one of another
-RIDGE = 0.02  # pulls coefficients that the records don't tell towards the smallest
+RIDGE = 0.05  # pulls coefficients that the records don't tell towards the smallest
 CAUTION = 0.5  # times the ensemble's spread: above 0 tries what it is unsure of
 
 
@@ -165,12 +165,12 @@ def _fit(rows: list[list[float]], left: list[float], weights: list[float], seed:
     parameters = {
         "objective": "regression",
         "learning_rate": 0.08,
-        "num_leaves": 15,
-        "min_data_in_leaf": max(1, min(5, len(rows) // 8)),
+        "num_leaves": 7,
+        "min_data_in_leaf": max(2, min(10, len(rows) // 10)),
         "bagging_fraction": 0.8,
         "bagging_freq": 1,
         "feature_fraction": 0.8,
-        "lambda_l2": 1.0,
+        "lambda_l2": 5.0,
         "seed": seed,
         "num_threads": 1,
         "deterministic": True,
@@ -179,7 +179,7 @@ def _fit(rows: list[list[float]], left: list[float], weights: list[float], seed:
     data = lightgbm.Dataset(numpy.array(rows), numpy.array(left), weight=numpy.array(weights))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return lightgbm.train(parameters, data, num_boost_round=150)
+        return lightgbm.train(parameters, data, num_boost_round=100)
 
 
 class Proxy:

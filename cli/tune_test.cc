@@ -60,8 +60,8 @@ TEST_F(TuneTest, MakesAJobOfTrialsWithTheRanksOfTheGangOnOneHost) {
   EXPECT_THAT(words, Contains("--study"));
   EXPECT_THAT(words, Contains("/data/study"));
   for (const char* word :
-       {"--trials=12", "--ranks=2", "--knob=zero_stage", "--knob=recompute",
-        "--knob=z_loss=0,1e-4", "--history=/data/speeds", "--sku=h100-80g", "--device=h100-80g"})
+       {"--trials=12", "--ranks=2", "--knob=zero_stage", "--knob=recompute", "--knob=z_loss=0,1e-4",
+        "--history=/data/speeds", "--sku=h100-80g", "--device=h100-80g"})
     EXPECT_THAT(words, Contains(word));
   EXPECT_THAT(words, Contains(StartsWith("--trainer={")));
 }

@@ -23,9 +23,9 @@ namespace {
 
 struct SubmitOptions {
   std::vector<std::string> files;
-  std::string job;       // what is submitted again; empty: files are
+  std::string job;              // what is submitted again; empty: files are
   std::optional<JobFile> made;  // by another command, and no file
-  bool resumes = false;  // from its checkpoints
+  bool resumes = false;         // from its checkpoints
   std::string queue, key, directory;
   std::vector<std::string> settings, env, secrets, sweep, after, after_any;
   std::optional<std::string> array;

@@ -107,8 +107,8 @@ absl::StatusOr<pb::JobSpec> TuneSpec(const TuneOptions& options, const pb::JobSp
   const json trainer = json::parse(training->trainer_json(), nullptr, /*allow_exceptions=*/false);
   if (absl::Status status = CheckAbsolute(trainer, options.file); !status.ok()) return status;
   if (!spec.array().empty() || spec.sweep_size() > 0)
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.file, ": has an array or a sweep; leave it out: trials take its place"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.file, ": has an array or a sweep; leave it out: trials take its place"));
   pb::JobSpec tune = spec;
   tune.set_name(absl::StrCat(spec.name(), "-tune").substr(0, 63));
   tune.clear_tasks();
@@ -189,7 +189,8 @@ int ShowStudy(Session& session, const std::string& what, const std::string& pyth
 void AddTune(CLI::App& root, Session& session) {
   auto options = std::make_shared<TuneOptions>();
   CLI::App* tune = root.add_subcommand(
-      "tune", "Try settings of a job that trains, a short trial each, for the most tokens a second");
+      "tune",
+      "Try settings of a job that trains, a short trial each, for the most tokens a second");
   CLI::Option* file = tune->add_option("file", options->file, "Job file with trainer:");
   tune->add_option("--knobs", options->knobs,
                    "zero_stage,micro_batch,recompute,offload: those whose values are known")
@@ -197,8 +198,8 @@ void AddTune(CLI::App& root, Session& session) {
   tune->add_option("--knob", options->fields,
                    "FIELD=VALUE,VALUE or FIELD=[log:]LOW..HIGH of trainer:; may be repeated")
       ->allow_extra_args(false);
-  CLI::Option* study = tune->add_option("--study", options->study,
-                                        "Directory of the trials, which all workers see");
+  CLI::Option* study =
+      tune->add_option("--study", options->study, "Directory of the trials, which all workers see");
   tune->add_option("--trials", options->trials, "How many")->check(CLI::Range(1, 100000));
   tune->add_option("--workers", options->workers,
                    "At most so many trials at once; all but one on what is free")

@@ -18,6 +18,8 @@ MEMBERS = 5  # models of the ensemble, each of a part of the records
 FEW = 6  # own trials without a history: until then settings are spread out
 OWN_WEIGHT = 3.0  # of a trial of this study, beside one of another
 RIDGE = 0.05  # pulls coefficients that the records don't tell towards the smallest
+_TESTED = 5  # past studies that are left out in turn
+_ROUNDS, _USUAL = 6, 0.1  # of the fit; relative error that counts in full
 CAUTION = 0.5  # times the ensemble's spread: above 0 tries what it is unsure of
 
 
@@ -115,11 +117,16 @@ class Base:
         self.scale = rows.max(axis=0)
         self.scale[self.scale == 0] = 1.0
         relative = rows / self.scale / seconds[:, None]
-        # Each coefficient's own pull: without it few records would be met exactly, by whichever terms.
-        pull = RIDGE * math.sqrt(len(records)) * numpy.diag(relative.mean(axis=0))
-        left = numpy.vstack([relative, pull])
-        right = numpy.concatenate([numpy.ones(len(records)), numpy.zeros(len(pull))])
-        self.coefficients, _ = nnls(left, right, maxiter=50 * rows.shape[1])
+        weights = numpy.ones(len(records))
+        for _ in range(_ROUNDS):
+            # Each coefficient's own pull: without it few records would be met exactly, by whichever terms.
+            pull = RIDGE * math.sqrt(len(records)) * numpy.diag(relative.mean(axis=0))
+            left = numpy.vstack([relative * weights[:, None], pull])
+            right = numpy.concatenate([weights, numpy.zeros(len(pull))])
+            self.coefficients, _ = nnls(left, right, maxiter=50 * rows.shape[1])
+            # Huber's weights: a run that something else slowed down counts for less.
+            off = numpy.abs(relative @ self.coefficients - 1)
+            weights = numpy.sqrt(numpy.minimum(1, _USUAL / numpy.maximum(off, 1e-9)))
 
     def log_step_s(self, setting: dict, estimate: dict, layers: int) -> float:
         parts = [value / of for value, of in zip(terms(setting, estimate, layers), self.scale)]
@@ -132,19 +139,40 @@ class Model:
     def __init__(self, records: list[Record], own: str, seed: int):
         self.names = sorted({name for record in records for name in record.setting})
         self.base = Base(records)
-        left = [self._residual(record) for record in records]
-        middle = {}
-        for study in {record.study for record in records}:
-            own_left = [one for record, one in zip(records, left) if record.study == study]
-            middle[study] = statistics.median(own_left)
-        left = [one - middle[record.study] for record, one in zip(records, left)]
+        self.trees = [
+            self._trees(self.base, records, own, seed * MEMBERS + i) for i in range(MEMBERS)
+        ]
+        self.trust = self._trust(records, own, seed)
+
+    def _trees(self, base: Base, records: list[Record], own: str, seed: int):
         weights = [OWN_WEIGHT if record.study == own else 1.0 for record in records]
         rows = [features(r.setting, r.estimate, r.layers, self.names) for r in records]
-        self.trees = [_fit(rows, left, weights, seed * MEMBERS + i) for i in range(MEMBERS)]
+        return _fit(rows, _without_outliers(_left(base, records)), weights, seed)
 
-    def _residual(self, record: Record) -> float:
-        told = self.base.log_step_s(record.setting, record.estimate, record.layers)
-        return math.log(record.step_s) - told
+    def _trust(self, records: list[Record], own: str, seed: int) -> float:
+        """How much of what the trees say holds for a study that they haven't seen, 0 to 1: the slope of the truth over it, each past study left out in turn."""
+        import numpy
+
+        sizes = {study: 0 for study in {record.study for record in records} - {own}}
+        for record in records:
+            if record.study in sizes:
+                sizes[record.study] += 1
+        tested = sorted(sizes, key=lambda study: (-sizes[study], study))[:_TESTED]
+        if len(sizes) < 2:
+            return 1.0
+        said, true = [], []
+        for study in tested:
+            others = [record for record in records if record.study not in (study, own)]
+            held = [record for record in records if record.study == study]
+            base = Base(others)
+            trees = self._trees(base, others, own, seed)
+            rows = [features(r.setting, r.estimate, r.layers, self.names) for r in held]
+            told = trees.predict(numpy.array(rows))
+            said += list(told - numpy.median(told))
+            true += _without_outliers(_left(base, held))
+        square = sum(one * one for one in said)
+        slope = sum(one * other for one, other in zip(said, true)) / max(square, 1e-12)
+        return min(1.0, max(0.0, slope))
 
     def predict(self, settings: list[dict], estimates: list[dict], layers: int):
         """Of each the mean and the spread of the ensemble, as two arrays."""
@@ -155,7 +183,24 @@ class Model:
         )
         rows = [features(one, e, layers, self.names) for one, e in zip(settings, estimates)]
         left = numpy.array([trees.predict(numpy.array(rows)) for trees in self.trees])
-        return base + left.mean(axis=0), left.std(axis=0)
+        return base + self.trust * left.mean(axis=0), left.std(axis=0)
+
+
+def _left(base: Base, records: list[Record]) -> list[float]:
+    """What the base leaves over of each, around the middle of its study."""
+    left = [math.log(r.step_s) - base.log_step_s(r.setting, r.estimate, r.layers) for r in records]
+    middle = {}
+    for study in {record.study for record in records}:
+        middle[study] = statistics.median(
+            one for record, one in zip(records, left) if record.study == study
+        )
+    return [one - middle[record.study] for record, one in zip(records, left)]
+
+
+def _without_outliers(left: list[float]) -> list[float]:
+    """Those beyond three standard deviations, by the median of the distances, are taken there."""
+    far = 3 * 1.48 * statistics.median(map(abs, left))
+    return [max(-far, min(far, one)) for one in left]
 
 
 def _fit(rows: list[list[float]], left: list[float], weights: list[float], seed: int):

@@ -52,8 +52,12 @@ class Grid:
         return self.speed[key_of(setting)] / self.best
 
 
+def read_lines() -> list[dict]:
+    return [json.loads(line) for line in GRID.read_text().splitlines()]
+
+
 def read_grids() -> dict[str, Grid]:
-    lines = [json.loads(line) for line in GRID.read_text().splitlines()]
+    lines = read_lines()
     return {
         model: Grid(model, [line for line in lines if line["model"] == model]) for model in MODELS
     }
@@ -146,6 +150,16 @@ def counted(told: dict) -> dict:
     return {name: value for name, value in told.items() if name != "memory_bytes"}
 
 
+def repeated(lines: list[dict]) -> bool:
+    """What two turns of a setting say of each other: no model of the grid can say more than about the root of it."""
+    twice = [line["turns"] for line in lines if line["model"] == WHOLE and len(line["turns"]) > 1]
+    found = float(spearmanr(*zip(*(turns[:2] for turns in twice), strict=True)).statistic)
+    label = f"of {len(twice)} settings that were measured twice, on a machine that others used"
+    return figure(
+        "Spearman's correlation of two turns of a setting", round(found, 3), label, None, True
+    )
+
+
 def measured_again(grid: Grid, count: int) -> bool:
     """That the grid is what this trainer does: its estimates are the same, and settings drawn from it measure alike."""
     if shutil.which(os.environ.get("MUSTER_TRAINER_BIN", "muster-trainer")) is None:
@@ -183,6 +197,7 @@ def main() -> int:
     past = [r for name, grid in grids.items() if name != WHOLE for r in grid.records]
     ok = searched(grids[WHOLE], past, given.seeds)
     ok &= ranked(grids)
+    ok &= repeated(read_lines())
     if given.remeasure:
         ok &= measured_again(grids[WHOLE], given.remeasure)
     return 0 if ok else 1

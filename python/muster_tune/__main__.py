@@ -166,7 +166,16 @@ def proxy_of(given, space: Space, config: dict, known: Estimated) -> Sampler:
     return Proxy(space, known.told, past, first, tokens, layers, given.seed)
 
 
+def check_alone(environment) -> None:
+    """Several processes of one worker would take each other for one that died."""
+    if int(environment.get("LOCAL_WORLD_SIZE") or 1) > 1:
+        raise SpaceError(
+            "runs several times in this worker; write processes_per_worker: 1 into the job, and --ranks for a trial's own processes"
+        )
+
+
 def tune(given: argparse.Namespace) -> Study:
+    check_alone(os.environ)
     config = trainer_config(given)
     space, run = space_of(given, config), run_of(given, config)
     if shutil.which(run.command[0]) is None:

@@ -82,6 +82,14 @@ def test_a_program_that_isnt_there_is_told(tmp_path, capsys):
     assert "/nowhere/train: there is no such program here" in capsys.readouterr().err
 
 
+def test_several_processes_of_a_worker_are_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    words = ["--study", str(tmp_path / "s"), "--knob", "x=1", *MINIMIZE, "--", "true"]
+    assert main(words) == 2
+    assert "write processes_per_worker: 1 into the job" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
 def test_the_trainers_knobs_need_no_values():
     assert trainer_knob("micro_batch", 24).values == (1, 2, 4, 8, 16)
     assert trainer_knob("micro_batch=4,6", 24) == Knob("micro_batch_size", (4, 6))

@@ -228,6 +228,7 @@ ROWS = {
         "transformers' Trainer and Lightning with MusterCallback: killed, preempted, resized, resumed; losses and step time beside the undisturbed",
         [sys.executable, "bench/python_runtime.py"],
         1200,
+    ),
     "tune": (
         "trials that are killed and preempted, none lost; how many find the trainer's best settings on a measured grid, beside Optuna; a model left out",
         [sys.executable, "bench/tune.py"],

@@ -686,6 +686,22 @@ TEST_F(HostTest, SecretsAreThoseThatTheJobNamesAndNeverReserved) {
   }
 }
 
+// A shim's spec of one worker, for the real one.
+shim::Spec SpecOf(const std::string& directory, std::vector<std::string> argv) {
+  shim::Spec spec;
+  spec.job_uid = std::string(32, 'a');
+  spec.task = "main";
+  spec.attempt = 1;
+  spec.boot_id = ReadFile("/proc/sys/kernel/random/boot_id").value();
+  spec.boot_id.pop_back();
+  spec.token = "token-" + directory;
+  spec.as_itself = true;
+  spec.argv = std::move(argv);
+  spec.env = {{"PATH", "/usr/bin:/bin"}};
+  spec.workers.push_back({0, {{0, {}}}});
+  return spec;
+}
+
 TEST_F(HostTest, AProgramInheritsNothingOfTheAgent) {
   const std::string directory = directory_ + "/root/attempts/a", out = directory_ + "/out";
   std::filesystem::create_directories(directory);

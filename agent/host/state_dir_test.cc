@@ -326,22 +326,6 @@ TEST_F(HostTest, ARecordOfWhichAPartIsDamagedCountsAsNone) {
   EXPECT_FALSE((*state)->Load()->at(0).prepared);
 }
 
-// A shim's spec of one worker, for the real one.
-shim::Spec SpecOf(const std::string& directory, std::vector<std::string> argv) {
-  shim::Spec spec;
-  spec.job_uid = std::string(32, 'a');
-  spec.task = "main";
-  spec.attempt = 1;
-  spec.boot_id = ReadFile("/proc/sys/kernel/random/boot_id").value();
-  spec.boot_id.pop_back();
-  spec.token = "token-" + directory;
-  spec.as_itself = true;
-  spec.argv = std::move(argv);
-  spec.env = {{"PATH", "/usr/bin:/bin"}};
-  spec.workers.push_back({0, {{0, {}}}});
-  return spec;
-}
-
 // No descriptor, signal mask or variable of the agent is found in a job, and its shim is our child.
 
 }  // namespace

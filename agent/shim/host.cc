@@ -29,6 +29,7 @@ namespace muster::shim {
 namespace {
 
 constexpr size_t kReservedBytes = 4096;  // for a stop order, and for exit records: one block
+constexpr int kExportsFd = 9;            // of a setup: where it tells the variables that it leaves
 
 // STATE of STATE/attempts/ATTEMPT.
 std::string StateDirectoryOf(const std::string& attempt) {
@@ -189,8 +190,11 @@ std::string HostProcesses::Open() {
     number_ = static_cast<volatile pid_t*>(page);
   }
   if (!spec_.image.path.empty()) {
-    own_program_ = ::open("/proc/self/exe", O_PATH | O_CLOEXEC);
+    const int opened = ::open("/proc/self/exe", O_PATH | O_CLOEXEC);
+    // Not 9, which a setup's exports take in the child that enters the image.
+    own_program_ = ::fcntl(opened, F_DUPFD_CLOEXEC, kExportsFd + 1);
     if (own_program_ < 0) return std::string("its own program: ") + strerror(errno);
+    ::close(opened);
   }
   isolation_ = std::make_unique<Isolation>(spec_.token, spec_.pid_namespace, cgroups_,
                                            deadline_.fd(), spec_.user.has_value(), spec_.devices);
@@ -375,13 +379,13 @@ int HostProcesses::TakeDescriptors(const Ends& ends) const {
   const int in = ends.in >= 0 ? ends.in : ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (::dup2(in, 0) < 0 || ::dup2(ends.out, 1) < 0 || ::dup2(ends.err, 2) < 0) return errno;
   if (ends.terminal && ::ioctl(0, TIOCSCTTY, 0) != 0) return errno;
-  if (ends.exports >= 0 && ::dup2(ends.exports, 9) != 9) return errno;
+  if (ends.exports >= 0 && ::dup2(ends.exports, kExportsFd) != kExportsFd) return errno;
   if (!spec_.user.has_value()) return 0;
   // The owner's, or nobody could open /dev/stderr.
   for (int fd = ends.in >= 0 ? 0 : 1; fd <= 2; ++fd) {
     if (::fchown(fd, spec_.user->uid, spec_.user->gid) != 0) return errno;
   }
-  return CloseOnExecFrom(ends.exports >= 0 ? 10 : 3);
+  return CloseOnExecFrom(ends.exports >= 0 ? kExportsFd + 1 : 3);
 }
 
 // In the child.

@@ -55,7 +55,7 @@ void UserTunnel::OnReadDone(bool ok) {
     return End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
                             "no message that goes on with a tunnel, or a longer one than 64 KiB"));
   }
-  if (const auto to = host(); to != nullptr) to->Pass(std::move(message));
+  if (const auto to = host(); to != nullptr && !Over()) to->Pass(std::move(message));
 }
 
 void UserTunnel::Start() {
@@ -130,18 +130,25 @@ void UserTunnel::Open() {
 
 // The hub's thread: the job, or who may do what, has changed.
 void UserTunnel::Look(const View& view, const JobRow* job) {
-  if (job == nullptr) return End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the job has ended"));
+  if (job == nullptr)
+    return EndNow(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the job has ended"));
   if (!Sight(view.state, *who_).May(pb::RIGHT_OPERATE, *job)) {
-    return End(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
-                            "you may not do this with the job any more"));
+    return EndNow(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
+                               "you may not do this with the job any more"));
   }
   const pb::AttemptKey& key = place_->open.key();
   const int32_t task = TaskIndex(*job->spec, key.task());
   if (task < 0) return;
   for (const AttemptRow& attempt : job->tasks[task].attempts) {
     if (attempt.number == key.attempt() && attempt.ended())
-      End(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the attempt has ended"));
+      EndNow(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the attempt has ended"));
   }
+}
+
+// A user who reads nothing holds up what is to be written last, and with it the call's end.
+void UserTunnel::EndNow(const grpc::Status& status) {
+  End(status);
+  Gone();
 }
 
 std::shared_ptr<TunnelHostEnd> UserTunnel::host() const {

@@ -52,6 +52,10 @@ class TunnelStream : public QueuedWriter<grpc::ServerBidiReactor<Request, Respon
     std::lock_guard lock(over_mutex_);
     over_ = true;
   }
+  bool Over() {
+    std::lock_guard lock(over_mutex_);
+    return over_;
+  }
 
   Request incoming_;
 
@@ -107,6 +111,7 @@ class UserTunnel : public TunnelStream<pb::TunnelInput, pb::TunnelOutput>,
   void Placed(const absl::Status& status);
   void Open();
   void Look(const View& view, const JobRow* job);
+  void EndNow(const grpc::Status& status);
   void EndAfter(grpc::Alarm* alarm, int64_t wait_ns, const std::string& why);
   std::shared_ptr<TunnelHostEnd> host() const;
 

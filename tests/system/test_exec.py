@@ -441,13 +441,17 @@ def test_it_runs_as_the_owner_and_others_are_refused(bin_dir):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be several users")
-def test_who_loses_the_right_loses_the_command(bin_dir):
+@pytest.mark.parametrize("reads", [True, False])
+def test_who_loses_the_right_loses_the_command(reads, bin_dir):
+    """Who reads nothing, too: what is to be written last waits behind what they don't take."""
+    program = ["sleep", "6000.25"] if reads else ["sh", "-c", "yes & exec sleep 6000.25"]
     with owners_host(bin_dir) as host:
         host.run(["access", "grant", "mallory", "operator", "research"])
         number = submit_as(host, ANN, "anns", "sleep 600")
         wait_for("it", lambda: pids_named("600"), 30)
         beside = subprocess.Popen(
-            [host.bin_dir / "muster", "exec", str(number), "--", "sleep", "6000.25"],
+            [host.bin_dir / "muster", "exec", str(number), "--", *program],
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             user=MALLORY,
@@ -458,7 +462,10 @@ def test_who_loses_the_right_loses_the_command(bin_dir):
         )
         wait_for("it", lambda: pids_named("6000.25"), 20)
         host.run(["access", "revoke", "mallory", "research"])
-        _, said = beside.communicate(timeout=5)
-        assert b"you may not do this with the job any more" in said
+        if reads:
+            _, said = beside.communicate(timeout=5)
+            assert b"you may not do this with the job any more" in said
         wait_for("its end", lambda: not pids_named("6000.25"), 10)
+        beside.kill()
+        beside.communicate()
         assert job_processes(host.folder) or pids_named("600"), "the job goes on"

@@ -124,6 +124,11 @@ ROWS = {
         [sys.executable, "trainer/tests/bench_stages.py", "toggles"],
         1800,
     ),
+    "quantised": (
+        "weights and moments in few bits against bitsandbytes: NF4 bit for bit, int8 AdamW, QLoRA beside transformers and peft",
+        [sys.executable, "bench/quantised.py"],
+        1800,
+    ),
     "trainer-memory": (
         "peak memory of a run of 17 M parameters against transformers', and against `muster-trainer estimate`",
         [sys.executable, "trainer/tests/bench_memory.py"],

@@ -212,6 +212,29 @@ void RefuseExperts(const nlohmann::json& trainer, const Ranks& ranks, const Laye
   }
 }
 
+// Numbers in few bits, of weights and of moments.
+void RefuseLowBits(const nlohmann::json& trainer, int64_t tp, const std::string& path,
+                   const EmitProblem& emit) {
+  const nlohmann::json& offload = Inner(trainer, "offload");
+  const auto refuse = [&](const char* key, const char* text) {
+    emit(absl::StrCat(path, ".", key), text, Document::Where::kValue);
+  };
+  if (Inner(trainer, "quantize").is_object()) {
+    if (!Inner(trainer, "lora").is_object())
+      refuse("quantize",
+             "is for frozen weights; add lora: {rank: 16}, which trains adapters beside them");
+    if (tp > 1)
+      refuse("quantize",
+             "does not go together with parallel.tp; share weights out by zero_stage: 3 or "
+             "parallel.pp");
+    if (offload == "parameters")
+      refuse("offload",
+             "parameters does not go together with quantize; use optimizer, or leave it out");
+  }
+  if (Inner(trainer, "moments") == "int8" && (offload == "parameters" || offload == "optimizer"))
+    refuse("moments", "int8 does not go together with offload; use bf16, or leave one of them out");
+}
+
 }  // namespace
 
 void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
@@ -220,6 +243,7 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
   const nlohmann::json& parallel = Inner(trainer, "parallel");
   const int64_t tp = Number(parallel, "tp").value_or(1), pp = Number(parallel, "pp").value_or(1),
                 ep = Number(parallel, "ep").value_or(1), cp = Number(parallel, "cp").value_or(1);
+  RefuseLowBits(trainer, tp, path, emit);
   if (tp == 1 && pp == 1 && ep == 1 && cp == 1) return;
   if (Inner(trainer, "cuda_graphs") == true) {
     emit(path + ".cuda_graphs",

@@ -8,7 +8,8 @@
 
 namespace muster {
 
-// Whether a task's ranks can share out the model as it says: that takes the number of workers.
+// Whether a task's ranks can share out the model as it says, which takes the number of workers, and
+// whether its numbers in few bits go together with the rest.
 // `trainer`: the map of `task`, at `path`; what the schema says of it is checked elsewhere. A model
 // that `init` names is on the hosts: the trainer checks that one at its start.
 void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,

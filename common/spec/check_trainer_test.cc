@@ -25,6 +25,27 @@ std::string Check(const Case& c) {
   return said;
 }
 
+TEST(TrainerLayout, NumbersInFewBitsAreRefusedWithWhatTheyDoNotGoTogetherWith) {
+  constexpr char kTogether[] = R"({"quantize": {"type": "nf4"}, "lora": {"rank": 8}})";
+  const Case cases[] = {
+      {kTogether, 1, 1, 1, ""},
+      {R"({"moments": "int8", "offload": "none"})", 1, 1, 1, ""},
+      {R"({"quantize": {"type": "nf4"}})", 1, 1, 1,
+       "trainer.quantize: is for frozen weights; add lora: {rank: 16}, which trains adapters "
+       "beside them"},
+      {R"({"quantize": {}, "lora": {}, "parallel": {"tp": 2}})", 1, 1, 2,
+       "trainer.quantize: does not go together with parallel.tp; share weights out by zero_stage: "
+       "3 or parallel.pp"},
+      {R"({"quantize": {}, "lora": {}, "offload": "parameters"})", 1, 1, 1,
+       "trainer.offload: parameters does not go together with quantize; use optimizer, or leave it "
+       "out"},
+      {R"({"moments": "int8", "offload": "optimizer"})", 1, 1, 1,
+       "trainer.moments: int8 does not go together with offload; use bf16, or leave one of them "
+       "out"},
+  };
+  for (const Case& c : cases) EXPECT_EQ(Check(c), c.said) << c.trainer;
+}
+
 TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
   constexpr char kTwo[] = R"({"parallel": {"tp": 2}, "model": {"num_key_value_heads": 8}})";
   constexpr char kThree[] = R"({"parallel": {"tp": 3}, "model": {"num_key_value_heads": 8}})";

@@ -311,8 +311,11 @@ TEST_F(Checkpoints, WrittenInPlaceIsTheSameFileInTheMemoryOfTwoChunks) {
       Flats flats;
       FlatLayout layout;
       layout.Add("a", {100, 301}, true);
-      const FlatOptions options =
-          split ? FlatOptions{1, at::kBFloat16, false, false, true, true} : FlatOptions{1};
+      const FlatOptions options = split ? FlatOptions{.zero_stage = 1,
+                                                      .dtype = at::kBFloat16,
+                                                      .split_masters = true,
+                                                      .bf16_moments = true}
+                                        : FlatOptions{1};
       flats.push_back(std::make_unique<FlatParam>(layout, &world, options));
       const int64_t owned = flats[0]->owned_end() - flats[0]->owned_begin();
       for (const auto state : {FlatParam::kMaster, FlatParam::kExpAvg, FlatParam::kExpAvgSq})

@@ -147,7 +147,8 @@ void HuggingFaceWeights::SplitExperts(const ExpertWords& words) {
 
 HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
                                             const std::vector<FlatLayout>& layouts, bool tied,
-                                            const std::string& path, Problems& problems) {
+                                            const std::string& path, Problems& problems,
+                                            bool nested) {
   HuggingFaceWeights weights;
   const size_t before = problems.size();
   for (const std::string& name : WeightFiles(directory, path, problems)) {
@@ -160,6 +161,7 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
       continue;
     }
     weights.files_.push_back(std::make_unique<SafetensorsFile>(*std::move(file)));
+    weights.paths_[weights.files_.back().get()] = directory + "/" + name;
     for (const auto& [tensor, entry] : weights.files_.back()->header().tensors) {
       const Tensor stored{weights.files_.back().get(), &entry, entry.shape};
       if (!weights.where_.emplace(tensor, stored).second)
@@ -176,6 +178,9 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
   std::set<std::string> wanted;
   std::vector<std::string> wrong = MiscountedExperts(
       layouts, [&](const std::string& name) { return weights.where_.contains(name); });
+  const size_t others = wrong.size();
+  weights.TakeQuantised(layouts, nested, wrong);
+  const bool damaged = wrong.size() > others;
   bool prefixed = false;  // the names of a model without a head
   for (const FlatLayout& layout : layouts) {
     for (const Segment& segment : layout.segments()) {
@@ -187,6 +192,7 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
         continue;
       }
       const SafetensorsEntry& entry = *found->second.entry;
+      if (weights.quantised_.contains(segment.name) || (damaged && layout.linears())) continue;
       if (found->second.shape != segment.shape) {
         wrong.push_back(
             absl::StrCat(segment.name, " is [", absl::StrJoin(found->second.shape, ", "),
@@ -208,7 +214,7 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
   if (wrong.size() > kTold)
     problems.push_back(
         {path, absl::StrCat("and ", wrong.size() - kTold, " more tensors that don't fit")});
-  if (!wrong.empty()) {
+  if (!wrong.empty() && !damaged) {
     problems.push_back(
         {path,
          prefixed
@@ -239,6 +245,7 @@ void HuggingFaceWeights::ReadRange(const std::string& name, int64_t begin, int64
 }
 
 void HuggingFaceWeights::Read(FlatParam& flat) const {
+  if (flat.quantised() != nullptr) return ReadQuantised(flat);
   const at::Tensor host = flat.Landing(FlatParam::kMaster);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
     ForEachRun(flat.layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {

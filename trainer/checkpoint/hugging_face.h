@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,12 +25,17 @@ class HuggingFaceWeights {
   // everything wrong is added to `problems` under `path`. Experts may stand one by one, as
   // transformers writes them, or all of a layer in one tensor, as it has them in memory. With a
   // tied head one of the embedding and lm_head.weight is enough, as it is for transformers: they
-  // are the same weights.
+  // are the same weights. Where `layouts` have linears that stand apart, those may be saved in NF4
+  // by bitsandbytes; `nested`: with nested scales.
   static HuggingFaceWeights Open(const std::string& directory,
                                  const std::vector<FlatLayout>& layouts, bool tied,
-                                 const std::string& path, Problems& problems);
-  // Fills the masters of a flat, converted to fp32.
+                                 const std::string& path, Problems& problems, bool nested = false);
+  // Fills the masters of a flat, converted to fp32; or quantises.
   void Read(FlatParam& flat) const;
+  // Units [first, first + count) of a parameter of `numel` elements, which are rounded to `type`
+  // before they are quantised; as they are saved, if they are so.
+  Nf4Units ReadUnits(const std::string& name, int64_t numel, Quantisation kind, at::ScalarType type,
+                     int64_t first, int64_t count) const;
   // Copies elements [begin, begin + n) of a parameter of the layouts to `out`, converted to fp32.
   void ReadRange(const std::string& name, int64_t begin, int64_t n, float* out) const;
   // The type of all its parameters as `dtype` of a checkpoint (fp32, bf16, fp16); of several, the
@@ -45,8 +51,21 @@ class HuggingFaceWeights {
     int64_t begin = 0;
   };
   void SplitExperts(const ExpertWords& words);
+  std::span<const uint8_t> Bytes(const std::string& name) const;
+  std::vector<float> Floats(const std::string& name) const;
+  std::string ReadState(const std::string& name, const std::vector<int64_t>& shape, bool nested);
+  void TakeQuantised(const std::vector<FlatLayout>& layouts, bool nested,
+                     std::vector<std::string>& wrong);
+  void CopyUnits(const std::string& name, Quantisation kind, int64_t first,
+                 const at::Tensor& rows) const;
+  void ReadQuantised(FlatParam& flat) const;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<const SafetensorsFile*, std::string> paths_;
   std::map<std::string, Tensor> where_;  // by the name of the parameter
+  // Of parameters that are saved in NF4: what their units have in common, and the tensors beside
+  // them.
+  std::map<std::string, Nf4Common> quantised_;
+  std::map<std::string, Tensor> beside_;
 };
 
 // Adapters that an export merges into the weights, and saves beside them in adapter/ for peft.

@@ -76,6 +76,8 @@ void Assign(const Key& key, const json& value, TrainConfig& config, Problems& pr
     config.*(*member) = ParseDpo(value, path, problems);
   } else if (const auto* member = std::get_if<ParallelConfig TrainConfig::*>(&key.member)) {
     config.*(*member) = ParseParallel(value, path, problems);
+  } else if (const auto* member = std::get_if<QuantizeConfig TrainConfig::*>(&key.member)) {
+    config.*(*member) = ParseQuantize(value, path, problems);
   } else if (const auto* member =
                  std::get_if<std::vector<MixturePart> TrainConfig::*>(&key.member)) {
     if (!value.is_array() || value.empty()) return bad("a list of maps with data and weight");
@@ -154,6 +156,8 @@ ordered_json TrainConfigSchema() {
       p = DpoSchema();
     } else if (std::holds_alternative<ParallelConfig TrainConfig::*>(key.member)) {
       p = ParallelSchema();
+    } else if (std::holds_alternative<QuantizeConfig TrainConfig::*>(key.member)) {
+      p = QuantizeSchema();
     } else if (std::holds_alternative<std::vector<MixturePart> TrainConfig::*>(key.member)) {
       p["type"] = "array";
       p["items"] = {
@@ -318,12 +322,34 @@ void CheckDpo(const json& value, const TrainConfig& config, Problems& problems) 
          "must be at least 2 with dpo: a token of the prompt and one of the answer");
 }
 
+void CheckQuantize(const TrainConfig& config, Problems& problems) {
+  if (!config.quantize.on) return;
+  if (!config.lora.on())
+    problems.push_back({"trainer.quantize",
+                        "is for weights that stay as they are; add lora: {rank: 16}, which trains "
+                        "adapters beside them, or leave it out"});
+  if (config.parallel.tp > 1)
+    problems.push_back({"trainer.quantize",
+                        "doesn't go with parallel.tp: blocks go on from row to row of a matrix, "
+                        "and a slice would have parts of them; share weights out by zero_stage: 3 "
+                        "or parallel.pp"});
+  if (config.offload == "parameters")
+    problems.push_back({"trainer.offload",
+                        "parameters is not supported with quantize: what is gathered from the host "
+                        "are whole weights; use zero_stage: 3 without it, or offload: optimizer"});
+}
+
 // What keys mean together.
 void CheckTogether(const json& value, const TrainConfig& config, Problems& problems) {
   if (config.offload != "none" && config.masters == "split") {
     problems.push_back({"trainer.masters",
                         "split saves memory beside the weights, and offload moves the masters away "
                         "from there; leave one of the two out"});
+  }
+  if (config.offload != "none" && config.moments == "int8") {
+    problems.push_back({"trainer.moments",
+                        "int8 saves memory beside the weights, and offload moves the moments away "
+                        "from there; use bf16, or leave one of the two out"});
   }
   if (config.offload == "parameters" && config.zero_stage != 3) {
     problems.push_back({"trainer.offload",
@@ -347,6 +373,7 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
                         "place in its row, and a rank has parts of rows; leave one of them out"});
   }
   CheckPipeline(config, problems);
+  CheckQuantize(config, problems);
   if (config.lora.on() && value.contains("model")) {
     problems.push_back(
         {"trainer.lora", "adapters stand beside trained weights; give init instead of model"});
@@ -431,6 +458,10 @@ void CheckExperts(const TrainConfig& config, const ModelConfig& model, Problems&
     problems.push_back({"trainer.router_aux_loss",
                         "the loss that balances experts is not supported yet with dpo; set "
                         "router_aux_loss: none"});
+  if (config.quantize.on)
+    problems.push_back({"trainer.quantize",
+                        "is not supported yet for models with experts, whose weights are no "
+                        "linears for bitsandbytes; leave it out"});
   if (config.cuda_graphs)
     problems.push_back({"trainer.cuda_graphs",
                         "a layer with experts is not recorded, as its products depend on what the "
@@ -479,9 +510,10 @@ void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks,
     if (config.masters == "split")
       problems.push_back(
           {"trainer.masters", absl::StrCat("split needs our own kernels on GPUs; ", remedy)});
-    if (config.moments == "bf16")
+    if (config.moments != "fp32")
       problems.push_back(
-          {"trainer.moments", absl::StrCat("bf16 needs our own kernels on GPUs; ", remedy)});
+          {"trainer.moments",
+           absl::StrCat(config.moments, " needs our own kernels on GPUs; ", remedy)});
   }
 }
 

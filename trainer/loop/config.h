@@ -14,6 +14,7 @@
 #include "trainer/model/config.h"
 #include "trainer/model/dpo_config.h"
 #include "trainer/model/lora_config.h"
+#include "trainer/model/quantize_config.h"
 
 namespace muster::trainer {
 
@@ -48,7 +49,7 @@ struct TrainConfig {
   ParallelConfig parallel;
   std::string dtype = "fp32";
   std::string masters = "fp32";         // or split
-  std::string moments = "fp32";         // or bf16
+  std::string moments = "fp32";         // or bf16, int8
   std::string gradient_dtype = "fp32";  // or bf16
   std::string recompute = "none";       // or pointwise, keep_attention, full
   std::string offload = "none";         // or optimizer, parameters
@@ -61,6 +62,7 @@ struct TrainConfig {
   int64_t skip_limit = 0;
   bool poison = false;
   bool reference_ops = false;
+  QuantizeConfig quantize;
   LoraConfig lora;         // rank 0: everything is trained
   DpoConfig dpo;           // on: data is pairs, and each row is one
   std::string export_dir;  // key `export`; empty: none

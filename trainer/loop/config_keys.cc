@@ -156,12 +156,14 @@ std::vector<Key> MemoryKeys() {
        {"fp32", "split"}},
       {"moments",
        &C::moments,
-       "Type of AdamW's moments. bf16: 4 bytes a parameter less, rounded stochastically.",
+       "Type of AdamW's moments. bf16: 4 bytes a parameter less, rounded stochastically. int8: 6 "
+       "bytes less, by blocks of 256; embeddings, and parameters of less than 4,096 elements, stay "
+       "fp32.",
        false,
        0,
        0,
        false,
-       {"fp32", "bf16"}},
+       {"fp32", "bf16", "int8"}},
       {"gradient_dtype",
        &C::gradient_dtype,
        "With dtype: bf16, type of the sum of a step's gradients; ranks are summed in fp32 all the "
@@ -192,9 +194,19 @@ std::vector<Key> MemoryKeys() {
        0,
        false,
        {"none", "optimizer", "parameters"}},
+  };
+}
+
+// Frozen weights, and what is trained beside them.
+std::vector<Key> AdapterKeys() {
+  return {
       {"lora", &C::lora,
        "Train low-rank adapters beside frozen weights (needs init): rank, alpha, dropout, "
        "target_modules. The export has them merged, and in adapter/ for peft."},
+      {"quantize", &C::quantize,
+       "With lora, keep the frozen matrices of the layers' linears in 4 bits (QLoRA): type, "
+       "double. "
+       "init may be a directory that bitsandbytes has quantised so."},
   };
 }
 
@@ -255,7 +267,8 @@ std::vector<Key> RunKeys() {
 const std::vector<Key>& Keys() {
   static const std::vector<Key> keys = [] {
     std::vector<Key> all;
-    for (const std::vector<Key>& part : {DataKeys(), OptimizerKeys(), MemoryKeys(), RunKeys()})
+    for (const std::vector<Key>& part :
+         {DataKeys(), OptimizerKeys(), MemoryKeys(), AdapterKeys(), RunKeys()})
       all.insert(all.end(), part.begin(), part.end());
     return all;
   }();
@@ -316,6 +329,9 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"lora_rank", "use lora: {rank: …}"},
       {"lora_alpha", "use lora: {alpha: …}"},
       {"lora_dropout", "use lora: {dropout: …}"},
+      {"quantization_config", "use quantize: {type: nf4}, with lora"},
+      {"load_in_4bit", "use quantize: {type: nf4}, with lora"},
+      {"qlora", "use quantize: {type: nf4}, with lora"},
       {"deepspeed", "use zero_stage"},
       {"fsdp", "use zero_stage"},
       {"async_save", "use save_in_background"},

@@ -18,7 +18,8 @@ struct Key {
   std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*,
                bool TrainConfig::*, std::optional<nlohmann::json> TrainConfig::*,
                std::vector<MixturePart> TrainConfig::*, LoraConfig TrainConfig::*,
-               ParallelConfig TrainConfig::*, DpoConfig TrainConfig::*>
+               ParallelConfig TrainConfig::*, DpoConfig TrainConfig::*,
+               QuantizeConfig TrainConfig::*>
       member;
   const char* description;
   bool required = false;

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,7 @@
 #include "trainer/model/blocks.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
+#include "trainer/model/quantize_config.h"
 
 namespace muster::trainer {
 namespace {
@@ -126,8 +128,13 @@ namespace {
 // adapters alone.
 struct Base {
   LoraConfig lora;
+  QuantizeConfig quantize;
   std::string init;
   std::unique_ptr<HuggingFaceWeights> weights;  // null: the checkpoint has all weights
+
+  ModelLayout Layout(const ModelConfig& model) const {
+    return MakeLayout(model, {.linears_apart = quantize.on});
+  }
 };
 
 Base FindBase(const ConvertOptions& options, const CheckpointMeta& meta, const ModelConfig& model,
@@ -136,6 +143,8 @@ Base FindBase(const ConvertOptions& options, const CheckpointMeta& meta, const M
   const json& trainer = meta.trainer;
   if (!trainer.is_object() || !trainer.contains("lora")) return base;
   base.lora = ParseLora(trainer["lora"], "lora", problems);
+  if (trainer.contains("quantize"))
+    base.quantize = ParseQuantize(trainer["quantize"], "quantize", problems);
   base.init = !options.init.empty() ? options.init : meta.source;
   if (base.init.empty() && !trainer.value("init", "").empty()) {
     // As it was given: relative to a job's directory that isn't known here.
@@ -150,8 +159,9 @@ Base FindBase(const ConvertOptions& options, const CheckpointMeta& meta, const M
                                                "weights they were trained beside are not in ",
                                                base.init, "; name their directory")});
   } else {
-    base.weights = std::make_unique<HuggingFaceWeights>(HuggingFaceWeights::Open(
-        base.init, MakeLayout(model).flats, model.tie_word_embeddings, "--init", problems));
+    base.weights = std::make_unique<HuggingFaceWeights>(
+        HuggingFaceWeights::Open(base.init, base.Layout(model).flats, model.tie_word_embeddings,
+                                 "--init", problems, base.quantize.nested));
   }
   return base;
 }
@@ -171,6 +181,44 @@ struct Sources {
   std::string tokenizer, model;
 };
 
+// The frozen weights that adapters were trained beside, as they were: of type `dtype`, or
+// quantised.
+class BaseReader {
+ public:
+  BaseReader(const Base& base, const ModelConfig& model, at::ScalarType dtype)
+      : base_(base), dtype_(dtype) {
+    for (const FlatLayout& flat : base.Layout(model).flats) {
+      for (const Segment& segment : flat.segments()) {
+        if (flat.linears()) linears_.insert(segment.name);
+      }
+    }
+  }
+  // Elements from `begin` on of a parameter, as fp32.
+  void Read(const Segment& segment, int64_t begin, const at::Tensor& out) {
+    if (!linears_.contains(segment.name)) {
+      base_.weights->ReadRange(segment.name, begin, out.numel(), out.data_ptr<float>());
+      if (dtype_ != at::kFloat) out.copy_(out.to(dtype_));
+      return;
+    }
+    const Quantisation kind = base_.quantize.nested ? Quantisation::kNf4Nested : Quantisation::kNf4;
+    if (name_ != segment.name) {
+      const Nf4Units units = base_.weights->ReadUnits(segment.name, segment.numel, kind, dtype_, 0,
+                                                      UnitsOf(segment.numel));
+      whole_ = at::empty({segment.numel}, dtype_);
+      DequantiseUnits(units.rows, kind, units.common, whole_);
+      name_ = segment.name;
+    }
+    out.copy_(whole_.narrow(0, begin, out.numel()));
+  }
+
+ private:
+  const Base& base_;
+  const at::ScalarType dtype_;
+  std::set<std::string> linears_;
+  std::string name_;  // of what was read last, dequantised
+  at::Tensor whole_;
+};
+
 absl::Status WriteExport(const Checkpoint& checkpoint, const ModelConfig& model, const Base& base,
                          const std::string& dtype, const Sources& sources,
                          const std::string& output) {
@@ -187,14 +235,13 @@ absl::Status WriteExport(const Checkpoint& checkpoint, const ModelConfig& model,
     }
   }
   const std::vector<FlatLayout> layouts = MakeLayout(model).flats;
+  BaseReader beside(base, model, meta.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
   const ReadParameter read = [&](int flat, int segment, int64_t begin,
                                  at::Tensor out) -> absl::Status {
     const Segment& wanted = layouts[flat].segments()[segment];
     if (base.weights == nullptr)
       return checkpoint.ReadRange(wanted, 0, begin, out.numel(), out.data_ptr<float>());
-    base.weights->ReadRange(wanted.name, begin, out.numel(), out.data_ptr<float>());
-    if (meta.dtype == "bf16")
-      out.copy_(out.to(at::kBFloat16));  // the frozen weights that the adapters were trained beside
+    beside.Read(wanted, begin, out);
     return absl::OkStatus();
   };
   const std::string unfinished = output + ".unfinished";

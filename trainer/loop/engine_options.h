@@ -28,8 +28,12 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config, const ModelCon
   options.flats.dtype = config.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
   // Micro-batches are added as ranks are: the result doesn't depend on which of the two they were.
   options.flats.separate_gradients = config.deterministic;
+  if (config.quantize.on)
+    options.flats.quantisation =
+        config.quantize.nested ? Quantisation::kNf4Nested : Quantisation::kNf4;
   options.flats.split_masters = config.masters == "split";
   options.flats.bf16_moments = config.moments == "bf16";
+  options.flats.int8_moments = config.moments == "int8";
   options.flats.bf16_gradients = config.gradient_dtype == "bf16";
   options.flats.host_state = config.offload != "none";
   options.flats.host_weights = config.offload == "parameters";

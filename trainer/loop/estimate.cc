@@ -69,7 +69,8 @@ struct Setting {
   int InStage() const { return ranks / Stages(); }
   // The last slice: none is larger.
   ModelPart Part() const {
-    return {{Slices() - 1, Slices()}, stage, Stages(), options.chunks, {0, ExpertRanks()}};
+    return {{Slices() - 1, Slices()}, stage, Stages(), options.chunks, {0, ExpertRanks()},
+            config.quantize.on};
   }
   // Ranks that hold a flat, and that share one copy of it.
   int Holders(const FlatLayout& flat) const {
@@ -106,6 +107,8 @@ struct FlatsEstimate {
   std::vector<int64_t> weight_slots, gradient_slots, padded;
   std::vector<int> holders, groups;  // ranks, by flat
   int64_t layers = 0;
+  std::vector<int64_t> gathered;  // bytes of all ranks, by flat
+  int64_t in_transit = 0;         // and of quantised weights at most at once
   bool embedding = false, head = false;
 };
 
@@ -142,7 +145,11 @@ FlatsEstimate EstimateFlats(const Setting& s) {
     const FlatMemory one = MemoryOf(flat, e.holders[f], e.groups[f], options);
     e.sum.weights += one.weights, e.sum.gradients += one.gradients;
     e.sum.masters += one.masters, e.sum.moments += one.moments;
+    // Those of a block are asked for while the block's before are there still.
+    e.in_transit = std::max(e.in_transit, 2 * one.in_transit);
     e.padded.push_back(flat.PaddedNumel(e.holders[f]));
+    e.gathered.push_back(options.quantisation != Quantisation::kNone ? one.in_transit
+                                                                     : e.padded[f] * s.element);
     e.weight_slots.push_back(one.weights_in_slot ? e.padded.back() : 0);
     e.gradient_slots.push_back(one.gradients_in_slot ? e.padded.back() : 0);
     e.needs.flats.push_back({!options.frozen, one.weights_in_slot, one.gradients_in_slot,
@@ -308,7 +315,7 @@ void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) 
     if (action.kind == Action::kUnshard) {
       if (flats.weight_slots[action.index] > 0 ||
           (s.config.zero_stage > 0 && flats.needs.flats[action.index].trained))
-        e->gather_bytes += Ring(flats.padded[action.index] * s.element, group);
+        e->gather_bytes += Ring(flats.gathered[action.index], group);
     } else if (holders > 1) {
       const int64_t bytes = flats.padded[action.index] * 4;
       if (!s.gpus || s.config.zero_stage == 0)
@@ -357,6 +364,7 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
                flats.sum.weights, gpus && options.host_weights},
               {"gathered weights (slots)",
                slot_bytes(Action::kUnshard, {Action::kReshard}, flats.weight_slots, s.element)},
+              {"quantised weights of all ranks, on their way", flats.in_transit},
               {"gradients", flats.sum.gradients},
               {"gradients of one micro-batch (slots)",
                slot_bytes(Action::kOpen, {Action::kAccumulate, Action::kWaitReduce},

@@ -248,7 +248,9 @@ int RunEstimate(const EstimateOptions& options) {
         problems.push_back({"trainer.init", absl::StrCat(std::string(its.status().message()),
                                                          "; give a Hugging Face directory")});
       else
-        model = ParseModelConfig(*its, "trainer.init/config.json", /*strict=*/false, problems);
+        model = ParseModelConfig(
+            WithoutQuantization(*its, config.quantize, "trainer.init/config.json", problems),
+            "trainer.init/config.json", /*strict=*/false, problems);
     }
     CheckLayout(config, model, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
     if (!config.lora.target_modules.empty() && model.num_layers > 0)

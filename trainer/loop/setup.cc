@@ -123,7 +123,8 @@ void CheckInit(Setup& setup, Problems& problems) {
                             "/config.json is no JSON object; copy or download it again")});
     return;
   }
-  const json& content = *parsed;
+  const json content =
+      WithoutQuantization(*parsed, setup.config.quantize, "trainer.init/config.json", problems);
   const size_t before = problems.size();
   std::vector<std::string> ignored;
   setup.model =
@@ -132,9 +133,9 @@ void CheckInit(Setup& setup, Problems& problems) {
     std::fprintf(stderr, "trainer.init/config.json: %s is not known and ignored\n", key.c_str());
   if (problems.size() > before) return;
   setup.init_directory = directory;
-  setup.init_weights = std::make_shared<HuggingFaceWeights>(
-      HuggingFaceWeights::Open(directory, MakeLayout(setup.model).flats,
-                               setup.model.tie_word_embeddings, "trainer.init", problems));
+  setup.init_weights = std::make_shared<HuggingFaceWeights>(HuggingFaceWeights::Open(
+      directory, MakeLayout(setup.model, {.linears_apart = setup.config.quantize.on}).flats,
+      setup.model.tie_word_embeddings, "trainer.init", problems, setup.config.quantize.nested));
 }
 
 // What a token costs beside attention, in pairs of tokens that attend: 2 flops a weight against 4 a

@@ -12,16 +12,22 @@
 namespace muster::trainer {
 
 // The flats of one block: of what a slice of the model has a part of, of experts that ranks share
-// out, and of what all have alike. Without slices and shares they are one. Adds to `layout`, which
-// must outlive it.
+// out, and of what all have alike. Without slices and shares they are one, unless the linears'
+// matrices are to stand apart. Adds to `layout`, which must outlive it.
 class BlockLayout {
  public:
-  BlockLayout(const TensorSlice& slice, ModelLayout& layout) : slice_(slice), layout_(layout) {
+  BlockLayout(const TensorSlice& slice, ModelLayout& layout, bool linears_apart = false)
+      : slice_(slice), layout_(layout), linears_apart_(linears_apart) {
     layout.block_flats.emplace_back();
   }
   // Of `units` equal parts of dimension `dim` the slice has its share.
   void Cut(const std::string& name, std::vector<int64_t> shape, int dim, int64_t units,
            bool weight_decay, bool joined = false) {
+    if (linears_apart_ && slice_.count == 1 && shape.size() == 2) {
+      FlatLayout& flat = FlatFor(linears_);
+      flat.MarkLinears();
+      return flat.Add(name, std::move(shape), weight_decay, joined);
+    }
     if (slice_.count == 1) return FlatFor(alike_).Add(name, std::move(shape), weight_decay, joined);
     const int64_t unit = shape[dim] / units;
     const auto [begin, end] = PartOf(units, slice_.index, slice_.count);
@@ -52,7 +58,8 @@ class BlockLayout {
 
   const TensorSlice slice_;
   ModelLayout& layout_;
-  int sliced_ = -1, alike_ = -1, experts_ = -1;
+  const bool linears_apart_;
+  int sliced_ = -1, alike_ = -1, experts_ = -1, linears_ = -1;
 };
 
 }  // namespace muster::trainer

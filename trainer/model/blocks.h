@@ -108,6 +108,7 @@ struct ModelPart {
   int stage = 0, stages = 1;  // its place in a pipeline
   int chunks = 1;             // stretches
   TensorSlice experts = {};
+  bool linears_apart = false;  // the matrices of the layers' linears are in flats of their own
 };
 ModelPart PartOf(const Mesh& mesh, int rank, int chunks);
 

@@ -360,7 +360,9 @@ void RefuseUntrainable(ConfigReader& r) {
   if (const json& tp = r.At("pretraining_tp"); !tp.is_null() && tp != 1)
     r.Bad("pretraining_tp", "only 1 is supported");
   if (r.Has("quantization_config"))
-    r.Bad("quantization_config", "quantised weights can't be trained; give the unquantised model");
+    r.Bad("quantization_config",
+          "quantised weights can't be trained; give the unquantised model, or for adapters beside "
+          "bitsandbytes' NF4 add lora and quantize: {type: nf4}");
   const json& old_dtype = r.At("torch_dtype");
   const json& new_dtype = r.At("dtype");
   if (!old_dtype.is_null() && !new_dtype.is_null() && old_dtype != new_dtype)

@@ -269,14 +269,14 @@ void AddLayer(const ModelConfig& config, int64_t layer, const TensorSlice& share
 // may be tied to.
 class LlamaLikeFamily : public Family {
  public:
-  ModelLayout Layout(const ModelConfig& config, const TensorSlice& slice,
-                     const TensorSlice& experts) const override {
+  ModelLayout Layout(const ModelConfig& config, const ModelPart& part) const override {
+    const TensorSlice& slice = part.slice;
     const std::vector<int64_t> table = {config.vocab_size, config.hidden_size};
     ModelLayout layout;
     BlockLayout(slice, layout).Cut("model.embed_tokens.weight", table, 0, config.vocab_size, true);
     for (int64_t i = 0; i < config.num_layers; ++i) {
-      BlockLayout block(slice, layout);
-      AddLayer(config, i, experts, block);
+      BlockLayout block(slice, layout, part.linears_apart);
+      AddLayer(config, i, part.experts, block);
     }
     BlockLayout head(slice, layout);
     head.Keep("model.norm.weight", {config.hidden_size});

@@ -37,10 +37,9 @@ class Family {
   virtual ~Family() = default;
   // Flats in the order of the blocks: the embedding; the layers; final norm, and lm_head where it
   // isn't tied to the embedding. Of a slice, layers and an lm_head have two: of their slices, and
-  // of what every rank has alike; layers whose experts are shared out one more, of those. Depends
-  // on ranks by the slice and the share alone.
-  virtual ModelLayout Layout(const ModelConfig& config, const TensorSlice& slice,
-                             const TensorSlice& experts) const = 0;
+  // of what every rank has alike; layers whose experts are shared out one more, of those, and
+  // layers whose linears stand apart another. Depends on ranks by the slice and the share alone.
+  virtual ModelLayout Layout(const ModelConfig& config, const ModelPart& part) const = 0;
   // The blocks of `layout`, of which `flats` are made (they must outlive the blocks), and over
   // `adapters`.
   virtual std::vector<std::unique_ptr<Block>> MakeBlocks(
@@ -60,7 +59,7 @@ ModelConfig SlicedConfig(const ModelConfig& config, const TensorSlice& slice, in
 const Family& FamilyFor(const ModelConfig& config);
 // Its layout.
 inline ModelLayout MakeLayout(const ModelConfig& config, const ModelPart& part = {}) {
-  return Restrict(config, FamilyFor(config).Layout(config, part.slice, part.experts), part);
+  return Restrict(config, FamilyFor(config).Layout(config, part), part);
 }
 
 }  // namespace muster::trainer

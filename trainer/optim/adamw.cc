@@ -88,7 +88,8 @@ AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& 
 
 void AdamW::Step(int64_t step, double learning_rate, double clip) {
   if (flats_.empty()) return;
-  const at::Tensor& state = flats_[0]->exp_avg();
+  const at::Tensor state =
+      flats_[0]->int8_moments() != nullptr ? flats_[0]->OwnedGradient() : flats_[0]->exp_avg();
   if (state.is_cuda() && ops::fused::KernelsFor(state) == nullptr) {
     StepByAten(step, learning_rate, clip);
   } else {
@@ -125,20 +126,22 @@ void AdamW::UpdateOnHost(const HostPart& part, const AdamWStep& numbers,
   char* low_bits = pointer(flat.low_bits());
   char *exp_avg = pointer(flat.exp_avg()), *exp_avg_sq = pointer(flat.exp_avg_sq());
   const bool gradient16 = flat.OwnedGradient().scalar_type() == at::kBFloat16,
-             moments16 = flat.exp_avg().scalar_type() == at::kBFloat16;
+             moments16 = exp_avg != nullptr && flat.exp_avg().scalar_type() == at::kBFloat16;
   const int64_t gradient_size = gradient16 ? 2 : 4, moment_size = moments16 ? 2 : 4;
+  Int8Moments* const coded = flat.int8_moments();
   int64_t done = part.begin;  // weights up to here are made
   const auto skip_gap = [&](int64_t until) {
     if (part.weights != nullptr)
       std::memset(part.weights + (done - part.begin) * 2, 0, static_cast<size_t>(until - done) * 2);
   };
-  for (const Run& run : runs_[part.flat]) {
+  for (size_t r = 0; r < runs_[part.flat].size(); ++r) {
+    const Run& run = runs_[part.flat][r];
     const int64_t first = std::max(run.begin, part.begin),
                   last = std::min(run.begin + run.numel, part.end);
     if (first >= last) continue;
     skip_gap(first);
     done = last;
-    at::parallel_for(first, last, kGrain, [&](int64_t at, int64_t end) {
+    const auto update = [&](int64_t at, int64_t end, void* m, void* v) {
       AdamWSpan span;
       if (masters != nullptr) span.masters = reinterpret_cast<float*>(masters) + at;
       if (part.weights != nullptr)
@@ -146,11 +149,18 @@ void AdamW::UpdateOnHost(const HostPart& part, const AdamWStep& numbers,
       if (low_bits != nullptr) span.low_bits = reinterpret_cast<uint16_t*>(low_bits) + at;
       span.gradient = part.gradient + (at - part.begin) * gradient_size;
       span.gradient_bf16 = gradient16;
-      span.exp_avg = exp_avg + at * moment_size, span.exp_avg_sq = exp_avg_sq + at * moment_size,
-      span.moments_bf16 = moments16;
+      span.exp_avg = m, span.exp_avg_sq = v, span.moments_bf16 = moments16;
       span.first_element = run.number + static_cast<uint32_t>(at - run.begin);
       span.numel = end - at;
       UpdateAdamW(form_, run.decay ? decaying : numbers, span);
+    };
+    if (coded != nullptr) {
+      TORCH_CHECK(last - first == run.numel, "a part of blocks in 8 bits");
+      coded->UpdateOnHost(coded->runs()[r], update);
+      continue;
+    }
+    at::parallel_for(first, last, kGrain, [&](int64_t at, int64_t end) {
+      update(at, end, exp_avg + at * moment_size, exp_avg_sq + at * moment_size);
     });
   }
   skip_gap(part.end);
@@ -233,6 +243,10 @@ void AdamW::StepOnDevice(const AdamWStep& numbers, double learning_rate) {
       span.low_bits = static_cast<uint16_t*>(flat.low_bits().data_ptr());
     span.gradient = gradient.data_ptr(),
     span.gradient_bf16 = gradient.scalar_type() == at::kBFloat16;
+    if (flat.int8_moments() != nullptr) {
+      StepCoded(f, a);
+      continue;
+    }
     span.exp_avg = flat.exp_avg().data_ptr(), span.exp_avg_sq = flat.exp_avg_sq().data_ptr(),
     span.moments_bf16 = flat.exp_avg().scalar_type() == at::kBFloat16;
     for (size_t first = 0; first < runs_[f].size(); first += kernels::AdamWArguments::kMostRuns) {
@@ -247,6 +261,28 @@ void AdamW::StepOnDevice(const AdamWStep& numbers, double learning_rate) {
     if (kept.scalar_type() == at::kFloat && !kept.is_same(flat.masters()))
       kept.copy_(flat.masters());
   }
+}
+
+// A flat whose moments are in 8 bits: `a` has all but them.
+void AdamW::StepCoded(size_t f, kernels::AdamWArguments a) {
+  FlatParam& flat = *flats_[f];
+  const at::Tensor gradient = flat.OwnedGradient(), kept = flat.owned_weights();
+  Int8Moments& coded = *flat.int8_moments();
+  for (size_t r = 0; r < runs_[f].size(); ++r) {
+    const Run& run = runs_[f][r];
+    coded.UpdateByAten(coded.runs()[r],
+                       [&](int64_t begin, const at::Tensor& m, const at::Tensor& v) {
+                         // Of the owned range's first element, as the other pointers are.
+                         a.span.exp_avg = m.data_ptr<float>() - begin;
+                         a.span.exp_avg_sq = v.data_ptr<float>() - begin;
+                         a.runs = 1;
+                         a.run[0] = {begin, m.numel(), run.decay,
+                                     run.number + static_cast<uint32_t>(begin - run.begin)};
+                         ops::fused::KernelsFor(gradient)->adamw(a, ops::fused::StreamOf(gradient));
+                         ops::fused::CheckLaunch(gradient);
+                       });
+  }
+  if (kept.scalar_type() == at::kFloat && !kept.is_same(flat.masters())) kept.copy_(flat.masters());
 }
 
 void AdamW::StepByAten(int64_t step, double learning_rate, double clip) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "trainer/ops/cuda/kernels.h"
 #include "trainer/ops/cuda/squares.h"
 #include "trainer/optim/adamw_kernel.h"
 #include "trainer/optim/host_staging.h"
@@ -61,6 +62,7 @@ class AdamW {
   void StepOnHost(const AdamWStep& numbers, double learning_rate);
   void StepStaged(const AdamWStep& numbers, double learning_rate);
   void StepOnDevice(const AdamWStep& numbers, double learning_rate);
+  void StepCoded(size_t flat, kernels::AdamWArguments a);
   void StepByAten(int64_t step, double learning_rate, double clip);
 
   std::vector<std::unique_ptr<FlatParam>>& flats_;

@@ -40,7 +40,7 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
       config_(config),
       options_(options),
       frozen_(options.lora.on()),
-      part_(PartOf(world->mesh(), world->rank(), options.chunks)),
+      part_(PartOfRank(world->rank())),
       links_(world->pipeline()) {
   const TensorGroup tensor(world->tensor());
   ModelLayout layout = MakeLayout(config, part_);
@@ -73,6 +73,12 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
       {tensor, TensorGroup(world->context()), experts, options.max_length, world->device(),
        options.z_loss, options.dpo});
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
+}
+
+ModelPart Engine::PartOfRank(int rank) const {
+  ModelPart part = PartOf(world_->mesh(), rank, options_.chunks);
+  part.linears_apart = options_.flats.quantisation != Quantisation::kNone;
+  return part;
 }
 
 // "forward layer 3", "unshard embedding", with the micro-batch where there are several.
@@ -372,7 +378,7 @@ void Engine::CollectStage(int stage) {
 const std::vector<FlatLayout>& Engine::LayoutsOf(int rank) {
   std::vector<FlatLayout>& layouts = layouts_of_[world_->mesh().PartNumber(rank)];
   if (!layouts.empty()) return layouts;
-  const ModelPart part = PartOf(world_->mesh(), rank, options_.chunks);
+  const ModelPart part = PartOfRank(rank);
   layouts = MakeLayout(config_, part).flats;
   if (frozen_) {
     for (FlatLayout& flat : MakeLoraLayout(config_, options_.lora, part).flats)

@@ -79,6 +79,7 @@ class Engine {
   int64_t gradient_slot_bytes() const { return gradient_slot_bytes_; }
 
  private:
+  ModelPart PartOfRank(int rank) const;
   ScheduleNeeds Needs() const;
   std::string RangeName(const Action& action, size_t micro_batches) const;
   void BindSlots();

@@ -410,6 +410,11 @@ TEST(Engine, MemoryIsWhatWasSaidBefore) {
         all.push_back({.zero_stage = stage, .dtype = dtype, .frozen = true});
         all.push_back({.zero_stage = stage,
                        .dtype = dtype,
+                       .frozen = true,
+                       .quantisation = more ? Quantisation::kNf4Nested : Quantisation::kNf4});
+        all.push_back({.zero_stage = stage, .dtype = dtype, .int8_moments = true});
+        all.push_back({.zero_stage = stage,
+                       .dtype = dtype,
                        .split_masters = half && more,
                        .bf16_moments = true,
                        .bf16_gradients = half});
@@ -421,7 +426,7 @@ TEST(Engine, MemoryIsWhatWasSaidBefore) {
     }
   }
   FlatLayout layout;
-  layout.Add("w", {30, 50}, true);
+  layout.Add("w", {300, 150}, true);
   for (const auto& [ranks, group] : {std::pair<int, int>{1, 0}, {4, 0}, {4, 2}, {4, 1}}) {
     OnRanks(
         ranks,

@@ -94,6 +94,10 @@ at::Tensor Zeros(int64_t numel, const at::TensorOptions& options) {
   return at::from_blob(begin, {numel}, give_back, options.pinned_memory(false));
 }
 
+Int8Moments::Which MomentOf(FlatParam::State which) {
+  return which == FlatParam::kExpAvg ? Int8Moments::kExpAvg : Int8Moments::kExpAvgSq;
+}
+
 uint16_t* Bits(const at::Tensor& tensor) { return static_cast<uint16_t*>(tensor.data_ptr()); }
 
 }  // namespace
@@ -146,6 +150,8 @@ std::pair<int64_t, int64_t> ShardRange(const FlatLayout& layout, int rank, int r
 }
 
 FlatOptions OptionsOf(const FlatLayout& layout, FlatOptions options) {
+  if (!layout.linears()) options.quantisation = Quantisation::kNone;
+  if (!Int8Moments::IsFor(layout)) options.int8_moments = false;
   if (!layout.holding().both_ends) return options;
   options.sum_once = true;
   options.bf16_gradients = false;
@@ -160,6 +166,12 @@ FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOp
   const int64_t owned = options.zero_stage >= (options.frozen ? 3 : 1) ? padded / group : padded;
   m.weights_in_slot = options.zero_stage == 3 && (group > 1 || options.host_weights);
   m.weights = (m.weights_in_slot ? owned : padded) * element;
+  if (options.quantisation != Quantisation::kNone) {
+    const int sharing = options.zero_stage == 3 ? group : 1;
+    m.weights_in_slot = true;
+    m.weights = QuantisedWeights::OwnedBytes(layout, options.quantisation, sharing);
+    if (sharing > 1) m.in_transit = m.weights * sharing;
+  }
   if (options.frozen) return m;
   m.gradients_in_slot = options.separate_gradients || options.bf16_gradients ||
                         (options.zero_stage >= 2 && group > 1 && !options.sum_once);
@@ -169,7 +181,8 @@ FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOp
   const bool one_memory =
       options.dtype == at::kFloat && (!options.host_state || options.host_weights);
   m.masters = options.split_masters ? owned * 2 : one_memory ? 0 : owned * 4;
-  m.moments = 2 * owned * (options.bf16_moments ? 2 : 4);
+  m.moments = options.int8_moments ? Int8Moments::Bytes(layout, owned)
+                                   : 2 * owned * (options.bf16_moments ? 2 : 4);
   return m;
 }
 
@@ -197,6 +210,13 @@ FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options
   };
   params_ = weights_in_slot_ ? Unbound(padded, fp32.dtype(options.dtype))
                              : Zeros(padded, fp32.dtype(options.dtype));
+  if (options.quantisation != Quantisation::kNone) {
+    TORCH_CHECK(options.frozen && !options.host_weights, "only frozen weights are quantised");
+    const bool shares = options.zero_stage == 3 && group > 1;
+    quantised_.emplace(layout_, options.quantisation, shares ? shard().rank : 0, shares ? group : 1,
+                       world->device());
+    return;
+  }
   owned_weights_ =
       weights_in_slot_
           ? Zeros(owned_numel_, on_host(fp32.dtype(options.dtype), options.host_weights))
@@ -213,6 +233,11 @@ FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options
   else
     masters_ = memory.masters == 0 ? owned_weights_
                                    : Zeros(owned_numel_, on_host(fp32, options.host_state));
+  if (options.int8_moments) {
+    TORCH_CHECK(!options.host_state, "moments in 8 bits stay with the weights");
+    int8_moments_.emplace(layout_, owned_begin_, owned_numel_, world->device());
+    return;
+  }
   const at::TensorOptions moments = on_host(options.bf16_moments ? half : fp32, options.host_state);
   exp_avg_ = Zeros(owned_numel_, moments);
   exp_avg_sq_ = Zeros(owned_numel_, moments);
@@ -222,13 +247,17 @@ FlatMemory FlatParam::Memory() const {
   const auto bytes = [](const at::Tensor& tensor) {
     return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   };
-  return {weights_in_slot_ ? bytes(owned_weights_) : bytes(params_),
-          bytes(sums_),
-          (masters_.is_same(owned_weights_) ? 0 : bytes(masters_)) + bytes(low_bits_),
-          bytes(exp_avg_) + bytes(exp_avg_sq_),
-          weights_in_slot_,
-          gradients_in_slot_,
-          reduces_slot_};
+  return {
+      quantised_         ? bytes(quantised_->owned())
+      : weights_in_slot_ ? bytes(owned_weights_)
+                         : bytes(params_),
+      bytes(sums_),
+      (masters_.is_same(owned_weights_) ? 0 : bytes(masters_)) + bytes(low_bits_),
+      int8_moments_ ? int8_moments_->bytes() : bytes(exp_avg_) + bytes(exp_avg_sq_),
+      quantised_ && quantised_->ranks() > 1 ? bytes(quantised_->owned()) * quantised_->ranks() : 0,
+      weights_in_slot_,
+      gradients_in_slot_,
+      reduces_slot_};
 }
 
 void FlatParam::Bind(at::Tensor& tensor, void* memory) {
@@ -237,6 +266,11 @@ void FlatParam::Bind(at::Tensor& tensor, void* memory) {
 }
 
 at::Tensor FlatParam::Owned(State which) const {
+  if (which != kMaster && int8_moments_) {
+    const at::Tensor values = at::empty({owned_numel_}, at::kFloat);
+    int8_moments_->Copy(MomentOf(which), 0, values);
+    return values;
+  }
   if (which != kMaster) return (which == kExpAvg ? exp_avg_ : exp_avg_sq_).to(at::kFloat);
   if (masters_.defined()) return masters_;
   if (owned_weights_.is_cuda()) return JoinByAten(owned_weights_, low_bits_);
@@ -249,7 +283,9 @@ void FlatParam::CopyShard(State which, int64_t begin, const at::Tensor& out) con
   const auto part = [&](const at::Tensor& owned) {
     return OfShard(owned).narrow(0, begin, out.numel());
   };
-  if (which != kMaster) {
+  if (which != kMaster && int8_moments_) {
+    int8_moments_->Copy(MomentOf(which), shard_begin() - owned_begin_ + begin, out);
+  } else if (which != kMaster) {
     out.copy_(part(which == kExpAvg ? exp_avg_ : exp_avg_sq_));
   } else if (masters_.defined()) {
     out.copy_(part(masters_));
@@ -275,6 +311,7 @@ at::Tensor FlatParam::Landing(State which) const {
 }
 
 void FlatParam::SetOwned(State which, const at::Tensor& values) {
+  if (which != kMaster && int8_moments_) return int8_moments_->SetOwned(MomentOf(which), values);
   if (which != kMaster) {
     (which == kExpAvg ? exp_avg_ : exp_avg_sq_).copy_(values);
     return;
@@ -329,6 +366,7 @@ void FlatParam::StartUnshard() {
   if (weights_in_slot_) {
     if (unsharded_) return;
     unsharded_ = true;
+    if (quantised_) return StartUnshardQuantised();
     if (options_.host_weights && params_.is_cuda()) return UnshardFromHost();
     if (shard().size == 1)
       params_.copy_(owned_weights_);
@@ -341,17 +379,31 @@ void FlatParam::StartUnshard() {
   if (owned_numel_ < params_.numel()) UnshardOwned();
 }
 
-// Gloo's all-gather makes a copy of the whole; where each rank sends its part by a broadcast, the
-// same bytes go straight to their place.
-void FlatParam::UnshardOwned() {
-  const Group& group = shard();
-  if (!world_->prefers_all_reduce()) {
-    gathers_.push_back(group.backend->_allgather_base(params_, staging_ = owned_weights_, {}));
+void FlatParam::UnshardOwned() { StartWhole(params_, owned_weights_); }
+
+void FlatParam::StartUnshardQuantised() {
+  if (quantised_->ranks() == 1) {
+    quantised_rows_ = quantised_->owned();
     return;
   }
-  if (weights_in_slot_) params_.narrow(0, owned_begin_, owned_numel_).copy_(owned_weights_);
+  quantised_rows_ = quantised_->MemoryForAll();
+  StartWhole(quantised_rows_, quantised_->owned());
+}
+
+// `all`: equal parts of the shard group's ranks, of which this one's is `owned` or becomes it.
+// Gloo's all-gather makes a copy of the whole; where each rank sends its part by a broadcast, the
+// same bytes go straight to their place.
+void FlatParam::StartWhole(const at::Tensor& all, const at::Tensor& owned) {
+  const Group& group = shard();
+  if (!world_->prefers_all_reduce()) {
+    at::Tensor to = all, from = staging_ = owned;
+    gathers_.push_back(group.backend->_allgather_base(to, from, {}));
+    return;
+  }
+  const int64_t count = owned.size(0);
+  if (weights_in_slot_) all.narrow(0, group.rank * count, count).copy_(owned);
   for (int rank = 0; rank < group.size; ++rank) {
-    std::vector<at::Tensor> part = {params_.narrow(0, rank * owned_numel_, owned_numel_)};
+    std::vector<at::Tensor> part = {all.narrow(0, rank * count, count)};
     c10d::BroadcastOptions options;
     options.rootRank = rank;
     gathers_.push_back(group.backend->broadcast(part, options));
@@ -389,11 +441,14 @@ void FlatParam::WaitUnshard() {
   for (c10::intrusive_ptr<c10d::Work>& gather : gathers_) Wait(gather);
   gathers_.clear();
   staging_ = at::Tensor();
+  if (!quantised_rows_.defined()) return;
+  quantised_->Dequantise(layout_, quantised_rows_, params_);
+  quantised_rows_.reset();
 }
 
 void FlatParam::Reshard() {
   if (!weights_in_slot_) return;
-  TORCH_CHECK(gathers_.empty(), "resharded while it is made whole");
+  TORCH_CHECK(gathers_.empty() && !quantised_rows_.defined(), "resharded while it is made whole");
   unsharded_ = false;
   if (options_.poison) params_.fill_(std::numeric_limits<double>::quiet_NaN());
 }

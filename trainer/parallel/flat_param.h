@@ -7,7 +7,8 @@
 // (masters, moments) is its *owned range*: the whole flat with ZeRO-0, else its part of the shard
 // group's equal parts. Its *shard* is the part of the owned range that it alone saves and counts in
 // norms: where several shard groups hold copies (hybrid sharding), each of them has another part.
-// A *frozen* flat is not trained: there are no gradients, moments or masters.
+// A *frozen* flat is not trained: there are no gradients, moments or masters. What a rank owns of a
+// *quantised* one is bytes (quantised_weights.h); its weights are in a slot, whatever the stage.
 //
 // Which of a flat's memory is whole on every rank follows the stages of ZeRO (Rajbhandari et al.,
 // arXiv 1910.02054): 1 shards masters and moments, 2 gradients as well, 3 weights as well. What is
@@ -27,7 +28,9 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "trainer/parallel/groups.h"
+#include "trainer/parallel/int8_moments.h"
 #include "trainer/parallel/mesh.h"
+#include "trainer/parallel/quantised_weights.h"
 #include "trainer/parallel/slice.h"
 
 namespace muster::trainer {
@@ -64,6 +67,9 @@ class FlatLayout {
   void HoldAtBothEnds() { both_ends_ = true; }
   // It is of experts that ranks share out.
   void HoldByExperts() { experts_ = true; }
+  // Its segments are matrices of linears alone, which may be quantised.
+  void MarkLinears() { linears_ = true; }
+  bool linears() const { return linears_; }
   // Elements up to the end of the last segment.
   int64_t numel() const { return numel_; }
   // numel() padded so that `ranks` equal shards of a multiple of 32 elements make it up.
@@ -72,7 +78,7 @@ class FlatLayout {
  private:
   std::vector<Segment> segments_;
   int64_t numel_ = 0;
-  bool both_ends_ = false, experts_ = false;
+  bool both_ends_ = false, experts_ = false, linears_ = false;
 };
 
 // A stretch of one segment inside a range of the flat.
@@ -94,11 +100,12 @@ struct FlatOptions {
   int zero_stage = 0;
   at::ScalarType dtype = at::kFloat;  // of the weights that the model computes with
   bool frozen = false;
+  Quantisation quantisation = Quantisation::kNone;  // of frozen weights, if they are of linears
   bool separate_gradients = false;  // a micro-batch's gradient is computed by itself and then
                                     // added; so it is from stage 2 on
   bool split_masters =
       false;  // dtype bf16: a master is its weight and 16 bits more, instead of fp32
-  bool bf16_moments = false;
+  bool bf16_moments = false, int8_moments = false;
   bool bf16_gradients =
       false;  // what is summed up to; a micro-batch's own are fp32, and so are sums over ranks
   bool host_state = false;    // masters and moments in the host's memory
@@ -106,8 +113,8 @@ struct FlatOptions {
   bool poison = false;        // what is left behind in a slot becomes NaN
   bool sum_once = false;      // gradients are summed over ranks once a step, whatever the stage
 };
-// Those of one flat where `options` are the model's: ranks of other stages come to its sum at
-// another time, so there is one a step, in fp32.
+// Those of one flat where `options` are the model's: only linears are quantised; and where ranks of
+// other stages hold it, they come to its sum at another time, so there is one a step, in fp32.
 FlatOptions OptionsOf(const FlatLayout& layout, FlatOptions options);
 
 // SplitMasters and JoinMasters (adamw_kernel.h) by ATen, for memory on any device: fp32 [n] into
@@ -118,7 +125,8 @@ at::Tensor JoinByAten(const at::Tensor& weights, const at::Tensor& low_bits);
 // Bytes that a flat takes on a rank, its slots aside, by what they hold; and which are in slots.
 struct FlatMemory {
   int64_t weights = 0, gradients = 0, masters = 0,
-          moments = 0;  // masters: 0 where the weights are the masters
+          moments = 0;     // masters: 0 where the weights are the masters
+  int64_t in_transit = 0;  // quantised weights of all ranks, from StartUnshard to WaitUnshard
   bool weights_in_slot = false, gradients_in_slot = false, reduces_slot = false;
   bool operator==(const FlatMemory&) const = default;
 };
@@ -139,6 +147,8 @@ class FlatParam {
 
   const FlatLayout& layout() const { return layout_; }
   bool frozen() const { return options_.frozen; }
+  // What this rank owns where the weights are quantised; else null.
+  QuantisedWeights* quantised() { return quantised_ ? &*quantised_ : nullptr; }
   int64_t padded_numel() const { return params_.numel(); }
   // Weights (dtype) and gradient (fp32) of one segment, as views of fixed address; `count` joined
   // segments as one matrix whose rows are theirs together.
@@ -179,6 +189,8 @@ class FlatParam {
   const at::Tensor& masters() const { return masters_; }
   const at::Tensor& owned_weights() const { return owned_weights_; }
   const at::Tensor& low_bits() const { return low_bits_; }
+  // The moments where they are in 8 bits; else null, and they are tensors.
+  Int8Moments* int8_moments() { return int8_moments_ ? &*int8_moments_ : nullptr; }
   const at::Tensor& exp_avg() const { return exp_avg_; }
   const at::Tensor& exp_avg_sq() const { return exp_avg_sq_; }
   const FlatOptions& options() const { return options_; }
@@ -233,6 +245,8 @@ class FlatParam {
   void Wait(c10::intrusive_ptr<c10d::Work>& work);
   void UnshardFromHost();
   void UnshardOwned();
+  void StartWhole(const at::Tensor& all, const at::Tensor& owned);
+  void StartUnshardQuantised();
   bool SumsWhole() const;
   const Group& whole() const { return holders_.whole; }
   const Group& shard() const { return holders_.shard; }
@@ -253,7 +267,10 @@ class FlatParam {
                               // those are in a slot
   at::Tensor masters_, low_bits_;    // [owned], fp32 and int16
   at::Tensor exp_avg_, exp_avg_sq_;  // [owned], fp32 or bf16
-  at::Tensor staging_;               // owned weights on their way from the host
+  std::optional<Int8Moments> int8_moments_;
+  at::Tensor staging_;  // owned weights on their way from the host
+  std::optional<QuantisedWeights> quantised_;
+  at::Tensor quantised_rows_;  // of all ranks, until the weights are made of them
   bool stale_ = true, unsharded_ = false;
   bool zero_ = true;  // sums_ are as they were made
   double waited_s_ = 0;

@@ -19,6 +19,9 @@ CASES = {  # name: (settings, most GiB, the peer's dtype)
 SHARDED = {  # on 2 ranks: held against the estimate alone
     "bf16": {"dtype": "bf16"},
     "zero_stage 3, fp32": {"zero_stage": 3, "micro_batch_size": 2},
+    "moments int8, fp32": {"moments": "int8", "zero_stage": 0},
+    "nf4, fp32": {"quantize": {"type": "nf4"}},
+    "nf4, zero_stage 3, bf16": {"quantize": {"type": "nf4"}, "zero_stage": 3, "dtype": "bf16"},
     "tp 2, fp32": {"parallel": {"tp": 2}},
     "tp 2, bf16": {"parallel": {"tp": 2}, "dtype": "bf16"},
     "tp 2, bf16, recompute": {"parallel": {"tp": 2}, "dtype": "bf16", "recompute": "full"},
@@ -49,12 +52,15 @@ def main() -> int:
                 )
             )
         for case, settings in ({} if quick else SHARDED).items():
+            if "quantize" in settings:
+                init = memory.make_init(folder / "init")
+                settings = settings | {"lora": {"rank": 8}, "init": str(init)}
             peak, said, classes = memory.measure(
                 trainer_bin, tokens, folder / case, ranks=2, **settings
             )
             estimates[case] = (peak, said)
             print(f"{case}, 2 ranks: {peak / GIB:.3f} GiB, said {said / GIB:.3f}", flush=True)
-            if settings.get("zero_stage") == 3:
+            if settings.get("zero_stage") == 3 and "quantize" not in settings:
                 figures.append(
                     harness.figure(
                         "trainer-memory.gathered at most",

@@ -28,17 +28,28 @@ LENGTH, BATCH, THREADS = 256, 8, 2
 
 
 def config(tokens: Path, **more) -> dict:
-    return {
-        "model": MODEL,
-        "data": str(tokens),
-        "max_length": LENGTH,
-        "global_batch_size": BATCH,
-        "micro_batch_size": BATCH,
-        "max_steps": 6,
-        "learning_rate": 1e-4,
-        "lr_scheduler_type": "constant",
-        "threads": THREADS,
-    } | more
+    return (
+        ({} if "init" in more else {"model": MODEL})
+        | {
+            "data": str(tokens),
+            "max_length": LENGTH,
+            "global_batch_size": BATCH,
+            "micro_batch_size": BATCH,
+            "max_steps": 6,
+            "learning_rate": 1e-4,
+            "lr_scheduler_type": "constant",
+            "threads": THREADS,
+        }
+        | more
+    )
+
+
+def make_init(folder: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if not folder.exists():
+        LlamaForCausalLM(LlamaConfig(**MODEL)).save_pretrained(folder)
+    return folder
 
 
 def largest_gathered() -> int:

@@ -68,6 +68,7 @@ CONTRACT_KEYS = {
     "eval_sequences",
     "eval_data",
     "lora",
+    "quantize",
     "save_in_background",
     "step_timeout_s",
     "checkpoints",

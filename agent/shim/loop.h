@@ -51,8 +51,8 @@ class Loop {
   // The process that Processes::Start made has reached its exec, or says why not.
   void OnExec(pid_t pid, std::string problem);
   void OnEnded(pid_t pid, int exit_code, int signal);
-  // Processes beside the attempt's have: if the kernel killed them for memory, that says nothing of
-  // the attempt's.
+  // Processes beside the attempt's were killed: if the kernel did it for memory, that says nothing
+  // of the attempt's.
   void OnOthersEnded() { KilledForMemory(); }
   // The waiting itself has failed: what runs can't be looked after.
   void OnBlind();

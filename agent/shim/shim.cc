@@ -212,14 +212,14 @@ class Driver {
     const std::vector<HostProcesses::Ended> ended = processes_.Reap();
     if (auto launched = processes_.Launched(); launched.has_value())
       loop_.OnExec(launched->first, std::move(launched->second));
-    size_t beside = 0;
+    size_t beside = 0, killed = 0;
     for (const HostProcesses::Ended& end : ended) {
       if (tunnels_.Ended(end.pid, end.exit_code, end.signal))
-        ++beside;
+        ++beside, killed += end.signal == SIGKILL;
       else
         loop_.OnEnded(end.pid, end.exit_code, end.signal);
     }
-    if (beside > 0 && beside == ended.size()) loop_.OnOthersEnded();
+    if (killed > 0 && beside == ended.size()) loop_.OnOthersEnded();
   }
 
   Log* const log_;

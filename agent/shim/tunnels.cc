@@ -52,29 +52,28 @@ std::set<uint64_t> Listeners(int32_t port) {
   return inodes;
 }
 
-// Whether a process that /proc shows has one of these sockets: in the attempt's PID namespace, one
-// of the attempt.
-bool AnyHolds(const std::set<uint64_t>& inodes) {
+// Whether processes that /proc shows have all of these sockets: in the attempt's PID namespace,
+// those of the attempt. All, as one of them may listen for IPv6 alone, and the other be reached.
+bool AllAreHeld(const std::set<uint64_t>& inodes) {
   std::set<std::string> names;
   for (const uint64_t inode : inodes) names.insert("socket:[" + std::to_string(inode) + "]");
-  bool found = false;
   DIR* proc = ::opendir("/proc");
   if (proc == nullptr) return false;
-  while (const dirent* process = found ? nullptr : ::readdir(proc)) {
+  while (const dirent* process = names.empty() ? nullptr : ::readdir(proc)) {
     if (process->d_name[0] < '1' || process->d_name[0] > '9') continue;
     const std::string directory = std::string("/proc/") + process->d_name + "/fd";
     DIR* open = ::opendir(directory.c_str());
     if (open == nullptr) continue;
-    while (const dirent* entry = found ? nullptr : ::readdir(open)) {
+    while (const dirent* entry = names.empty() ? nullptr : ::readdir(open)) {
       char target[64];
       const std::string link = directory + "/" + entry->d_name;
       const ssize_t size = ::readlink(link.c_str(), target, sizeof target);
-      found = size > 0 && names.count(std::string(target, static_cast<size_t>(size))) != 0;
+      if (size > 0) names.erase(std::string(target, static_cast<size_t>(size)));
     }
     ::closedir(open);
   }
   ::closedir(proc);
-  return found;
+  return names.empty();
 }
 
 // In a child of the shim's, within the attempt's namespaces. `owned`: others use this host, too, so
@@ -86,7 +85,7 @@ int ConnectWithin(int32_t port, bool owned, std::string* why) {
     *why = "nothing listens on " + where + " there";
     return -1;
   }
-  if (owned && !AnyHolds(before)) {
+  if (owned && !AllAreHeld(before)) {
     *why = "no process of this job listens on " + where + " there";
     return -1;
   }
@@ -101,7 +100,7 @@ int ConnectWithin(int32_t port, bool owned, std::string* why) {
     return -1;
   }
   // The same sockets listen: nobody else's took their place before we were connected.
-  if (!owned || (Listeners(port) == before && AnyHolds(before))) return fd;
+  if (!owned || (Listeners(port) == before && AllAreHeld(before))) return fd;
   ::close(fd);
   *why = "who listens on " + where + " has just changed; try again";
   return -1;

@@ -8,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@ constexpr size_t kPiece = 64 << 10;
 constexpr int64_t kTellAfter = kTunnelWindowBytes / 4;
 constexpr size_t kMostMessages = 4096;  // that wait, however short
 constexpr int kBeginMs = 30'000;
+constexpr int kConnectS = 10;
 constexpr int kNotFound = 127;   // as shells say it
 constexpr char kEndOfInput = 4;  // to a terminal
 
@@ -40,6 +42,8 @@ absl::StatusOr<int> Connect(const std::string& directory) {
   const int place = ::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
   const std::string path = absl::StrCat("/proc/self/fd/", place, "/", shim::kTunnelSocket);
   const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  const timeval most{kConnectS, 0};  // where its queue is full, and it stands still
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, path.data(), path.size());
@@ -115,7 +119,12 @@ void Tunnel::OnInput(v1::TunnelInput input) {
     too_much_ = too_much_ || inbox_.messages.size() >= kMostMessages ||
                 inbox_bytes_ > kTunnelWindowBytes + static_cast<int64_t>(kPiece);
     if (too_much_) return;
-    inbox_.messages.push_back(std::move(input));
+    // Short ones become one: who types or follows a log may send thousands in a window.
+    if (input.has_data() && !inbox_.messages.empty() && inbox_.messages.back().has_data() &&
+        inbox_.messages.back().data().size() < kPiece)
+      inbox_.messages.back().mutable_data()->append(input.data());
+    else
+      inbox_.messages.push_back(std::move(input));
   }
   const uint64_t one = 1;
   if (::write(rung_, &one, sizeof one) < 0) return;  // full: it is ready anyway

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/shim/durable.h"
+#include "agent/shim/format.h"
 #include "common/base/files.h"
 
 namespace muster::agent {
@@ -53,6 +54,9 @@ absl::StatusOr<int> Connect(const std::string& directory) {
   if (place >= 0) ::close(place);
   if (there) return fd;
   if (fd >= 0) ::close(fd);
+  if (error == ENOENT &&
+      ::access(absl::StrCat(directory, "/", shim::kExitsFile).c_str(), F_OK) == 0)
+    return absl::FailedPreconditionError("the attempt has ended");
   if (error == ENOENT) {
     return absl::FailedPreconditionError(
         "this attempt was started by an older muster-shim, which can't; its next one can");

@@ -153,6 +153,11 @@ bool Receive(int connection, std::vector<int>* descriptors, bool* over) {
 
 Tunnels::~Tunnels() {
   EndAll();
+  StopListening();
+}
+
+void Tunnels::StopListening() {
+  if (listener_ >= 0) ::unlink(socket_.c_str());
   Close(&listener_);
 }
 
@@ -168,6 +173,7 @@ void Tunnels::Listen(const std::string& directory) {
                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (page != MAP_FAILED) numbers_ = static_cast<volatile pid_t*>(page);
   ::unlinkat(place, kTunnelSocket, 0);
+  socket_ = directory + "/" + kTunnelSocket;
   if (place < 0 || listener_ < 0 || numbers_ == nullptr ||
       ::bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener_, kCommandsAtOnce) != 0) {
@@ -382,7 +388,7 @@ void Tunnels::EndAll() {
     for (int* fd : {&tunnel.connection, &tunnel.status, &tunnel.master}) Close(fd);
   }
   tunnels_.clear();
-  Close(&listener_);
+  StopListening();
 }
 
 void Tunnels::Reply(const Tunnel& tunnel, const TunnelReply& reply, int descriptor) const {

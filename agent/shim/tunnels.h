@@ -50,6 +50,7 @@ class Tunnels {
     int master = -1;              // of its terminal, until the agent has it
     int64_t kill_at_ns = kNever;  // since the agent has closed it
   };
+  void StopListening();
 
   void Accept();
   void TakeRequest(Tunnel* tunnel, int64_t now_ns);
@@ -69,6 +70,7 @@ class Tunnels {
   HostProcesses* const processes_;
   Voice* const voice_;
   int listener_ = -1;
+  std::string socket_;  // its name, which goes when the attempt ends
   std::list<Tunnel> tunnels_;
   volatile pid_t* numbers_ = nullptr;  // of commands in their namespace, by slot
 };

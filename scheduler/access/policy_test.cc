@@ -49,12 +49,13 @@ TEST(Policy, WhatChangesSomethingIsAudited) {
   }
   EXPECT_THAT(
       audited,
-      ElementsAre("JobService/Submit", "JobService/Cancel", "QueueService/Apply",
-                  "ClusterService/Drain", "ClusterService/Resume", "ClusterService/ConfirmOff",
-                  "ClusterService/ReleaseQuarantine", "AccessService/Grant", "AccessService/Revoke",
-                  "AgentService/ReadSecrets", "JoinService/Join", "JoinService/LogIn",
-                  "JoinService/RenewExpired", "TrustService/Renew", "TrustService/Rotate",
-                  "TrustService/NewToken", "TrustService/CreateToken", "TrustService/RevokeToken",
+      ElementsAre("JobService/Submit", "JobService/Cancel", "JobService/Exec", "JobService/Forward",
+                  "QueueService/Apply", "ClusterService/Drain", "ClusterService/Resume",
+                  "ClusterService/ConfirmOff", "ClusterService/ReleaseQuarantine",
+                  "AccessService/Grant", "AccessService/Revoke", "AgentService/ReadSecrets",
+                  "JoinService/Join", "JoinService/LogIn", "JoinService/RenewExpired",
+                  "TrustService/Renew", "TrustService/Rotate", "TrustService/NewToken",
+                  "TrustService/CreateToken", "TrustService/RevokeToken",
                   "TrustService/RevokeHolder", "SecretService/Set", "SecretService/Delete"));
 }
 
@@ -92,7 +93,7 @@ TEST(Policy, OneThatCannotBeKeptIsSeen) {
 }
 
 TEST(PolicyDeathTest, WhatHasNoPolicyIsNotServed) {
-  EXPECT_DEATH(PolicyOf("JobService/Exec"), "JobService/Exec");
+  EXPECT_DEATH(PolicyOf("JobService/Own"), "JobService/Own");
   EXPECT_DEATH(RouteOf("/debug"), "/debug");
 }
 

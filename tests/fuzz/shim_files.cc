@@ -26,7 +26,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (ParseRenewal(text, &renewed_ns, &error))
     MUSTER_CHECK(ParseRenewal(FormatRenewal(renewed_ns), &renewed_ns, &error));
   std::vector<StepTimes::Row> times;
-  if (ParseTimes(text, &times, &error)) MUSTER_CHECK(ParseTimes(FormatTimes(times), &times, &error));
+  if (ParseTimes(text, &times, &error))
+    MUSTER_CHECK(ParseTimes(FormatTimes(times), &times, &error));
   Image image;
   if (ParseImage(text, &image, &error))
     MUSTER_CHECK(ParseImage(FormatImage(image), &image, &error));

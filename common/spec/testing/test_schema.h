@@ -28,6 +28,9 @@ inline constexpr char kTestTrainerSchema[] = R"({
     "warmup_steps": {"type": "number", "default": 0, "minimum": 0, "maximum": 1e9, "description": "Linear warm-up."},
     "dtype": {"type": "string", "default": "fp32", "enum": ["fp32", "bf16"], "description": "Type of weights."},
     "deterministic": {"type": "boolean", "default": false, "description": "Refuse kernels that may differ from run to run."},
+    "packing": {"type": "string", "description": "Several documents in a row."},
+    "dpo": {"type": "object", "description": "Preferences."},
+    "eval_interval": {"type": "integer", "minimum": 1, "description": "Steps."},
     "export": {"type": "string", "minLength": 1, "description": "Hugging Face directory."}
   },
   "oneOf": [{"required": ["init"]}, {"required": ["model"]}],

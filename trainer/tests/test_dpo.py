@@ -370,7 +370,7 @@ def test_the_estimate_counts_both_sides_of_a_pair(trainer_bin, tmp_path, adapted
     config = memory.config(tmp_path / "tokens", init=str(init), dpo={}, recompute=recompute)
     config |= {"global_batch_size": 4, "micro_batch_size": 4, "max_steps": 2, "threads": 1}
     config |= {"lora": {"rank": 8}} if adapted else {}
-    del config["model"]
+    config.pop("model", None)
     lines = run(trainer_bin, config, 1, tmp_path / "run")
     peak = max(line["memory_peak_bytes"] for line in lines)
     words = ["estimate", "--config", tmp_path / "run" / "trainer.json", "--json", "true"]

@@ -14,6 +14,7 @@
 #include "agent/host/testing/host_fixture.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/format.h"
+#include "agent/shim/log_writer.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
 

@@ -8,7 +8,6 @@ row makes; torch, transformers and peft in it are the trainer's own. --quick: 12
 written out (trainer/tests/preferences.py), and it says so.
 """
 
-import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "trainer" / "tests"))
 
 import preferences  # noqa: E402
+from environments import environment  # noqa: E402
 from figures import figure  # noqa: E402
 from harness import trainer_binary  # noqa: E402
 from parity import make_init  # noqa: E402
@@ -33,27 +33,16 @@ LORA = preferences.LORA | {
 KINDS = {"the whole model": {}, "with LoRA": {"lora": LORA}}
 
 
-def environment(may_make: bool) -> Path | None:
-    """The python of TRL's."""
-    text = (ROOT / "bench" / "requirements-dpo.txt").read_bytes()
-    cache = Path(os.environ.get("MUSTER_CACHE_DIR") or Path.home() / ".cache" / "muster")
-    site = subprocess.run(
+def python_of_trl(may_make: bool) -> Path | None:
+    """The python that has TRL, beside the torch and transformers of this one."""
+    beside = subprocess.run(
         [sys.executable, "-c", "import site; print(site.getsitepackages()[0])"],
         check=True,
         capture_output=True,
+        text=True,
     ).stdout
-    place = cache / f"dpo-{hashlib.sha256(text + site).hexdigest()[:12]}"
-    python = place / "bin" / "python"
-    if not (place / ".complete").exists():
-        if not may_make:
-            return None
-        print(f"installing bench/requirements-dpo.txt into {place}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        (next((place / "lib").glob("python3*/site-packages")) / "trainer.pth").write_bytes(site)
-        words = ["-q", "install", "--no-input", "-r", ROOT / "bench" / "requirements-dpo.txt"]
-        subprocess.run([place / "bin" / "pip", *words], check=True)
-        (place / ".complete").touch()
-    return python
+    place = environment("dpo", "bench/requirements-dpo.txt", may_make, beside=beside)
+    return None if place is None else place / "bin" / "python"
 
 
 def ours(folder: Path, init: Path, pairs: Path, steps: int, more: dict) -> tuple[list[dict], list]:
@@ -120,7 +109,7 @@ def linear(steps: int) -> list[float]:
 
 def main() -> int:
     quick = "--quick" in sys.argv
-    python = environment(may_make=not quick)
+    python = python_of_trl(may_make=not quick)
     peer = "TRL" if python else "a loop of transformers, as TRL's environment is not there"
     print(f"compared with {peer}", flush=True)
     holds = True

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in ("deploy/local", "tests/system", "python/tests"):
     sys.path.append(str(ROOT / folder))
 
+from borrowers import submit  # noqa: E402
 from disturbed import lightning_site  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
 from local_system import (  # noqa: E402
@@ -68,15 +69,11 @@ class Trainings:
     def __init__(self, system: LocalSystem):
         self.system = system
 
-    def submit_text(self, text: str) -> str:
-        path = self.system.folder / "job.yaml"
-        path.write_text(text)
-        return self.system.run(["submit", path, "-y", "--detach", "-o", "name"]).stdout.strip()
-
     def submit(self, name: str, words: str, workers: str = "1") -> str:
         path = f"{ROOT}/python:{lightning_site()}"
-        return self.submit_text(
-            JOB.format(name=name, workers=workers, python_path=path, python=PYTHON, words=words)
+        return submit(
+            self.system,
+            JOB.format(name=name, workers=workers, python_path=path, python=PYTHON, words=words),
         )
 
     def task(self, number: str) -> dict:
@@ -142,14 +139,14 @@ def kill(trainings: Trainings, number: str) -> None:
 
 def preempt(trainings: Trainings, number: str) -> None:
     step = trainings.await_step(number, trainings.step(number) + 30)
-    trainings.await_end(trainings.submit_text(TAKER.format(workers=2, seconds=0.5)))
+    trainings.await_end(submit(trainings.system, TAKER.format(workers=2, seconds=0.5)))
     trainings.await_step(number, step)
 
 
 def resize(trainings: Trainings, number: str) -> None:
     """One of its two workers is taken for a while; the taker ends once it has gone on with one."""
     trainings.await_workers(number, 2)
-    taker = trainings.submit_text(TAKER.format(workers=1, seconds=600))
+    taker = submit(trainings.system, TAKER.format(workers=1, seconds=600))
     trainings.await_workers(number, 1)
     trainings.system.run(["cancel", taker, "-y"])
     trainings.await_workers(number, 2)

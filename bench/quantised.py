@@ -9,7 +9,6 @@ steps of a model of 4 layers against transformers, peft and bitsandbytes. bitsan
 that the row makes. --quick: fewer variants and steps.
 """
 
-import hashlib
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "trainer" / "tests"))
 
 import torch  # noqa: E402
+from environments import environment, site_of  # noqa: E402
 from figures import figure  # noqa: E402
 from harness import TINY_MODEL, Gang, make_tokens, read_batches, relative  # noqa: E402
 from peft import PeftModel  # noqa: E402
@@ -40,16 +40,10 @@ BATCH, LENGTH, RATE = 8, 64, 1e-3
 
 def add_bitsandbytes() -> str:
     """Makes it importable; its version. Beside this environment's own torch, which it must not bring a second of."""
-    requirements = ROOT / "bench" / "requirements-quantised.txt"
-    cache = Path(os.environ.get("MUSTER_CACHE_DIR") or Path.home() / ".cache" / "muster")
-    place = cache / f"quantised-{hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]}"
-    if not (place / ".complete").exists():
-        print(f"installing {requirements.name} into {place}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        words = ["-q", "install", "--no-input", "--no-deps", "-r", requirements]
-        subprocess.run([place / "bin" / "pip", *words], check=True)
-        (place / ".complete").touch()
-    sys.path.append(str(next((place / "lib").glob("python3*/site-packages"))))
+    place = environment(
+        "quantised", "bench/requirements-quantised.txt", may_make=True, more=("--no-deps",)
+    )
+    sys.path.append(str(site_of(place)))
     import bitsandbytes
 
     return f"bitsandbytes {bitsandbytes.__version__}"

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import resource
-import signal
 import statistics
 import subprocess
 import sys
@@ -27,18 +26,14 @@ sys.path[:0] = [
     str(PYTHON / "tests"),
 ]
 
+from borrowers import QUEUES, WORKERS, kill_one, preempt, submit  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for  # noqa: E402
+from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
-WORKERS, SHARD_ROWS = 4, 100
+SHARD_ROWS = 100
 MOST_MIB, LEAST_SPEED = 200, 0.97
-QUEUES = """\
-queues:
-  - {name: research, quota: {cpu-slot: {guarantee: 0}}, submit: ['*']}
-  - {name: prod, quota: {cpu-slot: {guarantee: 4}}, submit: ['*']}
-"""
 SCORE = """\
 name: score
 queue: research
@@ -51,42 +46,6 @@ run: >
   exec {interpreter} -m muster_score --input {folder}/in.jsonl --output {folder}/out --engine score_engines:Shout
   --batch-size 10 --shard-rows {shard_rows} --lease 5
 """
-OTHER = (
-    "queue: prod\nresources: {gpus: 1, gpu_types: [cpu-slot]}\ngrace: 1s\nrun: exec sleep 3600\n"
-)
-
-
-def submit(system: LocalSystem, text: str) -> str:
-    path = system.folder / "job.yaml"
-    path.write_text(text)
-    return system.run(["submit", path, "-y", "--detach", "-o", "name"]).stdout.strip()
-
-
-def working(system: LocalSystem) -> list[int]:
-    """The workers' processes."""
-    return [
-        pid
-        for pid, environment in job_processes(system.folder).items()
-        if "MUSTER_ARRAY_INDEX" in environment
-    ]
-
-
-def kill_one(system: LocalSystem, dice: random.Random) -> None:
-    while True:
-        pids = wait_for("a worker", lambda: working(system), 60, 0.02)
-        try:
-            os.kill(dice.choice(pids), signal.SIGKILL)
-            return
-        except ProcessLookupError:
-            continue
-
-
-def preempt(system: LocalSystem) -> None:
-    others = [submit(system, OTHER) for _ in range(2)]
-    for other in others:
-        wait_for("the other", lambda o=other: system.job(o)["state"] == "RUNNING", 60, 0.05)
-    for other in others:
-        system.run(["cancel", other])
 
 
 def disturbed(rows: int, kills: int, preemptions: int) -> bool:

@@ -9,7 +9,6 @@ The server is bench/requirements-track.txt's, in an environment that the row mak
 stand-in, and it says so.
 """
 
-import hashlib
 import json
 import os
 import signal
@@ -28,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 sys.path.append(str(ROOT / "exporter" / "tests"))
 
+from environments import environment, site_of  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
@@ -49,21 +49,6 @@ TAKER = "name: taker\nqueue: prod\nworkers: 2\nresources: {gpus: 1, gpu_types: [
 # ---- the server ----
 
 
-def environment(may_make: bool) -> Path | None:
-    text = (ROOT / "bench" / "requirements-track.txt").read_bytes()
-    cache = Path(os.environ.get("MUSTER_CACHE_DIR") or Path.home() / ".cache" / "muster")
-    place = cache / f"track-{hashlib.sha256(text).hexdigest()[:12]}"
-    if not (place / ".complete").exists():
-        if not may_make:
-            return None
-        print(f"installing bench/requirements-track.txt into {place}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        words = ["-q", "install", "--no-input", "-r", ROOT / "bench" / "requirements-track.txt"]
-        subprocess.run([place / "bin" / "pip", *words], check=True)
-        (place / ".complete").touch()
-    return place
-
-
 class Server:
     """MLflow's own, with its runs in SQLite."""
 
@@ -72,7 +57,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url, self.name = f"http://127.0.0.1:{port}", "mlflow server"
-        self.site = next((place / "lib").glob("python3*/site-packages"))
+        self.site = site_of(place)
         with open(folder / "logs" / "mlflow.log", "wb") as log:
             self._process = subprocess.Popen(
                 [place / "bin" / "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
@@ -152,7 +137,7 @@ class Pretended:
 
 @contextmanager
 def served(quick: bool, folder: Path):
-    place = environment(not quick)
+    place = environment("track", "bench/requirements-track.txt", may_make=not quick)
     server = Server(place, folder) if place is not None else Pretended()
     print(f"the tracker is {server.name}", flush=True)
     try:

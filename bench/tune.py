@@ -11,7 +11,6 @@ The history of a model's search are the other models' trials. --quick: fewer see
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -26,19 +25,14 @@ sys.path[:0] = [
     str(PYTHON / "tests"),
 ]
 
+from borrowers import QUEUES, WORKERS, kill_one, preempt, submit  # noqa: E402
+from environments import environment  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for  # noqa: E402
+from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
-from tune_environment import environment  # noqa: E402
 from tune_program import value_of  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
-WORKERS = 4
-QUEUES = """\
-queues:
-  - {name: research, quota: {cpu-slot: {guarantee: 0}}, submit: ['*']}
-  - {name: prod, quota: {cpu-slot: {guarantee: 4}}, submit: ['*']}
-"""
 TUNE = """\
 name: tune
 queue: research
@@ -51,40 +45,6 @@ run: >
   exec {interpreter} -m muster_tune --study {folder}/study --knob x=0..1000000 --trials {trials} --sampler random --deaths 50
   --objective loss --direction minimize --lease 5 -- {interpreter} {python}/tests/tune_program.py {{x}} {folder}/log
 """
-OTHER = (
-    "queue: prod\nresources: {gpus: 1, gpu_types: [cpu-slot]}\ngrace: 1s\nrun: exec sleep 3600\n"
-)
-
-
-def submit(system: LocalSystem, text: str) -> str:
-    path = system.folder / "job.yaml"
-    path.write_text(text)
-    return system.run(["submit", path, "-y", "--detach", "-o", "name"]).stdout.strip()
-
-
-def kill_one(system: LocalSystem, dice: random.Random) -> None:
-    """A worker."""
-    while True:
-        found = [
-            pid
-            for pid, environment in job_processes(system.folder).items()
-            if "MUSTER_ARRAY_INDEX" in environment
-        ]
-        if found:
-            try:
-                os.kill(dice.choice(found), signal.SIGKILL)
-                return
-            except ProcessLookupError:
-                continue
-        time.sleep(0.02)
-
-
-def preempt(system: LocalSystem) -> None:
-    others = [submit(system, OTHER) for _ in range(2)]
-    for other in others:
-        wait_for("the other", lambda o=other: system.job(o)["state"] == "RUNNING", 60, 0.05)
-    for other in others:
-        system.run(["cancel", other])
 
 
 def disturb(system: LocalSystem, kills: int, preemptions: int, restarts: int) -> None:
@@ -158,7 +118,7 @@ def disturbed(trials: int, kills: int, preemptions: int, restarts: int) -> bool:
 
 
 def search(quick: bool) -> bool:
-    place = environment(may_make=not quick)
+    place = environment("tune", "python/requirements-tune.txt", may_make=not quick)
     if place is None:
         print("the search is left out: bench/run.sh tune makes its environment", flush=True)
         return True

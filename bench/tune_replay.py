@@ -1,4 +1,4 @@
-"""The search of row `tune`, played back on the measured grid; in the environment that bench/tune_environment.py makes.
+"""The search of row `tune`, played back on the measured grid; in the environment that bench/tune.py makes.
 
 tune_replay.py [--seeds 20] [--remeasure N]
 """

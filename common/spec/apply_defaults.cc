@@ -3,6 +3,7 @@
 
 #include "common/base/job_defaults.h"
 #include "common/spec/spec.h"
+#include "common/spec/together.h"
 
 namespace muster {
 
@@ -10,6 +11,7 @@ void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults) {
   if (spec->name().empty()) spec->set_name("job");
   if (spec->tasks_size() == 1 && spec->tasks(0).name().empty())
     spec->mutable_tasks(0)->set_name("main");
+  JoinTasks(spec);
   for (pb::TaskSpec& task : *spec->mutable_tasks()) {
     if (!task.has_workers()) {
       task.mutable_workers()->set_min(1);

@@ -16,6 +16,7 @@
 #include "common/spec/check_image.h"
 #include "common/spec/check_members.h"
 #include "common/spec/check_predecessors.h"
+#include "common/spec/check_together.h"
 #include "common/spec/check_trackers.h"
 #include "common/spec/check_trainer.h"
 #include "common/spec/reader.h"
@@ -24,7 +25,7 @@
 namespace muster {
 namespace {
 
-constexpr int kMaxTasks = 64;
+constexpr int kMaxTasks = kMostTasks;
 constexpr int kMaxListed = 64;  // clusters, gpu_types
 constexpr int kMaxLabels = 64;
 constexpr int kMaxResumeFrom = 16;
@@ -556,6 +557,7 @@ void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules) {
   JobChecker(spec, rules).Run();
   CheckMembers(spec, rules);
   CheckPredecessors(spec, rules);
+  CheckTogether(spec, rules);
   CheckTrackers(spec, rules);
 }
 

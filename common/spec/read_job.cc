@@ -104,6 +104,8 @@ class JobReader {
         (*task->mutable_env())[std::move(key)] = std::move(value);
       });
       fields.TextList("after", [&](std::string other) { task->add_after(std::move(other)); });
+      fields.TextList("with", [&](std::string other) { task->add_with(std::move(other)); });
+      fields.TextList("until", [&](std::string other) { task->add_until(std::move(other)); });
       ReadTask(fields, task);
       fields.Finish();
     });

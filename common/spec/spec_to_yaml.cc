@@ -64,6 +64,8 @@ void WriteWorkers(YamlWriter& out, std::string_view name, const pb::Workers& wor
 // `counted`: the job says elsewhere how many workers there are.
 void WriteTask(YamlWriter& out, const pb::TaskSpec& task, bool counted) {
   WriteList(out, "after", task.after());
+  WriteList(out, "with", task.with());
+  WriteList(out, "until", task.until());
   if (task.has_workers() && !counted) WriteWorkers(out, "workers", task.workers());
   const pb::Resources& resources = task.resources();
   if (task.has_resources() && resources.ByteSizeLong() > 0) {

@@ -151,6 +151,7 @@ class Applier {
   void FailTask(JobRow* job, int32_t task, pb::Cause cause, const std::string& detail);
   // Unblocks, cancels what can't run any more, ends the job.
   void SettleJob(JobRow* job);
+  void EndUnneededTasks(JobRow* job);
   void EndJob(JobRow* job, pb::JobState state, pb::Cause cause);
   void CancelJob(uint64_t number, const std::string& by);
 

@@ -17,7 +17,7 @@ constexpr size_t kMaxDetailBytes = 4096;  // of what an attempt refused to load
 // What only the scheduler decides: a host repeats it of an attempt that it was told to stop.
 bool Ordered(pb::Cause cause) {
   return Moved(cause) || cause == pb::CANCEL || cause == pb::TIME_LIMIT || cause == pb::HANG ||
-         cause == pb::OUT_OF_DISK || cause == pb::EXPORT_FAILED;
+         cause == pb::OUT_OF_DISK || cause == pb::EXPORT_FAILED || cause == pb::NOT_NEEDED;
 }
 
 int64_t Backoff(int64_t first_ns, int32_t failures) {
@@ -91,7 +91,8 @@ End EndOf(const TaskRow& task, const AttemptRow& attempt) {
     if (end.detail.empty()) end.detail = "its host stopped it or lost track of it";
   }
   // A member that failed after another was lost failed because of that.
-  if (lost && end.cause != pb::CANCEL && end.cause != pb::TIME_LIMIT) end.cause = pb::HOST_LOST;
+  if (lost && end.cause != pb::CANCEL && end.cause != pb::TIME_LIMIT && end.cause != pb::NOT_NEEDED)
+    end.cause = pb::HOST_LOST;
   return end;
 }
 
@@ -411,8 +412,11 @@ void Applier::EndAttempt(const Found& found) {
                         std::any_of(found.job->tasks.begin(), found.job->tasks.end(),
                                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
   if (RanSoundly(*attempt)) task->hosts_lost = 0;
-  attempt->state = cause == pb::DONE ? pb::TASK_SUCCEEDED : pb::TASK_FAILED;
-  if (cause == pb::DONE) {
+  attempt->state = cause == pb::DONE         ? pb::TASK_SUCCEEDED
+                   : cause == pb::NOT_NEEDED ? pb::TASK_CANCELLED
+                                             : pb::TASK_FAILED;
+  // What nobody needs any more has done what it was for, however it ends.
+  if (cause == pb::DONE || (!job_ends && NotNeeded(*found.job, found.index))) {
     task->state = pb::TASK_SUCCEEDED;
   } else if (job_ends || cause == pb::CANCEL) {
     attempt->state = task->state = pb::TASK_CANCELLED;
@@ -515,9 +519,24 @@ void Applier::FailTask(JobRow* job, int32_t index, pb::Cause cause, const std::s
       job->tasks.size() == 1 ? detail : absl::StrCat(job->task_spec(index).name(), ": ", detail);
 }
 
+// Waiting tasks that others' success makes unneeded, and so on.
+void Applier::EndUnneededTasks(JobRow* job) {
+  for (bool again = true; again;) {
+    again = false;
+    for (size_t t = 0; t < job->tasks.size(); ++t) {
+      TaskRow& task = job->tasks[t];
+      if (!task.waiting() || !NotNeeded(*job, static_cast<int32_t>(t))) continue;
+      task.state = pb::TASK_SUCCEEDED;
+      task.backoff_until_ns = 0;
+      again = true;
+    }
+  }
+}
+
 void Applier::SettleJob(JobRow* job) {
   const bool failed = std::any_of(job->tasks.begin(), job->tasks.end(),
                                   [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
+  if (!failed && !job->cancel_requested) EndUnneededTasks(job);
   for (size_t t = 0; t < job->tasks.size(); ++t) {
     TaskRow& task = job->tasks[t];
     if (task.reservation != nullptr && (task.finished() || failed || job->cancel_requested)) {

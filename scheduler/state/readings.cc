@@ -25,6 +25,14 @@ int32_t TaskIndex(const pb::JobSpec& spec, std::string_view name) {
   return -1;
 }
 
+bool NotNeeded(const JobRow& job, int32_t task) {
+  const auto& until = job.task_spec(task).until();
+  return !until.empty() && std::all_of(until.begin(), until.end(), [&](const std::string& name) {
+    const int32_t other = TaskIndex(*job.spec, name);
+    return other >= 0 && job.tasks[other].state == pb::TASK_SUCCEEDED;
+  });
+}
+
 bool AllPrepared(const AttemptRow& attempt) {
   if (attempt.state != pb::TASK_PREPARING || attempt.ended()) return false;
   return std::all_of(attempt.parts.begin(), attempt.parts.end(),

@@ -279,6 +279,9 @@ void Apply(State* state, const pb::Event& event);
 pb::AttemptKey KeyOf(const JobRow& job, int32_t task, int32_t attempt);
 // Index of the task of that name; -1 if there is none.
 int32_t TaskIndex(const pb::JobSpec& spec, std::string_view name);
+// All tasks that this one is there for (`until`) have succeeded: what runs of it is stopped, and
+// nothing starts.
+bool NotNeeded(const JobRow& job, int32_t task);
 // Every host of the gang has reported Prepared (or more): GangPrepared may be committed. False once
 // it is more than PREPARING.
 bool AllPrepared(const AttemptRow& attempt);

@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "scheduler/state/validate_together.h"
 
 namespace muster {
 namespace {
@@ -115,6 +116,7 @@ absl::Status CheckWaits(const State& state, const JobRow& job, int32_t t,
       return Broken(absl::StrCat("places a task before ", before, " has succeeded"));
   }
   if (!row.waiting()) return Broken("places a task that doesn't wait");
+  if (NotNeeded(job, t)) return Broken("places a task that nobody needs any more");
   if (row.next_attempt != e.key().attempt())
     return Broken("places an attempt that isn't the task's next");
   if (row.backoff_until_ns > state.now_ns())
@@ -361,7 +363,8 @@ absl::Status CheckLost(const State& state, const pb::AttemptLost& e, const Plan&
       UnreachableRule(job->task_spec(t), *attempt) != pb::REPLACE) {
     return Broken("loses an attempt whose task waits for its host");
   }
-  if (Ends(*job) || attempt->cause == pb::TIME_LIMIT) return absl::OkStatus();
+  if (Ends(*job) || attempt->cause == pb::TIME_LIMIT || attempt->cause == pb::NOT_NEEDED)
+    return absl::OkStatus();
   const bool placed =
       std::any_of(plan.events.begin(), plan.events.end(), [&](const pb::Event& event) {
         const pb::AttemptKey& key = event.attempt_placed().key();
@@ -432,10 +435,15 @@ absl::Status Validate(const State& state, const Plan& plan, PlanFault* fault) {
     Apply(&after, event);
   }
   for (size_t i = 0; i < plan.events.size(); ++i) {
-    if (!plan.events[i].has_attempt_placed()) continue;
-    if (const absl::Status status = CheckLimits(after, plan.events[i].attempt_placed());
-        !status.ok())
-      return broken_by(i, status);
+    const pb::Event& event = plan.events[i];
+    absl::Status status;
+    if (event.has_attempt_stopping())
+      status = CheckStoppedTogether(after, event.attempt_stopping());
+    if (event.has_attempt_placed()) {
+      status = CheckLimits(after, event.attempt_placed());
+      if (status.ok()) status = CheckPlacedTogether(state, after, event.attempt_placed());
+    }
+    if (!status.ok()) return broken_by(i, status);
   }
   if (plan.next_wake_ns < state.now_ns()) return Broken("next look lies in the past");
   return CheckVerdicts(after, plan.verdicts, fault);

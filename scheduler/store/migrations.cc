@@ -75,7 +75,7 @@ DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) >
 DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
 )sql",
     // 4 -> 5: the same. The release before would forget for whom jobs wait (131), who was revoked,
-    // and whose names are whose (132).
+    // and whose names are whose (132), and would start tasks apart that start together (137).
     R"sql(
 DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
 )sql",

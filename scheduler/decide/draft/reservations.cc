@@ -27,7 +27,7 @@ bool Reservations::Lends(const PlannedReservation& to, const Gang& gang, int64_t
   const Gang& claimant = in_.gang(to.place.gang);
   if (to.draining || gang.entitled || !MayTake(in_, claimant, gang)) return false;
   const int64_t demand = claimant.worker_milli * to.place.workers;
-  const int64_t takes = gang.worker_milli * gang.min_workers;
+  const int64_t takes = gang.unit_milli();
   const int64_t most =
       4 * (gang.gpus == claimant.gpus ? demand : claimant.host_cpus_milli * to.place.workers);
   if (takes > most) return false;

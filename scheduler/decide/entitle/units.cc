@@ -18,9 +18,8 @@ bool Before(const Model& model, int32_t a, int32_t b) {
 
 // The pool where it runs; -1 also if that isn't one of its list.
 int32_t BoundIn(const Gang& gang) {
-  return std::find(gang.pools.begin(), gang.pools.end(), gang.bound_pool) != gang.pools.end()
-             ? gang.bound_pool
-             : -1;
+  const int32_t bound = gang.unit_bound_pool();
+  return std::find(gang.pools.begin(), gang.pools.end(), bound) != gang.pools.end() ? bound : -1;
 }
 
 }  // namespace
@@ -91,7 +90,7 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
   promised_.assign(quotas_.size(), {});
   AddBranch(0, -1, 0, false);
   for (size_t b = 0; b < model.gangs.size(); ++b) {
-    if (model.gangs[b].leaf >= 0 && !model.gangs[b].pools.empty())
+    if (model.gangs[b].counts())
       leaves_[model.gangs[b].leaf].members.push_back(static_cast<int32_t>(b));
   }
   for (Leaf& leaf : leaves_) {
@@ -102,7 +101,7 @@ void Entitlement::Reset(QuotaTree quotas, const Model& model) {
 
 void Entitlement::Remove(const Model& model, int32_t gang) {
   const Gang& row = model.gangs[gang];
-  if (row.leaf < 0 || row.pools.empty()) return;
+  if (!row.counts()) return;
   Leaf& leaf = leaves_[row.leaf];
   const auto at = std::lower_bound(leaf.members.begin(), leaf.members.end(), gang,
                                    [&](int32_t a, int32_t b) { return Before(model, a, b); });
@@ -113,7 +112,7 @@ void Entitlement::Remove(const Model& model, int32_t gang) {
 
 void Entitlement::Add(const Model& model, int32_t gang) {
   const Gang& row = model.gangs[gang];
-  if (row.leaf < 0 || row.pools.empty()) return;
+  if (!row.counts()) return;
   Leaf& leaf = leaves_[row.leaf];
   leaf.members.insert(std::lower_bound(leaf.members.begin(), leaf.members.end(), gang,
                                        [&](int32_t a, int32_t b) { return Before(model, a, b); }),
@@ -123,7 +122,7 @@ void Entitlement::Add(const Model& model, int32_t gang) {
 
 void Entitlement::Rebind(const Model& model, int32_t gang) {
   const Gang& row = model.gangs[gang];
-  if (row.leaf < 0 || row.pools.empty() || leaves_[row.leaf].stale) return;
+  if (!row.counts() || leaves_[row.leaf].stale) return;
   Unit& unit = leaves_[row.leaf].units[unit_at_[gang]];
   unit.bound = BoundIn(row);
   // Of the guaranteed prefix a binding only changes the charge of a unit that is in it.
@@ -170,16 +169,16 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
     unit_at_[b] = index;
     unit.published = {gang.entitled, gang.guaranteed, gang.charged_as_bound, gang.charge,
                       gang.growth};
-    unit.demand_milli = gang.worker_milli * gang.min_workers;
+    unit.demand_milli = gang.unit_milli();
     unit.worker_milli = gang.worker_milli;
-    unit.cpus_milli = gang.worker_cpus_milli * gang.min_workers;
+    unit.cpus_milli = gang.unit_cpus_milli();
     unit.worker_cpus_milli = gang.worker_cpus_milli;
-    unit.host_cpus_milli = gang.host_cpus_milli * gang.min_workers;
+    unit.host_cpus_milli = gang.unit_host_cpus_milli();
     unit.worker_host_cpus_milli = gang.host_cpus_milli;
     leaf->wants_cpus = leaf->wants_cpus ||
                        std::any_of(gang.pools.begin(), gang.pools.end(),
                                    [&](int32_t c) { return model.pools[c].flavour == model.cpu; });
-    leaf->counts_cpus = leaf->counts_cpus || gang.worker_cpus_milli > 0;
+    leaf->counts_cpus = leaf->counts_cpus || unit.cpus_milli > 0;
     unit.submit_ns = gang.submit_ns;
     unit.extra = gang.max_workers - gang.min_workers;
     unit.bound = BoundIn(gang);

@@ -58,6 +58,16 @@ struct alignas(64) Gang {
   // Equal where one place serves as well as the other: size, demand and topology are the same.
   int32_t shape = 0;
 
+  // Of tasks that start together: the one that stands for all of them in the entitled set. -1: it
+  // starts alone. See together.h.
+  int32_t leader = -1;                            // index of the task
+  struct Together {                               // of the leader: what the group has at least
+    int64_t milli = 0;                            // devices (or CPUs) in the leader's pool
+    int64_t cpus_milli = 0, host_cpus_milli = 0;  // beside devices, as worker_cpus_milli and so on
+    int32_t bound_pool = -1;                      // where it runs, as far as it does
+    bool operator==(const Together&) const = default;
+  } together;
+
   // Its part of the entitled set (Entitlement fills it).
   int32_t charge = -1;  // pool
   bool entitled = false;
@@ -124,6 +134,19 @@ struct alignas(64) Gang {
       0;  // that a worker with devices takes of its host, on the largest of its pools
   int64_t worker_cpus_milli = 0;  // the same, if a queue above it lists cpu; else 0
 
+  // Another task stands for it in the entitled set.
+  bool follows() const { return leader >= 0 && leader != ref.task; }
+  // It is a unit of the entitled set, its own or its group's.
+  bool counts() const { return leaf >= 0 && !pools.empty() && !follows(); }
+  // What that unit wants at least, and where it runs.
+  int64_t unit_milli() const { return leader < 0 ? worker_milli * min_workers : together.milli; }
+  int64_t unit_cpus_milli() const {
+    return leader < 0 ? worker_cpus_milli * min_workers : together.cpus_milli;
+  }
+  int64_t unit_host_cpus_milli() const {
+    return leader < 0 ? host_cpus_milli * min_workers : together.host_cpus_milli;
+  }
+  int32_t unit_bound_pool() const { return leader < 0 ? bound_pool : together.bound_pool; }
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }
   bool running() const { return current != nullptr && !stopping; }
   bool wants_place() const { return waiting; }
@@ -175,6 +198,7 @@ struct Model {
   std::vector<int32_t> stopping;       // that have devices and are being stopped
   std::vector<int32_t> needs_verdict;  // that wait, or can't be reached: whoever gets a verdict
   std::vector<int32_t> growing;        // that run with less than their largest size
+  std::vector<int32_t> followers;      // Gang::follows
   std::vector<int64_t> use;  // [queue node * flavours + flavour] held, but by what may be lost
   // Of what runs: Gang::wake_ns, without kUnbounded.
   std::set<std::pair<int64_t, TaskRef>> wakes;
@@ -186,6 +210,10 @@ struct Model {
 
   int32_t cpu = 0;  // index of kCpuFlavour
 
+  // The gang that stands for this one in the entitled set; itself, if it starts alone.
+  int32_t LeaderOf(int32_t b) const {
+    return gangs[b].leader < 0 ? b : b - gangs[b].ref.task + gangs[b].leader;
+  }
   const FlavourQuota& QuotaOf(int32_t node, int32_t flavour) const {
     return quota[node * flavours.size() + flavour];
   }

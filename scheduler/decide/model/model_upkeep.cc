@@ -17,7 +17,10 @@ bool SameUnits(const Gang& a, const Gang& b) {
          a.submit_ns == b.submit_ns && a.min_workers == b.min_workers &&
          a.max_workers == b.max_workers && a.worker_milli == b.worker_milli &&
          a.host_cpus_milli == b.host_cpus_milli && a.worker_cpus_milli == b.worker_cpus_milli &&
-         a.binds_others == b.binds_others && a.pools == b.pools && a.opened == b.opened;
+         a.binds_others == b.binds_others && a.pools == b.pools && a.opened == b.opened &&
+         a.leader == b.leader && a.unit_milli() == b.unit_milli() &&
+         a.unit_cpus_milli() == b.unit_cpus_milli() &&
+         a.unit_host_cpus_milli() == b.unit_host_cpus_milli();
 }
 
 // Puts the gang into an ascending list, or takes it out of it.
@@ -62,6 +65,7 @@ const Model& ModelUpkeep::Update(const State& state, int64_t now_ns,
     for (const int32_t b : entitlement_.Run(&model_)) ListTakeable(b);
   }
   stale_ = false;
+  FollowLeaders();
   OrderClaims();
   return model_;
 }
@@ -71,7 +75,7 @@ void ModelUpkeep::OrderClaims() {
   std::vector<int32_t> claims;
   for (const std::vector<int32_t>* list : {&model_.needs_verdict, &model_.stopping}) {
     for (const int32_t b : *list) {
-      if (model_.gangs[b].entitled) claims.push_back(b);
+      if (model_.gangs[b].entitled) claims.push_back(model_.LeaderOf(b));
     }
   }
   std::sort(claims.begin(), claims.end());
@@ -79,6 +83,7 @@ void ModelUpkeep::OrderClaims() {
   entitlement_.Sort(model_, &claims);
   model_.order.resize(model_.gangs.size());
   for (size_t i = 0; i < claims.size(); ++i) model_.order[claims[i]] = static_cast<int32_t>(i);
+  for (const int32_t b : model_.followers) model_.order[b] = model_.order[model_.LeaderOf(b)];
 }
 
 void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOptions& options) {
@@ -342,6 +347,9 @@ void ModelUpkeep::ReadJob(const State& state, uint64_t number, size_t first) {
   const JobRow& job = *state.FindJob(number);
   const int32_t leaf = state.queues().Find(job.spec->queue());
   const std::vector<int32_t> clusters = AllowedClusters(state, job);
+  const bool together = std::any_of(job.spec->tasks().begin(), job.spec->tasks().end(),
+                                    [](const pb::TaskSpec& task) { return task.with_size() > 0; });
+  if (together) return ReadTogether(state, job, first, clusters, leaf);
   for (size_t t = 0; t < job.tasks.size(); ++t) {
     Replace(first + t, ReadGang(state, job, static_cast<int32_t>(t), clusters, leaf));
   }
@@ -364,12 +372,12 @@ void ModelUpkeep::Replace(size_t b, Gang fresh) {
     stale_ = true;
     return List(index, true);
   }
-  const bool rebound = gang.bound_pool != fresh.bound_pool;
+  const bool rebound = !fresh.follows() && gang.unit_bound_pool() != fresh.unit_bound_pool();
   if (rebound) {
     // Where it starts in its charged pool, or leaves what isn't, the set and its charges stay as
     // they are.
-    const bool follows =
-        !gang.charged_as_bound && (fresh.bound_pool < 0 || fresh.bound_pool == gang.charge);
+    const bool follows = !gang.charged_as_bound &&
+                         (fresh.unit_bound_pool() < 0 || fresh.unit_bound_pool() == gang.charge);
     stale_ = stale_ || (gang.entitled && !follows);
   }
   fresh.entitled = gang.entitled;
@@ -401,6 +409,7 @@ void ModelUpkeep::List(int32_t b, bool there) {
   }
   if (gang.wants_place() || gang.blocked || gang.held || gang.unreachable)
     list(&model_.needs_verdict);
+  if (gang.follows()) list(&model_.followers);
   if (gang.current == nullptr) return;
   if (gang.stopping) list(&model_.stopping);
   if (gang.running() && gang.workers < gang.max_workers) list(&model_.growing);
@@ -473,7 +482,8 @@ void ModelUpkeep::Compact() {
   const auto renumber = [&](std::vector<int32_t>* gangs) {
     for (int32_t& b : *gangs) b = to[b];
   };
-  for (std::vector<int32_t>* gangs : {&model_.stopping, &model_.needs_verdict, &model_.growing})
+  for (std::vector<int32_t>* gangs :
+       {&model_.stopping, &model_.needs_verdict, &model_.growing, &model_.followers})
     renumber(gangs);
   for (std::vector<std::vector<int32_t>>* pools : {&model_.holding, &model_.takeable}) {
     for (std::vector<int32_t>& gangs : *pools) renumber(&gangs);

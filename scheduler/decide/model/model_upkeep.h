@@ -67,11 +67,15 @@ class ModelUpkeep {
                 const std::vector<int32_t>& clusters, int32_t leaf);
   void ReadPools(const State& state, const std::vector<int32_t>& clusters, Gang* gang) const;
   void ReadJob(const State& state, uint64_t number, size_t first);
+  void ReadTogether(const State& state, const JobRow& job, size_t first,
+                    const std::vector<int32_t>& clusters, int32_t leaf);
+  int32_t ShapeOfTogether(const TaskRef& ref);
   bool FollowJob(const State& state, uint64_t number);
   void Replace(size_t b, Gang fresh);
   // Puts the gang into the model's lists and sums, or takes it out of them.
   void List(int32_t b, bool there);
   void ListTakeable(int32_t b);
+  void FollowLeaders();
   void OrderClaims();
   void Compact();
 
@@ -104,7 +108,7 @@ class ModelUpkeep {
   std::set<HostId> unreachable_;
   std::map<int32_t, bool> mass_loss_;  // of the clusters with unreachable hosts
   // Workers, a worker's GPUs, CPUs, memory and disk, what it needs of agents, topology preferred
-  // and required.
+  // and required; of what starts together -1, job and task.
   std::map<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, Abilities, int, int>, int32_t>
       shapes_;
   std::set<uint64_t> over_;  // finished jobs whose gangs are still in the model

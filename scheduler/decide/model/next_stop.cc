@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/units.h"
 #include "scheduler/decide/model/inputs.h"
 #include "scheduler/state/abilities.h"
@@ -90,6 +91,9 @@ NextStop NextStopOf(const State& state, const JobRow& job, int32_t task, const A
   at_once(failed != job.tasks.end(), pb::CANCEL, grace_ns, [&] {
     const auto index = static_cast<int32_t>(failed - job.tasks.begin());
     return absl::StrCat("task ", job.task_spec(index).name(), " failed");
+  });
+  at_once(NotNeeded(job, task), pb::NOT_NEEDED, grace_ns, [&] {
+    return absl::StrCat("what it was there for has succeeded: ", absl::StrJoin(spec.until(), ", "));
   });
   // A gang that failed is killed at once.
   const std::optional<Failure> failure = FirstFailure(attempt);

@@ -7,6 +7,7 @@
 #include "common/spec/members.h"
 #include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/decide/model/next_stop.h"
+#include "scheduler/decide/model/together.h"
 
 namespace muster {
 namespace {
@@ -80,8 +81,9 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
         model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
     gang.may_be_lost = MayBeLost(state, *gang.spec, *current);
   }
-  gang.ends = ends || (current != nullptr && current->state == pb::TASK_STOPPING &&
-                       (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT));
+  gang.ends = ends || NotNeeded(job, task) ||
+              (current != nullptr && current->state == pb::TASK_STOPPING &&
+               (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT));
   if (gang.ends || leaf < 0) return gang;  // holds devices, but claims none
   ReadPools(state, clusters, &gang);
   for (const int32_t pool : gang.pools) {
@@ -141,6 +143,39 @@ void ModelUpkeep::ReadPools(const State& state, const std::vector<int32_t>& clus
     gang->opened = std::move(opened);
   }
   gang->all_opened = std::find(gang->opened.begin(), gang->opened.end(), 0) == gang->opened.end();
+}
+
+void ModelUpkeep::ReadTogether(const State& state, const JobRow& job, size_t first,
+                               const std::vector<int32_t>& clusters, int32_t leaf) {
+  std::vector<Gang> gangs;
+  for (size_t t = 0; t < job.tasks.size(); ++t)
+    gangs.push_back(ReadGang(state, job, static_cast<int32_t>(t), clusters, leaf));
+  JoinTogether(job, model_, leaf >= 0 && counts_cpus_[leaf], &gangs);
+  for (size_t t = 0; t < gangs.size(); ++t) {
+    // Where a group fits tells nothing of what else has its figures.
+    if (gangs[t].leader >= 0) gangs[t].shape = ShapeOfTogether(gangs[t].ref);
+    Replace(first + t, std::move(gangs[t]));
+  }
+}
+
+int32_t ModelUpkeep::ShapeOfTogether(const TaskRef& ref) {
+  const auto number = static_cast<int64_t>(ref.job);
+  return shapes_
+      .try_emplace({-1, number, ref.task, 0, 0, 0, 0, 0}, static_cast<int32_t>(shapes_.size()))
+      .first->second;
+}
+
+// Who starts together has its leader's part of S.
+void ModelUpkeep::FollowLeaders() {
+  for (const int32_t b : model_.followers) {
+    Gang& gang = model_.gangs[b];
+    const Gang& leader = model_.gangs[model_.LeaderOf(b)];
+    gang.entitled = leader.entitled;
+    gang.guaranteed = leader.guaranteed;
+    gang.charged_as_bound = leader.charged_as_bound;
+    gang.charge = leader.charge < 0 ? -1 : PoolBeside(model_, gang, leader.charge);
+    ListTakeable(b);
+  }
 }
 
 }  // namespace muster

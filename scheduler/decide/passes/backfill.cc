@@ -10,6 +10,7 @@
 #include "scheduler/decide/model/precedence.h"
 #include "scheduler/decide/passes/outside.h"
 #include "scheduler/decide/passes/passes.h"
+#include "scheduler/decide/passes/together.h"
 
 namespace muster {
 namespace {
@@ -44,6 +45,7 @@ bool StartAnywhere(const Inputs& in, const Gang& gang, WaitingClaims* claims, Dr
   Capacity* now = draft->now();
   for (size_t i = 0; i < gang.pools.size(); ++i) {
     const int32_t pool = gang.pools[i];
+    if (gang.leader >= 0 && !IsBesideOthers(in, gang, pool)) continue;
     if (!gang.opened[i] || now->FreeMilli(pool, gang.gpus) < gang.worker_milli * gang.min_workers)
       continue;
     if (!draft->WithinLimits(gang, pool, gang.min_workers)) continue;
@@ -60,6 +62,42 @@ bool StartAnywhere(const Inputs& in, const Gang& gang, WaitingClaims* claims, Dr
     }
     claims->AddUse(gang, pool);
     draft->Start(in.IndexOf(gang), pool, gang.min_workers, *std::move(slices));
+    return true;
+  }
+  return false;
+}
+
+// The same for a group that starts together, by its leader.
+bool StartGroupAnywhere(const Inputs& in, const Gang& leader, WaitingClaims* claims, Draft* draft) {
+  const int64_t end_ns = EndOfGroup(in, leader);
+  Capacity* now = draft->now();
+  for (const int32_t pool : leader.pools) {
+    if (now->FreeMilli(pool, leader.gpus) < leader.unit_milli()) continue;
+    const Search search{.kind = Search::kNow,
+                        .pool = pool,
+                        .shape = leader.shape,
+                        .lent = draft->WhichLend(leader, pool, end_ns)};
+    if (draft->Failed(search) || !SiblingsReach(in, leader, pool)) continue;
+    if (!GroupWithinLimits(in, leader, pool, now, draft) ||
+        !GroupWithinLimits(in, leader, pool, draft->later(), draft))
+      continue;
+    std::optional<Places> places = FindPlaces(in, leader, pool, now, false, draft);
+    if (!places.has_value()) {
+      draft->Remember(search);
+      continue;
+    }
+    WaitingClaims with(*claims);
+    const bool hindered =
+        std::any_of(places->begin(), places->end(), [&](const PlannedPlace& place) {
+          if (with.HinderedBy(in.gang(place.gang), place.pool, end_ns)) return true;
+          with.AddUse(in.gang(place.gang), place.pool);
+          return false;
+        });
+    if (hindered) continue;
+    for (PlannedPlace& place : *places) {
+      claims->AddUse(in.gang(place.gang), place.pool);
+      draft->Start(place.gang, place.pool, place.workers, std::move(place.slices));
+    }
     return true;
   }
   return false;
@@ -116,7 +154,10 @@ class Turns {
   void StartFirst(QueueLine* queue) {
     while (queue->next < queue->end) {
       const Gang& gang = in_.gang(line_[queue->next++].gang);
-      if (StartAnywhere(in_, gang, &claims_, draft_)) return;
+      const bool starts = StartsWithOthers(in_, *draft_, gang)
+                              ? StartGroupAnywhere(in_, gang, &claims_, draft_)
+                              : StartAnywhere(in_, gang, &claims_, draft_);
+      if (starts) return;
     }
   }
 
@@ -167,12 +208,21 @@ void Backfill(const Inputs& in, Draft* draft) {
     }
     return false;
   };
+  // Of a group that starts together the leader, once all of it may.
+  const auto its_turn = [&](int32_t g) {
+    const Gang& gang = in.gang(g);
+    if (!StartsWithOthers(in, *draft, gang)) return gang.evicted_round != in.state.round();
+    if (in.model.LeaderOf(g) != g || !AllWait(in, gang) || EvictedInRound(in, gang)) return false;
+    const int64_t backoff_ns = BackoffOfGroup(in, gang);
+    if (backoff_ns > in.now_ns) draft->WakeAt(backoff_ns);
+    return backoff_ns <= in.now_ns;
+  };
   EachOf(in.model.gangs, in.others, [&](int32_t g) {
     const Gang& gang = in.gang(g);
     if (draft->Stops(g) || gang.ends || draft->Ends(gang)) return;
-    KeepOwn(in, gang, draft);
+    if (gang.leader < 0) KeepOwn(in, gang, draft);
     if (draft->Serves(g) || !gang.wants_place() || gang.leaf < 0) return;
-    if (gang.evicted_round == in.state.round()) return;
+    if (!its_turn(g)) return;
     if (gang.backoff_until_ns > in.now_ns) {
       draft->WakeAt(gang.backoff_until_ns);
       return;

@@ -30,6 +30,7 @@ struct ReclaimRequest {
   int32_t workers = 0;
   bool grows = false;      // it runs there already, with fewer
   bool takes_all = false;  // however many others have to stop
+  bool together = false;   // for its whole group, which it leads
   Wanted wanted;           // by the gang and by what comes after it in its queue
 };
 enum class Reclaimed {
@@ -50,10 +51,9 @@ struct Victim {
   int64_t lost_milli_ns = 0;  // devices' time since its last checkpoint, in thousandths
   int64_t start_ns = 0;
 };
-// Whom a claim for so many more workers in the pool may stop, in that order, each beside those
-// before it: growth first, then what loses the least.
-std::vector<Victim> VictimsFor(const Inputs& in, const Gang& claimant, int32_t pool,
-                               int32_t workers, bool grows, Draft* draft);
+// Whom the claim may stop, in that order, each beside those before it: growth first, then what
+// loses the least. One of a group stands for all of it that runs.
+std::vector<Victim> VictimsFor(const Inputs& in, const ReclaimRequest& request, Draft* draft);
 
 // Moves tasks within the pool so that the overdue claimant starts on whole hosts there: they stop,
 // and it holds its place.
@@ -61,9 +61,9 @@ bool Consolidate(const Inputs& in, const Gang& claimant, int32_t pool, Draft* dr
 
 // Where and when a gang could start by the expected ends of what runs.
 struct LaterStart {
-  int64_t start_ns = 0;  // kUnbounded: only after ends that nobody knows
-  HostSlices slices;
-  std::vector<std::pair<HostId, HostFree>> rest;  // what its hosts have beside it then
+  int64_t start_ns = 0;                           // kUnbounded: only after ends that nobody knows
+  std::vector<PlannedPlace> places;               // one, but of a group
+  std::vector<std::pair<HostId, HostFree>> rest;  // what their hosts have beside them then
 };
 struct LaterStartRequest {
   int32_t pool = 0;
@@ -72,6 +72,7 @@ struct LaterStartRequest {
   // What the gang may stop later, once that has run for min_runtime, counts as ending then. Of a
   // waiting unit of S in its charged pool.
   bool takes = false;
+  bool together = false;             // for its whole group, which it leads
   const HostSlices* told = nullptr;  // there and nowhere else
 };
 std::optional<LaterStart> FindLaterStart(const Inputs& in, const Gang& gang,
@@ -79,8 +80,8 @@ std::optional<LaterStart> FindLaterStart(const Inputs& in, const Gang& gang,
 
 // Reserves what a unit of S can have soonest. `stops_nobody`: it doesn't stop others for itself,
 // they would be too many.
-// `searches_left`: of this decision, for all reservations.
+// `together`: for its whole group. `searches_left`: of this decision, for all reservations.
 bool Reserve(const Inputs& in, const Gang& gang, int64_t not_before_ns, bool stops_nobody,
-             int32_t* searches_left, Draft* draft);
+             bool together, int32_t* searches_left, Draft* draft);
 
 }  // namespace muster

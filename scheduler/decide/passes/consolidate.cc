@@ -75,7 +75,8 @@ class Consolidation {
 
 std::optional<Guest> Consolidation::GuestOf(int32_t g) const {
   const Gang& gang = in_.gang(g);
-  if (&gang == &claimant_ || !gang.running() || draft_->Stops(g) || gang.may_be_lost)
+  if (&gang == &claimant_ || !gang.running() || draft_->Stops(g) || gang.may_be_lost ||
+      gang.leader >= 0)
     return std::nullopt;
   const bool in_place = gang.entitled && gang.charge == gang.bound_pool;
   const bool stops = !in_place && MayTake(in_, claimant_, gang) &&

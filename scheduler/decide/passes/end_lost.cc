@@ -7,7 +7,12 @@ void EndLost(const Inputs& in, Draft* draft) {
   for (const int32_t g : in.model.stopping) {
     const Gang& gang = in.gang(g);
     if (!gang.ends || !gang.may_be_lost || !in.AllOver(*gang.current)) continue;
-    draft->Lose(gang, "the job ends without it");
+    const bool unneeded = NotNeeded(*gang.job, gang.ref.task) && !gang.job->cancel_requested;
+    draft->Lose(gang, unneeded ? "it isn't needed any more" : "the job ends without it");
+    if (unneeded) {  // the others go on
+      draft->WakeAt(in.now_ns);
+      continue;
+    }
     if (!draft->End(gang)) continue;
     draft->WakeAt(in.now_ns);  // S is another one without the job, and nothing else need happen
     // What else runs of it ends with it, before anything is done for it; where it was cancelled,

@@ -4,10 +4,12 @@
 // claims still come to an end.
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "scheduler/decide/passes/passes.h"
+#include "scheduler/decide/passes/together.h"
 
 namespace muster {
 namespace {
@@ -53,6 +55,55 @@ Fit FitOf(const Inputs& in, const Gang& gang, const PlannedPlace& place, bool on
   return may_start && fits(*draft->now(), false) ? Fit::kNow : Fit::kLater;
 }
 
+// Of a group that starts together what is held for each; nullopt: it claims anew, as one has none
+// or they don't fit any more.
+std::optional<Places> HeldForGroup(const Inputs& in, const Gang& leader, const Draft& draft) {
+  Places places;
+  for (const int32_t g : GroupOf(in.model, in.IndexOf(leader))) {
+    const Gang& gang = in.gang(g);
+    if (!gang.wants_place() || !gang.reserved || !gang.row->reservation->held) return std::nullopt;
+    std::optional<PlannedPlace> held = HeldFor(in, gang, draft);
+    if (!held.has_value()) return std::nullopt;
+    places.push_back(*std::move(held));
+  }
+  return places;
+}
+
+// All of them together.
+Fit FitOf(const Inputs& in, const Places& places, Draft* draft) {
+  const auto fit = [&](Capacity* capacity, bool silent_too) {
+    Try trial(draft, capacity);
+    return std::all_of(places.begin(), places.end(), [&](const PlannedPlace& place) {
+      const Gang& gang = in.gang(place.gang);
+      if (!capacity->Fits(gang, place.slices, silent_too) ||
+          !capacity->WithinLimits(gang, place.pool, place.workers))
+        return false;
+      trial.Take(gang, place.slices);
+      trial.AddUse(gang, place.pool, place.workers);
+      return true;
+    });
+  };
+  if (!fit(draft->later(), /*silent_too=*/true)) return Fit::kNot;
+  const bool waits = std::any_of(places.begin(), places.end(), [&](const PlannedPlace& place) {
+    return in.gang(place.gang).backoff_until_ns > in.now_ns;
+  });
+  return !waits && fit(draft->now(), false) ? Fit::kNow : Fit::kLater;
+}
+
+void KeepGroup(const Inputs& in, const Gang& leader, Places* aside, Draft* draft) {
+  std::optional<Places> held = HeldForGroup(in, leader, *draft);
+  if (!held.has_value()) return;
+  const Fit fit = FitOf(in, *held, draft);
+  for (PlannedPlace& place : *held) {
+    if (fit == Fit::kNow) {
+      draft->Start(place.gang, place.pool, place.workers, std::move(place.slices));
+    } else if (fit == Fit::kLater) {
+      draft->SetAside(place, /*on_own=*/false);
+      aside->push_back(std::move(place));
+    }
+  }
+}
+
 // What waits for devices of its own starts on others as soon as there are any that are nobody's;
 // else it goes on waiting.
 void StartElsewhereOrHold(const Inputs& in, std::vector<PlannedPlace> aside, Draft* draft) {
@@ -61,7 +112,7 @@ void StartElsewhereOrHold(const Inputs& in, std::vector<PlannedPlace> aside, Dra
   for (size_t i = 0; i < aside.size(); ++i) {
     const Gang& gang = in.gang(aside[i].gang);
     const int32_t pool = gang.charge;
-    if (!gang.wants_place() || gang.backoff_until_ns > in.now_ns ||
+    if (!gang.wants_place() || gang.leader >= 0 || gang.backoff_until_ns > in.now_ns ||
         !draft->now()->WithinLimits(gang, pool, gang.min_workers))
       continue;
     if (tries-- == 0) break;
@@ -93,9 +144,16 @@ void KeepHeld(const Inputs& in, Draft* draft) {
     order.emplace_back(in.model.order[g], g);
   }
   std::sort(order.begin(), order.end());
-  std::vector<PlannedPlace> aside;  // devices that aren't all free yet
+  Places aside;              // devices that aren't all free yet
+  std::set<int32_t> groups;  // by leader
   for (const auto& [accepted, g] : order) {
     const Gang& gang = in.gang(g);
+    if (StartsWithOthers(in, *draft, gang)) {
+      if (groups.insert(in.model.LeaderOf(g)).second)
+        KeepGroup(in, in.gang(in.model.LeaderOf(g)), &aside, draft);
+      continue;
+    }
+    if (gang.leader >= 0 && !IsBesideOthers(in, gang, gang.charge)) continue;
     std::optional<PlannedPlace> held = HeldFor(in, gang, *draft);
     if (!held.has_value()) continue;
     const bool on_own = !gang.wants_place() && gang.may_be_lost;

@@ -7,6 +7,7 @@
 
 #include "scheduler/decide/model/precedence.h"
 #include "scheduler/decide/passes/claims.h"
+#include "scheduler/decide/passes/together.h"
 
 namespace muster {
 namespace {
@@ -19,7 +20,9 @@ class LaterStartSearch {
         draft_(draft),
         gang_(gang),
         request_(request),
-        demand_milli_(gang.worker_milli * request.workers) {}
+        demand_milli_(request.together ? gang.unit_milli() : gang.worker_milli * request.workers),
+        host_cpus_milli_(request.together ? gang.unit_host_cpus_milli()
+                                          : gang.host_cpus_milli * request.workers) {}
 
   std::optional<LaterStart> Run();
 
@@ -30,12 +33,15 @@ class LaterStartSearch {
   void SetEnds(size_t count);
   bool MayFit(size_t count);
   bool Fits(size_t count);
+  bool WithinLimits() const;
+  bool MayHold() const;
+  std::optional<Places> Place();
 
   const Inputs& in_;
   Draft* const draft_;
   const Gang& gang_;
   const LaterStartRequest& request_;
-  const int64_t demand_milli_;
+  const int64_t demand_milli_, host_cpus_milli_;
   std::vector<RunEnd> ends_;
   std::optional<Try> trial_;         // on later capacity, with the first ends
   std::vector<Try::Mark> marks_;     // before each of these
@@ -45,8 +51,7 @@ class LaterStartSearch {
 // Gangs in the pool that the claim may stop, ascending, and when they will have gone.
 std::vector<std::pair<int32_t, int64_t>> LaterStartSearch::Stoppable(int32_t pool) const {
   std::vector<std::pair<int32_t, int64_t>> gangs;
-  const int64_t wanted =
-      pool == request_.pool ? demand_milli_ : gang_.host_cpus_milli * request_.workers;
+  const int64_t wanted = pool == request_.pool ? demand_milli_ : host_cpus_milli_;
   EachOf(in_.model.gangs, in_.model.takeable[pool], [&](int32_t v) {
     const Gang& other = in_.gang(v);
     if (draft_->Stops(v) || other.worker_milli * other.workers > kMostStopped * wanted) return;
@@ -104,17 +109,45 @@ void LaterStartSearch::SetEnds(size_t count) {
   }
 }
 
+bool LaterStartSearch::WithinLimits() const {
+  if (request_.together)
+    return GroupWithinLimits(in_, gang_, request_.pool, draft_->later(), draft_);
+  return draft_->later()->WithinLimits(gang_, request_.pool, request_.workers);
+}
+
+// By what is whole it may have a place.
+bool LaterStartSearch::MayHold() const {
+  if (!request_.together) return draft_->later()->AtMost(gang_, request_.pool) >= request_.workers;
+  const std::vector<int32_t> group = GroupOf(in_.model, in_.IndexOf(gang_));
+  return std::all_of(group.begin(), group.end(), [&](int32_t g) {
+    const int32_t pool = PoolBeside(in_.model, in_.gang(g), request_.pool);
+    return pool >= 0 && draft_->later()->AtMost(in_.gang(g), pool) >= in_.gang(g).min_workers;
+  });
+}
+
 bool LaterStartSearch::MayFit(size_t count) {
   SetEnds(count);
-  return draft_->later()->WithinLimits(gang_, request_.pool, request_.workers) &&
-         (request_.told != nullptr ||
-          draft_->later()->AtMost(gang_, request_.pool) >= request_.workers);
+  return WithinLimits() && (request_.told != nullptr || MayHold());
+}
+
+// As things stand on later capacity.
+std::optional<Places> LaterStartSearch::Place() {
+  Capacity& later = *draft_->later();
+  if (request_.together) return PlaceGroup(in_, gang_, request_.pool, &later, draft_);
+  std::optional<HostSlices> slices;
+  if (request_.told == nullptr) {
+    slices = later.Place(gang_, request_.pool, request_.workers, HostsToAvoid(*gang_.job));
+  } else if (later.Fits(gang_, *request_.told, /*silent_too=*/true)) {
+    slices = *request_.told;
+  }
+  if (!slices.has_value()) return std::nullopt;
+  return Places{{in_.IndexOf(gang_), request_.pool, request_.workers, *std::move(slices)}};
 }
 
 bool LaterStartSearch::Fits(size_t count) {
   SetEnds(count);
   Capacity& later = *draft_->later();
-  if (!later.WithinLimits(gang_, request_.pool, request_.workers)) return false;
+  if (!WithinLimits()) return false;
   const int64_t at_ns = std::max(
       {in_.now_ns, request_.not_before_ns, count == 0 ? int64_t{0} : ends_[count - 1].end_ns});
   Try trial(draft_, &later);
@@ -126,18 +159,16 @@ bool LaterStartSearch::Fits(size_t count) {
       trial.Leave(earlier, earlier.draining);
     }
   });
-  std::optional<HostSlices> slices;
-  if (request_.told == nullptr) {
-    slices = later.Place(gang_, request_.pool, request_.workers, HostsToAvoid(*gang_.job));
-  } else if (later.Fits(gang_, *request_.told, /*silent_too=*/true)) {
-    slices = *request_.told;
-  }
-  if (!slices.has_value()) return false;
-  trial.Take(gang_, *slices);
+  std::optional<Places> places = Place();
+  if (!places.has_value()) return false;
+  for (const PlannedPlace& place : *places) trial.Take(in_.gang(place.gang), place.slices);
   LaterStart& found = found_.emplace();
   found.start_ns = at_ns;
-  for (const HostSlice& part : *slices) found.rest.emplace_back(part.host, later.Peek(part.host));
-  found.slices = *std::move(slices);
+  for (const PlannedPlace& place : *places) {
+    for (const HostSlice& part : place.slices)
+      found.rest.emplace_back(part.host, later.Peek(part.host));
+  }
+  found.places = *std::move(places);
   return true;
 }
 

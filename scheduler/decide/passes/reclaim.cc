@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "scheduler/decide/model/precedence.h"
 #include "scheduler/decide/passes/claims.h"
+#include "scheduler/decide/passes/together.h"
 
 namespace muster {
 namespace {
@@ -23,7 +24,9 @@ class Claim {
         claimant_(in.gang(request.gang)),
         guaranteed_(claimant_.guaranteed && !request.grows),
         has_(request.grows ? claimant_.workers : 0),
-        end_ns_(in.EndIfStarted(claimant_)) {}
+        demand_milli_(request.together ? claimant_.unit_milli()
+                                       : claimant_.worker_milli * request.workers),
+        end_ns_(request.together ? EndOfGroup(in, claimant_) : in.EndIfStarted(claimant_)) {}
 
   Reclaimed Run();
 
@@ -43,8 +46,9 @@ class Claim {
   // Of the victim's workers [from, to), those on broken devices last: they go first.
   HostSlices SlicesOfVictim(int32_t victim, int32_t from, int32_t to) const;
   void SetLeft(int32_t victim, int32_t workers);
+  void SetLeftOf(int32_t victim, int32_t workers);
   void SetVictims(size_t count);
-  // The claimant has a place, in slices_, if what is left of the victims stays.
+  // The claimant has a place, in places_, if what is left of the victims stays.
   bool Holds();
   bool RaisesLevel(const Gang& spared) const;
   int64_t StoppedMilli(bool same_kind) const;
@@ -55,7 +59,8 @@ class Claim {
   const Gang& claimant_;
   std::vector<HostId> avoid_;  // hosts that a launch of it failed on, or that were lost
   const bool guaranteed_;
-  const int32_t has_;  // workers that it has already
+  const int32_t has_;           // workers that it has already
+  const int64_t demand_milli_;  // of all workers
   const int64_t end_ns_;
 
   std::vector<Victim> victims_;
@@ -67,7 +72,7 @@ class Claim {
   // moves.
   std::optional<QueueUse> before_, levels_;
   bool stops_others_ = true;
-  std::optional<HostSlices> slices_;
+  std::optional<Places> places_;
 };
 
 void Claim::AddUse(const Gang& gang, int32_t pool, int64_t workers) {
@@ -92,7 +97,9 @@ void Claim::Begin(bool anywhere) {
   left_.clear();
   left_before_.clear();
   stops_others_ = true;
-  for (const Victim& victim : victims_) left_[victim.gang] = in_.gang(victim.gang).workers;
+  for (const Victim& victim : victims_) {
+    for (const int32_t g : RunningOf(in_, *draft_, victim.gang)) left_[g] = in_.gang(g).workers;
+  }
   if (!guaranteed_) {
     before_ = draft_->later()->use();
     levels_ = before_;
@@ -127,6 +134,12 @@ HostSlices Claim::SlicesOfVictim(int32_t victim, int32_t from, int32_t to) const
 }
 
 void Claim::SetLeft(int32_t victim, int32_t workers) {
+  if (in_.gang(victim).leader < 0) return SetLeftOf(victim, workers);
+  for (const int32_t g : RunningOf(in_, *draft_, victim))
+    SetLeftOf(g, workers == 0 ? 0 : in_.gang(g).workers);
+}
+
+void Claim::SetLeftOf(int32_t victim, int32_t workers) {
   const Gang& gang = in_.gang(victim);
   int32_t& from = left_[victim];
   if (workers < from) trial_->GiveBack(gang, SlicesOfVictim(victim, workers, from));
@@ -147,13 +160,21 @@ void Claim::SetVictims(size_t count) {
 
 bool Claim::Holds() {
   Capacity* later = draft_->later();
+  if (request_.together) {
+    if (!GroupWithinLimits(in_, claimant_, request_.pool, later, draft_)) return false;
+    std::optional<Places> found =
+        FindPlaces(in_, claimant_, request_.pool, later, stops_others_, draft_);
+    if (!found.has_value()) return false;
+    places_ = std::move(found);
+    return true;
+  }
   if (!later->WithinLimits(claimant_, request_.pool, request_.workers)) return false;
   Try trial(draft_, later);
   trial.LeaveReserved(request_.pool, claimant_, end_ns_, stops_others_);
   std::optional<HostSlices> found =
       later->Place(claimant_, request_.pool, request_.workers, avoid_);
   if (!found.has_value()) return false;
-  slices_ = std::move(found);
+  places_ = Places{{request_.gang, request_.pool, request_.workers, *std::move(found)}};
   return true;
 }
 
@@ -196,8 +217,8 @@ bool Claim::RaisesLevel(const Gang& spared) const {
   return std::any_of(left_.begin(), left_.end(), [&](const auto& one) {
     const Gang& gang = in_.gang(one.first);
     return one.second < gang.workers && LevelsCount(in_, claimant_, gang) &&
-           CompareLevels(in_, claimant_, request_.pool, claimant_.worker_milli * request_.workers,
-                         *levels_, gang, 0, *before_) > 0;
+           CompareLevels(in_, claimant_, request_.pool, demand_milli_, *levels_, gang, 0,
+                         *before_) > 0;
   });
 }
 
@@ -238,10 +259,13 @@ int64_t Claim::StoppedMilli(bool same_kind) const {
 bool Claim::TooMany() const {
   if (request_.takes_all) return false;
   const int64_t workers = request_.workers - has_;
-  return StoppedMilli(true) >
-             kMostStopped * std::max(claimant_.worker_milli * workers, request_.wanted.milli) ||
-         StoppedMilli(false) > kMostStopped * std::max(claimant_.host_cpus_milli * workers,
-                                                       request_.wanted.host_cpus_milli);
+  const int64_t milli =
+      request_.together ? claimant_.unit_milli() : claimant_.worker_milli * workers;
+  const int64_t host_cpus_milli =
+      request_.together ? claimant_.unit_host_cpus_milli() : claimant_.host_cpus_milli * workers;
+  return StoppedMilli(true) > kMostStopped * std::max(milli, request_.wanted.milli) ||
+         StoppedMilli(false) >
+             kMostStopped * std::max(host_cpus_milli, request_.wanted.host_cpus_milli);
 }
 
 bool Claim::Find(bool anywhere) {
@@ -279,7 +303,8 @@ void Claim::Stop() {
                            gang.workers, " workers' devices");
     draft_->Stop(gang, {pb::PREEMPTION, detail, GraceOf(*gang.spec), workers, &claimant_});
   }
-  draft_->Hold(request_.gang, request_.pool, request_.workers, *std::move(slices_));
+  for (PlannedPlace& place : *places_)
+    draft_->Hold(place.gang, place.pool, place.workers, std::move(place.slices));
   for (const auto& [v, workers] : left_) {
     const Gang& gang = in_.gang(v);
     if (workers == 0 || workers == gang.workers) continue;
@@ -304,8 +329,7 @@ Reclaimed Claim::Run() {
   }
   if (draft_->Failed(search)) return Reclaimed::kNobody;
   avoid_ = HostsToAvoid(*claimant_.job);
-  victims_ =
-      VictimsFor(in_, claimant_, request_.pool, request_.workers - has_, request_.grows, draft_);
+  victims_ = VictimsFor(in_, request_, draft_);
   for (const Victim& victim : victims_) {
     const Gang& gang = in_.gang(victim.gang);
     if (victim.keeps == 0 ||

@@ -1,9 +1,12 @@
 // Reservations are worked out anew in each decision, in order of acceptance; State keeps what was
 // told last (docs/decisions/016).
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include "scheduler/decide/model/together.h"
 #include "scheduler/decide/passes/claims.h"
 
 namespace muster {
@@ -48,14 +51,37 @@ std::optional<LaterStart> KeepOrFind(const Inputs& in, const Gang& gang, LaterSt
   return FindLaterStart(in, gang, request, draft);
 }
 
+// One reservation for each of the group; of a large group where there are no others.
+bool MayReserveAll(const Inputs& in, const Gang& leader, const Reservations& others) {
+  std::map<int32_t, size_t> more;  // by pool
+  for (const int32_t g : GroupOf(in.model, in.IndexOf(leader)))
+    ++more[PoolBeside(in.model, in.gang(g), leader.charge)];
+  return std::all_of(more.begin(), more.end(), [&](const auto& pool) {
+    const size_t there = pool.first < 0 ? 0 : others.In(pool.first).size();
+    return there == 0 || there + pool.second <= kReservationsPerPool;
+  });
+}
+
+// Of what hosts have left, those of the slices; each once.
+std::vector<std::pair<HostId, HostFree>> RestOf(
+    const HostSlices& slices, const std::vector<std::pair<HostId, HostFree>>& all) {
+  std::vector<std::pair<HostId, HostFree>> rest;
+  for (const HostSlice& part : slices) {
+    rest.push_back(*std::find_if(all.begin(), all.end(),
+                                 [&](const auto& one) { return one.first == part.host; }));
+  }
+  return rest;
+}
+
 }  // namespace
 
 bool Reserve(const Inputs& in, const Gang& gang, int64_t not_before_ns, bool stops_nobody,
-             int32_t* searches_left, Draft* draft) {
+             bool together, int32_t* searches_left, Draft* draft) {
   const Reservations& others = draft->reservations();
   if (others.In(gang.charge).size() >= kReservationsPerPool || others.size() >= kReservations)
     return false;
-  const Reservation* told = ToldOnSilentHosts(in, gang);
+  if (together && !MayReserveAll(in, gang, others)) return false;
+  const Reservation* told = together ? nullptr : ToldOnSilentHosts(in, gang);
   const Search anywhen{
       .kind = Search::kSlot, .pool = gang.charge, .shape = gang.shape, .leaf = gang.leaf};
   if (told == nullptr && draft->Failed(anywhen)) return false;
@@ -82,7 +108,8 @@ bool Reserve(const Inputs& in, const Gang& gang, int64_t not_before_ns, bool sto
                                                {.pool = gang.charge,
                                                 .workers = gang.min_workers,
                                                 .not_before_ns = not_before_ns,
-                                                .takes = !stops_nobody},
+                                                .takes = !stops_nobody,
+                                                .together = together},
                                                told, &keeps, draft);
   if (!start.has_value()) {
     draft->Remember(anywhen);
@@ -98,10 +125,10 @@ bool Reserve(const Inputs& in, const Gang& gang, int64_t not_before_ns, bool sto
   // it (docs/decisions/016).
   const bool drains =
       in.options.draining && (stops_nobody || (starves && (gang.guaranteed || !known)));
-  draft->Reserve({{in.IndexOf(gang), gang.charge, gang.min_workers, std::move(start->slices)},
-                  known ? start->start_ns : 0,
-                  drains,
-                  std::move(start->rest)});
+  for (PlannedPlace& place : start->places) {
+    std::vector<std::pair<HostId, HostFree>> rest = RestOf(place.slices, start->rest);
+    draft->Reserve({std::move(place), known ? start->start_ns : 0, drains, std::move(rest)});
+  }
   return true;
 }
 

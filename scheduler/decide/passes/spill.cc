@@ -135,6 +135,7 @@ Move MoveTo(const Inputs& in, const Gang& gang, int32_t pool) {
 
 // It may be opened another cluster now, or that one come to the front.
 bool MayLook(const Inputs& in, const Gang& gang, Draft* draft) {
+  if (gang.leader >= 0) return false;  // the whole list of a group is open
   if (!gang.wants_place() || gang.backoff_until_ns > in.now_ns || gang.guaranteed ||
       gang.leaf < 0 || in.InHeldQueue(gang))
     return false;

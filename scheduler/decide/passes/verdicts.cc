@@ -12,6 +12,7 @@
 #include "scheduler/decide/passes/claims.h"
 #include "scheduler/decide/passes/outside.h"
 #include "scheduler/decide/passes/passes.h"
+#include "scheduler/decide/passes/together.h"
 
 namespace muster {
 namespace {
@@ -30,6 +31,8 @@ class VerdictGiver {
 
  private:
   bool WhyNotYet(const Gang& gang, Verdict* verdict);
+  bool WhyNotTogether(const Gang& gang, Verdict* verdict);
+  int64_t DemandOf(const Gang& gang) const;
   int32_t PoolFor(const Gang& gang) const;
   bool Drained(int32_t pool);
   pb::VerdictCode InSCode(const Gang& gang, int32_t pool, int64_t free_milli);
@@ -72,6 +75,26 @@ bool VerdictGiver::WhyNotYet(const Gang& gang, Verdict* verdict) {
   return verdict->code != pb::VERDICT_UNSPECIFIED;
 }
 
+// What it has to wait for of those that it starts with.
+bool VerdictGiver::WhyNotTogether(const Gang& gang, Verdict* verdict) {
+  if (!StartsWithOthers(in_, *draft_, gang)) {
+    // Where the others run it may not start again: S has the group elsewhere.
+    if (gang.entitled && !IsBesideOthers(in_, gang, gang.charge)) verdict->code = pb::V_TOGETHER;
+  } else if (!AllReady(in_, gang)) {
+    verdict->code = pb::V_TOGETHER;
+  } else if (const int64_t until_ns = BackoffOfGroup(in_, gang); until_ns > in_.now_ns) {
+    verdict->code = pb::V_TOGETHER;
+    verdict->expected_start_ns = until_ns;
+  }
+  return verdict->code != pb::VERDICT_UNSPECIFIED;
+}
+
+// Of what starts now: its own, or its group's.
+int64_t VerdictGiver::DemandOf(const Gang& gang) const {
+  return StartsWithOthers(in_, *draft_, gang) ? gang.unit_milli()
+                                              : gang.worker_milli * gang.min_workers;
+}
+
 // The one that the verdict is about: where it is charged, else the first open one that has devices,
 // else the first open one; -1: none is open.
 int32_t VerdictGiver::PoolFor(const Gang& gang) const {
@@ -97,7 +120,7 @@ bool VerdictGiver::Drained(int32_t pool) {
 }
 
 pb::VerdictCode VerdictGiver::InSCode(const Gang& gang, int32_t pool, int64_t free_milli) {
-  const int64_t demand = gang.worker_milli * gang.min_workers;
+  const int64_t demand = DemandOf(gang);
   if (free_milli >= demand && draft_->WithinLimits(gang, pool, gang.min_workers))
     return pb::V_PLACEMENT;
   // Another of its clusters has room: it keeps to its charged one until spilling pays.
@@ -108,7 +131,7 @@ pb::VerdictCode VerdictGiver::InSCode(const Gang& gang, int32_t pool, int64_t fr
 }
 
 pb::VerdictCode VerdictGiver::OutsideCode(const Gang& gang, int32_t pool) const {
-  const int64_t demand = gang.worker_milli * gang.min_workers;
+  const int64_t demand = DemandOf(gang);
   const int32_t flavour = in_.model.pools[pool].flavour;
   for (int32_t n = gang.leaf; n >= 0; n = in_.model.parent[n]) {
     if (in_.model.entitled[n][flavour] + demand > in_.model.QuotaOf(n, flavour).limit_milli)
@@ -127,10 +150,14 @@ int64_t VerdictGiver::ExpectedStart(const Gang& gang, int32_t pool) {
   if (const auto known = starts_.find(key); known != starts_.end()) return known->second;
   if (estimates_left_ == 0) return 0;
   --estimates_left_;
-  const std::optional<LaterStart> start = FindLaterStart(
-      in_, gang,
-      {.pool = pool, .workers = gang.min_workers, .not_before_ns = in_.now_ns, .takes = takes},
-      draft_);
+  const std::optional<LaterStart> start =
+      FindLaterStart(in_, gang,
+                     {.pool = pool,
+                      .workers = gang.min_workers,
+                      .not_before_ns = in_.now_ns,
+                      .takes = takes,
+                      .together = StartsWithOthers(in_, *draft_, gang)},
+                     draft_);
   const int64_t start_ns = start.has_value() && start->start_ns != kUnbounded ? start->start_ns : 0;
   starts_.emplace(key, start_ns);
   return start_ns;
@@ -140,8 +167,15 @@ Verdict VerdictGiver::Waiting(const Gang& gang) {
   Verdict verdict;
   verdict.task = gang.ref;
   if (WhyNotYet(gang, &verdict)) return verdict;
+  if (gang.leader >= 0 && WhyNotTogether(gang, &verdict)) return verdict;
+  const bool together = StartsWithOthers(in_, *draft_, gang);
+  if (together && gang.follows()) {
+    verdict = Waiting(in_.gang(in_.model.LeaderOf(in_.IndexOf(gang))));
+    verdict.task = gang.ref;
+    return verdict;
+  }
   const int32_t pool = PoolFor(gang);
-  const int64_t demand = gang.worker_milli * gang.min_workers;
+  const int64_t demand = DemandOf(gang);
   if (pool < 0 || in_.model.pools[pool].capacity_milli < demand) {
     const bool drained = std::any_of(gang.pools.begin(), gang.pools.end(),
                                      [&](int32_t other) { return Drained(other); });

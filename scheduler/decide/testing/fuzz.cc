@@ -19,6 +19,7 @@
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
 #include "scheduler/decide/testing/fuzz_successors.h"
+#include "scheduler/decide/testing/fuzz_together.h"
 #include "scheduler/state/queue_order.h"
 #include "scheduler/state/validate.h"
 
@@ -37,6 +38,8 @@ class Case {
         array_dice_(seed ^ 0x5bd1e995),
         unequal_agents_(seed % 8 == 2),
         successor_dice_(seed ^ 0x7feb352d),
+        together_dice_(seed ^ 0x846ca68b),
+        together_(arrays && (seed % 8 == 0 || seed % 8 == 7)),
         arrays_(arrays && seed % 8 == 6),
         successors_(arrays && (seed % 8 == 4 || seed % 16 == 14)),
         cpu_heavy_(seed % 8 == 3),
@@ -315,6 +318,10 @@ class Case {
       if (dice_.Percent(50)) task->set_trainer_json("{}");
       if (unequal_agents_ && array_dice_.Percent(30)) task->set_image("/image");
     }
+    if (together_ && together_dice_.Percent(50)) {
+      PutTogether(&together_dice_, spec);
+      ++totals_.together;
+    }
     if (arrays_ && array_dice_.Percent(40)) totals_.members += MakeArray(&array_dice_, e);
     if (successors_ && successor_dice_.Percent(40)) {
       PlaceBehind(s_, &successor_dice_, e);
@@ -554,6 +561,7 @@ class Case {
     }
     int acts = 0;
     const Model before = Entitled();
+    const State was = together_ ? s_ : State();
     for (const std::string& broken :
          {CheckReserved(s_, now_ns_, options_, before, plan, &totals_.lent),
           CheckClaims(s_, now_ns_, options_, before, plan, &totals_.judged),
@@ -575,6 +583,7 @@ class Case {
       if (!error_.empty()) return acts;
     }
     if (!opened) CheckAfter(before, plan);
+    if (together_) Expect({CheckTogether(was, s_, plan)});
     if (const std::string broken = CheckLimitsOutside(s_, plan); !broken.empty()) Fail(broken);
     next_wake_ns_ = plan.next_wake_ns;
     return acts;
@@ -859,6 +868,7 @@ class Case {
       // What may be lost and found no other place is a claimant like what waits (docs/scheduling.md
       // §2): a limit's rest may be its own.
       if (!gang.wants_place() && !(gang.may_be_lost && !gang.ComesBack())) continue;
+      if (gang.follows() && LeaderIn(m, gang).wants_place()) continue;
       totals_.entitled_waiting += gang.wants_place();
       if (gang.row->reservation == nullptr) ++waits[m.pools[gang.charge].cluster];
     }
@@ -867,6 +877,10 @@ class Case {
     for (const Gang& gang : m.gangs) {
       if (!gang.wants_place() || gang.pools.empty() || gang.row->backoff_until_ns > now_ns_)
         continue;
+      if (gang.leader >= 0) {
+        Expect({CheckGroupSettled(s_, m, gang, waits)});
+        continue;
+      }
       if (gang.entitled) {
         if (claims_.contains(gang.ref) && claim_round_ == s_.round()) {
           Fail(absl::StrCat("job ", gang.ref.job, " had others stopped for it and doesn't run"));
@@ -1018,6 +1032,8 @@ class Case {
   Dice array_dice_;            // of its own, likewise; also for unequal agents
   const bool unequal_agents_;  // some enter no images, which some jobs want
   Dice successor_dice_;        // of its own, likewise
+  Dice together_dice_;         // of its own, likewise
+  const bool together_;        // tasks of some jobs start together
   const bool arrays_;          // some jobs are arrays
   const bool successors_;      // some jobs come after others
   const bool cpu_heavy_;       // much of the work wants no devices
@@ -1063,6 +1079,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   spared += o.spared;
   members += o.members;
   successors += o.successors;
+  together += o.together;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;
   steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);

@@ -174,6 +174,14 @@ struct OneClaim {
   std::map<TaskRef, Kept> keeps;  // victims, with what each comes back with
 };
 
+// Where `other` stays, so does this one: it is that, or they start together.
+bool StopsWith(const State& state, const TaskRef& one, const TaskRef& other) {
+  if (one.job != other.job) return false;
+  const JobRow& job = *state.FindJob(one.job);
+  const auto& with = job.task_spec(one.task).with();
+  return one == other || std::count(with.begin(), with.end(), job.task_spec(other.task).name()) > 0;
+}
+
 // nullopt: the plan does something else as well, or what it does depends on more than is looked at
 // here.
 std::optional<OneClaim> ReadOneClaim(const State& before, const Plan& plan) {
@@ -311,7 +319,7 @@ std::string CheckSpared(const State& before, const Plan& plan, int64_t* spared) 
                const auto stopped = claim->keeps.find(here);
                if (current->state == pb::TASK_STOPPING) {
                  room.Release(spec, *current);
-               } else if (stopped != claim->keeps.end() && !(here == ref)) {
+               } else if (stopped != claim->keeps.end() && !StopsWith(before, here, ref)) {
                  room.Release(spec, *current);
                  if (stopped->second.place != nullptr) room.Hold(spec, *stopped->second.place);
                }
@@ -330,7 +338,8 @@ std::string CheckSpared(const State& before, const Plan& plan, int64_t* spared) 
         const std::vector<int32_t> above = Path(before, job.spec->queue());
         const AttemptRow& current = *job.tasks[other.task].current();
         const pb::TaskSpec& spec = job.task_spec(other.task);
-        if (other == ref || std::find(above.begin(), above.end(), n) == above.end() ||
+        if (StopsWith(before, other, ref) ||
+            std::find(above.begin(), above.end(), n) == above.end() ||
             FlavourOf(spec, current.flavour) != flavour)
           continue;
         holds -= (current.workers - keeps.workers) * WorkerMilli(spec);

@@ -278,7 +278,11 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
     for (const Gang& gang : m.gangs) {
       const bool same = gang.charge == claimant.charge && gang.leaf == claimant.leaf &&
                         gang.guaranteed == claimant.guaranteed;
-      if (!same || !gang.entitled || !gang.wants_place() || grows) continue;
+      if (!gang.entitled || !gang.wants_place() || grows) continue;
+      const bool of_group = gang.ref.job == claimant.ref.job && gang.leader == claimant.leader;
+      if (of_group && gang.leader >= 0 && gang.gpus != claimant.gpus)
+        asked_beside += gang.worker_milli * gang.min_workers;
+      if (!same) continue;
       asked += gang.worker_milli * gang.min_workers;
       asked_beside += gang.host_cpus_milli * gang.min_workers;
     }

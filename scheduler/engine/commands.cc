@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/spec/members.h"
+#include "common/spec/together.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/state/abilities.h"
 #include "scheduler/state/directories.h"
@@ -18,6 +19,17 @@ void AddMember(const JobRow& job, int32_t task, pb::Prepare* prepare) {
   prepare->mutable_job_env()->insert(env.begin(), env.end());
   const auto variables = MemberVariables(*job.spec, job.array, job.member);
   prepare->mutable_member_env()->insert(variables.begin(), variables.end());
+}
+
+// Where the others are that it starts together with: the host of rank 0 of each that has one now.
+void AddAddresses(const State& state, const JobRow& job, int32_t task, pb::Prepare* prepare) {
+  for (const std::string& name : job.task_spec(task).with()) {
+    const int32_t other = TaskIndex(*job.spec, name);
+    const AttemptRow* attempt = other < 0 ? nullptr : job.tasks[other].current();
+    if (attempt == nullptr) continue;
+    (*prepare->mutable_member_env())[AddressVariable(name)] =
+        state.host(attempt->parts[0].host).inventory.address();
+  }
 }
 
 pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32_t task,
@@ -35,6 +47,7 @@ pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32
   } else {
     AddMember(job, task, prepare);
   }
+  AddAddresses(state, job, task, prepare);
   *prepare->mutable_here() = ToPlacement(state, part);
   prepare->set_processes_per_worker(spec.processes_per_worker());
   prepare->set_gang_workers(attempt.workers);

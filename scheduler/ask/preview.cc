@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
+#include "common/spec/together.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/future.h"
@@ -30,12 +31,15 @@ int FirstTask(const pb::JobSpec& spec) {
   return 0;
 }
 
-// The job cut down to one task, which waits for nothing.
+// The job cut down to one task and what starts together with it, which wait for nothing.
 pb::JobSpec Alone(const pb::JobSpec& spec, int task) {
   pb::JobSpec alone = spec;
   alone.clear_tasks();
   *alone.add_tasks() = spec.tasks(task);
-  alone.mutable_tasks(0)->clear_after();
+  for (const int other : TogetherWith(spec, task)) {
+    if (other != task) *alone.add_tasks() = spec.tasks(other);
+  }
+  for (pb::TaskSpec& one : *alone.mutable_tasks()) one.clear_after();
   return alone;
 }
 
@@ -117,9 +121,10 @@ class Previewer {
     pb::JobSpec spec = alone_;
     spec.clear_clusters();
     spec.add_clusters(state_.clusters()[cluster].name);
-    if (!flavour.empty()) {
-      spec.mutable_tasks(0)->mutable_resources()->clear_gpu_types();
-      spec.mutable_tasks(0)->mutable_resources()->add_gpu_types(flavour);
+    for (pb::TaskSpec& one : *spec.mutable_tasks()) {
+      if (flavour.empty() || one.resources().gpus_milli() == 0) continue;
+      one.mutable_resources()->clear_gpu_types();
+      one.mutable_resources()->add_gpu_types(flavour);
     }
     if (const Resolution resolution = ResolveSpec(state_, spec, SpecDefaults{}); !resolution.ok()) {
       return Never(response, cluster, flavour, TooLarge(cluster, flavour, resolution.problems[0]));

@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
+#include "scheduler/ask/check_groups.h"
 #include "scheduler/state/directories.h"
 
 namespace muster {
@@ -513,6 +514,10 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
   KeepToCheckpoints(state, &resolution);
   if (!resolution.ok()) return resolution;
   CheckQueue(state, leaf, resolution.resolved, &resolution);
+  if (resolution.ok()) {
+    resolution.problems = CheckGroupLimits(state, leaf, resolution.resolved);
+    resolution.never_fits = !resolution.ok();
+  }
   const bool limits_hold = resolution.problems.empty();
   bool only_size = limits_hold || resolution.never_fits, all_fit = true;
   for (int t = 0; t < resolution.resolved.tasks_size(); ++t) {
@@ -530,6 +535,10 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
         {TaskPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"),
          TooLarge(state, resolution.resolved, task, pools)});
     resolution.never_fits = true;
+  }
+  if (resolution.ok() && !wait_for_capacity) {
+    resolution.problems = CheckGroupSizes(state, resolution.resolved);
+    resolution.never_fits = !resolution.ok();
   }
   if (resolution.ok() && !wait_for_capacity) CheckTogether(state, &resolution);
   if (resolution.ok() && wait_for_capacity && all_fit) {

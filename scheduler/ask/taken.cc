@@ -36,7 +36,8 @@ int64_t CoresMilli(const Future& future, const Foreseen& stop) {
 std::string WhatBecomesOf(const Future& future, size_t index) {
   const Foreseen& stop = future.foreseen()[index];
   const bool gpus = WantsOf(future, stop).gpus_milli() > 0;
-  if (stop.cause == pb::CANCEL || stop.cause == pb::TIME_LIMIT) return "ends";
+  if (stop.cause == pb::CANCEL || stop.cause == pb::TIME_LIMIT || stop.cause == pb::NOT_NEEDED)
+    return "ends";
   constexpr int64_t kAtOnceNs = kMinute;
   if (stop.workers == stop.before)
     return Outcome(stop.workers, stop.before, stop.starts_over, gpus);  // it moves aside

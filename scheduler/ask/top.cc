@@ -325,7 +325,7 @@ void BookAttempt(const JobRow& job, const TaskRow& task, size_t index, int32_t t
   add(after_move ? LedgerClass::kPreemption : LedgerClass::kRestart, attempt.place_ns, start_ns);
   add(Moved(attempt.cause) ? LedgerClass::kPreemption : LedgerClass::kRestart, stop_ns, end_ns);
   const bool lost = attempt.ended() && attempt.cause != pb::DONE && attempt.cause != pb::CANCEL &&
-                    attempt.cause != pb::TIME_LIMIT;
+                    attempt.cause != pb::TIME_LIMIT && attempt.cause != pb::NOT_NEEDED;
   const int64_t kept_ns =
       lost ? std::clamp(attempt.last_checkpoint_ns, start_ns, stop_ns) : stop_ns;
   add(LedgerClass::kProductive, start_ns, kept_ns);

@@ -76,6 +76,7 @@ bool SaysEnough(const AttemptRow& attempt) {
   const int64_t ran_ns = attempt.end_ns - attempt.start_ns;
   switch (attempt.cause) {
     case pb::DONE:
+    case pb::NOT_NEEDED:
       return ran_ns >= kRanWellNs;
     case pb::TIME_LIMIT:
     case pb::CANCEL:

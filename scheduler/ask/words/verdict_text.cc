@@ -11,6 +11,7 @@
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/words/after_text.h"
 #include "scheduler/ask/words/clock_text.h"
+#include "scheduler/ask/words/together_text.h"
 
 namespace muster {
 namespace {
@@ -391,6 +392,8 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     case pb::V_RECLAIMING:
       return absl::StrCat("is entitled to ", Where(verdict), "; others are being stopped for it");
     case pb::V_PLACEMENT: {
+      if (!StartsWithText(job, task).empty())
+        return absl::StrCat("no hosts of ", Where(verdict), " have room for all of them at once");
       const std::string lacks = Lacks(state, job, task, verdict);
       return lacks.empty() ? NotItsTurn(state, verdict, standing) : lacks;
     }
@@ -407,6 +410,8 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       return "no cluster that it may use is up with such devices";
     case pb::V_HELD:
       return Held(state, job);
+    case pb::V_TOGETHER:
+      return WaitsForTogetherText(state, job, task);
     case pb::V_EXPORT:
       return AwaitedExport(state, job, task);
     case pb::V_ENTITLED_POOL:
@@ -477,6 +482,10 @@ WhyNotYet WhyNotYetOf(const State& state, const Plan& plan, const JobRow& job, i
 std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict,
                    const WhyNotYet& standing) {
   std::string text = Reason(state, job, task, verdict, standing);
+  if (WaitsForOthers(verdict.code()) || verdict.code() == pb::V_CLUSTER) {
+    if (const std::string with = StartsWithText(job, task); !with.empty())
+      text = absl::StrCat(with, ": ", text);
+  }
   if (verdict.held_by_size() > 0 && !standing.enough)
     absl::StrAppend(&text, "; held by ", Jobs(verdict));
   const int32_t cluster = state.FindCluster(verdict.cluster());
@@ -527,7 +536,8 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
     for (const uint64_t number : in->Of(verdict->cluster, told.flavour())) {
       if (number != job.number && told.held_by_size() < kHoldersTold) told.add_held_by(number);
     }
-    standing = WhyNotYetOf(state, plan, job, task, in, &told);
+    if (StartsWithText(job, task).empty())
+      standing = WhyNotYetOf(state, plan, job, task, in, &told);
   }
   told.set_text(TextOf(state, job, task, told, standing));
   return told;

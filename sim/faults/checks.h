@@ -142,6 +142,8 @@ class Checker {
   void CheckMember(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   // Nothing of it has started before those that it comes after have ended as they had to.
   void CheckPredecessors(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
+  // What starts together does, or beside what runs of it, and stops as one for a claim.
+  void CheckTogether(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   void CheckTurns(int64_t now_ns, uint64_t array);
   void CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   void CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,

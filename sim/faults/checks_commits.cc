@@ -236,6 +236,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
     violate("an ended job changes its state");
   if (after.array() != 0) CheckMember(now_ns, before, after);
   CheckPredecessors(now_ns, before, after);
+  CheckTogether(now_ns, before, after);
   if (before != nullptr && before->cancel_requested() && !after.cancel_requested())
     violate("S4 a cancel is forgotten");
   for (int t = 0; t < after.tasks_size(); ++t) {
@@ -358,7 +359,7 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,
         job.cancel_requested() ||
         std::any_of(job.tasks().begin(), job.tasks().end(),
                     [](const pb::TaskRecord& task) { return task.state() == pb::TASK_FAILED; }) ||
-        after.cause() == pb::TIME_LIMIT;
+        after.cause() == pb::TIME_LIMIT || after.cause() == pb::NOT_NEEDED;
     if (!job_ends && job.tasks(t).attempts().rbegin()->number() <= after.number())
       violate("contract 9: lost without the next attempt's placement");
   }

@@ -20,10 +20,12 @@ struct Duration {
   const char* name;
   int64_t Config::*field;
 };
-constexpr Number kNumbers[] = {{"hosts", &Config::hosts},   {"gpus", &Config::gpus},
-                               {"jobs", &Config::jobs},     {"faults", &Config::faults},
-                               {"sqlite", &Config::sqlite}, {"long-leases", &Config::long_leases},
-                               {"arrays", &Config::arrays}, {"successors", &Config::successors}};
+constexpr Number kNumbers[] = {
+    {"hosts", &Config::hosts},      {"gpus", &Config::gpus},
+    {"jobs", &Config::jobs},        {"faults", &Config::faults},
+    {"sqlite", &Config::sqlite},    {"long-leases", &Config::long_leases},
+    {"arrays", &Config::arrays},    {"successors", &Config::successors},
+    {"together", &Config::together}};
 constexpr Duration kDurations[] = {
     {"duration", &Config::duration_ns}, {"patience", &Config::patience_ns},
     {"lease", &Config::lease_ns},       {"heartbeat", &Config::heartbeat_ns},
@@ -114,6 +116,8 @@ Config ForSeed(Config config, uint64_t seed) {
   config.arrays = config.arrays > 0 && seed % static_cast<uint64_t>(config.arrays) == 0 ? 1 : 0;
   config.successors =
       config.successors > 0 && seed % static_cast<uint64_t>(config.successors) == 0 ? 1 : 0;
+  config.together =
+      config.together > 0 && seed % static_cast<uint64_t>(config.together) == 0 ? 1 : 0;
   return config;
 }
 

@@ -78,6 +78,27 @@ void World::MakeArray(pb::JobSpec* spec) {
   spec->mutable_independent_workers()->set_max(static_cast<int32_t>(random_.Between(2, 6)));
 }
 
+// One or two more tasks that start with the first, some of them for as long as it runs.
+void World::PutTogether(pb::JobSpec* spec) {
+  const int more = static_cast<int>(random_.Between(1, 2));
+  for (int i = 0; i < more; ++i) {
+    pb::TaskSpec* task = spec->add_tasks();
+    *task = spec->tasks(0);
+    task->set_name(absl::StrCat("beside", i));
+    task->add_with("main");
+    task->mutable_workers()->set_min(1);
+    if (random_.OneIn(3)) {
+      task->clear_resources();
+      task->mutable_resources()->set_cpus_milli(1000 * random_.Between(1, 8));
+    } else if (spec->tasks(0).resources().gpus_milli() >= 1000) {
+      task->mutable_resources()->set_gpus_milli(1000 * random_.Between(1, shared_.config.gpus));
+    }
+    if (random_.OneIn(2)) task->add_until("main");
+  }
+  for (pb::TaskSpec& task : *spec->mutable_tasks())
+    task.mutable_workers()->set_max(task.workers().min());
+}
+
 // In half of the seeds all come at once: while many wait, what is free is taken at once.
 void World::MakeUsers() {
   const int64_t until_ns =
@@ -85,6 +106,7 @@ void World::MakeUsers() {
   for (int32_t i = 0; i < shared_.config.jobs; ++i) {
     User user;
     user.spec = DrawSpec();
+    if (shared_.config.together > 0 && random_.OneIn(3)) PutTogether(&user.spec);
     if (shared_.config.arrays > 0 && random_.OneIn(4)) MakeArray(&user.spec);
     user.name = kNames[static_cast<size_t>(i) % std::size(kNames)];
     user.key = absl::StrCat("key-", static_cast<size_t>(i) / std::size(kNames));

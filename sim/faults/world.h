@@ -57,6 +57,7 @@ class World {
   void MakeUsers();
   pb::JobSpec DrawSpec();
   void MakeArray(pb::JobSpec* spec);
+  void PutTogether(pb::JobSpec* spec);
   void Submit(size_t user);
   void PlaceBehind(size_t user);
   void Cancel(size_t user);

@@ -17,6 +17,7 @@
 #include "scheduler/ask/words/order_text.h"
 #include "scheduler/ask/words/share_text.h"
 #include "scheduler/ask/words/standing_text.h"
+#include "scheduler/ask/words/together_text.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/state/what_if.h"
 
@@ -586,7 +587,7 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
     why->set_cluster(verdict.cluster());
     why->set_flavour(verdict.flavour() == "cpu" ? "" : verdict.flavour());
     why->set_missing_milli(verdict.missing_milli());
-    why->set_text(WhyText(state, plan, *job, verdict));
+    why->set_text(BehindStartsWith(*job, t, WhyText(state, plan, *job, verdict)));
   }
   const int64_t then_ns = std::max(now_ns, state.now_ns());
   FillBorrowed(state, *job, then_ns, scheduling, &response);

@@ -4,6 +4,7 @@
 
 #include "common/spec/together.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/explain.h"
 #include "scheduler/decide/testing/fixture.h"
 
 namespace muster {
@@ -19,7 +20,7 @@ JobBuilder TrainerAndServer(int trainer_gpus, int server_gpus) {
   for (pb::TaskSpec& task : *builder.spec.mutable_tasks()) {
     task.mutable_run()->set_shell("run");
     task.mutable_resources()->clear_gpu_types();
-    task.mutable_resources()->add_gpu_types("gpu");
+    if (task.resources().gpus_milli() > 0) task.mutable_resources()->add_gpu_types("gpu");
   }
   return builder;
 }
@@ -75,6 +76,9 @@ TEST(TogetherAsk, WhatItLacksIsToldOfAllOfThem) {
   EXPECT_EQ(told.missing_milli(), 2000);
   EXPECT_THAT(told.text(), HasSubstr("starts together with server: "));
   EXPECT_THAT(told.text(), HasSubstr("2 more gpu in lab"));
+  const pb::ExplainResponse why = Explain(system.state, plan, job, system.now_ns, QuickOptions());
+  ASSERT_EQ(why.why_size(), 2);
+  EXPECT_THAT(why.why(1).text(), HasSubstr("starts together with trainer: "));
 }
 
 TEST(TogetherAsk, APreviewIsOfAllOfThem) {

@@ -27,12 +27,13 @@ absl::Status CheckPlacedTogether(const State& before, const State& after,
     if (t < 0) continue;
     const TaskRow& other = job.tasks[t];
     const AttemptRow* current = other.current();
-    if (current != nullptr && current->cluster != cluster)
-      return absl::FailedPreconditionError(absl::StrCat("places a task in another cluster than ",
-                                                        name, ", which it starts together with"));
+    // What ends for good binds nobody.
     const bool ends =
         other.finished() || NotNeeded(job, t) ||
         (current != nullptr && (current->cause == pb::TIME_LIMIT || current->released()));
+    if (!ends && current != nullptr && current->cluster != cluster)
+      return absl::FailedPreconditionError(absl::StrCat("places a task in another cluster than ",
+                                                        name, ", which it starts together with"));
     if (!ends && !GoesOn(other)) waits = name;
     beside = beside || (GoesOn(was.tasks[t]) && GoesOn(other) &&
                         was.tasks[t].next_attempt == other.next_attempt);

@@ -31,13 +31,6 @@ bool GoesOn(const pb::TaskRecord& task) {
   return Unended(task) != nullptr && task.state() != pb::TASK_STOPPING && !Released(*Unended(task));
 }
 
-// What is stopped then doesn't come back.
-bool Ends(const pb::TaskRecord& task) {
-  const pb::AttemptRecord* attempt = Unended(task);
-  return attempt != nullptr && (attempt->cause() == pb::NOT_NEEDED ||
-                                attempt->cause() == pb::TIME_LIMIT || Released(*attempt));
-}
-
 int IndexOfTask(const pb::JobSpec& spec, const std::string& name) {
   for (int t = 0; t < spec.tasks_size(); ++t) {
     if (spec.tasks(t).name() == name) return t;
@@ -45,12 +38,25 @@ int IndexOfTask(const pb::JobSpec& spec, const std::string& name) {
   return -1;
 }
 
+bool Unneeded(const pb::JobRecord& job, int t) {
+  const auto& until = job.spec().tasks(t).until();
+  return !until.empty() && std::all_of(until.begin(), until.end(), [&](const std::string& name) {
+    return job.tasks(IndexOfTask(job.spec(), name)).state() == pb::TASK_SUCCEEDED;
+  });
+}
+
+// What runs of it doesn't come back: it binds nobody any more.
+bool Ends(const pb::JobRecord& job, int t) {
+  const pb::AttemptRecord* attempt = Unended(job.tasks(t));
+  return Unneeded(job, t) ||
+         (attempt != nullptr && (attempt->cause() == pb::TIME_LIMIT || Released(*attempt)));
+}
+
 // Stopped for a claim by the commit that made `after`.
-bool Evicted(const pb::TaskRecord* before, const pb::TaskRecord& after) {
+bool Evicted(const pb::TaskRecord& before, const pb::TaskRecord& after) {
   return after.state() == pb::TASK_STOPPING && !after.attempts().empty() &&
          after.attempts().rbegin()->cause() == pb::PREEMPTION &&
-         after.attempts().rbegin()->next_workers() == 0 &&
-         (before == nullptr || before->state() != pb::TASK_STOPPING);
+         after.attempts().rbegin()->next_workers() == 0 && before.state() != pb::TASK_STOPPING;
 }
 
 }  // namespace
@@ -65,8 +71,9 @@ void Checker::CheckTogether(int64_t now_ns, const pb::JobRecord* before,
     if (spec.with().empty()) continue;
     const pb::TaskRecord& task = after.tasks(t);
     const pb::TaskRecord* old = before == nullptr ? nullptr : &before->tasks(t);
-    const bool placed = task.next_attempt() > (old == nullptr ? 1 : old->next_attempt());
-    const bool evicted = Evicted(old, task);
+    // What a job is first seen with may be a restored store's, many commits later.
+    const bool placed = old != nullptr && task.next_attempt() > old->next_attempt();
+    const bool evicted = old != nullptr && Evicted(*old, task);
     bool waits = false, beside = false;
     for (const std::string& name : spec.with()) {
       const int o = IndexOfTask(after.spec(), name);
@@ -74,24 +81,20 @@ void Checker::CheckTogether(int64_t now_ns, const pb::JobRecord* before,
       const pb::TaskRecord* was = before == nullptr ? nullptr : &before->tasks(o);
       if (task.next_attempt() > 1 && other.next_attempt() <= 1)
         violate("some of what starts together has started, the rest never");
-      waits = waits || (!Finished(other) && !GoesOn(other) && !Ends(other));
+      waits = waits || (!Finished(other) && !GoesOn(other) && !Ends(after, o));
       beside = beside || (was != nullptr && GoesOn(*was) && GoesOn(other) &&
                           was->next_attempt() == other.next_attempt());
-      if (Unended(task) != nullptr && Unended(other) != nullptr &&
-          Unended(task)->cluster() != Unended(other)->cluster())
+      if (Unended(task) != nullptr && Unended(other) != nullptr && !Ends(after, t) &&
+          !Ends(after, o) && Unended(task)->cluster() != Unended(other)->cluster())
         violate("what starts together runs in two clusters");
       if (evicted && GoesOn(other)) violate("a claim stops only a part of what starts together");
     }
     if (placed && waits && !beside) violate("a part of what starts together starts");
     if (placed && beside) ++counters_["tasks that started again beside others"];
-    if (placed && old != nullptr && old->next_attempt() == 1)
+    if (task.next_attempt() > 1 && (old == nullptr || old->next_attempt() == 1))
       ++counters_["tasks that started together"];
     if (evicted) ++counters_["tasks stopped together"];
-    const auto& until = spec.until();
-    const bool unneeded =
-        !until.empty() && std::all_of(until.begin(), until.end(), [&](const std::string& name) {
-          return after.tasks(IndexOfTask(after.spec(), name)).state() == pb::TASK_SUCCEEDED;
-        });
+    const bool unneeded = Unneeded(after, t);
     if (unneeded && placed) violate("what nobody needs any more starts");
     if (unneeded && task.state() == pb::TASK_WAITING) violate("what nobody needs any more waits");
     if (unneeded && task.state() == pb::TASK_SUCCEEDED &&

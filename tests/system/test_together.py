@@ -51,7 +51,8 @@ def test_a_trainer_and_its_server_start_together_and_end_together(system):
     text = task_rows(system, number)["trainer"]["verdict"]["text"]
     assert text.startswith("starts together with server: "), text
     assert "1 more cpu-slot" in text, text
-    assert "starts together with trainer: " in system.run(["jobs", str(number), "--tasks"]).stdout
+    explained = system.run(["explain", str(number)]).stdout
+    assert "starts together with server: " in explained, explained
     assert marks(system, "server") == [], "its own slot is free, the trainer's two are not"
 
     let_go(system, "one")

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "scheduler/ask/words/clock_text.h"
@@ -19,6 +20,11 @@ std::string StartsWithText(const JobRow& job, int32_t task) {
     names.push_back(name);
   }
   return names.empty() ? "" : absl::StrCat("starts together with ", absl::StrJoin(names, ", "));
+}
+
+std::string BehindStartsWith(const JobRow& job, int32_t task, const std::string& text) {
+  const std::string with = StartsWithText(job, task);
+  return with.empty() || absl::StartsWith(text, with) ? text : absl::StrCat(with, ": ", text);
 }
 
 std::string WaitsForTogetherText(const State& state, const JobRow& job, int32_t task) {

@@ -11,6 +11,9 @@ namespace muster {
 // starts alone, or beside what runs of them.
 std::string StartsWithText(const JobRow& job, int32_t task);
 
+// The sentence behind that, unless it begins with it or there is none.
+std::string BehindStartsWith(const JobRow& job, int32_t task, const std::string& text);
+
 // Of V_TOGETHER: which of the others keeps it waiting.
 std::string WaitsForTogetherText(const State& state, const JobRow& job, int32_t task);
 

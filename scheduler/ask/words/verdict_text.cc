@@ -482,10 +482,8 @@ WhyNotYet WhyNotYetOf(const State& state, const Plan& plan, const JobRow& job, i
 std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict,
                    const WhyNotYet& standing) {
   std::string text = Reason(state, job, task, verdict, standing);
-  if (WaitsForOthers(verdict.code()) || verdict.code() == pb::V_CLUSTER) {
-    if (const std::string with = StartsWithText(job, task); !with.empty())
-      text = absl::StrCat(with, ": ", text);
-  }
+  if (WaitsForOthers(verdict.code()) || verdict.code() == pb::V_CLUSTER)
+    text = BehindStartsWith(job, task, text);
   if (verdict.held_by_size() > 0 && !standing.enough)
     absl::StrAppend(&text, "; held by ", Jobs(verdict));
   const int32_t cluster = state.FindCluster(verdict.cluster());

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "scheduler/decide/model/together.h"
 #include "scheduler/decide/passes/claims.h"
+#include "scheduler/decide/passes/together.h"
 
 namespace muster {
 namespace {
@@ -80,7 +80,8 @@ bool Reserve(const Inputs& in, const Gang& gang, int64_t not_before_ns, bool sto
   const Reservations& others = draft->reservations();
   if (others.In(gang.charge).size() >= kReservationsPerPool || others.size() >= kReservations)
     return false;
-  if (together && !MayReserveAll(in, gang, others)) return false;
+  // What is lost and waits for the others keeps its devices until they start.
+  if (together && (!AllWait(in, gang) || !MayReserveAll(in, gang, others))) return false;
   const Reservation* told = together ? nullptr : ToldOnSilentHosts(in, gang);
   const Search anywhen{
       .kind = Search::kSlot, .pool = gang.charge, .shape = gang.shape, .leaf = gang.leaf};

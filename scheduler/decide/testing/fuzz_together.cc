@@ -39,17 +39,17 @@ std::string CheckGroup(const State& before, const JobRow& job, const std::vector
     any_placed = any_placed || placed.contains(absl::StrCat(job.uid, "/", task_name));
     any_evicted = any_evicted || evicted.contains(absl::StrCat(job.uid, "/", task_name));
     went_on = went_on || (was != nullptr && GoesOn(was->tasks[t]));
-    const bool ends =
-        task.finished() || (task.current() != nullptr && (task.current()->cause == pb::NOT_NEEDED ||
-                                                          task.current()->cause == pb::TIME_LIMIT));
-    all_run = all_run && (ends || GoesOn(task));
-    all_stop = all_stop && !GoesOn(task);
-    if (const AttemptRow* current = task.current()) clusters.insert(current->cluster);
     const auto& until = job.task_spec(t).until();
     const bool unneeded =
         !until.empty() && std::all_of(until.begin(), until.end(), [&](const std::string& other) {
           return job.tasks[TaskIndex(*job.spec, other)].state == pb::TASK_SUCCEEDED;
         });
+    const bool ends = task.finished() || unneeded ||
+                      (task.current() != nullptr && task.current()->cause == pb::TIME_LIMIT);
+    all_run = all_run && (ends || GoesOn(task));
+    all_stop = all_stop && !GoesOn(task);
+    if (const AttemptRow* current = task.current(); current != nullptr && !ends)
+      clusters.insert(current->cluster);
     if (unneeded && !job.finished() && (GoesOn(task) || task.waiting()))
       return absl::StrCat(name, task_name, " goes on, and nobody needs it");
   }

@@ -363,8 +363,7 @@ absl::Status CheckLost(const State& state, const pb::AttemptLost& e, const Plan&
       UnreachableRule(job->task_spec(t), *attempt) != pb::REPLACE) {
     return Broken("loses an attempt whose task waits for its host");
   }
-  if (Ends(*job) || attempt->cause == pb::TIME_LIMIT || attempt->cause == pb::NOT_NEEDED)
-    return absl::OkStatus();
+  if (Ends(*job) || attempt->cause == pb::TIME_LIMIT || NotNeeded(*job, t)) return absl::OkStatus();
   const bool placed =
       std::any_of(plan.events.begin(), plan.events.end(), [&](const pb::Event& event) {
         const pb::AttemptKey& key = event.attempt_placed().key();

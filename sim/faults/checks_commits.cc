@@ -84,10 +84,10 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
   if (restoring_ && !placed_.empty())
     Violate(now_ns, absl::StrCat("contract 19: placed before what was restored is settled: ",
                                  Text(placed_[0])));
-  std::set<std::string> placed;
+  std::set<std::pair<std::string, std::string>> placed;
   for (const pb::AttemptKey& key : placed_) {
     CheckDevices(now_ns, key);
-    placed.insert(key.job_uid());
+    placed.emplace(key.job_uid(), key.task());
   }
   rows_.Committed(transaction.now_ns, now_ns, restoring_, placed);
 }
@@ -359,7 +359,8 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,
         job.cancel_requested() ||
         std::any_of(job.tasks().begin(), job.tasks().end(),
                     [](const pb::TaskRecord& task) { return task.state() == pb::TASK_FAILED; }) ||
-        after.cause() == pb::TIME_LIMIT || after.cause() == pb::NOT_NEEDED;
+        after.cause() == pb::TIME_LIMIT ||
+        job.tasks(t).state() == pb::TASK_SUCCEEDED;  // as nobody needs it any more
     if (!job_ends && job.tasks(t).attempts().rbegin()->number() <= after.number())
       violate("contract 9: lost without the next attempt's placement");
   }

@@ -22,6 +22,11 @@ const pb::AttemptRecord* Unended(const pb::TaskRecord& task) {
   return newest.end_ns() == 0 ? &newest : nullptr;
 }
 
+// Of its newest attempt; 0: none. The next one's rises when a store is adopted, too.
+int32_t NewestOf(const pb::TaskRecord& task) {
+  return task.attempts().empty() ? 0 : task.attempts().rbegin()->number();
+}
+
 // Nothing of it runs any more: it waits for its export.
 bool Released(const pb::AttemptRecord& attempt) {
   return std::all_of(attempt.parts().begin(), attempt.parts().end(), Over);
@@ -72,18 +77,18 @@ void Checker::CheckTogether(int64_t now_ns, const pb::JobRecord* before,
     const pb::TaskRecord& task = after.tasks(t);
     const pb::TaskRecord* old = before == nullptr ? nullptr : &before->tasks(t);
     // What a job is first seen with may be a restored store's, many commits later.
-    const bool placed = old != nullptr && task.next_attempt() > old->next_attempt();
+    const bool placed = old != nullptr && NewestOf(task) > NewestOf(*old);
     const bool evicted = old != nullptr && Evicted(*old, task);
     bool waits = false, beside = false;
     for (const std::string& name : spec.with()) {
       const int o = IndexOfTask(after.spec(), name);
       const pb::TaskRecord& other = after.tasks(o);
       const pb::TaskRecord* was = before == nullptr ? nullptr : &before->tasks(o);
-      if (task.next_attempt() > 1 && other.next_attempt() <= 1)
+      if (NewestOf(task) > 0 && NewestOf(other) == 0)
         violate("some of what starts together has started, the rest never");
       waits = waits || (!Finished(other) && !GoesOn(other) && !Ends(after, o));
       beside = beside || (was != nullptr && GoesOn(*was) && GoesOn(other) &&
-                          was->next_attempt() == other.next_attempt());
+                          NewestOf(*was) == NewestOf(other));
       if (Unended(task) != nullptr && Unended(other) != nullptr && !Ends(after, t) &&
           !Ends(after, o) && Unended(task)->cluster() != Unended(other)->cluster())
         violate("what starts together runs in two clusters");
@@ -91,7 +96,7 @@ void Checker::CheckTogether(int64_t now_ns, const pb::JobRecord* before,
     }
     if (placed && waits && !beside) violate("a part of what starts together starts");
     if (placed && beside) ++counters_["tasks that started again beside others"];
-    if (task.next_attempt() > 1 && (old == nullptr || old->next_attempt() == 1))
+    if (NewestOf(task) > 0 && (old == nullptr || NewestOf(*old) == 0))
       ++counters_["tasks that started together"];
     if (evicted) ++counters_["tasks stopped together"];
     const bool unneeded = Unneeded(after, t);

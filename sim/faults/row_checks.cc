@@ -146,8 +146,8 @@ void RowChecks::OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::Job
 }
 
 void RowChecks::Committed(int64_t now_ns, int64_t true_ns, bool restoring,
-                          const std::set<std::string>& placed) {
-  for (const std::string& uid : placed) CheckLimits(jobs_.at(uid));
+                          const std::set<std::pair<std::string, std::string>>& placed) {
+  for (const auto& [uid, task] : placed) CheckLimits(jobs_.at(uid), task);
   if (!restoring) {
     for (const auto& [name, over_ns] : limit_over_ns_) {
       if (now_ns > over_ns + kSlackNs)
@@ -198,13 +198,15 @@ int64_t RowChecks::HeldBelow(const std::string& queue, const std::string& flavou
   return milli;
 }
 
-void RowChecks::CheckLimits(const pb::JobRecord& placed) {
+// Others of its tasks may hold more than a limit that was lowered since they were placed.
+void RowChecks::CheckLimits(const pb::JobRecord& job, const std::string& task) {
   std::set<std::string> flavours;
-  for (int t = 0; t < placed.tasks_size(); ++t) {
-    if (const pb::AttemptRecord* current = Current(placed.tasks(t)); current != nullptr)
-      flavours.insert(FlavourOf(placed.spec().tasks(t), *current));
+  for (int t = 0; t < job.tasks_size(); ++t) {
+    const pb::AttemptRecord* current = Current(job.tasks(t));
+    if (current != nullptr && job.spec().tasks(t).name() == task)
+      flavours.insert(FlavourOf(job.spec().tasks(t), *current));
   }
-  const std::vector<std::string> path = Path(placed.spec().queue());
+  const std::vector<std::string> path = Path(job.spec().queue());
   for (const std::string& queue : path) {
     for (const std::string& flavour : flavours) {
       const auto known = queues_.find(queue);
@@ -216,7 +218,7 @@ void RowChecks::CheckLimits(const pb::JobRecord& placed) {
       const int64_t held = HeldBelow(queue, flavour);
       if (held > limit->second)
         violate_(absl::StrCat("queue ", queue, " holds ", held, " of at most ", limit->second, " ",
-                              flavour, " once job ", placed.number(), " is placed"));
+                              flavour, " once job ", job.number(), " is placed"));
     }
   }
 }

@@ -33,10 +33,10 @@ class RowChecks {
   void OnConfiguration(const pb::ConfigurationRecord& configuration);
   void OnHost(int64_t now_ns, const std::string& name, const pb::HostRecord& after);
   void OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
-  // `placed`: jobs of which it has placed something. `restoring`: nothing was decided. `true_ns`:
+  // `placed`: job and task of what it has placed. `restoring`: nothing was decided. `true_ns`:
   // by the clock that nobody sets.
   void Committed(int64_t now_ns, int64_t true_ns, bool restoring,
-                 const std::set<std::string>& placed);
+                 const std::set<std::pair<std::string, std::string>>& placed);
   // A part of an attempt was lost there, and nobody has said that the host is off. Its hosts are as
   // committed with it.
   void OnLost(int64_t now_ns, const std::string& cluster, const std::string& attempt);
@@ -64,7 +64,7 @@ class RowChecks {
   void ReadQueues(const std::string& above, const pb::QueueSpec& spec);
   void CheckTimeLimit(int64_t now_ns, const std::string& name, const pb::TaskSpec& spec,
                       const pb::TaskRecord* before, const pb::TaskRecord& after);
-  void CheckLimits(const pb::JobRecord& placed);
+  void CheckLimits(const pb::JobRecord& job, const std::string& task);
   int64_t HeldBelow(const std::string& queue, const std::string& flavour) const;
   bool CantBeReached(const pb::AttemptRecord& attempt) const;
 

@@ -62,6 +62,7 @@ def test_a_trainer_and_its_server_start_together_and_end_together(system):
     finds = wait_for(
         "the addresses",
         lambda: (found := (system.folder / "trainer.finds").read_text()) and found,
+        10,
     )
     assert finds == "MUSTER_TASK_SERVER_ADDRESS=127.0.0.1\n", finds
 

@@ -86,7 +86,8 @@ bool Reserve(const Inputs& in, const Gang& gang, int64_t not_before_ns, bool sto
   const Search anywhen{
       .kind = Search::kSlot, .pool = gang.charge, .shape = gang.shape, .leaf = gang.leaf};
   if (told == nullptr && draft->Failed(anywhen)) return false;
-  const int64_t starves_ns = gang.row->waiting_since_ns + in.options.starve_after_ns;
+  const int64_t since_ns = together ? WaitingSince(in, gang) : gang.row->waiting_since_ns;
+  const int64_t starves_ns = since_ns + in.options.starve_after_ns;
   const bool starves = starves_ns <= in.now_ns;
   // Whether its start is known depends on whom it may stop later, too.
   const Search at_known_time{.kind = Search::kSlotAtKnownTime,

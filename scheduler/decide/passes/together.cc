@@ -71,6 +71,14 @@ int64_t BackoffOfGroup(const Inputs& in, const Gang& gang) {
   return until_ns;
 }
 
+int64_t WaitingSince(const Inputs& in, const Gang& gang) {
+  int64_t since_ns = kUnbounded;
+  for (const int32_t g : GroupOf(in.model, in.IndexOf(gang))) {
+    if (in.gang(g).wants_place()) since_ns = std::min(since_ns, in.gang(g).row->waiting_since_ns);
+  }
+  return since_ns;
+}
+
 int64_t EndOfGroup(const Inputs& in, const Gang& gang) {
   int64_t end_ns = 0;
   for (const int32_t g : GroupOf(in.model, in.IndexOf(gang))) {

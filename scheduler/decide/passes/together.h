@@ -29,6 +29,7 @@ bool AllWait(const Inputs& in, const Gang& gang);
 // 0: unknown; one was stopped for a claim in this round.
 int64_t BackoffOfGroup(const Inputs& in, const Gang& gang);
 int64_t EndOfGroup(const Inputs& in, const Gang& gang);
+int64_t WaitingSince(const Inputs& in, const Gang& gang);  // of the one that waits the longest
 bool EvictedInRound(const Inputs& in, const Gang& gang);
 
 // All of the leader's group in this pool, and in the CPUs beside it. The least that each wants.

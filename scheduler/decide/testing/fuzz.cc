@@ -955,14 +955,15 @@ class Case {
   // Where nothing ran that is outside S and may be stopped for it.
   bool FitsWithoutOthers(const Model& m, const Gang& gang) {
     FreeMap map(s_);
-    for (const Gang& other : m.gangs) {
-      if (!other.running() || other.entitled || !other.hosts_up || other.bound_pool < 0 ||
+    const auto may_go = [&](const Gang& other) {
+      if (other.entitled || !other.hosts_up || other.bound_pool < 0 ||
           other.place_round == s_.round())
-        continue;
-      if (other.leaf == gang.leaf &&
-          other.priority >= gang.priority + (other.gpus || other.ref.job == gang.ref.job ? 0 : 1))
-        continue;
-      map.Release(other.wants, *other.current);
+        return false;
+      return other.leaf != gang.leaf ||
+             other.priority < gang.priority + (other.gpus || other.ref.job == gang.ref.job ? 0 : 1);
+    };
+    for (const Gang& other : m.gangs) {
+      if (other.running() && AllOfGroup(m, other, may_go)) map.Release(other.wants, *other.current);
     }
     return Fits(m, gang, gang.charge, &map);
   }

@@ -94,6 +94,7 @@ void PutTogether(Dice* dice, pb::JobSpec* spec) {
       task.mutable_resources()->set_gpus_milli(1000 * (1 << dice->Of(2)));
       task.mutable_workers()->set_min(1 + dice->Of(2));
     }
+    task.mutable_workers()->set_max(std::max(task.workers().min(), task.workers().max()));
     *spec->add_tasks() = std::move(task);
   }
   const int group = 2 + dice->Of(spec->tasks_size() - 1);

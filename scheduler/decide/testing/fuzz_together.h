@@ -2,6 +2,7 @@
 // by what specs name and rows say.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,16 @@ std::string CheckTogether(const State& before, const State& after, const Plan& p
 
 // The gang that stands for this one's group.
 const Gang& LeaderIn(const Model& m, const Gang& gang);
+
+// What runs of the gang's group, or it, does.
+template <typename Does>
+bool AllOfGroup(const Model& m, const Gang& gang, Does does) {
+  return std::all_of(m.gangs.begin(), m.gangs.end(), [&](const Gang& other) {
+    const bool same =
+        gang.leader < 0 ? &other == &gang : other.job == gang.job && other.leader == gang.leader;
+    return !same || !other.running() || does(other);
+  });
+}
 
 // Of a leader: a group of which all wait, and for which there is room in whatever order they are
 // placed, where nobody else waits for that (`waits`, by cluster), has started. Limits apart.

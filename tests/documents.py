@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -352,3 +353,12 @@ def test_every_planted_bug_stands_beside_its_rule():
     rules = between("docs/contracts.md", "\n| rule | planted bugs |", "\n\n")
     planted = {path.stem for path in (ROOT / "tests/mutants").glob("*.patch")}
     assert planted == set(re.findall(r"`([a-z0-9-]+)`", rules))
+
+
+def test_every_row_of_the_weekly_run_exists():
+    weekly = between(".ci/weekly", "\nrows=(", ")").split()
+    listed = subprocess.run(
+        [sys.executable, ROOT / "bench/run.py", "list"], capture_output=True, text=True, check=True
+    )
+    rows = {line.split()[0] for line in listed.stdout.splitlines() if line.strip()}
+    assert len(weekly) > 5 and not set(weekly) - rows

@@ -4,20 +4,20 @@ namespace muster::agent {
 namespace {
 
 Decision Refuse(v1::Cause cause, std::string detail) {
-  return Decision{Step::kRefuse, false, cause, std::move(detail)};
+  return Decision{Action::kRefuse, false, cause, std::move(detail)};
 }
 
 Decision OnUnknown(const Situation& situation, Command command) {
   switch (command) {
     case Command::kForget:
-      return {Step::kIgnore};
+      return {Action::kIgnore};
     case Command::kPrepare:
-      if (!situation.forgotten) return {Step::kPrepare};
+      if (!situation.forgotten) return {Action::kPrepare};
       break;
     case Command::kPrepareAndStart:
       // The one start of an attempt never seen (contract 4): its Starting was committed with the
       // placement.
-      if (!situation.forgotten) return {Step::kSpawn, /*prepare_first=*/true};
+      if (!situation.forgotten) return {Action::kSpawn, /*prepare_first=*/true};
       break;
     case Command::kStart:
     case Command::kStop:
@@ -34,10 +34,10 @@ Decision OnUnknown(const Situation& situation, Command command) {
 Decision Decide(const Situation& situation, Command command) {
   if (situation.record == nullptr) return OnUnknown(situation, command);
   const AttemptRecord& record = *situation.record;
-  if (command == Command::kForget) return {record.gone() ? Step::kForget : Step::kIgnore};
-  if (record.gone()) return {Step::kReport};
+  if (command == Command::kForget) return {record.gone() ? Action::kForget : Action::kIgnore};
+  if (record.gone()) return {Action::kReport};
   if (record.claim == Claim::kStarted)
-    return {command == Command::kStop ? Step::kStop : Step::kReport};
+    return {command == Command::kStop ? Action::kStop : Action::kReport};
 
   // Prepared (or half prepared: no marker), nobody has claimed it yet.
   if (!record.prepared) return Refuse(v1::LAUNCH_FAILED, "preparing was interrupted");
@@ -48,9 +48,9 @@ Decision Decide(const Situation& situation, Command command) {
       return Refuse(v1::CAUSE_UNSPECIFIED, "stopped before it started");
     case Command::kStart:
     case Command::kPrepareAndStart:
-      return {situation.shim_lives ? Step::kReport : Step::kSpawn};
+      return {situation.shim_lives ? Action::kReport : Action::kSpawn};
     default:
-      return {Step::kReport};
+      return {Action::kReport};
   }
 }
 

@@ -10,7 +10,7 @@ namespace muster::agent {
 
 enum class Command { kPrepare, kPrepareAndStart, kStart, kStop, kForget, kQuery };
 
-enum class Step {
+enum class Action {
   kIgnore,
   kReport,   // answer with what is known
   kPrepare,  // directories, port, then the durable marker; a failure becomes kRefuse
@@ -22,7 +22,7 @@ enum class Step {
 };
 
 struct Decision {
-  Step step = Step::kIgnore;
+  Action action = Action::kIgnore;
   bool prepare_first = false;               // with kSpawn
   v1::Cause cause = v1::CAUSE_UNSPECIFIED;  // with kRefuse
   std::string detail;

@@ -44,59 +44,68 @@ TEST(Decide, EveryStateAgainstEveryCommand) {
     std::optional<AttemptRecord> record;
     bool forgotten;
     bool shim_lives;
-    std::vector<Step> want;  // parallel to commands
+    std::vector<Action> want;  // parallel to commands
   } cases[] = {
       {"unknown",
        std::nullopt,
        false,
        false,
-       {Step::kPrepare, Step::kSpawn, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+       {Action::kPrepare, Action::kSpawn, Action::kRefuse, Action::kRefuse, Action::kIgnore,
+        Action::kRefuse}},
       {"forgotten",
        std::nullopt,
        true,
        false,
-       {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+       {Action::kRefuse, Action::kRefuse, Action::kRefuse, Action::kRefuse, Action::kIgnore,
+        Action::kRefuse}},
       {"half prepared",
        Half(),
        false,
        false,
-       {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+       {Action::kRefuse, Action::kRefuse, Action::kRefuse, Action::kRefuse, Action::kIgnore,
+        Action::kRefuse}},
       {"prepared",
        Prepared(),
        false,
        false,
-       {Step::kReport, Step::kSpawn, Step::kSpawn, Step::kRefuse, Step::kIgnore, Step::kReport}},
+       {Action::kReport, Action::kSpawn, Action::kSpawn, Action::kRefuse, Action::kIgnore,
+        Action::kReport}},
       {"prepared, shim about to claim",
        Prepared(),
        false,
        true,
-       {Step::kReport, Step::kReport, Step::kReport, Step::kRefuse, Step::kIgnore, Step::kReport}},
+       {Action::kReport, Action::kReport, Action::kReport, Action::kRefuse, Action::kIgnore,
+        Action::kReport}},
       {"prepared in an earlier boot",
        Prepared("boot-1"),
        false,
        false,
-       {Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kRefuse, Step::kIgnore, Step::kRefuse}},
+       {Action::kRefuse, Action::kRefuse, Action::kRefuse, Action::kRefuse, Action::kIgnore,
+        Action::kRefuse}},
       {"claimed stopped",
        Claimed(Claim::kStopped),
        false,
        false,
-       {Step::kReport, Step::kReport, Step::kReport, Step::kReport, Step::kForget, Step::kReport}},
+       {Action::kReport, Action::kReport, Action::kReport, Action::kReport, Action::kForget,
+        Action::kReport}},
       {"running",
        Claimed(Claim::kStarted),
        false,
        true,
-       {Step::kReport, Step::kReport, Step::kReport, Step::kStop, Step::kIgnore, Step::kReport}},
+       {Action::kReport, Action::kReport, Action::kReport, Action::kStop, Action::kIgnore,
+        Action::kReport}},
       {"ended",
        Claimed(Claim::kStarted, true),
        false,
        false,
-       {Step::kReport, Step::kReport, Step::kReport, Step::kReport, Step::kForget, Step::kReport}},
+       {Action::kReport, Action::kReport, Action::kReport, Action::kReport, Action::kForget,
+        Action::kReport}},
   };
   for (const auto& c : cases) {
     for (size_t i = 0; i < commands.size(); ++i) {
       const Situation situation{c.record.has_value() ? &*c.record : nullptr, c.forgotten,
                                 c.shim_lives, kBoot};
-      EXPECT_EQ(Decide(situation, commands[i]).step, c.want[i]) << c.name << ", command " << i;
+      EXPECT_EQ(Decide(situation, commands[i]).action, c.want[i]) << c.name << ", command " << i;
     }
   }
 }

@@ -177,16 +177,16 @@ void Reconciler::OnCommand(const v1::AttemptKey& key, Command command,
   Situation situation{record, forgotten_.count(id) > 0,
                       record != nullptr && processes_->ShimLives(id), identity_.boot_id};
   const Decision decision = Decide(situation, command);
-  switch (decision.step) {
-    case Step::kIgnore:
+  switch (decision.action) {
+    case Action::kIgnore:
       return;
-    case Step::kReport:
+    case Action::kReport:
       Report(*record);
       return;
-    case Step::kPrepare:
+    case Action::kPrepare:
       if (PrepareNew(message.prepare())) Report(records_.at(id));
       return;
-    case Step::kSpawn:
+    case Action::kSpawn:
       if (decision.prepare_first && !PrepareNew(message.prepare())) return;
       record = &records_.at(id);
       if (message.has_start()) {
@@ -195,7 +195,7 @@ void Reconciler::OnCommand(const v1::AttemptKey& key, Command command,
       }
       Spawn(record);
       return;
-    case Step::kRefuse: {
+    case Action::kRefuse: {
       AttemptRecord fresh;
       if (record != nullptr) fresh = *record;
       fresh.id = id;
@@ -205,10 +205,10 @@ void Reconciler::OnCommand(const v1::AttemptKey& key, Command command,
              message.has_stop() ? &message.stop() : nullptr);
       return;
     }
-    case Step::kStop:
+    case Action::kStop:
       Stop(record, message.stop());
       return;
-    case Step::kForget: {
+    case Action::kForget: {
       if (const absl::Status status = files_->Forget(id); !status.ok()) {
         LogFailure("forget", id, status);
         return;

@@ -12,7 +12,7 @@ namespace muster {
 namespace {
 
 // What a plan says is kept for a gang.
-struct Kept {
+struct KeptPlace {
   const PlannedPlace* place = nullptr;
   bool held = false;
   int64_t start_ns = 0;
@@ -34,7 +34,7 @@ void AddPlacements(const State& state, const HostSlices& slices, Message* messag
 }
 
 // State knows it already. An expected start that moves a little is no news.
-bool IsKnown(const Inputs& in, const Kept& kept) {
+bool IsKnown(const Inputs& in, const KeptPlace& kept) {
   const Gang& gang = in.gang(kept.place->gang);
   const Reservation* known = gang.row->reservation.get();
   if (known == nullptr) return false;
@@ -110,7 +110,7 @@ void Draft::SayStart(const PlannedPlace& start) {
 // Says what is kept for whom where that differs from what State knows. Jobs that this plan brings
 // to their end lose what was kept for their tasks with it.
 void Draft::SayReservations() {
-  std::map<int32_t, Kept> kept_for;  // by gang
+  std::map<int32_t, KeptPlace> kept_for;  // by gang
   for (const PlannedPlace& hold : holds_) kept_for[hold.gang] = {&hold, true, 0, false};
   for (size_t pool = 0; pool < in_.model.pools.size(); ++pool) {
     for (const PlannedReservation& one : reservations_.In(static_cast<int32_t>(pool)))

@@ -112,9 +112,9 @@ struct QueueLine {
 // The queues take turns, the one with the lowest levels along its path first. In each the line
 // decides: who isn't entitled to devices yet gets them in turns, and short work is through before
 // its turn in S comes (docs/decisions/041).
-class Turns {
+class LineStarter {
  public:
-  Turns(const Inputs& in, std::vector<InLine> line, Draft* draft)
+  LineStarter(const Inputs& in, std::vector<InLine> line, Draft* draft)
       : in_(in), draft_(draft), line_(std::move(line)), claims_(in, *draft) {
     std::sort(line_.begin(), line_.end());
   }
@@ -229,7 +229,7 @@ void Backfill(const Inputs& in, Draft* draft) {
     }
     if (has_room(gang)) line.push_back(PlaceInLine(in, gang));
   });
-  if (!line.empty()) Turns(in, std::move(line), draft).Run();
+  if (!line.empty()) LineStarter(in, std::move(line), draft).Run();
 }
 
 }  // namespace muster

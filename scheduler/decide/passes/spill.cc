@@ -161,36 +161,36 @@ struct OutsideCandidate {
 };
 
 // Appends what waits outside S: each queue's in its line's order, and of the queues first that
-// whose next task has run the least: priority orders one queue, not all of them. So a task's turn
-// comes with the largest such figure of those of its queue up to it. Behind those that count only
+// whose next task has run the least: priority orders one queue, not all of them. So a task is
+// sorted by the largest such figure of those of its queue up to it. Behind those that count only
 // who may start at once has anything to look for.
 void AppendOutside(std::vector<OutsideCandidate> outside, std::vector<Candidate>* line) {
-  struct Turn {
+  struct Key {
     int64_t ran_ns = 0;
     int32_t gang = 0;
     size_t index = 0;  // in `outside`
-    bool operator<(const Turn& other) const {
+    bool operator<(const Key& other) const {
       return std::tie(ran_ns, gang, index) < std::tie(other.ran_ns, other.gang, other.index);
     }
   };
   std::sort(outside.begin(), outside.end());
-  std::vector<Turn> turns;
-  turns.reserve(outside.size());
+  std::vector<Key> keys;
+  keys.reserve(outside.size());
   for (size_t i = 0; i < outside.size(); ++i) {
-    Turn own{outside[i].place.ran_ns, outside[i].place.gang, i};
+    Key own{outside[i].place.ran_ns, outside[i].place.gang, i};
     const bool same_queue = i > 0 && outside[i].place.leaf == outside[i - 1].place.leaf;
-    if (same_queue && !(turns.back() < own)) own = {turns.back().ran_ns, turns.back().gang, i};
-    turns.push_back(own);
+    if (same_queue && !(keys.back() < own)) own = {keys.back().ran_ns, keys.back().gang, i};
+    keys.push_back(own);
   }
   const size_t counted =
-      line->size() < kCounted ? std::min(kCounted - line->size(), turns.size()) : 0;
-  const auto behind = turns.begin() + static_cast<std::ptrdiff_t>(counted);
-  if (behind != turns.end()) std::nth_element(turns.begin(), behind, turns.end());
-  const auto nothing_to_do = [&](const Turn& turn) { return !outside[turn.index].may_start; };
-  turns.erase(std::remove_if(behind, turns.end(), nothing_to_do), turns.end());
-  std::sort(turns.begin(), turns.end());
-  for (const Turn& turn : turns)
-    line->push_back({outside[turn.index].place.gang, outside[turn.index].looks});
+      line->size() < kCounted ? std::min(kCounted - line->size(), keys.size()) : 0;
+  const auto behind = keys.begin() + static_cast<std::ptrdiff_t>(counted);
+  if (behind != keys.end()) std::nth_element(keys.begin(), behind, keys.end());
+  const auto nothing_to_do = [&](const Key& key) { return !outside[key.index].may_start; };
+  keys.erase(std::remove_if(behind, keys.end(), nothing_to_do), keys.end());
+  std::sort(keys.begin(), keys.end());
+  for (const Key& key : keys)
+    line->push_back({outside[key.index].place.gang, outside[key.index].looks});
 }
 
 // Who waits, in order: in S by acceptance, then the others. Empty: nobody looks for other clusters.

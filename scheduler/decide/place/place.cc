@@ -224,9 +224,7 @@ std::optional<HostSlice> FreeMap::PlaceOnOne(PoolIndex* index, Wanted* wanted, i
   const auto pick = [&](PoolIndex* from) {
     SettleHosts(from);
     const std::optional<SliceIndex::Choice> choice = from->slices->Pick(wish, slots);
-    const auto key = [](const SliceIndex::Choice& c) {
-      return std::make_tuple(c.first, c.second, c.slot);
-    };
+    const auto key = [](const SliceIndex::Choice& c) { return std::make_tuple(c.price, c.slot); };
     if (choice.has_value() && (!best.has_value() || key(*choice) < key(*best))) best = choice;
   };
   if (gpus) {

@@ -356,15 +356,15 @@ HostScorer::Cost HostScorer::Of(const HostRoom& host, const Demand& demand) {
     Subtract(&after, kind, demand, device);
     switch (policy_) {
       case PlacementPolicy::kV:
-        return Cost{Score(after) - before, 0, device};
+        return Cost{{Score(after) - before}, device};
       case PlacementPolicy::kFgd:
-        return Cost{-SigmoidBucket(before - Score(after), total_count_), 0, device};
+        return Cost{{-SigmoidBucket(before - Score(after), total_count_)}, device};
       case PlacementPolicy::kBestFit:
         break;
     }
     const int64_t idle =
         std::accumulate(host.device_milli.begin(), host.device_milli.end(), int64_t{0});
-    return Cost{(WholeFree(host) << 32) + idle, host.cpus_milli, device};
+    return Cost{{WholeFree(host), idle, host.cpus_milli}, device};
   };
   if (demand.gpus_milli == 0 || demand.gpus_milli >= 1000) return cost(-1);
   std::optional<Cost> best;
@@ -375,7 +375,7 @@ HostScorer::Cost HostScorer::Of(const HostRoom& host, const Demand& demand) {
     tried = milli;
     const Cost here = cost(static_cast<int32_t>(d));
     const auto key = [&](const Cost& c) {
-      return std::make_tuple(c.first, c.second, host.device_milli[c.device]);
+      return std::make_tuple(c.price, host.device_milli[c.device]);
     };
     if (!best.has_value() || key(here) < key(*best)) best = here;  // equal ones: the fullest device
   }

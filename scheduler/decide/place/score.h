@@ -15,6 +15,7 @@
 // changes its answers.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstdint>
 #include <optional>
@@ -115,9 +116,10 @@ class HostScorer {
 
   const std::vector<HostKind>& kinds() const { return kinds_; }
 
-  // Compared as a pair. `device` is the position in device_milli that a share takes, else -1.
+  // The smallest is the best. `device` is the position in device_milli that a share takes, else -1.
+  using Price = std::array<int64_t, 3>;
   struct Cost {
-    int64_t first = 0, second = 0;
+    Price price = {};
     int32_t device = -1;
   };
   // The host must hold the demand.

@@ -105,20 +105,18 @@ std::optional<SliceIndex::Choice> SliceIndex::Pick(const SliceWish& wish,
     if (++scored > most_scored_ && best.has_value()) break;
     if (cost.known == Known::kHolds) {
       const HostScorer::Cost of = scorer_->Of(here.free, *wanted.on[here.free.kind]);
-      cost = {of.first, of.second, of.device < 0 ? int16_t{0} : here.free.device_milli[of.device],
+      cost = {of.price, of.device < 0 ? int16_t{0} : here.free.device_milli[of.device],
               Known::kScored};
     }
-    if (best.has_value() && std::tie(cost.first, cost.second) > std::tie(best->first, best->second))
-      continue;
+    if (best.has_value() && cost.price > best->price) continue;
     auto slot = here.slots.begin();
     while (slot != here.slots.end() && !avoid.empty() &&
            std::binary_search(avoid.begin(), avoid.end(), *slot))
       ++slot;
     if (slot == here.slots.end()) continue;
-    if (best.has_value() &&
-        std::tie(cost.first, cost.second, *slot) > std::tie(best->first, best->second, best->slot))
+    if (best.has_value() && std::tie(cost.price, *slot) > std::tie(best->price, best->slot))
       continue;
-    best = Choice{*slot, cost.share_of, cost.first, cost.second};
+    best = Choice{*slot, cost.share_of, cost.price};
   }
   return best;
 }

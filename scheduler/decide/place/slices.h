@@ -35,8 +35,8 @@ class SliceIndex {
 
   struct Choice {
     int32_t slot = -1;
-    int16_t share_of = 0;           // a share goes to a device that has this much free
-    int64_t first = 0, second = 0;  // its cost
+    int16_t share_of = 0;  // a share goes to a device that has this much free
+    HostScorer::Price price = {};
   };
   // The cheapest scored host that holds the wish and isn't in `avoid` (ascending slots); equal
   // ones: the lowest slot.
@@ -48,7 +48,7 @@ class SliceIndex {
  private:
   enum class Known : int8_t { kNo, kDoesNot, kHolds, kScored };
   struct Remembered {
-    int64_t first = 0, second = 0;
+    HostScorer::Price price = {};
     int16_t share_of = 0;
     Known known = Known::kNo;
   };

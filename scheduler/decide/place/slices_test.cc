@@ -334,11 +334,9 @@ TEST(Slices, TheIndexChoosesWhatALookAtEveryHostChooses) {
         const std::optional<Demand> demand = DemandOn(wish, kind);
         if (!demand.has_value() || !Holds(*hosts[s], kind, *demand, wish.one_island)) continue;
         const HostScorer::Cost cost = plain.Of(*hosts[s], *demand);
-        if (!wanted.has_value() ||
-            std::tie(cost.first, cost.second) < std::tie(wanted->first, wanted->second)) {
+        if (!wanted.has_value() || cost.price < wanted->price) {
           wanted = SliceIndex::Choice{
-              s, cost.device < 0 ? int16_t{0} : hosts[s]->device_milli[cost.device], cost.first,
-              cost.second};
+              s, cost.device < 0 ? int16_t{0} : hosts[s]->device_milli[cost.device], cost.price};
         }
       }
       const std::optional<SliceIndex::Choice> chosen = index.Pick(wish, avoid);

@@ -339,8 +339,10 @@ bool Tunnel::TakeReply() {
   if (!reply.has_value()) {
     Close(&connection_);
     if (!command_ && begun_) return true;  // it has done its work
-    if (begun_ && !Drain()) return false;
-    return Say(0, 0, "the attempt has ended, and what ran beside it");
+    if (!begun_)
+      return Say(0, 0,
+                 "its host did not take it: the attempt has ended, or too many begin at once");
+    return Drain() && Say(0, 0, "the attempt has ended, and what ran beside it");
   }
   if (reply->kind == shim::TunnelReply::Kind::kBegun) return Began(descriptor);
   Close(&descriptor);

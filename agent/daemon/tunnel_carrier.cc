@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -54,11 +55,16 @@ void TunnelCarrier::Open(const v1::OpenTunnel& open, absl::StatusOr<std::string>
   if (carried_.size() >= kAtOnce)
     directory = absl::ResourceExhaustedError("its host has too many tunnels open");
   Carried* carried = carried_.emplace_back(std::make_unique<Carried>()).get();
-  carried->thread = std::thread([this, carried, open, directory = std::move(directory)] {
-    BlockPipeSignal();
-    Carry(carried, open, directory);
-    carried->done = true;
-  });
+  try {
+    carried->thread = std::thread([this, carried, open, directory = std::move(directory)] {
+      BlockPipeSignal();
+      Carry(carried, open, directory);
+      carried->done = true;
+    });
+  } catch (const std::system_error& error) {  // threads are what its host has run out of
+    carried_.pop_back();
+    LogWarn("a tunnel is not joined", {{"why", error.what()}});
+  }
 }
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> TunnelCarrier::Channel() {
@@ -85,11 +91,19 @@ void TunnelCarrier::Carry(Carried* carried, const v1::OpenTunnel& open,
   join.set_join(open.tunnel());
   bool joined = stream->Write(join);
   Tunnel tunnel([&stream](const v1::TunnelOutput& output) { return stream->Write(output); });
-  std::thread reader([&] {
-    v1::TunnelInput input;
-    while (stream->Read(&input)) tunnel.OnInput(std::move(input));
-    tunnel.OnOver();
-  });
+  std::thread reader;
+  try {
+    reader = std::thread([&] {
+      v1::TunnelInput input;
+      while (stream->Read(&input)) tunnel.OnInput(std::move(input));
+      tunnel.OnOver();
+    });
+  } catch (const std::system_error& error) {
+    LogWarn("a tunnel is ended", {{"why", error.what()}});
+    carried->context.TryCancel();
+    stream->Finish();
+    return;
+  }
   if (joined && directory.ok()) {
     tunnel.Run(open, *directory);
   } else if (joined) {

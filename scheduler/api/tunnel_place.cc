@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/utf8.h"
 #include "common/spec/members.h"
 #include "scheduler/api/services.h"
 #include "scheduler/api/tunnel_stream.h"
@@ -104,8 +105,8 @@ std::string TunnelNote(const pb::TunnelInput& start) {
   size_t rest = 0;
   for (int i = 1; i < exec.command_size(); ++i) rest += exec.command(i).size();
   const std::string& program = exec.command(0);
-  return absl::StrCat(program.substr(0, 200), " and ", exec.command_size() - 1, " more words of ",
-                      rest, " bytes, rank ", exec.rank());
+  return absl::StrCat(std::string(CutUtf8(program, 200)), " and ", exec.command_size() - 1,
+                      " more words of ", rest, " bytes, rank ", exec.rank());
 }
 
 absl::Status FindTunnelPlace(const State& state, uint64_t number, const pb::TunnelInput& start,

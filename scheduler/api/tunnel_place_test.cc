@@ -122,6 +122,11 @@ TEST(TunnelNote, SaysTheProgramAndNotWhatItIsGiven) {
   pb::TunnelInput start = Exec(3);
   start.mutable_exec()->add_command("--password=hunter2");
   EXPECT_EQ(TunnelNote(start), "true and 1 more words of 18 bytes, rank 3");
+  std::string umlauts = "x";
+  for (int i = 0; i < 200; ++i) umlauts += "\u00fc";
+  start.mutable_exec()->set_command(0, umlauts);
+  EXPECT_EQ(TunnelNote(start), umlauts.substr(0, 199) + " and 1 more words of 18 bytes, rank 3")
+      << "an audit's note is valid UTF-8";
 }
 
 }  // namespace

@@ -137,6 +137,7 @@ Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& hos
   common["MUSTER_CHECKPOINT_KEEP"] = absl::StrCat(
       task.checkpoint().has_keep() ? task.checkpoint().keep() : kDefaultCheckpointsKept);
   common["MUSTER_EXPORT_STAGING"] = prepare.attempt_directory() + "/export-staging";
+  common["MUSTER_REQUEST_DIR"] = prepare.attempt_directory() + "/requests";
   if (!progress_socket.empty()) common["MUSTER_PROGRESS_SOCKET"] = progress_socket;
   return common;
 }

@@ -127,6 +127,7 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
       {"MUSTER_JOB", "42"},
       {"MUSTER_JOB_DIR", "/j"},
       {"MUSTER_PROGRESS_SOCKET", "/tmp/p"},
+      {"MUSTER_REQUEST_DIR", "/j/train/attempt-2/requests"},
       {"MUSTER_RESUME_FROM", "/c/9,/c/5"},
       {"MUSTER_TASK", "train"},
       {"OMP_NUM_THREADS", "1"},

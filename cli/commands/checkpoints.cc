@@ -1,9 +1,14 @@
+#include <algorithm>
+
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/run_beside.h"
 #include "cli/render/array.h"
 #include "cli/render/table.h"
+#include "common/base/clock.h"
 #include "common/base/units.h"
 
 namespace muster {
@@ -42,6 +47,150 @@ int ListCheckpoints(Session& session, const std::string& id) {
   return session.Show(table, *job, rows, names);
 }
 
+// ---- now ----
+
+struct NowOptions {
+  std::string id, task, timeout = "10m";
+};
+
+constexpr int kBetweenLooksMs = 300;
+constexpr int kNoRequests = 3, kNotTaken = 4;  // exit codes of what follows
+// Asks rank 0, and waits until that has taken the request away (docs/programs.md). $1: seconds.
+constexpr char kAsk[] =
+    "test -n \"$MUSTER_REQUEST_DIR\" || exit 3; mkdir -p \"$MUSTER_REQUEST_DIR\" || exit 1; "
+    "f=$MUSTER_REQUEST_DIR/save; trap 'rm -f \"$f\"; exit 1' HUP; : > \"$f\" || exit 1; "
+    "until=$(($(date +%s) + $1)); while [ -e \"$f\" ]; do "
+    "[ \"$(date +%s)\" -lt \"$until\" ] || { rm -f \"$f\"; exit 4; }; sleep 0.1; done";
+
+bool Runs(const pb::Task& task) { return task.state() == pb::TASK_RUNNING; }
+
+// The task that is asked: the one that is named, or the only one that runs.
+absl::StatusOr<const pb::Task*> AskedTask(const pb::Job& job, const std::string& name) {
+  std::vector<std::string> names;
+  const pb::Task* found = nullptr;
+  for (const pb::Task& task : job.tasks()) {
+    if (name.empty() ? !Runs(task) : task.name() != name) continue;
+    names.push_back(task.name());
+    found = &task;
+  }
+  const std::string id = JobId(job);
+  if (found == nullptr && !name.empty())
+    return absl::NotFoundError(absl::StrCat("--task ", name, ": job ", id, " has no such task"));
+  if (found == nullptr || !Runs(*found))
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", id, " is not running; a checkpoint is saved by its program"));
+  if (names.size() > 1)
+    return absl::InvalidArgumentError(absl::StrCat("several tasks of job ", id,
+                                                   " run: name one by --task (",
+                                                   absl::StrJoin(names, ", "), ")"));
+  return found;
+}
+
+// The newest that the attempt has told; null: none.
+const pb::Checkpoint* NewestOf(const pb::Job& job, const std::string& task, int32_t attempt) {
+  const pb::Checkpoint* newest = nullptr;
+  for (const pb::Task& one : job.tasks()) {
+    if (one.name() != task) continue;
+    for (const pb::Checkpoint& checkpoint : one.checkpoints()) {
+      if (checkpoint.attempt() == attempt) newest = &checkpoint;
+    }
+  }
+  return newest;
+}
+
+// What came of a request.
+struct Asked {
+  pb::Checkpoint saved;
+  std::string late;  // not empty: the time was over first, and where
+};
+
+Asked NotTaken(const std::string& id, const std::string& timeout) {
+  return {{},
+          absl::StrCat("the program of job ", id, " has not taken the request within ", timeout,
+                       ": it doesn't look for requests, or is in a long step. muster-trainer, "
+                       "MusterCallback and muster_runtime.decide() do (docs/programs.md, \"What it "
+                       "may be asked\")")};
+}
+
+// Until the attempt tells a checkpoint that is newer than `before`.
+absl::StatusOr<Asked> AwaitCheckpoint(Client* client, const Interrupt& interrupt,
+                                      const std::string& id, const std::string& task,
+                                      int32_t attempt, int64_t before_ns, int64_t until_ns) {
+  while (true) {
+    const absl::StatusOr<pb::Job> job = client->Get(id);
+    if (!job.ok()) return job.status();
+    const pb::Checkpoint* newest = NewestOf(*job, task, attempt);
+    if (newest != nullptr && newest->at_ns() > before_ns) return Asked{*newest, ""};
+    const bool runs =
+        std::any_of(job->tasks().begin(), job->tasks().end(), [&](const pb::Task& one) {
+          return one.name() == task && !one.attempts().empty() &&
+                 one.attempts().rbegin()->number() == attempt && !HasEnded(job->state()) &&
+                 one.attempts().rbegin()->end_ns() == 0;
+        });
+    if (!runs)
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the attempt of job ", id, " has ended before it told a checkpoint: muster show ", id));
+    if (RealClock()->MonotonicNs() > until_ns)
+      return Asked{{},
+                   absl::StrCat("job ", id,
+                                " has taken the request, and told no checkpoint yet: "
+                                "muster checkpoints list ",
+                                id)};
+    if (interrupt.WaitFor(kBetweenLooksMs)) return absl::CancelledError("interrupted");
+  }
+}
+
+absl::StatusOr<Asked> SaveNow(Client* client, const Interrupt& interrupt, const NowOptions& options,
+                              int64_t timeout_ns) {
+  const int64_t until_ns = RealClock()->MonotonicNs() + timeout_ns;
+  const absl::StatusOr<pb::Job> job = client->Get(options.id);
+  if (!job.ok()) return job.status();
+  const absl::StatusOr<const pb::Task*> task = AskedTask(*job, options.task);
+  if (!task.ok()) return task.status();
+  const int32_t attempt = (*task)->attempts().rbegin()->number();
+  const pb::Checkpoint* newest = NewestOf(*job, (*task)->name(), attempt);
+  pb::ExecStart exec;
+  exec.set_id(options.id);
+  exec.set_task((*task)->name());
+  exec.set_attempt(attempt);
+  for (const std::string& word :
+       {std::string("/bin/sh"), std::string("-c"), std::string(kAsk), std::string("sh"),
+        absl::StrCat((timeout_ns + kSecond - 1) / kSecond)})
+    exec.add_command(word);
+  const absl::StatusOr<RanBeside> ran = RunBeside(client, interrupt, exec);
+  if (!ran.ok()) return ran.status();
+  if (ran->exit_code == kNoRequests)
+    return absl::FailedPreconditionError(
+        "its host's agent is of a version that passes on no requests");
+  if (ran->exit_code == kNotTaken) return NotTaken(JobId(*job), options.timeout);
+  if (ran->exit_code != 0)
+    return absl::InternalError("the request could not be written into the attempt's directory");
+  return AwaitCheckpoint(client, interrupt, options.id, (*task)->name(), attempt,
+                         newest == nullptr ? 0 : newest->at_ns(), until_ns);
+}
+
+int Now(Session& session, const NowOptions& options) {
+  const absl::StatusOr<int64_t> timeout_ns = ParseDuration(options.timeout);
+  if (!timeout_ns.ok() || *timeout_ns < kSecond)
+    return session.Fail(absl::InvalidArgumentError(
+        absl::StrCat("--timeout ", options.timeout, ": wants a time from 1s, as 10m")));
+  Interrupt interrupt;
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  const absl::StatusOr<Asked> asked = SaveNow(*client, interrupt, options, *timeout_ns);
+  if (interrupt.pending()) return kExitInterrupted;
+  if (!asked.ok()) return session.Fail(asked.status());
+  if (!asked->late.empty()) {
+    session.Err(absl::StrCat("muster: ", asked->late, "\n"));
+    return kExitTimeout;
+  }
+  const pb::Checkpoint& saved = asked->saved;
+  session.ShowOne(
+      absl::StrCat("Job ", options.id, " has saved step ", saved.step(), ": ", saved.path(), "\n"),
+      saved, saved.path());
+  return kExitOk;
+}
+
 }  // namespace
 
 void AddCheckpoints(CLI::App& root, Session& session) {
@@ -53,6 +202,16 @@ void AddCheckpoints(CLI::App& root, Session& session) {
   list->add_option("job", *id, "Number or uid")->required();
   list->callback([&session, id] {
     session.command = [&session, id] { return ListCheckpoints(session, *id); };
+  });
+  auto options = std::make_shared<NowOptions>();
+  CLI::App* now = checkpoints->add_subcommand(
+      "now", "Have a running job save one after the step that it is in, and wait for it");
+  now->add_option("job", options->id, "Number or uid; of an array a member, as 17_3")->required();
+  now->add_option("--task", options->task, "Where several of its tasks run");
+  now->add_option("--timeout", options->timeout, "Wait no longer than that; exit 124")
+      ->capture_default_str();
+  now->callback([&session, options] {
+    session.command = [&session, options] { return Now(session, *options); };
   });
 }
 

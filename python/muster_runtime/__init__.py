@@ -43,7 +43,11 @@ _TRIES, _PAUSE_S = 50, 0.02  # of a line that has to arrive, while the socket's 
 # millisecond. Where it doesn't, reports are dropped for a while without waiting again.
 _REPORT_TRIES, _REPORT_PAUSE_S, _NO_WAIT_S = 40, 0.0005, 5.0
 
+_LOOK_S = 0.5  # between two looks for requests
+
 _stopped = threading.Event()
+_asked = threading.Event()  # for a checkpoint
+_looking = False
 _watching = False
 _channel: socket.socket | None = None
 _saved_at: float | None = None
@@ -136,14 +140,15 @@ def should_stop() -> bool:
 
 
 def decide() -> tuple[bool, bool]:
-    """(stop, save): whether any rank was told to stop, and whether a checkpoint is due by Muster's interval. The same on all ranks of torch.distributed, by
-    one all-reduce of two numbers: all of them have to call it after the same step."""
+    """(stop, save): whether any rank was told to stop, and whether a checkpoint is due, by Muster's interval or as a user asked for one. The same on all ranks
+    of torch.distributed, by one all-reduce of two numbers: all of them have to call it after the same step."""
     global _saved_at
-    stop, save = should_stop(), rank() == 0 and _due()
+    stop, save = should_stop(), rank() == 0 and (_due() or _is_asked())
     distributed = _distributed()
     if distributed is not None:
         stop, save = _agree(distributed, stop, save)
     if save:
+        _asked.clear()
         _saved_at = time.monotonic()  # from its beginning to the next one's
     return stop, save
 
@@ -154,6 +159,26 @@ def _due() -> bool:
     if _saved_at is None:
         _saved_at = time.monotonic()
     return interval_s > 0 and time.monotonic() - _saved_at >= interval_s
+
+
+def _is_asked() -> bool:
+    """Whether `muster checkpoints now` asked for a checkpoint. A thread looks for it: a storage that doesn't answer holds up no step."""
+    global _looking
+    directory = os.environ.get("MUSTER_REQUEST_DIR")
+    if directory and not _looking:
+        _looking = True
+        threading.Thread(target=_look, args=(directory,), daemon=True).start()
+    return _asked.is_set()
+
+
+def _look(directory: str) -> None:
+    while True:
+        try:
+            os.unlink(os.path.join(directory, "save"))
+            _asked.set()
+        except OSError:
+            pass  # nobody asks
+        time.sleep(_LOOK_S)
 
 
 def _distributed():

@@ -155,6 +155,26 @@ def test_a_checkpoint_is_due_by_the_interval_from_one_to_the_next(monkeypatch, a
     assert muster_runtime.decide() == (False, False)
 
 
+def test_a_checkpoint_is_due_once_for_each_request(monkeypatch, agent, tmp_path):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setenv("MUSTER_CHECKPOINT_INTERVAL_S", "0")
+    monkeypatch.setenv("MUSTER_REQUEST_DIR", str(tmp_path / "requests"))
+    monkeypatch.setattr(muster_runtime, "_LOOK_S", 0.001)
+    monkeypatch.setattr(muster_runtime, "_looking", False)
+    assert muster_runtime.decide() == (False, False)
+    for _ in range(2):
+        (tmp_path / "requests").mkdir(exist_ok=True)  # whoever asks makes it
+        (tmp_path / "requests" / "save").touch()
+        assert muster_runtime._asked.wait(20)
+        assert not (tmp_path / "requests" / "save").exists()
+        assert [muster_runtime.decide()[1] for _ in range(3)] == [True, False, False]
+    monkeypatch.setenv("RANK", "1")
+    (tmp_path / "requests" / "save").touch()
+    assert muster_runtime._asked.wait(20)
+    assert muster_runtime.decide() == (False, False)  # rank 0 tells the others
+    muster_runtime._asked.clear()
+
+
 def test_a_stop_is_heard_and_what_heard_it_before_hears_it_still(monkeypatch, agent):
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
     heard = []

@@ -27,8 +27,12 @@ kernels::ExactSum SumAt(const std::vector<double>& row, size_t at) {
 
 StepExchange Exchange(World& world, const StepExchange& mine,
                       const CheckpointWriter::Report& writer) {
-  std::vector<double> row = {mine.loss, mine.z_loss, mine.aux_loss, mine.stop ? 1.0 : 0.0,
-                             mine.checkpoint ? 1.0 : 0.0};
+  std::vector<double> row = {mine.loss,
+                             mine.z_loss,
+                             mine.aux_loss,
+                             mine.stop ? 1.0 : 0.0,
+                             mine.checkpoint ? 1.0 : 0.0,
+                             static_cast<double>(mine.profile_steps)};
   row.insert(row.end(), writer.begin(), writer.end());
   AppendSum(mine.squared_norm, row);
   const size_t pairs = row.size();
@@ -40,8 +44,9 @@ StepExchange Exchange(World& world, const StepExchange& mine,
     all.aux_loss += one[2];
     all.stop |= one[3] != 0;
     all.checkpoint |= one[4] != 0;
-    all.writers.push_back({one[5], one[6], one[7]});
-    all.squared_norm.Add(SumAt(one, 8));
+    all.profile_steps = std::max(all.profile_steps, static_cast<int>(one[5]));
+    all.writers.push_back({one[6], one[7], one[8]});
+    all.squared_norm.Add(SumAt(one, 9));
     for (size_t i = 0; i < all.pairs.size(); ++i) all.pairs[i] += one[pairs + i];
   }
   return all;

@@ -39,6 +39,10 @@ Profile::Profile(int64_t steps, int64_t left, std::string directory, int rank, b
   ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);  // what matters is told by us
 }
 
+void Profile::Ask(int64_t steps, int64_t left) {
+  if (left_ == 0) left_ = std::min(steps, left);
+}
+
 void Profile::Begin(int64_t step) {
   if (recording_ || left_ == 0) return;
   if (skip_ > 0) {

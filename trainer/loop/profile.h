@@ -18,6 +18,9 @@ class Profile {
   // DIRECTORY/step-NNNNNNNN.rank-R.json, named after its first step.
   Profile(int64_t steps, int64_t left, std::string directory, int rank, bool gpu);
 
+  // So many more, from the next one on, unless some are to come already.
+  void Ask(int64_t steps, int64_t left);
+
   // Step `step` (from 1) begins; starts to record where it is time.
   void Begin(int64_t step);
   // It is over. The file, once it is written after the last step of the profile, or "" before that

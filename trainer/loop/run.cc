@@ -61,7 +61,8 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
                      config_.max_steps,         config_.min_lr_ratio,  config_.DecaySteps(),
                      config_.decay_type},
       reporter_(setup_, world_, progress_, AdapterParameters(config_, setup_.model), metrics),
-      saving_(setup_, world_, engine_.flats(), progress_) {
+      requests_(Leads() ? setup_.surroundings.requests : ""),
+      saving_(setup_, world_, engine_.flats(), progress_, requests_) {
   const Mesh& mesh = world_.mesh();
   const int replica = mesh.DpIndex(world_.rank()), replicas = mesh.dp();
   const ContextShare context{mesh.CpIndex(world_.rank()), mesh.cp(), config_.parallel.cp_sharding};
@@ -201,6 +202,7 @@ StepExchange Run::ForwardAndBackward(const StepBatches& batches, StepReport& rep
   }
   mine.stop = StopRequested();
   mine.checkpoint = Leads() && saving_.IsDue(step_ + 1);
+  mine.profile_steps = requests_.TakeProfile();
   const Range range([] { return "exchange with other ranks"; });
   const Clock::time_point begin = Clock::now();
   StepExchange all = Exchange(world_, mine, saving_.Mine());
@@ -266,6 +268,7 @@ bool Run::Steps() {
       saving_.Start(State());
     }
     TellProfile(stop ? profile.Finish() : profile.End());
+    profile.Ask(all.profile_steps, config_.max_steps - step_);
     if (stop) return true;
   }
   return false;

@@ -15,6 +15,7 @@
 #include "trainer/loop/progress.h"
 #include "trainer/loop/reference.h"
 #include "trainer/loop/report.h"
+#include "trainer/loop/requests.h"
 #include "trainer/loop/resume.h"
 #include "trainer/loop/saving.h"
 #include "trainer/loop/setup.h"
@@ -70,6 +71,7 @@ class Run {
   AdamW optimizer_;
   const LrSchedule learning_rate_;
   Reporter reporter_;
+  Requests requests_;
   Saving saving_;
   std::optional<ShardCheck> data_check_;
   std::optional<BatchReader> batches_;

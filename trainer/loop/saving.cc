@@ -41,8 +41,9 @@ std::vector<std::vector<FlatLayout>> AllParts(const Setup& setup, const Mesh& me
 
 }  // namespace
 
-Saving::Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress)
-    : setup_(setup), world_(world), progress_(progress) {
+Saving::Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress,
+               Requests& requests)
+    : setup_(setup), world_(world), progress_(progress), requests_(requests) {
   const Surroundings& s = setup.surroundings;
   if (!s.checkpoint_directory.empty())
     writer_.emplace(world, flats, s.checkpoint_directory, s.checkpoint_keep,
@@ -59,8 +60,10 @@ void Saving::Begin() { last_time_ = Clock::now(); }
 bool Saving::IsDue(int64_t step) const {
   if (!writer_) return false;
   if (setup_.config.save_steps > 0 && step % setup_.config.save_steps == 0) return true;
+  if (writer_->busy()) return false;
+  if (requests_.save()) return true;
   const double interval_s = setup_.surroundings.checkpoint_interval_s;
-  return interval_s > 0 && !writer_->busy() &&
+  return interval_s > 0 &&
          std::chrono::duration<double>(Clock::now() - last_time_).count() >= interval_s;
 }
 
@@ -74,6 +77,7 @@ void Saving::Take(const std::vector<CheckpointWriter::Report>& all) {
 }
 
 void Saving::Start(const RunState& state) {
+  requests_.SaveBegins();
   if (writer_->busy()) Tell(Finish());
   if (untold_) PruneIfTold();
   CheckpointMeta meta;

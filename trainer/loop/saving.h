@@ -9,6 +9,7 @@
 
 #include "trainer/checkpoint/writer.h"
 #include "trainer/loop/progress.h"
+#include "trainer/loop/requests.h"
 #include "trainer/loop/resume.h"
 #include "trainer/loop/setup.h"
 
@@ -18,8 +19,9 @@ namespace muster::trainer {
 // nothing is saved. Not thread-safe.
 class Saving {
  public:
-  // `setup`, `world`, `flats` and `progress` must outlive it.
-  Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress);
+  // All of them must outlive it.
+  Saving(const Setup& setup, World& world, const Flats& flats, Progress& progress,
+         Requests& requests);
 
   bool on() const { return writer_.has_value(); }
   // The run goes on from there.
@@ -48,6 +50,7 @@ class Saving {
   const Setup& setup_;
   World& world_;
   Progress& progress_;
+  Requests& requests_;
   std::optional<CheckpointWriter> writer_;
   int64_t loaded_step_ = -1, last_step_ = -1;
   std::string loaded_path_;

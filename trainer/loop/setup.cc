@@ -51,6 +51,7 @@ Surroundings ReadSurroundings(Problems& problems) {
   s.job_directory = Env("MUSTER_JOB_DIR");
   s.checkpoint_directory = Env("MUSTER_CHECKPOINT_DIR");
   s.export_staging = Env("MUSTER_EXPORT_STAGING");
+  s.requests = Env("MUSTER_REQUEST_DIR");
   while (IsObject(s.checkpoint_directory) && s.checkpoint_directory.back() == '/')
     s.checkpoint_directory.pop_back();
   s.resume_from = absl::StrSplit(Env("MUSTER_RESUME_FROM"), ',', absl::SkipWhitespace());

@@ -26,6 +26,7 @@ struct Surroundings {
   double checkpoint_interval_s = 0;  // 0: off
   int checkpoint_keep = 2;
   std::string export_staging;
+  std::string requests;  // a directory; empty: nobody asks
 
   // Absolute; relative paths start in the job's directory.
   std::string Resolve(const std::string& path) const;

@@ -226,6 +226,16 @@ class Gang:
             f"ended before step {step}\n{self.stderr()}"
         )
 
+    def wait_for_event(self, kind: str) -> None:
+        """Returns as soon as rank 0 has told a line of that kind."""
+        self._read(lambda: any(kind in event for event in self.events))
+        self.event(kind)
+
+    def wait_for_profiles(self, count: int) -> None:
+        profiles = self.folder / "profile"
+        self._read(lambda: len(list(profiles.glob("*.json"))) >= count)
+        assert len(list(profiles.glob("*.json"))) >= count, f"the run ended before\n{self.stderr()}"
+
     def wait_for_line(self, start: bytes) -> float:
         """The monotonic time at which rank 0 said a line that begins with `start`."""
         out = self.processes[0].stdout

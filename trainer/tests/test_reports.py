@@ -116,3 +116,25 @@ def test_a_profile_that_cant_be_written_is_told_and_the_run_goes_on(trainer_bin,
         f"the profile can't be written to {tmp_path}/profile/step-00000002.rank-0.json"
         in done.stderr
     )
+
+
+def test_a_running_training_saves_and_records_what_it_is_asked_for(trainer_bin, tokens, tmp_path):
+    requests = tmp_path / "requests"
+    settings = resume.config(tokens, save_steps=0, max_steps=1_000_000)
+    asks = {"MUSTER_REQUEST_DIR": str(requests)}
+    with Gang(trainer_bin, settings, 2, tmp_path / "run", **asks) as gang:
+        gang.wait_for_step(3)
+        requests.mkdir()
+        (requests / "profile.new").write_text("2")
+        (requests / "profile.new").rename(requests / "profile")
+        (requests / "save").touch()
+        gang.wait_for_profiles(2)
+        gang.wait_for_event("checkpoint")
+        assert not list(requests.iterdir())
+        gang.signal(signal.SIGTERM, [0])
+        gang.finish()
+    profiles = list((gang.folder / "profile").iterdir())
+    assert len({path.name.split(".")[0] for path in profiles}) == 1, "all record the same steps"
+    for path in profiles:
+        names = [event.get("name") for event in json.loads(path.read_text())["traceEvents"]]
+        assert names.count("optimizer") == 2

@@ -1,0 +1,23 @@
+// A command beside a job's worker (docs/exec.md) whose output is read, for commands of ours that
+// stand on one.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "cli/client.h"
+#include "cli/interrupt.h"
+
+namespace muster {
+
+struct RanBeside {
+  int exit_code = 0;
+  std::string output;
+};
+
+// Its standard error is this process's. An error where it couldn't begin, was cut off, or was ended
+// by a signal; CANCELLED if the interrupt is pending.
+absl::StatusOr<RanBeside> RunBeside(Client* client, const Interrupt& interrupt,
+                                    const pb::ExecStart& exec);
+
+}  // namespace muster

@@ -111,6 +111,7 @@ int Main(Session& session, int argc, char** argv) {
   AddRun(root, session);
   AddJobs(root, session);
   AddCheckpoints(root, session);
+  AddProfile(root, session);
   AddFollow(root, session);
   AddExec(root, session);
   AddExplain(root, session);

@@ -3,9 +3,9 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/run_beside.h"
+#include "cli/commands/running_task.h"
 #include "cli/render/array.h"
 #include "cli/render/table.h"
 #include "common/base/clock.h"
@@ -61,30 +61,6 @@ constexpr char kAsk[] =
     "f=$MUSTER_REQUEST_DIR/save; trap 'rm -f \"$f\"; exit 1' HUP; : > \"$f\" || exit 1; "
     "until=$(($(date +%s) + $1)); while [ -e \"$f\" ]; do "
     "[ \"$(date +%s)\" -lt \"$until\" ] || { rm -f \"$f\"; exit 4; }; sleep 0.1; done";
-
-bool Runs(const pb::Task& task) { return task.state() == pb::TASK_RUNNING; }
-
-// The task that is asked: the one that is named, or the only one that runs.
-absl::StatusOr<const pb::Task*> AskedTask(const pb::Job& job, const std::string& name) {
-  std::vector<std::string> names;
-  const pb::Task* found = nullptr;
-  for (const pb::Task& task : job.tasks()) {
-    if (name.empty() ? !Runs(task) : task.name() != name) continue;
-    names.push_back(task.name());
-    found = &task;
-  }
-  const std::string id = JobId(job);
-  if (found == nullptr && !name.empty())
-    return absl::NotFoundError(absl::StrCat("--task ", name, ": job ", id, " has no such task"));
-  if (found == nullptr || !Runs(*found))
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", id, " is not running; a checkpoint is saved by its program"));
-  if (names.size() > 1)
-    return absl::InvalidArgumentError(absl::StrCat("several tasks of job ", id,
-                                                   " run: name one by --task (",
-                                                   absl::StrJoin(names, ", "), ")"));
-  return found;
-}
 
 // The newest that the attempt has told; null: none.
 const pb::Checkpoint* NewestOf(const pb::Job& job, const std::string& task, int32_t attempt) {
@@ -145,14 +121,13 @@ absl::StatusOr<Asked> SaveNow(Client* client, const Interrupt& interrupt, const 
   const int64_t until_ns = RealClock()->MonotonicNs() + timeout_ns;
   const absl::StatusOr<pb::Job> job = client->Get(options.id);
   if (!job.ok()) return job.status();
-  const absl::StatusOr<const pb::Task*> task = AskedTask(*job, options.task);
+  const absl::StatusOr<RunningTask> task = FindRunningTask(*job, options.task);
   if (!task.ok()) return task.status();
-  const int32_t attempt = (*task)->attempts().rbegin()->number();
-  const pb::Checkpoint* newest = NewestOf(*job, (*task)->name(), attempt);
+  const pb::Checkpoint* newest = NewestOf(*job, task->name, task->attempt);
   pb::ExecStart exec;
   exec.set_id(options.id);
-  exec.set_task((*task)->name());
-  exec.set_attempt(attempt);
+  exec.set_task(task->name);
+  exec.set_attempt(task->attempt);
   for (const std::string& word :
        {std::string("/bin/sh"), std::string("-c"), std::string(kAsk), std::string("sh"),
         absl::StrCat((timeout_ns + kSecond - 1) / kSecond)})
@@ -165,7 +140,7 @@ absl::StatusOr<Asked> SaveNow(Client* client, const Interrupt& interrupt, const 
   if (ran->exit_code == kNotTaken) return NotTaken(JobId(*job), options.timeout);
   if (ran->exit_code != 0)
     return absl::InternalError("the request could not be written into the attempt's directory");
-  return AwaitCheckpoint(client, interrupt, options.id, (*task)->name(), attempt,
+  return AwaitCheckpoint(client, interrupt, options.id, task->name, task->attempt,
                          newest == nullptr ? 0 : newest->at_ns(), until_ns);
 }
 

@@ -15,7 +15,8 @@ void AddTune(CLI::App& root, Session& session);         // tune
 void AddValidate(CLI::App& root, Session& session);     // validate
 void AddRun(CLI::App& root, Session& session);          // run -- CMD
 void AddJobs(CLI::App& root, Session& session);         // jobs, history, show
-void AddCheckpoints(CLI::App& root, Session& session);  // checkpoints list
+void AddCheckpoints(CLI::App& root, Session& session);  // checkpoints list, now
+void AddProfile(CLI::App& root, Session& session);      // profile
 void AddFollow(CLI::App& root, Session& session);       // attach, wait, cancel, logs
 void AddExec(CLI::App& root, Session& session);         // exec, forward
 void AddQueue(CLI::App& root, Session& session);        // queue list, show, apply, diff

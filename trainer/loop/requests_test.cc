@@ -28,9 +28,11 @@ class RequestsTest : public testing::Test {
   bool Asked(const std::string& name) const { return fs::exists(directory_ + "/" + name); }
   static bool Becomes(const std::function<bool()>& true_) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!true_() && std::chrono::steady_clock::now() < until)
+    while (std::chrono::steady_clock::now() < until) {
+      if (true_()) return true;
       std::this_thread::sleep_for(milliseconds(1));
-    return true_();
+    }
+    return false;
   }
 
   const std::string directory_;

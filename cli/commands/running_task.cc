@@ -1,0 +1,56 @@
+#include "cli/commands/running_task.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/render/array.h"
+
+namespace muster {
+namespace {
+
+bool Runs(const pb::Task& task) {
+  return task.state() == pb::TASK_RUNNING && !task.attempts().empty();
+}
+
+RunningTask Read(const pb::Task& task, const pb::TaskSpec& spec) {
+  const pb::Attempt& attempt = *task.attempts().rbegin();
+  RunningTask read;
+  read.name = task.name();
+  read.attempt = attempt.number();
+  read.trainer = !spec.trainer_json().empty();
+  int32_t workers = 0;
+  for (const pb::Placement& placement : attempt.placements()) workers += placement.workers();
+  read.ranks = std::max(1, workers) * std::max(1, spec.processes_per_worker());
+  return read;
+}
+
+}  // namespace
+
+absl::StatusOr<RunningTask> FindRunningTask(const pb::Job& job, const std::string& name) {
+  const std::string id = JobId(job);
+  std::vector<std::string> names;
+  RunningTask found;
+  for (int i = 0; i < job.tasks_size() && i < job.spec().tasks_size(); ++i) {
+    const pb::Task& task = job.tasks(i);
+    if (name.empty() ? !Runs(task) : task.name() != name) continue;
+    if (!Runs(task))
+      return absl::FailedPreconditionError(
+          absl::StrCat("task ", name, " of job ", id, " is not running"));
+    names.push_back(task.name());
+    found = Read(task, job.spec().tasks(i));
+  }
+  if (names.empty() && !name.empty())
+    return absl::NotFoundError(absl::StrCat("--task ", name, ": job ", id, " has no such task"));
+  if (names.empty())
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", id, " is not running: it is its program that is asked"));
+  if (names.size() > 1)
+    return absl::InvalidArgumentError(absl::StrCat("several tasks of job ", id,
+                                                   " run: name one by --task (",
+                                                   absl::StrJoin(names, ", "), ")"));
+  return found;
+}
+
+}  // namespace muster

@@ -239,6 +239,11 @@ ROWS = {
         [sys.executable, "bench/tune.py"],
         900,
     ),
+    "profile": (
+        "20 programs that hang, each in another way: is the call that doesn't return named; and what a profile costs the steps that it is of",
+        [sys.executable, "bench/profile_row.py"],
+        600,
+    ),
     "kai-scale": (
         "KAI Scheduler's published scale tests on 500 simulated hosts, submission to started",
         [sys.executable, "bench/kai.py"],

@@ -23,7 +23,8 @@ struct ProfileOptions {
   bool stacks = false;
 };
 
-constexpr int kMostRanks = 64;
+constexpr int kRanks = 8;       // without --rank
+constexpr int kMostRanks = 16;  // as many commands may run beside a job at once
 constexpr int64_t kMostTime = 10 * kMinute;
 // Exit codes of the scripts below.
 constexpr int kNoSpy = 3, kNoPython = 4, kMayNotLook = 5, kTooLate = 6;
@@ -236,11 +237,11 @@ int Profile(Session& session, const ProfileOptions& options) {
   if (!task.ok()) return session.Fail(task.status());
   if (task->trainer) return ProfileTrainer(session, *client, interrupt, options, *task);
   std::vector<int> ranks = options.ranks;
-  for (int rank = 0; options.ranks.empty() && rank < std::min(task->ranks, kMostRanks); ++rank)
+  for (int rank = 0; options.ranks.empty() && rank < std::min(task->ranks, kRanks); ++rank)
     ranks.push_back(rank);
-  if (options.ranks.empty() && task->ranks > kMostRanks)
-    session.Err(absl::StrCat("of ", task->ranks, " ranks the first ", kMostRanks,
-                             "; name others by --rank\n"));
+  if (options.ranks.empty() && task->ranks > kRanks)
+    session.Err(
+        absl::StrCat("of ", task->ranks, " ranks the first ", kRanks, "; name others by --rank\n"));
   const std::string script = absl::StrCat(kFindPython, options.stacks ? kDump : kRecord);
   const std::vector<OfRank> all = RunOnRanks(*client, interrupt, options, *task, ranks, script,
                                              {absl::StrCat((*time_ns + kSecond - 1) / kSecond)});
@@ -257,7 +258,8 @@ void AddProfile(CLI::App& root, Session& session) {
   profile->add_option("job", options->id, "Number or uid; of an array a member, as 17_3")
       ->required();
   profile->add_option("--task", options->task, "Where several of its tasks run");
-  profile->add_option("--rank", options->ranks, "Of these ranks only; default: all, at most 64");
+  profile->add_option("--rank", options->ranks, "Of these ranks, at most 16; default: the first 8")
+      ->expected(1, kMostRanks);
   profile->add_option("--for", options->time, "Of Python: for so long")->capture_default_str();
   profile->add_option("--steps", options->steps, "Of muster-trainer: so many steps")
       ->check(CLI::Range(1, 100))

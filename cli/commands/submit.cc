@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/commands/along.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/failed_members.h"
 #include "cli/commands/fit.h"
 #include "cli/commands/submission.h"
 #include "cli/follow.h"
@@ -26,6 +27,7 @@ struct SubmitOptions {
   std::string job;              // what is submitted again; empty: files are
   std::optional<JobFile> made;  // by another command, and no file
   bool resumes = false;         // from its checkpoints
+  bool failed = false;          // of an array: only members that have failed
   std::string queue, key, directory;
   std::vector<std::string> settings, env, secrets, sweep, after, after_any;
   std::optional<std::string> array;
@@ -126,10 +128,46 @@ absl::StatusOr<JobFile> FileOf(const Session& session, Client& client, const std
   return JobFile{name, SpecToYaml(spec)};
 }
 
+constexpr size_t kMostSubmittedSingly = 100;
+
+// The failed members of an array, as files: those of indices as one array, combinations of a sweep
+// each by itself.
+absl::StatusOr<std::vector<JobFile>> FilesOfFailed(const Session& session, Client& client,
+                                                   const std::string& id) {
+  const absl::StatusOr<pb::Job> job = client.Get(id);
+  if (!job.ok()) return job.status();
+  const absl::StatusOr<std::vector<pb::ArrayMember>> members = FailedMembers(&client, *job);
+  if (!members.ok()) return members.status();
+  if (!job->spec().array().empty()) {
+    const absl::StatusOr<JobFile> whole = FileOf(session, client, id, /*resumes=*/false);
+    if (!whole.ok()) return whole.status();
+    pb::JobSpec spec = OwnSpec(*job);
+    spec.set_array(ArrayOf(*members, spec.array()));
+    session.Err(absl::StrCat("Of array ", id, " again: ", spec.array(), ". MUSTER_ARRAY_SIZE is ",
+                             members->size(), " in them.\n"));
+    return std::vector<JobFile>{{whole->name, SpecToYaml(spec)}};
+  }
+  if (job->spec().has_independent_workers() || members->size() > kMostSubmittedSingly)
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--failed: ", members->size(), " members of array ", id,
+        job->spec().has_independent_workers()
+            ? " share out their work; run all of them again: muster rerun "
+            : " are too many to be submitted one by one; run all of them again: muster rerun ",
+        id));
+  std::vector<JobFile> files;
+  for (const pb::ArrayMember& member : *members) {
+    absl::StatusOr<JobFile> file = FileOf(session, client, member.id(), /*resumes=*/false);
+    if (!file.ok()) return file.status();
+    files.push_back(*std::move(file));
+  }
+  return files;
+}
+
 absl::StatusOr<std::vector<JobFile>> ReadFiles(const Session& session, Client& client,
                                                const SubmitOptions& options,
                                                const Interrupt& interrupt) {
   std::vector<JobFile> files;
+  if (options.failed) return FilesOfFailed(session, client, options.job);
   if (!options.job.empty()) {
     absl::StatusOr<JobFile> file = FileOf(session, client, options.job, options.resumes);
     if (!file.ok()) return file.status();
@@ -426,6 +464,7 @@ void AddSubmit(CLI::App& root, Session& session) {
   CLI::App* rerun = root.add_subcommand(
       "rerun", "Submit a job again as it was, or changed; it is a new job, and begins anew");
   rerun->add_option("job", again->job, "Its number; of an array's member 17_3")->required();
+  rerun->add_flag("--failed", again->failed, "Of an array: its members that have failed");
   AddOptions(rerun, session, again);
   auto on = std::make_shared<SubmitOptions>();
   on->resumes = true;

@@ -136,3 +136,40 @@ def test_refusals_say_what_to_write(system):
         refused = system.run(["submit", path, "-y", "--detach", *flags], check=False)
         assert refused.returncode == 2 and words in refused.stderr, refused.stderr
     assert not system.jobs()
+
+
+def test_the_members_that_have_failed_run_again_and_no_others(system):
+    out = system.folder / "out"
+    out.mkdir()
+    mark = "echo $MUSTER_JOB >> {out}/$MUSTER_ARRAY_INDEX; "
+    fails = "[ -e {out}/mended ] || case $MUSTER_ARRAY_INDEX in 4|5|8) exit 3;; esac"
+    text = f"{BESIDE}max_restarts: 0\nrun: '{mark}{fails}'\n".replace("{out}", str(out))
+    number = submit(system, text, "--array", "2-8%3")
+    assert wait_ended(system, number)["state"] == "FAILED"
+    (out / "mended").touch()
+    again = system.run(["rerun", number, "--failed", "-y", "--detach", "-o", "name"])
+    assert "4-5,8%3" in again.stderr, again.stderr
+    second = again.stdout.strip()
+    assert wait_ended(system, second)["state"] == "SUCCEEDED"
+    ran = {path.name: path.read_text().split() for path in out.iterdir() if path.name != "mended"}
+    assert ran == {
+        str(i): [f"{number}_{i}"] + [f"{second}_{i}"] * (i in (4, 5, 8)) for i in range(2, 9)
+    }
+    none = system.run(["rerun", second, "--failed", "-y", "--detach"], check=False)
+    assert none.returncode != 0 and f"no member of array {second} has failed" in none.stderr
+    single = submit(system, f"{BESIDE}run: 'true'\n")
+    refused = system.run(["rerun", single, "--failed", "-y", "--detach"], check=False)
+    assert refused.returncode != 0 and f"job {single} is no array" in refused.stderr
+
+
+def test_of_a_sweep_the_failed_combinations_run_again_each_by_itself(system):
+    text = f"{BESIDE}max_restarts: 0\nrun: '[ {{{{lr}}}} = 1 ] || [ -e {system.folder}/mended ]'\n"
+    number = submit(system, text, "--sweep", "lr=1,2,3")
+    assert wait_ended(system, number)["state"] == "FAILED"
+    (system.folder / "mended").touch()
+    again = system.run(["rerun", number, "--failed", "-y", "--detach", "-o", "name"])
+    seconds = again.stdout.split()
+    assert len(seconds) == 2
+    for second, value in zip(seconds, ("2", "3")):
+        assert wait_ended(system, second)["state"] == "SUCCEEDED"
+        assert f"lr={value}" in system.run(["jobs", second, "--tasks"]).stdout

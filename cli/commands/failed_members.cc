@@ -1,0 +1,49 @@
+#include "cli/commands/failed_members.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "cli/render/array.h"
+
+namespace muster {
+
+absl::StatusOr<std::vector<pb::ArrayMember>> FailedMembers(Client* client, const pb::Job& array) {
+  const std::string id = JobId(array);
+  if (!array.has_array())
+    return absl::FailedPreconditionError(
+        absl::StrCat("--failed: job ", id,
+                     " is no array; without --failed it runs again whole: muster rerun ", id));
+  pb::ListJobsRequest request;
+  request.set_array(id);
+  request.add_states(pb::FAILED);
+  request.set_page_size(1000);
+  std::vector<pb::ArrayMember> members;
+  do {
+    const absl::StatusOr<pb::ListJobsResponse> page = client->List(request);
+    if (!page.ok()) return page.status();
+    for (const pb::Job& job : page->jobs()) members.push_back(job.member());
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  if (members.empty())
+    return absl::FailedPreconditionError(absl::StrCat("--failed: no member of array ", id,
+                                                      " has failed: muster jobs ", id, " --tasks"));
+  std::sort(members.begin(), members.end(), [](const pb::ArrayMember& a, const pb::ArrayMember& b) {
+    return a.index() < b.index();
+  });
+  return members;
+}
+
+std::string ArrayOf(const std::vector<pb::ArrayMember>& members, const std::string& as_before) {
+  std::string text;
+  for (size_t i = 0; i < members.size();) {
+    size_t end = i + 1;
+    while (end < members.size() && members[end].index() == members[end - 1].index() + 1) ++end;
+    absl::StrAppend(&text, i == 0 ? "" : ",", members[i].index());
+    if (end - i > 1) absl::StrAppend(&text, "-", members[end - 1].index());
+    i = end;
+  }
+  const size_t percent = as_before.find('%');
+  return percent == std::string::npos ? text : text + as_before.substr(percent);
+}
+
+}  // namespace muster

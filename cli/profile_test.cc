@@ -61,7 +61,8 @@ TEST(Traces, TimesOfKinetosTracesAreFromTheEarliestBase) {
                "baseTimeNanoseconds": 3000000})"}});
   ASSERT_TRUE(merged.ok()) << merged.status();
   std::map<std::string, double> at;
-  for (const json& event : json::parse(*merged)["traceEvents"])
+  const json read = json::parse(*merged);
+  for (const json& event : read["traceEvents"])
     if (event["ph"] == "X") at[event["name"]] = event["ts"];
   EXPECT_EQ(at, (std::map<std::string, double>{{"a", 2010}, {"b", 10}}));
 }

@@ -244,6 +244,11 @@ ROWS = {
         [sys.executable, "bench/profile_row.py"],
         600,
     ),
+    "dev": (
+        "environments to develop in with a real JupyterLab: a busy kernel without a browser, an idle one's release, requests without the token",
+        [sys.executable, "bench/dev.py"],
+        900,
+    ),
     "kai-scale": (
         "KAI Scheduler's published scale tests on 500 simulated hosts, submission to started",
         [sys.executable, "bench/kai.py"],

@@ -114,6 +114,7 @@ int Main(Session& session, int argc, char** argv) {
   AddProfile(root, session);
   AddFollow(root, session);
   AddExec(root, session);
+  AddDev(root, session);
   AddExplain(root, session);
   AddTop(root, session);
   AddQueue(root, session);

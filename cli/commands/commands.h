@@ -19,6 +19,7 @@ void AddCheckpoints(CLI::App& root, Session& session);  // checkpoints list, now
 void AddProfile(CLI::App& root, Session& session);      // profile
 void AddFollow(CLI::App& root, Session& session);       // attach, wait, cancel, logs
 void AddExec(CLI::App& root, Session& session);         // exec, forward
+void AddDev(CLI::App& root, Session& session);          // dev up, list, open, stop, resume
 void AddQueue(CLI::App& root, Session& session);        // queue list, show, apply, diff
 void AddFleet(CLI::App& root,
               Session& session);  // cluster, host: list, show, drain, resume; host confirm-off

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <sstream>
 
 #include <grpcpp/grpcpp.h>
@@ -93,7 +94,8 @@ struct Fake : pb::JobService::Service {
   std::vector<std::string> logs;
   std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;  // of each of them
   std::atomic<int> cancels{0};
-  pb::ListJobsRequest listed;  // the newest
+  pb::ListJobsRequest listed;                   // the newest
+  std::optional<std::vector<pb::Job>> listing;  // in one page, instead of two of two
 
   grpc::Status Preview(grpc::ServerContext*, const pb::PreviewRequest* request,
                        pb::PreviewResponse* response) override {
@@ -120,6 +122,10 @@ struct Fake : pb::JobService::Service {
   grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest* request,
                     pb::ListJobsResponse* response) override {
     listed = *request;
+    if (listing.has_value()) {
+      for (const pb::Job& job : *listing) *response->add_jobs() = job;
+      return grpc::Status::OK;
+    }
     int page = request->page_token().empty() ? 0 : std::stoi(request->page_token());
     for (int i = 0; i < 2; ++i) {
       *response->add_jobs() = JobIn(pb::RUNNING, pb::TASK_RUNNING);
@@ -230,6 +236,11 @@ struct FakeSecrets : pb::SecretService::Service {
 };
 
 struct FakeClusters : pb::ClusterService::Service {
+  grpc::Status Ping(grpc::ServerContext*, const pb::PingRequest*,
+                    pb::PingResponse* response) override {
+    response->set_user("ann");
+    return grpc::Status::OK;
+  }
   grpc::Status ListClusters(grpc::ServerContext*, const pb::ListClustersRequest*,
                             pb::ListClustersResponse* response) override {
     pb::Cluster* cluster = response->add_clusters();

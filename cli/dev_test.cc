@@ -1,0 +1,102 @@
+// `muster dev`: the job that it makes, and which one it means.
+#include "cli/testing/fixture.h"
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+
+class DevTest : public CliTest {
+ protected:
+  DevTest() {
+    jobs_.listing.emplace();
+    jobs_.submit = [this](const pb::SubmitRequest& request, pb::SubmitResponse*) {
+      submitted_.push_back(request.spec());
+      return grpc::Status::OK;
+    };
+  }
+
+  static pb::Job Environment(const std::string& name, pb::JobState state) {
+    pb::Job job = JobIn(state, HasEnded(state) ? pb::TASK_CANCELLED : pb::TASK_RUNNING);
+    job.mutable_spec()->set_name(name);
+    (*job.mutable_spec()->mutable_labels())["muster-dev"] = "environment";
+    pb::Run* run = job.mutable_spec()->mutable_tasks(0)->mutable_run();
+    for (const char* word : {"python3", "-m", "muster_dev", "--idle=2h"}) run->add_exec(word);
+    job.set_directory("/storage/jobs/7");
+    job.set_cluster("lab");
+    return job;
+  }
+
+  std::vector<pb::JobSpec> submitted_;
+};
+
+TEST_F(DevTest, UpMakesAJobOfOneProcessThatEndsWhenItIsIdle) {
+  environment_.push_back("VIRTUAL_ENV=/home/ann/env");
+  ASSERT_EQ(Run({"dev", "up", "--gpus", "2", "--gpu-type", "h100", "--idle", "90m"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("muster dev open 7"));
+  ASSERT_EQ(submitted_.size(), 1u);
+  const pb::JobSpec& spec = submitted_[0];
+  EXPECT_EQ(spec.name(), "dev");
+  EXPECT_EQ(spec.queue(), "research");
+  EXPECT_EQ(spec.labels().at("muster-dev"), "environment");
+  EXPECT_THAT(spec.tasks(0).run().exec(),
+              ElementsAre("/home/ann/env/bin/python", "-m", "muster_dev", "--idle=90m"));
+  EXPECT_EQ(spec.tasks(0).processes_per_worker(), 1) << "not one for each GPU";
+  EXPECT_EQ(spec.tasks(0).resources().gpus_milli(), 2000);
+}
+
+TEST_F(DevTest, OfOneNameThereIsOneThatGoesOn) {
+  jobs_.listing = {Environment("dev", pb::RUNNING)};
+  EXPECT_EQ(Run({"dev", "up"}), 2);
+  EXPECT_THAT(err_, HasSubstr("there is environment dev (job 7) already"));
+  EXPECT_TRUE(submitted_.empty());
+  EXPECT_EQ(Run({"dev", "up", "--name", "other"}), 0) << err_;
+}
+
+TEST_F(DevTest, ResumeGoesOnInTheDirectoryOfTheOneBefore) {
+  jobs_.got = Environment("dev", pb::CANCELLED);
+  ASSERT_EQ(Run({"dev", "resume", "7"}), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 1u);
+  EXPECT_EQ(submitted_[0].tasks(0).workdir(), "/storage/jobs/7/work");
+  EXPECT_THAT(submitted_[0].clusters(), ElementsAre("lab")) << "where that directory is";
+
+  jobs_.got.mutable_spec()->mutable_tasks(0)->set_workdir("/home/ann/project");
+  ASSERT_EQ(Run({"dev", "resume", "7"}), 0) << err_;
+  EXPECT_EQ(submitted_[1].tasks(0).workdir(), "/home/ann/project");
+  EXPECT_EQ(submitted_[1].clusters_size(), 0);
+}
+
+TEST_F(DevTest, SaysWhichOneItDoesNotTake) {
+  jobs_.got = Environment("dev", pb::RUNNING);
+  EXPECT_EQ(Run({"dev", "resume", "7"}), 2);
+  EXPECT_THAT(err_, HasSubstr("has not ended: muster dev open 7"));
+  jobs_.got = JobIn(pb::RUNNING, pb::TASK_RUNNING);
+  EXPECT_EQ(Run({"dev", "stop", "7"}), 2);
+  EXPECT_THAT(err_, HasSubstr("job 7 is no environment"));
+  EXPECT_EQ(Run({"dev", "stop", "dev"}), 3);
+  EXPECT_THAT(err_, HasSubstr("you have no environment dev"));
+  jobs_.listing = {Environment("a", pb::RUNNING), Environment("b", pb::RUNNING)};
+  EXPECT_EQ(Run({"dev", "stop"}), 2);
+  EXPECT_THAT(err_, HasSubstr("which one? There are a (7), b (7)"));
+  EXPECT_EQ(jobs_.cancels, 0);
+}
+
+TEST_F(DevTest, StopCancelsTheOneOfThatName) {
+  jobs_.listing = {Environment("a", pb::RUNNING), Environment("b", pb::RUNNING)};
+  jobs_.got = Environment("b", pb::RUNNING);
+  ASSERT_EQ(Run({"dev", "stop", "b"}), 0) << err_;
+  EXPECT_EQ(jobs_.cancels, 1);
+  EXPECT_THAT(out_, HasSubstr("muster dev resume 7"));
+}
+
+TEST_F(DevTest, OpenOfOneThatHasEndedSaysWhyAndHowToGoOn) {
+  jobs_.got = Environment("dev", pb::FAILED);
+  jobs_.watch = Watching({jobs_.got});
+  EXPECT_EQ(Run({"dev", "open", "7", "--no-browser"}), 2);
+  EXPECT_THAT(err_, HasSubstr("muster logs 7"));
+  EXPECT_THAT(err_, HasSubstr("muster dev resume 7"));
+  EXPECT_EQ(out_, "");
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,1 @@
+"""Stands in for JupyterLab: answers /api/status and /api/kernels to those who have the token."""

@@ -1,6 +1,7 @@
 #include "scheduler/ask/future.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -203,10 +204,9 @@ void Future::Launch(const AttemptRef& ref) {
   const size_t parts = attempt->parts.size();
   if (attempt->state == pb::TASK_PREPARING) {
     for (size_t p = 0; p < parts; ++p) Report(ref, p, pb::PREPARED, false);
-    pb::Event prepared;
-    *prepared.mutable_gang_prepared()->mutable_key() =
-        KeyOf(*state_.FindJob(ref.job), ref.task, ref.number);
-    Apply(&state_, prepared);
+    const pb::AttemptKey key = KeyOf(*state_.FindJob(ref.job), ref.task, ref.number);
+    if (const std::optional<pb::Event> prepared = PreparedGang(state_, key))
+      Apply(&state_, *prepared);
   }
   for (size_t p = 0; p < parts; ++p) Report(ref, p, pb::STARTED, false);
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -329,21 +330,14 @@ void Engine::ApplyEvent(pb::Event event) {
   step_events_.push_back(std::move(event));
 }
 
-// Starting of a gang is committed once all its hosts are prepared, before the first Start is sent
-// (contract 6).
+// With the report of a gang's last host it is committed that the gang starts (decision 143).
 void Engine::AppendGangPrepared() {
   const size_t reported = step_events_.size();
   for (size_t i = 0; i < reported; ++i) {
     if (!step_events_[i].has_attempt_reported()) continue;
     const pb::AttemptKey key = step_events_[i].attempt_reported().report().key();
-    const AttemptRow* attempt = state_.FindAttempt(key);
-    if (attempt == nullptr || attempt->parts.empty() || !AllPrepared(*attempt)) continue;
-    pb::Event event;
-    pb::GangPrepared* prepared = event.mutable_gang_prepared();
-    *prepared->mutable_key() = key;
-    prepared->set_master_address(state_.host(attempt->parts[0].host).inventory.address());
-    prepared->set_master_port(attempt->master_port);
-    ApplyEvent(std::move(event));
+    if (std::optional<pb::Event> prepared = PreparedGang(state_, key))
+      ApplyEvent(*std::move(prepared));
   }
 }
 

@@ -39,6 +39,17 @@ bool AllPrepared(const AttemptRow& attempt) {
                      [](const PartRow& part) { return part.phase == pb::PREPARED && !part.lost; });
 }
 
+std::optional<pb::Event> PreparedGang(const State& state, const pb::AttemptKey& key) {
+  const AttemptRow* attempt = state.FindAttempt(key);
+  if (attempt == nullptr || attempt->parts.empty() || !AllPrepared(*attempt)) return std::nullopt;
+  pb::Event event;
+  pb::GangPrepared* prepared = event.mutable_gang_prepared();
+  *prepared->mutable_key() = key;
+  prepared->set_master_address(state.host(attempt->parts[0].host).inventory.address());
+  prepared->set_master_port(attempt->master_port);
+  return event;
+}
+
 namespace {
 
 // Why a process failed, as its host told it from its log. What only the scheduler gives isn't

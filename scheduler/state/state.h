@@ -282,9 +282,11 @@ int32_t TaskIndex(const pb::JobSpec& spec, std::string_view name);
 // All tasks that this one is there for (`until`) have succeeded: what runs of it is stopped, and
 // nothing starts.
 bool NotNeeded(const JobRow& job, int32_t task);
-// Every host of the gang has reported Prepared (or more): GangPrepared may be committed. False once
-// it is more than PREPARING.
+// Every host of the gang has reported Prepared. False once it is more than PREPARING.
 bool AllPrepared(const AttemptRow& attempt);
+// What is committed then, before the first Start is sent (contract 6); nullopt: not yet, or not any
+// more.
+std::optional<pb::Event> PreparedGang(const State& state, const pb::AttemptKey& key);
 // Its gang waits for this part to be prepared or, once all are, started.
 bool LagsInLaunch(const AttemptRow& attempt, const PartRow& part);
 // The host was never told of this part of such a task, and may not be: its agent was exchanged for

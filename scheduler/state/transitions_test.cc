@@ -28,14 +28,20 @@ TEST(Start, AGangStartsOnlyWhenEveryHostIsPreparedAndThatIsCommitted) {
   s.ExpectNoEffect(s.GangPreparedEvent(job), "nobody is prepared");
   s.Says(job, 1, pb::PREPARED);
   s.ExpectNoEffect(s.GangPreparedEvent(job), "one is missing");
-  EXPECT_FALSE(AllPrepared(s.Newest(job)));
+  const pb::AttemptKey key = s.GangPreparedEvent(job).gang_prepared().key();
+  EXPECT_FALSE(PreparedGang(s.state, key).has_value());
   s.Says(job, 0, pb::PREPARED);
-  EXPECT_TRUE(AllPrepared(s.Newest(job)));
+  const std::optional<pb::Event> prepared = PreparedGang(s.state, key);
+  ASSERT_TRUE(prepared.has_value());
+  EXPECT_EQ(prepared->gang_prepared().key().SerializeAsString(), key.SerializeAsString());
+  EXPECT_EQ(prepared->gang_prepared().master_address(),
+            s.state.host(s.Newest(job).parts[0].host).inventory.address());
   EXPECT_EQ(s.State(job), pb::TASK_PREPARING) << "until GangPrepared is committed";
   s.Do(s.GangPreparedEvent(job));
   EXPECT_EQ(s.State(job), pb::TASK_STARTING);
   EXPECT_EQ(s.Newest(job).master_address, "10.0.0.1");
   EXPECT_EQ(s.Newest(job).master_port, 20'000);
+  EXPECT_FALSE(PreparedGang(s.state, key).has_value()) << "it starts already";
   s.ExpectNoEffect(s.GangPreparedEvent(job), "repeated");
   s.Says(job, 0, pb::STARTED);
   EXPECT_EQ(s.State(job), pb::TASK_STARTING) << "half a gang doesn't run";

@@ -89,6 +89,7 @@ void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std
   ++restores_;
   RestoreHistories();
   rows_.OnRestored();
+  quarantines_.OnRestored();
   // Their ends may have been told and acknowledged since; nobody keeps them any more.
   for (auto end = ends_.begin(); end != ends_.end() && !newest; ++end)
     records_lost_.insert(end->first);

@@ -18,6 +18,7 @@
 #include "scheduler/engine/ports.h"
 #include "scheduler/state/plan.h"
 #include "sim/faults/counters.h"
+#include "sim/faults/quarantine_checks.h"
 #include "sim/faults/row_checks.h"
 
 namespace muster::sim::faults {
@@ -32,9 +33,11 @@ struct TrueEnd {
 class Checker {
  public:
   explicit Checker(Counters* counters)
-      : counters_(*counters), rows_(&jobs_, &hosts_, counters, [this](const std::string& what) {
-          Violate(now_ns_, what);
-        }) {}
+      : counters_(*counters),
+        rows_(&jobs_, &hosts_, counters,
+              [this](const std::string& what) { Violate(now_ns_, what); }),
+        quarantines_(&hosts_, counters,
+                     [this](const std::string& what) { Violate(now_ns_, what); }) {}
 
   const std::vector<std::string>& violations() const { return violations_; }
   void Violate(int64_t now_ns, const std::string& what);
@@ -52,8 +55,12 @@ class Checker {
   void OnSeenLost(const std::string& host, std::pair<uint64_t, uint64_t> left) {
     acted_[host] = std::min(acted_[host], left);
   }
-  // What its agent says that it has seen.
-  void OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, uint64_t commit);
+  // What its agent says that it has seen, and can do.
+  void OnHello(int64_t now_ns, const std::string& host, const pb::Hello& hello);
+  // It has checked a device, or the whole host (-1).
+  void OnHostChecked(int64_t now_ns, const std::string& host, int32_t device, bool passed) {
+    quarantines_.OnHostChecked(now_ns, host, device, passed);
+  }
   // No process of it is left there; its shim may go on until it could write how they ended.
   void OnProcessesGone(const std::string& host, const pb::AttemptKey& key);
   // Nor its shim.
@@ -65,6 +72,8 @@ class Checker {
   // The attempt's export has been brought to its target, where that of `by` lies now.
   void OnPublished(int64_t now_ns, const std::string& host, const pb::AttemptKey& key,
                    const std::string& by);
+  // It could not be: a disk is full, or a file system refuses.
+  void OnExportRefused(const pb::AttemptKey& key) { refused_.insert(Text(key)); }
   // Of how the attempt ended there the host may know no more.
   void OnRecordTorn(const std::string& host, const pb::AttemptKey& key) {
     records_lost_.insert({Text(key), host});
@@ -82,7 +91,11 @@ class Checker {
   }
   void OnCommit(const Transaction& transaction, int64_t true_now_ns);
   // Its wall clock was set.
-  void OnClockSet() { rows_.OnClockSet(); }
+  void OnClockSet() { quarantines_.OnClockSet(); }
+  // A host's answer to a check has reached the scheduler that owns the store.
+  void OnCheckAnswer(int64_t now_ns, const std::string& host, const pb::AgentMessage& message) {
+    quarantines_.OnAnswer(now_ns, host, message);
+  }
   // A host's word of a checkpoint has reached the scheduler that owns the store.
   void OnCheckpointReport(const pb::CheckpointReport& report) {
     reported_[{Text(report.key()), report.sequence()}] = report.checkpoint().path();
@@ -116,10 +129,17 @@ class Checker {
   void set_lease_ns(int64_t lease_ns) {
     lease_ns_ = lease_ns;
     rows_.set_lease_ns(lease_ns);
+    quarantines_.set_lease_ns(lease_ns);
   }
   int64_t unfinished_jobs() const;
   // What is left although every job has ended; empty: nothing.
   std::vector<std::string> Leaks() const;
+  bool AnyQuarantine() const { return quarantines_.Any(); }
+  // Nothing has failed since `calm_ns`.
+  void CheckQuarantinesEnd(int64_t now_ns, int64_t calm_ns) {
+    now_ns_ = now_ns;
+    quarantines_.CheckEnd(now_ns, calm_ns);
+  }
   const std::map<std::string, pb::JobRecord>& jobs() const { return jobs_; }  // by uid
 
  private:
@@ -152,6 +172,7 @@ class Checker {
   // than that: an abandoned branch.
   void Record(const pb::AttemptKey& key, const pb::Checkpoint& checkpoint);
   void CheckEnd(int64_t now_ns, const pb::JobRecord& job, int t, const pb::AttemptRecord& attempt);
+  void CheckExport(int64_t now_ns, const pb::JobRecord& job, int t, const pb::TaskRecord* before);
   void CheckDevices(int64_t now_ns, const pb::AttemptKey& placed);
   void CheckUid(int64_t now_ns, const std::string& uid);
   void ViolateDispatch(int64_t now_ns, const std::string& host, const std::string& what,
@@ -197,6 +218,7 @@ class Checker {
   std::map<std::string, uint64_t>
       publishes_sent_;  // by attempt: `restores_` when its export's publication was ordered
   std::set<std::string> published_;  // attempts
+  std::set<std::string> refused_;    // attempts whose export was, at some time
   std::map<std::string, std::string>
       published_for_;  // attempt by job and task, since the newest restore
   uint64_t restores_ = 0;
@@ -226,6 +248,7 @@ class Checker {
       reported_;                       // paths of checkpoints, by (attempt, sequence)
   std::set<std::string> checkpoints_;  // paths that were committed, since the newest restore
   RowChecks rows_;
+  QuarantineChecks quarantines_;
 };
 
 }  // namespace muster::sim::faults

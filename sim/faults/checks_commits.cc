@@ -16,6 +16,7 @@ void Checker::OnEpoch(int64_t now_ns, uint64_t epoch) {
             absl::StrCat("contract 1: a scheduler starts with epoch ", epoch, " after ", epoch_));
   epoch_ = std::max(epoch_, epoch);
   epoch_ns_ = now_ns;
+  quarantines_.OnEpoch();
 }
 
 void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
@@ -35,6 +36,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
     pb::HostRecord host;
     MUSTER_CHECK(host.ParseFromString(*row.bytes));
     rows_.OnHost(transaction.now_ns, row.id, host);
+    quarantines_.OnHost(transaction.now_ns, now_ns, row.id, host);
     hosts_[row.id] = std::move(host);
   }
   placed_.clear();
@@ -89,7 +91,8 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
     CheckDevices(now_ns, key);
     placed.emplace(key.job_uid(), key.task());
   }
-  rows_.Committed(transaction.now_ns, now_ns, restoring_, placed);
+  rows_.Committed(transaction.now_ns, restoring_, placed);
+  quarantines_.Committed(transaction.now_ns, now_ns);
 }
 
 // Contract 16. Whoever submits once more what a restored store doesn't know any more gets another
@@ -255,15 +258,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
       }
       CheckAttempt(now_ns, after, t, known, attempt);
     }
-    if (task.export_state() == "published" &&
-        (old == nullptr || old->export_state() != "published")) {
-      const bool lies = std::any_of(task.attempts().begin(), task.attempts().end(),
-                                    [&](const pb::AttemptRecord& attempt) {
-                                      return !attempt.export_staged().empty() &&
-                                             published_.contains(Text(KeyOf(after, t, attempt)));
-                                    });
-      if (!lies) violate("R1 an export is taken as published, and isn't");
-    }
+    CheckExport(now_ns, after, t, old);
     // R1: what a later attempt may resume from is one history, of attempts whose records counted
     // when they were made.
     if (old != nullptr) {
@@ -289,6 +284,38 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
         }
       }
     }
+  }
+}
+
+// A storage that answers nobody for a time is waited for.
+void Checker::CheckExport(int64_t now_ns, const pb::JobRecord& job, int t,
+                          const pb::TaskRecord* before) {
+  const pb::TaskRecord& task = job.tasks(t);
+  const std::string& is = task.export_state();
+  if (before != nullptr && before->export_state() == is) return;
+  const auto any = [&](const auto& of) {
+    return std::any_of(task.attempts().begin(), task.attempts().end(),
+                       [&](const pb::AttemptRecord& attempt) {
+                         return !attempt.export_staged().empty() && of(attempt);
+                       });
+  };
+  if (is == "published" && !any([&](const pb::AttemptRecord& attempt) {
+        return published_.contains(Text(KeyOf(job, t, attempt)));
+      })) {
+    Violate(now_ns,
+            absl::StrCat("R1 an export is taken as published, and isn't: job ", job.number()));
+  }
+  if (is == "failed" && !any([&](const pb::AttemptRecord& attempt) {
+        const std::string name = Text(KeyOf(job, t, attempt));
+        return refused_.contains(name) ||
+               std::any_of(attempt.placements().begin(), attempt.placements().end(),
+                           [&](const pb::Placement& placement) {
+                             return records_lost_.contains(
+                                 {name, absl::StrCat(attempt.cluster(), "/", placement.host())});
+                           });
+      })) {
+    Violate(now_ns,
+            absl::StrCat("an export is taken as failed that nothing refused: job ", job.number()));
   }
 }
 

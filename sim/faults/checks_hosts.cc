@@ -204,7 +204,9 @@ void Checker::OnPublished(int64_t now_ns, const std::string& host, const pb::Att
     violate(absl::StrCat("a second export of its task is published, after ", first->second, "'s"));
 }
 
-void Checker::OnHello(int64_t now_ns, const std::string& host, uint64_t epoch, uint64_t commit) {
+void Checker::OnHello(int64_t now_ns, const std::string& host, const pb::Hello& hello) {
+  quarantines_.OnHello(host, hello.checks_host());
+  const uint64_t epoch = hello.epoch_seen(), commit = hello.commit_seen();
   if (std::pair(epoch, commit) >= acted_[host]) return;
   Violate(now_ns,
           absl::StrCat("contract 2: ", host, " has seen epoch ", epoch, " and commit ", commit,

@@ -58,6 +58,7 @@ void Checker::CheckPrepare(int64_t now_ns, const std::string& host, const pb::Pr
 
 // The scheduler serves the host: what another one had put off there is over.
 void Checker::OnWelcome(const std::string& host) {
+  quarantines_.OnWelcome(host);
   std::erase_if(publishes_sent_alone_, [&](const auto& sent) { return sent.second == host; });
   std::erase_if(renewed_alone_, [&](const auto& renewed) {
     if (renewed.second != host) return false;
@@ -104,6 +105,8 @@ void Checker::OnDispatch(int64_t now_ns, const std::string& host,
     }
     case pb::SchedulerMessage::kWelcome:
       return OnWelcome(host);
+    case pb::SchedulerMessage::kCheckHost:
+      return quarantines_.OnAsked(now_ns, host, message);
     case pb::SchedulerMessage::kStop:
       return CheckStop(now_ns, host, message.stop().key());
     case pb::SchedulerMessage::kPublish: {

@@ -298,6 +298,8 @@ bool World::InjectInMachine(const Fault& fault) {
     case FaultKind::kDeviceFault:
       ++shared_.counters["faults of devices told"];
       agents_[fault.host]->TellFault(static_cast<int32_t>(fault.value));
+      machine.Sicken(static_cast<int32_t>(fault.value),
+                     shared_.heap.now_ns() + 3 * fault.duration_ns);
       return true;
     case FaultKind::kCrashAgent:
       agents_[fault.host]->DieAtUse(fault.value);

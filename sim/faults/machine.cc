@@ -258,6 +258,21 @@ void Machine::LoseUnsynced(const agent::AttemptId& id) {
   std::filesystem::remove_all(directory, error);
 }
 
+std::vector<std::string> Machine::Held() const {
+  std::vector<std::string> held;
+  for (const auto& [id, shim] : shims_)
+    held.push_back(absl::StrCat(full_name(), " has the shim of ", Checker::Text(shim->key())));
+  return held;
+}
+
+bool Machine::Fit(int32_t device) const {
+  const int64_t now_ns = shared_->heap.now_ns();
+  if (device < 0 && now_ns < launch_fails_until_ns) return false;
+  return std::none_of(sick_until_ns_.begin(), sick_until_ns_.end(), [&](const auto& sick) {
+    return (device < 0 || sick.first == device) && now_ns < sick.second;
+  });
+}
+
 void Machine::PowerOn() {
   on_ = true;
   boot_id_ = NewId();

@@ -2,6 +2,7 @@
 // (sim_shim.h). Not thread-safe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -9,6 +10,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "agent/host/state_dir.h"
 #include "agent/reconcile/ports.h"
@@ -60,6 +62,8 @@ class Machine final : public agent::Processes {
   int64_t BootNs() const { return BootAt(shared_->heap.now_ns()); }
   Random* random() { return &random_; }
   std::string DirectoryOf(const agent::AttemptId& id) const;
+  // Shims, and what each has its attempt's devices for.
+  std::vector<std::string> Held() const;
 
   // A shim's files may have changed: called a little later, if there is anybody to listen.
   std::function<void(const agent::AttemptId&)> changed;
@@ -99,6 +103,15 @@ class Machine final : public agent::Processes {
   // the newest (agent/host/state_dir.h).
   void LoseSeen();
 
+  // A device fails its checks until then.
+  void Sicken(int32_t device, int64_t until_ns) {
+    int64_t& sick_until_ns = sick_until_ns_[device];
+    sick_until_ns = std::max(sick_until_ns, until_ns);
+  }
+  void Recover() { sick_until_ns_.clear(); }
+  // Whether a check of the device, or of the whole host (-1), passes now.
+  bool Fit(int32_t device) const;
+
   // Faults, until a time.
   int64_t disk_full_until_ns = 0;
   int64_t launch_fails_until_ns = 0;
@@ -135,8 +148,9 @@ class Machine final : public agent::Processes {
   int32_t next_port_ = 20000;
   std::map<agent::AttemptId, std::shared_ptr<SimShim>> shims_;  // alive
   bool dies_at_claim_ = false;
-  std::string next_state_id_;            // of the next state directory that is made
-  std::set<agent::AttemptId> unsynced_;  // their markers
+  std::string next_state_id_;                 // of the next state directory that is made
+  std::set<agent::AttemptId> unsynced_;       // their markers
+  std::map<int32_t, int64_t> sick_until_ns_;  // by device
 };
 
 }  // namespace muster::sim::faults

@@ -12,8 +12,6 @@ namespace muster::sim::faults {
 namespace {
 
 constexpr int64_t kSlackNs = 2 * kSecond;  // of a decision that is made when it is due
-// Of what a scheduler does once a second, while it commits without a gap.
-constexpr int64_t kTickSlackNs = 5 * kSecond;
 
 bool Released(const pb::AttemptRecord& attempt) {
   return std::all_of(attempt.parts().begin(), attempt.parts().end(), Over);
@@ -75,14 +73,6 @@ void RowChecks::OnConfiguration(const pb::ConfigurationRecord& configuration) {
 }
 
 void RowChecks::OnHost(int64_t now_ns, const std::string& name, const pb::HostRecord& after) {
-  const auto in_force = [](const pb::HostRecord& host) {
-    return std::count_if(host.quarantines().begin(), host.quarantines().end(),
-                         [](const pb::Quarantine& row) { return !row.withheld(); });
-  };
-  const auto before = hosts_.find(name);
-  const auto was = before == hosts_.end() ? 0 : in_force(before->second), is = in_force(after);
-  if (is > was) ++counters_["devices taken out by quarantine"];
-  if (is < was) ++counters_["quarantines lifted"];
   HostTimes& times = times_[name];
   const bool speaks = after.state() == pb::HOST_UP || after.state() == pb::HOST_NEVER_SEEN;
   if (speaks && times.left_ns != 0) times = {0, now_ns};
@@ -145,7 +135,7 @@ void RowChecks::OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::Job
   }
 }
 
-void RowChecks::Committed(int64_t now_ns, int64_t true_ns, bool restoring,
+void RowChecks::Committed(int64_t now_ns, bool restoring,
                           const std::set<std::pair<std::string, std::string>>& placed) {
   for (const auto& [uid, task] : placed) CheckLimits(jobs_.at(uid), task);
   if (!restoring) {
@@ -153,21 +143,6 @@ void RowChecks::Committed(int64_t now_ns, int64_t true_ns, bool restoring,
       if (now_ns > over_ns + kSlackNs)
         violate_(absl::StrCat("its time limit is over since ", FormatDuration(now_ns - over_ns),
                               ", and it isn't stopped: ", name));
-    }
-  }
-  // By time a quarantine is lifted by whoever looks once a second, while its host has a session;
-  // one without is silent within a lease. It can't be lifted while the scheduler stands still.
-  if (true_ns - committed_ns_ > kTickSlackNs / 2) overdue_.clear();
-  committed_ns_ = true_ns;
-  for (const auto& [name, host] : hosts_) {
-    const bool over = std::any_of(host.quarantines().begin(), host.quarantines().end(),
-                                  [&](const pb::Quarantine& row) {
-                                    return row.release_ns() != 0 && row.release_ns() <= now_ns;
-                                  });
-    if (!over || clock_was_set_ || host.state() != pb::HOST_UP) {
-      overdue_.erase(name);
-    } else if (true_ns - overdue_.emplace(name, true_ns).first->second > lease_ns_ + kTickSlackNs) {
-      violate_(absl::StrCat("a quarantine is over and isn't lifted: ", name));
     }
   }
 }
@@ -252,7 +227,6 @@ void RowChecks::OnRestored() {
   progress_.clear();
   limit_over_ns_.clear();
   times_.clear();
-  overdue_.clear();
   for (const auto& [name, host] : hosts_) times_[name] = {host.silent_since_ns(), host.spoke_ns()};
   for (const auto& [uid, job] : jobs_) {
     for (int t = 0; t < job.tasks_size(); ++t) {
@@ -274,6 +248,14 @@ std::vector<std::string> RowChecks::Leaks() const {
       leaks.push_back(absl::StrCat(name, " has the row of a Lost attempt still, ",
                                    lost.key().job_uid(), "/", lost.key().task(), "/",
                                    lost.key().attempt()));
+  }
+  for (const auto& [uid, job] : jobs_) {
+    if (job.later() || job.awaits_size() > 0)
+      leaks.push_back(absl::StrCat("job ", job.number(), " has ended, and waits for others"));
+    for (int t = 0; t < job.tasks_size(); ++t) {
+      if (Current(job.tasks(t)) != nullptr || job.tasks(t).has_reservation())
+        leaks.push_back(absl::StrCat("a task that has ended holds devices, ", TaskName(job, t)));
+    }
   }
   return leaks;
 }

@@ -1,7 +1,7 @@
 // What was promised to users and operators, checked from the rows that were committed and from
 // nothing else: time limits, budgets of restarts, limits of queues up to the root, losses while
-// most of a cluster is silent, quarantines, and that nothing is left behind. Nothing here uses the
-// engine's code. Times are the engine's (Transaction::now_ns), but where it says so.
+// most of a cluster is silent, and that nothing is left behind. Nothing here uses the engine's
+// code. Times are the engine's (Transaction::now_ns).
 #pragma once
 
 #include <cstdint>
@@ -33,17 +33,14 @@ class RowChecks {
   void OnConfiguration(const pb::ConfigurationRecord& configuration);
   void OnHost(int64_t now_ns, const std::string& name, const pb::HostRecord& after);
   void OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
-  // `placed`: job and task of what it has placed. `restoring`: nothing was decided. `true_ns`:
-  // by the clock that nobody sets.
-  void Committed(int64_t now_ns, int64_t true_ns, bool restoring,
+  // `placed`: job and task of what it has placed. `restoring`: nothing was decided.
+  void Committed(int64_t now_ns, bool restoring,
                  const std::set<std::pair<std::string, std::string>>& placed);
   // A part of an attempt was lost there, and nobody has said that the host is off. Its hosts are as
   // committed with it.
   void OnLost(int64_t now_ns, const std::string& cluster, const std::string& attempt);
   // The maps hold what a backup has: nothing before counts.
   void OnRestored();
-  // The scheduler's wall clock was set: what it does by that clock, it does at other times.
-  void OnClockSet() { clock_was_set_ = true; }
   // What is left although every job has ended; empty: nothing.
   std::vector<std::string> Leaks() const;
 
@@ -73,13 +70,10 @@ class RowChecks {
   Counters& counters_;
   const std::function<void(const std::string&)> violate_;
   int64_t lease_ns_ = 0;
-  bool clock_was_set_ = false;
   std::map<std::string, Progress> progress_;      // by job and task
   std::map<std::string, int64_t> limit_over_ns_;  // by job and task that runs: when its limit is
   std::map<std::string, HostTimes> times_;        // by host
   std::map<std::string, Queue> queues_;           // by path
-  std::map<std::string, int64_t> overdue_;        // hosts with a quarantine that is over: true time
-  int64_t committed_ns_ = 0;                      // true time of the newest commit
 };
 
 }  // namespace muster::sim::faults

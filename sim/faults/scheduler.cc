@@ -262,6 +262,8 @@ void Scheduler::Received(const std::shared_ptr<AgentStream>& stream, int32_t hos
     shared_->checker.OnHeard(shared_->heap.now_ns(), name_of(host), message.session().epoch());
   if (owns_store() && message.has_checkpoint())
     shared_->checker.OnCheckpointReport(message.checkpoint());
+  if (owns_store() && message.has_checked())
+    shared_->checker.OnCheckAnswer(shared_->heap.now_ns(), name_of(host), message);
   const absl::Status status = sessions_->Receive(stream, message);
   MUSTER_CHECK_MSG(status.ok(), status.ToString().c_str());
   Wake();
@@ -344,6 +346,24 @@ void Scheduler::Tick() {
   shared_->heap.After(tick_ns, [this, life = life_] {
     if (*life) Tick();
   });
+}
+
+std::vector<std::string> Scheduler::Held() const {
+  std::vector<std::string> held;
+  if (!alive()) return held;
+  const State& state = engine_->Snapshot()->state;
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    int64_t milli = 0;
+    for (const int64_t used_milli : host.device_used_milli) milli += used_milli;
+    if (milli == 0 && host.cpus_used_milli == 0 && host.memory_used_bytes == 0 &&
+        host.disk_used_bytes == 0 && host.attempts.empty() && host.reserved.empty())
+      continue;
+    held.push_back(absl::StrCat("the scheduler counts ", milli, " thousandths of devices of ",
+                                state.HostName(id), " as used, by ", host.attempts.size(),
+                                " attempts, and keeps some for ", host.reserved.size()));
+  }
+  return held;
 }
 
 // Memory equals what a restart would read.

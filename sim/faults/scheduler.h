@@ -67,6 +67,8 @@ class Scheduler final : public Network::SchedulerEnd {
     shared_->checker.OnClockSet();
     Wake();
   }
+  // What its State counts as used or kept of hosts.
+  std::vector<std::string> Held() const;
   // Something was queued for the engine.
   void Wake();
 

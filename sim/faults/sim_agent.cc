@@ -58,6 +58,7 @@ absl::Status FaultyFiles::Publish(const agent::AttemptRecord& record, const std:
     }
     return done;
   });
+  if (!status.ok()) shared_->checker.OnExportRefused(record.prepare.key());
   return absl::Status(status.code(),
                       absl::StrReplaceAll(status.message(), {{shared_->storage, ""}}));
 }
@@ -68,7 +69,8 @@ SimAgent::SimAgent(Shared* shared, Machine* machine, Network* network, int32_t h
       machine_(machine),
       network_(network),
       host_(host),
-      inventory_(std::move(inventory)) {
+      inventory_(std::move(inventory)),
+      checks_(host % 4 != 3) {
   machine_->acted = [this] {
     if (acting_) shared_->checker.OnActed(machine_->full_name(), acting_->first, acting_->second);
   };
@@ -135,10 +137,14 @@ void SimAgent::Start() {
                       machine_->boot_id()};
   options.inventory = inventory_;
   options.sweep_ns = shared_->config.heartbeat_ns;  // as often as a run of ten thousand can afford
-  loop_ = std::make_unique<agent::AgentLoop>(
-      std::move(options),
-      agent::AgentLoop::Ports{this, this, this, files_.get(), machine_, state_.get(), nullptr},
-      *std::move(records));
+  agent::AgentLoop::Ports ports{this, this, this, files_.get(), machine_, state_.get(), nullptr};
+  if (checks_) {
+    ports.check_host = [this](const pb::CheckHost& check, const pb::Inventory&) {
+      return BeginCheck(check);
+    };
+  }
+  loop_ =
+      std::make_unique<agent::AgentLoop>(std::move(options), std::move(ports), *std::move(records));
   Tell([&] { loop_->Begin(); });
   if (!runs()) return;
   retry_ = agent::Retry(shared_->heap.now_ns());
@@ -150,6 +156,8 @@ void SimAgent::Die(bool silently) {
   if (!runs()) return;
   ++life_;
   dies_in_ = 0;
+  if (std::exchange(checking_, false))
+    ++shared_->counters["checks of hosts that died with their agent"];
   pause_.Die();
   acting_.reset();
   loop_ = nullptr;
@@ -157,6 +165,17 @@ void SimAgent::Die(bool silently) {
   state_ = nullptr;
   const uint64_t stream = std::exchange(stream_, 0);
   if (stream != 0) network_->Leave(stream, silently);
+}
+
+std::vector<std::string> SimAgent::Held() const {
+  std::vector<std::string> held;
+  if (!runs()) return held;
+  for (const auto& [id, record] : loop_->attempts().records()) {
+    held.push_back(absl::StrCat("the agent of ", machine_->full_name(), " holds ",
+                                record.prepare.here().devices_size(), " devices for ",
+                                Checker::Text(agent::KeyOf(id))));
+  }
+  return held;
 }
 
 // ---- its stream, as agent/daemon/connection.h keeps one ----
@@ -195,6 +214,28 @@ void SimAgent::Reconnect(bool silently) {
 
 void SimAgent::TellFault(int32_t device) {
   Act([this, device] { Tell([&] { loop_->OnDeviceEvent(device, kXid); }); });
+}
+
+// One at a time; it dies with its agent (agent/host/host_check.h).
+bool SimAgent::BeginCheck(const pb::CheckHost& check) {
+  if (std::exchange(checking_, true)) return false;
+  // A sick device's driver may hang.
+  const int64_t most_ns = machine_->Fit(check.device()) ? kSecond : check.timeout_ns();
+  const int64_t takes_ns = machine_->random()->Between(kMillisecond, most_ns);
+  shared_->heap.After(takes_ns, [this, check, life = life_] {
+    if (life != life_) return;
+    checking_ = false;
+    pb::HostChecked checked;
+    checked.set_request(check.request());
+    checked.set_passed(machine_->Fit(check.device()));
+    if (!checked.passed()) checked.set_detail("it is not fit");
+    shared_->checker.OnHostChecked(shared_->heap.now_ns(), machine_->full_name(), check.device(),
+                                   checked.passed());
+    Act([this, life, checked] {
+      if (life == life_) Tell([&] { loop_->OnChecked(checked); });
+    });
+  });
+  return true;
 }
 
 void SimAgent::Closed(uint64_t stream) {
@@ -236,8 +277,7 @@ void SimAgent::Hear(uint64_t stream, const pb::SchedulerMessage& message) {
 void SimAgent::Send(uint64_t generation, v1::AgentMessage message) {
   if (generation != stream_ || stream_ == 0) return;
   if (message.has_hello())
-    shared_->checker.OnHello(shared_->heap.now_ns(), machine_->full_name(),
-                             message.hello().epoch_seen(), message.hello().commit_seen());
+    shared_->checker.OnHello(shared_->heap.now_ns(), machine_->full_name(), message.hello());
   network_->Send(stream_, std::move(message));
 }
 

@@ -105,6 +105,8 @@ class SimAgent final : public Network::AgentEnd,
   // Its driver tells of a critical error of a device.
   void TellFault(int32_t device);
   bool runs() const { return loop_ != nullptr; }
+  // The devices that it has given out, and to whom.
+  std::vector<std::string> Held() const;
 
   void Received(uint64_t stream, const pb::SchedulerMessage& message) override;
   void Closed(uint64_t stream) override;
@@ -120,6 +122,7 @@ class SimAgent final : public Network::AgentEnd,
   void Disconnected();
   void Retry();
   void Hear(uint64_t stream, const pb::SchedulerMessage& message);
+  bool BeginCheck(const pb::CheckHost& check);
 
   // ---- its kernel ----
   int64_t WallNs() override { return machine_->WallNs(); }
@@ -145,11 +148,13 @@ class SimAgent final : public Network::AgentEnd,
   Network* const network_;
   const int32_t host_;
   const pb::Inventory inventory_;
+  const bool checks_;  // false: as an agent one release older
   uint64_t life_ = 0;  // which of its processes; timers of an earlier one do nothing
   std::unique_ptr<agent::StateDirectory> state_;
   std::unique_ptr<FaultyFiles> files_;
   std::unique_ptr<agent::AgentLoop> loop_;
   uint64_t turns_ = 0;
+  bool checking_ = false;
   uint64_t stream_ = 0;  // the loop's generation; 0: none
   agent::Retry retry_{0};
   bool spoke_ = false, refused_ = false;  // the scheduler, on the present stream

@@ -79,10 +79,13 @@ void World::MakeHosts() {
     cluster->set_sku("node");
     cluster->set_job_storage("shared");
     shared.add_clusters(cluster->name());
-    // One word of a driver takes a device out, for a while.
+    // One word of a driver takes a device out, for a while, and in one of them one failed launch a
+    // host.
     cluster->mutable_quarantine()->set_device_blames(1);
+    if (c == 1) cluster->mutable_quarantine()->set_host_blames(1);
+    cluster->set_host_check_timeout_ns(kHostCheckTimeoutNs);
     cluster->mutable_quarantine()->set_max_percent(40);
-    cluster->mutable_quarantine()->set_release_after_ns(kMinute);
+    cluster->mutable_quarantine()->set_release_after_ns(kReleaseAfterNs);
     for (int32_t h = c == 0 ? 0 : first; h < (c == 0 ? first : config.hosts); ++h) {
       pb::HostSpec* host = cluster->add_hosts();
       host->set_name(absl::StrFormat("n%03d", h));
@@ -153,8 +156,10 @@ void World::HealAll() {
   database_.dies_before = database_.dies_after = database_.fails = database_.fails_done =
       database_.full_until_ns = 0;
   shared_.programs.storage_hangs_until_ns = 0;
-  for (const auto& machine : machines_)
+  for (const auto& machine : machines_) {
     machine->disk_full_until_ns = machine->launch_fails_until_ns = machine->late_shims_until_ns = 0;
+    machine->Recover();
+  }
   for (size_t h = 0; h < machines_.size(); ++h) {
     agents_[h]->DieAtUse(0);
     if (!machines_[h]->on()) machines_[h]->PowerOn();
@@ -193,10 +198,16 @@ void World::TellStuck() {
   }
 }
 
-// Rows of what is lost, processes, and what agents know of attempts that the scheduler needs no
-// more.
+// Rows of what is lost, processes, what agents know of attempts that the scheduler needs no more,
+// and devices that anybody holds.
 std::vector<std::string> World::Leaks() const {
   std::vector<std::string> leaks = shared_.checker.Leaks();
+  const auto add = [&](const std::vector<std::string>& held) {
+    leaks.insert(leaks.end(), held.begin(), held.end());
+  };
+  if (!schedulers_.empty()) add(schedulers_.back()->Held());
+  for (const auto& agent : agents_) add(agent->Held());
+  for (const auto& machine : machines_) add(machine->Held());
   for (const auto& machine : machines_) {
     std::error_code error;
     for (const auto& entry :
@@ -250,7 +261,8 @@ RunResult World::Run() {
     // What is left of it goes within ten leases.
     if (over_ns == 0) over_ns = looked_ns;
     ended = true;
-    if (Leaks().empty()) break;
+    shared_.checker.CheckQuarantinesEnd(looked_ns, heal_ns);
+    if (Leaks().empty() && !shared_.checker.AnyQuarantine()) break;
     if (looked_ns - over_ns < 10 * shared_.config.lease_ns) continue;
     for (const std::string& leak : Leaks())
       shared_.checker.Violate(looked_ns, absl::StrCat("left behind: ", leak));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -12,12 +13,15 @@
 #include "common/spec/config_files.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/decide/decider.h"
+#include "scheduler/decide/draft/draft.h"
+#include "scheduler/decide/model/inputs.h"
 #include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/decide/place/free_map.h"
 #include "scheduler/decide/testing/dice.h"
 #include "scheduler/decide/testing/fuzz_arrays.h"
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
+#include "scheduler/decide/testing/fuzz_spared.h"
 #include "scheduler/decide/testing/fuzz_successors.h"
 #include "scheduler/decide/testing/fuzz_together.h"
 #include "scheduler/state/queue_order.h"
@@ -531,12 +535,8 @@ class Case {
       }
       moving = true;
     }
-    if (state == pb::TASK_PREPARING && AllPrepared(*s_.FindAttempt(ref))) {
-      pb::Event event;
-      *event.mutable_gang_prepared()->mutable_key() =
-          KeyOf(*s_.FindJob(ref.job), ref.task, ref.number);
-      Do(event);
-    }
+    const pb::AttemptKey key = KeyOf(*s_.FindJob(ref.job), ref.task, ref.number);
+    if (const std::optional<pb::Event> prepared = PreparedGang(s_, key)) Do(*prepared);
     return moving;
   }
 
@@ -565,7 +565,7 @@ class Case {
     for (const std::string& broken :
          {CheckReserved(s_, now_ns_, options_, before, plan, &totals_.lent),
           CheckClaims(s_, now_ns_, options_, before, plan, &totals_.judged),
-          CheckSpared(s_, plan, &totals_.spared)}) {
+          CheckSpared(s_, plan, &totals_.spared), Charged(before)}) {
       if (!broken.empty()) Fail(broken);
     }
     round_ = s_.round();
@@ -587,6 +587,21 @@ class Case {
     if (const std::string broken = CheckLimitsOutside(s_, plan); !broken.empty()) Fail(broken);
     next_wake_ns_ = plan.next_wake_ns;
     return acts;
+  }
+
+  // What decisions charge queues is what they hold.
+  std::string Charged(const Model& model) {
+    const Inputs in(s_, now_ns_, options_, model);
+    FreeMap now(s_), later(s_);
+    Draft draft(in, &now, &later);
+    Charges charges{model.flavours, {}, {}};
+    charges.now = [&](int32_t node, const std::string& flavour) {
+      return draft.now()->use().At(node, model.FlavourIndex(flavour));
+    };
+    charges.later = [&](int32_t node, const std::string& flavour) {
+      return draft.later()->use().At(node, model.FlavourIndex(flavour));
+    };
+    return CheckCharges(s_, now_ns_, charges, &totals_.stopping);
   }
 
   // What is kept between decisions changes none of them.
@@ -1077,7 +1092,10 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   judged += o.judged;
   beside += o.beside;
   overtaken += o.overtaken;
-  spared += o.spared;
+  spared.victims += o.spared.victims;
+  spared.of_several += o.spared.of_several;
+  spared.by_later_ones += o.spared.by_later_ones;
+  stopping += o.stopping;
   members += o.members;
   successors += o.successors;
   together += o.together;

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "common/base/fnv.h"
+#include "scheduler/decide/testing/fuzz_spared.h"
 
 namespace muster {
 
@@ -26,7 +27,8 @@ struct FuzzTotals {
   int64_t judged = 0;  // victims whose queue's level was compared with their claimant's
   int64_t beside = 0;  // victims without devices, for claims with
   int64_t overtaken = 0;   // victims of what goes before them in their own queue, at one priority
-  int64_t spared = 0;      // victims of whom it was asked whether they could have been spared
+  Spared spared;           // victims of whom it was asked whether they could have been spared
+  int64_t stopping = 0;    // attempts that were being stopped, whose charge was recomputed
   int64_t members = 0;     // of arrays that were submitted
   int64_t successors = 0;  // jobs that came after one that had not ended
   int64_t together = 0;    // jobs of which tasks start together

@@ -1,11 +1,13 @@
 // Rules that the fuzzer recomputes from State's rows alone, with nothing of scheduler/decide and
-// nothing of Validate: what queues hold, and who need not have been stopped.
+// nothing of Validate: what queues hold, and what they may.
 //
 // Each gives what is broken, or "".
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "scheduler/state/plan.h"
 #include "scheduler/state/state.h"
@@ -17,10 +19,17 @@ namespace muster {
 // has started. `after`: with the plan applied.
 std::string CheckLimitsOutside(const State& after, const Plan& plan);
 
-// Nobody was stopped who could have been spared: with any single victim left where it is, its
-// claimant would find no place, or its queues would hold more than they may. Of plans that do
-// nothing but stop for one claimant, beside no other reservation. `before`: without the plan.
-// *spared counts the victims that were looked at.
-std::string CheckSpared(const State& before, const Plan& plan, int64_t* spared);
+// What a decision takes queues to hold: now, and once what is being stopped has gone; in
+// thousandths.
+struct Charges {
+  std::vector<std::string> flavours;
+  std::function<int64_t(int32_t node, const std::string& flavour)> now, later;
+};
+
+// It is what their tasks' attempts hold, each once and by its own size, also while it stops; what
+// stops holds nothing later, as long as it is expected to answer, whatever it comes back with.
+// *stopping counts those that were looked at.
+std::string CheckCharges(const State& state, int64_t now_ns, const Charges& charges,
+                         int64_t* stopping);
 
 }  // namespace muster

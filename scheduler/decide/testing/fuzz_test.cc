@@ -31,7 +31,9 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.judged, 50);
   EXPECT_GT(totals.beside, 10);
   EXPECT_GT(totals.overtaken, 10);
-  EXPECT_GT(totals.spared, 10);
+  EXPECT_GT(totals.spared.victims, 10);
+  EXPECT_GT(totals.spared.of_several, 0);
+  EXPECT_GT(totals.stopping, 100);
   EXPECT_GT(totals.members, 100);
   EXPECT_GT(totals.successors, 100);
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);

@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from figures import figure
-from simulate import DATA, at_once, overtaken, simulate, table
+from simulate import DATA, at_once, late, overtaken, simulate, table
 
 CLUSTERS = ["phx", "dal", "fra", "osl"]
 HOSTS = 17  # of each cluster
@@ -137,12 +137,9 @@ def main() -> int:
             ">= 3",
             times["split in turn"] >= 3,
         ),
-        figure(
-            f"{name}.late",
-            one["summary"]["late"],
-            "jobs",
-            "0",
-            one["summary"]["late"] == 0,
+        *late(
+            name,
+            one,
             {
                 "split by tenant": split["summary"]["late"],
                 "split in turn": in_turn["summary"]["late"],

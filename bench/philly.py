@@ -18,7 +18,7 @@ decision (docs/simulating.md).
 import sys
 
 from figures import figure
-from simulate import DATA, at_once, overtaken, simulate, table
+from simulate import DATA, at_once, late, overtaken, simulate, table
 
 PEERS = ["fifo", "fifo-backfill", "drf"]
 
@@ -64,12 +64,9 @@ def compare(name: str, runs: dict[str, dict]) -> list[bool]:
             mine_used >= max(used.values()),
             used,
         ),
-        figure(
-            f"philly.{name}.late",
-            mine["summary"]["late"],
-            "jobs",
-            "0",
-            mine["summary"]["late"] == 0,
+        *late(
+            f"philly.{name}",
+            mine,
             {peer: run["summary"]["late"] for peer, run in peers.items()},
         ),
         figure(

@@ -60,6 +60,23 @@ def overtaken(name: str, run: dict) -> list[bool]:
     ]
 
 
+def late(name: str, run: dict, peers: dict[str, int]) -> list[bool]:
+    """Who was late, one by one: for want of hosts in its shape, which what other guarantees cover stands on, or although it had room."""
+    jobs = run["late_jobs"]
+    for job in sorted(jobs, key=lambda each: -each["late_s"]):
+        room_h = job["late_room_s"] / 3600
+        print(
+            f"late: {job['name']} of {job['queue']}, {job['gpus']:g} GPUs, {job['late_s'] / 3600:.1f} h: "
+            f"hosts could have held it beside what guarantees cover for {room_h:.2f} h on end"
+        )
+    unexplained = run["summary"]["late_with_room"]
+    return [
+        figure(f"{name}.late", len(jobs), "jobs", None, True, peers),
+        figure(f"{name}.late_for_want_of_hosts", len(jobs) - unexplained, "jobs", None, True),
+        figure(f"{name}.late_with_room", unexplained, "jobs", "0", unexplained == 0),
+    ]
+
+
 def at_once(*calls) -> list[dict]:
     """What each of the calls gives; two at a time, as nothing that they measure is a time of this machine."""
     with ThreadPoolExecutor(2) as threads:

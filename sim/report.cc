@@ -60,9 +60,23 @@ std::string SummaryJson(const Summary& s) {
       ",\"wait_p50_s\":", Seconds(s.wait_p50_ns), ",\"wait_p99_s\":", Seconds(s.wait_p99_ns),
       ",\"wait_max_s\":", Seconds(s.wait_max_ns), ",\"delay_mean_s\":", Seconds(s.delay_mean_ns),
       ",\"jct_mean_s\":", Seconds(s.jct_mean_ns), ",\"evictions\":", s.evictions,
-      ",\"late\":", s.late, ",\"late_max_s\":", Seconds(s.late_max_ns),
-      ",\"left_out\":", s.left_out, ",\"overtaken\":", s.overtaken,
-      ",\"overtaken_max_s\":", Seconds(s.overtaken_max_ns), "}");
+      ",\"late\":", s.late, ",\"late_with_room\":", s.late_with_room,
+      ",\"late_max_s\":", Seconds(s.late_max_ns), ",\"left_out\":", s.left_out,
+      ",\"overtaken\":", s.overtaken, ",\"overtaken_max_s\":", Seconds(s.overtaken_max_ns), "}");
+}
+
+std::string LateJobs(const WorldResult& result, int64_t patience_ns) {
+  std::string text = ",\"late_jobs\":[";
+  bool first = true;
+  for (const JobResult& job : result.jobs) {
+    if (job.late_ns <= patience_ns) continue;
+    absl::StrAppend(&text, first ? "" : ",", "\n{\"name\":", Quoted(job.name),
+                    ",\"queue\":", Quoted(job.queue), ",\"gpus\":", FormatMilli(job.gpus_milli),
+                    ",\"late_s\":", Seconds(job.late_ns),
+                    ",\"late_room_s\":", Seconds(job.late_room_ns), "}");
+    first = false;
+  }
+  return text + "]";
 }
 
 }  // namespace
@@ -86,6 +100,7 @@ Summary Summarize(const WorldResult& result, const std::string& queue, int64_t p
     }
     s.evictions += job.evictions;
     s.late += job.late_ns > patience_ns;
+    s.late_with_room += job.late_ns > patience_ns && job.late_room_ns > patience_ns;
     s.left_out += job.left_out_ns > patience_ns;
     s.late_max_ns = std::max(s.late_max_ns, job.late_ns);
     s.overtaken += job.overtaken_ns > patience_ns;
@@ -172,7 +187,7 @@ std::string Json(const pb::ClusterFile& clusters,
                       SummaryJson(Summarize(result, queue, patience_ns)));
       first = false;
     }
-    absl::StrAppend(&text, "}");
+    absl::StrAppend(&text, "}", LateJobs(result, patience_ns));
     if (with_jobs) {
       absl::StrAppend(&text, ",\"jobs\":[");
       for (size_t j = 0; j < result.jobs.size(); ++j) {
@@ -183,6 +198,7 @@ std::string Json(const pb::ClusterFile& clusters,
                         ",\"start_s\":", job.start_ns < 0 ? "null" : Seconds(job.start_ns),
                         ",\"end_s\":", job.end_ns < 0 ? "null" : Seconds(job.end_ns),
                         ",\"evictions\":", job.evictions, ",\"late_s\":", Seconds(job.late_ns),
+                        ",\"late_room_s\":", Seconds(job.late_room_ns),
                         ",\"left_out_s\":", Seconds(job.left_out_ns),
                         ",\"overtaken_s\":", Seconds(job.overtaken_ns), ",\"segments\":[");
         for (size_t i = 0; i < job.segments.size(); ++i) {

@@ -22,7 +22,8 @@ struct Summary {
   int evictions = 0;
   // For longer than the patience, though in their queue's order its guarantee covered them
   // (JobResult):
-  int late = 0;  // waiting for what the queue didn't hold
+  int late = 0;            // waiting for what the queue didn't hold
+  int late_with_room = 0;  // of them those that hosts could have held for so long
   int64_t late_max_ns = 0;
   int left_out = 0;   // outside the entitled set
   int overtaken = 0;  // waiting for what younger ones of the queue held

@@ -4,8 +4,15 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
+#include "common/base/units.h"
+#include "sim/shape_room.h"
 
 namespace muster::sim {
+namespace {
+
+constexpr int64_t kRoomEveryNs = kMinute;  // who is late for want of hosts is looked at so often
+
+}  // namespace
 
 Tally::Tally(const Trace& trace, int64_t epoch_ns, int64_t patience_ns, WorldResult* result)
     : trace_(trace),
@@ -16,7 +23,8 @@ Tally::Tally(const Trace& trace, int64_t epoch_ns, int64_t patience_ns, WorldRes
       promises_of_(trace.jobs.size()),
       runs_in_(trace.jobs.size(), -1),
       held_milli_(trace.jobs.size()),
-      bands_(trace.jobs.size()) {
+      bands_(trace.jobs.size()),
+      kept_(trace.jobs.size()) {
   for (const TraceJob& job : trace.jobs) {
     JobResult row;
     row.name = job.name;
@@ -69,7 +77,10 @@ void Tally::Begin(const State& state) {
   }
 }
 
-void Tally::OnAccepted(size_t index, uint64_t number) { result_->jobs[index].number = number; }
+void Tally::OnAccepted(size_t index, uint64_t number) {
+  result_->jobs[index].number = number;
+  index_of_[number] = index;
+}
 
 void Tally::OnRefused(size_t index, std::string why) {
   result_->jobs[index].refused = std::move(why);
@@ -148,6 +159,7 @@ void Tally::SeeGuarantees() {
       any_milli += left_milli[p];
     }
     std::map<size_t, Covered> covered;
+    for (const size_t index : std::exchange(leaf->kept, {})) kept_[index] = false;
     for (const auto& [rank, submit_ns, index] : leaf->unfinished) {
       if (any_milli == 0) break;
       const int64_t demand_milli = result_->jobs[index].gpus_milli;
@@ -162,10 +174,15 @@ void Tally::SeeGuarantees() {
       if (at < 0) continue;
       left_milli[at] -= demand_milli;
       any_milli -= demand_milli;
-      if (held_milli_[index] > 0) continue;
+      if (held_milli_[index] > 0) {
+        if (at != runs_in_[index]) continue;
+        leaf->kept.push_back(index);
+        kept_[index] = true;
+        continue;
+      }
       if (unused >= 0) unused_milli[unused] -= demand_milli;
       const auto before = leaf->covered.find(index);
-      SeeCovered(index, unused >= 0,
+      SeeCovered(index, unused,
                  &(covered[index] = before == leaf->covered.end() ? Covered{} : before->second));
     }
     for (const auto& [index, was] : leaf->covered) {
@@ -176,9 +193,10 @@ void Tally::SeeGuarantees() {
   changed_.clear();
 }
 
-void Tally::SeeCovered(size_t index, bool unused, Covered* covered) {
+void Tally::SeeCovered(size_t index, int32_t unused_in, Covered* covered) {
   JobResult& job = result_->jobs[index];
-  if (unused) {
+  covered->unused_in = unused_in;
+  if (unused_in >= 0) {
     if (covered->unused_since_ns < 0) covered->unused_since_ns = now_ns_;
     if (covered->overtaken_since_ns >= 0)
       covered->overtaken_ns += now_ns_ - std::exchange(covered->overtaken_since_ns, -1);
@@ -186,11 +204,55 @@ void Tally::SeeCovered(size_t index, bool unused, Covered* covered) {
     if (covered->overtaken_since_ns < 0) covered->overtaken_since_ns = now_ns_;
     if (covered->unused_since_ns >= 0)
       job.late_ns = std::max(job.late_ns, now_ns_ - std::exchange(covered->unused_since_ns, -1));
+    EndRoom(index, covered);
+  }
+}
+
+void Tally::EndRoom(size_t index, Covered* covered) {
+  if (covered->room_since_ns < 0) return;
+  JobResult& job = result_->jobs[index];
+  job.late_room_ns =
+      std::max(job.late_room_ns, now_ns_ - std::exchange(covered->room_since_ns, -1));
+}
+
+// What is promised is there by number. What stands on the hosts and is covered by a guarantee where
+// it runs is not stopped for it; of several that wait the first gets the place that there is.
+void Tally::SeeRoom(const State& state) {
+  if (looked_for_room_ns_ >= 0 && now_ns_ < looked_for_room_ns_ + kRoomEveryNs) return;
+  looked_for_room_ns_ = now_ns_;
+  std::vector<std::tuple<int64_t, size_t, Leaf*>> waiting;
+  for (auto& [path, leaf] : leaves_) {
+    for (const auto& [index, covered] : leaf.covered) {
+      if (covered.unused_in >= 0) waiting.emplace_back(covered.unused_since_ns, index, &leaf);
+    }
+  }
+  std::sort(waiting.begin(), waiting.end());
+  std::map<std::pair<int32_t, std::string>, ShapeRoom> rooms;  // by cluster and flavour
+  for (const auto& [since_ns, index, leaf] : waiting) {
+    Covered& covered = leaf->covered.at(index);
+    const Promise& promise = leaf->promises[covered.unused_in];
+    auto room = rooms.find({promise.cluster, promise.flavour});
+    if (room == rooms.end()) {
+      const auto stays = [&](uint64_t number) {
+        const auto known = index_of_.find(number);
+        return known != index_of_.end() && kept_[known->second];
+      };
+      room = rooms
+                 .emplace(std::pair(promise.cluster, promise.flavour),
+                          ShapeRoom(state, promise.cluster, promise.flavour, stays))
+                 .first;
+    }
+    if (!room->second.Take(trace_.jobs[index].workers, trace_.jobs[index].gpus_milli)) {
+      EndRoom(index, &covered);
+    } else if (covered.room_since_ns < 0) {
+      covered.room_since_ns = now_ns_;
+    }
   }
 }
 
 void Tally::EndWait(size_t index, Covered covered) {
   JobResult& job = result_->jobs[index];
+  EndRoom(index, &covered);
   if (covered.unused_since_ns >= 0)
     job.late_ns = std::max(job.late_ns, now_ns_ - covered.unused_since_ns);
   if (covered.overtaken_since_ns >= 0) covered.overtaken_ns += now_ns_ - covered.overtaken_since_ns;
@@ -287,6 +349,7 @@ void Tally::OnStep(const StepRecord& step) {
   }
   SeeBands(state);
   SeeGuarantees();
+  SeeRoom(state);
   SeeEntitled(*step.view->plan);
 }
 
@@ -297,6 +360,7 @@ void Tally::Finish(int64_t now_ns) {
   }
   for (const JobResult& job : result_->jobs) {
     result_->late += job.late_ns > patience_ns_;
+    result_->late_with_room += job.late_ns > patience_ns_ && job.late_room_ns > patience_ns_;
     result_->left_out += job.left_out_ns > patience_ns_;
     result_->overtaken += job.overtaken_ns > patience_ns_;
   }

@@ -39,7 +39,9 @@ class Tally {
     int64_t out_since_ns = -1;  // not in the entitled set since then; -1: in it
     int64_t overtaken_since_ns =
         -1;  // its own queue has held what it is promised since then; -1: it doesn't
-    int64_t overtaken_ns = 0;  // all of that before
+    int64_t overtaken_ns = 0;    // all of that before
+    int32_t unused_in = -1;      // the promise that is there; of its leaf
+    int64_t room_since_ns = -1;  // hosts could hold it since then, beside what guarantees cover
   };
   // Of a job in its leaf: -priority, and its band where the shortest goes first.
   using Rank = std::pair<int32_t, int32_t>;
@@ -58,6 +60,7 @@ class Tally {
     std::vector<Promise> promises;
     std::set<std::tuple<Rank, int64_t, size_t>> unfinished;  // with submit and index
     std::map<size_t, Covered> covered;                       // by index
+    std::vector<size_t> kept;  // of those that run, whom its guarantee covers where they do
     bool changed = false;
     bool shortest_first = false;
   };
@@ -73,7 +76,10 @@ class Tally {
   void Keep(size_t index, int64_t sign);
   Rank RankOf(size_t index) const { return {-trace_.jobs[index].priority, bands_[index]}; }
   void SeeBands(const State& state);
-  void SeeCovered(size_t index, bool unused, Covered* covered);
+  void SeeCovered(size_t index, int32_t unused_in, Covered* covered);
+  // Of who is late: whether that is for want of hosts.
+  void SeeRoom(const State& state);
+  void EndRoom(size_t index, Covered* covered);
   void EndWait(size_t index, Covered covered);
 
   const Trace& trace_;
@@ -85,9 +91,12 @@ class Tally {
   std::vector<Leaf*> changed_;
   std::vector<std::vector<int32_t>>
       promises_of_;  // by index: those of its leaf that it may use, the preferred first
-  std::vector<int32_t> runs_in_;     // by index: the promise whose pool it runs in; -1: none's
-  std::vector<int64_t> held_milli_;  // by index
-  std::vector<int32_t> bands_;       // by index
+  std::vector<int32_t> runs_in_;         // by index: the promise whose pool it runs in; -1: none's
+  std::vector<int64_t> held_milli_;      // by index
+  std::vector<int32_t> bands_;           // by index
+  std::vector<bool> kept_;               // by index: see Leaf::kept
+  std::map<uint64_t, size_t> index_of_;  // by the job's number
+  int64_t looked_for_room_ns_ = -1;
   size_t over_ = 0;
   int64_t used_milli_ = 0;
   int64_t now_ns_ = 0;     // since the epoch

@@ -67,6 +67,9 @@ struct JobResult {
   // While it waited although, in its queue's order, it fit what the queue is promised
   // (sim/tally.cc):
   int64_t late_ns = 0;  // longest time in which the queue held less there than that
+  // Of that the longest in which hosts could have held it beside what guarantees cover (looked at
+  // each minute); else it lacked hosts.
+  int64_t late_room_ns = 0;
   int64_t overtaken_ns =
       0;  // time in which younger ones of the queue held it: of one such wait, the longest
   int64_t left_out_ns = 0;  // longest time without a place in the entitled set
@@ -84,9 +87,10 @@ struct WorldResult {
   int64_t used_device_us = 0;      // devices x time, held by attempts, until the last submission
   int64_t capacity_device_us = 0;  // until then
   int evictions = 0;
-  int late = 0;         // jobs with late_ns above patience_ns
-  int left_out = 0;     // jobs with left_out_ns above patience_ns
-  int overtaken = 0;    // jobs with overtaken_ns above patience_ns
+  int late = 0;            // jobs with late_ns above patience_ns
+  int late_with_room = 0;  // of them those with late_room_ns above it, too
+  int left_out = 0;        // jobs with left_out_ns above patience_ns
+  int overtaken = 0;       // jobs with overtaken_ns above patience_ns
   uint64_t digest = 0;  // FNV-1a over every journalled event, in order: equal runs, equal digests
   std::vector<std::string> stuck;  // jobs that had not ended when nothing was left to happen
 };

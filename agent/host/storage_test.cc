@@ -118,6 +118,18 @@ TEST(StorageThreads, TellOnceWhatCameOfIt) {
   other.gate->set_value(absl::OkStatus());
 }
 
+// The agent's loop asks: it has heartbeats to send, or its host is taken for silent and its fences
+// end what runs there.
+TEST(StorageThreads, WhoAsksGoesOnAtOnce) {
+  StorageThreads threads(10 * kSecond);
+  const Stuck stuck;
+  const int64_t began_ns = RealClock()->BootNs();
+  EXPECT_TRUE(absl::IsUnavailable(threads.Do(kPrepare, stuck.work(true))));
+  EXPECT_TRUE(threads.TakeAnswered().empty());
+  EXPECT_LT(RealClock()->BootNs() - began_ns, 5 * kSecond);
+  stuck.gate->set_value(absl::OkStatus());
+}
+
 TEST(StorageThreads, ArePatientForSoLongUnlessItMustNotBeGivenUp) {
   StorageThreads threads(50 * kMillisecond);
   const Stuck prepare, publish;

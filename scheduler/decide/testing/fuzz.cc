@@ -43,6 +43,8 @@ class Case {
         unequal_agents_(seed % 8 == 2),
         successor_dice_(seed ^ 0x7feb352d),
         together_dice_(seed ^ 0x846ca68b),
+        crowd_dice_(seed ^ 0x165667b1),
+        crowds_(seed % 16 == 10 || seed % 16 == 13),
         together_(arrays && (seed % 8 == 0 || seed % 8 == 7)),
         arrays_(arrays && seed % 8 == 6),
         successors_(arrays && (seed % 8 == 4 || seed % 16 == 14)),
@@ -63,6 +65,9 @@ class Case {
           Advance(order_dice_.Of(2 * kOrderTickNs / kSecond) * kSecond);
         const int events = dice_.Of(4) + (burst == 0 && i == 0 ? 3 : 0);
         for (int e = 0; e < events; ++e) Outside();
+        if (crowds_ && crowd_dice_.Percent(30)) {
+          for (int more = 4 + crowd_dice_.Of(6); more > 0; --more) Submit();
+        }
         if (by_length_) ExpectEnds();
         Agents(/*quiet=*/false);
         Step();
@@ -1049,6 +1054,8 @@ class Case {
   const bool unequal_agents_;  // some enter no images, which some jobs want
   Dice successor_dice_;        // of its own, likewise
   Dice together_dice_;         // of its own, likewise
+  Dice crowd_dice_;            // of its own, likewise
+  const bool crowds_;          // many are submitted at once, so that a decision has several claims
   const bool together_;        // tasks of some jobs start together
   const bool arrays_;          // some jobs are arrays
   const bool successors_;      // some jobs come after others

@@ -109,8 +109,7 @@ struct Acts {
   std::vector<TaskRef> claimants;  // in the order in which they were served
   std::map<TaskRef, Victim> victims;
   std::set<TaskRef> ended;         // stopped for a cause of their own, before all claims
-  std::map<TaskRef, Taken> taken;  // by what starts, or has devices held for it
-  std::set<int32_t> reserves_in;   // clusters where devices are kept for a later time
+  std::map<TaskRef, Taken> taken;  // by what starts, or has devices kept for it
 };
 
 TaskRef RefOf(const State& state, const pb::AttemptKey& key) {
@@ -148,25 +147,21 @@ void ReadStop(const State& before, const pb::AttemptStopping& e, Acts* acts) {
 
 Acts Read(const State& before, const Plan& plan) {
   Acts acts;
-  const auto keep = [&](const TaskRef& ref, bool held, Taken taken) {
+  const auto keep = [&](const TaskRef& ref, Taken taken) {
     acts.taken.erase(ref);
-    if (held) {
-      acts.taken[ref] = std::move(taken);
-    } else if (!taken.parts.empty()) {
-      acts.reserves_in.insert(taken.cluster);
-    }
+    if (!taken.parts.empty()) acts.taken[ref] = std::move(taken);
   };
   for (const TaskRef& ref : before.reserved_tasks()) {
     const Reservation& known = *before.FindJob(ref.job)->tasks[ref.task].reservation;
-    keep(ref, known.held, {known.cluster, known.flavour, known.parts, known.workers});
+    keep(ref, {known.cluster, known.flavour, known.parts, known.workers});
   }
   for (const pb::Event& event : plan.events) {
     if (event.has_reservation()) {
       const pb::ReservationChanged& e = event.reservation();
-      keep(RefOf(before, e.key()), e.held(), TakenBy(before, e));
+      keep(RefOf(before, e.key()), TakenBy(before, e));
     } else if (event.has_attempt_placed()) {
       const pb::AttemptPlaced& e = event.attempt_placed();
-      keep(RefOf(before, e.key()), true, TakenBy(before, e));
+      keep(RefOf(before, e.key()), TakenBy(before, e));
     } else if (event.has_attempt_stopping()) {
       ReadStop(before, event.attempt_stopping(), &acts);
     }
@@ -196,8 +191,7 @@ class Judge {
     const JobRow& job = *before_.FindJob(claimant.job);
     const pb::TaskSpec& spec = job.task_spec(claimant.task);
     const auto place = acts_.taken.find(claimant);
-    if (place == acts_.taken.end() || !job.tasks[claimant.task].waiting() || !spec.with().empty() ||
-        acts_.reserves_in.contains(place->second.cluster))
+    if (place == acts_.taken.end() || !job.tasks[claimant.task].waiting() || !spec.with().empty())
       return false;
     const pb::TopologyLevel level = spec.topology().required();
     if (level != pb::TOPOLOGY_LEVEL_UNSPECIFIED && level < pb::CLUSTER) return false;

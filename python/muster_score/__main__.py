@@ -6,6 +6,7 @@ import sys
 
 import muster_runtime
 
+from muster_score import files
 from muster_score.engines import EngineDied, check, load
 from muster_score.inputs import InputError
 from muster_score.leases import owner_of
@@ -31,6 +32,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--shard-rows", type=int, default=1000, help="what a lost worker costs")
+    parser.add_argument("--output-format", choices=("jsonl", "parquet"), default="jsonl")
     parser.add_argument("--bad-rows", choices=("keep", "fail"), default="keep")
     parser.add_argument(
         "--lease", type=float, default=60, metavar="SECONDS", help="until a silent one is replaced"
@@ -44,6 +46,8 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def score(given: argparse.Namespace) -> Plan:
     check(given.engine, given.model)
+    if given.output_format == "parquet":
+        files.check_parquet()
     sampling = Sampling(given.max_tokens, given.temperature, given.top_p, given.seed)
     model = {"model": given.model, "model_files": fingerprint_of_model(given.model)}
     options = Options(
@@ -55,6 +59,7 @@ def score(given: argparse.Namespace) -> Plan:
         batch_size=given.batch_size,
         shard_rows=given.shard_rows,
         keep_bad_rows=given.bad_rows == "keep",
+        output_format=given.output_format,
         lease_s=given.lease,
         sampling=sampling,
         settings={"engine": given.engine, **model},

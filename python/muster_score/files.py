@@ -4,6 +4,9 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import BinaryIO
+
+from muster_score.inputs import InputError
 
 
 def sync_directory(path: Path) -> None:
@@ -63,3 +66,27 @@ def tidy(directory: Path) -> None:
     """Removes what workers that were killed left under their own names."""
     for left in directory.glob(".*.*.*"):
         left.unlink(missing_ok=True)
+
+
+def check_parquet() -> None:
+    """Before anything is scored."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise InputError("--output-format parquet needs pyarrow: pip install pyarrow") from error
+
+
+def write_parquet(lines: list[bytes], file: BinaryIO) -> None:
+    """Rows as JSON, a line each, as a table. A column that a row lacks is null there."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [json.loads(line) for line in lines]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = {name: [row.get(name) for row in rows] for name in columns}
+    try:
+        pyarrow.parquet.write_table(pyarrow.table(table), file)
+    except pyarrow.ArrowException as error:  # such as numbers and texts in one column
+        raise InputError(
+            f"--output-format parquet: a shard's rows make no table: {error}. Take jsonl"
+        ) from error

@@ -71,7 +71,7 @@ def find_files(pattern: str, output: Path | None = None) -> list[File]:
 
 def _takes_in(pattern: str, output: Path) -> bool:
     folder, name = os.path.split(pattern)
-    written = ("part-00000000.jsonl", "manifest.json", "plan.json")
+    written = ("part-00000000.jsonl", "part-00000000.parquet", "manifest.json", "plan.json")
     if not any(fnmatch.fnmatch(file, "*" if name == "**" else name) for file in written):
         return False
     folders = {os.path.realpath(path) for path in glob.glob(folder or ".", recursive=True)}

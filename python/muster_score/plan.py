@@ -22,6 +22,7 @@ class Options:
     batch_size: int = 16
     shard_rows: int = 1000
     keep_bad_rows: bool = True
+    output_format: str = "jsonl"  # or parquet
     lease_s: float = 60
     sampling: Sampling = field(default_factory=Sampling)
     settings: dict = field(default_factory=dict)  # what else makes the answers what they are
@@ -32,6 +33,7 @@ class Plan:
     output: Path
     shards: list[Shard]
     settings: dict
+    output_format: str = "jsonl"
 
     @property
     def own(self) -> Path:
@@ -43,7 +45,7 @@ class Plan:
         return self.output / "manifest.json"
 
     def part(self, shard: int) -> Path:
-        return self.output / f"part-{shard:08}.jsonl"
+        return self.output / f"part-{shard:08}.{self.output_format}"
 
 
 def make_plan(options: Options, between: Callable[[], None] = lambda: None) -> Plan:
@@ -61,11 +63,12 @@ def make_plan(options: Options, between: Callable[[], None] = lambda: None) -> P
             plan = files.read(own / "plan.json")
     _refuse_another(plan, settings, inputs, output)
     shards = [Shard(inputs[file], begin, rows) for file, begin, rows in plan["shards"]]
-    return Plan(output, shards, settings)
+    return Plan(output, shards, settings, options.output_format)
 
 
 def _settings(options: Options) -> dict:
     columns = {name: getattr(options, name) for name in ("column", "answer_column", "error_column")}
+    columns["output_format"] = options.output_format
     return options.settings | vars(options.sampling) | columns
 
 

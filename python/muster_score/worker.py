@@ -144,7 +144,10 @@ class Worker:
 
         lines, bad = self.scorer.score(shard, lease, between)
         with written.open("wb") as file:
-            file.writelines(lines)
+            if self.options.output_format == "parquet":
+                files.write_parquet(lines, file)
+            else:
+                file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
         if bad:  # of this file alone: of two workers the one that loses may have counted otherwise

@@ -11,7 +11,7 @@ from muster_score import inputs
 from muster_score.inputs import BadRow, InputError, Reader, find_files, shards_of
 from muster_score.plan import Options, fingerprint_of_model, make_plan
 from muster_score.prompts import Answer, Ask, Sampling, ask_of
-from score_helpers import run_here, scored, write_rows
+from score_helpers import run_here, score, scored, write_rows
 
 
 def same(prompts):
@@ -383,3 +383,38 @@ def test_a_body_says_how_it_is_sampled_and_what_is_not_there_is_refused():
     for name, value in (("max_tokens", 0), ("temperature", "hot"), ("top_p", 2), ("seed", True)):
         assert f"body.{name} is" in ask(**{name: value}).why
     assert "list of texts" in ask(messages=None, prompt=["a", "b"]).why
+
+
+# ---- parquet that is written ----
+
+
+def test_parts_as_parquet_have_the_same_rows(tmp_path):
+    import pyarrow.parquet
+
+    write_rows(tmp_path / "in.jsonl", 20)
+    done = score(tmp_path, "--output-format", "parquet")
+    assert done.returncode == 0, done.stderr
+    parts = sorted((tmp_path / "out").glob("part-*.parquet"))
+    rows = [row for part in parts for row in pyarrow.parquet.read_table(part).to_pylist()]
+    assert len(parts) == 3 and rows == [
+        {"id": i, "prompt": f"p{i}", "answer": f"P{i}"} for i in range(20)
+    ]
+    assert "'parquet', and now it is 'jsonl'" in score(tmp_path).stderr, "nothing is mixed"
+
+
+def test_a_column_that_only_some_rows_have_is_null_in_the_others(tmp_path):
+    import pyarrow.parquet
+    from muster_score.files import write_parquet
+
+    with (tmp_path / "part").open("wb") as file:
+        write_parquet([b'{"a": 1}\n', b'{"a": null, "b": [0.5]}\n'], file)
+    rows = pyarrow.parquet.read_table(tmp_path / "part").to_pylist()
+    assert rows == [{"a": 1, "b": None}, {"a": None, "b": [0.5]}]
+
+
+def test_rows_that_make_no_table_are_refused_with_the_reason(tmp_path):
+    with (tmp_path / "in.jsonl").open("w") as file:
+        file.write('{"prompt": "a", "x": 1}\n{"prompt": "b", "x": "one"}\n')
+    done = score(tmp_path, "--output-format", "parquet")
+    assert done.returncode == 2
+    assert "--output-format parquet: a shard's rows make no table" in done.stderr

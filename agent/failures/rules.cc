@@ -252,6 +252,8 @@ undefined symbol | unrecognized arguments | validationerror | was not found in)"
 };
 
 constexpr Group kWholeSentences[] = {
+    // of Muster's own launcher: another head would be another cluster, whatever ended this one
+    {kUserError, kCause, R"(muster_ray: the head has ended:)"},
     // mistakes that quote names of the program's own
     {kUserError, kCause,
      R"([errno 2] no such file | docker daemon running | error: argument | is not in list | unrecognized arguments |

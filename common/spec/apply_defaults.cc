@@ -22,7 +22,9 @@ void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults) {
       resources->set_cpus_milli(1000);
     if (task.processes_per_worker() == 0) {
       task.set_processes_per_worker(
-          std::max<int32_t>(1, static_cast<int32_t>(resources->gpus_milli() / 1000)));
+          task.has_ray()
+              ? 1
+              : std::max<int32_t>(1, static_cast<int32_t>(resources->gpus_milli() / 1000)));
     }
     pb::Topology* topology = task.mutable_topology();
     if (topology->required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED) topology->set_required(pb::CLUSTER);

@@ -19,6 +19,7 @@
 #include "common/spec/check_together.h"
 #include "common/spec/check_trackers.h"
 #include "common/spec/check_trainer.h"
+#include "common/spec/ray.h"
 #include "common/spec/reader.h"
 #include "common/spec/trainer_schema.h"
 
@@ -556,6 +557,7 @@ bool IsReservedVariable(std::string_view name) {
 void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules) {
   JobChecker(spec, rules).Run();
   CheckMembers(spec, rules);
+  CheckRay(spec, rules);
   CheckPredecessors(spec, rules);
   CheckTogether(spec, rules);
   CheckTrackers(spec, rules);

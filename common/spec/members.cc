@@ -7,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "common/base/job_defaults.h"
 #include "common/base/view.h"
+#include "common/spec/ray.h"
 #include "common/spec/spec.h"
 #include "common/spec/trainer_schema.h"
 
@@ -214,6 +216,11 @@ pb::TaskSpec TaskOfMember(const pb::JobSpec& spec, int32_t task, int32_t member)
   }
   own.set_setup(Replaced(own.setup(), replacements));
   for (auto& [name, value] : *own.mutable_env()) value = Replaced(value, replacements);
+  if (own.has_ray()) {
+    *own.mutable_run() = RayLauncher(own);
+    own.set_max_restarts(MaxRestartsOf(spec, task, member));
+    own.clear_ray();
+  }
   if (own.trainer_json().empty()) return own;
   for (const auto& [name, value] : ValuesOfMember(spec, member)) {
     if (SetsTrainer(name)) SetTrainerKey(name, value, own.mutable_trainer_json());
@@ -229,6 +236,12 @@ std::map<std::string, std::string> JobEnvOfMember(const pb::JobSpec& spec, int32
   const Replacements replacements = ReplacementsFor(spec, member);
   for (auto& [name, value] : env) value = Replaced(value, replacements);
   return env;
+}
+
+int32_t MaxRestartsOf(const pb::JobSpec& spec, int32_t task, int32_t member) {
+  const pb::TaskSpec& of = spec.tasks(task);
+  if (of.has_ray() && member == 0) return 0;  // its cluster ends with it
+  return of.has_max_restarts() ? of.max_restarts() : kDefaultMaxRestarts;
 }
 
 std::string SweepVariable(std::string_view name) {

@@ -57,8 +57,10 @@ bool SetsTrainer(std::string_view name);
 bool SetTrainerKey(std::string_view name, const std::string& value, std::string* trainer_json);
 
 // The task as the member runs it: {{NAME}} and {{index}} in run, setup, env and trainer.export are
-// replaced.
+// replaced, and ray by what starts it.
 pb::TaskSpec TaskOfMember(const pb::JobSpec& spec, int32_t task, int32_t member);
+// Failures of its program that cost the member's task a restart each, until it fails for good.
+int32_t MaxRestartsOf(const pb::JobSpec& spec, int32_t task, int32_t member);
 // Where a task's trainer exports to, as its file has it; empty: nowhere.
 std::string ExportOf(const pb::TaskSpec& task);
 // The job's environment as the member has it.

@@ -109,10 +109,26 @@ class JobReader {
       ReadTask(fields, task);
       fields.Finish();
     });
-    for (const std::string_view field :
-         {"workers", "resources", "processes_per_worker", "topology", "setup", "run", "trainer",
-          "image", "workdir", "workdir_digest", "checkpoint", "max_restarts", "retry_faults_for",
-          "hang_timeout", "when_unreachable", "fence_after", "grace", "time_limit", "input"}) {
+    for (const std::string_view field : {"workers",
+                                         "resources",
+                                         "processes_per_worker",
+                                         "topology",
+                                         "setup",
+                                         "run",
+                                         "ray",
+                                         "trainer",
+                                         "image",
+                                         "workdir",
+                                         "workdir_digest",
+                                         "checkpoint",
+                                         "max_restarts",
+                                         "retry_faults_for",
+                                         "hang_timeout",
+                                         "when_unreachable",
+                                         "fence_after",
+                                         "grace",
+                                         "time_limit",
+                                         "input"}) {
       if (top.Take(field) == nullptr) continue;
       document_.AddAtPath(field,
                           "belongs to a task: with tasks: every task has its own; move it there",
@@ -142,6 +158,12 @@ class JobReader {
     }
     if (fields.Text("setup", &text)) task->set_setup(text);
     ReadRun(fields, task);
+    if (std::optional<Fields> ray = fields.Map("ray")) {
+      bool dashboard = false;
+      ray->Bool("dashboard", &dashboard);
+      task->mutable_ray()->set_dashboard(dashboard);
+      ray->Finish();
+    }
     if (const YamlNode* trainer = fields.Take("trainer")) ReadTrainer(fields, *trainer, task);
     if (fields.Text("image", &text)) task->set_image(text);
     if (fields.Text("workdir", &text)) task->set_workdir(text);

@@ -93,6 +93,15 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task, bool counted) {
   } else if (task.has_run()) {
     out.Text("run", task.run().shell());
   }
+  if (task.has_ray()) {
+    if (task.ray().dashboard()) {
+      out.Open("ray");
+      out.Plain("dashboard", "true");
+      out.Close();
+    } else {
+      out.Plain("ray", "{}");
+    }
+  }
   if (!task.trainer_json().empty()) {
     const nlohmann::json trainer = ParseBoundedJson(task.trainer_json(), kMaxYamlBytes);
     if (trainer.is_object()) WriteJson(out, "trainer", trainer);

@@ -5,6 +5,7 @@
 #include "common/base/check.h"
 #include "common/base/job_defaults.h"
 #include "common/base/units.h"
+#include "common/spec/members.h"
 #include "scheduler/state/applier.h"
 #include "scheduler/state/usage.h"
 
@@ -491,9 +492,7 @@ void Applier::RestartLost(const Found& found, bool ordered) {
 // After a failure of the program itself: within its budget.
 void Applier::RestartFailed(const Found& found) {
   TaskRow* task = found.task;
-  const pb::TaskSpec& spec = found.job->task_spec(found.index);
-  const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : kDefaultMaxRestarts;
-  if (task->restarts_used >= budget) {
+  if (task->restarts_used >= MaxRestartsOf(*found.job->spec, found.index, found.job->member)) {
     FailTask(found.job, found.index, found.attempt->cause, found.attempt->detail);
     return;
   }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/job_defaults.h"
 #include "common/base/units.h"
+#include "common/spec/members.h"
 #include "sim/faults/records.h"
 
 namespace muster::sim::faults {
@@ -119,7 +120,7 @@ void RowChecks::OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::Job
     Progress& progress = progress_[name];
     for (const pb::AttemptRecord& attempt : task.attempts()) {
       if (attempt.number() <= progress.ended) continue;
-      const int32_t budget = spec.has_max_restarts() ? spec.max_restarts() : kDefaultMaxRestarts;
+      const int32_t budget = MaxRestartsOf(after.spec(), t, after.member());
       if (attempt.end_ns() == 0) {
         if (progress.failed > budget)
           violate_(absl::StrCat("it is started once more after ", progress.failed,

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/spec/members.h"
 #include "scheduler/ask/words/failure_text.h"
 
 namespace muster {
@@ -94,7 +95,7 @@ class Narrator {
       Published(task);
     if (before != nullptr && task.restarts_used > before->restarts_used && !task.finished()) {
       Say(absl::StrCat("restarts: failure ", task.restarts_used, " of ",
-                       job_.task_spec(index).max_restarts(), " allowed"));
+                       MaxRestartsOf(*job_.spec, index, job_.member), " allowed"));
     }
     if (task.finished() && (before == nullptr || !before->finished()) && job_.tasks.size() > 1) {
       if (task.state == pb::TASK_SUCCEEDED) Say("succeeded");

@@ -234,6 +234,16 @@ ROWS = {
         [sys.executable, "bench/python_runtime.py"],
         1200,
     ),
+    "ray": (
+        "tasks with ray: beside bare symmetric-run, 50 pairs of users on one host, 2 -> 4 -> 2 nodes with one head, logs after the end",
+        [sys.executable, "bench/ray_row.py"],
+        3600,
+    ),
+    "two-tower": (
+        "two towers on TorchRec and Lightning: Recall@10 on two workers, tables shared out by rows, killed, preempted, resumed; step time; items as Parquet",
+        [sys.executable, "bench/two_tower.py"],
+        1800,
+    ),
     "tune": (
         "trials that are killed and preempted, none lost; how many find the trainer's best settings on a measured grid, beside Optuna; a model left out",
         [sys.executable, "bench/tune.py"],

@@ -72,7 +72,8 @@ def measured_lightning(blocks: Blocks) -> None:
 def main() -> None:
     example, out = sys.argv[1:3]
     blocks = Blocks()
-    (measured_lightning if "lightning" in Path(example).name else measured_transformers)(blocks)
+    of_lightning = "muster_runtime.lightning" in Path(example).read_text()
+    (measured_lightning if of_lightning else measured_transformers)(blocks)
     sys.argv = [example, *sys.argv[4:]]
     runpy.run_path(example, run_name="__main__")
     Path(out).write_text(json.dumps(blocks.times))

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Row `two-tower`: programs/two_tower.py under Muster, on one worker and on two, with tables alike and shared out, killed, preempted and resumed.
+
+    two_tower.py [--quick]
+
+The truth of its data is known, so Recall@10 says how good a model is. What the callback costs is measured in one process, where every other block of steps does
+without it. TorchRec is bench/requirements-two-tower.txt's, in an environment that the row makes. --quick: fewer steps, killed once; only where the environment is.
+"""
+
+import json
+import statistics
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "programs")]
+
+import python_runtime  # noqa: E402  (its imports find what a system is made of)
+from borrowers import submit  # noqa: E402
+from figures import figure, say_failed  # noqa: E402
+from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
+from python_runtime import BIN, QUEUES, Trainings  # noqa: E402
+from small_system import start  # noqa: E402
+from two_tower_data import World  # noqa: E402
+from two_tower_environment import environment_of_two_tower  # noqa: E402
+
+JOB = """\
+name: {name}
+queue: research
+workers: {workers}
+resources: {{gpus: 1, gpu_types: [cpu-slot], cpus: 1}}
+env: {{PYTHONPATH: "{path}", PYTHONWARNINGS: ignore, TOKENIZERS_PARALLELISM: "false"}}
+checkpoint: {{interval: 1s}}
+grace: 30s
+run: exec {python} {words}
+"""
+SCORE = """\
+name: items
+queue: research
+independent_workers: {{min: 1, max: 2}}
+resources: {{gpus: 1, gpu_types: [cpu-slot], cpus: 1}}
+env: {{PYTHONPATH: "{path}", PYTHONWARNINGS: ignore, TWO_TOWER_MODEL: "{model}"}}
+run: >
+  exec {python} -m muster_score --engine two_tower_score:Items --input {items} --output {output} --column text
+  --shard-rows 100 --output-format parquet
+"""
+PATH = f"{ROOT}/python:{ROOT}/programs"
+DIFFERS_MOST, RECALL_POINTS, LEAST_RECALL, LEAST_SPEED = 1e-6, 0.5, 0.5, 1.0
+
+
+class Towers(Trainings):
+    def __init__(self, system: LocalSystem, environment: Path, steps: int):
+        super().__init__(system)
+        self.python, self.steps = environment / "bin" / "python", steps
+
+    def submit(self, name: str, words: str, workers: int = 1) -> str:
+        text = JOB.format(name=name, workers=workers, path=PATH, python=self.python, words=words)
+        return submit(self.system, text)
+
+    def train(self, name: str, more: str, workers: int, steps: int = 0) -> str:
+        out = f"--out {self.system.folder}/{name}.json --export {self.system.folder}/{name}"
+        words = f"{ROOT}/programs/two_tower.py --steps {steps or self.steps} {out} {more}"
+        return self.submit(name, words, workers)
+
+    def told(self, name: str) -> dict:
+        return json.loads((self.system.folder / f"{name}.json").read_text())
+
+
+def furthest(one: dict, other: dict) -> float:
+    """How far a loss is from the other training's, as a share of it, over all steps."""
+    losses, others = one["losses"], other["losses"]
+    if losses.keys() != others.keys():
+        return float("inf")
+    return max(abs(loss / others[step] - 1) for step, loss in losses.items())
+
+
+def furthest_items(rows: list[list[float]], others: list[list[float]]) -> float:
+    pairs = zip(rows, others, strict=True)
+    return max(abs(a - b) for row, other in pairs for a, b in zip(row, other, strict=True))
+
+
+def one_and_two(towers: Towers) -> bool:
+    """The same training on one worker, and on two that share out the tables."""
+    towers.await_end(towers.train("one", "", 1))
+    towers.await_end(towers.train("two", "--tables row-wise", 2))
+    one, two = (towers.told(name)["recall"] for name in ("one", "two"))
+    points = 100 * abs(one - two)
+    label = f"points, {100 * one:.1f} and {100 * two:.1f} after {towers.steps} steps"
+    return all(
+        [
+            figure(
+                "Recall@10, two workers against one",
+                round(points, 2),
+                label,
+                f"<= {RECALL_POINTS}",
+                points <= RECALL_POINTS,
+            ),
+            figure(
+                "Recall@10 against the known truth (10 of 500 at random: 0.02)",
+                round(one, 3),
+                "",
+                f">= {LEAST_RECALL}",
+                one >= LEAST_RECALL,
+            ),
+        ]
+    )
+
+
+def furthest_weights(folder: Path, names: list[str]) -> float:
+    """Of what two trainings have exported, tables and all."""
+    import torch
+
+    one, other = (torch.load(folder / name / "model.pt", weights_only=True) for name in names)
+    if one.keys() != other.keys():
+        return float("inf")
+    return max(float((weight - other[name]).abs().max()) for name, weight in one.items())
+
+
+def shared_out(towers: Towers, quick: bool) -> bool:
+    """Weights by SGD: Adam makes of a gradient that is nothing but rounding a step as of any other. By Adam, losses."""
+    steps, ok, folder = 20, [], towers.system.folder
+    for optimizer in ("sgd",) if quick else ("sgd", "adam"):
+        more = f"--optimizer {optimizer}" + (" --lr 0.1" if optimizer == "sgd" else "")
+        towers.await_end(towers.train("alike", more, 2, steps))
+        towers.await_end(towers.train("rows", f"{more} --tables row-wise", 2, steps))
+        by_loss = furthest(towers.told("alike"), towers.told("rows"))
+        by_weight = furthest_weights(folder, ["alike", "rows"]) if optimizer == "sgd" else 0.0
+        far = max(by_loss, by_weight)
+        what = "weights and losses" if optimizer == "sgd" else "losses"
+        ok.append(
+            figure(
+                f"tables shared out by rows: how far {what} by {optimizer} are from the unsharded",
+                f"{far:.1e}",
+                f"2 workers, {steps} steps",
+                f"<= {DIFFERS_MOST:g}",
+                far <= DIFFERS_MOST,
+            )
+        )
+    return all(ok)
+
+
+def disturbed(towers: Towers, quick: bool) -> bool:
+    number = towers.train("disturbed", "--tables row-wise", 2)
+    for disturbance in ["killed"] if quick else ["killed", "preempted"]:
+        python_runtime.DISTURBANCES[disturbance](towers, number)
+        print(f"{disturbance}, at step {towers.step(number)} of {towers.steps}", flush=True)
+    if not quick:
+        number = python_runtime.resume(towers, number)
+    towers.await_end(number)
+    far = furthest(towers.told("disturbed"), towers.told("two"))
+    return figure(
+        f"{'killed' if quick else 'killed, preempted'} and resumed: how far a loss is from the undisturbed",
+        f"{far:.1e}",
+        f"{towers.steps} steps, tables shared out by rows",
+        f"<= {DIFFERS_MOST:g}",
+        far <= DIFFERS_MOST,
+    )
+
+
+def scored_items(towers: Towers) -> bool:
+    """Vectors of all items as Parquet, by muster_score, against those of the process that trained."""
+    import pyarrow.parquet
+
+    folder = towers.system.folder
+    World().write_items(folder / "items.parquet")
+    places = {"items": folder / "items.parquet", "output": folder / "vectors"}
+    text = SCORE.format(path=PATH, python=towers.python, model=folder / "two", **places)
+    towers.await_end(submit(towers.system, text))
+    parts = sorted((folder / "vectors").glob("part-*.parquet"))
+    rows = [row for part in parts for row in pyarrow.parquet.read_table(part).to_pylist()]
+    whole = [row["item"] for row in rows] == list(range(World().items))
+    far = furthest_items([row["vector"] for row in rows], towers.told("two")["items"])
+    return figure(
+        "vectors of items scored into Parquet: how far from those of the training's process",
+        f"{far:.1e}",
+        f"{len(rows)} items, {len(parts)} parts",
+        f"<= {DIFFERS_MOST:g}",
+        whole and far <= DIFFERS_MOST,
+    )
+
+
+def speed(towers: Towers, quick: bool) -> bool:
+    out, steps = towers.system.folder / "times.json", 400 if quick else 1600
+    program = f"{ROOT}/programs/two_tower.py"
+    towers.await_end(
+        towers.submit("speed", f"{ROOT}/bench/runtime_cost.py {program} {out} -- --steps {steps}")
+    )
+    times = json.loads(out.read_text())
+    pairs = [tuple(map(statistics.median, pair)) for pair in zip(times["on"], times["off"])]
+    ratio = statistics.median(off / on for on, off in pairs)
+    step_ms = 1000 * statistics.median(off for _, off in pairs)
+    return figure(
+        "steps a second with the callback, against plain Lightning's",
+        round(ratio, 2),
+        f"x of one in {step_ms:.1f} ms, {len(pairs)} pairs of blocks",
+        f">= {LEAST_SPEED}",
+        round(ratio, 2) >= LEAST_SPEED,
+    )
+
+
+def main() -> int:
+    quick = "--quick" in sys.argv
+    environment = environment_of_two_tower(may_make=not quick)
+    if environment is None:
+        return say_failed(Failed("TorchRec isn't installed: bench/run.sh two-tower does that"))
+    with ExitStack() as stack:
+        folder = stack.enter_context(system_folder())
+        system = LocalSystem(folder, BIN)
+        stack.callback(kill_all, folder)
+        try:
+            start(system, QUEUES, slots=1)
+            towers = Towers(system, environment, 200 if quick else 600)
+            ok = [one_and_two(towers), disturbed(towers, quick), scored_items(towers)]
+            ok += [shared_out(towers, quick), speed(towers, quick)]
+        except Failed as error:
+            return say_failed(error)
+    return 0 if all(ok) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -65,6 +65,7 @@ std::string Type(const FieldDescriptor& field) {
     if (field.message_type()->name() == "Run") return "text, or list of text";
     return "map";
   }
+  if (field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL) return "true or false";
   return field.cpp_type() == FieldDescriptor::CPPTYPE_STRING ? "text" : "whole number";
 }
 

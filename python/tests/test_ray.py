@@ -229,6 +229,7 @@ def test_workers_wait_for_a_head_that_was_stopped_and_join_the_next_one(job):
     os.killpg(head.pid, signal.SIGTERM)
     assert head.wait(20) == 143
     assert job.head.state == STOPPED
+    assert "saved beside 2\n" in job.said(0), "the program has its cluster until it ends"
     job.start(0, attempt=2)
     job.await_nodes(2, attempt=2)
     assert other.poll() is None

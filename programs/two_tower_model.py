@@ -35,10 +35,23 @@ class WordTokens:
         return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
+def tokenizer_of(places: list[str]):
+    """From the first that has one: muster-trainer's adapters lie below a directory that does."""
+    from transformers import AutoTokenizer
+
+    for place in places:
+        if os.path.exists(os.path.join(place, "tokenizer_config.json")):
+            tokenizer = AutoTokenizer.from_pretrained(place)
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            return tokenizer
+    raise FileNotFoundError(f"--encoder: no tokenizer_config.json in {', '.join(places)}")
+
+
 def load_encoder(directory: str, lora_rank: int):
     """(tokenizer, encoder). A Hugging Face directory, as muster-trainer exports it, an adapter (LoRA) on its base, or "": a small one of its own.
     `lora_rank`: trains an adapter of it alone; 0: all of it."""
-    from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+    from transformers import AutoModel, BertConfig, BertModel
 
     if not directory:
         # fmt: off
@@ -50,13 +63,12 @@ def load_encoder(directory: str, lora_rank: int):
         from peft import AutoPeftModelForCausalLM
 
         adapted = AutoPeftModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        base = adapted.peft_config["default"].base_model_name_or_path
         encoder = adapted.merge_and_unload().base_model.requires_grad_(True)
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+        tokenizer = tokenizer_of([directory, os.path.dirname(os.path.abspath(directory)), base])
     else:
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+        tokenizer = tokenizer_of([directory])
         encoder = AutoModel.from_pretrained(directory, dtype=torch.float32)
-    if directory and tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
     if lora_rank:
         from peft import LoraConfig, get_peft_model
 

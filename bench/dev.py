@@ -37,7 +37,7 @@ PATHS = (
     "/api/contents",
     "/api/terminals",
     "/lab",
-    "/tree",
+    "/api/sessions",
     "/files/x",
 )
 # Beside the kernel, on its own sockets: no server and no browser sees what it is told.

@@ -45,7 +45,7 @@ bool IsEnvironment(const pb::Job& job) {
 
 // The caller's own, the newest first, without what they run.
 absl::StatusOr<pb::ListJobsResponse> Environments(Client& client,
-                                                  std::vector<pb::JobState> states) {
+                                                  const std::vector<pb::JobState>& states) {
   const absl::StatusOr<pb::PingResponse> ping = client.Ping();
   if (!ping.ok()) return ping.status();
   pb::ListJobsRequest request;

@@ -151,6 +151,7 @@ void World::Submit(size_t i) {
         if (!outcome.resolution.problems.empty()) {  // whom it names has failed, or is forgotten
           users_[i].spec.clear_after();
           users_[i].spec.clear_after_any();
+          users_[i].key += "-changed";  // another job: the first may be there, its answer lost
         }
         if (!outcome.status.ok() || scheduler->alone()) return;
         shared_.checker.OnAcknowledgedSubmission(

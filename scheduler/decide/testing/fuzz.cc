@@ -18,6 +18,7 @@
 #include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/decide/place/free_map.h"
 #include "scheduler/decide/testing/dice.h"
+#include "scheduler/decide/testing/fuzz_after.h"
 #include "scheduler/decide/testing/fuzz_arrays.h"
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
@@ -729,22 +730,6 @@ class Case {
     return text;
   }
 
-  // Of an attempt: workers on healthy devices only. On others nothing is held for what shrinks.
-  int32_t SoundWorkers(const JobRow& job, const pb::AttemptKey& key) const {
-    int32_t sound = 0;
-    const AttemptRow& attempt = *job.tasks[TaskIndex(*job.spec, key.task())].current();
-    for (const PartRow& part : attempt.parts) {
-      const pb::Inventory& has = s_.host(part.host).inventory;
-      const size_t a_worker = part.devices.size() / static_cast<size_t>(part.workers);
-      for (size_t w = 0; w < static_cast<size_t>(part.workers); ++w) {
-        const auto first = part.devices.begin() + static_cast<ptrdiff_t>(w * a_worker);
-        sound += std::all_of(first, first + static_cast<ptrdiff_t>(a_worker),
-                             [&](int32_t device) { return has.devices(device).healthy(); });
-      }
-    }
-    return sound;
-  }
-
   void CheckAfter(const Model& before, const Plan& plan) {
     // Where the round is another one the plan carried an outside event: a time limit ran out, a
     // directory bound its job.
@@ -752,55 +737,7 @@ class Case {
       const std::string was = Text(before), is = Text(Entitled());
       if (was != is) Fail(absl::StrCat("S was ", was, "and the plan's own acts made it ", is));
     }
-    // Every stop for a claim leaves its claimant with devices that are its own.
-    for (const pb::Event& event : plan.events) {
-      if (!event.has_attempt_stopping() || event.attempt_stopping().cause() != pb::PREEMPTION)
-        continue;
-      const pb::AttemptKey& key = event.attempt_stopping().claimant();
-      const JobRow* job = s_.FindJobByUid(key.job_uid());
-      const Reservation* held = job->tasks[TaskIndex(*job->spec, key.task())].reservation.get();
-      if (held == nullptr || !held->held)
-        Fail(absl::StrCat("stops for job ", job->number, " without a place for it"));
-      if (event.attempt_stopping().next_workers() == 0) continue;
-      const JobRow* again = s_.FindJobByUid(event.attempt_stopping().key().job_uid());
-      const Reservation* kept =
-          again->tasks[TaskIndex(*again->spec, event.attempt_stopping().key().task())]
-              .reservation.get();
-      if ((kept == nullptr || !kept->held ||
-           kept->workers != event.attempt_stopping().next_workers()) &&
-          SoundWorkers(*again, event.attempt_stopping().key()) >=
-              event.attempt_stopping().next_workers())
-        Fail(absl::StrCat("job ", again->number, " has no place to go on"));
-    }
-    int64_t booked = 0;
-    for (const auto& [key, device_us] : s_.ledger()) {
-      if (device_us < 0) Fail("a negative ledger class");
-      booked += device_us;
-    }
-    if (booked != s_.ledger_capacity_device_us())
-      Fail(absl::StrCat("ledger: ", booked, " of ", s_.ledger_capacity_device_us()));
-    for (const HostId id : s_.hosts()) {
-      const HostRow& host = s_.host(id);
-      int64_t sum = 0;
-      for (const LedgerShare& share : host.shares) sum += share.milli;
-      if (sum != 1000 * host.inventory.devices_size()) Fail("ledger shares of a host");
-      for (size_t d = 0; d < host.device_used_milli.size(); ++d) {
-        if (host.device_used_milli[d] > 1000)
-          Fail(absl::StrCat(host.name, ": device ", d, " is used twice"));
-      }
-    }
-    for (const uint64_t number : s_.active_jobs()) {
-      const JobRow& job = *s_.FindJob(number);
-      for (size_t t = 0; t < job.tasks.size(); ++t) {
-        const AttemptRow* current = job.tasks[t].current();
-        if (current == nullptr) continue;
-        int32_t workers = 0;
-        for (const PartRow& part : current->parts) workers += part.workers;
-        if (workers != current->workers ||
-            workers < job.task_spec(static_cast<int>(t)).workers().min())
-          Fail("part of a gang");
-      }
-    }
+    Expect({CheckClaimantsPlaces(s_, plan), CheckSums(s_), CheckWholeGangs(s_)});
   }
 
   // Nothing happens from outside: decisions must come to an end, and then what can start has

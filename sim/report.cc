@@ -73,7 +73,8 @@ std::string LateJobs(const WorldResult& result, int64_t patience_ns) {
     absl::StrAppend(&text, first ? "" : ",", "\n{\"name\":", Quoted(job.name),
                     ",\"queue\":", Quoted(job.queue), ",\"gpus\":", FormatMilli(job.gpus_milli),
                     ",\"late_s\":", Seconds(job.late_ns),
-                    ",\"late_room_s\":", Seconds(job.late_room_ns), "}");
+                    ",\"late_room_s\":", Seconds(job.late_room_ns),
+                    ",\"verdict\":", Quoted(job.late_verdict), "}");
     first = false;
   }
   return text + "]";

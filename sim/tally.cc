@@ -288,6 +288,8 @@ void Tally::SeeEntitled(const Plan& plan) {
     for (auto& [index, covered] : leaf.covered) {
       JobResult& job = result_->jobs[index];
       const Verdict* const verdict = plan.verdicts.Find({job.number, 0});
+      if (verdict != nullptr && covered.room_since_ns >= 0)
+        job.late_verdict = pb::VerdictCode_Name(verdict->code);
       if (verdict == nullptr || verdict->code == pb::V_SHARE || verdict->code == pb::V_LIMIT) {
         if (covered.out_since_ns < 0) covered.out_since_ns = now_ns_;
       } else if (covered.out_since_ns >= 0) {

@@ -70,6 +70,7 @@ struct JobResult {
   // Of that the longest in which hosts could have held it beside what guarantees cover (looked at
   // each minute); else it lacked hosts.
   int64_t late_room_ns = 0;
+  std::string late_verdict;  // the newest that was given then
   int64_t overtaken_ns =
       0;  // time in which younger ones of the queue held it: of one such wait, the longest
   int64_t left_out_ns = 0;  // longest time without a place in the entitled set

@@ -296,10 +296,7 @@ bool World::InjectInMachine(const Fault& fault) {
   Machine& machine = *machines_[fault.host];
   switch (fault.kind) {
     case FaultKind::kDeviceFault:
-      ++shared_.counters["faults of devices told"];
-      agents_[fault.host]->TellFault(static_cast<int32_t>(fault.value));
-      machine.Sicken(static_cast<int32_t>(fault.value),
-                     shared_.heap.now_ns() + 3 * fault.duration_ns);
+      BreakDevice(fault);
       return true;
     case FaultKind::kCrashAgent:
       agents_[fault.host]->DieAtUse(fault.value);
@@ -385,6 +382,14 @@ void World::LoseStateAlone(const Fault& fault) {
   machine.ForgetState();
   shared_.heap.After(random_.Between(0, fault.duration_ns),
                      [this, host = fault.host] { agents_[host]->Start(); });
+}
+
+// Its driver tells of it, and it fails its checks for a time.
+void World::BreakDevice(const Fault& fault) {
+  ++shared_.counters["faults of devices told"];
+  const auto device = static_cast<int32_t>(fault.value);
+  agents_[fault.host]->TellFault(device);
+  machines_[fault.host]->Sicken(device, shared_.heap.now_ns() + 3 * fault.duration_ns);
 }
 
 void World::HangStorage(const Fault& fault) {

@@ -73,6 +73,7 @@ class World {
   void MassCut(const Fault& fault);
   void Takeover();
   void LoseStateAlone(const Fault& fault);
+  void BreakDevice(const Fault& fault);
   void HangStorage(const Fault& fault);
   void RebootAtMarker(const Fault& fault);
   void LateShims(const Fault& fault);

@@ -35,7 +35,7 @@ OPTIMIZERS = {
     "adagrad": torch.optim.Adagrad,
     "sgd": torch.optim.SGD,
 }
-RECALL_AT, TEST_USERS = 10, 500
+RECALL_AT, TEST_USERS = 10, 1000
 
 
 @dataclass

@@ -23,7 +23,8 @@ TEST(Fields, TheCommittedReferenceIsUpToDate) {
 // The reader knows each field that the proto has, by its documented path.
 TEST(Fields, EachDocumentedFieldIsRead) {
   for (const FieldDoc& field : JobFields()) {
-    if (std::string_view(field.path) == "name" && field.task)
+    const std::string_view path = field.path;
+    if (field.task && (path == "name" || path == "with" || path == "until"))
       continue;  // of a task: only below tasks:
     const std::vector<std::string> parts = absl::StrSplit(field.path, '.');
     const std::string text = parts.size() == 1 ? absl::StrCat(parts[0], ":\n")

@@ -148,9 +148,11 @@ void World::Submit(size_t i) {
   muster::Submit(
       scheduler->engine(), SpecDefaults{}, users_[i].name, request,
       [this, i, scheduler](const SubmitOutcome& outcome) {
-        if (!outcome.resolution.problems.empty()) {  // whom it names has failed, or is forgotten
-          users_[i].spec.clear_after();
-          users_[i].spec.clear_after_any();
+        pb::JobSpec& spec = users_[i].spec;
+        if (!outcome.resolution.problems.empty() &&  // whom it names has failed, or is forgotten
+            spec.after_size() + spec.after_any_size() > 0) {
+          spec.clear_after();
+          spec.clear_after_any();
           users_[i].key += "-changed";  // another job: the first may be there, its answer lost
         }
         if (!outcome.status.ok() || scheduler->alone()) return;

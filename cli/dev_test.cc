@@ -31,7 +31,7 @@ class DevTest : public CliTest {
 };
 
 TEST_F(DevTest, UpMakesAJobOfOneProcessThatEndsWhenItIsIdle) {
-  environment_.push_back("VIRTUAL_ENV=/home/ann/env");
+  environment_.emplace_back("VIRTUAL_ENV=/home/ann/env");
   ASSERT_EQ(Run({"dev", "up", "--gpus", "2", "--gpu-type", "h100", "--idle", "90m"}), 0) << err_;
   EXPECT_THAT(out_, HasSubstr("muster dev open 7"));
   ASSERT_EQ(submitted_.size(), 1u);

@@ -153,7 +153,8 @@ def find(system: LocalSystem, index: int, what: str) -> tuple[bool, float]:
     name = f"hang-{index}"
     mark = system.folder / f"{name}.mark"
     number = job(system, name, PROGRAM.format(hang=hang, mark=str(mark)))
-    wait_for(f"{what} to begin", mark.exists, 30)
+    begun = lambda: mark.exists() and system.job(number)["state"] == "RUNNING"  # noqa: E731
+    wait_for(f"{what} to begin", begun, 30)
     wait_for(f"{what} to hang", lambda: profile(system, number, "--stacks")[0].count("planted"), 30)
     stacks, took_s = profile(system, number, "--stacks")
     cancel(system, number)

@@ -84,11 +84,13 @@ def deadlock():
 def locked():
     r, w = os.pipe()
     if os.fork() == 0:
-        fcntl.flock(open("lock", "w"), fcntl.LOCK_EX)
+        held = open("lock", "w")
+        fcntl.flock(held, fcntl.LOCK_EX)
         os.write(w, b"x")
         time.sleep(1e6)
     os.read(r, 1)
-    fcntl.flock(open("lock", "w"), fcntl.LOCK_EX)
+    wanted = open("lock", "w")
+    fcntl.flock(wanted, fcntl.LOCK_EX)
 
 def planted():
     {hang}

@@ -45,10 +45,18 @@ for file in $files; do
 done
 [ -n "$found" ] || exit 4
 )sh";
+// Without stopping it, which would end a call of its that can be interrupted: a write to a full
+// pipe. A stack that changes meanwhile is read again.
 constexpr char kDump[] = R"sh(
 seen=
 for pid in $found; do
-  "$spy" dump --json --pid "$pid" && seen=yes && printf '\036'
+  for try in 1 2 3 4 5; do
+    stacks=$("$spy" dump --nonblocking --json --pid "$pid" 2>&1) || continue
+    printf '%s\036' "$stacks"
+    seen=yes
+    break
+  done
+  [ "$seen" ] || printf '%s\n' "$stacks" >&2
 done
 [ -n "$seen" ] || exit 5
 )sh";

@@ -153,7 +153,7 @@ TEST(Together, AClaimStopsAllThatRuns) {
   Pair pair;
   pair.Start();
   const uint64_t other = JobBuilder("q").Gpus(4).SubmitTo(&pair.system);
-  const auto stops = [&](std::vector<int> tasks) {
+  const auto stops = [&](const std::vector<int>& tasks) {
     Plan plan;
     for (const int t : tasks) {
       pb::AttemptStopping* e = plan.events.emplace_back().mutable_attempt_stopping();

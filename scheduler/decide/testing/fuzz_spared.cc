@@ -18,7 +18,7 @@ namespace {
 struct Taken {
   int32_t cluster = -1;
   std::string flavour;
-  HostSlices parts;
+  std::vector<HostSlice> parts;
   int64_t workers = 0;
 };
 

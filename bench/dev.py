@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +24,7 @@ sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 from dev_environments import Way, opened  # noqa: E402
 from environments import environment  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
+from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start, task  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
@@ -181,10 +180,8 @@ def main() -> int:
         print(
             "with a stand-in for JupyterLab: its environment is made by the whole row", flush=True
         )
-    with ExitStack() as stack:
-        folder = stack.enter_context(system_folder())
+    with system_folder() as folder:
         system = LocalSystem(folder, BIN)
-        stack.callback(kill_all, folder)
         try:
             start(system)
             laboratory = Laboratory(system, place)

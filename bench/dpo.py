@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "trainer" / "tests"))
 
 import preferences  # noqa: E402
-from environments import environment  # noqa: E402
+from environments import environment, own_packages  # noqa: E402
 from figures import figure  # noqa: E402
 from harness import trainer_binary  # noqa: E402
 from parity import make_init  # noqa: E402
@@ -35,12 +35,7 @@ KINDS = {"the whole model": {}, "with LoRA": {"lora": LORA}}
 
 def python_of_trl(may_make: bool) -> Path | None:
     """The python that has TRL, beside the torch and transformers of this one."""
-    beside = subprocess.run(
-        [sys.executable, "-c", "import site; print(site.getsitepackages()[0])"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    beside = own_packages()
     place = environment("dpo", "bench/requirements-dpo.txt", may_make, beside=beside)
     return None if place is None else place / "bin" / "python"
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,11 @@ def environment(
     subprocess.run([place / "bin" / "pip", *words], check=True)
     (place / ".complete").touch()
     return place
+
+
+def own_packages() -> str:
+    """`beside` of what is made beside this python's own packages: a line of a .pth file."""
+    return site.getsitepackages()[0] + "\n"
 
 
 def site_of(place: Path) -> Path:

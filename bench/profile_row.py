@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +20,7 @@ for folder in ("deploy/local", "tests/system"):
 
 from borrowers import submit  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
+from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import start  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
@@ -201,10 +200,8 @@ def main() -> int:
         print(f"{PYTHON.parent} has no py-spy: tests/run.sh makes that environment", flush=True)
         return 1
     whats = list(HANGS)[:: 4 if quick else 1]
-    with ExitStack() as stack:
-        folder = stack.enter_context(system_folder())
+    with system_folder() as folder:
         system = LocalSystem(folder, BIN)
-        stack.callback(kill_all, folder)
         try:
             start(system)
             found = [find(system, index, what) for index, what in enumerate(whats)]

@@ -14,7 +14,6 @@ import signal
 import statistics
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,10 +27,10 @@ from local_system import (  # noqa: E402
     Failed,
     LocalSystem,
     job_processes,
-    kill_all,
     system_folder,
     wait_for,
 )
+from runtime_cost import pairs_of_blocks  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
@@ -217,8 +216,7 @@ def cost(trainings: Trainings, name: str, quick: bool) -> bool:
     words = f"{ROOT}/bench/runtime_cost.py {example} {out} -- --steps {steps} {arguments}"
     # What a checkpoint costs isn't the callback's: none falls into the blocks that have it.
     trainings.await_end(trainings.submit(f"{name.lower()}-cost", words, interval="1h"))
-    times = json.loads(out.read_text())
-    pairs = [tuple(map(statistics.median, pair)) for pair in zip(times["on"], times["off"])]
+    pairs = pairs_of_blocks(out)
     more = 100 * (statistics.median(on / off for on, off in pairs) - 1)
     step_ms = 1000 * statistics.median(off for _, off in pairs)
     return figure(
@@ -235,10 +233,8 @@ def main() -> int:
     names = list(EXAMPLES) if has_lightning(may_make=not quick) else ["transformers"]
     if len(names) < len(EXAMPLES):
         print("Lightning isn't installed: bench/run.sh python-runtime does that", flush=True)
-    with ExitStack() as stack:
-        folder = stack.enter_context(system_folder())
+    with system_folder() as folder:
         system = LocalSystem(folder, BIN)
-        stack.callback(kill_all, folder)
         try:
             start(system, QUEUES, slots=1)
             trainings = Trainings(system)

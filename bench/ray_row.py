@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,6 @@ from figures import figure, say_failed  # noqa: E402
 from local_system import (  # noqa: E402
     Failed,
     LocalSystem,
-    kill_all,
     processes_of,
     system_folder,
     wait_for,
@@ -214,10 +213,8 @@ def room_for_pairs(most: int) -> int:
 @contextmanager
 def clusters_of(place: Path, slots: int):
     """A Muster with one host."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(system_folder())
+    with system_folder() as folder:
         system = LocalSystem(folder, BIN)
-        stack.callback(kill_all, folder)
         start(system, QUEUES, hosts=("h01",), slots=slots)
         yield Clusters(system, place)
 

@@ -8,13 +8,19 @@ what else the machine does meets both alike.
 
 import json
 import runpy
+import statistics
 import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 BLOCK = 25  # steps
 WARM_UP = 2  # blocks that aren't counted
+
+
+def pairs_of_blocks(out: Path) -> list[tuple[float, float]]:
+    """What OUT says: of each block with the callback, and of the one after it without, the median step in seconds."""
+    times = json.loads(out.read_text())
+    return [tuple(map(statistics.median, pair)) for pair in zip(times["on"], times["off"])]
 
 
 class Blocks:
@@ -70,6 +76,7 @@ def measured_lightning(blocks: Blocks) -> None:
 
 
 def main() -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
     example, out = sys.argv[1:3]
     blocks = Blocks()
     of_lightning = "muster_runtime.lightning" in Path(example).read_text()

@@ -29,7 +29,7 @@ sys.path.append(str(ROOT / "exporter" / "tests"))
 
 from environments import environment, site_of  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
+from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 from stand_in_mlflow import StandIn  # noqa: E402
 
@@ -328,7 +328,6 @@ def main() -> int:
     with ExitStack() as stack:
         folder = stack.enter_context(system_folder())
         system = LocalSystem(folder, BIN)
-        stack.callback(kill_all, folder)
         try:
             server = stack.enter_context(served(quick, folder))
             start(system, QUEUES, hosts=("h01",))

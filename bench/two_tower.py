@@ -10,7 +10,6 @@ without it. TorchRec is bench/requirements-two-tower.txt's, in an environment th
 import json
 import statistics
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,8 +18,9 @@ sys.path[:0] = [str(ROOT / "programs")]
 import python_runtime  # noqa: E402  (its imports find what a system is made of)
 from borrowers import submit  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
+from local_system import Failed, LocalSystem, system_folder  # noqa: E402
 from python_runtime import BIN, QUEUES, Trainings  # noqa: E402
+from runtime_cost import pairs_of_blocks  # noqa: E402
 from small_system import start  # noqa: E402
 from two_tower_data import World  # noqa: E402
 from two_tower_environment import environment_of_two_tower  # noqa: E402
@@ -185,8 +185,7 @@ def speed(towers: Towers, quick: bool) -> bool:
     program = f"{ROOT}/programs/two_tower.py"
     words = f"{ROOT}/bench/runtime_cost.py {program} {out} -- --steps {steps}"
     towers.await_end(towers.submit("speed", words, interval="1h"))  # what is plain saves nothing
-    times = json.loads(out.read_text())
-    pairs = [tuple(map(statistics.median, pair)) for pair in zip(times["on"], times["off"])]
+    pairs = pairs_of_blocks(out)
     ratio = statistics.median(off / on for on, off in pairs)
     step_ms = 1000 * statistics.median(off for _, off in pairs)
     return figure(
@@ -203,10 +202,8 @@ def main() -> int:
     environment = environment_of_two_tower(may_make=not quick)
     if environment is None:
         return say_failed(Failed("TorchRec isn't installed: bench/run.sh two-tower does that"))
-    with ExitStack() as stack:
-        folder = stack.enter_context(system_folder())
+    with system_folder() as folder:
         system = LocalSystem(folder, BIN)
-        stack.callback(kill_all, folder)
         try:
             start(system, QUEUES, slots=1)
             towers = Towers(system, environment, 200 if quick else 600)

@@ -1,12 +1,9 @@
 // muster dev: jobs whose program is muster_dev (docs/dev.md), by the names that their owners gave
 // them. What they run, and when they end by themselves, is the program's matter.
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -20,10 +17,10 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/job_flags.h"
 #include "cli/commands/local_port.h"
+#include "cli/commands/run_beside.h"
 #include "cli/provider/open_browser.h"
 #include "cli/render/array.h"
 #include "cli/render/job.h"
-#include "common/base/descriptor.h"
 #include "common/base/files.h"
 #include "common/base/hidden.h"
 
@@ -243,26 +240,17 @@ absl::StatusOr<Entrance> Parse(const std::string& text) {
 // log.
 absl::StatusOr<Entrance> AskEntrance(Client& client, const pb::Job& job,
                                      const Interrupt& interrupt) {
-  pb::TunnelInput start;
-  pb::ExecStart* exec = start.mutable_exec();
-  exec->set_id(JobId(job));
-  for (int i = 0; i < kPythonWords; ++i) exec->add_command(job.spec().tasks(0).run().exec(i));
-  exec->add_command("session");
-  exec->add_command(kWaitForServer);
-  const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  const Descriptor said(memfd_create("session", MFD_CLOEXEC));
-  if (nothing.get() < 0 || said.get() < 0) return ErrnoStatus(errno, "cannot ask for the session");
-  const TunnelEnds ends{nothing.get(), said.get(), STDERR_FILENO};
-  const TunnelOutcome outcome = CarryTunnel(client.Exec(&interrupt).get(), start, ends, nullptr);
-  if (interrupt.pending()) return absl::CancelledError("interrupted");
-  if (!outcome.ended) return outcome.status;
-  if (!outcome.end.error().empty()) return absl::UnavailableError(outcome.end.error());
-  if (outcome.end.exit_code() != 0 || outcome.end.signal() != 0)
+  pb::ExecStart exec;
+  exec.set_id(JobId(job));
+  for (int i = 0; i < kPythonWords; ++i) exec.add_command(job.spec().tasks(0).run().exec(i));
+  exec.add_command("session");
+  exec.add_command(kWaitForServer);
+  const absl::StatusOr<RanBeside> ran = RunBeside(&client, interrupt, exec);
+  if (!ran.ok()) return ran.status();
+  if (ran->exit_code != 0)
     return absl::FailedPreconditionError(
         absl::StrCat("its server can't be entered; what it said: muster logs ", JobId(job)));
-  char text[4096];
-  const ssize_t size = pread(said.get(), text, sizeof text, 0);
-  return Parse(std::string(text, static_cast<size_t>(std::max<ssize_t>(0, size))));
+  return Parse(ran->output);
 }
 
 // A page that leads to `url`, which only this user can read: a browser's command line is for all

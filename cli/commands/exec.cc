@@ -11,12 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/local_port.h"
+#include "cli/commands/run_beside.h"
 #include "cli/tunnel.h"
 
 namespace muster {
 namespace {
 
-constexpr int kSignalled = 128;
 constexpr int kMostPort = 65'535;
 
 std::atomic<int> g_resized{-1};

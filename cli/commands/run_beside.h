@@ -10,13 +10,15 @@
 
 namespace muster {
 
+inline constexpr int kSignalled = 128;  // and the signal, as an exit code
+
 struct RanBeside {
   int exit_code = 0;
   std::string output;
 };
 
-// Its standard error is this process's. An error where it couldn't begin, was cut off, or was ended
-// by a signal; CANCELLED if the interrupt is pending.
+// It has nothing on standard input; its standard error is this process's. An error where it
+// couldn't begin or was cut off; CANCELLED if the interrupt is pending.
 absl::StatusOr<RanBeside> RunBeside(Client* client, const Interrupt& interrupt,
                                     const pb::ExecStart& exec);
 

@@ -100,22 +100,19 @@ absl::Status BeginFromCheckpoints(const pb::Job& job, pb::JobSpec* spec) {
 }
 
 // What was submitted, as a file. PERMISSION_DENIED: the caller may not read all of it.
-absl::StatusOr<JobFile> FileOf(const Session& session, Client& client, const std::string& id,
-                               bool resumes) {
-  const absl::StatusOr<pb::Job> job = client.Get(id);
-  if (!job.ok()) return job.status();
-  const std::string name = absl::StrCat("job ", job->number());
-  if (IsHidden(job->spec())) {
+absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool resumes) {
+  const std::string name = absl::StrCat("job ", job.number());
+  if (IsHidden(job.spec())) {
     return absl::PermissionDeniedError(absl::StrCat(
-        name, " is ", Plain(job->owner()), "'s, and its environment is hidden from you",
-        ". Ask for its file, or take the rest: muster show ", job->number(), " --spec"));
+        name, " is ", Plain(job.owner()), "'s, and its environment is hidden from you",
+        ". Ask for its file, or take the rest: muster show ", job.number(), " --spec"));
   }
-  pb::JobSpec spec = OwnSpec(*job);
+  pb::JobSpec spec = OwnSpec(job);
   if (resumes) {
-    if (absl::Status status = BeginFromCheckpoints(*job, &spec); !status.ok()) return status;
+    if (absl::Status status = BeginFromCheckpoints(job, &spec); !status.ok()) return status;
   }
-  if (!job->has_member()) return JobFile{name, SpecToYaml(spec)};
-  const std::string& member = job->member().id();
+  if (!job.has_member()) return JobFile{name, SpecToYaml(spec)};
+  const std::string& member = job.member().id();
   if (spec.has_independent_workers()) {
     return absl::InvalidArgumentError(
         absl::StrCat(member,
@@ -139,13 +136,13 @@ absl::StatusOr<std::vector<JobFile>> FilesOfFailed(const Session& session, Clien
   const absl::StatusOr<std::vector<pb::ArrayMember>> members = FailedMembers(&client, *job);
   if (!members.ok()) return members.status();
   if (!job->spec().array().empty()) {
-    const absl::StatusOr<JobFile> whole = FileOf(session, client, id, /*resumes=*/false);
-    if (!whole.ok()) return whole.status();
-    pb::JobSpec spec = OwnSpec(*job);
-    spec.set_array(ArrayOf(*members, spec.array()));
-    session.Err(absl::StrCat("Of array ", id, " again: ", spec.array(), ". MUSTER_ARRAY_SIZE is ",
-                             members->size(), " in them.\n"));
-    return std::vector<JobFile>{{whole->name, SpecToYaml(spec)}};
+    pb::Job again = *job;
+    again.mutable_spec()->set_array(ArrayOf(*members, job->spec().array()));
+    absl::StatusOr<JobFile> file = FileOf(session, again, /*resumes=*/false);
+    if (!file.ok()) return file.status();
+    session.Err(absl::StrCat("Of array ", id, " again: ", again.spec().array(),
+                             ". MUSTER_ARRAY_SIZE is ", members->size(), " in them.\n"));
+    return std::vector<JobFile>{*std::move(file)};
   }
   if (job->spec().has_independent_workers() || members->size() > kMostSubmittedSingly)
     return absl::InvalidArgumentError(absl::StrCat(
@@ -156,7 +153,9 @@ absl::StatusOr<std::vector<JobFile>> FilesOfFailed(const Session& session, Clien
         id));
   std::vector<JobFile> files;
   for (const pb::ArrayMember& member : *members) {
-    absl::StatusOr<JobFile> file = FileOf(session, client, member.id(), /*resumes=*/false);
+    const absl::StatusOr<pb::Job> one = client.Get(member.id());
+    if (!one.ok()) return one.status();
+    absl::StatusOr<JobFile> file = FileOf(session, *one, /*resumes=*/false);
     if (!file.ok()) return file.status();
     files.push_back(*std::move(file));
   }
@@ -169,7 +168,9 @@ absl::StatusOr<std::vector<JobFile>> ReadFiles(const Session& session, Client& c
   std::vector<JobFile> files;
   if (options.failed) return FilesOfFailed(session, client, options.job);
   if (!options.job.empty()) {
-    absl::StatusOr<JobFile> file = FileOf(session, client, options.job, options.resumes);
+    const absl::StatusOr<pb::Job> job = client.Get(options.job);
+    if (!job.ok()) return job.status();
+    absl::StatusOr<JobFile> file = FileOf(session, *job, options.resumes);
     if (!file.ok()) return file.status();
     files.push_back(*std::move(file));
   }

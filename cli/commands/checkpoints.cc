@@ -54,13 +54,18 @@ struct NowOptions {
 };
 
 constexpr int kBetweenLooksMs = 300;
-constexpr int kNoRequests = 3, kNotTaken = 4;  // exit codes of what follows
-// Asks rank 0, and waits until that has taken the request away (docs/programs.md). $1: seconds.
-constexpr char kAsk[] =
-    "test -n \"$MUSTER_REQUEST_DIR\" || exit 3; mkdir -p \"$MUSTER_REQUEST_DIR\" || exit 1; "
-    "f=$MUSTER_REQUEST_DIR/save; trap 'rm -f \"$f\"; exit 1' HUP; : > \"$f\" || exit 1; "
-    "until=$(($(date +%s) + $1)); while [ -e \"$f\" ]; do "
-    "[ \"$(date +%s)\" -lt \"$until\" ] || { rm -f \"$f\"; exit 4; }; sleep 0.1; done";
+constexpr int kNotTaken = 4;  // exit code of what follows
+// Asks rank 0, and waits until that has taken the request away. $1: seconds.
+constexpr char kAsk[] = R"sh(
+asked=$MUSTER_REQUEST_DIR/save
+trap 'rm -f "$asked"; exit 1' HUP
+: > "$asked" || exit 1
+until=$(($(date +%s) + $1))
+while [ -e "$asked" ]; do
+  [ "$(date +%s)" -lt "$until" ] || { rm -f "$asked"; exit 4; }
+  sleep 0.1
+done
+)sh";
 
 // The newest that the attempt has told; null: none.
 const pb::Checkpoint* NewestOf(const pb::Job& job, const std::string& task, int32_t attempt) {
@@ -129,17 +134,18 @@ absl::StatusOr<Asked> SaveNow(Client* client, const Interrupt& interrupt, const 
   exec.set_task(task->name);
   exec.set_attempt(task->attempt);
   for (const std::string& word :
-       {std::string("/bin/sh"), std::string("-c"), std::string(kAsk), std::string("sh"),
-        absl::StrCat((timeout_ns + kSecond - 1) / kSecond)})
+       {std::string("/bin/sh"), std::string("-c"), absl::StrCat(kRequestsOrExit, kAsk),
+        std::string("sh"), absl::StrCat((timeout_ns + kSecond - 1) / kSecond)})
     exec.add_command(word);
   const absl::StatusOr<RanBeside> ran = RunBeside(client, interrupt, exec);
   if (!ran.ok()) return ran.status();
-  if (ran->exit_code == kNoRequests)
-    return absl::FailedPreconditionError(
-        "its host's agent is of a version that passes on no requests");
+  if (ran->exit_code == kNoRequests) return NoRequests(JobId(*job));
   if (ran->exit_code == kNotTaken) return NotTaken(JobId(*job), options.timeout);
   if (ran->exit_code != 0)
-    return absl::InternalError("the request could not be written into the attempt's directory");
+    return absl::FailedPreconditionError(
+        absl::StrCat("the request could not be written into the directory of job ", JobId(*job),
+                     "; what its shell said is above. See that the job's storage answers and has "
+                     "room, and ask again"));
   return AwaitCheckpoint(client, interrupt, options.id, task->name, task->attempt,
                          newest == nullptr ? 0 : newest->at_ns(), until_ns);
 }

@@ -51,12 +51,11 @@ constexpr char kDump[] = R"sh(
 seen=
 for pid in $found; do
   for try in 1 2 3 4 5; do
-    stacks=$("$spy" dump --nonblocking --json --pid "$pid" 2>&1) || continue
-    printf '%s\036' "$stacks"
-    seen=yes
-    break
+    stacks=$("$spy" dump --nonblocking --json --pid "$pid" 2>&1) && break
+    [ "$try" -lt 5 ] || { printf '%s\n' "$stacks" >&2; continue 2; }
   done
-  [ "$seen" ] || printf '%s\n' "$stacks" >&2
+  printf '%s\036' "$stacks"
+  seen=yes
 done
 [ -n "$seen" ] || exit 5
 )sh";
@@ -84,7 +83,7 @@ done
 // muster-trainer, by a request. $1: steps, $2: seconds to wait at most.
 constexpr char kRequest[] = R"sh(
 folder=$MUSTER_JOB_DIR/profile asked=$MUSTER_REQUEST_DIR/profile
-mkdir -p "$MUSTER_REQUEST_DIR" "$folder" && : > "$asked.since" || exit 1
+mkdir -p "$folder" && : > "$asked.since" || exit 1
 trap 'rm -f "$asked" "$asked.since"' EXIT
 printf %s "$1" > "$asked.new" && mv "$asked.new" "$asked" || exit 1
 until=$(($(date +%s) + $2))
@@ -100,9 +99,11 @@ printf '%s\n' "$files" | while IFS= read -r file; do
 done
 )sh";
 
-absl::Status WhyNot(int exit_code, int rank) {
+absl::Status WhyNot(int exit_code, int rank, const std::string& job_id) {
   const std::string where = absl::StrCat("rank ", rank, ": ");
   switch (exit_code) {
+    case kNoRequests:
+      return NoRequests(job_id);
     case kNoSpy:
       return absl::FailedPreconditionError(absl::StrCat(
           where, "py-spy is not on the job's PATH: pip install py-spy, where its Python is"));
@@ -115,10 +116,13 @@ absl::Status WhyNot(int exit_code, int rank) {
                        "py-spy may not look into the process; what it said is above. Where "
                        "kernel.yama.ptrace_scope is 1 on the host, an operator has to set 0"));
     case kTooLate:
-      return absl::FailedPreconditionError(
-          absl::StrCat(where, "not all ranks have recorded their steps in time; see muster logs"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          where, "not all ranks have recorded their steps in time; see muster logs ", job_id));
     default:
-      return absl::InternalError(absl::StrCat(where, "exit code ", exit_code));
+      return absl::FailedPreconditionError(
+          absl::StrCat(where, "what looks there ended with exit code ", exit_code,
+                       "; what it said is above, and muster exec ", job_id,
+                       " -- df . shows whether its storage answers and has room"));
   }
 }
 
@@ -156,7 +160,7 @@ std::vector<OfRank> RunOnRanks(Client* client, const Interrupt& interrupt,
       if (!ran.ok())
         all[i].documents = ran.status();
       else if (ran->exit_code != 0)
-        all[i].documents = WhyNot(ran->exit_code, ranks[i]);
+        all[i].documents = WhyNot(ran->exit_code, ranks[i], options.id);
       else
         all[i].documents = SplitDocuments(ran->output);
     });
@@ -220,7 +224,7 @@ int ProfileTrainer(Session& session, Client* client, const Interrupt& interrupt,
         absl::StrCat(options.stacks ? "--stacks" : "--rank", ": job ", options.id,
                      " runs muster-trainer, all of whose ranks record --steps of theirs")));
   std::vector<OfRank> all =
-      RunOnRanks(client, interrupt, options, task, {0}, kRequest,
+      RunOnRanks(client, interrupt, options, task, {0}, absl::StrCat(kRequestsOrExit, kRequest),
                  {absl::StrCat(options.steps), absl::StrCat(kMostTime / kSecond)});
   if (interrupt.pending()) return kExitInterrupted;
   if (!all[0].documents.ok()) return session.Fail(all[0].documents.status());

@@ -28,6 +28,13 @@ RunningTask Read(const pb::Task& task, const pb::TaskSpec& spec) {
 
 }  // namespace
 
+absl::Status NoRequests(const std::string& job_id) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the muster-agent on the host of job ", job_id,
+                   " is too old to pass requests on: upgrade it there (muster show ", job_id,
+                   " names the host)"));
+}
+
 absl::StatusOr<RunningTask> FindRunningTask(const pb::Job& job, const std::string& name) {
   const std::string id = JobId(job);
   std::vector<std::string> names;

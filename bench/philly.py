@@ -9,7 +9,7 @@ cluster, its own first. Muster's tree guarantees each virtual cluster its own ho
 guarantees. Kalos names no tenants: a queue for each size of gang, with guarantees for the
 largest (bench/fleets/kalos-by-size.queues.yaml). `late` counts jobs that waited for more than ten minutes although their queue's
 guarantee covered them, in the queue's order and beside what the queue held, each told; `late_with_room` those of them that hosts could
-have held for so long beside what guarantees cover (docs/decisions/145): the bar; `late_outside_the_entitled_set` those that had no place
+have held for so long beside what is not stopped for them (docs/decisions/145 and 150): the bar; `late_outside_the_entitled_set` those that had no place
 in the entitled set for so long, whatever it held; `overtaken` those that younger ones of their queue, which aren't stopped for them,
 kept waiting for so long in all: no bar, as none is promised (docs/decisions/041). Waits run to the first start; `delay` is all of a
 job's time in which it could have worked and didn't. `simulated_day` is without the expected starts that musterd works out in each

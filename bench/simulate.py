@@ -61,18 +61,23 @@ def overtaken(name: str, run: dict) -> list[bool]:
 
 
 def late(name: str, run: dict, peers: dict[str, int]) -> list[bool]:
-    """Who was late, one by one: for want of hosts in its shape, which what other guarantees cover stands on, or although it had room."""
+    """Who was late, one by one: for want of hosts in its shape, which what isn't stopped for it stands on; behind an older job of its queue, for
+    which what room there is is kept; or although it had room."""
     jobs = run["late_jobs"]
     for job in sorted(jobs, key=lambda each: -each["late_s"]):
         room_h = job["late_room_s"] / 3600
         print(
             f"late: {job['name']} of {job['queue']}, {job['gpus']:g} GPUs, {job['late_s'] / 3600:.1f} h: "
-            f"hosts could have held it beside what guarantees cover for {room_h:.2f} h on end"
+            f"hosts could have held it beside what isn't stopped for it for {room_h:.2f} h on end, "
+            f"or on what is kept for an older one for {job['late_behind_s'] / 3600:.2f} h"
         )
-    unexplained = run["summary"]["late_with_room"]
+    unexplained, behind = (run["summary"][key] for key in ("late_with_room", "late_behind_older"))
     return [
         figure(f"{name}.late", len(jobs), "jobs", None, True, peers),
-        figure(f"{name}.late_for_want_of_hosts", len(jobs) - unexplained, "jobs", None, True),
+        figure(
+            f"{name}.late_for_want_of_hosts", len(jobs) - unexplained - behind, "jobs", None, True
+        ),
+        figure(f"{name}.late_behind_an_older_one", behind, "jobs", None, True),
         figure(f"{name}.late_with_room", unexplained, "jobs", "0", unexplained == 0),
     ]
 

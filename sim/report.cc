@@ -61,8 +61,9 @@ std::string SummaryJson(const Summary& s) {
       ",\"wait_max_s\":", Seconds(s.wait_max_ns), ",\"delay_mean_s\":", Seconds(s.delay_mean_ns),
       ",\"jct_mean_s\":", Seconds(s.jct_mean_ns), ",\"evictions\":", s.evictions,
       ",\"late\":", s.late, ",\"late_with_room\":", s.late_with_room,
-      ",\"late_max_s\":", Seconds(s.late_max_ns), ",\"left_out\":", s.left_out,
-      ",\"overtaken\":", s.overtaken, ",\"overtaken_max_s\":", Seconds(s.overtaken_max_ns), "}");
+      ",\"late_behind_older\":", s.late_behind, ",\"late_max_s\":", Seconds(s.late_max_ns),
+      ",\"left_out\":", s.left_out, ",\"overtaken\":", s.overtaken,
+      ",\"overtaken_max_s\":", Seconds(s.overtaken_max_ns), "}");
 }
 
 std::string LateJobs(const WorldResult& result, int64_t patience_ns) {
@@ -74,6 +75,7 @@ std::string LateJobs(const WorldResult& result, int64_t patience_ns) {
                     ",\"queue\":", Quoted(job.queue), ",\"gpus\":", FormatMilli(job.gpus_milli),
                     ",\"late_s\":", Seconds(job.late_ns),
                     ",\"late_room_s\":", Seconds(job.late_room_ns),
+                    ",\"late_behind_s\":", Seconds(job.late_behind_ns),
                     ",\"verdict\":", Quoted(job.late_verdict), "}");
     first = false;
   }
@@ -102,6 +104,7 @@ Summary Summarize(const WorldResult& result, const std::string& queue, int64_t p
     s.evictions += job.evictions;
     s.late += job.late_ns > patience_ns;
     s.late_with_room += job.late_ns > patience_ns && job.late_room_ns > patience_ns;
+    s.late_behind += IsLateBehind(job, patience_ns);
     s.left_out += job.left_out_ns > patience_ns;
     s.late_max_ns = std::max(s.late_max_ns, job.late_ns);
     s.overtaken += job.overtaken_ns > patience_ns;

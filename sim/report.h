@@ -24,6 +24,7 @@ struct Summary {
   // (JobResult):
   int late = 0;            // waiting for what the queue didn't hold
   int late_with_room = 0;  // of them those that hosts could have held for so long
+  int late_behind = 0;  // of the others those for which an older one of their queue kept the room
   int64_t late_max_ns = 0;
   int left_out = 0;   // outside the entitled set
   int overtaken = 0;  // waiting for what younger ones of the queue held

@@ -53,7 +53,20 @@ ShapeRoom::ShapeRoom(const State& state, int32_t cluster, const std::string& fla
     for (const AttemptRef& ref : host.attempts) {
       if (stays(ref.job)) TakeParts(*state.FindAttempt(ref), id, &free_milli);
     }
+    at_[id] = hosts_.size();
     hosts_.push_back(std::move(free_milli));
+  }
+}
+
+void ShapeRoom::Keep(const Reservation& reservation) {
+  for (const HostSlice& part : reservation.parts) {
+    const auto at = at_.find(part.host);
+    if (at == at_.end()) continue;
+    for (size_t d = 0; d < part.devices.size(); ++d) {
+      int64_t& milli = hosts_[at->second][static_cast<size_t>(part.devices[d])];
+      milli = std::max<int64_t>(
+          0, milli - (d < part.device_milli.size() ? part.device_milli[d] : 1000));
+    }
   }
 }
 

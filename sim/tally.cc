@@ -204,19 +204,50 @@ void Tally::SeeCovered(size_t index, int32_t unused_in, Covered* covered) {
     if (covered->overtaken_since_ns < 0) covered->overtaken_since_ns = now_ns_;
     if (covered->unused_since_ns >= 0)
       job.late_ns = std::max(job.late_ns, now_ns_ - std::exchange(covered->unused_since_ns, -1));
-    EndRoom(index, covered);
+    SeeRoomOf(index, Room::kNone, covered);
   }
 }
 
-void Tally::EndRoom(size_t index, Covered* covered) {
-  if (covered->room_since_ns < 0) return;
+void Tally::SeeRoomOf(size_t index, Room room, Covered* covered) {
   JobResult& job = result_->jobs[index];
-  job.late_room_ns =
-      std::max(job.late_room_ns, now_ns_ - std::exchange(covered->room_since_ns, -1));
+  const auto see = [&](bool has, int64_t* since_ns, int64_t* longest_ns) {
+    if (has && *since_ns < 0) *since_ns = now_ns_;
+    if (!has && *since_ns >= 0)
+      *longest_ns = std::max(*longest_ns, now_ns_ - std::exchange(*since_ns, -1));
+  };
+  see(room == Room::kFree, &covered->room_since_ns, &job.late_room_ns);
+  see(room == Room::kKeptForOlder, &covered->behind_since_ns, &job.late_behind_ns);
 }
 
-// What is promised is there by number. What stands on the hosts and is covered by a guarantee where
-// it runs is not stopped for it; of several that wait the first gets the place that there is.
+// What is promised is there by number. Two things on the hosts are not stopped for it: what a
+// guarantee covers where it runs, and its own queue's jobs of its priority and band, or above. Of
+// several that wait the first gets the place that there is (`served`).
+Tally::Room Tally::RoomFor(const State& state, size_t index, const Leaf& leaf,
+                           const Promise& promise, std::vector<size_t>* served) const {
+  const auto place = [&](size_t i) { return std::tuple(RankOf(i), trace_.jobs[i].submit_ns, i); };
+  const auto stays = [&](uint64_t number) {
+    const auto known = index_of_.find(number);
+    if (known == index_of_.end()) return false;
+    const size_t other = known->second;
+    return kept_[other] || (leaf_of_[other] == &leaf && RankOf(other) <= RankOf(index));
+  };
+  ShapeRoom room(state, promise.cluster, promise.flavour, stays);
+  for (const size_t other : *served)
+    room.Take(trace_.jobs[other].workers, trace_.jobs[other].gpus_milli);
+  ShapeRoom beside = room;
+  for (const TaskRef& ref : state.reserved_tasks()) {
+    const auto known = index_of_.find(ref.job);
+    if (known == index_of_.end() || leaf_of_[known->second] != &leaf ||
+        place(known->second) >= place(index))
+      continue;
+    beside.Keep(*state.FindJob(ref.job)->tasks[static_cast<size_t>(ref.task)].reservation);
+  }
+  const TraceJob& job = trace_.jobs[index];
+  if (!room.Take(job.workers, job.gpus_milli)) return Room::kNone;
+  served->push_back(index);
+  return beside.Take(job.workers, job.gpus_milli) ? Room::kFree : Room::kKeptForOlder;
+}
+
 void Tally::SeeRoom(const State& state) {
   if (looked_for_room_ns_ >= 0 && now_ns_ < looked_for_room_ns_ + kRoomEveryNs) return;
   looked_for_room_ns_ = now_ns_;
@@ -227,32 +258,18 @@ void Tally::SeeRoom(const State& state) {
     }
   }
   std::sort(waiting.begin(), waiting.end());
-  std::map<std::pair<int32_t, std::string>, ShapeRoom> rooms;  // by cluster and flavour
+  std::map<std::pair<int32_t, std::string>, std::vector<size_t>> served;  // by pool
   for (const auto& [since_ns, index, leaf] : waiting) {
     Covered& covered = leaf->covered.at(index);
-    const Promise& promise = leaf->promises[covered.unused_in];
-    auto room = rooms.find({promise.cluster, promise.flavour});
-    if (room == rooms.end()) {
-      const auto stays = [&](uint64_t number) {
-        const auto known = index_of_.find(number);
-        return known != index_of_.end() && kept_[known->second];
-      };
-      room = rooms
-                 .emplace(std::pair(promise.cluster, promise.flavour),
-                          ShapeRoom(state, promise.cluster, promise.flavour, stays))
-                 .first;
-    }
-    if (!room->second.Take(trace_.jobs[index].workers, trace_.jobs[index].gpus_milli)) {
-      EndRoom(index, &covered);
-    } else if (covered.room_since_ns < 0) {
-      covered.room_since_ns = now_ns_;
-    }
+    const Promise& promise = leaf->promises[static_cast<size_t>(covered.unused_in)];
+    std::vector<size_t>* there = &served[{promise.cluster, promise.flavour}];
+    SeeRoomOf(index, RoomFor(state, index, *leaf, promise, there), &covered);
   }
 }
 
 void Tally::EndWait(size_t index, Covered covered) {
   JobResult& job = result_->jobs[index];
-  EndRoom(index, &covered);
+  SeeRoomOf(index, Room::kNone, &covered);
   if (covered.unused_since_ns >= 0)
     job.late_ns = std::max(job.late_ns, now_ns_ - covered.unused_since_ns);
   if (covered.overtaken_since_ns >= 0) covered.overtaken_ns += now_ns_ - covered.overtaken_since_ns;
@@ -363,6 +380,7 @@ void Tally::Finish(int64_t now_ns) {
   for (const JobResult& job : result_->jobs) {
     result_->late += job.late_ns > patience_ns_;
     result_->late_with_room += job.late_ns > patience_ns_ && job.late_room_ns > patience_ns_;
+    result_->late_behind += IsLateBehind(job, patience_ns_);
     result_->left_out += job.left_out_ns > patience_ns_;
     result_->overtaken += job.overtaken_ns > patience_ns_;
   }

@@ -41,7 +41,9 @@ class Tally {
         -1;  // its own queue has held what it is promised since then; -1: it doesn't
     int64_t overtaken_ns = 0;    // all of that before
     int32_t unused_in = -1;      // the promise that is there; of its leaf
-    int64_t room_since_ns = -1;  // hosts could hold it since then, beside what guarantees cover
+    int64_t room_since_ns = -1;  // hosts could hold it since then, beside what isn't stopped for it
+    int64_t behind_since_ns =
+        -1;  // they could since then, but on what is kept for older ones of its queue
   };
   // Of a job in its leaf: -priority, and its band where the shortest goes first.
   using Rank = std::pair<int32_t, int32_t>;
@@ -79,7 +81,10 @@ class Tally {
   void SeeCovered(size_t index, int32_t unused_in, Covered* covered);
   // Of who is late: whether that is for want of hosts.
   void SeeRoom(const State& state);
-  void EndRoom(size_t index, Covered* covered);
+  enum class Room { kNone, kKeptForOlder, kFree };
+  Room RoomFor(const State& state, size_t index, const Leaf& leaf, const Promise& promise,
+               std::vector<size_t>* served) const;
+  void SeeRoomOf(size_t index, Room room, Covered* covered);
   void EndWait(size_t index, Covered covered);
 
   const Trace& trace_;

@@ -70,6 +70,9 @@ struct JobResult {
   // Of that the longest in which hosts could have held it beside what guarantees cover (looked at
   // each minute); else it lacked hosts.
   int64_t late_room_ns = 0;
+  // Longest time on end in which they could have, but only on what a reservation keeps for an older
+  // job of its queue.
+  int64_t late_behind_ns = 0;
   std::string late_verdict;  // the newest that was given then
   int64_t overtaken_ns =
       0;  // time in which younger ones of the queue held it: of one such wait, the longest
@@ -77,6 +80,12 @@ struct JobResult {
   std::vector<Segment> segments;
   std::string refused;  // why it was not accepted
 };
+
+// Late, and not because hosts had no place for it: an older job of its queue has what there is.
+inline bool IsLateBehind(const JobResult& job, int64_t patience_ns) {
+  return job.late_ns > patience_ns && job.late_room_ns <= patience_ns &&
+         job.late_behind_ns > patience_ns;
+}
 
 struct WorldResult {
   std::vector<JobResult> jobs;  // in trace order
@@ -90,6 +99,7 @@ struct WorldResult {
   int evictions = 0;
   int late = 0;            // jobs with late_ns above patience_ns
   int late_with_room = 0;  // of them those with late_room_ns above it, too
+  int late_behind = 0;     // of the others those with late_behind_ns above it
   int left_out = 0;        // jobs with left_out_ns above patience_ns
   int overtaken = 0;       // jobs with overtaken_ns above patience_ns
   uint64_t digest = 0;  // FNV-1a over every journalled event, in order: equal runs, equal digests

@@ -226,6 +226,9 @@ TEST(Policies, WhoIsLateFollowsFromTheQueuesOrderAndFromWhatItHoldsWhereItIsProm
       EXPECT_EQ(result.jobs[i].late_ns > 600 * kSecond, each.late[i]) << each.name << ": " << i;
       EXPECT_EQ(result.jobs[i].overtaken_ns > 600 * kSecond, each.overtaken[i])
           << each.name << ": " << i;
+      // What it waits for is held by borrowers.
+      EXPECT_EQ(result.jobs[i].late_room_ns > 600 * kSecond, each.late[i])
+          << each.name << ": " << i;
       left_out += each.late[i] || each.overtaken[i];
     }
     // This policy has no entitled set: whoever the order covers is outside it, for all of the wait.

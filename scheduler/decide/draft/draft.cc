@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/check.h"
+#include "scheduler/decide/model/precedence.h"
 
 namespace muster {
 
@@ -44,7 +45,7 @@ void Try::Leave(const PlannedReservation& reservation, bool whole_hosts) {
 void Try::LeaveReserved(int32_t pool, const Gang& gang, int64_t end_ns, bool stops_others) {
   draft_->reservations_.EachMet(pool, [&](const PlannedReservation& reservation) {
     if (draft_->reservations_.Lends(reservation, gang, end_ns, draft_->now_.use())) return;
-    Leave(reservation, reservation.draining && !stops_others);
+    Leave(reservation, reservation.draining && !stops_others && !Overdue(draft_->in_, gang));
   });
 }
 

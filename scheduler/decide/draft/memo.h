@@ -26,7 +26,7 @@ struct Search {
   };
   Kind kind = kNow;
   bool guaranteed = false, drains = false;
-  bool overdue = false;  // a claim that regards nobody's min_runtime
+  bool overdue = false;  // regards nobody's min_runtime, and takes what is beside what drains
   int32_t pool = 0;
   int32_t shape = 0;  // Gang::shape
   int32_t leaf = -1;

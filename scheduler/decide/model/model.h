@@ -110,6 +110,7 @@ struct alignas(64) Gang {
   int32_t priority = 0;
   int32_t band = 0;         // of its job: among equal priorities the lowest goes first
   int32_t bound_pool = -1;  // where it runs
+  int32_t left_pool = -1;   // where it was stopped only to come back
 
   // Of what runs, so that no row is read for it (ReadRun):
   int32_t workers = 0;
@@ -138,7 +139,7 @@ struct alignas(64) Gang {
   bool follows() const { return leader >= 0 && leader != ref.task; }
   // It is a unit of the entitled set, its own or its group's.
   bool counts() const { return leaf >= 0 && !pools.empty() && !follows(); }
-  // What that unit wants at least, and where it runs.
+  // What that unit wants at least, and where it runs, or ran and comes back to.
   int64_t unit_milli() const { return leader < 0 ? worker_milli * min_workers : together.milli; }
   int64_t unit_cpus_milli() const {
     return leader < 0 ? worker_cpus_milli * min_workers : together.cpus_milli;
@@ -146,7 +147,10 @@ struct alignas(64) Gang {
   int64_t unit_host_cpus_milli() const {
     return leader < 0 ? host_cpus_milli * min_workers : together.host_cpus_milli;
   }
-  int32_t unit_bound_pool() const { return leader < 0 ? bound_pool : together.bound_pool; }
+  int32_t unit_bound_pool() const {
+    if (leader >= 0) return together.bound_pool;
+    return bound_pool >= 0 ? bound_pool : left_pool;
+  }
   int32_t entitled_workers() const { return entitled ? min_workers + growth : 0; }
   bool running() const { return current != nullptr && !stopping; }
   bool wants_place() const { return waiting; }

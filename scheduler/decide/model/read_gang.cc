@@ -75,10 +75,14 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   gang.reserved = row.reservation != nullptr;
   if (row.opened_attempt == row.next_attempt) gang.spill_ns = row.opened_ns;
   ReadRun(state, current, &gang);
+  const auto pool_of = [&](const AttemptRow& attempt) {
+    return model_.PoolOf(
+        attempt.cluster,
+        model_.FlavourIndex(attempt.flavour.empty() ? kCpuFlavour : attempt.flavour));
+  };
+  if (current == nullptr && row.comes_back()) gang.left_pool = pool_of(row.attempts.back());
   if (current != nullptr) {
-    gang.bound_pool = model_.PoolOf(
-        current->cluster,
-        model_.FlavourIndex(current->flavour.empty() ? kCpuFlavour : current->flavour));
+    gang.bound_pool = pool_of(*current);
     gang.may_be_lost = MayBeLost(state, *gang.spec, *current);
   }
   gang.ends = ends || NotNeeded(job, task) ||

@@ -18,7 +18,7 @@
 namespace muster {
 namespace {
 
-constexpr int kTries = 4;          // sets of hosts that a claim looks at
+constexpr size_t kTries = 8;       // sets of hosts that a claim looks at
 constexpr int64_t kMostMoved = 4;  // so many times the claimant's demand, at most
 
 // Time since the last checkpoint, in thousandths of devices and of CPUs: of work with devices, and
@@ -54,8 +54,9 @@ class Consolidation {
   }
   std::optional<Guest> GuestOf(int32_t gang) const;
   void ListHosts();
-  Outcome Find();
-  bool Empty(Try* trial);
+  bool IsAsLarge(const Gang& gang) const;
+  Outcome Find(size_t first);
+  bool Empty(size_t first, Try* trial);
   bool Holds();
   std::vector<Guest> Stoppable() const;
   bool MoveAll(Try* trial);
@@ -68,10 +69,22 @@ class Consolidation {
   const Gang& claimant_;
   const int32_t pool_;
   std::vector<HostWithGuests> hosts_;  // the least loss first
-  size_t emptied_ = 0;                 // of these, tried together
   std::vector<Guest> gone_;            // guests that go
   std::optional<HostSlices> place_;    // for the claimant
 };
+
+// It takes as much of one host as a worker of the claimant. Where it found room the claimant would,
+// unless that wants for certain hosts.
+bool Consolidation::IsAsLarge(const Gang& gang) const {
+  if (claimant_.spec->topology().required() != pb::TOPOLOGY_LEVEL_UNSPECIFIED ||
+      !HostsToAvoid(*claimant_.job).empty())
+    return false;
+  const pb::Resources &has = gang.spec->resources(), &wants = claimant_.spec->resources();
+  return has.gpus_milli() * gang.workers >= wants.gpus_milli() &&
+         has.cpus_milli() * gang.workers >= wants.cpus_milli() &&
+         has.memory_bytes() * gang.workers >= wants.memory_bytes() &&
+         has.disk_bytes() * gang.workers >= wants.disk_bytes();
+}
 
 std::optional<Guest> Consolidation::GuestOf(int32_t g) const {
   const Gang& gang = in_.gang(g);
@@ -81,10 +94,8 @@ std::optional<Guest> Consolidation::GuestOf(int32_t g) const {
   const bool in_place = gang.entitled && gang.charge == gang.bound_pool;
   const bool stops = !in_place && MayTake(in_, claimant_, gang) &&
                      ProtectedUntil(in_, claimant_, gang) <= in_.now_ns;
-  // What is charged to where it runs only because it runs there would be charged elsewhere while it
-  // waits.
   const bool moves = in_place && gang.current->parts.size() == 1 && gang.hosts_up &&
-                     !gang.charged_as_bound && !gang.binds_others &&
+                     !gang.binds_others && !IsAsLarge(gang) &&
                      gang.workers == gang.entitled_workers() &&
                      gang.place_round != in_.state.round() && !in_.InHeldQueue(gang);
   if (!stops && !moves) return std::nullopt;
@@ -127,19 +138,20 @@ bool Consolidation::Holds() {
   return true;
 }
 
-// Empties as many hosts as it takes; of their guests those that the claimant doesn't need to go
-// stay.
-bool Consolidation::Empty(Try* trial) {
+// Empties as many hosts as it takes, from the first on; of their guests those that the claimant
+// doesn't need to go stay, the largest if it can be: it finds another place less easily.
+bool Consolidation::Empty(size_t first, Try* trial) {
   gone_.clear();
-  emptied_ = 0;
   bool found = false;
-  while (!found && emptied_ < hosts_.size()) {
-    for (const Guest& guest : hosts_[emptied_++].guests) {
+  for (size_t host = first; !found && host < hosts_.size(); ++host) {
+    for (const Guest& guest : hosts_[host].guests) {
       trial->GiveBack(in_.gang(guest.gang), guest.slices);
       gone_.push_back(guest);
     }
     found = Holds();
   }
+  std::stable_sort(gone_.begin(), gone_.end(),
+                   [&](const Guest& a, const Guest& b) { return HeldMilli(a) < HeldMilli(b); });
   for (size_t i = gone_.size(); found && i-- > 0;) {
     trial->Take(in_.gang(gone_[i].gang), gone_[i].slices);
     if (Holds()) {
@@ -219,11 +231,11 @@ bool Consolidation::MovesTooMuch() const {
          moved_other_kind > kMostMoved * claimant_.host_cpus_milli * claimant_.min_workers;
 }
 
-Consolidation::Outcome Consolidation::Find() {
+Consolidation::Outcome Consolidation::Find(size_t first) {
   Try trial(draft_, draft_->later());
   // All of it together doesn't make the room; or nobody has to go, and a draining reservation is in
   // the way (reclaim.cc).
-  if (!Empty(&trial) || gone_.empty()) return Outcome::kHopeless;
+  if (!Empty(first, &trial) || gone_.empty()) return Outcome::kHopeless;
   trial.Take(claimant_, *place_);
   return MoveAll(&trial) && !MovesTooMuch() ? Outcome::kFound : Outcome::kOtherHosts;
 }
@@ -257,14 +269,13 @@ bool Consolidation::Run() {
                       .lent = draft_->WhichLend(claimant_, pool_, in_.EndIfStarted(claimant_))};
   if (draft_->Failed(search)) return false;
   ListHosts();
-  for (int tries = 0; tries < kTries && !hosts_.empty(); ++tries) {
-    const Outcome outcome = Find();
+  for (size_t first = 0; first < std::min(kTries, hosts_.size()); ++first) {
+    const Outcome outcome = Find(first);
     if (outcome == Outcome::kFound) {
       CarryOut();
       return true;
     }
     if (outcome == Outcome::kHopeless) break;
-    hosts_.erase(hosts_.begin(), hosts_.begin() + static_cast<std::ptrdiff_t>(emptied_));
   }
   draft_->Remember(search);
   return false;

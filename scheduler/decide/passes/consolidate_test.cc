@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -93,6 +94,85 @@ TEST(Consolidate, NobodyMovesForABorrowerOrWhereTheMovedWouldFindNoPlace) {
   DecideQuickly(&system);
   system.Step(60);
   EXPECT_EQ(StopsIn(DecideQuickly(&system)), 0);
+}
+
+// A borrower on each host of the pool, which is charged to it only because it runs there: the
+// devices that come first in its list were taken when it started, and are free now.
+TEST(Consolidate, WhatIsChargedWhereItRunsComesBackThere) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 8, "first").Hosts("c", 2, 4).Queue("q", 8).Queue("b");
+  const auto start = [&](JobBuilder job) {
+    const uint64_t number = job.SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, number);
+    return number;
+  };
+  const uint64_t full = start(JobBuilder("b").Gpus(8).Flavours({"first"}));
+  const uint64_t filler = start(JobBuilder("b").Gpus(3));
+  std::vector<uint64_t> stay;
+  for (int i = 0; i < 2; ++i) {
+    stay.push_back(start(JobBuilder("b").Gpus(1 + i).Flavours({"first", "gpu"})));
+  }
+  ReportAll(&system, full, pb::GONE, 0);
+  ReportAll(&system, filler, pb::GONE, 0);
+  ASSERT_NE(TaskOf(system.state, stay[0]).current()->parts[0].host,
+            TaskOf(system.state, stay[1]).current()->parts[0].host);
+  const uint64_t whole = JobBuilder("q").Gpus(4).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 0);
+  system.Step(30);
+  ASSERT_EQ(StopsIn(DecideQuickly(&system)), 1);
+  const uint64_t moved =
+      TaskOf(system.state, stay[0]).current()->state == pb::TASK_STOPPING ? stay[0] : stay[1];
+  ReportAll(&system, moved, pb::GONE, 0, true);
+  DecideQuickly(&system);
+  EXPECT_TRUE(IsRunning(system, whole));
+  ASSERT_TRUE(IsRunning(system, moved));
+  EXPECT_EQ(TaskOf(system.state, stay[0]).current()->parts[0].host,
+            TaskOf(system.state, stay[1]).current()->parts[0].host)
+      << "not on the first";
+}
+
+// Two hosts of 8 with 4 + 1 + 1 each: of one the small ones go to the other. What takes as much as
+// the claimant asks for stays: it would find no place where that finds none.
+TEST(Consolidate, TheSmallMoveAndWhatIsAsLargeAsTheClaimantStays) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 8).Queue("q", 16);
+  const auto start = [&](int64_t gpus) {
+    const uint64_t number = JobBuilder("q").Gpus(gpus).SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, number);
+    return number;
+  };
+  const auto host_of = [&](uint64_t job) {
+    return TaskOf(system.state, job).current()->parts[0].host;
+  };
+  std::vector<uint64_t> fours, ones;
+  for (int i = 0; i < 4; ++i) fours.push_back(start(4));
+  const auto other = std::find_if(fours.begin() + 1, fours.end(),
+                                  [&](uint64_t job) { return host_of(job) != host_of(fours[0]); });
+  const std::vector<uint64_t> large = {fours[0], *other};
+  for (const uint64_t job : fours) {
+    if (std::find(large.begin(), large.end(), job) == large.end())
+      ReportAll(&system, job, pb::GONE, 0);
+  }
+  for (int i = 0; i < 8; ++i) ones.push_back(start(1));
+  std::map<HostId, int> gone;
+  for (const uint64_t job : ones) {
+    if (gone[host_of(job)]++ < 2) ReportAll(&system, job, pb::GONE, 0);
+  }
+  const uint64_t claimant = JobBuilder("q").Gpus(4).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 0);
+  system.Step(30);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 2);
+  for (const uint64_t job : large)
+    EXPECT_NE(TaskOf(system.state, job).current()->state, pb::TASK_STOPPING) << job;
+  for (const uint64_t job : ones) {
+    const AttemptRow* const attempt = TaskOf(system.state, job).current();
+    if (attempt != nullptr && attempt->state == pb::TASK_STOPPING)
+      ReportAll(&system, job, pb::GONE, 0, true);
+  }
+  DecideQuickly(&system);
+  EXPECT_TRUE(IsRunning(system, claimant));
 }
 
 TEST(HeldQueue, WhatRunsThereDoesNotMove) {

@@ -121,6 +121,7 @@ bool EntitledPlacer::StartNow(const Gang& gang, bool together) {
                : !draft_->WithinLimits(gang, gang.charge, gang.min_workers))
     return false;
   const Search search{.kind = Search::kNow,
+                      .overdue = !together && Overdue(in_, gang),
                       .pool = gang.charge,
                       .shape = gang.shape,
                       .lent = draft_->WhichLend(gang, gang.charge, end_ns)};
@@ -142,6 +143,7 @@ bool EntitledPlacer::HoldLater(const Gang& gang, int32_t workers, bool together)
                : !draft_->later()->WithinLimits(gang, gang.charge, workers))
     return false;
   const Search search{.kind = Search::kLater,
+                      .overdue = !together && Overdue(in_, gang),
                       .pool = gang.charge,
                       .shape = gang.shape,
                       .workers = workers,

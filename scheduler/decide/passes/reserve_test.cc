@@ -90,6 +90,37 @@ TEST(Reserve, WhoStarvesAndHasNoKnownStartDrainsItsHostsGuaranteedOrNot) {
   }
 }
 
+// Two devices: 0.3 of the first, 0.7 of the second, and the head drains for 0.9 of one. What a
+// guarantee covers takes what is beside that once it is overdue; it is late otherwise for nothing.
+TEST(Reserve, WhoIsOverdueTakesWhatIsBesideADrainingOne) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 2).Queue("q", 2);
+  const auto submit = [&](int64_t milli) {
+    const uint64_t number = JobBuilder("q").GpusMilli(milli).SubmitTo(&system);
+    return number;
+  };
+  SchedulingOptions options = QuickOptions();
+  options.starve_after_ns = kSecond;
+  for (const int64_t milli : {300, 701}) {
+    const uint64_t job = submit(milli);
+    DecideQuickly(&system, options);
+    StartAll(&system, job);
+  }
+  const uint64_t head = submit(899);
+  system.Step(2);
+  DecideQuickly(&system, options);
+  ASSERT_NE(ReservationOf(system, head), nullptr);
+  ASSERT_TRUE(ReservationOf(system, head)->draining);
+  const uint64_t small = submit(100);
+  DecideQuickly(&system, options);
+  EXPECT_FALSE(IsRunning(system, small)) << "the host is closed";
+  system.Step(20);
+  DecideQuickly(&system, options);
+  EXPECT_TRUE(IsRunning(system, small));
+  ASSERT_NE(ReservationOf(system, head), nullptr);
+  EXPECT_TRUE(ReservationOf(system, head)->draining);
+}
+
 TEST(Reserve, WhoGetsNoReservationTakesNoneFromOthers) {
   SystemBuilder system;
   system.Cluster("c").Cluster("d").Hosts("c", 24, 16).Hosts("d", 1, 2).Queue("q");

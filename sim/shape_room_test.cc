@@ -20,7 +20,7 @@ using muster::testing::StartAll;
 // Two hosts of 4 devices with a task of one device on each.
 TEST(ShapeRoom, WhatStaysLeavesNoHostWholeAndWhatDoesNotIsNotThere) {
   Scattered at(8);
-  const auto room = [&](std::set<uint64_t> stays) {
+  const auto room = [&](const std::set<uint64_t>& stays) {
     return ShapeRoom(at.system.state, 0, "gpu",
                      [stays](uint64_t job) { return stays.contains(job); });
   };

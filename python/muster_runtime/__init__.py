@@ -44,6 +44,7 @@ _TRIES, _PAUSE_S = 50, 0.02  # of a line that has to arrive, while the socket's 
 _REPORT_TRIES, _REPORT_PAUSE_S, _NO_WAIT_S = 40, 0.0005, 5.0
 
 _LOOK_S = 0.5  # between two looks for requests
+_BARE_EVERY_S = 0.1  # between two reports of a step without figures: each wakes the shim
 
 _stopped = threading.Event()
 _asked = threading.Event()  # for a checkpoint
@@ -53,6 +54,7 @@ _channel: socket.socket | None = None
 _saved_at: float | None = None
 _group = None  # of all ranks, for decide() and gather()
 _hurried_until_s = 0.0  # until then no report waits for room in the queue
+_reported_at = -math.inf
 
 
 def under_muster() -> bool:
@@ -75,7 +77,13 @@ def report(
 
 def report_logged(step: int, total_steps: int | None, figures: Mapping) -> None:
     """As report(), of figures with any names: what is no number, and what has the name of a field of the line ("step"), is left out. If all of it is too long
-    for a line, the step goes with the figures that Muster knows."""
+    for a line, the step goes with the figures that Muster knows. Without any figure it is told ten times a second at most, and at the end."""
+    global _reported_at
+    now_s = time.monotonic()
+    if step != total_steps and all(value is None for value in figures.values()):
+        if now_s - _reported_at < _BARE_EVERY_S:
+            return
+    _reported_at = now_s
     numbers = {
         name: number for name, value in figures.items() if (number := _number(value)) is not None
     }

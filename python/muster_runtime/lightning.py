@@ -60,6 +60,7 @@ class MusterCallback(Callback):
         self._epoch_began: dict | None = None  # the random state then: shuffling depends on it
         self._resumed: dict | None = None
         self._last_step = 0
+        self._total_steps: int | None = None
 
     # ---- going on ----
 
@@ -87,6 +88,8 @@ class MusterCallback(Callback):
         muster_runtime.should_stop()  # from now on a stop is heard
         muster_runtime.hear_alone()  # Lightning would end each rank for itself, amid a step
         self._last_step = trainer.global_step
+        steps = trainer.estimated_stepping_batches
+        self._total_steps = int(steps) if steps != float("inf") else None
         if self._resumed is not None:
             self._go_on(trainer, self._resumed["epoch_began"], self._resumed["now"])
             self._resumed = None
@@ -144,9 +147,9 @@ class MusterCallback(Callback):
             return  # its gradient is accumulated with the next one's: no checkpoint would have it
         self._last_step = step
         if trainer.is_global_zero:
-            steps = trainer.estimated_stepping_batches
-            total_steps = int(steps) if steps != float("inf") else None
-            muster_runtime.report_logged(step, total_steps, self._figures(trainer, step, outputs))
+            muster_runtime.report_logged(
+                step, self._total_steps, self._figures(trainer, step, outputs)
+            )
         stop, save = muster_runtime.decide()
         if stop or save:
             self._save(trainer, step)

@@ -1,6 +1,7 @@
 """muster_runtime without any framework."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ def fresh(monkeypatch):
     monkeypatch.setattr(muster_runtime, "_channel", None)
     monkeypatch.setattr(muster_runtime, "_saved_at", None)
     monkeypatch.setattr(muster_runtime, "_watching", False)
+    monkeypatch.setattr(muster_runtime, "_reported_at", -math.inf)
     muster_runtime._stopped.clear()
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -73,8 +75,18 @@ def test_an_agent_that_is_away_ends_no_training(agent, monkeypatch):
     muster_runtime.report(1)
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
     for step in range(10_000):  # nobody reads: the socket is full soon
-        muster_runtime.report(step)
+        muster_runtime.report(step, loss=1.0)
     assert agent.lines()[0]["step"] == 0
+
+
+def test_steps_without_figures_are_told_ten_times_a_second_and_at_the_end(agent, monkeypatch):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    now_s = [100.0]
+    monkeypatch.setattr(muster_runtime.time, "monotonic", lambda: now_s[0])
+    for step in range(1, 41):
+        now_s[0] += 0.011
+        muster_runtime.report(step, total_steps=40, loss=1.0 if step == 15 else None)
+    assert [line["step"] for line in agent.lines()] == [1, 11, 15, 25, 35, 40]
 
 
 def test_a_burst_arrives_whole_where_somebody_reads(agent, monkeypatch):
@@ -90,7 +102,7 @@ def test_a_burst_arrives_whole_where_somebody_reads(agent, monkeypatch):
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     for step in range(500):
-        muster_runtime.report(step)
+        muster_runtime.report(step, loss=1.0)
     reader.join(10)
     assert steps == list(range(500))
 
@@ -101,7 +113,7 @@ def test_reports_wait_once_and_not_again_where_nobody_reads(agent, monkeypatch):
     pauses = []
     monkeypatch.setattr(muster_runtime.time, "sleep", pauses.append)
     for step in range(1000):
-        muster_runtime.report(step)
+        muster_runtime.report(step, loss=1.0)
     assert 0 < sum(pauses) < 0.1, "of all of them"
 
 

@@ -69,7 +69,7 @@ def late(name: str, run: dict, peers: dict[str, int]) -> list[bool]:
         print(
             f"late: {job['name']} of {job['queue']}, {job['gpus']:g} GPUs, {job['late_s'] / 3600:.1f} h: "
             f"hosts could have held it beside what isn't stopped for it for {room_h:.2f} h on end, "
-            f"or on what is kept for an older one for {job['late_behind_s'] / 3600:.2f} h"
+            f"with what is kept for an older one for {job['late_behind_s'] / 3600:.2f} h"
         )
     unexplained, behind = (run["summary"][key] for key in ("late_with_room", "late_behind_older"))
     return [

@@ -216,7 +216,7 @@ void Tally::SeeRoomOf(size_t index, Room room, Covered* covered) {
       *longest_ns = std::max(*longest_ns, now_ns_ - std::exchange(*since_ns, -1));
   };
   see(room == Room::kFree, &covered->room_since_ns, &job.late_room_ns);
-  see(room == Room::kKeptForOlder, &covered->behind_since_ns, &job.late_behind_ns);
+  see(room != Room::kNone, &covered->behind_since_ns, &job.late_behind_ns);
 }
 
 // What is promised is there by number. Two things on the hosts are not stopped for it: what a

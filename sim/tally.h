@@ -42,8 +42,7 @@ class Tally {
     int64_t overtaken_ns = 0;    // all of that before
     int32_t unused_in = -1;      // the promise that is there; of its leaf
     int64_t room_since_ns = -1;  // hosts could hold it since then, beside what isn't stopped for it
-    int64_t behind_since_ns =
-        -1;  // they could since then, but on what is kept for older ones of its queue
+    int64_t behind_since_ns = -1;  // or on what is kept for older ones of its queue
   };
   // Of a job in its leaf: -priority, and its band where the shortest goes first.
   using Rank = std::pair<int32_t, int32_t>;

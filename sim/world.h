@@ -70,8 +70,8 @@ struct JobResult {
   // Of that the longest in which hosts could have held it beside what guarantees cover (looked at
   // each minute); else it lacked hosts.
   int64_t late_room_ns = 0;
-  // Longest time on end in which they could have, but only on what a reservation keeps for an older
-  // job of its queue.
+  // The same, where they could have at least on what a reservation keeps for an older job of its
+  // queue.
   int64_t late_behind_ns = 0;
   std::string late_verdict;  // the newest that was given then
   int64_t overtaken_ns =

@@ -1,7 +1,7 @@
 // Apply: each event to its method; steps and what users say. Queues, clusters and drains are in
 // apply_configuration.cc, who may come over a network in apply_trust.cc, plans in apply_plans.cc,
-// what hosts say in apply_reports.cc and apply_quarantine.cc. What is derived: indexes.cc,
-// host_use.cc, ledger.cc.
+// what hosts say in apply_reports.cc and apply_quarantine.cc, arrays in apply_arrays.cc, jobs after
+// jobs in apply_successors.cc. What is derived: indexes.cc, host_use.cc, ledger.cc.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

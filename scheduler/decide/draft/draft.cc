@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "common/base/check.h"
-#include "scheduler/decide/model/precedence.h"
 
 namespace muster {
 
@@ -26,9 +25,9 @@ Draft::Draft(const Inputs& in, FreeMap* now, FreeMap* later)
 // ---- Searches.
 
 std::optional<HostSlices> Draft::FindPlace(Capacity* capacity, const Gang& gang, int32_t pool,
-                                           int32_t workers, int64_t end_ns, bool stops_others) {
+                                           int32_t workers, int64_t end_ns, bool beside_draining) {
   Try trial(this, capacity);
-  trial.LeaveReserved(pool, gang, end_ns, stops_others);
+  trial.LeaveReserved(pool, gang, end_ns, beside_draining);
   return capacity->Place(gang, pool, workers, HostsToAvoid(*gang.job));
 }
 
@@ -42,10 +41,10 @@ void Try::Leave(const PlannedReservation& reservation, bool whole_hosts) {
   }
 }
 
-void Try::LeaveReserved(int32_t pool, const Gang& gang, int64_t end_ns, bool stops_others) {
+void Try::LeaveReserved(int32_t pool, const Gang& gang, int64_t end_ns, bool beside_draining) {
   draft_->reservations_.EachMet(pool, [&](const PlannedReservation& reservation) {
     if (draft_->reservations_.Lends(reservation, gang, end_ns, draft_->now_.use())) return;
-    Leave(reservation, reservation.draining && !stops_others && !Overdue(draft_->in_, gang));
+    Leave(reservation, reservation.draining && !beside_draining);
   });
 }
 

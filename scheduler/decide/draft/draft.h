@@ -66,10 +66,11 @@ class Draft {
 
   // A place for `workers` of the gang that leaves alone what is reserved and not lent to a gang
   // that ends at end_ns (0: never). A reservation that drains keeps others off its hosts
-  // altogether; who stops others for a place (`stops_others`) is kept off its devices only, as what
-  // is stopped lets the reservation's gang start, too.
+  // altogether; with `beside_draining` off its devices only: who stops others, as what is stopped
+  // lets the reservation's gang start, too, and who is overdue.
   std::optional<HostSlices> FindPlace(Capacity* capacity, const Gang& gang, int32_t pool,
-                                      int32_t workers, int64_t end_ns, bool stops_others = false);
+                                      int32_t workers, int64_t end_ns,
+                                      bool beside_draining = false);
   uint64_t WhichLend(const Gang& gang, int32_t pool, int64_t end_ns) const {
     return reservations_.WhichLend(gang, pool, end_ns, now_.use());
   }
@@ -176,7 +177,7 @@ class Try {
   // Leaves alone what is reserved: what it needs of its hosts, or all of them.
   void Leave(const PlannedReservation& reservation, bool whole_hosts);
   // Leaves alone what is reserved and not lent to the gang; see Draft::FindPlace.
-  void LeaveReserved(int32_t pool, const Gang& gang, int64_t end_ns, bool stops_others = false);
+  void LeaveReserved(int32_t pool, const Gang& gang, int64_t end_ns, bool beside_draining = false);
 
   using Mark = Capacity::Mark;
   Mark Here() const { return capacity_->Here(); }

@@ -16,13 +16,13 @@ namespace muster {
 // A search for a place, told by all that its outcome depends on beside the capacity.
 struct Search {
   enum Kind : uint8_t {
-    kNow,              // among what is free now
-    kLater,            // among what is free later
-    kSlot,             // at some time, by expected ends
-    kSlotAtKnownTime,  // the same, at a time that is known
-    kGuaranteedClaim,  // by stopping others, within a guarantee
-    kOtherClaim,       // by stopping others, else
-    kMoves,            // by moving others
+    kNow,               // among what is free now
+    kLater,             // among what is free later
+    kStart,             // at some time, by expected ends
+    kStartAtKnownTime,  // the same, at a time that is known
+    kGuaranteedClaim,   // by stopping others, within a guarantee
+    kOtherClaim,        // by stopping others, else
+    kMoves,             // by moving others
   };
   Kind kind = kNow;
   bool guaranteed = false, drains = false;

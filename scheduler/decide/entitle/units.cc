@@ -16,7 +16,7 @@ bool Before(const Model& model, int32_t a, int32_t b) {
   return std::tie(x.band, x.submit_ns, a) < std::tie(y.band, y.submit_ns, b);
 }
 
-// The pool where it runs; -1 also if that isn't one of its list.
+// The pool that it is bound to; -1 also if that isn't one of its list.
 int32_t BoundIn(const Gang& gang) {
   const int32_t bound = gang.unit_bound_pool();
   return std::find(gang.pools.begin(), gang.pools.end(), bound) != gang.pools.end() ? bound : -1;

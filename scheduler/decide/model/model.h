@@ -73,7 +73,7 @@ struct alignas(64) Gang {
   bool entitled = false;
   bool guaranteed = false;  // accepted within its leaf's guarantee
   bool charged_as_bound =
-      false;  // to the pool where it runs, not to the first of its list with room
+      false;  // to the pool that it is bound to, not to the first of its list with room
 
   bool unit = false;     // it wants a place, or holds one
   bool gpus = false;     // its workers want devices

@@ -80,7 +80,10 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
         attempt.cluster,
         model_.FlavourIndex(attempt.flavour.empty() ? kCpuFlavour : attempt.flavour));
   };
-  if (current == nullptr && row.comes_back()) gang.left_pool = pool_of(row.attempts.back());
+  // Until spill finds free devices for it elsewhere.
+  const bool fronted = row.opened_attempt == row.next_attempt && !row.fronted.empty();
+  if (current == nullptr && row.comes_back() && !fronted)
+    gang.left_pool = pool_of(row.attempts.back());
   if (current != nullptr) {
     gang.bound_pool = pool_of(*current);
     gang.may_be_lost = MayBeLost(state, *gang.spec, *current);

@@ -42,7 +42,13 @@ struct HostWithGuests {
 class Consolidation {
  public:
   Consolidation(const Inputs& in, const Gang& claimant, int32_t pool, Draft* draft)
-      : in_(in), draft_(draft), claimant_(claimant), pool_(pool) {}
+      : in_(in),
+        draft_(draft),
+        claimant_(claimant),
+        pool_(pool),
+        avoids_hosts_(!HostsToAvoid(*claimant.job).empty()),
+        wants_certain_hosts_(avoids_hosts_ || claimant.spec->topology().required() !=
+                                                  pb::TOPOLOGY_LEVEL_UNSPECIFIED) {}
 
   bool Run();
 
@@ -68,22 +74,19 @@ class Consolidation {
   Draft* const draft_;
   const Gang& claimant_;
   const int32_t pool_;
+  const bool avoids_hosts_, wants_certain_hosts_;
   std::vector<HostWithGuests> hosts_;  // the least loss first
   std::vector<Guest> gone_;            // guests that go
   std::optional<HostSlices> place_;    // for the claimant
 };
 
-// It takes as much of one host as a worker of the claimant. Where it found room the claimant would,
-// unless that wants for certain hosts.
+// Each worker takes as much of its host as one of the claimant. Where it found room the claimant
+// would, unless that wants for certain hosts.
 bool Consolidation::IsAsLarge(const Gang& gang) const {
-  if (claimant_.spec->topology().required() != pb::TOPOLOGY_LEVEL_UNSPECIFIED ||
-      !HostsToAvoid(*claimant_.job).empty())
-    return false;
+  if (wants_certain_hosts_) return false;
   const pb::Resources &has = gang.spec->resources(), &wants = claimant_.spec->resources();
-  return has.gpus_milli() * gang.workers >= wants.gpus_milli() &&
-         has.cpus_milli() * gang.workers >= wants.cpus_milli() &&
-         has.memory_bytes() * gang.workers >= wants.memory_bytes() &&
-         has.disk_bytes() * gang.workers >= wants.disk_bytes();
+  return has.gpus_milli() >= wants.gpus_milli() && has.cpus_milli() >= wants.cpus_milli() &&
+         has.memory_bytes() >= wants.memory_bytes() && has.disk_bytes() >= wants.disk_bytes();
 }
 
 std::optional<Guest> Consolidation::GuestOf(int32_t g) const {
@@ -132,7 +135,7 @@ void Consolidation::ListHosts() {
 bool Consolidation::Holds() {
   std::optional<HostSlices> found =
       draft_->FindPlace(draft_->later(), claimant_, pool_, claimant_.min_workers,
-                        in_.EndIfStarted(claimant_), /*stops_others=*/true);
+                        in_.EndIfStarted(claimant_), /*beside_draining=*/true);
   if (!found.has_value()) return false;
   place_ = std::move(found);
   return true;
@@ -179,8 +182,10 @@ std::vector<Guest> Consolidation::Stoppable() const {
 // What moves starts again in its pool, the largest first; for it, too, the claimant may stop what
 // it may stop.
 bool Consolidation::MoveAll(Try* trial) {
-  std::stable_sort(gone_.begin(), gone_.end(),
-                   [&](const Guest& a, const Guest& b) { return HeldMilli(a) > HeldMilli(b); });
+  std::stable_sort(gone_.begin(), gone_.end(), [&](const Guest& a, const Guest& b) {
+    return std::pair(in_.gang(a.gang).gpus, HeldMilli(a)) >
+           std::pair(in_.gang(b.gang).gpus, HeldMilli(b));
+  });
   std::vector<Guest> stoppable = Stoppable();
   for (size_t i = 0; i < gone_.size(); ++i) {
     Guest guest = gone_[i];
@@ -197,7 +202,7 @@ bool Consolidation::Move(Guest* guest, std::vector<Guest>* stoppable, Try* trial
   std::optional<HostSlices> to;
   while (true) {
     to = draft_->FindPlace(draft_->later(), gang, gang.bound_pool, gang.workers,
-                           ExpectedEnd(gang, in_.now_ns), /*stops_others=*/true);
+                           ExpectedEnd(gang, in_.now_ns), /*beside_draining=*/true);
     if (to.has_value() || stoppable->empty()) break;
     trial->GiveBack(in_.gang(stoppable->back().gang), stoppable->back().slices);
     stopped.push_back(std::move(stoppable->back()));
@@ -266,8 +271,9 @@ bool Consolidation::Run() {
                       .shape = claimant_.shape,
                       .leaf = claimant_.leaf,
                       .priority = claimant_.priority,
+                      .band = claimant_.band,
                       .lent = draft_->WhichLend(claimant_, pool_, in_.EndIfStarted(claimant_))};
-  if (draft_->Failed(search)) return false;
+  if (!avoids_hosts_ && draft_->Failed(search)) return false;
   ListHosts();
   for (size_t first = 0; first < std::min(kTries, hosts_.size()); ++first) {
     const Outcome outcome = Find(first);
@@ -277,7 +283,7 @@ bool Consolidation::Run() {
     }
     if (outcome == Outcome::kHopeless) break;
   }
-  draft_->Remember(search);
+  if (!avoids_hosts_) draft_->Remember(search);
   return false;
 }
 

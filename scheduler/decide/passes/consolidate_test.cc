@@ -175,6 +175,34 @@ TEST(Consolidate, TheSmallMoveAndWhatIsAsLargeAsTheClaimantStays) {
   EXPECT_TRUE(IsRunning(system, claimant));
 }
 
+// Three hosts of 4 with 3 devices taken on each: the gang of 3 x 1 spreads, although together it
+// takes more than the claimant's worker.
+TEST(Consolidate, AGangOfSmallWorkersOnOneHostSpreads) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 3, 4).Queue("q", 12);
+  const auto start = [&](int64_t gpus, int workers) {
+    const uint64_t number = JobBuilder("q").Workers(workers).Gpus(gpus).SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, number);
+    return number;
+  };
+  const uint64_t first = start(3, 1);
+  start(3, 1);
+  start(3, 1);
+  ReportAll(&system, first, pb::GONE, 0);
+  const uint64_t gang = start(1, 3);
+  ASSERT_EQ(TaskOf(system.state, gang).current()->parts.size(), 1u);
+  const uint64_t claimant = JobBuilder("q").Gpus(2).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 0);
+  system.Step(30);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
+  EXPECT_EQ(TaskOf(system.state, gang).current()->state, pb::TASK_STOPPING);
+  ReportAll(&system, gang, pb::GONE, 0, true);
+  DecideQuickly(&system);
+  EXPECT_TRUE(IsRunning(system, claimant));
+  EXPECT_TRUE(IsRunning(system, gang));
+}
+
 TEST(HeldQueue, WhatRunsThereDoesNotMove) {
   Scattered at(4);
   JobBuilder("other").Gpus(4).SubmitTo(&at.system);

@@ -162,8 +162,8 @@ bool EntitledPlacer::HoldLater(const Gang& gang, int32_t workers, bool together)
 std::optional<Places> EntitledPlacer::PlacesFor(const Gang& gang, int32_t workers, int64_t end_ns,
                                                 bool together, Capacity* capacity) {
   if (together) return FindPlaces(in_, gang, gang.charge, capacity, /*stops_others=*/false, draft_);
-  std::optional<HostSlices> slices =
-      draft_->FindPlace(capacity, gang, gang.charge, workers, end_ns);
+  std::optional<HostSlices> slices = draft_->FindPlace(capacity, gang, gang.charge, workers, end_ns,
+                                                       /*beside_draining=*/Overdue(in_, gang));
   if (!slices.has_value()) return std::nullopt;
   return Places{{in_.IndexOf(gang), gang.charge, workers, *std::move(slices)}};
 }

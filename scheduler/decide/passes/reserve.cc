@@ -84,19 +84,20 @@ bool Reserve(const Inputs& in, const Gang& gang, int64_t not_before_ns, bool sto
   if (together && (!AllWait(in, gang) || !MayReserveAll(in, gang, others))) return false;
   const Reservation* told = together ? nullptr : ToldOnSilentHosts(in, gang);
   const Search anywhen{
-      .kind = Search::kSlot, .pool = gang.charge, .shape = gang.shape, .leaf = gang.leaf};
+      .kind = Search::kStart, .pool = gang.charge, .shape = gang.shape, .leaf = gang.leaf};
   if (told == nullptr && draft->Failed(anywhen)) return false;
   const int64_t since_ns = together ? WaitingSince(in, gang) : gang.row->waiting_since_ns;
   const int64_t starves_ns = since_ns + in.options.starve_after_ns;
   const bool starves = starves_ns <= in.now_ns;
   // Whether its start is known depends on whom it may stop later, too.
-  const Search at_known_time{.kind = Search::kSlotAtKnownTime,
+  const Search at_known_time{.kind = Search::kStartAtKnownTime,
                              .guaranteed = gang.guaranteed,
                              .drains = stops_nobody,
                              .pool = gang.charge,
                              .shape = gang.shape,
                              .leaf = gang.leaf,
-                             .priority = gang.priority};
+                             .priority = gang.priority,
+                             .band = gang.band};
   // Else it drains its hosts until it starts, whenever that is.
   const bool needs_known_time = !in.options.draining || !(stops_nobody || starves);
   if (told == nullptr && needs_known_time && draft->Failed(at_known_time)) {

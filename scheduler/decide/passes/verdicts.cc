@@ -43,8 +43,9 @@ class VerdictGiver {
   Draft* const draft_;
   FreeByPool free_;
   std::vector<std::optional<bool>> drained_;  // by pool: it or a host of it
-  // Expected starts by pool, shape, leaf and whether the gang takes from others; 0: unknown.
-  std::map<std::tuple<int32_t, int32_t, int32_t, bool>, int64_t> starts_;
+  // Expected starts by pool, shape, leaf, priority, band, whether the gang takes from others, and
+  // whether a guarantee covers it; 0: unknown.
+  std::map<std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, bool, bool>, int64_t> starts_;
   int32_t estimates_left_;
 };
 
@@ -146,7 +147,8 @@ int64_t VerdictGiver::ExpectedStart(const Gang& gang, int32_t pool) {
   if (const auto* reservation = draft_->reservations().Of(in_.IndexOf(gang), pool))
     return reservation->start_ns;
   const bool takes = gang.entitled && gang.charge == pool;
-  const auto key = std::make_tuple(pool, gang.shape, gang.leaf, takes);
+  const auto key = std::make_tuple(pool, gang.shape, gang.leaf, gang.priority, gang.band, takes,
+                                   gang.guaranteed);
   if (const auto known = starts_.find(key); known != starts_.end()) return known->second;
   if (estimates_left_ == 0) return 0;
   --estimates_left_;

@@ -92,7 +92,10 @@ WorkLeft WorkLeftOf(const JobRow& job, int64_t now_ns) {
     left.milli_ns += milli * std::min(most_ns, known.ns < 0 ? ran_ns : known.ns);
     if (known.ns < 0) continue;
     left.expected_milli_ns += milli * std::min(most_ns, known.ns);
-    left.longest_ns = std::max(left.longest_ns, std::min(most_ns, known.ns));
+    // At its least size: that it is the longest gives it more workers, with which it wouldn't be.
+    const __int128 alone_ns = static_cast<__int128>(known.ns) * known.workers / least_workers;
+    left.longest_ns =
+        std::max(left.longest_ns, static_cast<int64_t>(std::min<__int128>(most_ns, alone_ns)));
   }
   return left;
 }

@@ -25,7 +25,7 @@ inline constexpr int64_t kFirstBandMilliNs = 1000 * 600'000'000'000;
 struct WorkLeft {
   __int128 milli_ns = 0;           // by what is expected, else what it has had so far
   __int128 expected_milli_ns = 0;  // of the tasks whose end can be expected
-  int64_t longest_ns = 0;          // of these the longest, in time
+  int64_t longest_ns = 0;          // of these the longest, in time at its least size
 };
 WorkLeft WorkLeftOf(const JobRow& job, int64_t now_ns);
 

@@ -129,6 +129,23 @@ TEST(QueueOrder, TheWorkersThatItHasNowDoNotChangeWhatIsLeft) {
   }
 }
 
+// It has two workers, with which it takes half as long; with one, which it would have if others
+// were before it, it is the longest.
+TEST(QueueOrder, TheWorkersThatItHasNowDoNotDecideWhetherItIsTheLongest) {
+  OneQueue at;
+  const uint64_t before = at.Submit();
+  at.Start(before, {0});
+  at.system.Step(1000);
+  ReportAll(&at.system, before, pb::GONE, 0);
+  JobBuilder elastic("q");
+  const uint64_t job = elastic.Workers(1, 2).SubmitTo(&at.system);
+  for (const std::vector<int32_t>& devices : {std::vector<int32_t>{0}, {0, 1}}) {
+    at.Start(job, devices);
+    EXPECT_EQ(at.LeftOf(job).longest_ns, 1000 * kSecond) << devices.size();
+    at.Preempt(job);
+  }
+}
+
 TEST(QueueOrder, BandsChangeAtTicksOnly) {
   OneQueue at;
   const uint64_t job = at.Submit(), longest = at.Submit(4);

@@ -112,8 +112,9 @@ class Draft {
   // Time alone may change the plan at `at_ns`: decide again then.
   void WakeAt(int64_t at_ns);
 
-  // The plan, verdicts and entitlements apart; nothing may follow but WakeAt. Where tasks of a job
-  // start in different clusters, the first one binds the job, and the others are left out.
+  // The plan, verdicts and entitlements apart; nothing may follow but WakeAt. The first task of a
+  // job that starts binds it to the clusters that reach its directory; those that were to start in
+  // others are left out.
   void Finish();
   int64_t next_wake_ns() const { return next_wake_ns_; }
   std::vector<pb::Event> TakeEvents() { return std::move(events_); }

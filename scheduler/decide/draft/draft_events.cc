@@ -65,13 +65,16 @@ void Draft::Finish() {
 
 void Draft::BindJobs() {
   std::map<const JobRow*, int32_t> bound;  // cluster
+  // What can start beside the first one does: claims left its devices alone, and stopped others
+  // instead.
   std::erase_if(starts_, [&](const PlannedPlace& start) {
     const JobRow* job = in_.gang(start.gang).job;
     const int32_t cluster = in_.model.pools[start.pool].cluster;
-    const bool elsewhere =
-        job->cluster.empty() && bound.emplace(job, cluster).first->second != cluster;
-    if (elsewhere) WakeAt(in_.now_ns);
-    return elsewhere;
+    const bool out_of_reach =
+        job->cluster.empty() &&
+        !in_.model.Reaches(bound.emplace(job, cluster).first->second, cluster);
+    if (out_of_reach) WakeAt(in_.now_ns);
+    return out_of_reach;
   });
   // What was opened for such jobs may be out of their reach.
   std::erase_if(opened_events_, [&](const pb::Event& event) {

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "scheduler/decide/testing/drafting.h"
 #include "scheduler/decide/testing/fixture.h"
 
@@ -127,6 +130,38 @@ TEST(Draft, SaysStopsFirstThenStartsThenWhatIsKept) {
                       SlicesOf(*runs.spec, *runs.current, 0, 1));
   EXPECT_THAT(drafting.Events(), ElementsAre("job 1 stops: PREEMPTION for job 3",
                                              "job 2 starts on h00", "job 3 holds h00"));
+}
+
+TEST(Draft, StartsTasksOfAJobInOtherClustersWhereTheyReachItsDirectory) {
+  const struct {
+    const char* why;
+    std::string storage_of_b;
+    bool both_start;
+  } kCases[] = {
+      {"b reaches the directory that the first start puts into a's storage", "shared", true},
+      {"b doesn't: what was to start there looks for a place anew", "own", false},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.why);
+    SystemBuilder system;
+    system.Cluster("a", "shared").Cluster("b", c.storage_of_b);
+    system.Hosts("a", 1, 1).Hosts("b", 1, 1).Queue("q", 2);
+    const uint64_t job = JobBuilder("q").Task("first").Task("second").SubmitTo(&system);
+    Drafting drafting(system);
+    Draft& draft = drafting.draft;
+    for (const int32_t task : {0, 1}) {
+      const Gang& gang = drafting.gang(job, task);
+      const int32_t pool = drafting.in.model.PoolOf(task, kGpus);
+      draft.Start(drafting.in.IndexOf(gang), pool, 1, *draft.now()->Place(gang, pool, 1, {}));
+    }
+    const std::vector<std::string> events = drafting.Events();
+    if (c.both_start) {
+      EXPECT_THAT(events, ElementsAre("job 1 starts on h00", "job 1 starts on h01"));
+    } else {
+      EXPECT_THAT(events, ElementsAre("job 1 starts on h00"));
+    }
+    EXPECT_EQ(draft.next_wake_ns() == system.now_ns, !c.both_start) << "decides again at once";
+  }
 }
 
 TEST(Draft, LeavesReservedDevicesAloneUnlessTheyAreLent) {

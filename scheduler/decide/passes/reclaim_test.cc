@@ -308,6 +308,26 @@ TEST(Reclaim, AStopThatIsNotAnsweredInTimeKeepsNothingFromOthers) {
   }
 }
 
+// Of a's two devices one is free. A task whose job starts in b, too, takes that; so the claim after
+// it stops the borrower on the other. Else the borrower would stop beside a device that nobody has.
+TEST(Reclaim, WhatAClaimLeavesToAUnitBeforeItStartsInTheSamePlan) {
+  SystemBuilder system;
+  system.Cluster("a", "shared").Cluster("b", "shared");
+  system.Hosts("a", 1, 2).Hosts("b", 1, 3).Queue("q", 5).Queue("other");
+  const uint64_t borrows = JobBuilder("other").SubmitTo(&system);
+  DecideQuickly(&system);
+  StartAll(&system, borrows);
+  system.Step(20);
+  JobBuilder tasks("q");
+  tasks.Task("in_b").Gpus(3).Task("in_a");
+  const uint64_t job = tasks.SubmitTo(&system);
+  const uint64_t claimant = JobBuilder("q").SubmitTo(&system);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
+  EXPECT_NE(ReservationOf(system, claimant), nullptr);
+  EXPECT_EQ(system.state.FindJob(job)->cluster, "b");
+  EXPECT_NE(TaskOf(system.state, job, 1).current(), nullptr);
+}
+
 // One task on each of two hosts. The first that is to move doesn't stop: then the other makes room.
 TEST(Reclaim, WhoWaitsForAStopThatIsNotAnsweredClaimsAnew) {
   Scattered at(4);

@@ -42,9 +42,11 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
 // As long as the fuzzer draws what it does: 225625 left a victim behind for whose queue the
 // claimant's level was too high. In 21141 a guaranteed claim moved a longer one of its
 // queue aside within its min_runtime. In 501362 a gang was made smaller whose queue's limit
-// wouldn't have let it come back.
+// wouldn't have let it come back. 602196 left a start out of the plan for which a claim had stopped
+// another.
 TEST(Fuzz, SeedsThatBrokeARuleKeepItNow) {
-  for (const uint64_t seed : {uint64_t{225625}, uint64_t{21141}, uint64_t{501362}}) {
+  for (const uint64_t seed :
+       {uint64_t{225625}, uint64_t{21141}, uint64_t{501362}, uint64_t{602196}}) {
     FuzzTotals totals;
     EXPECT_EQ(RunFuzzCase(seed, &totals), "") << "sched-fuzz --replay=" << seed;
   }

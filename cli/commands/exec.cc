@@ -150,12 +150,19 @@ int Forward(Session& session, const ForwardOptions& options) {
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
-  if (absl::StatusOr<pb::Job> job = (*client)->Get(options.id); !job.ok())
-    return session.Fail(job.status());
+  absl::StatusOr<pb::Job> job = (*client)->Get(options.id);
+  if (!job.ok()) return session.Fail(job.status());
+  if (HasEnded(job->state()))
+    return session.Fail(absl::FailedPreconditionError(
+        absl::StrCat("job ", options.id, " has ended: nothing of it listens")));
+  if (job->state() == pb::WAITING)
+    return session.Fail(absl::FailedPreconditionError(absl::StrCat(
+        "job ", options.id, " doesn't run yet: muster explain ", options.id, " says why")));
   absl::StatusOr<int> listener = ListenLocally(&local);
   if (!listener.ok()) return session.Fail(listener.status());
   session.Err(absl::StrCat("muster: 127.0.0.1:", local, " leads to port ", port, " of job ",
-                           options.id, ", rank ", options.rank, "; Ctrl+C ends it\n"));
+                           options.id, ", rank ", options.rank,
+                           ", as soon as something listens there; Ctrl+C ends it\n"));
   CarryConnections(session, **client, start, *listener, interrupt);
   return kExitInterrupted;
 }

@@ -1,9 +1,12 @@
 #include <algorithm>
 #include <map>
+#include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/log_writer.h"
 #include "cli/follow.h"
@@ -93,12 +96,24 @@ std::string WhyNothing(const pb::Job& job, const pb::LogsRequest& request) {
              : " never ran, so it left no output";
 }
 
+// Of a job with several tasks that have run: which others there are.
+std::string OtherTasks(const pb::Job& job, const std::string& asked) {
+  std::vector<std::string> ran;
+  for (const pb::Task& task : job.tasks()) {
+    if (task.attempts_size() > 0) ran.push_back(task.name());
+  }
+  if (!asked.empty() || ran.size() < 2) return "";
+  return absl::StrCat("muster: job ", JobId(job), " has tasks ", absl::StrJoin(ran, ", "),
+                      "; this is the newest that ran: --task names another\n");
+}
+
 int Logs(Session& session, const pb::LogsRequest& request) {
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   absl::StatusOr<pb::Job> job = (*client)->Get(request.id());
   if (!job.ok()) return session.Fail(job.status());
+  if (session.for_people()) session.Err(OtherTasks(*job, request.task()));
   LogWriter writer(session, *job, request, LogWriter::kTogether);
   const absl::Status status = ReadLogs(session, **client, request, interrupt, &writer, true);
   writer.End();

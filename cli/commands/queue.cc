@@ -33,6 +33,10 @@ int List(Session& session, const std::string& below) {
     rows.push_back(&queue);
     names.push_back(queue.path());
   }
+  if (queues.empty() && !below.empty() && response->queues_size() > 0) {
+    if (absl::StatusOr<pb::Queue> queue = (*client)->GetQueue(below); !queue.ok())
+      return session.Fail(queue.status());  // says which there are
+  }
   if (queues.empty() && session.for_people()) {
     session.Err("No queues.  Make some: muster queue apply queues.yaml\n");
     return kExitOk;

@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
 #include "cli/interrupt.h"
 #include "cli/up/supervisor.h"
@@ -140,6 +143,18 @@ std::string UpAlready(const UpHolder& holder) {
       "muster jobs     End it: ", DownCommand(holder.data_dir, ProcessEnvironment), "\n");
 }
 
+// What this start was told and the one that is up was not.
+std::string NotApplied(const UpOptions& options) {
+  std::vector<std::string> given;
+  if (options.slots > 0) given.push_back("--slots");
+  if (!options.exporter.empty()) given.push_back("--exporter");
+  if (options.adopt_restored) given.push_back("--adopt-restored");
+  if (given.empty()) return "";
+  return absl::StrCat("muster: ", absl::StrJoin(given, ", "),
+                      given.size() == 1 ? " was" : " were",
+                      " not applied: end it first, and start it so.\n");
+}
+
 // "     Or end the other: muster down"
 std::string OrEnd(const UpHolder& other) {
   if (other.pid == 0) return "";
@@ -166,8 +181,10 @@ int Serve(Session& session, const UpPlan& plan, const UpOptions& options, const 
   UpHolder holder;
   absl::StatusOr<std::unique_ptr<UpLock>> lock = UpLock::Take(plan.data_dir, plan.server, &holder);
   if (absl::IsAlreadyExists(lock.status())) {
-    report(kExitOk, UpAlready(holder));
-    return kExitOk;
+    const std::string not_applied = NotApplied(options);
+    const int code = not_applied.empty() ? kExitOk : kExitBadInput;
+    report(code, UpAlready(holder) + not_applied);
+    return code;
   }
   if (!lock.ok()) {
     report(kExitBadInput, RenderError(lock.status(), plan.server));

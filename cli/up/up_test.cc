@@ -62,6 +62,9 @@ TEST_F(UpTest, StartsSaysWhatItFoundAndEndsLeavingJobs) {
   EXPECT_EQ(Run("ping"), 0) << out_;
   EXPECT_EQ(Run("up"), 0);
   EXPECT_THAT(out_, HasSubstr("Muster is up already"));
+  EXPECT_EQ(Run("up --slots 8"), 2);
+  EXPECT_THAT(out_, HasSubstr("Muster is up already"));
+  EXPECT_THAT(out_, HasSubstr("--slots was not applied: end it first"));
   EXPECT_EQ(Run("up --data-dir " + home_ + "/other"), 2);
   EXPECT_THAT(out_, HasSubstr("something else serves"));
   EXPECT_EQ(Run("down"), 0);

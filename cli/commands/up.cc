@@ -146,12 +146,11 @@ std::string UpAlready(const UpHolder& holder) {
 // What this start was told and the one that is up was not.
 std::string NotApplied(const UpOptions& options) {
   std::vector<std::string> given;
-  if (options.slots > 0) given.push_back("--slots");
-  if (!options.exporter.empty()) given.push_back("--exporter");
-  if (options.adopt_restored) given.push_back("--adopt-restored");
+  if (options.slots > 0) given.emplace_back("--slots");
+  if (!options.exporter.empty()) given.emplace_back("--exporter");
+  if (options.adopt_restored) given.emplace_back("--adopt-restored");
   if (given.empty()) return "";
-  return absl::StrCat("muster: ", absl::StrJoin(given, ", "),
-                      given.size() == 1 ? " was" : " were",
+  return absl::StrCat("muster: ", absl::StrJoin(given, ", "), given.size() == 1 ? " was" : " were",
                       " not applied: end it first, and start it so.\n");
 }
 

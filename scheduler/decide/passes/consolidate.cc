@@ -187,11 +187,11 @@ bool Consolidation::MoveAll(Try* trial) {
            std::pair(in_.gang(b.gang).gpus, HeldMilli(b));
   });
   std::vector<Guest> stoppable = Stoppable();
-  for (auto & i : gone_) {
-    Guest guest = i;
+  for (size_t i = 0; i < gone_.size(); ++i) {
+    Guest guest = gone_[i];
     if (!guest.moves) continue;
     if (!Move(&guest, &stoppable, trial)) return false;
-    i = std::move(guest);
+    gone_[i] = std::move(guest);
   }
   return true;
 }

@@ -30,6 +30,7 @@ struct SubmitOptions {
   bool failed = false;          // of an array: only members that have failed
   std::string queue, key, directory;
   std::vector<std::string> settings, env, secrets, sweep, after, after_any;
+  std::string on;
   std::optional<std::string> array;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false,
        wait_for_capacity = false;
@@ -227,9 +228,9 @@ absl::Status SetMembers(const std::optional<std::string>& array,
   return absl::OkStatus();
 }
 
-// The flags' predecessors stand in place of the file's of that kind; "none" leaves none.
-absl::Status SetPredecessors(const SubmitOptions& options, const SpecContext& context,
-                             pb::JobSpec* spec) {
+// The jobs that the flags name stand in place of the file's of that kind; "none" leaves none.
+absl::Status SetOtherJobs(const SubmitOptions& options, const SpecContext& context,
+                          pb::JobSpec* spec) {
   const auto set = [](const std::vector<std::string>& lists,
                       google::protobuf::RepeatedPtrField<std::string>* jobs) {
     if (lists.empty()) return;
@@ -242,9 +243,11 @@ absl::Status SetPredecessors(const SubmitOptions& options, const SpecContext& co
   };
   set(options.after, spec->mutable_after());
   set(options.after_any, spec->mutable_after_any());
-  if (options.after.empty() && options.after_any.empty()) return absl::OkStatus();
+  if (!options.on.empty()) spec->set_on(options.on == "none" ? "" : options.on);
+  if (options.after.empty() && options.after_any.empty() && options.on.empty())
+    return absl::OkStatus();
   for (const FieldProblem& problem : CheckSpec(*spec, context)) {
-    if (problem.path.rfind("after", 0) == 0)
+    if (problem.path.rfind("after", 0) == 0 || problem.path == "on")
       return absl::InvalidArgumentError(absl::StrCat(problem.path, ": ", problem.message));
   }
   return absl::OkStatus();
@@ -276,7 +279,7 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
     if (absl::Status status = SetMembers(options.array, options.sweep, context, &spec);
         !status.ok())
       return session.Fail(status);
-    if (absl::Status status = SetPredecessors(options, context, &spec); !status.ok())
+    if (absl::Status status = SetOtherJobs(options, context, &spec); !status.ok())
       return session.Fail(status);
     if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
       return session.Fail(status);
@@ -400,6 +403,10 @@ void AddOptions(CLI::App* submit, Session& session, const std::shared_ptr<Submit
       ->add_option("--after-any", options->after_any,
                    "JOB,JOB: starts once these have ended, in whatever way")
       ->allow_extra_args(false);
+  submit->add_option(
+      "--on", options->on,
+      "JOB: runs on the devices that this job of yours holds, such as an environment "
+      "of muster dev; charged to nobody");
   submit->add_option("-C,--directory", options->directory,
                      "Directory that comes along, packed (.musterignore), instead of the file's "
                      "workdir; the job runs in its copy");

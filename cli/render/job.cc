@@ -92,6 +92,8 @@ std::string AttemptOutcome(const pb::Attempt& attempt) {
     text = "preempted";
   else if (moved && attempt.cause() == pb::DRAIN)
     text = "moved for a drain";
+  else if (moved && attempt.cause() == pb::HOLDER)
+    text = "stopped with its holder";
   else if (moved && attempt.cause() == pb::NOT_NEEDED)
     text = "stopped, not needed any more";
   else if (attempt.cause() != pb::CAUSE_UNSPECIFIED && attempt.cause() != pb::DONE &&

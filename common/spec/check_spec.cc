@@ -15,6 +15,7 @@
 #include "common/base/view.h"
 #include "common/spec/check_image.h"
 #include "common/spec/check_members.h"
+#include "common/spec/check_on.h"
 #include "common/spec/check_predecessors.h"
 #include "common/spec/check_together.h"
 #include "common/spec/check_trackers.h"
@@ -559,6 +560,7 @@ void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules) {
   CheckMembers(spec, rules);
   CheckRay(spec, rules);
   CheckPredecessors(spec, rules);
+  CheckOn(spec, rules);
   CheckTogether(spec, rules);
   CheckTrackers(spec, rules);
 }

@@ -63,6 +63,7 @@ class JobReader {
     if (top.Int("priority", 0, 100, &priority)) spec_.set_priority(priority);
     top.TextList("clusters", [&](std::string name) { spec_.add_clusters(std::move(name)); });
     top.TextList("after", [&](std::string job) { spec_.add_after(std::move(job)); });
+    if (top.Text("on", &text)) spec_.set_on(text);
     top.TextList("after_any", [&](std::string job) { spec_.add_after_any(std::move(job)); });
     top.TextMap("labels", [&](std::string name, std::string value) {
       (*spec_.mutable_labels())[std::move(name)] = std::move(value);

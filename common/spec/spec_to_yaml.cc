@@ -152,6 +152,7 @@ std::string SpecToYaml(const pb::JobSpec& spec) {
   WriteList(out, "clusters", spec.clusters());
   WriteList(out, "after", spec.after());
   WriteList(out, "after_any", spec.after_any());
+  if (!spec.on().empty()) out.Text("on", spec.on());
   WriteMap(out, "env", spec.env());
   WriteList(out, "secrets", spec.secrets());
   if (!spec.array().empty()) out.Text("array", spec.array());

@@ -18,6 +18,7 @@
 #include "scheduler/api/submit.h"
 #include "scheduler/api/tunnel_stream.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/check_on.h"
 #include "scheduler/ask/explain.h"
 #include "scheduler/ask/simulate.h"
 #include "scheduler/ask/usage.h"
@@ -237,6 +238,8 @@ grpc::ServerUnaryReactor* JobServiceImpl::Preview(const Caller& caller,
     const std::shared_ptr<const View> view = context_->engine->Snapshot();
     Resolution resolution =
         ResolveSpec(view->state, request->spec(), context_->defaults, request->wait_for_capacity());
+    if (resolution.ok())
+      resolution.problems = CheckHolder(view->state, resolution.resolved, caller.user());
     if (resolution.ok()) resolution.problems = CheckAfter(view->state, resolution.resolved, find);
     if (!resolution.ok()) {
       reactor->Finish(RefusedSpec(resolution));

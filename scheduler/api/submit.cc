@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "common/pki/sha256.h"
 #include "common/spec/members.h"
+#include "scheduler/ask/check_on.h"
 #include "scheduler/state/bytes.h"
 
 namespace muster {
@@ -55,6 +56,8 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
     outcome.resolution =
         ResolveSpec(state, request.spec(), pending->defaults, request.wait_for_capacity());
   pending->view = nullptr;
+  if (outcome.resolution.ok())
+    outcome.resolution.problems = CheckHolder(state, outcome.resolution.resolved, pending->owner);
   if (outcome.resolution.ok())
     outcome.resolution.problems = CheckAfter(state, outcome.resolution.resolved, pending->named);
   if (!outcome.resolution.not_now.empty())

@@ -83,6 +83,7 @@ bool SaysEnough(const AttemptRow& attempt) {
     case pb::PREEMPTION:
     case pb::RESIZE:
     case pb::DRAIN:
+    case pb::HOLDER:
       return ran_ns >= kRanLongNs;
     default:
       return false;

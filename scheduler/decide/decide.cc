@@ -73,6 +73,9 @@ Plan RunPasses(const Inputs& in, FreeMap* now, FreeMap* later) {
   // This changes the entitled set, so it counts from the next decision on.
   Spill(in, &draft);
 
+  // On devices that other jobs hold, nobody is in anybody's way.
+  StartHosted(in, &draft);
+
   if (WaitsByBand(in)) draft.WakeAt((in.now_ns / kOrderTickNs + 1) * kOrderTickNs);
   Plan plan;
   draft.Finish();

@@ -20,7 +20,8 @@ PartRow ToPart(const State& state, std::string_view cluster, const pb::Placement
 pb::Predecessor ToRecord(const Predecessor& before);
 // The scheduler stopped it, to go on elsewhere or with other workers.
 inline bool Moved(pb::Cause cause) {
-  return cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN;
+  return cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN ||
+         cause == pb::HOLDER;
 }
 // GPUs' thousandths that the attempt holds.
 int64_t DevicesMilli(const AttemptRow& attempt, const pb::TaskSpec& task);
@@ -153,13 +154,16 @@ class Applier {
   void SettleJob(JobRow* job);
   void EndUnneededTasks(JobRow* job);
   void EndJob(JobRow* job, pb::JobState state, pb::Cause cause);
-  void CancelJob(uint64_t number, const std::string& by);
+  void CancelJob(uint64_t number, const std::string& detail);
 
   // Jobs that wait for others (apply_successors.cc).
   void SetPredecessors(const pb::JobSubmitted& e, JobRow* job);
   // Derives who waits for whom from a job that awaits others, or does so no more.
   void IndexAwaited(const JobRow& job, bool awaits);
   void IndexAwaited(const AwaitedKey& key, uint64_t number, bool awaits);
+  void IndexHosted(const JobRow& job, bool there);
+  // What ran on the devices of a job that has ended, or isn't known, ends too.
+  void EndHosted(uint64_t holder);
   // Those that waited for what the event ended may start, or end, too.
   void SettleSuccessors();
   void SettleSuccessor(uint64_t number, const AwaitedKey& ended);

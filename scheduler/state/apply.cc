@@ -231,6 +231,9 @@ void Applier::On(const pb::JobSubmitted& e) {
   NewRound();
   if (e.members() == 0) {
     s_.changed_jobs_.insert(e.number());
+    const JobRow* holder = job.holder == 0 ? nullptr : s_.FindJob(job.holder);
+    if (job.holder != 0 && (holder == nullptr || holder->finished()))
+      ended_.emplace_back(job.holder, false);
     return InsertLoaded(std::move(job));
   }
   job.array = e.number();
@@ -251,21 +254,22 @@ void Applier::On(const pb::JobSubmitted& e) {
 }
 
 void Applier::On(const pb::JobCancelRequested& e) {
-  if (!e.array()) return CancelJob(e.number(), e.by());
+  const std::string detail = e.by().empty() ? "" : absl::StrCat("cancelled by ", e.by());
+  if (!e.array()) return CancelJob(e.number(), detail);
   const JobRow* first = s_.FindJob(e.number());
   if (first == nullptr || first->array != first->number) return;
   // From behind: whose turn hasn't come ends before a turn becomes free, and what goes from the
   // indexes has little behind it.
   for (int32_t m = MembersOf(*first->spec); m-- > 0;)
-    CancelJob(e.number() + static_cast<uint64_t>(m), e.by());
+    CancelJob(e.number() + static_cast<uint64_t>(m), detail);
 }
 
-void Applier::CancelJob(uint64_t number, const std::string& by) {
+void Applier::CancelJob(uint64_t number, const std::string& detail) {
   const JobRow* row = s_.FindJob(number);
   if (row == nullptr || row->finished() || row->cancel_requested) return;
   JobRow* job = Job(number);
   job->cancel_requested = true;
-  job->detail = by.empty() ? "" : absl::StrCat("cancelled by ", by);
+  job->detail = detail;
   // What has no process any more and waits for its export alone ends here: its host may never come
   // back.
   for (size_t t = 0; t < job->tasks.size(); ++t) {

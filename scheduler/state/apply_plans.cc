@@ -39,6 +39,7 @@ void Applier::On(const pb::AttemptPlaced& e) {
   attempt.workers = e.workers();
   attempt.place_ns = s_.now_ns_;
   attempt.place_round = s_.round_;
+  attempt.holder_attempt = e.holder_attempt();
   attempt.resume_from.assign(e.resume_from().begin(), e.resume_from().end());
   if (!attempt.resume_from.empty()) {
     for (const pb::Checkpoint& checkpoint : task->checkpoints) {

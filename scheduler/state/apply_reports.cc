@@ -581,6 +581,7 @@ void Applier::EndJob(JobRow* job, pb::JobState state, pb::Cause cause) {
   std::vector<uint64_t>& active = *Own(&s_.active_);
   active.erase(std::lower_bound(active.begin(), active.end(), job->number));
   IndexAwaited(*job, false);
+  IndexHosted(*job, false);
   job->awaits.clear();
   ended_.emplace_back(job->number, false);
   if (job->array == 0) {

@@ -55,6 +55,7 @@ void Applier::InsertLoaded(JobRow job) {
     active.insert(std::lower_bound(active.begin(), active.end(), number), number);
     CountMember(row, 1);
     IndexAwaited(row, true);
+    IndexHosted(row, true);
   }
   IndexWaiting(number);
 }
@@ -97,6 +98,7 @@ void Applier::RefreshStagedExport(const JobRow& job, int32_t task) {
 }
 
 void Applier::CountUse(const JobRow& job, int32_t task, const AttemptRow& attempt, int64_t sign) {
+  if (job.holder != 0) return;  // its holder is charged
   const pb::TaskSpec& spec = job.task_spec(task);
   const bool gpus = spec.resources().gpus_milli() > 0;
   const int64_t a_worker =

@@ -107,7 +107,7 @@ void Applier::TickHistory() {
 
 void Applier::BookLoss(const Found& found, pb::Cause cause) {
   const AttemptRow& attempt = *found.attempt;
-  if (attempt.start_ns == 0 || cause == pb::DONE || cause == pb::CANCEL ||
+  if (found.job->holder != 0 || attempt.start_ns == 0 || cause == pb::DONE || cause == pb::CANCEL ||
       cause == pb::TIME_LIMIT || cause == pb::EXPORT_FAILED || cause == pb::NOT_NEEDED)
     return;
   const int64_t from_ns = std::max(attempt.start_ns, attempt.last_checkpoint_ns);

@@ -52,6 +52,7 @@ pb::AttemptRecord ToRecord(const State& state, const AttemptRow& row) {
   r.set_grace_ns(row.grace_ns);
   r.set_last_checkpoint_ns(row.last_checkpoint_ns);
   r.set_place_round(row.place_round);
+  r.set_holder_attempt(row.holder_attempt);
   r.set_off_since_ns(row.off_since_ns);
   *r.mutable_stragglers() = {row.stragglers.begin(), row.stragglers.end()};
   return r;
@@ -105,6 +106,7 @@ absl::Status FromRecord(const State& state, const pb::AttemptRecord& r, AttemptR
   row->grace_ns = r.grace_ns();
   row->last_checkpoint_ns = r.last_checkpoint_ns();
   row->place_round = r.place_round();
+  row->holder_attempt = r.holder_attempt();
   row->off_since_ns = r.off_since_ns();
   row->stragglers.assign(r.stragglers().begin(), r.stragglers().end());
   if (row->ended() && row->state == pb::TASK_FAILED && Infrastructure(row->cause))

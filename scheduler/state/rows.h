@@ -95,9 +95,10 @@ struct AttemptRow {
   bool loaded_reported = false;
   int64_t grace_ns = 0;
   int64_t last_checkpoint_ns = 0;
-  int64_t off_since_ns = 0;  // since when the first of its hosts that is lost, or was restarted,
-                             // hadn't spoken; 0: none
-  uint64_t place_round = 0;  // State::round() when it was placed
+  int64_t off_since_ns = 0;    // since when the first of its hosts that is lost, or was restarted,
+                               // hadn't spoken; 0: none
+  uint64_t place_round = 0;    // State::round() when it was placed
+  int32_t holder_attempt = 0;  // of JobRow::holder: on whose devices it runs
   std::vector<pb::Straggler> stragglers;  // by rank
   // Derived: where the fault of the infrastructure was told that ended it; its next attempts avoid
   // that host.
@@ -186,6 +187,8 @@ struct JobRow {
   std::shared_ptr<const std::string> spec_bytes;  // the same, as every record of the job holds it
   std::string idempotency_key, request_hash;
   uint32_t umask = 022;
+  // Derived from the spec: the job on whose devices it runs (hosted.h); 0: on its own.
+  uint64_t holder = 0;
   pb::JobState state = pb::WAITING;
   pb::Cause cause = pb::CAUSE_UNSPECIFIED;
   std::string detail;

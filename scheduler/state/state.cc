@@ -8,6 +8,7 @@
 #include "common/spec/members.h"
 #include "scheduler/state/applier.h"
 #include "scheduler/state/bytes.h"
+#include "scheduler/state/hosted.h"
 
 namespace muster {
 
@@ -20,6 +21,7 @@ std::string IdempotencyIndexKey(std::string_view owner, std::string_view key) {
 void JobRow::SetSpec(const pb::JobSpec& resolved) {
   spec = std::make_shared<const pb::JobSpec>(resolved);
   spec_bytes = std::make_shared<const std::string>(DeterministicBytes(resolved));
+  holder = HolderNumber(resolved);
 }
 
 State::State()
@@ -27,6 +29,7 @@ State::State()
       finished_(std::make_shared<std::vector<uint64_t>>()),
       arrays_(std::make_shared<std::map<uint64_t, ArrayTally>>()),
       awaited_(std::make_shared<std::map<AwaitedKey, std::vector<uint64_t>>>()),
+      hosted_(std::make_shared<std::map<uint64_t, std::vector<uint64_t>>>()),
       staged_exports_(std::make_shared<std::set<AttemptRef>>()),
       reserved_(std::make_shared<std::vector<TaskRef>>()),
       waiting_(std::make_shared<std::vector<TaskRef>>()),

@@ -125,6 +125,8 @@ class State {
   uint64_t next_job_number() const { return next_job_number_; }
   // Unfinished jobs that wait for others, ascending, by whom they wait for.
   const std::map<AwaitedKey, std::vector<uint64_t>>& awaited() const { return *awaited_; }
+  // Unfinished jobs that run on another one's devices, ascending, by that one's number.
+  const std::map<uint64_t, std::vector<uint64_t>>& hosted() const { return *hosted_; }
   // By number, those of which a member has not ended. All members of these are kept.
   const std::map<uint64_t, ArrayTally>& arrays() const { return *arrays_; }
   // The attempt that the key names, if it is kept; *job and *task (optional) say whose it is.
@@ -224,6 +226,7 @@ class State {
   int64_t finished_members_ = 0;                                          // derived; of finished_
   std::shared_ptr<std::map<uint64_t, ArrayTally>> arrays_;                // derived
   std::shared_ptr<std::map<AwaitedKey, std::vector<uint64_t>>> awaited_;  // derived
+  std::shared_ptr<std::map<uint64_t, std::vector<uint64_t>>> hosted_;     // derived
   std::shared_ptr<const std::set<AttemptRef>> staged_exports_;            // derived
   std::shared_ptr<const std::vector<TaskRef>> reserved_;                  // derived
   std::shared_ptr<std::vector<TaskRef>> waiting_;                         // derived

@@ -6,6 +6,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "scheduler/state/hosted.h"
+#include "scheduler/state/validate_hosted.h"
 #include "scheduler/state/validate_together.h"
 
 namespace muster {
@@ -48,6 +50,7 @@ int64_t ReplaceableBelow(const State& state, int32_t node, const std::string& fl
   int64_t milli = 0;
   for (const uint64_t number : state.active_jobs()) {
     const JobRow& job = *state.FindJob(number);
+    if (job.holder != 0) continue;  // it holds nothing
     int32_t up = state.queues().Find(job.spec->queue());
     while (up >= 0 && up != node) up = state.queues().nodes[up].parent;
     if (up < 0) continue;
@@ -121,6 +124,7 @@ absl::Status CheckWaits(const State& state, const JobRow& job, int32_t t,
     return Broken("places an attempt that isn't the task's next");
   if (row.backoff_until_ns > state.now_ns())
     return Broken("places a task before its backoff is over");
+  if (job.holder != 0) return absl::OkStatus();  // its queue is asked nothing
   const int32_t queue = state.queues().Find(job.spec->queue());
   if (queue < 0 || !state.queues().leaf(queue)) return Broken("places a job of no leaf queue");
   if (state.queues().nodes[queue].held && !row.comes_back())
@@ -190,10 +194,8 @@ absl::Status CheckRoom(const HostRow& host, const pb::TaskSpec& spec, int64_t wo
   return absl::OkStatus();
 }
 
-// The host can take what is placed on it. `rank`: the gang's next one.
-absl::Status CheckOnHost(const HostRow& host, const pb::TaskSpec& spec, const std::string& flavour,
-                         const pb::Placement& placement, int32_t rank, Abilities needs,
-                         const std::string& where) {
+// The host may get work, and its agent can do what that needs.
+absl::Status CheckHostTakes(const HostRow& host, Abilities needs, const std::string& where) {
   if (host.state != pb::HOST_UP) return Broken(where + "isn't up");
   if (host.drained) return Broken(where + "is drained");
   if (host.quarantined()) return Broken(where + "is in quarantine");
@@ -203,6 +205,14 @@ absl::Status CheckOnHost(const HostRow& host, const pb::TaskSpec& spec, const st
   if (std::any_of(host.lost.begin(), host.lost.end(),
                   [](const LostRow& row) { return row.stray(); }))
     return Broken(where + "still runs what nobody knows");
+  return absl::OkStatus();
+}
+
+// It has room for what is placed on it, too. `rank`: the gang's next one.
+absl::Status CheckOnHost(const HostRow& host, const pb::TaskSpec& spec, const std::string& flavour,
+                         const pb::Placement& placement, int32_t rank, Abilities needs,
+                         const std::string& where) {
+  if (absl::Status status = CheckHostTakes(host, needs, where); !status.ok()) return status;
   if (placement.workers() <= 0 || placement.first_group_rank() != rank)
     return Broken(where + "ranks aren't contiguous");
   const int64_t gpus_milli = spec.resources().gpus_milli();
@@ -230,8 +240,11 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
     const HostId id = state.FindHost(e.cluster(), placement.host());
     if (id == kNoHost) return Broken(where + "no such host");
     if (!hosts.insert(placement.host()).second) return Broken(where + "named twice");
-    absl::Status status = CheckOnHost(state.host(id), spec, e.flavour(), placement, rank,
-                                      NeedsOf(*job->spec, spec), where);
+    const Abilities needs = NeedsOf(*job->spec, spec);
+    absl::Status status = job->holder != 0
+                              ? CheckHostTakes(state.host(id), needs, where)
+                              : CheckOnHost(state.host(id), spec, e.flavour(), placement, rank,
+                                            NeedsOf(*job->spec, spec), where);
     if (!status.ok()) return status;
     rank += placement.workers();
   }
@@ -239,11 +252,14 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
     return Broken(absl::StrCat("the gang isn't whole: ", rank, " of ", e.workers(), " workers"));
   if (e.at_once() != (e.placements_size() == 1))
     return Broken("a gang over several hosts starts in two phases, any other at once");
+  if (job->holder != 0) return CheckPlacedOnHolder(state, *job, spec, e);
+  if (e.holder_attempt() != 0) return Broken("names a holder's attempt of a job that has none");
   return CheckTopology(state, spec, e);
 }
 
 absl::Status CheckLimits(const State& after, const pb::AttemptPlaced& e) {
   const JobRow& job = *after.FindJobByUid(e.key().job_uid());
+  if (job.holder != 0) return absl::OkStatus();
   const std::string flavour = e.flavour().empty() ? "cpu" : e.flavour();
   for (int32_t n = after.queues().Find(job.spec->queue()); n >= 0;
        n = after.queues().nodes[n].parent) {
@@ -295,10 +311,13 @@ absl::Status CheckStopping(const State& state, const pb::AttemptStopping& e) {
     }
   }
   if (e.grace_ns() < 0) return Broken("stops with a negative grace");
+  if (e.cause() == pb::HOLDER && (job->holder == 0 || HolderGoesOn(state, *job, *attempt)))
+    return Broken("stops for a holder that goes on");
   const bool claims = !e.claimant().job_uid().empty();
   if (claims != (e.cause() == pb::PREEMPTION))
     return Broken("preemption and a claimant go together");
   if (!claims) return absl::OkStatus();
+  if (job->holder != 0) return Broken("preempts what holds nothing");
   const JobRow* claimant = state.FindJobByUid(e.claimant().job_uid());
   const int32_t c = claimant == nullptr ? -1 : TaskIndex(*claimant->spec, e.claimant().task());
   if (c < 0 || claimant->tasks[c].next_attempt != e.claimant().attempt())

@@ -162,6 +162,13 @@ class Checker {
   void CheckMember(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   // Nothing of it has started before those that it comes after have ended as they had to.
   void CheckPredecessors(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
+  // What runs on a job's devices has started while that one ran, on these, and ends with it.
+  void CheckHosted(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
+  // The attempt on whose devices this one runs; without a job: on its own.
+  Known HolderOf(const pb::AttemptKey& key) const;
+  pb::AttemptKey HolderKeyOf(const pb::AttemptKey& key) const;
+  // That one has these devices on the host still, or they were lost with it there.
+  bool IsOnHolder(const pb::AttemptKey& key, const std::string& host) const;
   // What starts together does, or beside what runs of it, and stops as one for a claim.
   void CheckTogether(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   void CheckTurns(int64_t now_ns, uint64_t array);

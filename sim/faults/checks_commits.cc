@@ -117,6 +117,7 @@ void Checker::CheckDevices(int64_t now_ns, const pb::AttemptKey& placed) {
     const auto row = hosts_.find(host);
     MUSTER_CHECK(row != hosts_.end());
     for (const pb::LostAttempt& lost : row->second.lost()) {
+      if (IsOnHolder(lost.key(), host)) continue;
       take(lost.placement());
       if (lost.placement().devices_size() > 0)
         ++counters_["placed beside a Lost attempt that its host has not answered Gone for"];
@@ -125,6 +126,11 @@ void Checker::CheckDevices(int64_t now_ns, const pb::AttemptKey& placed) {
       for (const pb::TaskRecord& task : job.tasks()) {
         for (const pb::AttemptRecord& attempt : task.attempts()) {
           if (attempt.end_ns() != 0 || attempt.cluster() != known.attempt->cluster()) continue;
+          pb::AttemptKey key;
+          key.set_job_uid(uid);
+          key.set_task(task.name());
+          key.set_attempt(attempt.number());
+          if (IsOnHolder(key, host)) continue;
           for (int p = 0; p < attempt.placements_size(); ++p) {
             if (attempt.placements(p).host() == mine.host() && !Over(attempt.parts(p)))
               take(attempt.placements(p));
@@ -240,6 +246,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
   if (after.array() != 0) CheckMember(now_ns, before, after);
   CheckPredecessors(now_ns, before, after);
   CheckTogether(now_ns, before, after);
+  CheckHosted(now_ns, before, after);
   if (before != nullptr && before->cancel_requested() && !after.cancel_requested())
     violate("S4 a cancel is forgotten");
   for (int t = 0; t < after.tasks_size(); ++t) {

@@ -96,10 +96,16 @@ void Checker::CheckStartsAlone(int64_t now_ns, const std::string& host,
     for (const int32_t device : p.here().devices())
       used[device] += wants % 1000 == 0 ? 1000 : wants;
   };
-  take(prepare);
+  // On a holder's devices, as long as that one is there, nobody takes any more of them.
+  const auto on_holder = [&](const pb::AttemptKey& of) {
+    const pb::AttemptKey holder = HolderKeyOf(of);
+    return !holder.job_uid().empty() &&
+           (live_.contains({Text(holder), host}) || Text(holder) == name);
+  };
+  if (!on_holder(key)) take(prepare);
   for (const auto& [where, live] : live_) {
     const pb::AttemptKey& other = live.prepare.key();
-    if (live.host == host) take(live.prepare);
+    if (live.host == host && !on_holder(other)) take(live.prepare);
     if (other.job_uid() != key.job_uid() || other.task() != key.task() ||
         other.attempt() == key.attempt())
       continue;

@@ -162,6 +162,7 @@ int64_t RowChecks::HeldBelow(const std::string& queue, const std::string& flavou
   int64_t milli = 0;
   for (const auto& [uid, job] : jobs_) {
     if (job.end_ns() != 0 || !IsBelow(job.spec().queue(), queue)) continue;
+    if (!job.spec().on().empty()) continue;  // its holder is charged
     for (int t = 0; t < job.tasks_size(); ++t) {
       const pb::AttemptRecord* current = Current(job.tasks(t));
       const pb::TaskSpec& spec = job.spec().tasks(t);

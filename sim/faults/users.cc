@@ -135,6 +135,34 @@ void World::PlaceBehind(size_t i) {
   (random_.OneIn(3) ? users_[i].spec.add_after_any() : users_[i].spec.add_after())->assign(id);
 }
 
+// On the devices of an earlier job of the same user's, if its number is known.
+void World::PutOnHolder(size_t i) {
+  users_[i].put_on_holder = true;
+  pb::JobSpec* spec = &users_[i].spec;
+  if (i % 2 == 0 || MembersOf(*spec) > 0) return;
+  for (size_t before = i; before-- > 0;) {
+    const User& other = users_[before];
+    if (other.name != users_[i].name || other.number == 0 || other.spec.tasks_size() != 1 ||
+        MembersOf(other.spec) > 0 || !other.spec.on().empty() || random_.OneIn(3))
+      continue;
+    while (spec->tasks_size() > 1) spec->mutable_tasks()->RemoveLast();
+    pb::TaskSpec* task = spec->mutable_tasks(0);
+    task->mutable_workers()->set_min(1);
+    task->mutable_workers()->set_max(1);
+    task->clear_after();
+    task->clear_with();
+    task->clear_until();
+    task->clear_topology();
+    *task->mutable_resources() = other.spec.tasks(0).resources();
+    pb::Resources* wants = task->mutable_resources();
+    if (wants->gpus_milli() >= 1000 && random_.OneIn(2)) wants->set_gpus_milli(1000);
+    if (wants->gpus_milli() >= 1000 && random_.OneIn(3)) wants->set_gpus_milli(500);
+    wants->set_cpus_milli(1000);
+    spec->set_on(absl::StrCat(other.number));
+    return;
+  }
+}
+
 void World::Submit(size_t i) {
   Scheduler* const scheduler = current();
   const auto again = [this, i](int64_t after_ns) {
@@ -142,6 +170,7 @@ void World::Submit(size_t i) {
   };
   if (scheduler == nullptr) return again(random_.Between(kSecond, 3 * kSecond));
   if (shared_.config.successors > 0 && !users_[i].placed_behind) PlaceBehind(i);
+  if (shared_.config.hosted > 0 && !users_[i].put_on_holder) PutOnHolder(i);
   auto request = std::make_shared<pb::SubmitRequest>();
   *request->mutable_spec() = users_[i].spec;
   request->set_idempotency_key(users_[i].key);
@@ -154,6 +183,7 @@ void World::Submit(size_t i) {
           spec.clear_after();
           spec.clear_after_any();
           users_[i].key += "-changed";  // another job: the first may be there, its answer lost
+          users_[i].spec.clear_on();
         }
         if (!outcome.status.ok() || scheduler->alone()) return;
         shared_.checker.OnAcknowledgedSubmission(

@@ -37,6 +37,7 @@ struct User {
   std::string name, key;  // another user may have the same key
   uint64_t number = 0;    // acknowledged
   bool wants_cancel = false, cancelled = false;
+  bool put_on_holder = false;  // it was drawn on whose devices its job runs
   bool placed_behind = false;  // it was drawn whom its job comes after
 };
 
@@ -60,6 +61,7 @@ class World {
   void PutTogether(pb::JobSpec* spec);
   void Submit(size_t user);
   void PlaceBehind(size_t user);
+  void PutOnHolder(size_t user);
   void Cancel(size_t user);
   void Drain(const std::string& target, bool drained);
   pb::QueueTree DrawQueues(uint64_t seed) const;

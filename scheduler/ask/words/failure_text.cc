@@ -48,6 +48,8 @@ std::string CauseText(pb::Cause cause) {
       return "the storage failed";
     case pb::PREDECESSOR:
       return "a job that it was to come after didn't succeed";
+    case pb::HOLDER:
+      return "the job on whose devices it ran was stopped";
     case pb::NOT_NEEDED:
       return "what it was there for has succeeded";
     case pb::EXPORT_FAILED:

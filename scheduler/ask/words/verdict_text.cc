@@ -12,6 +12,7 @@
 #include "scheduler/ask/words/after_text.h"
 #include "scheduler/ask/words/clock_text.h"
 #include "scheduler/ask/words/together_text.h"
+#include "scheduler/state/hosted.h"
 
 namespace muster {
 namespace {
@@ -412,6 +413,9 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       return Held(state, job);
     case pb::V_TOGETHER:
       return WaitsForTogetherText(state, job, task);
+    case pb::V_HOLDER:
+      return absl::StrCat("waits until job ", job.holder,
+                          HolderRuns(state, job) == nullptr ? " runs" : " has room for it");
     case pb::V_EXPORT:
       return AwaitedExport(state, job, task);
     case pb::V_ENTITLED_POOL:

@@ -170,7 +170,7 @@ void Draft::Stop(const Gang& gang, const StopOrder& order) {
   stopped_gangs_.push_back(g);
   // Where nobody will answer, what follows is the next decision's.
   if (in_.AllOver(*gang.current)) WakeAt(in_.now_ns);
-  later_.Release(gang);
+  if (!gang.hosted) later_.Release(gang);  // else its holder has the devices
   if (gang.bound_pool >= 0 && !gang.may_be_lost)
     later_.AddUse(gang, gang.bound_pool, -gang.current->workers);
   memo_.Clear();

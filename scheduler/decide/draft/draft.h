@@ -85,6 +85,8 @@ class Draft {
   void Start(int32_t gang, int32_t pool, int32_t workers, HostSlices slices);
   // The same for a gang with lost members whose place counts on what it still has.
   void StartOnOwn(int32_t gang, int32_t pool, int32_t workers, HostSlices slices);
+  // The gang starts on a slice of its holder's devices (hosted.h); what is free stays so.
+  void StartOnHolder(int32_t gang, const AttemptRow& holder, const HostSlice& slice);
   // Keeps devices that are free, or will be given back, for the gang alone.
   void Hold(int32_t gang, int32_t pool, int32_t workers, HostSlices slices);
   // The same for a gang with lost members whose place counts on what it still has.
@@ -138,7 +140,7 @@ class Draft {
   std::vector<bool> stops_, serves_;  // by gang
   std::vector<int32_t> stopped_gangs_, unserved_;
   std::set<const JobRow*> ending_;
-  std::vector<pb::Event> stop_events_, lost_events_, opened_events_, events_;
+  std::vector<pb::Event> stop_events_, lost_events_, opened_events_, hosted_events_, events_;
   int64_t next_wake_ns_ = kUnbounded;
 };
 

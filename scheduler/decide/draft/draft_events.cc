@@ -57,7 +57,7 @@ void Draft::Finish() {
   SayReservations();
   // Validate wants them in this order (state/plan.h).
   std::vector<pb::Event> events = std::move(stop_events_);
-  for (std::vector<pb::Event>* more : {&lost_events_, &events_, &opened_events_}) {
+  for (std::vector<pb::Event>* more : {&lost_events_, &events_, &hosted_events_, &opened_events_}) {
     for (pb::Event& event : *more) events.push_back(std::move(event));
   }
   events_ = std::move(events);
@@ -93,6 +93,22 @@ void Draft::Lose(const Gang& gang, const std::string& outcome) {
     lost->set_host(in_.state.host(part.host).name);
     lost->set_detail(absl::StrCat(in_.state.HostName(part.host), " can't be reached; ", outcome));
   }
+}
+
+void Draft::StartOnHolder(int32_t g, const AttemptRow& holder, const HostSlice& slice) {
+  const Gang& gang = in_.gang(g);
+  if (gang.current != nullptr) Lose(gang, "the task starts again");
+  pb::AttemptPlaced* e = hosted_events_.emplace_back().mutable_attempt_placed();
+  *e->mutable_key() = KeyOf(*gang.job, gang.ref.task, gang.row->next_attempt);
+  e->set_cluster(in_.state.clusters()[holder.cluster].name);
+  if (gang.gpus) e->set_flavour(holder.flavour);
+  AddPlacements(in_.state, {slice}, e);
+  e->set_workers(slice.workers);
+  e->set_at_once(true);
+  e->set_holder_attempt(holder.number);
+  for (const std::string& path : ResumeFrom(in_.state, *gang.row, e->cluster()))
+    e->add_resume_from(path);
+  serves_[g] = true;
 }
 
 void Draft::SayStart(const PlannedPlace& start) {

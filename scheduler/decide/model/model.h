@@ -89,6 +89,7 @@ struct alignas(64) Gang {
   bool binds_others = false;     // where it is placed binds the other tasks of its job
   bool all_opened = true;        // every one of its pools
   bool takeable = false;         // it is in Model::takeable
+  bool hosted = false;           // on another job's devices (hosted.h): no unit of S, in no pool
   int64_t worker_milli = 0;      // devices' (or CPUs') thousandths a worker
   int64_t backoff_until_ns = 0;  // of what waits
 

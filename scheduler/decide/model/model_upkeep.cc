@@ -251,6 +251,7 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   }
   if (host.state != pb::HOST_UNREACHABLE) return share;
   for (const AttemptRef& ref : host.attempts) {
+    if (state.FindJob(ref.job)->holder != 0) continue;  // its holder counts
     const AttemptRow* attempt = state.FindAttempt(ref);
     const pb::TaskSpec& spec = state.FindJob(ref.job)->task_spec(ref.task);
     if (MayBeLost(state, spec, *attempt)) continue;
@@ -575,6 +576,10 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
           gang.pools.end())
         jobs.insert(gang.ref.job);
     }
+  }
+  // Who runs on a job's devices goes on as long as that job does.
+  for (const auto& [holder, hosted] : state.hosted()) {
+    if (jobs.contains(holder)) jobs.insert(hosted.begin(), hosted.end());
   }
   for (const uint64_t number : jobs) {
     if (!FollowJob(state, number)) return false;

@@ -8,6 +8,7 @@
 #include "common/base/units.h"
 #include "scheduler/decide/model/inputs.h"
 #include "scheduler/state/abilities.h"
+#include "scheduler/state/hosted.h"
 
 namespace muster {
 namespace {
@@ -94,6 +95,9 @@ NextStop NextStopOf(const State& state, const JobRow& job, int32_t task, const A
   });
   at_once(NotNeeded(job, task), pb::NOT_NEEDED, grace_ns, [&] {
     return absl::StrCat("what it was there for has succeeded: ", absl::StrJoin(spec.until(), ", "));
+  });
+  at_once(job.holder != 0 && !HolderGoesOn(state, job, attempt), pb::HOLDER, grace_ns, [&] {
+    return absl::StrCat("job ", job.holder, ", on whose devices it ran, doesn't go on");
   });
   // A gang that failed is killed at once.
   const std::optional<Failure> failure = FirstFailure(attempt);

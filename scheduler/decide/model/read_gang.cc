@@ -35,8 +35,11 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   gang.backoff_until_ns = row.waiting() ? row.backoff_until_ns : 0;
   gang.blocked = row.state == pb::TASK_BLOCKED;
   if (row.finished() || gang.blocked) return gang;
-  gang.held = row.waiting() && (ends || leaf < 0 || !state.queues().leaf(leaf) ||
-                                (state.queues().nodes[leaf].held && !row.comes_back()));
+  gang.hosted = job.holder != 0;
+  if (gang.hosted) leaf = -1;
+  gang.held = row.waiting() && !gang.hosted &&
+              (ends || leaf < 0 || !state.queues().leaf(leaf) ||
+               (state.queues().nodes[leaf].held && !row.comes_back()));
   if (gang.held) return gang;
   if (current == nullptr && !row.waiting()) return gang;
   gang.unit = true;
@@ -82,12 +85,10 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   };
   // Until spill finds free devices for it elsewhere.
   const bool fronted = row.opened_attempt == row.next_attempt && !row.fronted.empty();
-  if (current == nullptr && row.comes_back() && !fronted)
+  if (current == nullptr && row.comes_back() && !fronted && !gang.hosted)
     gang.left_pool = pool_of(row.attempts.back());
-  if (current != nullptr) {
-    gang.bound_pool = pool_of(*current);
-    gang.may_be_lost = MayBeLost(state, *gang.spec, *current);
-  }
+  if (current != nullptr) gang.may_be_lost = MayBeLost(state, *gang.spec, *current);
+  if (current != nullptr && !gang.hosted) gang.bound_pool = pool_of(*current);
   gang.ends = ends || NotNeeded(job, task) ||
               (current != nullptr && current->state == pb::TASK_STOPPING &&
                (current->cause == pb::CANCEL || current->cause == pb::TIME_LIMIT));

@@ -38,6 +38,9 @@ void Backfill(const Inputs& in, Draft* draft);
 // Opens further clusters to what would start sooner there.
 void Spill(const Inputs& in, Draft* draft);
 
+// Starts what runs on other jobs' devices, where those run and have room.
+void StartHosted(const Inputs& in, Draft* draft);
+
 // Why each waiting task waits, and when it is expected to start. For the finished draft.
 Verdicts GiveVerdicts(const Inputs& in, Draft* draft);
 

@@ -169,6 +169,10 @@ Verdict VerdictGiver::Waiting(const Gang& gang) {
   Verdict verdict;
   verdict.task = gang.ref;
   if (WhyNotYet(gang, &verdict)) return verdict;
+  if (gang.hosted) {
+    verdict.code = draft_->Serves(in_.IndexOf(gang)) ? pb::V_STARTING_NOW : pb::V_HOLDER;
+    return verdict;
+  }
   if (gang.leader >= 0 && WhyNotTogether(gang, &verdict)) return verdict;
   const bool together = StartsWithOthers(in_, *draft_, gang);
   if (together && gang.follows()) {

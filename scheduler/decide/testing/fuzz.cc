@@ -20,6 +20,7 @@
 #include "scheduler/decide/testing/dice.h"
 #include "scheduler/decide/testing/fuzz_after.h"
 #include "scheduler/decide/testing/fuzz_arrays.h"
+#include "scheduler/decide/testing/fuzz_hosted.h"
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
 #include "scheduler/decide/testing/fuzz_spared.h"
@@ -46,6 +47,8 @@ class Case {
         together_dice_(seed ^ 0x846ca68b),
         crowd_dice_(seed ^ 0x165667b1),
         crowds_(seed % 16 == 10 || seed % 16 == 13),
+        hosted_dice_(seed ^ 0x2c1b3c6d),
+        hosted_(arrays && (seed % 8 == 5 || seed % 16 == 1)),
         together_(arrays && (seed % 8 == 0 || seed % 8 == 7)),
         arrays_(arrays && seed % 8 == 6),
         successors_(arrays && (seed % 8 == 4 || seed % 16 == 14)),
@@ -99,6 +102,7 @@ class Case {
     Apply(&s_, event);
     ++totals_.events;
     if (successors_) Expect({CheckPlacedAfter(before, event), CheckSuccessors(s_)});
+    if (hosted_ && hosted_dice_.Percent(10)) Expect({CheckDerived()});
     if (arrays_) Expect({CheckOthersUntouched(before, s_, event), CheckArrays(s_)});
   }
 
@@ -337,7 +341,14 @@ class Case {
       PlaceBehind(s_, &successor_dice_, e);
       totals_.successors += e->predecessors_size() > 0;
     }
+    if (hosted_ && hosted_dice_.Percent(40))
+      totals_.hosted += PutOnHolder(s_, &hosted_dice_, e) ? 1 : 0;
     Do(event);
+  }
+
+  std::string CheckDerived() const {
+    const std::string difference = State::Difference(s_, s_.Rebuilt());
+    return difference.empty() ? "" : absl::StrCat("derived data: ", difference);
   }
 
   struct Target {
@@ -568,10 +579,11 @@ class Case {
     int acts = 0;
     const Model before = Entitled();
     const State was = together_ ? s_ : State();
+    const Plan others = hosted_ ? WithoutHosted(s_, plan) : plan;
     for (const std::string& broken :
          {CheckReserved(s_, now_ns_, options_, before, plan, &totals_.lent),
-          CheckClaims(s_, now_ns_, options_, before, plan, &totals_.judged),
-          CheckSpared(s_, plan, &totals_.spared), Charged(before)}) {
+          CheckClaims(s_, now_ns_, options_, before, others, &totals_.judged),
+          CheckSpared(s_, others, &totals_.spared), Charged(before)}) {
       if (!broken.empty()) Fail(broken);
     }
     round_ = s_.round();
@@ -590,7 +602,8 @@ class Case {
     }
     if (!opened) CheckAfter(before, plan);
     if (together_) Expect({CheckTogether(was, s_, plan)});
-    if (const std::string broken = CheckLimitsOutside(s_, plan); !broken.empty()) Fail(broken);
+    if (hosted_) Expect({CheckHosted(s_)});
+    if (const std::string broken = CheckLimitsOutside(s_, others); !broken.empty()) Fail(broken);
     next_wake_ns_ = plan.next_wake_ns;
     return acts;
   }
@@ -627,6 +640,7 @@ class Case {
       const Gang* gang = GangOf(m, s_, e.key());
       ++totals_.starts;
       if (gang == nullptr) return Fail("starts what is no unit");
+      if (gang->hosted) return;
       const Pool& pool = m.pools[gang->entitled ? gang->charge : 0];
       if (gang->entitled && (s_.clusters()[pool.cluster].name != e.cluster() ||
                              (!e.flavour().empty() && m.flavours[pool.flavour] != e.flavour()))) {
@@ -777,6 +791,7 @@ class Case {
         return Fail(absl::StrCat("the same time again, and: ", again.events[0].ShortDebugString()));
     }
     CheckSettled();
+    if (hosted_) Expect({CheckHostedSettled(s_)});
   }
 
   // What was expected comes true while nothing else happens: bands rise or fall by and by, and do
@@ -993,6 +1008,8 @@ class Case {
   Dice together_dice_;         // of its own, likewise
   Dice crowd_dice_;            // of its own, likewise
   const bool crowds_;          // many are submitted at once, so that a decision has several claims
+  Dice hosted_dice_;           // of its own, likewise
+  const bool hosted_;          // some jobs run on others' devices
   const bool together_;        // tasks of some jobs start together
   const bool arrays_;          // some jobs are arrays
   const bool successors_;      // some jobs come after others
@@ -1043,6 +1060,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   members += o.members;
   successors += o.successors;
   together += o.together;
+  hosted += o.hosted;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;
   steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);

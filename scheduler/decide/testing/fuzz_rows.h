@@ -46,11 +46,12 @@ inline bool OnUnreachable(const State& state, const AttemptRow& attempt) {
   });
 }
 
-// Calls f(job, task, row, spec) for each task of an unfinished job.
+// Calls f(job, task, row, spec) for each task of an unfinished job on devices of its own.
 template <typename F>
 void EachTask(const State& state, F f) {
   for (const uint64_t number : state.active_jobs()) {
     const JobRow& job = *state.FindJob(number);
+    if (!job.spec->on().empty()) continue;
     for (size_t t = 0; t < job.tasks.size(); ++t)
       f(job, static_cast<int32_t>(t), job.tasks[t], job.task_spec(static_cast<int32_t>(t)));
   }

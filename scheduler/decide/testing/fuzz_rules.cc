@@ -149,6 +149,7 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
     if (!event.has_attempt_placed()) continue;
     const pb::AttemptPlaced& e = event.attempt_placed();
     const Gang& gang = *GangOf(m, state, e.key());
+    if (gang.hosted) continue;
     const int32_t pool = m.PoolOf(state.FindCluster(e.cluster()),
                                   e.flavour().empty() ? m.cpu : m.FlavourIndex(e.flavour()));
     int64_t left_ns = gang.limit_left_ns;

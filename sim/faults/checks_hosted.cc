@@ -1,0 +1,108 @@
+// Jobs on another one's devices, by what specs name and committed rows say.
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "sim/faults/checks.h"
+#include "sim/faults/records.h"
+
+namespace muster::sim::faults {
+namespace {
+
+uint64_t HolderNumber(const pb::JobRecord& job) {
+  return std::strtoull(job.spec().on().c_str(), nullptr, 10);
+}
+
+int32_t NewestNumber(const pb::TaskRecord& task) {
+  return task.attempts().empty() ? 0 : task.attempts().rbegin()->number();
+}
+
+// Each device and share that the attempt has on the host.
+std::map<int32_t, int64_t> DevicesOf(const pb::AttemptRecord& attempt, const std::string& host) {
+  std::map<int32_t, int64_t> devices;
+  for (const pb::Placement& placement : attempt.placements()) {
+    for (int d = 0; placement.host() == host && d < placement.devices_size(); ++d)
+      devices[placement.devices(d)] +=
+          d < placement.device_milli_size() ? placement.device_milli(d) : 1000;
+  }
+  return devices;
+}
+
+}  // namespace
+
+pb::AttemptKey Checker::HolderKeyOf(const pb::AttemptKey& key) const {
+  pb::AttemptKey holder;
+  const Known known = Find(key, "");
+  if (known.attempt == nullptr || known.job->spec().on().empty()) return holder;
+  for (const auto& [uid, job] : jobs_) {
+    if (job.number() != HolderNumber(*known.job)) continue;
+    holder.set_job_uid(uid);
+    holder.set_task(job.spec().tasks(0).name());
+    holder.set_attempt(known.attempt->holder_attempt());
+  }
+  return holder;
+}
+
+Checker::Known Checker::HolderOf(const pb::AttemptKey& key) const {
+  return Find(HolderKeyOf(key), "");
+}
+
+bool Checker::IsOnHolder(const pb::AttemptKey& key, const std::string& host) const {
+  const pb::AttemptKey holder = HolderKeyOf(key);
+  if (holder.job_uid().empty()) return false;
+  const auto row = hosts_.find(host);
+  for (const pb::LostAttempt& lost : row->second.lost()) {
+    if (Text(lost.key()) == Text(holder)) return true;
+  }
+  const Known known = Find(holder, host);
+  return known.attempt != nullptr && known.part >= 0 && known.attempt->end_ns() == 0 &&
+         !std::all_of(known.attempt->parts().begin(), known.attempt->parts().end(), Over) &&
+         !known.attempt->parts(known.part).lost();
+}
+
+void Checker::CheckHosted(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {
+  if (after.spec().on().empty()) return;
+  const auto violate = [&](const std::string& what) {
+    Violate(now_ns, absl::StrCat(what, ": job ", after.number()));
+  };
+  const pb::TaskRecord& task = after.tasks(0);
+  const bool ended = after.end_ns() != 0 && (before == nullptr || before->end_ns() == 0);
+  const auto holder = std::find_if(jobs_.begin(), jobs_.end(), [&](const auto& job) {
+    return job.second.number() == HolderNumber(after);
+  });
+  if (holder == jobs_.end()) return;
+  if (ended && after.state() == pb::CANCELLED && holder->second.end_ns() != 0)
+    ++counters_["jobs that others' ends ended"];
+  // What a job is first seen with may be a restored store's, many commits later.
+  if (before == nullptr || NewestNumber(task) == NewestNumber(before->tasks(0))) return;
+  const pb::AttemptRecord& placed = *task.attempts().rbegin();
+  ++counters_["jobs that started on others' devices"];
+  const pb::AttemptRecord* has = nullptr;
+  for (const pb::AttemptRecord& attempt : holder->second.tasks(0).attempts()) {
+    if (attempt.number() == placed.holder_attempt()) has = &attempt;
+  }
+  if (has == nullptr || has->start_ns() == 0 || has->cluster() != placed.cluster())
+    return violate("starts on an attempt that doesn't run");
+  for (const pb::Placement& placement : placed.placements()) {
+    const std::map<int32_t, int64_t> holds = DevicesOf(*has, placement.host());
+    std::map<int32_t, int64_t> used;
+    for (const auto& [uid, job] : jobs_) {
+      if (job.spec().on() != after.spec().on() || job.end_ns() != 0) continue;
+      for (const pb::AttemptRecord& beside : job.tasks(0).attempts()) {
+        if (beside.end_ns() != 0 || beside.holder_attempt() != has->number() ||
+            job.number() == after.number())
+          continue;
+        for (const auto& [device, milli] : DevicesOf(beside, placement.host()))
+          used[device] += milli;
+      }
+    }
+    for (const auto& [device, milli] : DevicesOf(placed, placement.host())) {
+      const auto of_holder = holds.find(device);
+      if (of_holder == holds.end() || used[device] + milli > of_holder->second)
+        violate(absl::StrCat("has more of device ", device, " than its holder has left"));
+    }
+  }
+}
+
+}  // namespace muster::sim::faults

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dev_environments import opened
 from local_system import CommandFailed, job_processes, wait_for
-from small_system import task, wait_ended
+from small_system import let_go, submit, task, wait_ended
 
 PYTHON = Path(__file__).resolve().parent.parent.parent / "python"
 STAND_IN = PYTHON / "tests" / "stand_in_jupyter"
@@ -18,8 +18,9 @@ def up(system, *words: str, python: str = sys.executable) -> int:
     """Its job's number."""
     kernels = system.folder / "kernels.json"
     path = f"PYTHONPATH={PYTHON}:{STAND_IN}"
-    given = ["--queue", "research", "--gpus", "1", "--gpu-type", "cpu-slot", "--python", python]
+    given = ["--queue", "research", "--gpu-type", "cpu-slot", "--python", python]
     given += ["--env", path, "--env", f"STAND_IN_KERNELS={kernels}"]
+    given += [] if "--gpus" in words else ["--gpus", "1"]
     return int(system.run(["dev", "up", *given, *words, "-o", "name"]).stdout)
 
 
@@ -98,3 +99,48 @@ def test_without_jupyterlab_it_says_how_to_get_it(system):
     assert "-m pip install jupyterlab" in system.run(["logs", str(number)]).stdout
     with pytest.raises(CommandFailed, match=f"muster logs {number}"):
         system.run(["dev", "open", str(number), "--no-browser"])
+
+
+ON = """\
+name: {name}
+queue: research
+on: "{holder}"
+resources: {{gpus: {gpus}, gpu_types: [cpu-slot], cpus: 0.1, memory: 64MiB}}
+run: |
+  touch {folder}/{name}.runs
+  while [ ! -e {folder}/{name}.go ]; do sleep 0.05; done
+"""
+
+
+def used_milli(system) -> int:
+    queues = json.loads(system.run(["queue", "list", "-o", "json"]).stdout)["queues"]
+    research = next(queue for queue in queues if queue["path"] == "research")
+    return sum(int(use["used_milli"]) for use in research["use"] if use["flavour"] == "cpu-slot")
+
+
+def test_jobs_run_on_an_environments_devices_and_are_charged_to_nobody(system):
+    holder = up(system, "--gpus", "2")
+
+    def on(name: str, gpus: str) -> int:
+        text = ON.format(name=name, holder=holder, gpus=gpus, folder=system.folder)
+        return submit(system, text, name)
+
+    jobs = {name: on(name, gpus) for name, gpus in (("a", "1"), ("b", "0.5"), ("c", "0.5"))}
+    wait_for(
+        "three of them", lambda: all((system.folder / f"{name}.runs").exists() for name in jobs), 30
+    )
+    assert used_milli(system) == 2000
+    waits = on("d", "1")
+    verdict = task(system.job(waits))["verdict"]
+    assert verdict["code"] == "V_HOLDER" and f"job {holder} has room" in verdict["text"], verdict
+    let_go(system, "a")
+    wait_for("the fourth", (system.folder / "d.runs").exists, 30)
+    assert wait_ended(system, jobs["a"])["state"] == "SUCCEEDED"
+    system.run(["dev", "stop", str(holder)])
+    for number in (jobs["b"], jobs["c"], waits):
+        ended = wait_ended(system, number)
+        assert ended["state"] == "CANCELLED" and "on whose devices" in ended["detail"], ended
+    wait_ended(system, holder)
+    assert used_milli(system) == 0
+    with pytest.raises(CommandFailed, match=f"job {holder} has ended"):
+        on("late", "1")

@@ -3,7 +3,7 @@
 
     dev.py [--quick]
 
-A kernel computes without a browser for three times --idle; then nothing does. Requests without the token, or with another one, come through `muster dev
+Jobs start on the devices that one holds. A kernel computes without a browser for three times --idle; then nothing does. Requests without the token, or with another one, come through `muster dev
 open`. Beside it what Jupyter offers itself for the same (its culling of kernels and of the server), as the peer. JupyterLab is
 bench/requirements-dev.txt's, in an environment that the row makes. --quick: seconds instead of minutes; without that environment a stand-in for
 JupyterLab, and it says so.
@@ -23,13 +23,21 @@ sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
 from dev_environments import Way, opened  # noqa: E402
 from environments import environment  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
+from figures import figure, quantile, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start, task  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
 STAND_IN = ROOT / "python" / "tests" / "stand_in_jupyter"
 REQUESTS, RELEASE_BAR_S = 100, 60
+HOSTED, START_BAR_S = 20, 0.3
+ON = """\
+name: on{count}
+queue: research
+on: "{holder}"
+resources: {{gpus: 0.1, gpu_types: [cpu-slot], cpus: 0.1, memory: 64MiB}}
+run: [/bin/sh, -c, "date +%s%N > {mark}; exec sleep 600"]
+"""
 PATHS = (
     "/api/status",
     "/api/kernels",
@@ -60,10 +68,10 @@ class Laboratory:
         self.python = sys.executable if place is None else str(place / "bin" / "python")
         self.kernels = system.folder / "kernels.json"
 
-    def up(self, name: str, idle_s: float) -> int:
+    def up(self, name: str, idle_s: float, gpus: int = 1) -> int:
         path = str(ROOT / "python") + (f":{STAND_IN}" if self.place is None else "")
         words = ["dev", "up", "--name", name, "--queue", "research", "--python", self.python]
-        words += ["--gpus", "1", "--gpu-type", "cpu-slot", "--idle", f"{idle_s:g}s"]
+        words += ["--gpus", str(gpus), "--gpu-type", "cpu-slot", "--idle", f"{idle_s:g}s"]
         words += ["--env", f"PYTHONPATH={path}", "--env", f"STAND_IN_KERNELS={self.kernels}"]
         return int(self.system.run([*words, "-o", "name"]).stdout)
 
@@ -126,6 +134,37 @@ def busy_and_idle(laboratory: Laboratory, idle_s: float) -> bool:
     )
 
 
+def hosted(laboratory: Laboratory) -> bool:
+    """Jobs on an environment's devices: when their processes run, and what its queue is charged."""
+    system = laboratory.system
+    holder = laboratory.up("holder", 3600, gpus=2)
+    with opened(system, "holder"):
+        pass
+    times = []
+    for count in range(HOSTED):
+        mark, file = system.folder / f"on{count}", system.folder / "on.yaml"
+        file.write_text(ON.format(count=count, holder=holder, mark=mark))
+        number = system.submit(file)["number"]
+        wait_for(
+            f"job {number} to run", lambda: mark.exists() and mark.read_text().strip(), 20, 0.005
+        )
+        times.append(int(mark.read_text()) / 1e9 - int(system.job(number)["submit_ns"]) / 1e9)
+    p99_s = round(quantile(times, 0.99), 3)
+    ok = figure(
+        f"{HOSTED} jobs on its devices start, p99",
+        p99_s,
+        "s",
+        f"<= {START_BAR_S}",
+        p99_s <= START_BAR_S,
+    )
+    queue = next(one for one in system.json("queue", "list")["queues"] if one["path"] == "research")
+    used = sum(int(use["used_milli"]) for use in queue["use"] if use["flavour"] == "cpu-slot")
+    ok &= figure("its queue is charged for", used / 1000, "devices", 2, used == 2000)
+    system.run(["dev", "stop", "holder"])
+    wait_for("all of them to end", lambda: not system.json("jobs")["jobs"], 60)
+    return ok
+
+
 def peer(laboratory: Laboratory, idle_s: float) -> None:
     """Jupyter's own: kernels that are idle are culled, and a server without kernels ends. Told, not judged."""
     if laboratory.place is None:
@@ -186,7 +225,8 @@ def main() -> int:
             start(system)
             laboratory = Laboratory(system, place)
             idle_s = 4.0 if quick else 60.0
-            ok = busy_and_idle(laboratory, idle_s)
+            ok = hosted(laboratory)
+            ok &= busy_and_idle(laboratory, idle_s)
             peer(laboratory, idle_s)
         except Failed as error:
             return say_failed(error)

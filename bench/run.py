@@ -255,7 +255,7 @@ ROWS = {
         600,
     ),
     "dev": (
-        "environments to develop in with a real JupyterLab: a busy kernel without a browser, an idle one's release, requests without the token",
+        "environments to develop in with a real JupyterLab: jobs on the devices of one, a busy kernel without a browser, an idle one's release, requests without the token",
         [sys.executable, "bench/dev.py"],
         900,
     ),

@@ -55,6 +55,7 @@ std::set<std::string> DeclaredFlavours(const State& state) {
 }
 
 int64_t HeldMilli(const JobRow& job, int32_t task, const AttemptRow& attempt) {
+  if (job.holder != 0) return 0;  // what it runs on is its holder's
   const pb::Resources& wants = job.task_spec(task).resources();
   return attempt.workers * (attempt.flavour.empty() ? wants.cpus_milli() : wants.gpus_milli());
 }

@@ -179,7 +179,8 @@ void Add(const Counted& counted, int64_t now_ns, Top::Row* row) {
   const TaskRow& task = counted.task;
   if (counted.held == nullptr) {
     row->set_waiting_tasks(row->waiting_tasks() + 1);
-    row->set_waiting_milli(row->waiting_milli() + WantedMilli(counted.spec()));
+    if (counted.job.holder == 0)
+      row->set_waiting_milli(row->waiting_milli() + WantedMilli(counted.spec()));
     row->set_oldest_wait_ns(std::max(row->oldest_wait_ns(), now_ns - task.waiting_since_ns));
     return;
   }

@@ -123,12 +123,12 @@ void Checker::CheckDevices(int64_t now_ns, const pb::AttemptKey& placed) {
         ++counters_["placed beside a Lost attempt that its host has not answered Gone for"];
     }
     for (const auto& [uid, job] : jobs_) {
-      for (const pb::TaskRecord& task : job.tasks()) {
-        for (const pb::AttemptRecord& attempt : task.attempts()) {
+      for (int t = 0; t < job.tasks_size(); ++t) {
+        for (const pb::AttemptRecord& attempt : job.tasks(t).attempts()) {
           if (attempt.end_ns() != 0 || attempt.cluster() != known.attempt->cluster()) continue;
           pb::AttemptKey key;
           key.set_job_uid(uid);
-          key.set_task(task.name());
+          key.set_task(job.spec().tasks(t).name());
           key.set_attempt(attempt.number());
           if (IsOnHolder(key, host)) continue;
           for (int p = 0; p < attempt.placements_size(); ++p) {

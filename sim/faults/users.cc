@@ -153,6 +153,7 @@ void World::PutOnHolder(size_t i) {
     task->clear_with();
     task->clear_until();
     task->clear_topology();
+    task->clear_processes_per_worker();
     *task->mutable_resources() = other.spec.tasks(0).resources();
     pb::Resources* wants = task->mutable_resources();
     if (wants->gpus_milli() >= 1000 && random_.OneIn(2)) wants->set_gpus_milli(1000);

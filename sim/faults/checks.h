@@ -162,10 +162,9 @@ class Checker {
   void CheckMember(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   // Nothing of it has started before those that it comes after have ended as they had to.
   void CheckPredecessors(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
-  // What runs on a job's devices has started while that one ran, on these, and ends with it.
-  void CheckHosted(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
+  // What this commit has placed on a job's devices has them while that one runs, beside others.
+  void CheckHosted(int64_t now_ns, const pb::AttemptKey& placed);
   // The attempt on whose devices this one runs; without a job: on its own.
-  Known HolderOf(const pb::AttemptKey& key) const;
   pb::AttemptKey HolderKeyOf(const pb::AttemptKey& key) const;
   // That one has these devices on the host still, or they were lost with it there.
   bool IsOnHolder(const pb::AttemptKey& key, const std::string& host) const;

@@ -89,6 +89,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
   std::set<std::pair<std::string, std::string>> placed;
   for (const pb::AttemptKey& key : placed_) {
     CheckDevices(now_ns, key);
+    CheckHosted(now_ns, key);
     placed.emplace(key.job_uid(), key.task());
   }
   rows_.Committed(transaction.now_ns, restoring_, placed);
@@ -246,7 +247,6 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
   if (after.array() != 0) CheckMember(now_ns, before, after);
   CheckPredecessors(now_ns, before, after);
   CheckTogether(now_ns, before, after);
-  CheckHosted(now_ns, before, after);
   if (before != nullptr && before->cancel_requested() && !after.cancel_requested())
     violate("S4 a cancel is forgotten");
   for (int t = 0; t < after.tasks_size(); ++t) {

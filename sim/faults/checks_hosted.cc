@@ -14,10 +14,6 @@ uint64_t HolderNumber(const pb::JobRecord& job) {
   return std::strtoull(job.spec().on().c_str(), nullptr, 10);
 }
 
-int32_t NewestNumber(const pb::TaskRecord& task) {
-  return task.attempts().empty() ? 0 : task.attempts().rbegin()->number();
-}
-
 // Each device and share that the attempt has on the host.
 std::map<int32_t, int64_t> DevicesOf(const pb::AttemptRecord& attempt, const std::string& host) {
   std::map<int32_t, int64_t> devices;
@@ -44,10 +40,6 @@ pb::AttemptKey Checker::HolderKeyOf(const pb::AttemptKey& key) const {
   return holder;
 }
 
-Checker::Known Checker::HolderOf(const pb::AttemptKey& key) const {
-  return Find(HolderKeyOf(key), "");
-}
-
 bool Checker::IsOnHolder(const pb::AttemptKey& key, const std::string& host) const {
   const pb::AttemptKey holder = HolderKeyOf(key);
   if (holder.job_uid().empty()) return false;
@@ -61,28 +53,18 @@ bool Checker::IsOnHolder(const pb::AttemptKey& key, const std::string& host) con
          !known.attempt->parts(known.part).lost();
 }
 
-void Checker::CheckHosted(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {
-  if (after.spec().on().empty()) return;
+void Checker::CheckHosted(int64_t now_ns, const pb::AttemptKey& key) {
+  const Known mine = Find(key, "");
+  if (mine.job->spec().on().empty()) return;
+  const pb::JobRecord& after = *mine.job;
+  const pb::AttemptRecord& placed = *mine.attempt;
   const auto violate = [&](const std::string& what) {
     Violate(now_ns, absl::StrCat(what, ": job ", after.number()));
   };
-  const pb::TaskRecord& task = after.tasks(0);
-  const bool ended = after.end_ns() != 0 && (before == nullptr || before->end_ns() == 0);
-  const auto holder = std::find_if(jobs_.begin(), jobs_.end(), [&](const auto& job) {
-    return job.second.number() == HolderNumber(after);
-  });
-  if (holder == jobs_.end()) return;
-  if (ended && after.state() == pb::CANCELLED && holder->second.end_ns() != 0)
-    ++counters_["jobs that others' ends ended"];
-  // What a job is first seen with may be a restored store's, many commits later.
-  if (before == nullptr || NewestNumber(task) == NewestNumber(before->tasks(0))) return;
-  const pb::AttemptRecord& placed = *task.attempts().rbegin();
   ++counters_["jobs that started on others' devices"];
-  const pb::AttemptRecord* has = nullptr;
-  for (const pb::AttemptRecord& attempt : holder->second.tasks(0).attempts()) {
-    if (attempt.number() == placed.holder_attempt()) has = &attempt;
-  }
-  if (has == nullptr || has->start_ns() == 0 || has->cluster() != placed.cluster())
+  const Known holder = Find(HolderKeyOf(key), "");
+  const pb::AttemptRecord* has = holder.attempt;
+  if (has == nullptr || has->state() != pb::TASK_RUNNING || has->cluster() != placed.cluster())
     return violate("starts on an attempt that doesn't run");
   for (const pb::Placement& placement : placed.placements()) {
     const std::map<int32_t, int64_t> holds = DevicesOf(*has, placement.host());
@@ -90,7 +72,9 @@ void Checker::CheckHosted(int64_t now_ns, const pb::JobRecord* before, const pb:
     for (const auto& [uid, job] : jobs_) {
       if (job.spec().on() != after.spec().on() || job.end_ns() != 0) continue;
       for (const pb::AttemptRecord& beside : job.tasks(0).attempts()) {
-        if (beside.end_ns() != 0 || beside.holder_attempt() != has->number() ||
+        // What waits for its export alone has left.
+        const bool gone = std::all_of(beside.parts().begin(), beside.parts().end(), Over);
+        if (beside.end_ns() != 0 || gone || beside.holder_attempt() != has->number() ||
             job.number() == after.number())
           continue;
         for (const auto& [device, milli] : DevicesOf(beside, placement.host()))

@@ -111,7 +111,6 @@ inline constexpr auto kCounterNames = std::to_array<const char*>({
     "members of arrays",
     "jobs that waited for others",
     "jobs that started on others' devices",
-    "jobs that others' ends ended",
     "tasks that started together",
     "tasks that started again beside others",
     "tasks stopped together",

@@ -166,6 +166,7 @@ class Checker {
   void CheckHosted(int64_t now_ns, const pb::AttemptKey& placed);
   // The attempt on whose devices this one runs; without a job: on its own.
   pb::AttemptKey HolderKeyOf(const pb::AttemptKey& key) const;
+  std::map<std::string, pb::AttemptKey> holder_of_;  // by attempt, of all that were placed so
   // That one has these devices on the host still, or they were lost with it there.
   bool IsOnHolder(const pb::AttemptKey& key, const std::string& host) const;
   // What starts together does, or beside what runs of it, and stops as one for a claim.

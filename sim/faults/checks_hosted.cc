@@ -28,6 +28,8 @@ std::map<int32_t, int64_t> DevicesOf(const pb::AttemptRecord& attempt, const std
 }  // namespace
 
 pb::AttemptKey Checker::HolderKeyOf(const pb::AttemptKey& key) const {
+  // What a restored or cloned store doesn't know was placed all the same.
+  if (const auto told = holder_of_.find(Text(key)); told != holder_of_.end()) return told->second;
   pb::AttemptKey holder;
   const Known known = Find(key, "");
   if (known.attempt == nullptr || known.job->spec().on().empty()) return holder;
@@ -62,6 +64,7 @@ void Checker::CheckHosted(int64_t now_ns, const pb::AttemptKey& key) {
     Violate(now_ns, absl::StrCat(what, ": job ", after.number()));
   };
   ++counters_["jobs that started on others' devices"];
+  holder_of_[Text(key)] = HolderKeyOf(key);
   const Known holder = Find(HolderKeyOf(key), "");
   const pb::AttemptRecord* has = holder.attempt;
   if (has == nullptr || has->state() != pb::TASK_RUNNING || has->cluster() != placed.cluster())

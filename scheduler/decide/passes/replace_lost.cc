@@ -63,9 +63,21 @@ std::optional<HostSlices> PlaceWithSpares(const Inputs& in, const Gang& gang, in
   return later.Place(gang, gang.charge, workers, avoid);
 }
 
+// Jobs on its devices are still there: what it gives up isn't free.
+bool HasHosted(const Inputs& in, const Gang& gang) {
+  const auto hosted = in.state.hosted().find(gang.job->number);
+  if (hosted == in.state.hosted().end()) return false;
+  return std::any_of(hosted->second.begin(), hosted->second.end(), [&](uint64_t number) {
+    const AttemptRow* current = in.state.FindJob(number)->tasks[0].current();
+    return current != nullptr && !current->released() &&
+           current->holder_attempt == gang.current->number;
+  });
+}
+
 }  // namespace
 
 bool ReplaceLost(const Inputs& in, const Gang& gang, Draft* draft) {
+  if (HasHosted(in, gang)) return false;
   const int32_t workers = std::min(gang.workers, gang.entitled_workers());
   if (gang.current->parts.size() < 2 || gang.charge != gang.bound_pool ||
       workers < gang.min_workers)

@@ -177,6 +177,7 @@ int64_t RowChecks::HeldBelow(const std::string& queue, const std::string& flavou
 
 // Others of its tasks may hold more than a limit that was lowered since they were placed.
 void RowChecks::CheckLimits(const pb::JobRecord& job, const std::string& task) {
+  if (!job.spec().on().empty()) return;  // it adds nothing to what may have been lowered since
   std::set<std::string> flavours;
   for (int t = 0; t < job.tasks_size(); ++t) {
     const pb::AttemptRecord* current = Current(job.tasks(t));

@@ -45,8 +45,7 @@ bool Checker::Replaceable(const pb::JobRecord& job, int task, const pb::AttemptR
   return attempt.placements_size() > 1;
 }
 
-void Checker::OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows,
-                         uint64_t commit, bool newest) {
+void Checker::OnRestored(const Rows& rows, uint64_t commit, bool newest) {
   std::set<std::string> before;
   const auto add_attempts = [](const pb::JobRecord& job, std::set<std::string>* names) {
     ForEachAttempt(job, [&](const pb::AttemptKey& key) { names->insert(Text(key)); });

@@ -30,6 +30,8 @@ struct TrueEnd {
   bool stop_sent = false;
 };
 
+using Rows = std::map<std::pair<std::string, std::string>, std::string>;  // by kind and id
+
 class Checker {
  public:
   explicit Checker(Counters* counters)
@@ -107,14 +109,14 @@ class Checker {
   // the one that counts.
   void OnStaleDispatch(int64_t now_ns, const std::string& host, const pb::SchedulerMessage& message,
                        bool alone);
-  void OnCommitAlone(const Transaction& transaction);
+  // `rows`: all of its store, this commit's among them.
+  void OnCommitAlone(const Transaction& transaction, const Rows& rows);
   // `key` as KeyOfUser has it.
   void OnAcknowledgedSubmission(int64_t now_ns, const std::string& key, uint64_t number);
   void OnAcknowledgedCancel(int64_t now_ns, uint64_t number);
   // The store holds these rows again, of its commit `commit`; what was committed since is unknown
   // to it. `newest`: nothing was; it is a copy.
-  void OnRestored(const std::map<std::pair<std::string, std::string>, std::string>& rows,
-                  uint64_t commit, bool newest);
+  void OnRestored(const Rows& rows, uint64_t commit, bool newest);
   bool Stores(const std::string& key) const { return committed_key_.count(key) > 0; }
   // The scheduler starts, and this is what the store holds.
   void OnRecovered(int64_t now_ns);
@@ -158,15 +160,19 @@ class Checker {
   Known Find(const pb::AttemptKey& key, const std::string& host) const;
   static bool Replaceable(const pb::JobRecord& job, int task, const pb::AttemptRecord& attempt);
   void CheckStartIsCommitted(int64_t now_ns, const std::string& host, const pb::AttemptKey& key);
-  void CheckStartsAlone(int64_t now_ns, const std::string& host, const pb::Prepare& prepare);
+  void CheckStartsAlone(int64_t now_ns, const std::string& host, const pb::AttemptKey& key);
+  void CheckDevicesAreFree(int64_t now_ns, const std::string& host, const pb::Prepare& prepare);
   void CheckMember(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   // Nothing of it has started before those that it comes after have ended as they had to.
   void CheckPredecessors(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   // What this commit has placed on a job's devices has them while that one runs, beside others.
   void CheckHosted(int64_t now_ns, const pb::AttemptKey& placed);
+  void RememberHolder(const pb::JobRecord& job, const pb::AttemptRecord& attempt,
+                      const pb::JobRecord& holder);
+  void RememberHolder(const pb::AttemptKey& placed);
+  void RememberHoldersAlone(const pb::JobRecord& job, const Rows& rows);
   // The attempt on whose devices this one runs; without a job: on its own.
   pb::AttemptKey HolderKeyOf(const pb::AttemptKey& key) const;
-  std::map<std::string, pb::AttemptKey> holder_of_;  // by attempt, of all that were placed so
   // That one has these devices on the host still, or they were lost with it there.
   bool IsOnHolder(const pb::AttemptKey& key, const std::string& host) const;
   // What starts together does, or beside what runs of it, and stops as one for a claim.
@@ -218,6 +224,8 @@ class Checker {
   std::set<std::string> muted_;                                 // hosts
   std::map<std::string, pb::HostRecord> hosts_;
   std::vector<pb::AttemptKey> placed_;  // by the newest commit
+  // By attempt, of all that were ever placed on others' devices, by whichever store.
+  std::map<std::string, pb::AttemptKey> holder_of_;
   std::set<std::string> abandoned_;     // attempts that only the time after a backup knows
   std::set<std::string> of_backup_;     // attempts that the newest backup knows
   std::set<std::pair<std::string, std::string>>

@@ -87,6 +87,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
     Violate(now_ns, absl::StrCat("contract 19: placed before what was restored is settled: ",
                                  Text(placed_[0])));
   std::set<std::pair<std::string, std::string>> placed;
+  for (const pb::AttemptKey& key : placed_) RememberHolder(key);
   for (const pb::AttemptKey& key : placed_) {
     CheckDevices(now_ns, key);
     CheckHosted(now_ns, key);

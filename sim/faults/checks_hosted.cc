@@ -27,19 +27,39 @@ std::map<int32_t, int64_t> DevicesOf(const pb::AttemptRecord& attempt, const std
 
 }  // namespace
 
-pb::AttemptKey Checker::HolderKeyOf(const pb::AttemptKey& key) const {
-  // What a restored or cloned store doesn't know was placed all the same.
-  if (const auto told = holder_of_.find(Text(key)); told != holder_of_.end()) return told->second;
-  pb::AttemptKey holder;
-  const Known known = Find(key, "");
-  if (known.attempt == nullptr || known.job->spec().on().empty()) return holder;
+void Checker::RememberHolder(const pb::JobRecord& job, const pb::AttemptRecord& attempt,
+                             const pb::JobRecord& holder) {
+  pb::AttemptKey& key = holder_of_[Text(KeyOf(job, 0, attempt))];
+  key.set_job_uid(holder.uid());
+  key.set_task(holder.spec().tasks(0).name());
+  key.set_attempt(attempt.holder_attempt());
+}
+
+void Checker::RememberHolder(const pb::AttemptKey& placed) {
+  const Known mine = Find(placed, "");
+  if (mine.job->spec().on().empty()) return;
   for (const auto& [uid, job] : jobs_) {
-    if (job.number() != HolderNumber(*known.job)) continue;
-    holder.set_job_uid(uid);
-    holder.set_task(job.spec().tasks(0).name());
-    holder.set_attempt(known.attempt->holder_attempt());
+    if (job.number() == HolderNumber(*mine.job)) RememberHolder(*mine.job, *mine.attempt, job);
   }
-  return holder;
+}
+
+// The store that counts may give the holder's number to another job.
+void Checker::RememberHoldersAlone(const pb::JobRecord& job, const Rows& rows) {
+  if (job.spec().on().empty()) return;
+  for (const pb::AttemptRecord& attempt : job.tasks(0).attempts()) {
+    if (holder_of_.contains(Text(KeyOf(job, 0, attempt)))) continue;
+    for (const auto& [name, bytes] : rows) {
+      pb::JobRecord holder;
+      if (name.first == "job" && holder.ParseFromString(bytes) &&
+          holder.number() == HolderNumber(job))
+        RememberHolder(job, attempt, holder);
+    }
+  }
+}
+
+pb::AttemptKey Checker::HolderKeyOf(const pb::AttemptKey& key) const {
+  const auto found = holder_of_.find(Text(key));
+  return found == holder_of_.end() ? pb::AttemptKey() : found->second;
 }
 
 bool Checker::IsOnHolder(const pb::AttemptKey& key, const std::string& host) const {
@@ -64,7 +84,6 @@ void Checker::CheckHosted(int64_t now_ns, const pb::AttemptKey& key) {
     Violate(now_ns, absl::StrCat(what, ": job ", after.number()));
   };
   ++counters_["jobs that started on others' devices"];
-  holder_of_[Text(key)] = HolderKeyOf(key);
   const Known holder = Find(HolderKeyOf(key), "");
   const pb::AttemptRecord* has = holder.attempt;
   if (has == nullptr || has->state() != pb::TASK_RUNNING || has->cluster() != placed.cluster())

@@ -42,7 +42,8 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
   const Known known = Find(key, host);
   if (known.job != nullptr && known.job->owner() != prepare.owner())
     violate(absl::StrCat("processes of ", known.job->owner(), "'s job start as ", prepare.owner()));
-  CheckStartsAlone(now_ns, host, prepare);
+  CheckStartsAlone(now_ns, host, prepare.key());
+  CheckDevicesAreFree(now_ns, host, prepare);
   live_[{name, host}] = {prepare, host};
 }
 
@@ -80,32 +81,15 @@ void Checker::CheckStartIsCommitted(int64_t now_ns, const std::string& host,
   }
 }
 
-// S1, S3: against everything that runs.
-void Checker::CheckStartsAlone(int64_t now_ns, const std::string& host,
-                               const pb::Prepare& prepare) {
-  const pb::AttemptKey& key = prepare.key();
+// S1: against everything that runs.
+void Checker::CheckStartsAlone(int64_t now_ns, const std::string& host, const pb::AttemptKey& key) {
   const std::string name = Text(key);
   const auto violate = [&](const std::string& what) {
     Violate(now_ns, absl::StrCat(what, ": ", name, " on ", host));
   };
   const bool abandoned = abandoned_.count(name) > 0;
-  std::map<int32_t, int64_t> used;
-  const int64_t milli = prepare.task().resources().gpus_milli();
-  const auto take = [&](const pb::Prepare& p) {
-    const int64_t wants = p.task().resources().gpus_milli();
-    for (const int32_t device : p.here().devices())
-      used[device] += wants % 1000 == 0 ? 1000 : wants;
-  };
-  // On a holder's devices, as long as that one is there, nobody takes any more of them.
-  const auto on_holder = [&](const pb::AttemptKey& of) {
-    const pb::AttemptKey holder = HolderKeyOf(of);
-    return !holder.job_uid().empty() &&
-           (live_.contains({Text(holder), host}) || Text(holder) == name);
-  };
-  if (!on_holder(key)) take(prepare);
   for (const auto& [where, live] : live_) {
     const pb::AttemptKey& other = live.prepare.key();
-    if (live.host == host && !on_holder(other)) take(live.prepare);
     if (other.job_uid() != key.job_uid() || other.task() != key.task() ||
         other.attempt() == key.attempt())
       continue;
@@ -137,9 +121,34 @@ void Checker::CheckStartsAlone(int64_t now_ns, const std::string& host,
                            live.host));
     }
   }
-  if (milli > 0) {
-    for (const auto& [device, all] : used) {
-      if (all > 1000) violate(absl::StrCat("S3 device ", device, " is held twice"));
+}
+
+// S3: against everything that runs on the host. What runs on a holder's devices has a part of what
+// that one has, as long as that one is there; others' it is no longer then.
+void Checker::CheckDevicesAreFree(int64_t now_ns, const std::string& host,
+                                  const pb::Prepare& prepare) {
+  const std::string name = Text(prepare.key());
+  std::map<std::string, std::map<int32_t, int64_t>> has, used;  // by attempt; used: "" of the host
+  const auto take = [&](const pb::Prepare& taker) {
+    const std::string holder = Text(HolderKeyOf(taker.key()));
+    const bool on_holder = live_.contains({holder, host}) || holder == name;
+    const int64_t wants = taker.task().resources().gpus_milli();
+    const int64_t milli = wants % 1000 == 0 ? 1000 : wants;
+    for (const int32_t device : taker.here().devices()) {
+      has[Text(taker.key())][device] = milli;
+      used[on_holder ? holder : ""][device] += milli;
+    }
+  };
+  take(prepare);
+  for (const auto& [where, live] : live_) {
+    if (live.host == host) take(live.prepare);
+  }
+  for (const auto& [holder, devices] : used) {
+    for (const auto& [device, milli] : devices) {
+      if (milli <= (holder.empty() ? 1000 : has[holder][device])) continue;
+      const std::string of = holder.empty() ? "" : absl::StrCat(" of what ", holder, " has");
+      Violate(now_ns,
+              absl::StrCat("S3 device ", device, of, " is held twice: ", name, " on ", host));
     }
   }
 }

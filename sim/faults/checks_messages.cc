@@ -156,7 +156,7 @@ void Checker::CheckCheckpointAck(int64_t now_ns, const std::string& host,
 }
 
 // What it decides from now on, the store that counts doesn't know.
-void Checker::OnCommitAlone(const Transaction& transaction) {
+void Checker::OnCommitAlone(const Transaction& transaction, const Rows& rows) {
   for (const RowChange& row : transaction.rows) {
     if (row.kind != "job" || !row.bytes.has_value()) continue;
     pb::JobRecord job;
@@ -166,6 +166,7 @@ void Checker::OnCommitAlone(const Transaction& transaction) {
     ForEachAttempt(job, [&](const pb::AttemptKey& key) {
       if (Find(key, "").attempt == nullptr) abandoned_.insert(Text(key));
     });
+    RememberHoldersAlone(job, rows);
   }
 }
 

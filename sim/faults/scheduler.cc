@@ -85,7 +85,7 @@ class Scheduler::FaultyStore final : public Store {
     database_->adopt = false;
     for (const std::string& event : transaction.events) shared_->Digest(event);
     if (alone_) {
-      shared_->checker.OnCommitAlone(transaction);
+      shared_->checker.OnCommitAlone(transaction, database_->rows);
     } else {
       shared_->checker.OnCommit(transaction, shared_->heap.now_ns());
     }

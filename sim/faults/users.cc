@@ -180,11 +180,11 @@ void World::Submit(size_t i) {
       [this, i, scheduler](const SubmitOutcome& outcome) {
         pb::JobSpec& spec = users_[i].spec;
         if (!outcome.resolution.problems.empty() &&  // whom it names has failed, or is forgotten
-            spec.after_size() + spec.after_any_size() > 0) {
+            (spec.after_size() + spec.after_any_size() > 0 || !spec.on().empty())) {
           spec.clear_after();
           spec.clear_after_any();
+          spec.clear_on();
           users_[i].key += "-changed";  // another job: the first may be there, its answer lost
-          users_[i].spec.clear_on();
         }
         if (!outcome.status.ok() || scheduler->alone()) return;
         shared_.checker.OnAcknowledgedSubmission(

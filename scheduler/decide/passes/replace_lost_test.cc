@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "scheduler/decide/testing/fixture.h"
 #include "scheduler/state/testing/builders.h"
 
@@ -121,6 +122,38 @@ TEST(Decide, AGangWithALostHostAndNoSpareIsNotStopped) {
   LoseItsSecondHost(&system, job);
   EXPECT_EQ(ActsOf(DecideQuickly(&system)), 0);
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
+}
+
+// What runs on one of its devices goes on there while the gang is stopped: its next attempt has to
+// wait for that device, though the attempt before had it.
+TEST(Decide, AGangThatOthersRunOnDoesNotComeBackToWhatTheyStillHave) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 4, 2).Queue("q");
+  const uint64_t job = StartTrainer(&system);
+  JobBuilder builder("q");
+  builder.Gpus(1).spec.set_on(absl::StrCat(job));
+  const uint64_t hosted = builder.SubmitTo(&system);
+  DecideQuickly(&system);
+  StartAll(&system, hosted);
+  const PartRow has = TaskOf(system.state, hosted).current()->parts[0];
+  LoseItsSecondHost(&system, job);
+  ASSERT_NE(TaskOf(system.state, job).current()->parts[1].host, has.host);
+  DecideQuickly(&system);
+  for (const size_t part : {0, 2}) {
+    if (TaskOf(system.state, job).attempts.back().number == 1)
+      system.Do(Report(system.state, job, 0, 1, part, pb::GONE, 1, true));
+    DecideQuickly(&system);
+  }
+  const AttemptRow* still = TaskOf(system.state, hosted).current();
+  ASSERT_NE(still, nullptr) << "it has not gone";
+  for (const AttemptRow& attempt : TaskOf(system.state, job).attempts) {
+    if (attempt.number == 1) continue;
+    for (const PartRow& part : attempt.parts) {
+      EXPECT_FALSE(part.host == has.host &&
+                   std::count(part.devices.begin(), part.devices.end(), has.devices[0]) > 0)
+          << "attempt " << attempt.number;
+    }
+  }
 }
 
 }  // namespace

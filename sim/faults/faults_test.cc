@@ -153,6 +153,25 @@ TEST_F(FaultsTest, HostsThatCantRememberACloneAreServedByItsOriginalAndBreakNoCo
   EXPECT_GT(counters[Counter("replaced what a restored store didn't know, unheard")], 0);
 }
 
+// The scheduler's clock is set forward by a little less than two leases, again and again: that
+// counts as silence (decision 045), and nobody's hang_timeout is so short that it is a hang.
+TEST_F(FaultsTest, AClockThatIsSetForwardByLessThanTwoLeasesMakesNoHang) {
+  Counters counters;
+  for (uint64_t seed = 3; seed <= 90; seed += 3) {
+    const Config config = Small();
+    const int64_t lease_ns = ForSeed(config, seed).lease_ns;
+    ASSERT_GT(lease_ns, config.lease_ns);
+    std::vector<Fault> faults;
+    for (int64_t at_ns = kMinute; at_ns < config.duration_ns; at_ns += kMinute)
+      faults.push_back({at_ns, FaultKind::kSchedulerClock, 0, kSecond, 2 * lease_ns - kSecond});
+    const RunResult result = faults::Run(config, seed, faults);
+    counters.Add(result.counters);
+    ASSERT_TRUE(result.violations.empty())
+        << "seed " << seed << ": " << absl::StrJoin(result.violations, "\n");
+  }
+  EXPECT_GT(counters[Counter("attempts that hung")], 0) << "those that hang are found";
+}
+
 // ---- a run that fails ----
 
 // Jobs that end long before the faults stop, if there are none, and hardly any time for what is

@@ -17,6 +17,12 @@ namespace {
 
 constexpr const char* kNames[] = {"ann", "bob", "cid"};
 
+// As users are told to choose it (docs/runbook.md): longer than two leases, which a clock that is
+// set forward may add to a silence, with the time between two lines and that of a slow message.
+int64_t LeastHangTimeoutNs(const Config& config) {
+  return std::max(kMinute, 4 * config.lease_ns);
+}
+
 }  // namespace
 
 pb::JobSpec World::DrawSpec() {
@@ -54,7 +60,8 @@ pb::JobSpec World::DrawSpec() {
       task->set_processes_per_worker(1);
     }
     task->mutable_run()->set_shell("train");
-    task->set_hang_timeout_ns(random_.OneIn(3) ? random_.Between(kMinute, 2 * kMinute) : 0);
+    const int64_t hang_ns = LeastHangTimeoutNs(shared_.config);
+    task->set_hang_timeout_ns(random_.OneIn(3) ? random_.Between(hang_ns, hang_ns + kMinute) : 0);
     task->set_grace_ns(random_.Between(0, 10 * kSecond));
     if (random_.OneIn(4)) task->set_time_limit_ns(random_.Between(30 * kSecond, 10 * kMinute));
     constexpr pb::WhenUnreachable kRules[] = {

@@ -473,7 +473,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::Simulate(const Caller& caller,
     const absl::StatusOr<FindNamed> named =
         NamedFor(view, context_->history, caller.principal(), names);
     if (!named.ok()) return Reply(call, ToGrpc(named.status()));
-    *changes = ResolveChanges(view->state, *request, context_->defaults, *named);
+    *changes = ResolveChanges(view->state, *request, context_->defaults, caller.user(), *named);
     problems = changes->problems;
   }
   if (!problems.empty()) {

@@ -108,13 +108,13 @@ TEST_F(AfterTest, SimulateStartsItThenToo) {
   *request.add_jobs() = Spec(JobBuilder("research").After(absl::StrCat(first)));
   request.mutable_jobs(0)->set_name("then");
   const auto all = [](const JobRow&) { return true; };
-  const Changes changes = ResolveChanges(s.state, request, SpecDefaults{});
+  const Changes changes = ResolveChanges(s.state, request, SpecDefaults{}, "ann");
   ASSERT_TRUE(changes.problems.empty()) << changes.problems[0].message;
   const pb::SimulateResponse told = Simulate(s.state, changes, "ann", 0, s.now_ns,
                                              SchedulingOptions(), FutureOptions(), nullptr, all);
   EXPECT_GE(told.submitted(0).start_ns(), s.now_ns + 600 * kSecond);
   request.mutable_jobs(0)->set_after(0, "77");
-  const Changes refused = ResolveChanges(s.state, request, SpecDefaults{});
+  const Changes refused = ResolveChanges(s.state, request, SpecDefaults{}, "ann");
   ASSERT_EQ(refused.problems.size(), 1u);
   EXPECT_EQ(refused.problems[0].path, "jobs[0].after[0]");
 }

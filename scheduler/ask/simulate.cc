@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
+#include "scheduler/ask/check_on.h"
 #include "scheduler/ask/taken.h"
 
 namespace muster {
@@ -243,7 +244,8 @@ void FillEffects(const State& state, const Told& before, const Told& after, int6
 }  // namespace
 
 Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
-                       const SpecDefaults& defaults, const FindNamed& named) {
+                       const SpecDefaults& defaults, const std::string& owner,
+                       const FindNamed& named) {
   Changes changes;
   State after = state;
   if (request.change_queues()) {
@@ -274,6 +276,7 @@ Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
   drains(request.resume(), "resume", false);
   for (int j = 0; j < request.jobs_size(); ++j) {
     Resolution resolution = ResolveSpec(after, request.jobs(j), defaults);
+    if (resolution.ok()) resolution.problems = CheckHolder(state, resolution.resolved, owner);
     if (resolution.ok()) resolution.problems = CheckAfter(state, resolution.resolved, named);
     for (FieldProblem& problem : resolution.problems) {
       changes.problems.push_back({absl::StrCat("jobs[", j, "].", problem.path), problem.message});

@@ -21,9 +21,10 @@ struct Changes {
   std::vector<std::string> lines;  // of the queue tree, one a queue that changes
   std::vector<FieldProblem> problems;
 };
-// `named`: what the caller sees of a job's name.
+// The jobs are `owner`'s. `named`: what the caller sees of a job's name.
 Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
-                       const SpecDefaults& defaults, const FindNamed& named = FindNamedJob);
+                       const SpecDefaults& defaults, const std::string& owner,
+                       const FindNamed& named = FindNamedJob);
 
 // Both futures share the time; names of jobs are given for `sees` alone. Thread-safe on snapshots.
 pb::SimulateResponse Simulate(const State& state, const Changes& changes, const std::string& owner,

@@ -633,7 +633,7 @@ TEST(ReplaceSpec, LeavesAStateThatItsFactsDerive) {
 // ---- simulate ----
 
 pb::SimulateResponse Simulated(const SystemBuilder& s, const pb::SimulateRequest& request) {
-  const Changes changes = ResolveChanges(s.state, request, SpecDefaults{});
+  const Changes changes = ResolveChanges(s.state, request, SpecDefaults{}, "ann");
   EXPECT_THAT(changes.problems, IsEmpty())
       << changes.problems[0].path << " " << changes.problems[0].message;
   return Simulate(s.state, changes, "ann", request.delay_ns(), s.now_ns, SchedulingOptions(),
@@ -762,7 +762,7 @@ TEST(Simulate, NonsenseIsRefusedWithItsPlace) {
   pb::SimulateRequest request;
   *request.add_jobs() = Runs(JobBuilder("nowhere").spec);
   request.add_drain("mars/h1");
-  const Changes changes = ResolveChanges(s.state, request, SpecDefaults{});
+  const Changes changes = ResolveChanges(s.state, request, SpecDefaults{}, "ann");
   ASSERT_EQ(changes.problems.size(), 2u);
   EXPECT_EQ(changes.problems[0].path, "drain[0]");
   EXPECT_EQ(changes.problems[1].path, "jobs[0].queue");

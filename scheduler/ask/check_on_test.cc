@@ -1,0 +1,118 @@
+// Which jobs another one may run on, and what is said of those that it may not.
+#include "scheduler/ask/check_on.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "scheduler/ask/ask.h"
+#include "scheduler/ask/simulate.h"
+#include "scheduler/state/testing/builders.h"
+
+namespace muster {
+namespace {
+
+using ::muster::testing::JobBuilder;
+using ::muster::testing::Placed;
+using ::muster::testing::ReportAll;
+using ::muster::testing::StartAll;
+using ::muster::testing::SystemBuilder;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+pb::JobSpec On(uint64_t job) {
+  JobBuilder builder("q");
+  builder.task()->mutable_run()->set_shell("true");
+  builder.spec.set_name("on-it");
+  builder.spec.set_on(absl::StrCat(job));
+  return builder.spec;
+}
+
+class CheckOnTest : public ::testing::Test {
+ protected:
+  CheckOnTest() { s_.Cluster("lab").Hosts("lab", 1, 4).Queue("q"); }
+
+  uint64_t Submit(const pb::JobSpec& spec) {
+    JobBuilder builder("q");
+    builder.spec = spec;
+    return builder.SubmitTo(&s_);
+  }
+  uint64_t Running() {
+    const uint64_t job = JobBuilder("q").SubmitTo(&s_);
+    s_.Do(Placed(s_.state, job, "lab", {{"h00", {0}}}));
+    StartAll(&s_, job);
+    return job;
+  }
+  uint64_t Ended() {
+    const uint64_t job = Running();
+    ReportAll(&s_, job, pb::GONE, 0);
+    return job;
+  }
+  uint64_t BeingCancelled() {
+    const uint64_t job = Running();
+    s_.Cancel(job);
+    return job;
+  }
+  uint64_t OfTwoTasks() {
+    JobBuilder builder("q");
+    builder.Task("first").Task("then", {"first"});
+    return builder.SubmitTo(&s_);
+  }
+  // The array's first member, by whose number the array goes.
+  uint64_t Array() {
+    pb::Event event;
+    pb::JobSubmitted* e = event.mutable_job_submitted();
+    *e->mutable_spec() = JobBuilder("q").spec;
+    e->mutable_spec()->set_array("1-2");
+    e->set_members(2);
+    e->set_owner("ann");
+    e->set_number(s_.state.next_job_number());
+    e->set_uid("array");
+    s_.Do(event);
+    return e->number();
+  }
+
+  SystemBuilder s_;
+};
+
+TEST_F(CheckOnTest, OnlyAJobOfOnesOwnThatGoesOnAndHasOneTask) {
+  const uint64_t runs = Running(), waits = JobBuilder("q").SubmitTo(&s_), array = Array();
+  const struct {
+    const char* what;
+    uint64_t job;
+    std::string owner, says;  // empty: it may
+  } kCases[] = {
+      {"one that runs", runs, "ann", ""},
+      {"one that waits", waits, "ann", ""},
+      {"another's", runs, "bob", absl::StrCat("there is no job ", runs, " of yours")},
+      {"nobody's", 99, "ann", "there is no job 99 of yours"},
+      {"one that has ended", Ended(), "ann", "has ended: muster dev resume"},
+      {"one that ends", BeingCancelled(), "ann", "has ended: muster dev resume"},
+      {"of several tasks", OfTwoTasks(), "ann", "is an array or has several tasks"},
+      {"an array", array, "ann", "is an array or has several tasks"},
+      {"a member of one", array + 1, "ann", "is an array or has several tasks"},
+      {"one that is on another itself", Submit(On(runs)), "ann",
+       absl::StrCat("runs on devices of job ", runs, " itself; name that one")},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.what);
+    const std::vector<FieldProblem> problems = CheckHolder(s_.state, On(c.job), c.owner);
+    if (c.says.empty()) {
+      EXPECT_THAT(problems, IsEmpty());
+      continue;
+    }
+    ASSERT_EQ(problems.size(), 1u);
+    EXPECT_EQ(problems[0].path, "on");
+    EXPECT_THAT(problems[0].message, HasSubstr(c.says));
+  }
+}
+
+TEST_F(CheckOnTest, SimulateAsksTheSame) {
+  pb::SimulateRequest request;
+  *request.add_jobs() = On(Running());
+  EXPECT_THAT(ResolveChanges(s_.state, request, SpecDefaults{}, "ann").problems, IsEmpty());
+  const Changes changes = ResolveChanges(s_.state, request, SpecDefaults{}, "bob");
+  ASSERT_EQ(changes.problems.size(), 1u);
+  EXPECT_EQ(changes.problems[0].path, "jobs[0].on");
+}
+
+}  // namespace
+}  // namespace muster

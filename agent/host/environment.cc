@@ -13,6 +13,7 @@
 #include "common/base/job_defaults.h"
 #include "common/base/secret_use.h"
 #include "common/pki/sha256.h"
+#include "common/spec/check_on.h"
 #include "common/spec/spec.h"
 
 namespace muster::agent {
@@ -274,6 +275,10 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
     spec.user = owner->user;
   }
   spec.progress_socket = progress_socket;
+  if (const auto on = prepare.member_env().find(kHolderVariable);
+      on != prepare.member_env().end())
+    spec.holder_mark =
+        absl::StrCat("muster-on.", on->second, ".", spec.job_uid, ".", spec.attempt);
   spec.keep_reports = prepare.keep_reports() && here.first_group_rank() == 0;
   spec.workdir = WorkdirOf(prepare);
   spec.argv = Arguments(prepare, host.bin_directory);

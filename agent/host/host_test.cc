@@ -147,6 +147,17 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
   EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["RANK"], "2");
 }
 
+TEST(Environment, OnAnothersDevicesItsShimGivesAMark) {
+  AttemptRecord record = Record();
+  EXPECT_EQ(MakeShimSpec(record, Host(), "token", "")->holder_mark, "");
+  (*record.prepare.mutable_member_env())["MUSTER_ON"] = std::string(32, 'f') + ".4";
+  const auto spec = MakeShimSpec(record, Host(), "token", "");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->holder_mark, absl::StrCat("muster-on.", std::string(32, 'f'), ".4.",
+                                            record.id.job_uid, ".", record.id.attempt));
+  EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["MUSTER_ON"], std::string(32, 'f') + ".4");
+}
+
 TEST(Environment, DeclaredDevicesShowNoGpu) {
   LaunchHost host = Host();
   host.declared = true;

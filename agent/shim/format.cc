@@ -263,6 +263,7 @@ std::string FormatSpec(const Spec& spec) {
     lines.push_back(Line{"progress"}
                         .Add("socket", spec.progress_socket)
                         .Add("keep", int64_t{spec.keep_reports}));
+  if (!spec.holder_mark.empty()) lines.push_back(Line{"mark"}.Add("name", spec.holder_mark));
   if (!spec.cgroup.empty() || !spec.memory_cgroup.empty() || !spec.pids_cgroup.empty())
     lines.push_back(Line{"cgroup"}
                         .Add("unified", spec.cgroup)
@@ -293,6 +294,9 @@ bool ReadSpecRules(const Line& line, Spec* spec, bool* is_good) {
   } else if (line.kind == "progress") {
     ok = Read(line, "socket", &spec->progress_socket) && spec->progress_socket.size() <= 107;
     Read(line, "keep", &spec->keep_reports);  // of an agent of the release before, missing
+  } else if (line.kind == "mark") {
+    ok = Read(line, "name", &spec->holder_mark) && !spec->holder_mark.empty() &&
+         spec->holder_mark.size() <= 107;
   } else if (line.kind == "fence") {
     ok = Read(line, "after_ns", &spec->fence_after_ns) &&
          Read(line, "renewed_ns", &spec->renewed_ns) && spec->fence_after_ns > 0 &&

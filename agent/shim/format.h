@@ -86,6 +86,9 @@ struct Spec {
   int64_t failure_kill_ns =
       1'000'000'000;  // after a process failed, the others live at most so long without a stop
   std::string progress_socket;  // at most 107 bytes; empty: none
+  // Of a job on another one's devices: a name that this machine knows as long as the shim lives, at
+  // most 107 bytes (HolderMark in shim.cc); empty: none.
+  std::string holder_mark;
   bool keep_reports = false;    // each of rank 0's, beside its log (log_writer.h)
   int64_t fence_after_ns = 0;   // 0: no fence
   int64_t renewed_ns = 0;       // CLOCK_BOOTTIME: when the fence was put off last, before the start

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -124,6 +125,31 @@ class ProgressSocket {
   int fd_ = -1;
 };
 
+// Tells whoever watches over the devices' holder, on this machine, that something runs on them: an
+// abstract socket's name stands in /proc/net/unix (python/muster_dev/use.py), whatever namespaces
+// of processes hide, and goes with the shim, however that ends.
+class HolderMark {
+ public:
+  explicit HolderMark(const std::string& name) {
+    if (name.empty()) return;
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    memcpy(address.sun_path + 1, name.data(), name.size());
+    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    fd_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    // Who has taken the name already gives the mark as well.
+    if (fd_ >= 0) (void)::bind(fd_, reinterpret_cast<sockaddr*>(&address), size);
+  }
+  ~HolderMark() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  HolderMark(const HolderMark&) = delete;
+  HolderMark& operator=(const HolderMark&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
 // Feeds the loop from the kernel.
 class Driver {
  public:
@@ -134,6 +160,7 @@ class Driver {
         processes_(spec, directory),
         tunnels_(&processes_, log),
         progress_(spec.progress_socket, spec.user),
+        mark_(spec.holder_mark),
         fenced_(spec.fence_after_ns > 0),
         loop_(spec, {&clock_, &files_, &processes_, log}) {}
   ~Driver() {
@@ -229,6 +256,7 @@ class Driver {
   HostProcesses processes_;
   Tunnels tunnels_;
   ProgressSocket progress_;
+  const HolderMark mark_;
   const bool fenced_;
   Loop loop_;
   int signals_ = -1;

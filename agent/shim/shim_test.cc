@@ -269,6 +269,23 @@ TEST_P(ShimTest, WhoFillsTheDiskIsStoppedAndItsEndIsTold) {
   EXPECT_EQ(Result().exits[0].signal, SIGKILL);
 }
 
+TEST_P(ShimTest, TheMachineKnowsTheMarkOfItsHolderAsLongAsItIsThere) {
+  spec_.holder_mark = "muster-on." + std::string(32, 'f') + ".4." + std::to_string(::getpid());
+  const auto known = [&] {
+    std::string sockets;
+    ReadSmallFile("/proc/net/unix", &sockets);
+    return sockets.find("@" + spec_.holder_mark + "\n") != std::string::npos;
+  };
+  Script("touch $D/up; while [ ! -e $D/go ]; do sleep 0.02; done");
+  ASSERT_FALSE(known());
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Exists("up"); }));
+  EXPECT_TRUE(known());
+  std::ofstream(directory_ + "/go");
+  EXPECT_EQ(Wait(), 0);
+  EXPECT_FALSE(known());
+}
+
 TEST_P(ShimTest, WhatTheProgramSaidWaitsForRoomAndIsToldBeforeItsEnd) {
   if (!MountDisk()) GTEST_SKIP() << "no file system of its own: " << strerror(errno);
   spec_.progress_socket = directory_ + "/s";
@@ -673,6 +690,7 @@ TEST(Format, AnyByteSurvives) {
   spec.setup = std::string("x\0y\xff\n", 5);
   spec.argv = {"", "two words", "end"};
   spec.env = {{"A", "1=2\n%"}};
+  spec.holder_mark = "m 1";
   spec.workers = {{0, {{0, {{"RANK", "0"}}}}}};
   Spec read;
   std::string error;

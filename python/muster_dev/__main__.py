@@ -74,6 +74,7 @@ class Watch:
 def uses_of(server: Server) -> Callable[[], str]:
     kernels, gpus = use.Kernels(), use.Gpus()
     token = os.environ.get("MUSTER_SHIM_TOKEN", "")
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
 
     def uses() -> str:
         found = use.processes()
@@ -81,6 +82,7 @@ def uses_of(server: Server) -> Callable[[], str]:
             kernels.use(server.kernels())
             or use.use_of_terminals(found, server.process.pid)
             or use.use_beside(found, os.getpid(), token)
+            or use.use_by_jobs(run_id)
             or gpus.use()
         )
 
@@ -96,7 +98,7 @@ def watch_over(server: Server, root: Path, idle: Watch, stopped: threading.Event
         if idle.is_idle():
             job = os.environ.get("MUSTER_JOB", "JOB")
             say(
-                "idle: no busy kernel, no command and no GPU in use for as long as --idle says, so its"
+                "idle: no busy kernel, no command, no job and no GPU in use for as long as --idle says, so its"
                 f" devices are released. Its files stay in {root}: muster dev resume {job}"
             )
             server.end()

@@ -1,4 +1,4 @@
-"""Whether an environment is used: by a kernel, a command in a terminal or beside the job, or a GPU. Whether a browser looks on counts for nothing."""
+"""Whether an environment is used: by a kernel, a command in a terminal or beside the job, a job on its devices, or a GPU. Whether a browser looks on counts for nothing."""
 
 import os
 import shutil
@@ -87,6 +87,18 @@ def use_beside(
         if has_token(process.pid, token, proc):
             return f"a command runs beside it (process {process.pid})"
     return ""
+
+
+def use_by_jobs(run_id: str, proc: Path = Path("/proc")) -> str:
+    """Jobs on its devices (`on:`): their shims give a mark on the machine, as /proc hides processes of other attempts. `run_id`: UID.TASK.ATTEMPT."""
+    uid, attempt = run_id.partition(".")[0], run_id.rpartition(".")[2]
+    mark = f"@muster-on.{uid}.{attempt}."
+    try:
+        sockets = (proc / "net" / "unix").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    ours = any(line.rpartition(" ")[2].startswith(mark) for line in sockets)
+    return "a job runs on its devices" if uid and ours else ""
 
 
 class Gpus:

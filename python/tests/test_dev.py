@@ -3,7 +3,9 @@
 import http.client
 import json
 import os
+import secrets
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -188,6 +190,23 @@ def test_only_what_a_terminals_shell_runs_counts():
     assert not use.use_of_terminals(found, 10)
     assert use.use_of_terminals(found | {12: process(12, 11, 11, True)}, 10)
     assert not use.use_of_terminals(found | {12: process(12, 1, 99, True)}, 10), "somebody else's"
+
+
+@pytest.mark.parametrize(
+    ("run_id", "used"),
+    [
+        ("{uid}.main.4", True),
+        ("{uid}.main.3", False),  # another attempt of it
+        ("{uid}0.main.4", False),
+        ("", False),
+    ],
+)
+def test_a_job_on_its_devices_counts(run_id, used):
+    uid = secrets.token_hex(16)  # the machine's other tests have marks, too
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as shim:
+        shim.bind(f"\0muster-on.{uid}.4.{'b' * 32}.1")
+        assert bool(use.use_by_jobs(run_id.format(uid=uid))) == used
+    assert not use.use_by_jobs(f"{uid}.main.4")
 
 
 @pytest.mark.parametrize(("load", "used"), [("0\n0", False), ("0\n3", True), ("[N/A]", False)])

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/spec/check_on.h"
 #include "common/spec/members.h"
 #include "common/spec/together.h"
 #include "scheduler/engine/engine.h"
@@ -32,6 +33,19 @@ void AddAddresses(const State& state, const JobRow& job, int32_t task, pb::Prepa
   }
 }
 
+// On whose devices it runs. All that run there have the memory of the holder's share together, so
+// each is held to its part of it, whether it states one or not.
+void AddHolder(const State& state, const JobRow& job, const AttemptRow& attempt,
+               const PartRow& part, pb::Prepare* prepare) {
+  const JobRow* holder = job.holder == 0 ? nullptr : state.FindJob(job.holder);
+  if (holder == nullptr) return;
+  (*prepare->mutable_member_env())[kHolderVariable] =
+      absl::StrCat(holder->uid, ".", attempt.holder_attempt);
+  pb::TaskSpec* task = prepare->mutable_task();
+  const Demand demand = WorkerDemand(*task, state.host(part.host).inventory);
+  task->mutable_resources()->set_memory_bytes(demand.memory_bytes);
+}
+
 pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32_t task,
                                     const AttemptRow& attempt, const PartRow& part) {
   const pb::TaskSpec& spec = job.task_spec(task);
@@ -48,6 +62,7 @@ pb::SchedulerMessage PrepareCommand(const State& state, const JobRow& job, int32
     AddMember(job, task, prepare);
   }
   AddAddresses(state, job, task, prepare);
+  AddHolder(state, job, attempt, part, prepare);
   *prepare->mutable_here() = ToPlacement(state, part);
   prepare->set_processes_per_worker(spec.processes_per_worker());
   prepare->set_gang_workers(attempt.workers);

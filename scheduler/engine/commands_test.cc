@@ -168,6 +168,31 @@ TEST_F(CommandsTest, AMemberIsToldWhichOneItIs) {
   EXPECT_EQ(prepare.member_env().at("MUSTER_ARRAY_JOB"), absl::StrCat(e->number()));
 }
 
+// What counts against its holder's memory may be used, and no more.
+TEST_F(CommandsTest, AJobOnAnothersDevicesIsToldWhichAttemptsAndItsPartOfTheMemory) {
+  const uint64_t holder = Gang(1);
+  testing::StartAll(&s_, holder);
+  const HostRow& host = s_.state.host(s_.state.FindHost("lab", "h00"));
+  const int64_t whole_bytes = host.inventory.memory_bytes();
+  ASSERT_GT(whole_bytes, 0);
+  for (const int64_t states_bytes : {int64_t{0}, int64_t{1} << 20}) {
+    JobBuilder builder("research");
+    builder.GpusMilli(500).spec.set_on(absl::StrCat(holder));
+    builder.task()->mutable_resources()->set_memory_bytes(states_bytes);
+    const uint64_t job = builder.SubmitTo(&s_);
+    pb::Event placed = Placed(s_.state, job, "lab", {{"h00", {0}}});
+    placed.mutable_attempt_placed()->set_holder_attempt(1);
+    s_.Do(placed);
+    const std::vector<pb::SchedulerMessage> told = CommandsFor(s_.state, "lab", "h00");
+    const pb::Prepare& prepare = told.back().prepare();
+    ASSERT_EQ(prepare.job_number(), job);
+    EXPECT_EQ(prepare.member_env().at("MUSTER_ON"), "uid1.1");
+    EXPECT_EQ(prepare.task().resources().memory_bytes(),
+              states_bytes > 0 ? states_bytes : whole_bytes / 4)
+        << "half of one of its two devices";
+  }
+}
+
 TEST_F(CommandsTest, AGangIsStartedOnlyOnceStartingIsCommitted) {
   const uint64_t job = Gang(2);
   EXPECT_THAT(To("h00"), ElementsAre("prepare uid1/main/1"));

@@ -72,6 +72,20 @@ def test_a_busy_kernel_without_a_browser_keeps_it_and_idle_it_is_released(system
     assert "idle: no busy kernel" in system.run(["logs", str(number)]).stdout
 
 
+def test_a_job_on_its_devices_keeps_it_until_it_has_ended(system):
+    number = up(system, "--idle", "2s")
+    text = ON.format(name="keeps", holder=number, gpus="0", folder=system.folder)
+    keeps = submit(system, text.replace("gpu_types: [cpu-slot], ", ""), "keeps")
+    wait_for("it to run", (system.folder / "keeps.runs").exists, 30)
+    with opened(system):  # it serves
+        pass
+    time.sleep(6)  # three times as long: nothing happens that a condition could wait for
+    assert task(system.job(number))["state"] == "TASK_RUNNING"
+    let_go(system, "keeps")
+    assert wait_ended(system, keeps)["state"] == "SUCCEEDED"
+    assert wait_ended(system, number, 30)["state"] == "SUCCEEDED"
+
+
 def test_comes_back_with_its_files_and_another_token(system):
     number = up(system)
     with opened(system, "dev") as way:

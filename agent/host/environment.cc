@@ -275,10 +275,8 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
     spec.user = owner->user;
   }
   spec.progress_socket = progress_socket;
-  if (const auto on = prepare.member_env().find(kHolderVariable);
-      on != prepare.member_env().end())
-    spec.holder_mark =
-        absl::StrCat("muster-on.", on->second, ".", spec.job_uid, ".", spec.attempt);
+  if (const auto on = prepare.member_env().find(kHolderVariable); on != prepare.member_env().end())
+    spec.holder_mark = absl::StrCat("muster-on.", on->second, ".", spec.job_uid, ".", spec.attempt);
   spec.keep_reports = prepare.keep_reports() && here.first_group_rank() == 0;
   spec.workdir = WorkdirOf(prepare);
   spec.argv = Arguments(prepare, host.bin_directory);

@@ -89,9 +89,9 @@ struct Spec {
   // Of a job on another one's devices: a name that this machine knows as long as the shim lives, at
   // most 107 bytes (HolderMark in shim.cc); empty: none.
   std::string holder_mark;
-  bool keep_reports = false;    // each of rank 0's, beside its log (log_writer.h)
-  int64_t fence_after_ns = 0;   // 0: no fence
-  int64_t renewed_ns = 0;       // CLOCK_BOOTTIME: when the fence was put off last, before the start
+  bool keep_reports = false;   // each of rank 0's, beside its log (log_writer.h)
+  int64_t fence_after_ns = 0;  // 0: no fence
+  int64_t renewed_ns = 0;      // CLOCK_BOOTTIME: when the fence was put off last, before the start
   // Directories of its own control groups (cgroup.h); empty: none.
   std::string cgroup, memory_cgroup, pids_cgroup;
   bool pid_namespace = true;  // try one; without the right to, process groups and the token do

@@ -137,8 +137,9 @@ class HolderMark {
     memcpy(address.sun_path + 1, name.data(), name.size());
     const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
     fd_ = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    // Who has taken the name already gives the mark as well.
-    if (fd_ >= 0) (void)::bind(fd_, reinterpret_cast<sockaddr*>(&address), size);
+    if (fd_ < 0 || ::bind(fd_, reinterpret_cast<sockaddr*>(&address), size) == 0) return;
+    ::close(fd_);  // who has taken the name already gives the mark as well
+    fd_ = -1;
   }
   ~HolderMark() {
     if (fd_ >= 0) ::close(fd_);

@@ -187,7 +187,7 @@ class JobChecker {
     std::vector<std::string> shown(
         known.begin(),
         known.begin() + std::min<std::ptrdiff_t>(8, static_cast<std::ptrdiff_t>(known.size())));
-    if (known.size() > shown.size()) shown.push_back("...");
+    if (known.size() > shown.size()) shown.emplace_back("...");
     const std::string guess = DidYouMean(name, known);
     Emit(path,
          absl::StrCat("no ", View(what), " ", Quoted(name), " here.",

@@ -226,8 +226,8 @@ class Checker {
   std::vector<pb::AttemptKey> placed_;  // by the newest commit
   // By attempt, of all that were ever placed on others' devices, by whichever store.
   std::map<std::string, pb::AttemptKey> holder_of_;
-  std::set<std::string> abandoned_;     // attempts that only the time after a backup knows
-  std::set<std::string> of_backup_;     // attempts that the newest backup knows
+  std::set<std::string> abandoned_;  // attempts that only the time after a backup knows
+  std::set<std::string> of_backup_;  // attempts that the newest backup knows
   std::set<std::pair<std::string, std::string>>
       starts_sent_;  // (attempt, host), when it was committed that the gang starts
   std::map<std::string, uint64_t>

@@ -19,9 +19,7 @@ constexpr const char* kNames[] = {"ann", "bob", "cid"};
 
 // As users are told to choose it (docs/runbook.md): longer than two leases, which a clock that is
 // set forward may add to a silence, with the time between two lines and that of a slow message.
-int64_t LeastHangTimeoutNs(const Config& config) {
-  return std::max(kMinute, 4 * config.lease_ns);
-}
+int64_t LeastHangTimeoutNs(const Config& config) { return std::max(kMinute, 4 * config.lease_ns); }
 
 }  // namespace
 

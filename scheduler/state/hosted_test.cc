@@ -106,7 +106,7 @@ TEST(Hosted, NoPlanPlacesItElsewhereOrOnWhatIsTaken) {
     std::function<pb::Event(Held*, uint64_t)> placed;
     std::string refused;  // empty: it isn't
   };
-  const auto on = [](std::vector<int32_t> devices, const std::string& host = "h00") {
+  const auto on = [](const std::vector<int32_t>& devices, const std::string& host = "h00") {
     return [=](Held* held, uint64_t job) { return held->PlacedOn(job, devices, host); };
   };
   const auto of_attempt = [](int32_t attempt) {

@@ -1,6 +1,8 @@
-"""What a trial of the tests runs: tune_program.py X LOG. Six steps of 50 ms, each with a checkpoint, of which an attempt goes on; says each start to LOG."""
+"""What a trial of the tests runs: tune_program.py X LOG. Six steps of 50 ms, each with a checkpoint, of which an attempt goes on; says each start to LOG.
+With WAITS_AT_STEPS=2 an attempt stands still after each second step until it is asked to stop."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -24,6 +26,7 @@ def main() -> int:
         state = json.loads(Path(newest).read_text())
     with open(log, "a") as file:
         file.write(f"{x} {state['step']}\n")
+    wait_at = int(os.environ.get("WAITS_AT_STEPS", STEPS + 1))
     while state["step"] < STEPS:
         if muster.should_stop():
             return 143
@@ -34,6 +37,8 @@ def main() -> int:
         path.write_text(json.dumps(state))
         muster.checkpoint(path, state["step"])
         muster.report(state["step"], total_steps=STEPS, loss=state["sum"] / 1e6)
+        while state["step"] % wait_at == 0 and not muster.should_stop():
+            time.sleep(0.01)
     return 0
 
 

@@ -1,6 +1,7 @@
 """What tests/lint.sh runs, once its tools are installed: each tool's findings, a line each, and a JUnit report."""
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ TOOLS = Path(sys.executable).parent
 BUILD = ROOT / "build" / "release"
 # What GCC takes and clang doesn't, or what would need a library of clang's own.
 GCC_ONLY = re.compile(r"^-(fopenmp|Winvalid-pch|Wno-interference-size|Wno-maybe-uninitialized)$")
+INCLUDE = re.compile(rb'^#include "([^"]+)"', re.MULTILINE)
 FINDING = re.compile(r"^(?P<place>[^\s:]+:\d+):\d+: (?:warning|error): (?P<text>.*)$")
 
 
@@ -123,7 +125,46 @@ def compile_commands(folder: Path) -> list[str]:
     return sorted(set(files))
 
 
+class Cache:
+    """What clang-tidy found before, by what it read: the command, its own settings, the file and what that includes of this
+    project. Headers of the system and of libraries are taken as given: pinned, they change with the environment's key."""
+
+    def __init__(self, commands: Path):
+        self.folder = TOOLS.parent / "tidy"
+        self.folder.mkdir(exist_ok=True)
+        for entry in self.folder.iterdir():
+            if entry.stat().st_mtime < time.time() - 30 * 86400:
+                entry.unlink(missing_ok=True)
+        self.commands = {
+            one["file"]: one["command"].replace(str(ROOT), "")
+            for one in json.loads(commands.read_text())
+        }
+        self.contents: dict[Path, bytes] = {}
+        # A generated header changes with what it is made from.
+        self.common = b"".join(self.content(ROOT / one) for one in sources("*.proto"))
+        self.common += (ROOT / ".clang-tidy").read_bytes()
+
+    def content(self, path: Path) -> bytes:
+        if path not in self.contents:
+            self.contents[path] = path.read_bytes() if path.is_file() else b""
+        return self.contents[path]
+
+    def entry(self, name: str) -> Path:
+        key = hashlib.sha256(self.common + self.commands[str(ROOT / name)].encode())
+        seen, ahead = set(), [ROOT / name]
+        while ahead:
+            path = ahead.pop()
+            if path in seen:
+                continue
+            seen.add(path)
+            key.update(f"{path.relative_to(ROOT)}\0".encode() + self.content(path))
+            for include in INCLUDE.findall(self.content(path)):
+                ahead += [where / include.decode() for where in (ROOT, path.parent)]
+        return self.folder / key.hexdigest()
+
+
 def tidy_one(folder: str, name: str, fix: bool) -> set[str] | None:
+    """None where it could not look at all."""
     done = run(
         str(TOOLS / "clang-tidy"), "-p", folder, "--quiet", *(["--fix"] if fix else []), name
     )
@@ -158,12 +199,20 @@ def clang_tidy(options) -> list[str]:
             stems = {re.sub(r"\.(h|cc)$", "", name) for name in lines}
             files = [name for name in files if name.removesuffix(".cc") in stems]
         ends = time.monotonic() + (float("inf") if options.all else options.tidy_seconds)
+        cache = Cache(Path(folder) / "compile_commands.json")
         left = []
 
         def look(name: str) -> set[str]:
+            entry = cache.entry(name)
+            if entry.exists() and not options.fix:
+                return set(json.loads(entry.read_text()))
             findings = tidy_one(folder, name, options.fix) if time.monotonic() < ends else None
             if findings is None:
                 left.append(name)
+            elif not options.fix:
+                part = entry.with_suffix(f".{os.getpid()}")
+                part.write_text(json.dumps(sorted(findings)))
+                part.rename(entry)
             return findings or set()
 
         # One at a time where it changes files: two may want to change the same header.

@@ -8,12 +8,15 @@
 #   --base REV      default: where this branch left main; on main itself, the commit before
 #   --report FILE   a JUnit report, one case a tool
 #
+# What clang-tidy finds in a file is kept beside the tools, by what that file and its includes of this project hold: what hasn't
+# changed is not looked at again.
+#
 # The tools come from deploy/requirements-lint.txt into an environment of their own outside the checkout. clang-tidy reads
 # build/release/compile_commands.json and the generated headers there: deploy/build.sh first. Exit 1 when anything is found.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 source deploy/common.sh
-case " $* " in *" -h "* | *" --help "*) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case " $* " in *" -h "* | *" --help "*) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 
 env_dir=$(muster_lint_env)
 if [[ ! -e $env_dir/.complete ]]; then

@@ -97,7 +97,7 @@ class Case {
   }
   void Do(const pb::Event& event) {
     if (trace_)
-      std::fprintf(stderr, "%d  %s\n", step_, event.ShortDebugString().substr(0, 400).c_str());
+      std::fprintf(stderr, "%d  %s\n", step_, event.ShortDebugString().substr(0, 4000).c_str());
     const State before = arrays_ || successors_ ? s_ : State();
     Apply(&s_, event);
     ++totals_.events;

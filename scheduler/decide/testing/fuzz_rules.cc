@@ -279,8 +279,10 @@ std::string CheckClaims(const State& state, int64_t now_ns, const SchedulingOpti
     for (const Gang& gang : m.gangs) {
       const bool same = gang.charge == claimant.charge && gang.leaf == claimant.leaf &&
                         gang.guaranteed == claimant.guaranteed;
-      if (!gang.entitled || !gang.wants_place() || grows) continue;
+      if (!gang.entitled || grows) continue;
       const bool of_group = gang.ref.job == claimant.ref.job && gang.leader == claimant.leader;
+      // One that may be lost starts again with its group.
+      if (!gang.wants_place() && !(of_group && gang.may_be_lost)) continue;
       if (of_group && gang.leader >= 0 && gang.gpus != claimant.gpus)
         asked_beside += gang.worker_milli * gang.min_workers;
       if (!same) continue;

@@ -66,6 +66,9 @@ TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
   EXPECT_THAT(err_, HasSubstr("no such command or option: jbos. Did you mean jobs?"));
   EXPECT_EQ(Run({"jobs", "--ouput", "json"}), 2);
   EXPECT_THAT(err_, HasSubstr("no such option: --ouput. Did you mean --output?"));
+  EXPECT_EQ(Run({"checkpoints", "49"}), 2);
+  EXPECT_THAT(err_, HasSubstr("no such command or option: 49. Did you mean muster checkpoints "
+                              "list 49?"));
   EXPECT_EQ(Run({"history", "7"}), 2);
   EXPECT_THAT(err_, HasSubstr("does not take this: 7"));
 }

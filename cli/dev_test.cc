@@ -94,7 +94,7 @@ TEST_F(DevTest, OpenOfOneThatHasEndedSaysWhyAndHowToGoOn) {
   jobs_.watch = Watching({jobs_.got});
   EXPECT_EQ(Run({"dev", "open", "7", "--no-browser"}), 2);
   EXPECT_THAT(err_, HasSubstr("muster logs 7"));
-  EXPECT_THAT(err_, HasSubstr("muster dev resume 7"));
+  EXPECT_THAT(err_, HasSubstr("Again, once that is mended: muster dev resume 7"));
   EXPECT_EQ(out_, "");
 }
 

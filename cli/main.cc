@@ -25,6 +25,19 @@ std::string OptionLike(const std::string& word, const CLI::App& command, const C
   return DidYouMean(word.substr(0, word.find('=')), names);
 }
 
+// " Did you mean list?", or of a job where `list` lists what one has: " Did you mean muster
+// checkpoints list 49?"
+std::string CommandLike(const std::string& word, const std::string& group, const CLI::App& at,
+                        const std::vector<std::string>& names) {
+  const bool of_job =
+      !at.get_subcommands([](const CLI::App* sub) {
+           return sub->get_name() == "list" && sub->get_option_no_throw("job") != nullptr;
+         }).empty();
+  if (!of_job || word.find_first_not_of("0123456789_") != std::string::npos)
+    return DidYouMean(word, names);
+  return absl::StrCat(" Did you mean ", group, " list ", word, "?");
+}
+
 // One usage error: what was wrong and where help is. Everything on stderr, exit 2.
 int UsageError(const Session& session, const CLI::App& root, const CLI::ParseError& error) {
   std::string name = "muster";
@@ -42,7 +55,7 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
       names.push_back(sub->get_name());
     what = unknown.empty() ? absl::StrCat("say what to do: ", absl::StrJoin(names, ", "))
                            : absl::StrCat("no such command or option: ", unknown.front(), ".",
-                                          DidYouMean(unknown.front(), names));
+                                          CommandLike(unknown.front(), name, *at, names));
   }
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) && !unknown.empty()) {
     std::reverse(unknown.begin(), unknown.end());       // as they were written

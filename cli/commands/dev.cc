@@ -202,9 +202,10 @@ absl::Status AwaitRunning(Session& session, Client& client, const std::string& i
   const absl::Status status = client.Watch(id, 0, &interrupt, [&](const pb::WatchJobResponse& now) {
     const pb::Job& job = now.job();
     if (HasEnded(job.state())) {
-      found = absl::FailedPreconditionError(
-          absl::StrCat(OutcomeLine(job), " What it said: muster logs ", id,
-                       ". Back with its files: muster dev resume ", id));
+      found = absl::FailedPreconditionError(absl::StrCat(
+          OutcomeLine(job), " What it said: muster logs ", id,
+          job.state() == pb::FAILED ? ". Again, once that is mended" : ". Back with its files",
+          ": muster dev resume ", id));
       return false;
     }
     if (job.tasks_size() > 0 && job.tasks(0).state() == pb::TASK_RUNNING) {

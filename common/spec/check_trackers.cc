@@ -57,9 +57,18 @@ std::string WhyNoUrl(std::string_view url, bool with_query) {
   return "";
 }
 
+// What YAML 1.1 and users take for true or false. As the name of a directory it is an accident.
+bool IsWordForBool(std::string_view text) {
+  static constexpr std::array<std::string_view, 6> kWords = {"true", "false", "yes",
+                                                             "no",   "on",    "off"};
+  return std::any_of(kWords.begin(), kWords.end(), [&](std::string_view word) {
+    return absl::EqualsIgnoreCase(View(text), View(word));
+  });
+}
+
 std::string WhyNoDirectory(std::string_view directory) {
   if (directory == "true") return "";
-  if (directory == "false") return "leave it out, or write true, or a directory";
+  if (IsWordForBool(directory)) return "leave it out, or write true, or a directory";
   if (directory.size() > kMaxDirectoryBytes)
     return absl::StrCat("longer than ", kMaxDirectoryBytes, " characters");
   if (std::any_of(directory.begin(), directory.end(),

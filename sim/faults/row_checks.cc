@@ -20,7 +20,8 @@ bool Released(const pb::AttemptRecord& attempt) {
 
 // The program's own fault, which spends its budget.
 bool SpendsBudget(pb::Cause cause) {
-  return cause == pb::PROGRAM_ERROR || cause == pb::SETUP_FAILED || cause == pb::HANG;
+  return cause == pb::PROGRAM_ERROR || cause == pb::KILLED || cause == pb::OUT_OF_MEMORY ||
+         cause == pb::OUT_OF_DISK || cause == pb::SETUP_FAILED || cause == pb::HANG;
 }
 
 std::string TaskName(const pb::JobRecord& job, int t) {
@@ -118,9 +119,9 @@ void RowChecks::OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::Job
     if (task.state() == pb::TASK_FAILED && moved)
       violate_(absl::StrCat("it fails because others were let in: ", name));
     Progress& progress = progress_[name];
+    const int32_t budget = MaxRestartsOf(after.spec(), t, after.member());
     for (const pb::AttemptRecord& attempt : task.attempts()) {
       if (attempt.number() <= progress.ended) continue;
-      const int32_t budget = MaxRestartsOf(after.spec(), t, after.member());
       if (attempt.end_ns() == 0) {
         if (progress.failed > budget)
           violate_(absl::StrCat("it is started once more after ", progress.failed,
@@ -132,6 +133,9 @@ void RowChecks::OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::Job
       if (SpendsBudget(attempt.cause())) ++progress.failed;
       if (progress.failed == budget + 1) ++counters_["budgets of restarts that were spent"];
     }
+    if (task.state() == pb::TASK_FAILED && SpendsBudget(task.cause()) && progress.failed <= budget)
+      violate_(absl::StrCat("it fails after ", progress.failed,
+                            " failures of its own, with a budget of ", budget, ": ", name));
     CheckTimeLimit(now_ns, name, spec, before != nullptr ? &before->tasks(t) : nullptr, task);
   }
 }

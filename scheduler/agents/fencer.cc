@@ -74,10 +74,11 @@ void Fencer::Look() {
     const std::string cluster = it->first.substr(0, slash), host = it->first.substr(slash + 1);
     const HostRow* row = FindFenceable(state, cluster, host);
     // What was granted for another time of being unreachable is void.
-    const bool granted = entry.leave != nullptr && entry.leave->answer == Leave::kYes;
+    const bool granted =
+        entry.permission != nullptr && entry.permission->answer == Permission::kYes;
     const bool holds = row != nullptr && !sessions_->Speaks(cluster, host) &&
-                       (!granted || (row->state_since_ns == entry.leave->since_ns &&
-                                     row->state_id == entry.leave->state_id));
+                       (!granted || (row->state_since_ns == entry.permission->since_ns &&
+                                     row->state_id == entry.permission->state_id));
     if (entry.running) {
       if (!holds) entry.cancel = true;
       ++busy;
@@ -86,7 +87,7 @@ void Fencer::Look() {
     }
     if (entry.thread.joinable()) {
       entry.thread.join();
-      entry.leave = nullptr;
+      entry.permission = nullptr;
       // After a success, too: until it is committed, it is not run again.
       int64_t retry_ns = kFirstRetryNs;
       for (int i = 1; i < entry.failures && retry_ns < kLastRetryNs; ++i) retry_ns *= 2;
@@ -107,32 +108,32 @@ void Fencer::Look() {
     if (silent->second || busy >= kMostAtOnce) continue;
     Entry& entry = entries_[state.HostName(id)];
     if (entry.running || clock_->BootNs() < entry.next_ns) continue;
-    if (entry.leave == nullptr) {
+    if (entry.permission == nullptr) {
       Ask(cluster.name(), row.name, &entry);
-    } else if (entry.leave->answer == Leave::kYes) {
+    } else if (entry.permission->answer == Permission::kYes) {
       Begin(cluster, row.name, &entry);
       ++busy;
-    } else if (entry.leave->answer == Leave::kNo) {
-      entry.leave = nullptr;
+    } else if (entry.permission->answer == Permission::kNo) {
+      entry.permission = nullptr;
       entry.next_ns = clock_->BootNs() + kFirstRetryNs;
     }
   }
 }
 
 void Fencer::Ask(const std::string& cluster, const std::string& host, Entry* entry) {
-  auto leave = std::make_shared<Leave>();
-  entry->leave = leave;
+  auto permission = std::make_shared<Permission>();
+  entry->permission = permission;
   engine_->Call(
-      [cluster, host, leave](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+      [cluster, host, permission](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         const HostRow* row = FindFenceable(state, cluster, host);
         if (row == nullptr || state.restoring() || !AwaitsFence(state, *row))
           return absl::FailedPreconditionError("nobody waits for it any more");
-        leave->since_ns = row->state_since_ns;
-        leave->state_id = row->state_id;
+        permission->since_ns = row->state_since_ns;
+        permission->state_id = row->state_id;
         return std::vector<pb::Event>();
       },
-      [leave](const absl::Status& status) {
-        leave->answer = status.ok() ? Leave::kYes : Leave::kNo;
+      [permission](const absl::Status& status) {
+        permission->answer = status.ok() ? Permission::kYes : Permission::kNo;
       });
 }
 
@@ -169,12 +170,12 @@ void Fencer::Fence(const std::string& cluster, const std::string& host,
     ++entry->failures;
   }
   engine_->Call(
-      [cluster, host, why,
-       leave = entry->leave](const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
+      [cluster, host, why, permission = entry->permission](
+          const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         std::vector<pb::Event> events;
         const HostRow* row = FindFenceable(state, cluster, host);
-        if (row == nullptr || row->state_since_ns != leave->since_ns ||
-            row->state_id != leave->state_id)
+        if (row == nullptr || row->state_since_ns != permission->since_ns ||
+            row->state_id != permission->state_id)
           return events;  // it has spoken since
         if (why.empty()) {
           pb::HostConfirmedOff& off = *events.emplace_back().mutable_host_confirmed_off();

@@ -50,16 +50,16 @@ class Fencer {
   int64_t started() const { return started_; }  // runs so far; of Look's thread
 
  private:
-  // Leave to run for a host, asked of the engine; which time of being unreachable it is for.
+  // Permission to run for a host, asked of the engine; which time of being unreachable it is for.
   // Written on the engine's thread before `answer` is.
-  struct Leave {
+  struct Permission {
     int64_t since_ns = 0;
     std::string state_id;
     enum : int { kOpen, kYes, kNo };
     std::atomic<int> answer = kOpen;
   };
   struct Entry {
-    std::shared_ptr<Leave> leave;  // asked for; nullptr: not
+    std::shared_ptr<Permission> permission;  // asked for; nullptr: not
     std::thread thread;
     std::atomic<bool> running = false;  // cleared by the thread at its end
     std::atomic<bool> cancel = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -128,6 +129,21 @@ std::string Memory(const std::string& text) {
   return absl::StrCat(text.substr(0, text.size() - 1), std::string(1, last), "iB");
 }
 
+// What has no line in the translation, such as "--constraint, -q"; the options are as SbatchOptions
+// names them.
+std::string LeftOut(const Said& said) {
+  static const std::set<std::string> kTranslated = {
+      "job-name", "partition", "array", "nodes",         "gpus-per-node",
+      "gres",     "gpus",      "mem",   "cpus-per-task", "ntasks-per-node",
+      "chdir",    "output",    "error", "dependency"};
+  std::vector<std::string> names;
+  for (const auto& [name, value] : said) {
+    const bool understood = name == "time" ? !Duration(value).empty() : kTranslated.contains(name);
+    if (!understood) names.push_back(absl::StrCat(name.size() == 1 ? "-" : "--", name));
+  }
+  return absl::StrJoin(names, ", ");
+}
+
 Foreign FromSlurm(absl::string_view file) {
   const Said said = SbatchOptions(file);
   std::string text = "As a job file of Muster's it would begin:\n";
@@ -157,6 +173,8 @@ Foreign FromSlurm(absl::string_view file) {
     text +=
         "After another job: muster submit --after JOB. What belongs together may be tasks of one "
         "job: tasks: and their after:.\n";
+  if (const std::string names = LeftOut(said); !names.empty())
+    absl::StrAppend(&text, "Not in it, for you to look at: ", names, ".\n");
   return {"this is a Slurm batch script", text + "All fields: muster fields\n", true};
 }
 

@@ -1,9 +1,53 @@
 #include "scheduler/ask/check_on.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/units.h"
 #include "scheduler/state/hosted.h"
 
 namespace muster {
+namespace {
+
+// What no host's part of the holder has, however free it is: the job would wait for ever. What the
+// holder's spec leaves out is a share of its hosts, which only they know; but for what only is
+// counted where it is stated.
+std::vector<FieldProblem> CheckRoom(const std::string& name, const pb::TaskSpec& holder,
+                                    const pb::TaskSpec& task) {
+  const char* const at = task.name() == "main" ? "" : "tasks[0].";
+  const pb::Resources &has = holder.resources(), &wants = task.resources();
+  const int64_t workers = std::max(1, holder.workers().max());
+  std::vector<FieldProblem> problems;
+  const auto too_much = [&](const char* field, const std::string& what, const std::string& most) {
+    problems.push_back(
+        {absl::StrCat(at, "resources.", field), absl::StrCat(what, ", and ", name, " has ", most)});
+  };
+  const auto& types = has.gpu_types();
+  const bool fits =
+      std::any_of(wants.gpu_types().begin(), wants.gpu_types().end(), [&](const std::string& type) {
+        return std::find(types.begin(), types.end(), type) != types.end();
+      });
+  if (wants.gpus_milli() > workers * has.gpus_milli()) {
+    too_much("gpus", FormatMilli(wants.gpus_milli()), FormatMilli(workers * has.gpus_milli()));
+  } else if (wants.gpus_milli() > 0 && !fits) {
+    too_much("gpu_types", absl::StrJoin(wants.gpu_types(), ", "), absl::StrJoin(types, ", "));
+  }
+  if (has.cpus_milli() > 0 && wants.cpus_milli() > workers * has.cpus_milli())
+    too_much("cpus", FormatMilli(wants.cpus_milli()), FormatMilli(workers * has.cpus_milli()));
+  const auto check_bytes = [&](const char* field, int64_t wanted, int64_t there, bool shared) {
+    if (wanted <= workers * there || (there == 0 && shared)) return;
+    too_much(field, FormatSize(wanted),
+             there == 0 ? absl::StrCat("none of its own: leave it out, or submit that job with ",
+                                       field, ":")
+                        : FormatSize(workers * there));
+  };
+  check_bytes("memory", wants.memory_bytes(), has.memory_bytes(), has.gpus_milli() > 0);
+  check_bytes("disk", wants.disk_bytes(), has.disk_bytes(), false);
+  return problems;
+}
+
+}  // namespace
 
 std::vector<FieldProblem> CheckHolder(const State& state, const pb::JobSpec& spec,
                                       const std::string& owner) {
@@ -22,7 +66,7 @@ std::vector<FieldProblem> CheckHolder(const State& state, const pb::JobSpec& spe
   if (holder->tasks.size() != 1 || holder->array != 0)
     return {
         {"on", absl::StrCat(name, " is an array or has several tasks; name a job of one task")}};
-  return {};
+  return CheckRoom(name, holder->task_spec(0), spec.tasks(0));
 }
 
 }  // namespace muster

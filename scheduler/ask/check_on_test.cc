@@ -1,6 +1,8 @@
 // Which jobs another one may run on, and what is said of those that it may not.
 #include "scheduler/ask/check_on.h"
 
+#include <functional>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "scheduler/ask/ask.h"
@@ -101,6 +103,47 @@ TEST_F(CheckOnTest, OnlyAJobOfOnesOwnThatGoesOnAndHasOneTask) {
     }
     ASSERT_EQ(problems.size(), 1u);
     EXPECT_EQ(problems[0].path, "on");
+    EXPECT_THAT(problems[0].message, HasSubstr(c.says));
+  }
+}
+
+TEST_F(CheckOnTest, RefusesWhatNoPartOfItsHolderEverHas) {
+  JobBuilder large("q");
+  large.Gpus(2).Cpus(4).task()->mutable_resources()->clear_memory_bytes();
+  const uint64_t two = large.SubmitTo(&s_);
+  JobBuilder cpus("q");
+  cpus.task()->clear_resources();
+  cpus.Cpus(4);
+  const uint64_t without = cpus.SubmitTo(&s_);
+  using Asks = std::function<void(pb::Resources*)>;
+  const struct {
+    const char* what;
+    uint64_t on;
+    Asks asks;
+    std::string path, says;  // empty: it may
+  } kCases[] = {
+      {"all of it", two, [](pb::Resources* r) { r->set_gpus_milli(2000); }, "", ""},
+      {"a device more", two, [](pb::Resources* r) { r->set_gpus_milli(3000); }, "resources.gpus",
+       "3, and job 1 has 2"},
+      {"another model", two, [](pb::Resources* r) { r->set_gpu_types(0, "h100"); },
+       "resources.gpu_types", "h100, and job 1 has gpu"},
+      {"CPUs", two, [](pb::Resources* r) { r->set_cpus_milli(5000); }, "resources.cpus",
+       "5, and job 1 has 4"},
+      {"a share of its hosts' memory", two, [](pb::Resources* r) { r->set_memory_bytes(1 << 30); },
+       "", ""},
+      {"memory that is stated nowhere", without,
+       [](pb::Resources* r) { r->set_gpus_milli(0), r->set_memory_bytes(1 << 30); },
+       "resources.memory", "1GiB, and job 2 has none of its own: leave it out"},
+      {"disk", two, [](pb::Resources* r) { r->set_disk_bytes(1 << 30); }, "resources.disk",
+       "1GiB, and job 1 has none of its own: leave it out, or submit that job with disk:"}};
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.what);
+    pb::JobSpec spec = On(c.on);
+    c.asks(spec.mutable_tasks(0)->mutable_resources());
+    const std::vector<FieldProblem> problems = CheckHolder(s_.state, spec, "ann");
+    ASSERT_EQ(problems.size(), c.path.empty() ? 0u : 1u);
+    if (c.path.empty()) continue;
+    EXPECT_EQ(problems[0].path, c.path);
     EXPECT_THAT(problems[0].message, HasSubstr(c.says));
   }
 }

@@ -23,6 +23,7 @@ const std::vector<uint64_t>& PoolHolders::Of(int32_t cluster, const std::string&
     for (const AttemptRef& ref : host.attempts) {
       const AttemptRow* attempt = state_.FindAttempt(ref);
       if (attempt == nullptr || attempt->ended() || (gpus && attempt->flavour != flavour)) continue;
+      if (state_.FindJob(ref.job)->holder != 0) continue;  // its end frees nothing
       const pb::TaskSpec& spec = state_.FindJob(ref.job)->task_spec(ref.task);
       const int64_t a_worker =
           gpus ? spec.resources().gpus_milli() : WorkerDemand(spec, host.inventory).cpus_milli;

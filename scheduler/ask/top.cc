@@ -353,7 +353,7 @@ std::vector<pb::LedgerResponse::Row> LedgerRows(const State& state, pb::GetLedge
   } else if (by == pb::GetLedgerRequest::USER || by == pb::GetLedgerRequest::JOB) {
     for (const uint64_t number : state.AllJobs()) {
       const JobRow& job = *state.FindJob(number);
-      if (!sees(job)) continue;
+      if (!sees(job) || job.holder != 0) continue;  // its holder's devices are booked once
       std::array<int64_t, kClasses> booked{};
       for (size_t t = 0; t < job.tasks.size(); ++t) {
         for (size_t a = 0; a < job.tasks[t].attempts.size(); ++a) {

@@ -44,6 +44,7 @@ std::optional<Standing> Decider::StandingOf(const State& state, int64_t now_ns,
   if (found == model.gang_of.end()) return std::nullopt;
   const Inputs in(state, now_ns, options, model);
   const Gang& gang = in.gang(found->second);
+  if (gang.hosted) return std::nullopt;  // it stops with its holder alone
   const bool worked = HasIntervalsWork(gang, gang.start_ns != 0 ? now_ns - gang.start_ns : 0);
   // Of a claim that has waited for the fleet's own min_runtime it is left alone no longer.
   return Standing{gang.entitled && gang.guaranteed,

@@ -224,7 +224,7 @@ void Applier::On(const pb::JobSubmitted& e) {
                     std::max(1, e.spec().tasks(static_cast<int>(t)).workers().min()));
   }
   const int32_t queue = s_.queues_->Find(e.spec().queue());
-  if (queue >= 0 && s_.queues_->nodes[queue].shortest_first)
+  if (queue >= 0 && job.holder == 0 && s_.queues_->nodes[queue].shortest_first)
     job.band = BandOf(WorkLeftOf(job, s_.now_ns_).milli_ns, kFrontBand);
   const uint64_t next = e.number() + static_cast<uint64_t>(members);
   s_.next_job_number_ = std::max(s_.next_job_number_, next);

@@ -7,6 +7,7 @@
 
 #include "common/base/check.h"
 #include "scheduler/state/applier.h"
+#include "scheduler/state/hosted.h"
 
 namespace muster {
 namespace {
@@ -68,7 +69,7 @@ class HostUse {
     const JobRow* job = s_.FindJob(ref.job);
     const AttemptRow* attempt = s_.FindAttempt(ref);
     MUSTER_CHECK(attempt != nullptr);
-    if (IsOnHolder(*job, *attempt)) return;
+    if (IsOnHolder(s_, host_, *job, *attempt)) return;
     for (const PartRow& part : attempt->parts) {
       if (part.host != host_.id || part.lost) continue;
       Hold(part, job->task_spec(ref.task), job->spec->queue(),
@@ -76,29 +77,11 @@ class HostUse {
     }
   }
 
-  // What runs on another job's devices holds none of its own, as long as that one, or what was lost
-  // of it, has them here. If it outlives that one's attempt, the devices aren't free before it has
-  // gone.
-  bool IsOnHolder(const JobRow& job, const AttemptRow& attempt) const {
-    if (job.holder == 0) return false;
-    const JobRow* holder = s_.FindJob(job.holder);
-    const auto of_holder = [&](const LostRow& lost) {
-      return holder != nullptr && lost.key.job_uid() == holder->uid &&
-             lost.key.attempt() == attempt.holder_attempt;
-    };
-    if (std::any_of(host_.lost.begin(), host_.lost.end(), of_holder)) return true;
-    const AttemptRef ref{job.holder, 0, attempt.holder_attempt};
-    if (!std::binary_search(host_.attempts.begin(), host_.attempts.end(), ref)) return false;
-    const std::vector<PartRow>& parts = s_.FindAttempt(ref)->parts;
-    return std::any_of(parts.begin(), parts.end(),
-                       [&](const PartRow& part) { return part.host == host_.id && !part.lost; });
-  }
-
   void HoldLost(const LostRow& lost) {
     const JobRow* job = s_.FindJobByUid(lost.key.job_uid());
     const int32_t task = job == nullptr ? -1 : TaskIndex(*job->spec, lost.key.task());
     const AttemptRow* attempt = s_.FindAttempt(lost.key);
-    if (attempt != nullptr && IsOnHolder(*job, *attempt)) return;
+    if (attempt != nullptr && IsOnHolder(s_, host_, *job, *attempt)) return;
     Hold(ToPart(s_, cluster().name, lost.placement),
          task < 0 ? pb::TaskSpec::default_instance() : job->task_spec(task), "",
          LedgerClass::kDown);

@@ -17,12 +17,31 @@ const AttemptRow* HolderRuns(const State& state, const JobRow& job) {
   const JobRow* holder = state.FindJob(job.holder);
   if (holder == nullptr || holder->finished() || holder->tasks.size() != 1) return nullptr;
   const AttemptRow* current = holder->tasks[0].current();
-  return current != nullptr && current->state == pb::TASK_RUNNING ? current : nullptr;
+  // One that has gone and waits for its export has nothing any more.
+  const bool runs =
+      current != nullptr && current->state == pb::TASK_RUNNING && !current->released();
+  return runs ? current : nullptr;
 }
 
 bool HolderGoesOn(const State& state, const JobRow& job, const AttemptRow& attempt) {
   const AttemptRow* runs = HolderRuns(state, job);
   return runs != nullptr && runs->number == attempt.holder_attempt;
+}
+
+bool IsOnHolder(const State& state, const HostRow& host, const JobRow& job,
+                const AttemptRow& attempt) {
+  if (job.holder == 0) return false;
+  const JobRow* holder = state.FindJob(job.holder);
+  const auto of_holder = [&](const LostRow& lost) {
+    return holder != nullptr && lost.key.job_uid() == holder->uid &&
+           lost.key.attempt() == attempt.holder_attempt;
+  };
+  if (std::any_of(host.lost.begin(), host.lost.end(), of_holder)) return true;
+  const AttemptRef ref{job.holder, 0, attempt.holder_attempt};
+  if (!std::binary_search(host.attempts.begin(), host.attempts.end(), ref)) return false;
+  const std::vector<PartRow>& parts = state.FindAttempt(ref)->parts;
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const PartRow& part) { return part.host == host.id && !part.lost; });
 }
 
 void HolderRoom::Take(const Demand& demand, const std::vector<int32_t>& devices,
@@ -57,8 +76,19 @@ HolderRoom RoomOf(const State& state, uint64_t holder, const AttemptRow& attempt
     if (job.holder != holder || beside->holder_attempt != attempt.number) continue;
     const Demand demand = WorkerDemand(job.task_spec(ref.task), inventory);
     for (const PartRow& own : beside->parts) {
-      if (own.host == part.host) room.Take(demand, own.devices, own.device_milli);
+      if (own.host == part.host && !own.lost) room.Take(demand, own.devices, own.device_milli);
     }
+  }
+  // What was lost here may live still.
+  const HostRow& host = state.host(part.host);
+  for (const LostRow& lost : host.lost) {
+    const JobRow* job = state.FindJobByUid(lost.key.job_uid());
+    const AttemptRow* beside = state.FindAttempt(lost.key);
+    if (job == nullptr || job->holder != holder || beside == nullptr ||
+        beside->holder_attempt != attempt.number)
+      continue;
+    const PartRow own = ToPart(state, state.clusters()[host.cluster].spec.name(), lost.placement);
+    room.Take(WorkerDemand(job->task_spec(0), inventory), own.devices, own.device_milli);
   }
   return room;
 }

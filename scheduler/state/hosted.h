@@ -20,6 +20,11 @@ const AttemptRow* HolderRuns(const State& state, const JobRow& job);
 // The attempt's holder runs as it did when this one was placed.
 bool HolderGoesOn(const State& state, const JobRow& job, const AttemptRow& attempt);
 
+// What the attempt has on the host is its holder's: that one, or what was lost of it, has its
+// devices there still. If the attempt outlives that, the devices aren't free before it has gone.
+bool IsOnHolder(const State& state, const HostRow& host, const JobRow& job,
+                const AttemptRow& attempt);
+
 // What one host's part of a holder has left beside those that run there.
 struct HolderRoom {
   std::vector<int64_t> device_milli;  // by the host's device; 0: not the holder's, or not sound

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/state/hosted.h"
 #include "scheduler/state/testing/builders.h"
 #include "scheduler/state/validate.h"
 
@@ -98,6 +99,45 @@ TEST(Hosted, EndsWithItsHolder) {
   EXPECT_TRUE(held.system.state.hosted().empty());
   held.Consistent();
   EXPECT_EQ(held.system.state.FindJob(held.Submit())->state, pb::CANCELLED) << "too late";
+}
+
+TEST(Hosted, AHolderThatWaitsForItsExportHasNothingAnyMore) {
+  Held held;
+  const uint64_t runs = held.Submit();
+  held.system.Do(held.PlacedOn(runs, {0}));
+  StartAll(&held.system, runs);
+  pb::Event staged;
+  *staged.mutable_export_staged()->mutable_key() =
+      KeyOf(*held.system.state.FindJob(held.holder), 0, 1);
+  staged.mutable_export_staged()->set_staged("/s");
+  staged.mutable_export_staged()->set_target("/t");
+  held.system.Do(staged);
+  ReportAll(&held.system, held.holder, pb::GONE, 0);
+  ASSERT_FALSE(held.system.state.FindJob(held.holder)->finished());
+  const JobRow& row = *held.system.state.FindJob(runs);
+  EXPECT_EQ(HolderRuns(held.system.state, row), nullptr);
+  EXPECT_FALSE(HolderGoesOn(held.system.state, row, *row.tasks[0].current()));
+  EXPECT_EQ(held.host().device_used_milli, (std::vector<int64_t>{1000, 0, 0, 0})) << "its own";
+}
+
+TEST(Hosted, TheRoomIsLessWhatWasLostThereAndMayLive) {
+  Held held;
+  const uint64_t lost = held.Submit();
+  held.system.Do(held.PlacedOn(lost, {0}));
+  StartAll(&held.system, lost);
+  const AttemptRow& holder = *TaskOf(held.system.state, held.holder).current();
+  const auto room = [&] {
+    return RoomOf(held.system.state, held.holder, holder, holder.parts[0]).device_milli;
+  };
+  EXPECT_EQ(room(), (std::vector<int64_t>{0, 1000, 0, 0}));
+  held.system.HostState("c", "h00", pb::HOST_UNREACHABLE);
+  pb::Event event;
+  *event.mutable_attempt_lost()->mutable_key() = KeyOf(*held.system.state.FindJob(lost), 0, 1);
+  event.mutable_attempt_lost()->set_cluster("c");
+  event.mutable_attempt_lost()->set_host("h00");
+  held.system.Do(event);
+  ASSERT_EQ(held.host().lost.size(), 1u);
+  EXPECT_EQ(room(), (std::vector<int64_t>{0, 1000, 0, 0}));
 }
 
 TEST(Hosted, NoPlanPlacesItElsewhereOrOnWhatIsTaken) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/check.h"
+#include "scheduler/state/hosted.h"
 
 namespace muster {
 
@@ -15,11 +16,19 @@ Draft::Draft(const Inputs& in, FreeMap* now, FreeMap* later)
       serves_(in.model.gangs.size(), false) {
   for (const int32_t g : in_.model.stopping) {
     const Gang& gang = in_.gang(g);
-    if (gang.bound_pool < 0 || gang.may_be_lost || in_.Unanswered(gang)) continue;
+    if ((gang.bound_pool < 0 && !gang.hosted) || gang.may_be_lost || in_.Unanswered(gang)) continue;
     WakeAt(in_.AnswerDueNs(gang));
-    later_.Release(gang);
-    later_.AddUse(gang, gang.bound_pool, -gang.workers);
+    if (HasOwnDevices(gang)) later_.Release(gang);
+    if (gang.bound_pool >= 0) later_.AddUse(gang, gang.bound_pool, -gang.workers);
   }
+}
+
+bool Draft::HasOwnDevices(const Gang& gang) const {
+  if (!gang.hosted) return true;
+  return std::none_of(
+      gang.current->parts.begin(), gang.current->parts.end(), [&](const PartRow& part) {
+        return IsOnHolder(in_.state, in_.state.host(part.host), *gang.job, *gang.current);
+      });
 }
 
 // ---- Searches.
@@ -170,7 +179,7 @@ void Draft::Stop(const Gang& gang, const StopOrder& order) {
   stopped_gangs_.push_back(g);
   // Where nobody will answer, what follows is the next decision's.
   if (in_.AllOver(*gang.current)) WakeAt(in_.now_ns);
-  if (!gang.hosted) later_.Release(gang);  // else its holder has the devices
+  if (HasOwnDevices(gang)) later_.Release(gang);
   if (gang.bound_pool >= 0 && !gang.may_be_lost)
     later_.AddUse(gang, gang.bound_pool, -gang.current->workers);
   memo_.Clear();

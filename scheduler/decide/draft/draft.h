@@ -124,6 +124,8 @@ class Draft {
  private:
   friend class Try;
 
+  // What it runs on is its own to give back; of a hosted one only once its holder has gone.
+  bool HasOwnDevices(const Gang& gang) const;
   void CloseOwnHosts(const Gang& gang, const HostSlices& but);
   void BindJobs();
   void SayStart(const PlannedPlace& start);

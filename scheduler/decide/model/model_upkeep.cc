@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "scheduler/state/hosted.h"
 #include "scheduler/state/mass_loss.h"
 
 namespace muster {
@@ -244,6 +245,10 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
     share.gpus_known_milli += 1000;
     if (!counts || !host.inventory.devices(d).healthy()) continue;
     const bool held = std::any_of(host.lost.begin(), host.lost.end(), [&](const LostRow& lost) {
+      const AttemptRow* attempt = state.FindAttempt(lost.key);
+      if (attempt != nullptr &&
+          IsOnHolder(state, host, *state.FindJobByUid(lost.key.job_uid()), *attempt))
+        return false;  // its holder's, which counts
       const auto& devices = lost.placement.devices();
       return std::find(devices.begin(), devices.end(), d) != devices.end();
     });

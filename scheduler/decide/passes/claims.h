@@ -18,6 +18,9 @@ namespace muster {
 // given back, and its own. It starts there or holds it.
 bool ReplaceLost(const Inputs& in, const Gang& gang, Draft* draft);
 
+// Jobs on the gang's devices are still there: what it gives up isn't free.
+bool HasHosted(const Inputs& in, const Gang& gang);
+
 // What waits for the same as a claim and may be served by the same stops: devices (CPUs for work
 // without) and CPUs beside devices, in thousandths.
 struct Wanted {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "scheduler/decide/passes/claims.h"
 #include "scheduler/decide/passes/passes.h"
 #include "scheduler/decide/passes/together.h"
 
@@ -51,6 +52,7 @@ Fit FitOf(const Inputs& in, const Gang& gang, const PlannedPlace& place, bool on
            capacity.WithinLimits(gang, place.pool, place.workers);
   };
   if (!fits(*draft->later(), /*silent_too=*/true)) return Fit::kNot;
+  if (on_own && HasHosted(in, gang)) return Fit::kLater;
   const bool may_start = gang.wants_place() ? gang.backoff_until_ns <= in.now_ns : gang.may_be_lost;
   return may_start && fits(*draft->now(), false) ? Fit::kNow : Fit::kLater;
 }

@@ -63,7 +63,8 @@ std::optional<HostSlices> PlaceWithSpares(const Inputs& in, const Gang& gang, in
   return later.Place(gang, gang.charge, workers, avoid);
 }
 
-// Jobs on its devices are still there: what it gives up isn't free.
+}  // namespace
+
 bool HasHosted(const Inputs& in, const Gang& gang) {
   const auto hosted = in.state.hosted().find(gang.job->number);
   if (hosted == in.state.hosted().end()) return false;
@@ -73,8 +74,6 @@ bool HasHosted(const Inputs& in, const Gang& gang) {
            current->holder_attempt == gang.current->number;
   });
 }
-
-}  // namespace
 
 bool ReplaceLost(const Inputs& in, const Gang& gang, Draft* draft) {
   if (HasHosted(in, gang)) return false;

@@ -76,9 +76,11 @@ void StopWithHolders(const Inputs& in, Draft* draft) {
     const auto holder = in.model.gang_of.find({number, 0});
     if (holder == in.model.gang_of.end()) continue;
     const bool stops = draft->Stops(holder->second);
-    // It is declared lost: the next decision sees that it has gone.
-    if (!stops && draft->Serves(holder->second) && in.gang(holder->second).current != nullptr)
-      draft->WakeAt(in.now_ns);
+    // It starts anew, so what it had is declared lost: the next decision sees that it has gone.
+    const bool starts =
+        std::any_of(draft->starts().begin(), draft->starts().end(),
+                    [&](const PlannedPlace& place) { return place.gang == holder->second; });
+    if (starts && in.gang(holder->second).current != nullptr) draft->WakeAt(in.now_ns);
     for (const uint64_t job : hosted) {
       const auto found = in.model.gang_of.find({job, 0});
       if (!stops || found == in.model.gang_of.end() || draft->Stops(found->second)) continue;

@@ -105,6 +105,42 @@ TEST(StartHosted, IsStoppedWithItsHolderAndComesBackWithIt) {
   EXPECT_EQ(TaskOf(env.system.state, job).current()->holder_attempt, 2);
 }
 
+TEST(StartHosted, APlaceThatIsKeptForItsHolderMeanwhileWakesNobody) {
+  Environment env(/*runs=*/true, "q");
+  const uint64_t job = env.Submit(1000);
+  DecideQuickly(&env.system);
+  StartAll(&env.system, job);
+  env.system.Do(Stopping(env.system.state, env.holder, pb::PREEMPTION, 1));
+  DecideQuickly(&env.system);
+  ASSERT_NE(ReservationOf(env.system, env.holder), nullptr) << "it comes back";
+  const Plan plan = DecideQuickly(&env.system);
+  EXPECT_GT(plan.next_wake_ns, env.system.now_ns);
+}
+
+// What it has then comes back: nobody else is stopped for it, and it is held for who waits.
+TEST(StartHosted, WhatOutlivesItsHolderIsBeingGivenBack) {
+  Environment env(/*runs=*/true, "q");
+  const uint64_t job = env.Submit(1000);
+  DecideQuickly(&env.system);
+  StartAll(&env.system, job);
+  const uint64_t other = JobBuilder("q").Gpus(2).SubmitTo(&env.system);
+  DecideQuickly(&env.system);
+  ASSERT_TRUE(IsRunning(env.system, other));
+  StartAll(&env.system, other);
+  env.system.Cancel(env.holder);
+  env.system.Do(Stopping(env.system.state, env.holder, pb::CANCEL));
+  ReportAll(&env.system, env.holder, pb::GONE, 143, true);
+  env.system.Do(Stopping(env.system.state, job, pb::CANCEL));
+  const uint64_t waits = JobBuilder("prod").Gpus(2).SubmitTo(&env.system);
+  const Plan plan = DecideQuickly(&env.system);
+  EXPECT_EQ(StopsIn(plan), 0);
+  ASSERT_NE(ReservationOf(env.system, waits), nullptr);
+  EXPECT_TRUE(ReservationOf(env.system, waits)->held);
+  ReportAll(&env.system, job, pb::GONE, 143, true);
+  DecideQuickly(&env.system);
+  EXPECT_TRUE(IsRunning(env.system, waits));
+}
+
 TEST(StartHosted, OneModelThatIsKeptSeesItsHolderStop) {
   Environment env;
   const uint64_t job = env.Submit(1000);

@@ -45,7 +45,9 @@ void TaskMix::Rebuild(const State& state) {
 
 void TaskMix::Refresh(const State& state, uint64_t job) {
   const JobRow* row = state.FindJob(job);
-  const std::shared_ptr<const pb::JobSpec> spec = row == nullptr ? nullptr : row->spec;
+  // What runs on another job's devices is placed by nobody else's score.
+  const std::shared_ptr<const pb::JobSpec> spec =
+      row == nullptr || row->holder != 0 ? nullptr : row->spec;
   const auto known = jobs_.find(job);
   if (known != jobs_.end()) {
     if (known->second == spec) return;

@@ -66,11 +66,23 @@ TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
   EXPECT_THAT(err_, HasSubstr("no such command or option: jbos. Did you mean jobs?"));
   EXPECT_EQ(Run({"jobs", "--ouput", "json"}), 2);
   EXPECT_THAT(err_, HasSubstr("no such option: --ouput. Did you mean --output?"));
+  EXPECT_EQ(Run({"squeue"}), 2);
+  EXPECT_THAT(err_, HasSubstr("no such command or option: squeue. Did you mean jobs?"));
   EXPECT_EQ(Run({"checkpoints", "49"}), 2);
   EXPECT_THAT(err_, HasSubstr("no such command or option: 49. Did you mean muster checkpoints "
                               "list 49?"));
   EXPECT_EQ(Run({"history", "7"}), 2);
   EXPECT_THAT(err_, HasSubstr("does not take this: 7"));
+}
+
+TEST_F(CliTest, AFilterThatNothingPassesIsNotSaidToBeNoJobs) {
+  jobs_.listing = std::vector<pb::Job>();
+  EXPECT_EQ(Run({"jobs", "--owner", "nobody"}), 0);
+  EXPECT_EQ(err_, "No such jobs.\n");
+  EXPECT_EQ(Run({"history", "--owner", "nobody"}), 0);
+  EXPECT_EQ(err_, "No such jobs.\n");
+  EXPECT_EQ(Run({"jobs"}), 0);
+  EXPECT_EQ(err_, "No unfinished jobs.  Finished ones: muster history\n");
 }
 
 TEST_F(CliTest, OutputThatCantBeWrittenIsToldAndNeverExitZero) {

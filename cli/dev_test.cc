@@ -5,6 +5,7 @@ namespace muster {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 class DevTest : public CliTest {
  protected:
@@ -79,6 +80,12 @@ TEST_F(DevTest, SaysWhichOneItDoesNotTake) {
   EXPECT_EQ(Run({"dev", "stop"}), 2);
   EXPECT_THAT(err_, HasSubstr("which one? There are a (7), b (7)"));
   EXPECT_EQ(jobs_.cancels, 0);
+}
+
+TEST_F(DevTest, AnIdleThatIsNoDurationIsRefusedAtOnce) {
+  EXPECT_EQ(Run({"dev", "up", "--idle", "soon"}), 2);
+  EXPECT_THAT(err_, HasSubstr("--idle soon: "));
+  EXPECT_THAT(submitted_, IsEmpty());
 }
 
 TEST_F(DevTest, StopCancelsTheOneOfThatName) {

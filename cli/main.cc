@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <map>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
@@ -29,6 +30,16 @@ std::string OptionLike(const std::string& word, const CLI::App& command, const C
 // checkpoints list 49?"
 std::string CommandLike(const std::string& word, const std::string& group, const CLI::App& at,
                         const std::vector<std::string>& names) {
+  // What other schedulers and shells call it.
+  static const std::map<std::string, std::string> kElsewhere = {
+      {"sbatch", "submit"},   {"srun", "run"},       {"squeue", "jobs"},
+      {"ps", "jobs"},         {"ls", "jobs"},        {"list", "jobs"},
+      {"status", "jobs"},     {"sacct", "history"},  {"sinfo", "cluster list"},
+      {"nodes", "host list"}, {"scancel", "cancel"}, {"kill", "cancel"},
+      {"stop", "cancel"},     {"delete", "cancel"},  {"describe", "show"}};
+  const auto elsewhere = kElsewhere.find(word);
+  if (at.get_parent() == nullptr && elsewhere != kElsewhere.end())
+    return absl::StrCat(" Did you mean ", elsewhere->second, "?");
   const bool of_job =
       !at.get_subcommands([](const CLI::App* sub) {
            return sub->get_name() == "list" && sub->get_option_no_throw("job") != nullptr;

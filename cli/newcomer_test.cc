@@ -188,13 +188,14 @@ TEST_F(CliTest, FilesOfOtherSchedulersAreRecognisedAndTranslated) {
       Write("train.sh",
             "#!/bin/bash\n#SBATCH --job-name=llama\n#SBATCH -N 2\n"
             "#SBATCH --gres=gpu:A100:8   # all of them\n#SBATCH -t 1-12:00:00\n"
-            "#SBATCH --mem=64G --ntasks-per-node 8 -p research\n"
+            "#SBATCH --mem=64G --ntasks-per-node 8 -c 4 -p research\n"
             "#SBATCH --array=1-4 -q high --exclusive\nsrun python train.py\n");
   for (const char* command : {"submit", "validate"}) {
     EXPECT_EQ(Run({command, slurm}), 2);
     EXPECT_THAT(err_, HasSubstr("this is a Slurm batch script"));
-    EXPECT_THAT(err_, HasSubstr("  name: llama\n  queue: research\n  array: 1-4\n  workers: 2\n"
-                                "  resources: {gpus: 8, gpu_types: [a100], memory: 64GiB}"));
+    EXPECT_THAT(err_,
+                HasSubstr("  name: llama\n  queue: research\n  array: 1-4\n  workers: 2\n"
+                          "  resources: {gpus: 8, gpu_types: [a100], cpus: 32, memory: 64GiB}"));
     EXPECT_THAT(err_, HasSubstr("  processes_per_worker: 8\n  time_limit: 36h\n  run: |\n"));
     EXPECT_THAT(err_, HasSubstr("MUSTER_ARRAY_INDEX, in place of"));
     EXPECT_THAT(err_, HasSubstr("Not in it, for you to look at: --exclusive, -q.\n"));

@@ -23,6 +23,7 @@
 #include "cli/render/job.h"
 #include "common/base/files.h"
 #include "common/base/hidden.h"
+#include "common/base/units.h"
 
 namespace muster {
 namespace {
@@ -77,6 +78,13 @@ absl::StatusOr<pb::Job> Find(Client& client, const std::string& which, bool ende
   std::vector<const pb::Job*> fitting;
   for (const pb::Job& job : found->jobs()) {
     if (which.empty() || job.spec().name() == which) fitting.push_back(&job);
+  }
+  if (fitting.empty() && !ended) {
+    const absl::StatusOr<pb::Job> last = Find(client, which, /*ended=*/true);
+    if (last.ok())
+      return absl::NotFoundError(
+          absl::StrCat(NameOf(*last), " goes on no more: ", OutcomeLine(*last),
+                       " What it said: muster logs ", JobId(*last), ". A new one: muster dev up"));
   }
   if (fitting.empty()) {
     return absl::NotFoundError(absl::StrCat(
@@ -144,6 +152,11 @@ int Up(Session& session, UpOptions options) {
   const absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   FillFlags(*settings, ContextOf(**client), &options.flags);
+  if (options.idle != "never") {
+    if (const absl::StatusOr<int64_t> idle = ParseDuration(options.idle); !idle.ok())
+      return session.Fail(absl::InvalidArgumentError(
+          absl::StrCat("--idle ", options.idle, ": ", idle.status().message(), ", or never")));
+  }
   const std::string python = options.python.empty() ? DefaultPython() : options.python;
   options.flags.command = {python, "-m", "muster_dev", absl::StrCat("--idle=", options.idle)};
   absl::StatusOr<pb::JobSpec> spec = SpecOfFlags(options.flags);

@@ -144,6 +144,18 @@ std::string LeftOut(const Said& said) {
   return absl::StrJoin(names, ", ");
 }
 
+// Of a worker, which has a node's tasks; Slurm's figure is a task's.
+std::string CpusOfWorker(const Said& said) {
+  const std::string cpus = Value(said, "cpus-per-task");
+  int64_t of_task = 0, tasks = 0;
+  if (!absl::SimpleAtoi(cpus, &of_task) ||
+      !absl::SimpleAtoi(Value(said, "ntasks-per-node"), &tasks))
+    return cpus;
+  return of_task > 0 && tasks > 0 && of_task < 1'000'000 && tasks < 1'000'000
+             ? absl::StrCat(of_task * tasks)
+             : cpus;
+}
+
 Foreign FromSlurm(absl::string_view file) {
   const Said said = SbatchOptions(file);
   std::string text = "As a job file of Muster's it would begin:\n";
@@ -157,7 +169,7 @@ Foreign FromSlurm(absl::string_view file) {
   }
   absl::StrAppend(&text,
                   ResourcesLine(gpus.empty() ? std::pair<std::string, std::string>() : Gpus(gpus),
-                                Value(said, "cpus-per-task"), Memory(Value(said, "mem"))));
+                                CpusOfWorker(said), Memory(Value(said, "mem"))));
   AddField(&text, "processes_per_worker", Value(said, "ntasks-per-node"));
   AddField(&text, "workdir", Value(said, "chdir"));
   AddField(&text, "time_limit", Duration(Value(said, "time")));

@@ -28,6 +28,12 @@ struct ListOptions {
   bool tasks = false;
 };
 
+bool Filtered(const ListOptions& options) {
+  return options.all || !options.state.empty() || !options.queue.empty() ||
+         !options.owner.empty() || !options.labels.empty() || options.exported ||
+         options.ended_after_ns != 0;
+}
+
 absl::StatusOr<pb::ListJobsRequest> ListRequest(const ListOptions& options, bool finished) {
   pb::ListJobsRequest request;
   request.set_array(options.array);
@@ -104,10 +110,9 @@ int ShowList(Session& session, const ListOptions& options, bool finished) {
                 : finished             ? HistoryTable(jobs, session.now_ns())
                                        : JobsTable(jobs, session.now_ns());
   if (jobs.empty() && session.for_people()) {
-    session.Err(finished ? "No finished jobs.  Unfinished ones: muster jobs\n"
-                : options.all || !options.state.empty()
-                    ? "No such jobs.\n"
-                    : "No unfinished jobs.  Finished ones: muster history\n");
+    session.Err(Filtered(options) ? "No such jobs.\n"
+                : finished        ? "No finished jobs.  Unfinished ones: muster jobs\n"
+                                  : "No unfinished jobs.  Finished ones: muster history\n");
     return kExitOk;
   }
   int code = session.Show(table, *response, rows, names);

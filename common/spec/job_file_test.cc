@@ -487,7 +487,7 @@ trainer:
  10:3  trainer.gradient_accumulation_steps: follows from global_batch_size, micro_batch_size and the number of ranks; leave it out
        10 |   gradient_accumulation_steps: 2
           |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^
-All fields: muster fields resources     Check offline: muster validate sft.yaml
+All fields: muster fields resources     Check offline: muster validate --offline sft.yaml
 )");
 }
 

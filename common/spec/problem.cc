@@ -156,7 +156,7 @@ std::string JobFooter(const std::vector<Problem>& problems, std::string_view fil
     }
   }
   return absl::StrCat("All fields: muster fields", field.empty() ? "" : " ", field,
-                      "     Check offline: muster validate ", Printable(filename));
+                      "     Check offline: muster validate --offline ", Printable(filename));
 }
 
 }  // namespace muster

@@ -50,6 +50,19 @@ bool NoHigher(const Model& m, const Gang& claimant, int64_t demand, const Use& a
   return my_rank != rank ? my_rank < rank : my_over * weight <= over * my_weight;
 }
 
+// What the others of its group take, but for those in `placed`: it stops as one, so its level is
+// the whole group's.
+int64_t GroupMilli(const Model& m, const Gang& gang, const std::set<TaskRef>& placed) {
+  int64_t milli = 0;
+  for (const Gang& other : m.gangs) {
+    const bool of_group = gang.leader >= 0 && other.ref.job == gang.ref.job &&
+                          other.leader == gang.leader && other.gpus == gang.gpus;
+    if (of_group && other.ref != gang.ref && !placed.contains(other.ref))
+      milli += other.worker_milli * other.min_workers;
+  }
+  return milli;
+}
+
 // The host's part of both, in one device or in what its workers take of the host, is more than
 // there is.
 bool Clash(const HostRow& host, const Gang& a, const pb::Placement& of_a, const Gang& b,
@@ -134,6 +147,7 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
   }
 
   Use use = m.use;  // with what starts, in the plan's order
+  std::set<TaskRef> placed;
   std::set<std::string> claimants;
   for (const pb::Event& event : plan.events)
     claimants.insert(event.attempt_stopping().claimant().ShortDebugString());
@@ -188,7 +202,7 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
       // Once it has worked for a checkpoint interval it is left alone by guaranteed claims, too.
       const bool saves = gang.row->ran_ns + min_runtime_ns >= gang.spec->checkpoint().interval_ns();
       const int64_t protected_ns = claimant->guaranteed && !ahead && !saves ? 0 : min_runtime_ns;
-      const int64_t adds = gang.worker_milli * e.workers(),
+      const int64_t adds = gang.worker_milli * e.workers() + GroupMilli(m, gang, placed),
                     demand = claimant->worker_milli * claimant->min_workers;
       if (gang.leaf == claimant->leaf && !ahead &&
           gang.priority >= claimant->priority + (beside && gang.ref.job != claimant->ref.job))
@@ -204,6 +218,7 @@ std::string CheckReserved(const State& state, int64_t now_ns, const SchedulingOp
         return what + ", whose level is higher";
     }
     AddUse(m, gang, pool, e.workers(), &use);
+    placed.insert(gang.ref);
   }
   return "";
 }

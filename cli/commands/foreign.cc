@@ -146,7 +146,7 @@ std::string LeftOut(const Said& said) {
 
 // Of a worker, which has a node's tasks; Slurm's figure is a task's.
 std::string CpusOfWorker(const Said& said) {
-  const std::string cpus = Value(said, "cpus-per-task");
+  std::string cpus = Value(said, "cpus-per-task");
   int64_t of_task = 0, tasks = 0;
   if (!absl::SimpleAtoi(cpus, &of_task) ||
       !absl::SimpleAtoi(Value(said, "ntasks-per-node"), &tasks))

@@ -82,6 +82,14 @@ TEST_F(DevTest, SaysWhichOneItDoesNotTake) {
   EXPECT_EQ(jobs_.cancels, 0);
 }
 
+TEST_F(DevTest, OpenByNameOfOneThatHasEndedSaysHowItEnded) {
+  jobs_.listing = {Environment("dev", pb::FAILED)};
+  jobs_.got = Environment("dev", pb::FAILED);
+  EXPECT_EQ(Run({"dev", "open"}), 3);
+  EXPECT_THAT(err_, HasSubstr("environment dev (job 7) goes on no more: "));
+  EXPECT_THAT(err_, HasSubstr("muster logs 7. A new one: muster dev up"));
+}
+
 TEST_F(DevTest, AnIdleThatIsNoDurationIsRefusedAtOnce) {
   EXPECT_EQ(Run({"dev", "up", "--idle", "soon"}), 2);
   EXPECT_THAT(err_, HasSubstr("--idle soon: "));

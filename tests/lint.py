@@ -126,8 +126,8 @@ def compile_commands(folder: Path) -> list[str]:
 
 
 class Cache:
-    """What clang-tidy found before, by what it read: the command, its own settings, the file and what that includes of this
-    project. Headers of the system and of libraries are taken as given: pinned, they change with the environment's key."""
+    """What clang-tidy found before, by what it read: the command, its own settings, the file and
+    what that includes of this project. Headers of the system and of libraries are taken as given."""
 
     def __init__(self, commands: Path):
         self.folder = TOOLS.parent / "tidy"

@@ -8,8 +8,8 @@
 #   --base REV      default: where this branch left main; on main itself, the commit before
 #   --report FILE   a JUnit report, one case a tool
 #
-# What clang-tidy finds in a file is kept beside the tools, by what that file and its includes of this project hold: what hasn't
-# changed is not looked at again.
+# What clang-tidy finds in a file is kept beside the tools, by what that file and its includes of
+# this project hold: what hasn't changed is not looked at again.
 #
 # The tools come from deploy/requirements-lint.txt into an environment of their own outside the checkout. clang-tidy reads
 # build/release/compile_commands.json and the generated headers there: deploy/build.sh first. Exit 1 when anything is found.

@@ -59,9 +59,8 @@ std::vector<FieldProblem> Packs::AddWorkdirs(const std::string& base, pb::JobSpe
       task->set_workdir_digest(*digest);
       continue;
     }
-    const bool only = spec->tasks_size() == 1 && task->name() == "main";
-    problems.push_back({only ? "workdir" : absl::StrCat("tasks[", t, "].workdir"),
-                        std::string(digest.status().message())});
+    problems.push_back(
+        {TaskFieldPath(*spec, t, "workdir"), std::string(digest.status().message())});
   }
   return problems;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -21,9 +20,10 @@ using Said = std::map<std::string, std::string>;  // option -> value
 
 constexpr absl::string_view kMark = "#SBATCH";
 
-std::string Value(const Said& said, const std::string& option) {
-  const auto found = said.find(option);
-  return found == said.end() ? "" : found->second;
+// What is left in the end has no line in the translation.
+std::string Take(Said* said, const std::string& option) {
+  const auto taken = said->extract(option);
+  return taken.empty() ? "" : taken.mapped();
 }
 
 // Slurm's one-letter options that have a counterpart here.
@@ -129,64 +129,57 @@ std::string Memory(const std::string& text) {
   return absl::StrCat(text.substr(0, text.size() - 1), std::string(1, last), "iB");
 }
 
-// What has no line in the translation, such as "--constraint, -q"; the options are as SbatchOptions
-// names them.
-std::string LeftOut(const Said& said) {
-  static const std::set<std::string> kTranslated = {
-      "job-name", "partition", "array", "nodes",         "gpus-per-node",
-      "gres",     "gpus",      "mem",   "cpus-per-task", "ntasks-per-node",
-      "chdir",    "output",    "error", "dependency"};
-  std::vector<std::string> names;
-  for (const auto& [name, value] : said) {
-    const bool understood = name == "time" ? !Duration(value).empty() : kTranslated.contains(name);
-    if (!understood) names.push_back(absl::StrCat(name.size() == 1 ? "-" : "--", name));
-  }
-  return absl::StrJoin(names, ", ");
-}
-
 // Of a worker, which has a node's tasks; Slurm's figure is a task's.
-std::string CpusOfWorker(const Said& said) {
-  std::string cpus = Value(said, "cpus-per-task");
+std::string CpusOfWorker(std::string cpus_per_task, const std::string& tasks_per_node) {
   int64_t of_task = 0, tasks = 0;
-  if (!absl::SimpleAtoi(cpus, &of_task) ||
-      !absl::SimpleAtoi(Value(said, "ntasks-per-node"), &tasks))
-    return cpus;
+  if (!absl::SimpleAtoi(cpus_per_task, &of_task) || !absl::SimpleAtoi(tasks_per_node, &tasks))
+    return cpus_per_task;
   return of_task > 0 && tasks > 0 && of_task < 1'000'000 && tasks < 1'000'000
              ? absl::StrCat(of_task * tasks)
-             : cpus;
+             : cpus_per_task;
 }
 
 Foreign FromSlurm(absl::string_view file) {
-  const Said said = SbatchOptions(file);
+  Said said = SbatchOptions(file);
   std::string text = "As a job file of Muster's it would begin:\n";
-  AddField(&text, "name", Value(said, "job-name"));
-  AddField(&text, "queue", Value(said, "partition"));
-  AddField(&text, "array", Value(said, "array"));
-  AddField(&text, "workers", Value(said, "nodes"));
+  const std::string array = Take(&said, "array");
+  AddField(&text, "name", Take(&said, "job-name"));
+  AddField(&text, "queue", Take(&said, "partition"));
+  AddField(&text, "array", array);
+  AddField(&text, "workers", Take(&said, "nodes"));
   std::string gpus;
   for (const char* option : {"gpus-per-node", "gres", "gpus"}) {
-    if (gpus.empty()) gpus = Value(said, option);
+    const std::string value = Take(&said, option);
+    if (gpus.empty()) gpus = value;
   }
-  absl::StrAppend(&text,
-                  ResourcesLine(gpus.empty() ? std::pair<std::string, std::string>() : Gpus(gpus),
-                                CpusOfWorker(said), Memory(Value(said, "mem"))));
-  AddField(&text, "processes_per_worker", Value(said, "ntasks-per-node"));
-  AddField(&text, "workdir", Value(said, "chdir"));
-  AddField(&text, "time_limit", Duration(Value(said, "time")));
+  const std::string tasks = Take(&said, "ntasks-per-node");
+  const std::string cpus = CpusOfWorker(Take(&said, "cpus-per-task"), tasks);
+  absl::StrAppend(
+      &text, ResourcesLine(gpus.empty() ? std::pair<std::string, std::string>() : Gpus(gpus), cpus,
+                           Memory(Take(&said, "mem"))));
+  AddField(&text, "processes_per_worker", tasks);
+  AddField(&text, "workdir", Take(&said, "chdir"));
+  if (const auto time = said.find("time"); time != said.end()) {
+    const std::string limit = Duration(time->second);
+    AddField(&text, "time_limit", limit);
+    if (!limit.empty()) said.erase(time);
+  }
   absl::StrAppend(&text,
                   "  run: |\n"
                   "    ...   # the script's commands; without srun: every process runs them, with "
                   "RANK, WORLD_SIZE and MASTER_ADDR set\n");
-  if (!Value(said, "output").empty() || !Value(said, "error").empty())
-    text += "Output is kept by itself: muster logs JOB.\n";
-  if (!Value(said, "array").empty())
-    text += "Its index is MUSTER_ARRAY_INDEX, in place of SLURM_ARRAY_TASK_ID.\n";
-  if (!Value(said, "dependency").empty())
+  const std::string output = Take(&said, "output"), error = Take(&said, "error");
+  if (!output.empty() || !error.empty()) text += "Output is kept by itself: muster logs JOB.\n";
+  if (!array.empty()) text += "Its index is MUSTER_ARRAY_INDEX, in place of SLURM_ARRAY_TASK_ID.\n";
+  if (!Take(&said, "dependency").empty())
     text +=
         "After another job: muster submit --after JOB. What belongs together may be tasks of one "
         "job: tasks: and their after:.\n";
-  if (const std::string names = LeftOut(said); !names.empty())
-    absl::StrAppend(&text, "Not in it, for you to look at: ", names, ".\n");
+  std::vector<std::string> left;
+  for (const auto& [name, value] : said)
+    left.push_back(absl::StrCat(name.size() == 1 ? "-" : "--", name));
+  if (!left.empty())
+    absl::StrAppend(&text, "Not in it, for you to look at: ", absl::StrJoin(left, ", "), ".\n");
   return {"this is a Slurm batch script", text + "All fields: muster fields\n", true};
 }
 

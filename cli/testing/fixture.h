@@ -123,7 +123,11 @@ struct Fake : pb::JobService::Service {
                     pb::ListJobsResponse* response) override {
     listed = *request;
     if (listing.has_value()) {
-      for (const pb::Job& job : *listing) *response->add_jobs() = job;
+      for (const pb::Job& job : *listing) {
+        const auto& states = request->states();
+        if (states.empty() || std::find(states.begin(), states.end(), job.state()) != states.end())
+          *response->add_jobs() = job;
+      }
       return grpc::Status::OK;
     }
     int page = request->page_token().empty() ? 0 : std::stoi(request->page_token());

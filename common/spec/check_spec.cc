@@ -565,6 +565,14 @@ void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules) {
   CheckTrackers(spec, rules);
 }
 
+bool IsShortForm(const pb::JobSpec& spec) {
+  return spec.tasks_size() == 1 && (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main");
+}
+
+std::string TaskFieldPath(const pb::JobSpec& spec, int task, std::string_view field) {
+  return JoinPath(IsShortForm(spec) ? "" : IndexPath("tasks", static_cast<size_t>(task)), field);
+}
+
 std::vector<FieldProblem> CheckSpec(const pb::JobSpec& spec, const SpecContext& context) {
   std::vector<FieldProblem> found;
   SpecRules rules{context};
@@ -572,8 +580,7 @@ std::vector<FieldProblem> CheckSpec(const pb::JobSpec& spec, const SpecContext& 
     found.push_back({path, message});
   };
   rules.sound = [](const std::string&) { return true; };
-  rules.short_form =
-      spec.tasks_size() == 1 && (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main");
+  rules.short_form = IsShortForm(spec);
   CheckJobRules(spec, rules);
   return found;
 }

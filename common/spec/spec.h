@@ -52,6 +52,11 @@ struct FieldProblem {
   std::string message;
 };
 
+// One task that no file names: its fields stand at the top.
+bool IsShortForm(const pb::JobSpec& spec);
+// Of a task's field, as FieldProblem has it.
+std::string TaskFieldPath(const pb::JobSpec& spec, int task, std::string_view field);
+
 // The rules for a spec that arrives as a proto: what ParseJobFile checks, but for YAML's own
 // mistakes. Call it before or after ApplyDefaults. Bounded work for any input.
 std::vector<FieldProblem> CheckSpec(const pb::JobSpec& spec, const SpecContext& context = {});

@@ -178,10 +178,7 @@ std::string SpecToYaml(const pb::JobSpec& spec) {
   }
   if (spec.has_independent_workers())
     WriteWorkers(out, "independent_workers", spec.independent_workers());
-  const bool short_form = spec.tasks_size() == 1 &&
-                          (spec.tasks(0).name().empty() || spec.tasks(0).name() == "main") &&
-                          spec.tasks(0).env().empty();
-  if (short_form) {
+  if (IsShortForm(spec) && spec.tasks(0).env().empty()) {
     WriteTask(out, spec.tasks(0), spec.has_independent_workers());
   } else {
     out.Open("tasks");

@@ -56,8 +56,7 @@ std::vector<FieldProblem> CheckPacks(const ApiContext& context, const std::strin
           "again");
     }
     if (what.empty()) continue;
-    const bool only = spec.tasks_size() == 1 && (task.name() == "main" || task.name().empty());
-    problems.push_back({only ? "workdir" : absl::StrCat("tasks[", t, "].workdir"), what});
+    problems.push_back({TaskFieldPath(spec, t, "workdir"), what});
   }
   return problems;
 }

@@ -14,14 +14,18 @@ namespace {
 // holder's spec leaves out is a share of its hosts, which only they know; but for what only is
 // counted where it is stated.
 std::vector<FieldProblem> CheckRoom(const std::string& name, const pb::TaskSpec& holder,
-                                    const pb::TaskSpec& task) {
-  const char* const at = task.name() == "main" ? "" : "tasks[0].";
-  const pb::Resources &has = holder.resources(), &wants = task.resources();
+                                    const pb::JobSpec& spec) {
+  const pb::Resources &has = holder.resources(), &wants = spec.tasks(0).resources();
   const int64_t workers = std::max(1, holder.workers().max());
   std::vector<FieldProblem> problems;
-  const auto too_much = [&](const char* field, const std::string& what, const std::string& most) {
-    problems.push_back(
-        {absl::StrCat(at, "resources.", field), absl::StrCat(what, ", and ", name, " has ", most)});
+  const auto refuse = [&](const std::string& field, const std::string& what,
+                          const std::string& has) {
+    problems.push_back({TaskFieldPath(spec, 0, "resources." + field),
+                        absl::StrCat(what, ", and ", name, " has ", has)});
+  };
+  const auto too_much = [&](const std::string& field, const std::string& what,
+                            const std::string& most) {
+    refuse(field, what, most + ": ask for that at most, or leave on: out");
   };
   const auto& types = has.gpu_types();
   const bool fits =
@@ -31,16 +35,16 @@ std::vector<FieldProblem> CheckRoom(const std::string& name, const pb::TaskSpec&
   if (wants.gpus_milli() > workers * has.gpus_milli()) {
     too_much("gpus", FormatMilli(wants.gpus_milli()), FormatMilli(workers * has.gpus_milli()));
   } else if (wants.gpus_milli() > 0 && !fits) {
-    too_much("gpu_types", absl::StrJoin(wants.gpu_types(), ", "), absl::StrJoin(types, ", "));
+    refuse("gpu_types", absl::StrJoin(wants.gpu_types(), ", "),
+           absl::StrJoin(types, ", ") + ": name that, or leave on: out");
   }
   if (has.cpus_milli() > 0 && wants.cpus_milli() > workers * has.cpus_milli())
     too_much("cpus", FormatMilli(wants.cpus_milli()), FormatMilli(workers * has.cpus_milli()));
   const auto check_bytes = [&](const char* field, int64_t wanted, int64_t there, bool shared) {
     if (wanted <= workers * there || (there == 0 && shared)) return;
-    too_much(field, FormatSize(wanted),
-             there == 0 ? absl::StrCat("none of its own: leave it out, or submit that job with ",
-                                       field, ":")
-                        : FormatSize(workers * there));
+    if (there > 0) return too_much(field, FormatSize(wanted), FormatSize(workers * there));
+    refuse(field, FormatSize(wanted),
+           absl::StrCat("none of its own: leave it out, or submit that job with ", field, ":"));
   };
   check_bytes("memory", wants.memory_bytes(), has.memory_bytes(), has.gpus_milli() > 0);
   check_bytes("disk", wants.disk_bytes(), has.disk_bytes(), false);
@@ -66,7 +70,7 @@ std::vector<FieldProblem> CheckHolder(const State& state, const pb::JobSpec& spe
   if (holder->tasks.size() != 1 || holder->array != 0)
     return {
         {"on", absl::StrCat(name, " is an array or has several tasks; name a job of one task")}};
-  return CheckRoom(name, holder->task_spec(0), spec.tasks(0));
+  return CheckRoom(name, holder->task_spec(0), spec);
 }
 
 }  // namespace muster

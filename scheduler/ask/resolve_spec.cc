@@ -15,12 +15,6 @@
 namespace muster {
 namespace {
 
-// Path of a task's field, as the user wrote it.
-std::string TaskPath(const pb::JobSpec& spec, int task, const std::string& field) {
-  if (spec.tasks_size() == 1 && spec.tasks(0).name() == "main") return field;
-  return absl::StrCat("tasks[", task, "].", field);
-}
-
 // Workers of this task that an empty host of this shape holds.
 int64_t WorkersOn(const pb::TaskSpec& task, const pb::Inventory& shape) {
   const Demand demand = WorkerDemand(task, shape);
@@ -318,7 +312,7 @@ void CheckTogether(const State& state, Resolution* resolution) {
   if (good.empty()) {
     const std::vector<int> named = Apart(state, fits);
     resolution->problems.push_back(
-        {TaskPath(spec, named.back(), "resources"), ApartText(spec, fits, named)});
+        {TaskFieldPath(spec, named.back(), "resources"), ApartText(spec, fits, named)});
     resolution->never_fits = true;
     return;
   }
@@ -347,7 +341,7 @@ void KeepToCheckpoints(const State& state, Resolution* resolution) {
     });
     if (!good.empty()) continue;
     resolution->problems.push_back(
-        {TaskPath(spec, t, "checkpoint.resume_from"),
+        {TaskFieldPath(spec, t, "checkpoint.resume_from"),
          absl::StrCat(
              "they lie in storage ", absl::StrJoin(storages, ", "),
              ", which none of the job's clusters reaches: ", absl::StrJoin(allowed, ", "))});
@@ -389,7 +383,7 @@ void CheckQueue(const State& state, int32_t leaf, const pb::JobSpec& spec, Resol
     const auto never = [&](const std::string& field, int64_t demand_milli, const std::string& what,
                            const std::string& why) {
       resolution->problems.push_back(
-          {TaskPath(spec, t, field),
+          {TaskFieldPath(spec, t, field),
            absl::StrCat("it needs ", FormatMilli(demand_milli), what, "; ", why,
                         "\nAsk for less, or submit to another queue: muster queue list")});
       resolution->never_fits = true;
@@ -416,7 +410,7 @@ void CheckQueue(const State& state, int32_t leaf, const pb::JobSpec& spec, Resol
       if (gpus_milli > 0 && node.spec.max_gpus_per_job_milli() > 0 &&
           most_milli > node.spec.max_gpus_per_job_milli()) {
         resolution->problems.push_back(
-            {TaskPath(spec, t, "resources.gpus"),
+            {TaskFieldPath(spec, t, "resources.gpus"),
              absl::StrCat("the job may hold ", FormatMilli(most_milli),
                           " GPUs at its largest; queue ", node.path, " allows a job ",
                           FormatMilli(node.spec.max_gpus_per_job_milli()))});
@@ -424,7 +418,7 @@ void CheckQueue(const State& state, int32_t leaf, const pb::JobSpec& spec, Resol
       if (node.spec.max_time_limit_ns() > 0 &&
           task.time_limit_ns() > node.spec.max_time_limit_ns()) {
         resolution->problems.push_back(
-            {TaskPath(spec, t, "time_limit"),
+            {TaskFieldPath(spec, t, "time_limit"),
              absl::StrCat(FormatDuration(task.time_limit_ns()), " is above the ",
                           FormatDuration(node.spec.max_time_limit_ns()), " that queue ", node.path,
                           " allows")});
@@ -532,7 +526,7 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
     all_fit = false;
     if (wait_for_capacity) continue;
     resolution.problems.push_back(
-        {TaskPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"),
+        {TaskFieldPath(resolution.resolved, t, task.workers().min() > 1 ? "workers" : "resources"),
          TooLarge(state, resolution.resolved, task, pools)});
     resolution.never_fits = true;
   }

@@ -57,7 +57,8 @@ void HolderRoom::Take(const Demand& demand, const std::vector<int32_t>& devices,
 
 HolderRoom RoomOf(const State& state, uint64_t holder, const AttemptRow& attempt,
                   const PartRow& part) {
-  const pb::Inventory& inventory = state.host(part.host).inventory;
+  const HostRow& host = state.host(part.host);
+  const pb::Inventory& inventory = host.inventory;
   const Demand has = WorkerDemand(state.FindJob(holder)->task_spec(0), inventory);
   HolderRoom room;
   room.device_milli.assign(static_cast<size_t>(inventory.devices_size()), 0);
@@ -70,7 +71,7 @@ HolderRoom RoomOf(const State& state, uint64_t holder, const AttemptRow& attempt
   room.cpus_milli = part.workers * has.cpus_milli;
   room.memory_bytes = part.workers * has.memory_bytes;
   room.disk_bytes = part.workers * has.disk_bytes;
-  for (const AttemptRef& ref : state.host(part.host).attempts) {
+  for (const AttemptRef& ref : host.attempts) {
     const JobRow& job = *state.FindJob(ref.job);
     const AttemptRow* beside = state.FindAttempt(ref);
     if (job.holder != holder || beside->holder_attempt != attempt.number) continue;
@@ -80,7 +81,6 @@ HolderRoom RoomOf(const State& state, uint64_t holder, const AttemptRow& attempt
     }
   }
   // What was lost here may live still.
-  const HostRow& host = state.host(part.host);
   for (const LostRow& lost : host.lost) {
     const JobRow* job = state.FindJobByUid(lost.key.job_uid());
     const AttemptRow* beside = state.FindAttempt(lost.key);

@@ -137,8 +137,8 @@ void Applier::TickOrder() {
   bool changed = false;
   for (const uint64_t number : *s_.active_) {
     const JobRow& job = *s_.FindJob(number);
-    // What runs on another job's devices takes no turn.
     const int32_t node = s_.queues_->Find(job.spec->queue());
+    // What runs on another job's devices takes no turn.
     if (node < 0 || job.holder != 0 || !s_.queues_->nodes[node].shortest_first) {
       changed = SetBand(number, 0) || changed;
       continue;

@@ -113,7 +113,11 @@ void Draft::StartOnHolder(int32_t g, const AttemptRow& holder, const HostSlice& 
 
 void Draft::SayStart(const PlannedPlace& start) {
   const Gang& gang = in_.gang(start.gang);
-  if (gang.may_be_lost) Lose(gang, "the task starts elsewhere");
+  if (gang.may_be_lost) {
+    Lose(gang, "the task starts elsewhere");
+    // What ran on its devices stops in the next decision, which sees that they have gone.
+    if (in_.state.hosted().contains(gang.job->number)) WakeAt(in_.now_ns);
+  }
   MUSTER_CHECK(WorkersIn(start.slices) == start.workers);
   pb::AttemptPlaced* e = events_.emplace_back().mutable_attempt_placed();
   *e->mutable_key() = KeyOf(*gang.job, gang.ref.task, gang.row->next_attempt);

@@ -245,12 +245,11 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
     share.gpus_known_milli += 1000;
     if (!counts || !host.inventory.devices(d).healthy()) continue;
     const bool held = std::any_of(host.lost.begin(), host.lost.end(), [&](const LostRow& lost) {
-      const AttemptRow* attempt = state.FindAttempt(lost.key);
-      if (attempt != nullptr &&
-          IsOnHolder(state, host, *state.FindJobByUid(lost.key.job_uid()), *attempt))
-        return false;  // its holder's, which counts
       const auto& devices = lost.placement.devices();
-      return std::find(devices.begin(), devices.end(), d) != devices.end();
+      if (std::find(devices.begin(), devices.end(), d) == devices.end()) return false;
+      const AttemptRow* attempt = state.FindAttempt(lost.key);
+      return attempt == nullptr ||  // else it may be its holder's, which counts
+             !IsOnHolder(state, host, *state.FindJobByUid(lost.key.job_uid()), *attempt);
     });
     if (!held) share.gpus_milli += 1000;
   }

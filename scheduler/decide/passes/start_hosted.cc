@@ -74,16 +74,10 @@ void StartOn(const Inputs& in, int32_t g, const AttemptRow& holder, Rooms* rooms
 void StopWithHolders(const Inputs& in, Draft* draft) {
   for (const auto& [number, hosted] : in.state.hosted()) {
     const auto holder = in.model.gang_of.find({number, 0});
-    if (holder == in.model.gang_of.end()) continue;
-    const bool stops = draft->Stops(holder->second);
-    // It starts anew, so what it had is declared lost: the next decision sees that it has gone.
-    const bool starts =
-        std::any_of(draft->starts().begin(), draft->starts().end(),
-                    [&](const PlannedPlace& place) { return place.gang == holder->second; });
-    if (starts && in.gang(holder->second).current != nullptr) draft->WakeAt(in.now_ns);
+    if (holder == in.model.gang_of.end() || !draft->Stops(holder->second)) continue;
     for (const uint64_t job : hosted) {
       const auto found = in.model.gang_of.find({job, 0});
-      if (!stops || found == in.model.gang_of.end() || draft->Stops(found->second)) continue;
+      if (found == in.model.gang_of.end() || draft->Stops(found->second)) continue;
       const Gang& gang = in.gang(found->second);
       if (!gang.running()) continue;
       const std::string why = absl::StrCat("job ", number, ", on whose devices it ran, is stopped");

@@ -93,6 +93,8 @@ TEST_F(DevTest, OpenByNameOfOneThatHasEndedSaysHowItEnded) {
 TEST_F(DevTest, AnIdleThatIsNoDurationIsRefusedAtOnce) {
   EXPECT_EQ(Run({"dev", "up", "--idle", "soon"}), 2);
   EXPECT_THAT(err_, HasSubstr("--idle soon: "));
+  EXPECT_EQ(Run({"dev", "up", "--idle", "500ms"}), 2);
+  EXPECT_THAT(err_, HasSubstr("--idle 500ms: wants whole seconds"));
   EXPECT_THAT(submitted_, IsEmpty());
 }
 

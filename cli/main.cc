@@ -146,6 +146,7 @@ int Main(Session& session, int argc, char** argv) {
   AddAccess(root, session);
   AddSecret(root, session);
   AddLogin(root, session);
+  AddLogout(root, session);
   AddTrust(root, session);
   AddToken(root, session);
   AddSandbox(root, session);

@@ -1,6 +1,7 @@
 // What people who were new to it stumbled over: each command says what they needed to know.
 #include "cli/testing/fixture.h"
 #include "cli/up/lock.h"
+#include "common/base/files.h"
 
 namespace muster {
 namespace {
@@ -40,6 +41,92 @@ TEST_F(CliTest, RunSaysThatPathAndDirectoryDontComeAlongAndHowTheyWould) {
   EXPECT_THAT(err_, Not(HasSubstr("come along")));
   EXPECT_EQ(Shell(there + "muster run -- echo hello > /dev/null"), 1);
   EXPECT_THAT(err_, Not(HasSubstr("come along")));
+}
+
+TEST_F(CliTest, RunSaysThatStandardInputDoesntComeAlong) {
+  jobs_.watch = Watching({JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)});
+  const std::string rows = Write("rows.txt", "1\n");
+  EXPECT_EQ(Shell("muster run -- cat > /dev/null < " + rows), 0);
+  EXPECT_THAT(err_, HasSubstr("Standard input doesn't come along"));
+  EXPECT_EQ(Shell("muster run -- cat > /dev/null < /dev/null"), 0);
+  EXPECT_THAT(err_, Not(HasSubstr("Standard input")));
+}
+
+TEST_F(CliTest, LogsOfAJobThatWaitsSaySo) {
+  jobs_.got = JobIn(pb::WAITING, pb::TASK_WAITING);
+  jobs_.got.mutable_tasks(0)->clear_attempts();
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_THAT(err_, HasSubstr("job 7 waits, and has no output yet.  Why: muster explain 7"));
+  EXPECT_EQ(Run({"logs", "-f", "7"}), 0);
+  EXPECT_THAT(err_, HasSubstr("it follows as soon as the job runs"));
+  jobs_.got = JobIn(pb::RUNNING, pb::TASK_RUNNING);
+  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_THAT(err_, Not(HasSubstr("waits")));
+}
+
+TEST_F(CliTest, ResumeSaysWhatElseKeepsWorkAway) {
+  EXPECT_EQ(Run({"host", "resume", "lab/h1"}), 0) << err_;
+  EXPECT_EQ(out_, "lab/h1 takes work again.\n");
+  clusters_.got.set_drained(true);
+  clusters_.got.set_drain_reason("moves");
+  EXPECT_EQ(Run({"host", "resume", "lab/h1"}), 0) << err_;
+  EXPECT_EQ(out_,
+            "lab/h1 takes work again once its cluster does, which is drained: moves.  muster "
+            "cluster resume lab\n");
+  for (const char* name : {"lab/h1", "lab/h2"}) {
+    pb::Host* host = clusters_.hosts.add_hosts();
+    host->set_name(name);
+    host->set_drained(name != std::string("lab/h1"));
+  }
+  EXPECT_EQ(Run({"cluster", "resume", "lab"}), 0) << err_;
+  EXPECT_EQ(out_,
+            "lab takes work again but for lab/h2, which is drained itself.  muster host resume "
+            "lab/h2\n");
+}
+
+// A login's file and the settings that name it.
+class LogoutTest : public CliTest {
+ protected:
+  LogoutTest() {
+    EXPECT_EQ(system(("mkdir -p " + home_ + "/.config/muster").c_str()), 0);
+    Write(".config/muster/lab.identity", "{}");
+  }
+  // Its exit code, with no server named.
+  int Logout(std::vector<std::string> words) {
+    words.insert(words.begin(), "logout");
+    Process process(std::move(words), home_, "");
+    const int code = process.Wait();
+    out_ = process.out;
+    err_ = process.err;
+    return code;
+  }
+  bool Has(const std::string& name) {
+    return access((home_ + "/.config/muster/" + name).c_str(), F_OK) == 0;
+  }
+};
+
+TEST_F(LogoutTest, RemovesTheKeyAndTheSettingsThatLoginWrote) {
+  Write(".config/muster/config.yaml", "current_context: lab\n");
+  EXPECT_EQ(Logout({}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("Logged out: the key and certificate of context lab are gone"));
+  EXPECT_THAT(out_, HasSubstr("Commands go to this machine's server again"));
+  EXPECT_FALSE(Has("lab.identity"));
+  EXPECT_FALSE(Has("config.yaml"));
+  EXPECT_EQ(Logout({}), 2) << "there is nothing more to leave";
+  EXPECT_THAT(err_, HasSubstr("name a context: muster logout NAME"));
+}
+
+TEST_F(LogoutTest, LeavesOtherSettingsAsTheyAre) {
+  const std::string others = "contexts:\n  demo: {server: \"unix:///nowhere\"}  # mine\n";
+  Write(".config/muster/config.yaml", "current_context: lab  # the large one\n" + others);
+  EXPECT_EQ(Logout({"lab"}), 0) << err_;
+  EXPECT_EQ(ReadFile(home_ + "/.config/muster/config.yaml", 1000).value(), others);
+  Write(".config/muster/config.yaml", "current_context: demo\n" + others);
+  Write(".config/muster/lab.identity", "{}");
+  EXPECT_EQ(Logout({"lab"}), 0) << err_;
+  EXPECT_THAT(out_, Not(HasSubstr("Commands go")));
+  EXPECT_EQ(Logout({"demo"}), 3) << "it is no login";
+  EXPECT_EQ(Logout({"../lab"}), 2);
 }
 
 TEST_F(CliTest, ARemedyKeepsTheFlagsAndIsForProgramsThatFailedByThemselvesOnly) {

@@ -27,6 +27,7 @@ void AddAccess(CLI::App& root,
                Session& session);  // access list, grant, revoke, check; audit list, verify
 void AddSecret(CLI::App& root, Session& session);      // secret set, list, delete
 void AddLogin(CLI::App& root, Session& session);       // login
+void AddLogout(CLI::App& root, Session& session);      // logout
 void AddTrust(CLI::App& root, Session& session);       // user, ca
 void AddToken(CLI::App& root, Session& session);       // token create, list, revoke
 void AddHostTokens(CLI::App* host, Session& session);  // host token, revoke; AddFleet's

@@ -153,9 +153,13 @@ int Up(Session& session, UpOptions options) {
   if (!client.ok()) return session.Fail(client.status());
   FillFlags(*settings, ContextOf(**client), &options.flags);
   if (options.idle != "never") {
-    if (const absl::StatusOr<int64_t> idle = ParseDuration(options.idle); !idle.ok())
+    const absl::StatusOr<int64_t> idle = ParseDuration(options.idle);
+    if (!idle.ok())
       return session.Fail(absl::InvalidArgumentError(
           absl::StrCat("--idle ", options.idle, ": ", idle.status().message(), ", or never")));
+    if (*idle < kSecond || *idle % kSecond != 0)
+      return session.Fail(absl::InvalidArgumentError(
+          absl::StrCat("--idle ", options.idle, ": wants whole seconds, or never")));
   }
   const std::string python = options.python.empty() ? DefaultPython() : options.python;
   options.flags.command = {python, "-m", "muster_dev", absl::StrCat("--idle=", options.idle)};

@@ -87,13 +87,40 @@ int Drain(Session& session, const std::string& target, const std::string& reason
                          *response, target);
 }
 
+// What else keeps work from what was resumed: the host's cluster, or hosts of the cluster. Nothing
+// where that can't be told.
+std::string StillDrained(Client& client, const std::string& target) {
+  const size_t slash = target.find('/');
+  if (slash != std::string::npos) {
+    const std::string cluster = target.substr(0, slash);
+    const absl::StatusOr<pb::Cluster> whole = client.GetCluster(cluster);
+    return whole.ok() && whole->drained()
+               ? absl::StrCat(" once its cluster does, which is drained",
+                              whole->drain_reason().empty() ? "" : ": ",
+                              Plain(whole->drain_reason()), ".  muster cluster resume ", cluster)
+               : "";
+  }
+  const absl::StatusOr<pb::ListHostsResponse> hosts = client.ListHosts(target);
+  std::vector<std::string> drained;
+  if (!hosts.ok()) return "";
+  for (const pb::Host& host : hosts->hosts()) {
+    if (host.drained()) drained.push_back(host.name());
+  }
+  if (drained.empty()) return "";
+  return absl::StrCat(
+      " but for ", drained.size() == 1 ? drained[0] : absl::StrCat(drained.size()),
+      drained.size() == 1 ? ", which is drained itself" : " hosts that are drained themselves",
+      ".  muster host resume ", drained[0]);
+}
+
 int Resume(Session& session, const std::string& target) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   absl::Status status = (*client)->Resume(target);
   if (!status.ok()) return session.Fail(status);
-  return session.ShowOne(absl::StrCat(target, " takes work again.\n"), pb::ResumeResponse(),
-                         target);
+  const std::string but = StillDrained(**client, target);
+  return session.ShowOne(absl::StrCat(target, " takes work again", but.empty() ? "." : but, "\n"),
+                         pb::ResumeResponse(), target);
 }
 
 int ConfirmOff(Session& session, const std::string& host) {

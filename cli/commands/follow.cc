@@ -83,10 +83,14 @@ int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
   return kExitOk;
 }
 
+bool HasRun(const pb::Job& job) {
+  return std::any_of(job.tasks().begin(), job.tasks().end(),
+                     [](const pb::Task& task) { return task.attempts_size() > 0; });
+}
+
 // Why a job that has ended has nothing to show.
 std::string WhyNothing(const pb::Job& job, const pb::LogsRequest& request) {
-  const bool ran = std::any_of(job.tasks().begin(), job.tasks().end(),
-                               [](const pb::Task& task) { return task.attempts_size() > 0; });
+  const bool ran = HasRun(job);
   if (request.rank() == kReportsRank) {
     return !job.spec().has_track() ? " has no track in its file, so what it reports isn't kept"
            : ran ? " left no reports: its rank 0 sent none, or its host no longer keeps them"
@@ -114,6 +118,11 @@ int Logs(Session& session, const pb::LogsRequest& request) {
   absl::StatusOr<pb::Job> job = (*client)->Get(request.id());
   if (!job.ok()) return session.Fail(job.status());
   if (session.for_people()) session.Err(OtherTasks(*job, request.task()));
+  if (session.for_people() && !HasEnded(job->state()) && !job->has_array() && !HasRun(*job)) {
+    session.Err(absl::StrCat("muster: job ", JobId(*job), " waits, and has no output yet",
+                             request.follow() ? "; it follows as soon as the job runs" : "",
+                             ".  Why: muster explain ", JobId(*job), "\n"));
+  }
   LogWriter writer(session, *job, request, LogWriter::kTogether);
   const absl::Status status = ReadLogs(session, **client, request, interrupt, &writer, true);
   writer.End();

@@ -61,7 +61,14 @@ int ShowQueue(Session& session, const std::string& path) {
   if (!client.ok()) return session.Fail(client.status());
   absl::StatusOr<pb::Queue> queue = (*client)->GetQueue(path);
   if (!queue.ok()) return session.Fail(queue.status());
-  return session.Show(QueuesTable({*queue}), *queue, {&*queue}, {queue->path()});
+  const int code = session.Show(QueuesTable({*queue}), *queue, {&*queue}, {queue->path()});
+  if (code != kExitOk || !session.for_people()) return code;
+  // What the table doesn't have: order, times, roles. As the file that `apply` reads has it.
+  pb::QueueTree alone;
+  *alone.add_queues() = queue->spec();
+  session.Out(absl::StrCat("\n", QueueTreeToYaml(alone), "\nIts jobs: muster jobs --queue ", path,
+                           "   The whole tree: muster queue export\n"));
+  return code;
 }
 
 int Apply(Session& session, const ApplyOptions& options) {

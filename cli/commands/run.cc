@@ -1,3 +1,7 @@
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -110,6 +114,18 @@ class OutputReader {
   int64_t pieces_ = 0;  // of output so far
 };
 
+// What is piped or redirected into this command goes nowhere: a job outlives the shell.
+std::string InputStaysBehind() {
+  struct stat info;
+  if (fstat(STDIN_FILENO, &info) != 0) return "";
+  pollfd waiting = {STDIN_FILENO, POLLIN, 0};
+  const bool piped =
+      S_ISFIFO(info.st_mode) && poll(&waiting, 1, 0) == 1 && (waiting.revents & POLLIN) != 0;
+  if (!piped && !(S_ISREG(info.st_mode) && info.st_size > 0)) return "";
+  return "  Standard input doesn't come along: the job reads an empty one. Let it read a file, "
+         "which -C . takes along.\n";
+}
+
 int RunCommand(Session& session, RunOptions options) {
   JobFlags& flags = options.flags;
   Interrupt interrupt;
@@ -128,7 +144,8 @@ int RunCommand(Session& session, RunOptions options) {
   if (absl::Status sent = packs.Send(session, **client, *spec); !sent.ok())
     return session.Fail(sent);
   const bool has_directory = !flags.workdir.empty() || !options.directory.empty();
-  const LeftBehind left = WhatStaysBehind(session.arguments, flags.command, has_directory, *spec);
+  LeftBehind left = WhatStaysBehind(session.arguments, flags.command, has_directory, *spec);
+  absl::StrAppend(&left.text, InputStaysBehind());
   const std::string key = SubmissionKey(options.key);
   absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, *spec, key);
   if (!response.ok()) {

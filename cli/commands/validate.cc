@@ -16,7 +16,7 @@ namespace {
 
 struct ValidateOptions {
   std::vector<std::string> files, settings;
-  std::string schema;
+  std::string schema, queue;
   bool offline = false;
 };
 
@@ -51,6 +51,10 @@ int Learn(Session& session, const ValidateOptions& options, Known* known) {
     context.default_queue = DefaultQueue(*settings, context);
   if (context.default_queue.empty() && context.queues.empty())
     context.default_queue = "default";  // unknown here: not the file's fault
+  if (!options.queue.empty()) {
+    context.default_queue = options.queue;
+    context.queues.clear();  // the file's own doesn't count; the server checks the flag's
+  }
   return kExitOk;
 }
 
@@ -94,6 +98,7 @@ int Validate(Session& session, const ValidateOptions& options) {
       result = FailWithProblems(session, problems, *file, "not valid");
       continue;
     }
+    if (!options.queue.empty()) spec.set_queue(options.queue);
     if (const std::vector<FieldProblem> found = Packs().AddWorkdirs(BaseOf(file->name), &spec);
         !found.empty()) {
       result = FailWithProblems(session, PlaceProblems(file->text, file->name, found), *file,
@@ -133,6 +138,7 @@ void AddValidate(CLI::App& root, Session& session) {
   validate->add_option("--schema", options->schema,
                        "What `muster-trainer --schema` printed, instead of what the server or the "
                        "muster-trainer here says");
+  validate->add_option("--queue", options->queue, "Instead of the files' queue");
   validate->add_flag("--offline", options->offline, "Ask no server");
   validate
       ->add_option("--set", options->settings,

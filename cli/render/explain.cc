@@ -38,6 +38,13 @@ std::string Devices(int64_t milli, const std::string& flavour) {
                                        : "cpus");
 }
 
+// Others' ends are what it waits for, rather than an operator or hosts that aren't there.
+bool WaitsForEnds(const Explained& explained) {
+  return std::any_of(explained.why().begin(), explained.why().end(), [](const auto& why) {
+    return why.holders_size() > 0 && why.code() != pb::V_HELD && why.code() != pb::V_CLUSTER;
+  });
+}
+
 // "prod 290: 32 until 18:20"
 std::string HolderText(const Explained::Holder& holder, int64_t now_ns) {
   std::string text = absl::StrCat(Plain(holder.queue()), " ",
@@ -169,7 +176,7 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
                         Plain(explained.place()), ")");
     } else {
       absl::StrAppend(
-          &out, explained.complete()
+          &out, explained.complete() && WaitsForEnds(explained)
                     ? "; when it starts is unknown: nobody's end is known that would make room"
                     : "; when it starts is unknown");
     }

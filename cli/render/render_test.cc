@@ -386,6 +386,21 @@ TEST(ExplainTest, WhatLacksNoDevicesWaitsForItsTurn) {
   EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("\nshare  "));
 }
 
+TEST(ExplainTest, BlamesOthersEndsOnlyWhereTheyHoldWhatItWaitsFor) {
+  pb::ExplainResponse explained;
+  explained.set_now_ns(kNow);
+  explained.set_complete(true);
+  *explained.mutable_job() = Job318();
+  explained.mutable_job()->mutable_tasks(0)->set_state(pb::TASK_WAITING);
+  auto* why = explained.add_why();
+  why->set_code(pb::V_HELD);
+  why->set_text("lab/h1 is drained");
+  why->add_holders()->set_job(305);
+  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("starts is unknown\n"));
+  why->set_code(pb::V_CAPACITY);
+  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("unknown: nobody's end is known"));
+}
+
 TEST(ExplainTest, SaysWhenNothingHelpsAndWhenTimeRanOut) {
   pb::ExplainResponse explained;
   explained.set_now_ns(kNow);

@@ -240,6 +240,9 @@ struct FakeSecrets : pb::SecretService::Service {
 };
 
 struct FakeClusters : pb::ClusterService::Service {
+  pb::Cluster got;  // the only cluster
+  pb::ListHostsResponse hosts;
+
   grpc::Status Ping(grpc::ServerContext*, const pb::PingRequest*,
                     pb::PingResponse* response) override {
     response->set_user("ann");
@@ -253,6 +256,20 @@ struct FakeClusters : pb::ClusterService::Service {
     capacity->set_flavour("cpu-slot");
     capacity->set_declared(true);
     capacity->set_total_milli(2000);
+    return grpc::Status::OK;
+  }
+  grpc::Status GetCluster(grpc::ServerContext*, const pb::GetClusterRequest*,
+                          pb::Cluster* response) override {
+    *response = got;
+    return grpc::Status::OK;
+  }
+  grpc::Status ListHosts(grpc::ServerContext*, const pb::ListHostsRequest*,
+                         pb::ListHostsResponse* response) override {
+    *response = hosts;
+    return grpc::Status::OK;
+  }
+  grpc::Status Resume(grpc::ServerContext*, const pb::ResumeRequest*,
+                      pb::ResumeResponse*) override {
     return grpc::Status::OK;
   }
   grpc::Status Top(grpc::ServerContext*, const pb::TopRequest* request,

@@ -164,7 +164,8 @@ absl::Status FindTunnelPlace(const State& state, uint64_t number, const pb::Tunn
   if (!host.inventory.opens_tunnels()) {
     return absl::FailedPreconditionError(
         absl::StrCat("host ", place->cluster, "/", place->host,
-                     " has a muster-agent that can't do this: upgrade muster-agent there"));
+                     " has a muster-agent that can't do this: upgrade muster-agent there (a "
+                     "sandbox's is simulated and never can)"));
   }
   *place->open.mutable_key() = KeyOf(*job, task, attempt.number);
   if (command)

@@ -99,6 +99,18 @@ class Previewer {
  private:
   const pb::TaskSpec& task() const { return alone_.tasks(0); }
 
+  // Devices of the flavour that the task takes with so many workers, and what starts together with
+  // it.
+  int64_t DemandMilli(int32_t workers, const std::string& flavour) const {
+    int64_t demand_milli = workers * task().resources().gpus_milli();
+    for (int t = 1; t < alone_.tasks_size(); ++t) {
+      const pb::Resources& wants = alone_.tasks(t).resources();
+      if (std::count(wants.gpu_types().begin(), wants.gpu_types().end(), flavour) > 0)
+        demand_milli += alone_.tasks(t).workers().min() * wants.gpus_milli();
+    }
+    return demand_milli;
+  }
+
   pb::PreviewResponse::Candidate* Add(pb::PreviewResponse* response, int32_t cluster,
                                       const std::string& flavour) {
     pb::PreviewResponse::Candidate* candidate = response->add_candidates();
@@ -138,13 +150,8 @@ class Previewer {
     Future future = Submitted(spec);
     const Foreseen* placed = future.RunUntilPlaced(ref_);
     if (placed == nullptr) {
-      if (const JobRow* job = future.state().FindJob(ref_.job); job != nullptr) {
-        candidate->set_reason(future.cut() ? "the time to look ahead ran out"
-                              : job->awaits.empty()
-                                  ? "nobody's end is known that would make room for it"
-                                  : absl::StrCat("it ", AfterText(future.state(), *job),
-                                                 ", and nobody knows when that is"));
-      }
+      if (const JobRow* job = future.state().FindJob(ref_.job); job != nullptr)
+        candidate->set_reason(WhyUnknown(future, *job));
       return;
     }
     const Foreseen start = *placed;  // further steps move what is foreseen
@@ -165,6 +172,18 @@ class Previewer {
     }
   }
 
+  // Why it isn't known when the job starts there.
+  std::string WhyUnknown(const Future& future, const JobRow& job) const {
+    if (future.cut()) return "the time to look ahead ran out";
+    if (!job.awaits.empty())
+      return absl::StrCat("it ", AfterText(future.state(), job), ", and nobody knows when that is");
+    // What is held, drained or away comes back when somebody sees to it, whoever ends.
+    const pb::Verdict verdict =
+        DescribeVerdict(future.state(), future.plan(), job, ref_.task, nullptr);
+    if (verdict.code() == pb::V_HELD || verdict.code() == pb::V_CLUSTER) return verdict.text();
+    return "nobody's end is known that would make room for it";
+  }
+
   // The job waits for that one, wherever it runs.
   bool Awaits(uint64_t number) const {
     const auto names = [&](const std::string& id) {
@@ -177,7 +196,7 @@ class Previewer {
 
   std::string TooLarge(int32_t cluster, const std::string& flavour,
                        const FieldProblem& problem) const {
-    const int64_t demand_milli = task().workers().min() * task().resources().gpus_milli();
+    const int64_t demand_milli = DemandMilli(task().workers().min(), flavour);
     const std::map<int32_t, int64_t> capacity = PoolCapacity(state_, flavour);
     const auto has = capacity.find(cluster);
     const int64_t has_milli = has == capacity.end() ? 0 : has->second;
@@ -252,7 +271,7 @@ class Previewer {
     const int64_t guarantee_milli = quota == state_.queues().nodes[node].spec.quota().end()
                                         ? 0
                                         : quota->second.guarantee_milli();
-    const int64_t demand_milli = workers * task().resources().gpus_milli();
+    const int64_t demand_milli = DemandMilli(workers, flavour);
     const bool within = guarantee_milli > 0 && used_milli <= guarantee_milli;
     if (guarantee_milli == 0) {
       return absl::StrCat("Queue ", alone_.queue(), ": ", FormatMilli(used_milli), " ", flavour,

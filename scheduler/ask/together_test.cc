@@ -53,6 +53,16 @@ TEST(TogetherAsk, AGroupThatCanNeverStartIsRefusedWithItsSize) {
   EXPECT_TRUE(resolution.never_fits);
 }
 
+TEST(TogetherAsk, APreviewCountsAllThatStartsTogether) {
+  SystemBuilder system;
+  system.Cluster("lab").Hosts("lab", 2, 4).Queue("q", 8);
+  const Resolution resolution = ResolveSpec(system.state, TrainerAndServer(4, 3).spec, {});
+  ASSERT_TRUE(resolution.ok());
+  const pb::PreviewResponse preview =
+      Preview(system.state, resolution.resolved, "ann", system.now_ns, SchedulingOptions());
+  EXPECT_EQ(preview.queue_line(), "Queue q: 0 of 8 guaranteed gpu in use, 7 with this job.");
+}
+
 TEST(TogetherAsk, AGroupAboveALimitIsRefused) {
   SystemBuilder system;
   system.Cluster("lab").Hosts("lab", 2, 8).Queue("q", 0, 6);

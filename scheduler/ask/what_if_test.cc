@@ -337,6 +337,26 @@ TEST(Preview, ClustersThatCanNeverTakeItSayWhy) {
                                 "flat never: has no GPUs", "away never: is drained"));
 }
 
+TEST(Preview, WhatIsDrainedOrAwayIsNamedRatherThanOthersEnds) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 2).Queue("research");
+  const auto reason = [&s] {
+    return Ask(s, Runs(JobBuilder("research").Workers(4).spec)).candidates(0).reason();
+  };
+  EXPECT_EQ(reason(), "");
+  s.Drain("lab/h00");
+  EXPECT_EQ(reason(), "lab/h00 is drained");
+  s.Drain("lab/h00", false);
+  s.HostState("lab", "h01", pb::HOST_UNREACHABLE);
+  EXPECT_EQ(reason(),
+            "no cluster that it may use is up with as much as it needs; it lacks 2 more GPUs; not "
+            "reached: lab/h01");
+  s.HostState("lab", "h01", pb::HOST_UP);
+  JobBuilder("research").Workers(4).SubmitTo(&s);
+  Go(&s);
+  EXPECT_EQ(reason(), "nobody's end is known that would make room for it");
+}
+
 // A queue that is guaranteed all of the two devices, and one that is guaranteed none.
 SystemBuilder OneGuaranteed() {
   SystemBuilder s;

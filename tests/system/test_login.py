@@ -66,11 +66,16 @@ def test_a_login_in_a_browser_makes_a_user(logins, provider):
     )
 
 
-def test_a_login_with_a_code_needs_no_browser(logins, provider):
+def test_a_login_with_a_code_needs_no_browser_and_a_logout_forgets_it(logins, provider):
     done = logins.log_in("ann", "--device", "--provider-ca", provider.ca)
     assert done.returncode == 0, done.stderr
     assert "WDJB-MJHT" in done.stderr
+    assert "Commands go there from now on" in done.stdout, done.stdout
     assert logins.muster("ann", "ping").returncode == 0
+    left = logins.muster("ann", "logout")
+    assert left.returncode == 0, left.stderr
+    assert not list((logins.home("ann") / ".config/muster").iterdir())
+    assert logins.muster("ann", "ping").returncode != 0
 
 
 def test_a_token_that_is_bound_to_no_key_counts_only_where_it_is_said(logins, provider):

@@ -64,6 +64,27 @@ std::string Drains(const State& state, const std::vector<int32_t>& clusters) {
   return absl::StrJoin(said, "; ");
 }
 
+// "; not reached: lab/h1, lab/h2; listed, but no agent came yet: lab/h3": at most four of a kind
+// are named.
+std::string Away(const State& state, const std::vector<int32_t>& clusters) {
+  constexpr size_t kHostsTold = 4;
+  const auto named = [&](pb::HostState wanted, const char* what) {
+    std::vector<std::string> hosts;
+    for (const HostId id : state.hosts()) {
+      const HostRow& host = state.host(id);
+      if (host.state == wanted && std::count(clusters.begin(), clusters.end(), host.cluster) > 0)
+        hosts.push_back(state.HostName(id));
+    }
+    if (hosts.empty()) return std::string();
+    const size_t more = hosts.size() > kHostsTold ? hosts.size() - kHostsTold : 0;
+    hosts.resize(hosts.size() - more);
+    return absl::StrCat("; ", what, " ", absl::StrJoin(hosts, ", "),
+                        more > 0 ? absl::StrCat(" and ", more, " more") : "");
+  };
+  return named(pb::HOST_UNREACHABLE, "not reached:") +
+         named(pb::HOST_NEVER_SEEN, "listed, but no agent came yet:");
+}
+
 // "lab/h1 takes nothing new: /data has 40MiB left of 64MiB": hosts of the cluster that are short of
 // disk; at most four are named.
 std::string LowDisks(const State& state, int32_t cluster) {
@@ -403,12 +424,15 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
                           ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
     case pb::V_UNREACHABLE:
       return Unreachable(state, job, task);
-    case pb::V_CLUSTER:
-      if (!missing.empty())
-        return absl::StrCat("no cluster that it may use is up with as much as it needs; it lacks ",
-                            FormatMilli(verdict.missing_milli()), " more ",
-                            job.task_spec(task).resources().gpus_milli() > 0 ? "GPUs" : "cores");
-      return "no cluster that it may use is up with such devices";
+    case pb::V_CLUSTER: {
+      const std::string lacks =
+          missing.empty()
+              ? "such devices"
+              : absl::StrCat("as much as it needs; it lacks ", missing,
+                             job.task_spec(task).resources().gpus_milli() > 0 ? "GPUs" : "cores");
+      return absl::StrCat("no cluster that it may use is up with ", lacks,
+                          Away(state, AllowedClusters(state, job)));
+    }
     case pb::V_HELD:
       return Held(state, job);
     case pb::V_TOGETHER:

@@ -4,7 +4,7 @@
 #   tests/lint.sh [--fix] [--all] [--base REV] [--report FILE] [--tidy-seconds N]
 #
 #   --fix           formats in place, and applies what ruff and clang-tidy can mend by themselves
-#   --all           clang-tidy on every file, however long it takes (an hour); else on lines that changed since REV, for at most N s (120)
+#   --all           clang-tidy on every file, however long it takes (half an hour); else on lines that changed since REV, for at most N s (120)
 #   --base REV      default: where this branch left main; on main itself, the commit before
 #   --report FILE   a JUnit report, one case a tool
 #

@@ -148,6 +148,25 @@ TEST_F(CheckOnTest, RefusesWhatNoPartOfItsHolderEverHas) {
   }
 }
 
+TEST_F(CheckOnTest, SaysWhatOfItsHolderItWaitsFor) {
+  s_.Cluster("far").Hosts("far", 1, 4);
+  const uint64_t waits = JobBuilder("q").SubmitTo(&s_), runs = Running();
+  const auto text = [this](const pb::JobSpec& spec) {
+    pb::Verdict verdict;
+    verdict.set_code(pb::V_HOLDER);
+    return VerdictText(s_.state, *s_.state.FindJob(Submit(spec)), 0, verdict);
+  };
+  EXPECT_EQ(text(On(waits)), absl::StrCat("waits until job ", waits, " runs"));
+  EXPECT_EQ(text(On(runs)), absl::StrCat("waits until job ", runs, " has room for it"));
+  pb::JobSpec elsewhere = On(runs);
+  elsewhere.add_clusters("far");
+  EXPECT_THAT(text(elsewhere), HasSubstr("runs in lab now, where this one may not start"));
+  pb::JobSpec others = On(runs);
+  others.mutable_tasks(0)->mutable_resources()->clear_gpu_types();
+  others.mutable_tasks(0)->mutable_resources()->add_gpu_types("h100");
+  EXPECT_THAT(text(others), HasSubstr("runs on gpu now, which gpu_types doesn't name"));
+}
+
 TEST_F(CheckOnTest, SimulateAsksTheSame) {
   pb::SimulateRequest request;
   *request.add_jobs() = On(Running());

@@ -354,6 +354,26 @@ std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
   return text;
 }
 
+// Of a job that runs on another one's devices, and doesn't yet.
+std::string WaitsForHolder(const State& state, const JobRow& job, int32_t task) {
+  const std::string holder = absl::StrCat("job ", job.holder);
+  const AttemptRow* runs = HolderRuns(state, job);
+  if (runs == nullptr) return absl::StrCat("waits until ", holder, " runs");
+  const std::vector<int32_t> clusters = AllowedClusters(state, job);
+  if (std::count(clusters.begin(), clusters.end(), runs->cluster) == 0)
+    return absl::StrCat(holder, " runs in ", state.clusters()[runs->cluster].name,
+                        " now, where this one may not start (its clusters, or where its files "
+                        "are); it waits until ",
+                        holder, " runs elsewhere");
+  const pb::Resources& wants = job.task_spec(task).resources();
+  if (wants.gpus_milli() > 0 &&
+      std::count(wants.gpu_types().begin(), wants.gpu_types().end(), runs->flavour) == 0)
+    return absl::StrCat(holder, " runs on ", runs->flavour,
+                        " now, which gpu_types doesn't name; it waits until ", holder,
+                        " runs on others");
+  return absl::StrCat("waits until ", holder, " has room for it");
+}
+
 // Of a task that pauses after a failure.
 std::string WhyPauses(const TaskRow& task) {
   if (task.infra_failures == 0 || task.attempts.empty() ||
@@ -438,8 +458,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     case pb::V_TOGETHER:
       return WaitsForTogetherText(state, job, task);
     case pb::V_HOLDER:
-      return absl::StrCat("waits until job ", job.holder,
-                          HolderRuns(state, job) == nullptr ? " runs" : " has room for it");
+      return WaitsForHolder(state, job, task);
     case pb::V_EXPORT:
       return AwaitedExport(state, job, task);
     case pb::V_ENTITLED_POOL:

@@ -149,7 +149,7 @@ std::vector<Pod> Arrivals(const Workload& w, std::mt19937_64* random) {
     const Pod& pod = pods[(*random)() % originals];
     if (sum + pod.gpus_milli > most) return pods;
     sum += pod.gpus_milli;
-    pods.push_back(Pod(pod));
+    pods.emplace_back(pod);
   }
 }
 

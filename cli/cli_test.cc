@@ -174,7 +174,7 @@ TEST_F(CliTest, FollowEndsWithTheJobsOutcome) {
 
 TEST_F(CliTest, CtrlCStopsFollowingAndNeverTouchesTheJob) {
   jobs_.watch = Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING)});
-  for (std::vector<std::string> arguments :
+  for (const std::vector<std::string>& arguments :
        {std::vector<std::string>{"attach", "7"}, {"submit", "-y", Write("hello.yaml", kHello)}}) {
     Process process(arguments, home_, server_name_);
     ASSERT_TRUE(process.ReadUntil("attempt 1 runs on lab/h1")) << process.out << process.err;
@@ -375,7 +375,7 @@ TEST_F(CliTest, TheHelpOfEveryCommandNamesTheFlagsThatAllTake) {
   for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
            {"jobs"}, {"queue", "apply"}, {"host", "drain"}, {"submit"}}) {
     std::vector<std::string> arguments = command;
-    arguments.push_back("--help");
+    arguments.emplace_back("--help");
     EXPECT_EQ(Run(arguments), 0);
     for (const char* flag :
          {"--server", "--context", "-o table|wide|json|jsonl|yaml|name", "--columns"})

@@ -248,7 +248,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server
     const absl::StatusOr<Identity> identity = FreshLogin(login);
     if (!identity.ok()) return identity.status();
     return std::unique_ptr<Client>(
-        new Client(server, std::make_unique<Stubs>(DialWith(*identity, std::move(arguments)))));
+        new Client(server, std::make_unique<Stubs>(DialWith(*identity, arguments))));
   }
   auto channel = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
   return std::unique_ptr<Client>(new Client(server, std::make_unique<Stubs>(channel)));

@@ -1,5 +1,7 @@
 #include "cli/ignore.h"
 
+#include <ranges>
+
 #include <fnmatch.h>
 
 #include "absl/strings/str_split.h"
@@ -40,7 +42,7 @@ void IgnoreRules::Add(std::string_view lines) {
     const bool tied = line.find('/') != line.npos;
     if (!line.empty() && line[0] == '/') line.remove_prefix(1);
     if (line.empty()) continue;
-    if (!tied) rule.names.push_back("**");
+    if (!tied) rule.names.emplace_back("**");
     for (absl::string_view name : absl::StrSplit(line, '/')) {
       if (name != "**" || rule.names.empty() || rule.names.back() != "**")
         rule.names.emplace_back(name);
@@ -51,9 +53,9 @@ void IgnoreRules::Add(std::string_view lines) {
 
 bool IgnoreRules::Ignores(std::string_view path, bool is_directory) const {
   const Names names = absl::StrSplit(absl::string_view(path.data(), path.size()), '/');
-  for (auto rule = rules_.rbegin(); rule != rules_.rend(); ++rule) {
-    if (rule->directories && !is_directory) continue;
-    if (Matches(rule->names, 0, names, 0)) return !rule->takes_back;
+  for (const Rule& rule : std::views::reverse(rules_)) {
+    if (rule.directories && !is_directory) continue;
+    if (Matches(rule.names, 0, names, 0)) return !rule.takes_back;
   }
   return false;
 }

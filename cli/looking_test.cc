@@ -82,11 +82,10 @@ TEST_F(CliTest, FieldsAndValidateAskTheTrainerHereWhereNoServerKnowsOne) {
     EXPECT_THAT(err_, HasSubstr("Did you mean trainer.max_steps?  All: muster fields trainer"));
     EXPECT_EQ(Run({"validate", job}), 2);
     EXPECT_THAT(err_, HasSubstr("trainer.max_step: no such field. Did you mean max_steps?"));
-    EXPECT_EQ(Run({"validate", "--offline", job, "--set",
-                   "trainer={init: i, data: d, max_length: 1, global_batch_size: 1, max_steps: 3, "
-                   "learning_rate: 1e-3}"}),
-              0)
-        << err_;
+    const std::string whole =
+        "trainer={init: i, data: d, max_length: 1, global_batch_size: 1, max_steps: 3, "
+        "learning_rate: 1e-3}";
+    EXPECT_EQ(Run({"validate", "--offline", job, "--set", whole}), 0) << err_;
     EXPECT_THAT(out_, HasSubstr("trainer: as the muster-trainer beside muster takes it"));
     EXPECT_EQ(unlink(trainer.c_str()), 0);
   }

@@ -166,7 +166,7 @@ int Main(Session& session, int argc, char** argv) {
       argv[1] == std::string_view("help")) {  // `muster help queue apply` is what people try first
     std::vector<std::string> words(argv + 2, argv + argc);
     std::erase_if(words, [](const std::string& word) { return word[0] == '-'; });
-    words.push_back("--help");
+    words.emplace_back("--help");
     std::vector<char*> asked = {argv[0]};
     for (std::string& word : words) asked.push_back(word.data());
     asked.push_back(nullptr);

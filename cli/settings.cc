@@ -40,7 +40,7 @@ bool Ours(const std::string& socket) {
 // none), or wherever the one of the default directory does. The first where somebody listens, else
 // the first.
 std::string LocalServer(const Environment& environment) {
-  const std::string first = absl::StrCat("unix://", LocalSocketPath(environment));
+  std::string first = absl::StrCat("unix://", LocalSocketPath(environment));
   if (CheckReachable(first).ok()) return first;
   for (const std::string& socket :
        {absl::StrCat("/run/user/", getuid(), "/muster/musterd.sock"), TemporarySocketPath()}) {
@@ -88,7 +88,7 @@ std::string DefaultDataDirectory(const Environment& environment) {
 }
 
 std::string ClientConfigPath(const Environment& environment) {
-  const std::string named = environment("MUSTER_CONFIG");
+  std::string named = environment("MUSTER_CONFIG");
   if (!named.empty()) return named;
   const std::string base = environment("XDG_CONFIG_HOME");
   return absl::StrCat(base.empty() ? absl::StrCat(Home(environment), "/.config") : base,

@@ -152,14 +152,14 @@ std::string WhyNotTaken(const Identity& identity, const std::string& said) {
 }
 
 std::shared_ptr<grpc::Channel> DialWith(const Identity& identity,
-                                        grpc::ChannelArguments arguments) {
+                                        const grpc::ChannelArguments& arguments) {
   std::string chosen = identity.addresses.front(), why;
   if (identity.addresses.size() > 1) {
     const int fd = ConnectToFirst(identity, &chosen, &why);
     if (fd >= 0) close(fd);
   }
   return Dial(chosen, identity.holder.trust_id,
-              {identity.authorities, identity.key, identity.certificate}, std::move(arguments));
+              {identity.authorities, identity.key, identity.certificate}, arguments);
 }
 
 std::string WhyNotServed(const Identity& identity) {

@@ -25,7 +25,8 @@ std::string WhyNotTaken(const Identity& identity, const std::string& said);
 
 // A channel to the first of the scheduler's addresses that accepts a connection, or to the first at
 // all. It speaks TLS, shows the identity's certificate and takes no other scheduler's.
-std::shared_ptr<grpc::Channel> DialWith(const Identity& identity, grpc::ChannelArguments arguments);
+std::shared_ptr<grpc::Channel> DialWith(const Identity& identity,
+                                        const grpc::ChannelArguments& arguments);
 // Empty: somebody accepts connections at one of the addresses. Else why none does.
 std::string WhyNotServed(const Identity& identity);
 

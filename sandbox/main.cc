@@ -101,7 +101,7 @@ class Feeder {
   }
 
  private:
-  void Submit(PopulationJob job) {
+  void Submit(const PopulationJob& job) {
     const std::string uid = absl::StrFormat("%016x%016x", random_.Next(), random_.Next());
     programs_->Know(uid, job.duration_ns, job.spec.tasks(0).workers().min());
     engine_->Call(

@@ -88,7 +88,7 @@ std::shared_ptr<grpc::Channel> Connection::Dial() const {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(4 << 20);
-  if (identify_ != nullptr) return DialWith(*identify_(), std::move(arguments));
+  if (identify_ != nullptr) return DialWith(*identify_(), arguments);
   return grpc::CreateCustomChannel(absl::StrCat("unix:", server_.substr(kScheme)),
                                    grpc::InsecureChannelCredentials(), arguments);
 }

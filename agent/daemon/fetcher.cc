@@ -169,7 +169,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> Dial(const Source& source) {
   }
   const absl::StatusOr<Identity> identity = LoadIdentity(source.identity_file);
   if (!identity.ok()) return absl::FailedPreconditionError(identity.status().message());
-  return DialWith(*identity, std::move(arguments));
+  return DialWith(*identity, arguments);
 }
 
 FetchPack PackFetcher(Source source) {

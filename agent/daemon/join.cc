@@ -27,7 +27,7 @@ std::string WhyRefused(const std::string& path, Identity* identity) {
     status = renewed.status();
     if (renewed.ok() && SaveIdentity(path, *renewed).ok()) *identity = *std::move(renewed);
   }
-  const std::string why(status.message());
+  std::string why(status.message());
   if (absl::IsUnauthenticated(status)) return why;
   return EndedBeforeAnyCall(why) ? WhyNotTaken(*identity, why) : "";
 }

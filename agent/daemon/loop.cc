@@ -64,7 +64,7 @@ void MarkBroken(int32_t device, const std::string& why, v1::Inventory* inventory
 
 }  // namespace
 
-AgentLoop::AgentLoop(Options options, Ports ports, std::vector<AttemptRecord> records)
+AgentLoop::AgentLoop(Options options, const Ports& ports, std::vector<AttemptRecord> records)
     : options_(std::move(options)),
       ports_(ports),
       inventory_(options_.inventory),

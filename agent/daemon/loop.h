@@ -51,7 +51,7 @@ class AgentLoop final : public Sender {
   };
 
   // `records`: what `state` held at start. All outlive this object.
-  AgentLoop(Options options, Ports ports, std::vector<AttemptRecord> records);
+  AgentLoop(Options options, const Ports& ports, std::vector<AttemptRecord> records);
 
   void Begin();
 

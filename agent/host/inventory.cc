@@ -161,7 +161,7 @@ void FindAbilities(const std::string& bin_directory, bool as_owners, v1::Invento
   AnnounceAll(inventory);
   ProgramOptions options;
   options.argv = {bin_directory + "/muster-shim", "--can-enter"};
-  if (as_owners) options.argv.push_back("nobody");
+  if (as_owners) options.argv.emplace_back("nobody");
   options.time_limit_ns = kEnterTimeLimit;
   const absl::StatusOr<ProgramEnd> end = RunProgram(options);
   const std::string why = end.ok() ? end->why : std::string(end.status().message());

@@ -155,7 +155,7 @@ std::vector<std::string> SocketDirectories(uid_t user, bool in_memory, const std
   if (in_memory && user < kFirstPerson)
     directories.push_back(absl::StrCat("/dev/shm/.muster-", user));
   // That name, and the one in /tmp, may be taken by anybody; this one by root alone.
-  if (user == 0) directories.push_back("/run/muster-agent");
+  if (user == 0) directories.emplace_back("/run/muster-agent");
   directories.push_back(absl::StrCat("/tmp/muster-", user));
   // Last, as it goes with its user's last login, whatever still runs.
   if (!of_login.empty()) directories.push_back(of_login + "/muster-agent");
@@ -282,13 +282,13 @@ absl::Status HostProcesses::FindSockets() {
 
 absl::StatusOr<int32_t> HostProcesses::Prepare(const v1::Prepare& prepare) {
   // What can be told to be impossible is told now, before anything is durable.
-  if (const absl::Status status = CheckLaunch(prepare); !status.ok()) return status;
+  if (absl::Status status = CheckLaunch(prepare); !status.ok()) return status;
   if (!prepare.task().trainer_json().empty()) {
     const std::string trainer = host_.bin_directory + "/muster-trainer";
     if (::access(trainer.c_str(), X_OK) != 0)
       return absl::FailedPreconditionError(trainer + ": this host has no muster-trainer");
   }
-  if (const absl::Status status = PrepareStorage(prepare); !status.ok()) return status;
+  if (absl::Status status = PrepareStorage(prepare); !status.ok()) return status;
   if (!prepare.hosts_rendezvous() && !prepare.start_at_once()) return 0;
   std::vector<int32_t> taken;
   for (const auto& [id, port] : ports_taken_) taken.push_back(port);

@@ -283,7 +283,7 @@ std::string StateDirectory::LogDirectory(const AttemptId& id) const {
 absl::Status StateDirectory::MakeAttemptDirectory(const AttemptId& id) {
   const std::string directory = AttemptDirectory(id);
   if (::mkdir(directory.c_str(), 0700) == 0 || errno == EEXIST) return absl::OkStatus();
-  const absl::Status failed = ErrnoStatus(errno, directory);
+  absl::Status failed = ErrnoStatus(errno, directory);
   for (int i = 0; i < kReserves; ++i) {
     if (::renameat2(AT_FDCWD, absl::StrCat(path_, kReserve, i).c_str(), AT_FDCWD, directory.c_str(),
                     RENAME_NOREPLACE) == 0)

@@ -44,7 +44,7 @@ absl::Status StorageThreads::NoAnswer(const StorageWork& work) const {
 
 absl::Status StorageThreads::Do(const StorageKey& key, StorageWork work) {
   if (work.patience_ns == 0) work.patience_ns = patience_ns_;
-  const absl::Status under_way = absl::UnavailableError("under way");
+  absl::Status under_way = absl::UnavailableError("under way");
   if (const auto known = pieces_.find(key); known != pieces_.end()) {
     if (!known->second.answer.has_value()) return under_way;
     const Piece piece = std::move(pieces_.extract(known).mapped());

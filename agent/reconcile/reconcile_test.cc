@@ -154,16 +154,16 @@ TEST(Retry, IsAQuarterOfTheTimeThatTheSchedulerHasBeenAwayAndSlowerWhileItRefuse
 
 struct World final : Files, Processes, Sender {
   absl::Status PersistPrepared(const AttemptRecord& record, bool durable) override {
-    log.push_back(durable ? "prepared" : "prepared, not synced");
+    log.emplace_back(durable ? "prepared" : "prepared, not synced");
     return prepared_error;
   }
   absl::StatusOr<Claim> ClaimStopped(const AttemptRecord& record) override {
-    log.push_back("claim");
+    log.emplace_back("claim");
     if (claims.count(record.id) == 0) claims[record.id] = Claim::kStopped;
     return claims[record.id];
   }
   absl::Status PersistStop(const AttemptRecord& record) override {
-    log.push_back("stop");
+    log.emplace_back("stop");
     return absl::OkStatus();
   }
   absl::Status Renew(const AttemptRecord& record) override {
@@ -183,12 +183,12 @@ struct World final : Files, Processes, Sender {
     return seen_error;
   }
   absl::Status Forget(const AttemptId& id) override {
-    log.push_back("forget");
+    log.emplace_back("forget");
     return absl::OkStatus();
   }
   absl::Status Publish(const AttemptRecord& record, const std::string& staged,
                        const std::string& target) override {
-    log.push_back("publish");
+    log.emplace_back("publish");
     return publish_error;
   }
   absl::StatusOr<int32_t> Prepare(const v1::Prepare& prepare) override {
@@ -197,10 +197,10 @@ struct World final : Files, Processes, Sender {
   }
   absl::Status SpawnShim(const AttemptRecord& record) override {
     if (!spawn_error.ok()) return spawn_error;
-    log.push_back("spawn");
+    log.emplace_back("spawn");
     return absl::OkStatus();
   }
-  void SignalShim(const AttemptId& id) override { log.push_back("signal"); }
+  void SignalShim(const AttemptId& id) override { log.emplace_back("signal"); }
   bool ShimLives(const AttemptId& id) override { return live.count(id) > 0; }
   void Send(v1::AgentMessage message) override { sent.push_back(std::move(message)); }
 
@@ -530,8 +530,8 @@ TEST_F(ReconcilerTest, ARecordIsDurableBeforeOthersRelyOnIt) {
   news.lines_at_ns = {1};
   agent_->OnShim(kId, news, 2000);
   EXPECT_EQ(world_.Take(), Log({}));
-  news.lines.push_back(R"({"checkpoint":{"step":5,"path":"/c/5"}})");
-  news.lines.push_back(R"({"checkpoint":{"step":9,"path":"/c/9"}})");
+  news.lines.emplace_back(R"({"checkpoint":{"step":5,"path":"/c/5"}})");
+  news.lines.emplace_back(R"({"checkpoint":{"step":9,"path":"/c/9"}})");
   news.lines_at_ns = {1, 2, 3};
   agent_->OnShim(kId, news, 2000);
   EXPECT_EQ(world_.Take(), Log({"prepared"}));

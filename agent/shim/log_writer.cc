@@ -23,10 +23,10 @@ std::optional<std::pair<int32_t, int64_t>> ParseName(std::string_view name) {
   if (dot == std::string_view::npos || name.size() - dot - 1 != 16) return std::nullopt;
   int32_t rank = 0;
   uint64_t offset = 0;
-  const char* end = name.data() + name.size();
-  const auto first = std::from_chars(name.data(), name.data() + dot, rank);
-  const auto second = std::from_chars(name.data() + dot + 1, end, offset, 16);
-  if (first.ec != std::errc() || first.ptr != name.data() + dot || second.ec != std::errc() ||
+  const char *begin = name.data(), *end = begin + name.size();
+  const auto first = std::from_chars(begin, begin + dot, rank);
+  const auto second = std::from_chars(begin + dot + 1, end, offset, 16);
+  if (first.ec != std::errc() || first.ptr != begin + dot || second.ec != std::errc() ||
       second.ptr != end)
     return std::nullopt;
   return std::make_pair(rank, static_cast<int64_t>(offset));

@@ -116,6 +116,7 @@ class LoopTest : public ::testing::Test {
   // With all of its ranks past their exec.
   void Run() {
     Begin();
+    // NOLINTNEXTLINE(modernize-loop-convert): it starts others
     for (size_t i = 0; i < world_.started.size(); ++i) {
       loop_->OnExec(world_.started[i].first, "");
       wake_ = loop_->Turn();
@@ -294,7 +295,7 @@ TEST_F(LoopTest, AFenceIsWaitedForByTheClockOfAMachineThatSleepsAndPutOffByTheAg
 TEST_F(LoopTest, TheProcessesOfAWorkerFindWhatItsSetupExportedButForMustersOwn) {
   spec_.setup = "export A=1";
   spec_.env = {{"MUSTER_JOB", "7"}, {"B", "2"}};
-  world_.exports = std::string("A=1\0MUSTER_JOB=8\0PWD=/\0", 24);
+  world_.exports = std::string("A=1\0MUSTER_JOB=8\0PWD=/\0", 23);
   Begin();
   ASSERT_EQ(world_.started.size(), 1u);
   EXPECT_TRUE(world_.started[0].second.setup);

@@ -129,7 +129,7 @@ class OwnerTest : public ::testing::Test {
     return all;
   }
   std::string ShimLog() { return ReadText(root_ + "/shim.log"); }
-  ActResult Act(ActRequest request) {
+  ActResult Act(const ActRequest& request) {
     const std::string output = root_ + "/result";
     pid_t pid = Spawn({"--act"}, FormatActRequest(request), output);
     EXPECT_EQ(Wait(&pid), 0);

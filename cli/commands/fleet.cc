@@ -152,7 +152,7 @@ int Release(Session& session, const std::string& host, std::optional<int32_t> de
 
 // `cluster` and `host` have the same four verbs.
 void AddVerbs(CLI::App* noun, Session& session, const std::string& what,
-              std::function<int(const std::string&)> show) {
+              const std::function<int(const std::string&)>& show) {
   auto target = std::make_shared<std::string>();
   auto reason = std::make_shared<std::string>();
   CLI::App* show_command = noun->add_subcommand("show", "One of them");

@@ -81,7 +81,7 @@ std::map<std::string, std::string> CallbackParameters(std::string_view request_l
   const size_t end = request_line.find(' ');
   if (end == request_line.npos) return parameters;
   const std::vector<std::string> pairs =
-      absl::StrSplit(absl::string_view(request_line.data(), end), '&');
+      absl::StrSplit(std::string(request_line.substr(0, end)), '&');
   for (const std::string& pair : pairs) {
     const size_t equals = pair.find('=');
     if (equals == pair.npos) continue;

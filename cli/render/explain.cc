@@ -68,7 +68,7 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
       if (task.progress().expected_end_ns() > now_ns)
         absl::StrAppend(&text, ", ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
       if (!task.spill_reason().empty()) absl::StrAppend(&text, ": ", Plain(task.spill_reason()));
-      text += "\n";
+      text += '\n';
     } else if (task.state() == pb::TASK_BLOCKED && !task.verdict().text().empty()) {
       absl::StrAppend(&text, "  ", Plain(task.name()), " ", Plain(task.verdict().text()), "\n");
     } else if (task.state() == pb::TASK_BLOCKED) {
@@ -181,7 +181,7 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
                     : "; when it starts is unknown");
     }
   }
-  out += "\n";
+  out += '\n';
 
   const bool several = job.tasks_size() > 1;
   std::vector<Table::Column> columns = {{"WHY"}, {"MISSING"}, {.title = "HELD BY", .wrap = true}};

@@ -131,7 +131,7 @@ void Append(const Message& message, int indent, bool in_list, std::string* out) 
         in_list && field == fields.front() ? "" : std::string(static_cast<size_t>(indent), ' ');
     absl::StrAppend(out, pad, field->name(), ":");
     if (field->is_map()) {
-      *out += "\n";
+      *out += '\n';
       AppendMap(message, field, indent + 2, out);
     } else if (!field->is_repeated()) {
       if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
@@ -140,7 +140,7 @@ void Append(const Message& message, int indent, bool in_list, std::string* out) 
         absl::StrAppend(out, " ", Scalar(message, field, -1), "\n");
       }
     } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-      *out += "\n";
+      *out += '\n';
       for (int i = 0; i < r->FieldSize(message, field); ++i) {
         std::string inner;
         Append(r->GetRepeatedMessage(message, field, i), indent + 2, true, &inner);

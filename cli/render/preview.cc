@@ -13,7 +13,7 @@ namespace {
 using Candidate = pb::PreviewResponse::Candidate;
 
 std::string TakesFrom(const Candidate& candidate) {
-  const std::string text = TakenText(candidate.takes_from());
+  std::string text = TakenText(candidate.takes_from());
   if (!text.empty()) return text;
   if (candidate.after_jobs().empty()) return "nobody";
   return absl::StrCat("nobody (", absl::StrJoin(candidate.after_jobs(), ", "),

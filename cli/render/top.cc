@@ -61,7 +61,7 @@ std::string TopHead(const pb::TopResponse& top, const Screen& screen) {
       absl::StrAppend(&out, "; ", FormatMilli(total.down_milli()), " drained or down");
     if (total.waiting_milli() > 0)
       absl::StrAppend(&out, "; ", FormatMilli(total.waiting_milli()), " waited for");
-    out += "\n";
+    out += '\n';
   }
   return out;
 }

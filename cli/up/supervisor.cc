@@ -115,7 +115,7 @@ absl::Status Supervisor::Start() {
       "--host",    kUpHost,      "--state-dir",  plan_.data_dir + "/agent",
       "--address", "127.0.0.1",  "--single-user"};
   if (plan_.slots > 0) {
-    arguments.push_back("--inventory");
+    arguments.emplace_back("--inventory");
     arguments.push_back(plan_.data_dir + "/host.yaml");
   }
   agent_ = std::make_unique<Child>(plan_.binaries_dir + "/muster-agent", arguments,

@@ -24,7 +24,7 @@ TEST(Ids, AreRandomInEachOfTheir128Bits) {
   }
   // Ten standard deviations: chance does not get there.
   for (size_t bit = 0; bit < ones.size(); ++bit)
-    EXPECT_NEAR(ones[bit], kIds / 2, 158) << "bit " << bit;
+    EXPECT_NEAR(ones[bit], kIds / 2.0, 158) << "bit " << bit;
 }
 
 }  // namespace

@@ -332,7 +332,7 @@ class ClusterReader {
       host->set_rack(rack);
       host->set_sku(sku);
     }
-    if (!sku.empty()) sku_uses_.push_back({path + ".sku", sku});
+    if (!sku.empty()) sku_uses_.emplace_back(path + ".sku", sku);
   }
 
   void CheckReferences() {
@@ -463,8 +463,8 @@ std::string HowDiffers(const pb::Sku& sku, const pb::Inventory& inventory) {
                                inventory.devices_size() == 1 ? " device" : " devices",
                                " instead of ", sku.gpus()));
   if (sku.declared() != inventory.declared())
-    how.push_back(inventory.declared() ? "declared stand-ins instead of devices"
-                                       : "devices instead of declared stand-ins");
+    how.emplace_back(inventory.declared() ? "declared stand-ins instead of devices"
+                                          : "devices instead of declared stand-ins");
   const auto less = [](int64_t has, int64_t wanted) { return has < wanted - wanted / 10; };
   if (inventory.cpus_milli() < sku.cpus_milli())
     how.push_back(absl::StrCat(FormatMilli(inventory.cpus_milli()), " cpus instead of ",

@@ -48,7 +48,7 @@ void AppendPicture(const Problem& problem, const std::string& indent, bool color
         std::clamp(column - kLineShown / 3, 0, static_cast<int>(line.size()) - kLineShown);
     std::vector<std::string> window(line.begin() + start, line.begin() + start + kLineShown);
     if (start > 0) window.insert(window.begin(), "...");
-    if (start + kLineShown < static_cast<int>(line.size())) window.push_back("...");
+    if (start + kLineShown < static_cast<int>(line.size())) window.emplace_back("...");
     column = column - start + (start > 0 ? 3 : 0);
     line = std::move(window);
   }

@@ -251,9 +251,8 @@ std::optional<Fields> Fields::Map(std::string_view name) {
 
 void Fields::NotYet(std::string_view name, std::string_view why) {
   known_.emplace_back(name);
-  for (size_t i = 0; i < map_.keys.size(); ++i) {
-    if (map_.keys[i].text == name)
-      document_.Add(map_.keys[i], PathOf(name), absl::StrCat("not yet: ", View(why)));
+  for (const YamlNode& key : map_.keys) {
+    if (key.text == name) document_.Add(key, PathOf(name), absl::StrCat("not yet: ", View(why)));
   }
 }
 

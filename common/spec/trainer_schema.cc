@@ -174,7 +174,7 @@ void CheckObject(const json& value, const json& schema, const std::string& path,
 }  // namespace
 
 json ParseBoundedJson(std::string_view text, size_t max_bytes) {
-  const json bad(json::value_t::discarded);
+  json bad(json::value_t::discarded);
   if (text.size() > max_bytes) return bad;
   int depth = 0;
   bool in_text = false;

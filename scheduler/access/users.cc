@@ -58,7 +58,7 @@ std::vector<std::string> GroupsOf(const Account& account) {
     group entry{};
     group* found = nullptr;
     if (getgrgid_r(id, &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr)
-      groups.push_back(found->gr_name);
+      groups.emplace_back(found->gr_name);
   }
   std::sort(groups.begin(), groups.end());
   return groups;

@@ -150,7 +150,7 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(const Caller& caller,
                                                          grpc::CallbackServerContext* call,
                                                          const pb::ConfirmOffRequest* request,
                                                          pb::ConfirmOffResponse* response) {
-  const std::string name = request->host();
+  const std::string& name = request->host();
   const std::shared_ptr<const View>& view = caller.view();
   if (FindHostByName(view->state, name) == kNoHost)
     return Reply(call, NotFound("host (cluster/host)", name));
@@ -178,7 +178,7 @@ grpc::ServerUnaryReactor* ClusterServiceImpl::ConfirmOff(const Caller& caller,
 grpc::ServerUnaryReactor* ClusterServiceImpl::ReleaseQuarantine(
     const Caller& caller, grpc::CallbackServerContext* call,
     const pb::ReleaseQuarantineRequest* request, pb::ReleaseQuarantineResponse* response) {
-  const std::string name = request->host();
+  const std::string& name = request->host();
   const int32_t device = request->has_device() ? request->device() : -1;
   if (request->has_device() && device < 0)
     return Reply(call, BadRequest("the request is wrong", {{"device", "must not be negative"}}));

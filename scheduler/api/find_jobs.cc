@@ -75,7 +75,7 @@ absl::Status AddPast(const std::shared_ptr<const View>& view, History* history,
   absl::Status broken = absl::OkStatus();
   uint64_t reached = 0;  // the last one that was looked at, where others may follow
   int examined = 0;
-  const absl::Status status =
+  absl::Status status =
       history->Scan(std::min(before, state.next_job_number()), above, [&](const History::Row& row) {
         if (past.size() == size || examined++ == kExamined) return false;
         reached = row.number;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <ranges>
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/api/submit.h"
@@ -46,11 +47,11 @@ class ListedHistory : public History {
   }
   absl::Status Scan(uint64_t before, uint64_t above,
                     const std::function<bool(const Row&)>& each) override {
-    for (auto it = jobs_.rbegin(); it != jobs_.rend(); ++it) {
-      if (it->first >= before || it->first <= above) continue;
-      if (it->second.state() == pb::JOB_STATE_UNSPECIFIED) continue;
-      const pb::JobRecord& job = it->second;
-      if (!each({it->first, job.owner(), job.spec().queue(), job.state(), [&] {
+    for (const auto& [number, record] : std::views::reverse(jobs_)) {
+      if (number >= before || number <= above) continue;
+      if (record.state() == pb::JOB_STATE_UNSPECIFIED) continue;
+      const pb::JobRecord& job = record;
+      if (!each({number, job.owner(), job.spec().queue(), job.state(), [&] {
                    ++read;
                    return DeterministicBytes(job);
                  }}))

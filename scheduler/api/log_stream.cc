@@ -59,7 +59,7 @@ constexpr int64_t kAwaitHostNs = 1500 * kMillisecond, kAwaitHostFollowedNs = 5 *
 }  // namespace
 
 LogStream::LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request,
-                     Caller caller)
+                     const Caller& caller)
     : context_(context),
       hub_(hub),
       request_(std::move(request)),

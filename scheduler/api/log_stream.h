@@ -25,7 +25,8 @@ inline constexpr int kLogReadersMax = 256;  // Logs calls of this process at onc
 class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>, pb::LogsResponse>,
                   public std::enable_shared_from_this<LogStream> {
  public:
-  LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request, Caller caller);
+  LogStream(const ApiContext* context, WatchHub* hub, pb::LogsRequest request,
+            const Caller& caller);
   void Begin();
 
  protected:

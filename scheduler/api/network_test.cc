@@ -206,7 +206,6 @@ TEST_F(NetworkTest, WhoJoinedCallsAndIsWhoItsCertificateNames) {
 
 TEST_F(NetworkTest, WithoutACertificateNothingButJoiningIsServed) {
   const Identity ann = JoinedUser("ann");
-  Identity nobody = ann;
   grpc::ChannelArguments arguments;
   arguments.SetSslTargetNameOverride(ServerName(ann.holder.trust_id));
   const auto without = grpc::CreateCustomChannel(

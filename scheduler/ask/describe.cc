@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <optional>
+#include <ranges>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -59,10 +60,10 @@ void AddCheckpoints(const TaskRow& row, const pb::TaskSpec& spec, pb::Task* task
       spec.checkpoint().has_keep() ? spec.checkpoint().keep() : kDefaultCheckpointsKept;
   std::map<int32_t, int32_t> of_attempt;
   std::vector<const pb::Checkpoint*> kept;
-  for (auto it = row.checkpoints.rbegin(); it != row.checkpoints.rend(); ++it) {
-    if (++of_attempt[it->attempt()] <= keep) kept.push_back(&*it);
+  for (const pb::Checkpoint& checkpoint : std::views::reverse(row.checkpoints)) {
+    if (++of_attempt[checkpoint.attempt()] <= keep) kept.push_back(&checkpoint);
   }
-  for (auto it = kept.rbegin(); it != kept.rend(); ++it) *task->add_checkpoints() = **it;
+  for (const pb::Checkpoint* one : std::views::reverse(kept)) *task->add_checkpoints() = *one;
 }
 
 // What all queues are described from, read once.

@@ -159,7 +159,7 @@ class Explainer {
 
   // The job's spec with a change to its task.
   template <typename Change>
-  pb::JobSpec With(Change change) const {
+  pb::JobSpec With(const Change& change) const {
     pb::JobSpec spec = *job_.spec;
     change(&spec, spec.mutable_tasks(task_));
     return spec;

@@ -187,7 +187,7 @@ std::vector<std::string> Narrate(const State& before_state, const JobRow* before
     }
   }
   if (job.finished() && (before == nullptr || !before->finished())) {
-    if (job.state == pb::SUCCEEDED) said.push_back("succeeded");
+    if (job.state == pb::SUCCEEDED) said.emplace_back("succeeded");
     if (job.state == pb::FAILED)
       said.push_back(With("failed", With(CauseText(job.cause), job.detail)));
     if (job.state == pb::CANCELLED)

@@ -221,7 +221,7 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
       if ((of_devices > 0 || r == 0) && free[r] > most[r].free) most[r] = {free[r], wants[r], id};
     }
   }
-  const std::string unable = Unable(state, job, task);
+  std::string unable = Unable(state, job, task);
   if (most[0].host == kNoHost) return unable;  // none of those that are up
   const std::string others = unable.empty() ? "" : absl::StrCat("; ", unable);
   const int32_t workers = spec.workers().min();
@@ -417,8 +417,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       const auto leaves =
           std::count_if(state.queues().nodes.begin(), state.queues().nodes.end(),
                         [](const QueueNode& node) { return node.children.empty(); });
-      const std::string waits =
-          absl::StrCat("waits for ", missing, Where(verdict), " to become free");
+      std::string waits = absl::StrCat("waits for ", missing, Where(verdict), " to become free");
       if (standing.share_left) return absl::StrCat(waits, "; ", ShareLeftText(job, standing.ahead));
       if (leaves <= 1) return waits;
       const int32_t leaf = state.queues().Find(job.spec->queue());

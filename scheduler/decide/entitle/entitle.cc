@@ -531,6 +531,7 @@ void Entitlement::ChargePath(int32_t node, int32_t pool, int64_t demand_milli, i
 // From the leaves up: what was marked is looked at again, and so are the queues above it.
 void Entitlement::EvaluateMarked() {
   for (int32_t depth = static_cast<int32_t>(dirty_.size()) - 1; depth >= 0; --depth) {
+    // NOLINTNEXTLINE(modernize-loop-convert): what is marked meanwhile may be added to it
     for (size_t i = 0; i < dirty_[depth].size(); ++i) {
       const int32_t marked = dirty_[depth][i];
       branches_[marked].dirty = false;

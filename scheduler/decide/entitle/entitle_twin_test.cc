@@ -318,7 +318,7 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
   m.reaches.assign(static_cast<size_t>(clusters),
                    std::vector<bool>(static_cast<size_t>(clusters), false));
   for (auto& row : m.reaches) {
-    for (size_t c = 0; c < row.size(); ++c) row[c] = dice->Chance(60);
+    for (auto reaches : row) reaches = dice->Chance(60);
   }
   const int64_t nodes = 2 + dice->Of(dice->Chance(30) ? 10 : 5);
   std::vector<int> depth = {0};

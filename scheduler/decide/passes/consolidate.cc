@@ -187,6 +187,7 @@ bool Consolidation::MoveAll(Try* trial) {
            std::pair(in_.gang(b.gang).gpus, HeldMilli(b));
   });
   std::vector<Guest> stoppable = Stoppable();
+  // NOLINTNEXTLINE(modernize-loop-convert): Move adds to it
   for (size_t i = 0; i < gone_.size(); ++i) {
     Guest guest = gone_[i];
     if (!guest.moves) continue;

@@ -65,11 +65,11 @@ Engine::~Engine() {
     std::lock_guard lock(mutex_);
     left.swap(queue_);
   }
-  Refuse(std::move(left));
+  Refuse(left);
 }
 
-void Engine::Refuse(std::vector<Queued> queue) {
-  for (Queued& queued : queue) {
+void Engine::Refuse(const std::vector<Queued>& queue) {
+  for (const Queued& queued : queue) {
     if (queued.done)
       queued.done(absl::UnavailableError("musterd is stopping; try again when it is back"));
   }
@@ -516,7 +516,7 @@ void Engine::Run() {
     std::lock_guard lock(mutex_);
     left.swap(queue_);
   }
-  Refuse(std::move(left));
+  Refuse(left);
 }
 
 // The engine's thread alone writes stats_, so it may read them without the lock.

@@ -175,7 +175,7 @@ class Engine {
   void Dispatch(const ChangedRows& changed, const State& before);
   void ForgetWhatEnded();
   void TellStats(int64_t now_ns);
-  void Refuse(std::vector<Queued> queue);
+  void Refuse(const std::vector<Queued>& queue);
 
   const EngineOptions options_;
   Clock* const clock_;

@@ -34,7 +34,7 @@ class EngineTest : public ::testing::Test, public AgentLink {
     *event.mutable_job_submitted()->mutable_spec() = OneSlotSpec();
     return event;
   }
-  void Start(EngineOptions options = {}) {
+  void Start(const EngineOptions& options = {}) {
     engine_ = std::make_unique<Engine>(options, &clock_, &store_, this, State());
     engine_->Post(LabConfigured());
     engine_->Post(HostJoins("h1"));

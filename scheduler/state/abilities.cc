@@ -27,9 +27,9 @@ std::string WhyUnable(const pb::Inventory& inventory, Abilities needs) {
            "than 5.11; muster-agent's log says which. Allow them, or go without image";
   }
   std::vector<std::string> unknown;
-  if ((lacks & kGivesSecrets) != 0) unknown.push_back("secrets");
-  if ((lacks & kUnpacks) != 0) unknown.push_back("a workdir that comes along");
-  if ((lacks & kEntersImages) != 0) unknown.push_back("images");
+  if ((lacks & kGivesSecrets) != 0) unknown.emplace_back("secrets");
+  if ((lacks & kUnpacks) != 0) unknown.emplace_back("a workdir that comes along");
+  if ((lacks & kEntersImages) != 0) unknown.emplace_back("images");
   return absl::StrCat("has a muster-agent that doesn't know ", absl::StrJoin(unknown, " and "),
                       ": upgrade muster-agent there");
 }

@@ -31,7 +31,7 @@ class Applier {
   explicit Applier(State* state) : s_(*state) {}
 
   void Apply(const pb::Event& event);
-  void ReplaceSpec(uint64_t number, pb::JobSpec spec);  // what_if.h
+  void ReplaceSpec(uint64_t number, const pb::JobSpec& spec);  // what_if.h
 
   // For State::Load, too.
   void SetQueues(const pb::QueueTree& tree);

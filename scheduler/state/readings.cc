@@ -1,5 +1,6 @@
 // Small readings of State that engine, decide and ask share.
 #include <algorithm>
+#include <ranges>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -241,11 +242,11 @@ std::vector<int32_t> AllowedClusters(const State& state, const JobRow& job) {
 std::vector<std::string> ResumeFrom(const State& state, const TaskRow& task,
                                     const std::string& cluster) {
   std::vector<std::string> paths;
-  for (auto it = task.checkpoints.rbegin(); it != task.checkpoints.rend(); ++it) {
-    if (it->storage().empty() || Reaches(state.cluster_file(), it->storage(), cluster) ||
-        !state.cluster_file().storages().contains(it->storage())) {
-      paths.push_back(it->path());
-    }
+  for (const pb::Checkpoint& checkpoint : std::views::reverse(task.checkpoints)) {
+    const std::string& storage = checkpoint.storage();
+    if (storage.empty() || Reaches(state.cluster_file(), storage, cluster) ||
+        !state.cluster_file().storages().contains(storage))
+      paths.push_back(checkpoint.path());
   }
   return paths;
 }

@@ -6,11 +6,11 @@
 
 namespace muster {
 
-void ReplaceSpec(State* state, uint64_t job, pb::JobSpec spec) {
-  Applier(state).ReplaceSpec(job, std::move(spec));
+void ReplaceSpec(State* state, uint64_t job, const pb::JobSpec& spec) {
+  Applier(state).ReplaceSpec(job, spec);
 }
 
-void Applier::ReplaceSpec(uint64_t number, pb::JobSpec spec) {
+void Applier::ReplaceSpec(uint64_t number, const pb::JobSpec& spec) {
   const JobRow* row = s_.FindJob(number);
   if (row == nullptr || row->finished() || row->spec->tasks_size() != spec.tasks_size()) return;
   for (size_t t = 0; t < row->tasks.size(); ++t) {

@@ -240,7 +240,7 @@ absl::StatusOr<StoreReport> VerifyStore(const std::string& file) {
     report.replayed = report.first_commit == 1 && *this_version;
     State state;
     uint64_t next = report.first_commit;
-    const absl::Status status =
+    absl::Status status =
         ForEachCommit(db->get(), report,
                       [&](uint64_t commit, const std::vector<std::string>& events) -> absl::Status {
                         if (commit != next) {  // musterd has trimmed it meanwhile

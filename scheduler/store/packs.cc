@@ -252,7 +252,7 @@ absl::StatusOr<int64_t> PackStore::Put(const std::string& owner, const std::stri
   if (upload->offset < size) return upload->offset;
   upload->finishing = true;
   lock.unlock();  // nobody waits for its disk
-  const absl::Status finished = Finish(name, upload);
+  absl::Status finished = Finish(name, upload);
   lock.lock();
   if (finished.ok()) checked_.insert(PathOf(name));
   Drop(uploads_.find(name));

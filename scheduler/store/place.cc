@@ -119,7 +119,7 @@ absl::StatusOr<int> LockDirectory(const std::string& directory) {
     close(fd);
     if (error != EWOULDBLOCK) return ErrnoStatus(error, absl::StrCat(path, ": flock"));
     const std::string pid(
-        absl::StripSuffix(std::string_view(holder, length > 0 ? length : 0).data(), "\n"));
+        absl::StripSuffix(absl::string_view(holder, length > 0 ? length : 0), "\n"));
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": another musterd serves this directory",
                      pid.empty() ? "" : absl::StrCat(" (pid ", pid, ")"),

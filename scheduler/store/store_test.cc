@@ -56,8 +56,9 @@ class StoreTest : public ::testing::Test {
   absl::Status Open() {
     store_.reset();
     absl::StatusOr<std::unique_ptr<SqliteStore>> store = SqliteStore::Open(options_, &recovered_);
-    if (store.ok()) store_ = *std::move(store);
-    return store.status();
+    if (!store.ok()) return store.status();
+    store_ = *std::move(store);
+    return absl::OkStatus();
   }
   absl::Status Commit(uint64_t number, std::vector<std::string> events,
                       std::vector<RowChange> rows = {}, int64_t now_ns = kDay) {

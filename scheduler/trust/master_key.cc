@@ -36,7 +36,7 @@ absl::StatusOr<std::string> ReadMasterKey(const std::string& path, const std::st
                    "isn't there, and the authority's keys in the store can't be read without it. "
                    "Put the copy there that you keep");
     }
-    const std::string key = NewSealKey();
+    std::string key = NewSealKey();
     if (absl::Status written =
             WriteFileDurably(path, absl::StrCat(absl::BytesToHexString(key), "\n"), 0400);
         !written.ok())

@@ -229,7 +229,7 @@ absl::StatusOr<Office::Issued> Office::Issue(const Trust& trust, std::string_vie
 absl::StatusOr<Office::Issued> Office::Join(const Trust& trust, std::string_view token,
                                             std::string_view request, int64_t now_ns) const {
   // One answer for all that is wrong with a token: it tells nothing about others.
-  const absl::Status refused =
+  absl::Status refused =
       NotWelcome("the token is unknown, spent, revoked or older than it may be. Ask for a new one");
   const std::optional<Token> given = ParseToken(token);
   if (!given.has_value()) return refused;

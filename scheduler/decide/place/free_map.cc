@@ -515,7 +515,7 @@ std::string FreeMap::Difference(const State& state) {
   for (const HostId id : state.hosts()) {
     const Host& mine = hosts_[id];
     const Host& other = fresh.hosts_[id];
-    const std::string name = state.HostName(id);
+    std::string name = state.HostName(id);
     if (mine.usable != other.usable || mine.silent != other.silent ||
         mine.devices != other.devices || kinds_[mine.kind] != fresh.kinds_[other.kind])
       return name;

@@ -290,7 +290,7 @@ TEST(Place, AnAgentThatIsUpgradedIsSeen) {
 TEST(Place, NamesTheHostsThatFailedAJob) {
   JobRow job;
   job.tasks.resize(1);
-  const auto attempt = [&](pb::Cause cause, std::vector<HostId> hosts,
+  const auto attempt = [&](pb::Cause cause, const std::vector<HostId>& hosts,
                            bool ended = true) -> AttemptRow& {
     AttemptRow& row = job.tasks[0].attempts.emplace_back();
     row.cause = cause;

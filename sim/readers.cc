@@ -3,6 +3,7 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -47,7 +48,7 @@ absl::StatusOr<int64_t> Seconds(absl::string_view text, absl::string_view column
     return absl::InvalidArgumentError(
         absl::StrCat(column, ": \"", text, "\" is no number of seconds up to ten years"));
   }
-  return static_cast<int64_t>(value * 1000 + 0.5) * kMillisecond;
+  return std::llround(value * 1000) * kMillisecond;
 }
 
 // Lines after the first `skip`, in cells; broken ones named.

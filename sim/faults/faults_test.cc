@@ -273,7 +273,7 @@ TEST_F(FaultsTest, AFailingRunIsToldWithFewerFaultsThatFailAgainWhenReplayed) {
   words[5] = config;
   ASSERT_EQ(words[2], "--only");
   EXPECT_EQ(static_cast<size_t>(std::count(words[3].begin(), words[3].end(), ',')) + 1, left);
-  words.push_back("--no-shrink");
+  words.emplace_back("--no-shrink");
   const Said again = RunCommand(words);
   EXPECT_EQ(again.code, 1);
   EXPECT_THAT(again.err, ::testing::HasSubstr(

@@ -402,8 +402,8 @@ class Gavel : public Preemptive {
   bool Fills() const override { return now_ns() == begun_ns_; }
   double Key(const Known& job) const override {
     const double gpus = static_cast<double>(job.demand_milli()) / 1000;
-    return -std::min(1.0, share_ / gpus) /
-           static_cast<double>(job.received_ns + options().quantum_ns / 2);
+    const int64_t half_ns = options().quantum_ns / 2;
+    return -std::min(1.0, share_ / gpus) / static_cast<double>(job.received_ns + half_ns);
   }
   void Round(const State& state) override {
     if (!Due()) return;

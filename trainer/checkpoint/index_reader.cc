@@ -234,7 +234,7 @@ std::set<std::string> WeightFilesIn(const std::string& index_text,
         problems.push_back(absl::StrCat(": weight_map.", tensor, " is no file name"));
     }
   }
-  if (names.empty()) problems.push_back(" has no weight_map; download it again");
+  if (names.empty()) problems.emplace_back(" has no weight_map; download it again");
   return names;
 }
 

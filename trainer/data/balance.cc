@@ -152,7 +152,7 @@ std::vector<Step> BalanceSteps(const std::vector<int64_t>& lengths, const Balanc
                        [](const auto& queue) { return !queue.empty(); });
   };
   while (next < lengths.size() || !waiting.empty() || queued()) {
-    std::vector<int64_t> documents = std::move(waiting);
+    std::vector<int64_t> documents = std::exchange(waiting, {});
     int64_t tokens = 0;
     for (; next < lengths.size() && tokens < budget; ++next) {
       tokens += lengths[next];

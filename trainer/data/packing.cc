@@ -281,7 +281,7 @@ class Mixture : public Packer {
         if (shares_[i] * (at + 1) - had[i] * kCycle > shares_[next] * (at + 1) - had[next] * kCycle)
           next = i;
       }
-      cycle_.push_back({static_cast<int>(next), had[next]++});
+      cycle_.emplace_back(static_cast<int>(next), had[next]++);
     }
   }
 

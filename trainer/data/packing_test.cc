@@ -63,7 +63,7 @@ class Packing : public ::testing::Test {
   std::string directory_;
 };
 
-std::unique_ptr<Packer> Make(const TokenShards& shards, PackingOptions options) {
+std::unique_ptr<Packer> Make(const TokenShards& shards, const PackingOptions& options) {
   absl::StatusOr<std::unique_ptr<Packer>> packer = Packer::Make(&shards, options);
   EXPECT_TRUE(packer.ok()) << packer.status();
   return *std::move(packer);

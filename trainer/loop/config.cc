@@ -198,7 +198,7 @@ bool DecaysAtTheEnd(const TrainConfig& config) {
 
 void ReadKeys(const json& value, TrainConfig& config, Problems& problems) {
   std::vector<std::string> names;
-  for (const Key& key : Keys()) names.push_back(key.name);
+  for (const Key& key : Keys()) names.emplace_back(key.name);
   for (const auto& [name, given] : value.items()) {
     const auto key =
         std::find_if(Keys().begin(), Keys().end(), [&](const Key& k) { return k.name == name; });

@@ -237,7 +237,7 @@ absl::Status WriteExport(const Checkpoint& checkpoint, const ModelConfig& model,
   const std::vector<FlatLayout> layouts = MakeLayout(model).flats;
   BaseReader beside(base, model, meta.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
   const ReadParameter read = [&](int flat, int segment, int64_t begin,
-                                 at::Tensor out) -> absl::Status {
+                                 const at::Tensor& out) -> absl::Status {
     const Segment& wanted = layouts[flat].segments()[segment];
     if (base.weights == nullptr)
       return checkpoint.ReadRange(wanted, 0, begin, out.numel(), out.data_ptr<float>());

@@ -46,7 +46,7 @@ int WriteExport(const Setup& setup, at::Device device, Engine& engine, Progress&
       setup.config.lora.on() ? WholeAdapters(setup, engine, *alone) : Flats();
   const AdapterExport adapters{&whole_adapters, setup.config.lora, setup.init_directory};
   const ModelLayout whole = MakeLayout(setup.model);
-  const ReadParameter read = [&](int flat, int segment, int64_t first, at::Tensor out) {
+  const ReadParameter read = [&](int flat, int segment, int64_t first, const at::Tensor& out) {
     const std::string& name = whole.flats[flat].segments()[segment].name;
     out.copy_(engine.WholeWeight(name).view(-1).narrow(0, first, out.numel()));
     return absl::OkStatus();

@@ -70,7 +70,7 @@ absl::StatusOr<std::string> Profile::Finish() {
   char name[64];
   std::snprintf(name, sizeof name, "/step-%08lld.rank-%d.json", static_cast<long long>(first_step_),
                 rank_);
-  const std::string path = directory_ + name, unfinished = path + ".unfinished";
+  std::string path = directory_ + name, unfinished = path + ".unfinished";
   std::error_code error;
   std::filesystem::create_directories(directory_, error);
   if (!error) {

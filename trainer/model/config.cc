@@ -147,22 +147,22 @@ std::vector<std::string> ModelConfig::DifferencesFrom(const ModelConfig& o) cons
   compare("head_dim", head_dim, o.head_dim);
   compare("rms_norm_eps", rms_norm_eps, o.rms_norm_eps);
   compare("rope_theta", rope_theta, o.rope_theta);
-  if (rope != o.rope) found.push_back("the scaling of RoPE differs");
+  if (rope != o.rope) found.emplace_back("the scaling of RoPE differs");
   compare("tie_word_embeddings", tie_word_embeddings, o.tie_word_embeddings);
   if (qkv_bias != o.qkv_bias || out_bias != o.out_bias || mlp_bias != o.mlp_bias)
-    found.push_back("other linears have biases");
+    found.emplace_back("other linears have biases");
   if (family == o.family) compare("the norms of q and k", qk_norm, o.qk_norm);
   bool windows = false;
   for (int64_t layer = 0; num_layers == o.num_layers && layer < num_layers; ++layer)
     windows |= Window(layer) != o.Window(layer);
-  if (windows) found.push_back("the sliding windows differ");
+  if (windows) found.emplace_back("the sliding windows differ");
   compare("the number of experts", experts.count, o.experts.count);
   if (experts.count > 0 && o.experts.count > 0) {
     compare("num_experts_per_tok", experts.per_token, o.experts.per_token);
     compare("the width of an expert", experts.width, o.experts.width);
     compare("norm_topk_prob", experts.normalise, o.experts.normalise);
     if (num_layers == o.num_layers && experts.sparse_layers != o.experts.sparse_layers)
-      found.push_back("other layers have experts");
+      found.emplace_back("other layers have experts");
   }
   return found;
 }

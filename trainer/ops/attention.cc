@@ -10,8 +10,8 @@ namespace {
 
 // Writes x rotated by the tables' angles (their negative when `sign` is -1) to out. x, out: [...,
 // S, D] views.
-void Rotate(const at::Tensor& x, at::Tensor out, const at::Tensor& cos, const at::Tensor& sin,
-            int sign) {
+void Rotate(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos,
+            const at::Tensor& sin, int sign) {
   const int64_t half = x.size(-1) / 2;
   const at::Tensor x1 = x.narrow(-1, 0, half), x2 = x.narrow(-1, half, half);
   at::Tensor y1 = out.narrow(-1, 0, half), y2 = out.narrow(-1, half, half);
@@ -45,7 +45,7 @@ at::Tensor InverseFrequencies(const ModelConfig& config) {
   const at::Tensor exponent =
       at::arange(0, config.head_dim, 2, fp32) / static_cast<double>(config.head_dim);
   const at::Tensor periods = at::pow(config.rope_theta, exponent);  // [D / 2]
-  const at::Tensor inverse = 1.0 / periods;
+  at::Tensor inverse = 1.0 / periods;
   if (config.rope.type == "linear") return inverse / config.rope.factor;
   if (config.rope.type == "yarn") {
     const at::Tensor kept = 1 - YarnRamp(config);

@@ -127,9 +127,9 @@ std::optional<Heads> SplitAndRotate(const at::Tensor& qkv, int64_t batch, const 
   const kernels::Kernels* table = KernelsFor(qkv);
   if (table == nullptr || !Suits(qkv, config.head_dim / 2)) return std::nullopt;
   const int64_t length = qkv.size(0) / batch, d = config.head_dim;
-  const Heads heads{at::empty({batch, config.num_heads, length, d}, qkv.options()),
-                    at::empty({batch, config.num_kv_heads, length, d}, qkv.options()),
-                    at::empty({batch, config.num_kv_heads, length, d}, qkv.options())};
+  Heads heads{at::empty({batch, config.num_heads, length, d}, qkv.options()),
+              at::empty({batch, config.num_kv_heads, length, d}, qkv.options()),
+              at::empty({batch, config.num_kv_heads, length, d}, qkv.options())};
   table->rope(RopeOf(heads, qkv, rope, positions), StreamOf(qkv));
   CheckLaunch(qkv);
   return heads;
@@ -292,7 +292,7 @@ std::optional<at::Tensor> CrossEntropy(const at::Tensor& logits, const at::Tenso
   table->cross_entropy(a, StreamOf(logits));
   CheckLaunch(logits);
   if (losses.defined()) losses.copy_(sums[0]);
-  const at::Tensor result = sums.sum(1);
+  at::Tensor result = sums.sum(1);
   result[1].mul_(z_loss);
   return result;
 }

@@ -14,10 +14,10 @@ namespace {
 namespace MUSTER_KERNELS_FORM {
 
 constexpr int kLanes = 16;
-typedef float F __attribute__((vector_size(4 * kLanes)));
-typedef int32_t I __attribute__((vector_size(4 * kLanes)));
-typedef uint32_t U __attribute__((vector_size(4 * kLanes)));
-typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
+using F __attribute__((vector_size(4 * kLanes))) = float;
+using I __attribute__((vector_size(4 * kLanes))) = int32_t;
+using U __attribute__((vector_size(4 * kLanes))) = uint32_t;
+using H __attribute__((vector_size(2 * kLanes))) = uint16_t;
 
 struct Bf16 {
   uint16_t bits;
@@ -316,9 +316,9 @@ void CrossEntropy(const CrossEntropyArguments& a, Stream) {
 }
 
 // Eight values at a time; big ones one by one.
-typedef float F8 __attribute__((vector_size(32)));
-typedef double D8 __attribute__((vector_size(64)));
-typedef int64_t L8 __attribute__((vector_size(64)));
+using F8 __attribute__((vector_size(32))) = float;
+using D8 __attribute__((vector_size(64))) = double;
+using L8 __attribute__((vector_size(64))) = int64_t;
 
 inline F8 LoadEight(const float* p) {
   F8 x;

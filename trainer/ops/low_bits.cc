@@ -22,6 +22,7 @@ float Clamp(float x) { return std::max(-1.0f, std::min(1.0f, x)); }
 
 float AtPlace(int place) { return static_cast<float>(place) / (kPlaces - 1) * 2 - 1; }
 int PlaceOf(float x) {
+  // NOLINTNEXTLINE(bugprone-incorrect-roundings): never negative, and in a loop over all moments
   return static_cast<int>((x + 1.0f) * 0.5f * static_cast<float>(kPlaces - 1) + 0.5f);
 }
 

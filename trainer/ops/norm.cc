@@ -11,8 +11,8 @@ RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps) {
   return {(xf * rstd).to(x.scalar_type()).mul_(w), rstd};
 }
 
-ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, const at::Tensor& w,
-                                   double eps) {
+ResidualNormResult ResidualRmsNorm(const at::Tensor& x, const at::Tensor& residual,
+                                   const at::Tensor& w, double eps) {
   if (const auto done = fused::ResidualRmsNorm(x, residual, w, eps)) return *done;
   x.add_(residual);
   const RmsNormResult norm = RmsNorm(x, w, eps);

@@ -170,7 +170,7 @@ at::Tensor Int8Moments::Values(Which which, const Run& run, int64_t block, int64
                 lead = block == 0 ? run.lead() : 0;
   const at::Tensor from = run.exact ? moment.exact.narrow(0, run.first + first, last - first)
                                     : moment.codes.narrow(0, run.begin + first, last - first);
-  const at::Tensor all = at::zeros({blocks * kByteBlock}, from.options());
+  at::Tensor all = at::zeros({blocks * kByteBlock}, from.options());
   all.narrow(0, lead, last - first).copy_(from);
   if (run.exact) return all;
   return DequantiseByAten(

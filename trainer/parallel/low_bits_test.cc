@@ -15,7 +15,7 @@
 namespace muster::trainer {
 namespace {
 
-at::Tensor Random(std::vector<int64_t> shape, uint64_t seed) {
+at::Tensor Random(const std::vector<int64_t>& shape, uint64_t seed) {
   return at::randn(shape, at::make_generator<at::CPUGeneratorImpl>(seed));
 }
 

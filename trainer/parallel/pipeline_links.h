@@ -30,8 +30,8 @@ class PipelineLinks {
     c10::intrusive_ptr<c10d::Work> work;
   };
   // Asks for the next message, which comes into `memory`.
-  Message AskForward(at::Tensor memory) const { return Ask(groups_.forward_from, memory); }
-  Message AskBackward(at::Tensor memory) const { return Ask(groups_.backward_from, memory); }
+  Message AskForward(const at::Tensor& memory) const { return Ask(groups_.forward_from, memory); }
+  Message AskBackward(const at::Tensor& memory) const { return Ask(groups_.backward_from, memory); }
   // Waits for it.
   at::Tensor Take(Message message);
 

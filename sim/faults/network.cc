@@ -55,7 +55,7 @@ uint64_t Network::Connect(int32_t host, AgentEnd* agent) {
   return id;
 }
 
-void Network::Send(uint64_t id, pb::AgentMessage message) {
+void Network::Send(uint64_t id, const pb::AgentMessage& message) {
   Wire* wire = Find(id);
   if (wire == nullptr || wire->agent == nullptr) return;
   Link& link = links_[wire->host];

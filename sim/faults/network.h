@@ -45,7 +45,7 @@ class Network {
   void Died(SchedulerEnd* end);
   // 0: nobody answers.
   uint64_t Connect(int32_t host, AgentEnd* agent);
-  void Send(uint64_t stream, pb::AgentMessage message);
+  void Send(uint64_t stream, const pb::AgentMessage& message);
   // The agent leaves; what is on its way to it may still come. With `silently` (its machine has no
   // power) neither is true.
   void Leave(uint64_t stream, bool silently);

@@ -278,7 +278,7 @@ void SimAgent::Send(uint64_t generation, v1::AgentMessage message) {
   if (generation != stream_ || stream_ == 0) return;
   if (message.has_hello())
     shared_->checker.OnHello(shared_->heap.now_ns(), machine_->full_name(), message.hello());
-  network_->Send(stream_, std::move(message));
+  network_->Send(stream_, message);
 }
 
 // Nothing else here asks for another stream.

@@ -1,5 +1,6 @@
 #include "trainer/optim/adamw.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -137,12 +138,12 @@ TEST(AdamWKernel, EveryFloatSurvivesTheSplit) {
                                0x3F808000u, 0x3F818000u, 0x3F80FFFFu, 0xBF808000u,
                                0x00000001u, 0x7F7F8000u, 0x7F800000u};
   for (const uint32_t bits : patterns) {
-    float value = 0, back = 0;
-    std::memcpy(&value, &bits, 4);
+    const auto value = std::bit_cast<float>(bits);
+    float back = 0;
     uint16_t weight = 0, low_bits = 0;
     SplitMasters(&value, &weight, &low_bits, 1);
     JoinMasters(&weight, &low_bits, &back, 1);
-    EXPECT_EQ(std::memcmp(&value, &back, 4), 0) << bits;
+    EXPECT_EQ(std::bit_cast<uint32_t>(back), bits);
   }
 }
 

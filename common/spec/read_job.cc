@@ -91,6 +91,14 @@ class JobReader {
       top.Finish();
       return true;
     }
+    ReadTasks(top);
+    top.Finish();
+    return false;
+  }
+
+ private:
+  // With `tasks`, whose fields don't stand at the top.
+  void ReadTasks(Fields& top) {
     top.ForEach("tasks", [&](const YamlNode& node, const std::string& path) {
       pb::TaskSpec* task = spec_.add_tasks();
       if (!node.IsMap()) {
@@ -135,11 +143,8 @@ class JobReader {
                           "belongs to a task: with tasks: every task has its own; move it there",
                           Document::Where::kName);
     }
-    top.Finish();
-    return false;
   }
 
- private:
   void ReadTask(Fields& fields, pb::TaskSpec* task) {
     pb::Workers workers;
     if (ReadWorkers(fields, "workers", kMaxWorkers, &workers)) *task->mutable_workers() = workers;

@@ -9,6 +9,7 @@
 #include "common/base/units.h"
 #include "common/spec/members.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/words/absent_text.h"
 #include "scheduler/ask/words/after_text.h"
 #include "scheduler/ask/words/clock_text.h"
 #include "scheduler/ask/words/together_text.h"
@@ -30,79 +31,6 @@ std::string Where(const pb::Verdict& verdict) {
   if (!verdict.cluster().empty())
     absl::StrAppend(&where, where.empty() ? "in " : " in ", verdict.cluster());
   return where;
-}
-
-std::string Because(const std::string& reason) {
-  return reason.empty() ? "" : absl::StrCat(": ", reason);
-}
-
-// "lab/h1 is drained: a fan is replaced": what of these clusters is drained; at most four are
-// named.
-std::string Drains(const State& state, const std::vector<int32_t>& clusters) {
-  std::vector<std::string> said;
-  size_t more = 0;
-  const auto say = [&](const std::string& name, const std::string& reason) {
-    if (said.size() < 4) {
-      said.push_back(absl::StrCat(name, " is drained", Because(reason)));
-    } else {
-      ++more;
-    }
-  };
-  for (const int32_t cluster : clusters) {
-    const ClusterRow& row = state.clusters()[cluster];
-    if (row.drained) say(row.name, row.drain_reason);
-  }
-  for (const HostId id : state.hosts()) {
-    const HostRow& host = state.host(id);
-    const bool here = std::find(clusters.begin(), clusters.end(), host.cluster) != clusters.end();
-    if (here && host.drained && !state.clusters()[host.cluster].drained)
-      say(state.HostName(id), host.drain_reason);
-  }
-  if (more > 0)
-    said.push_back(
-        absl::StrCat(more, more == 1 ? " more host is drained" : " more hosts are drained"));
-  return absl::StrJoin(said, "; ");
-}
-
-// "; not reached: lab/h1, lab/h2; listed, but no agent came yet: lab/h3": at most four of a kind
-// are named.
-std::string Away(const State& state, const std::vector<int32_t>& clusters) {
-  constexpr size_t kHostsTold = 4;
-  const auto named = [&](pb::HostState wanted, const char* what) {
-    std::vector<std::string> hosts;
-    for (const HostId id : state.hosts()) {
-      const HostRow& host = state.host(id);
-      if (host.state == wanted && std::count(clusters.begin(), clusters.end(), host.cluster) > 0)
-        hosts.push_back(state.HostName(id));
-    }
-    if (hosts.empty()) return std::string();
-    const size_t more = hosts.size() > kHostsTold ? hosts.size() - kHostsTold : 0;
-    hosts.resize(hosts.size() - more);
-    return absl::StrCat("; ", what, " ", absl::StrJoin(hosts, ", "),
-                        more > 0 ? absl::StrCat(" and ", more, " more") : "");
-  };
-  return named(pb::HOST_UNREACHABLE, "not reached:") +
-         named(pb::HOST_NEVER_SEEN, "listed, but no agent came yet:");
-}
-
-// "lab/h1 takes nothing new: /data has 40MiB left of 64MiB": hosts of the cluster that are short of
-// disk; at most four are named.
-std::string LowDisks(const State& state, int32_t cluster) {
-  constexpr size_t kHostsTold = 4;
-  std::vector<std::string> said;
-  size_t more = 0;
-  for (const HostId id : state.hosts()) {
-    const HostRow& host = state.host(id);
-    if (host.cluster != cluster || host.inventory.low_disk().empty()) continue;
-    if (said.size() == kHostsTold) {
-      ++more;
-      continue;
-    }
-    said.push_back(
-        absl::StrCat(state.HostName(id), " takes nothing new: ", host.inventory.low_disk()));
-  }
-  if (more > 0) said.push_back(absl::StrCat("so do ", more, " more"));
-  return absl::StrJoin(said, "; ");
 }
 
 std::string Held(const State& state, const JobRow& job) {
@@ -374,6 +302,21 @@ std::string WaitsForHolder(const State& state, const JobRow& job, int32_t task) 
   return absl::StrCat("waits until ", holder, " has room for it");
 }
 
+// Of a task that waits for jobs, for its turn in an array, or for others of its job.
+std::string WaitsForOthersEnd(const State& state, const JobRow& job, int32_t task) {
+  if (!job.awaits.empty()) return AfterText(state, job);
+  if (job.later) {
+    return absl::StrCat("waits for its turn: at most ", MembersAtATime(*job.spec),
+                        " members of array ", job.array, " at a time");
+  }
+  std::vector<std::string> names;
+  for (const std::string& name : job.task_spec(task).after()) {
+    const int32_t before = TaskIndex(*job.spec, name);
+    if (before >= 0 && job.tasks[before].state != pb::TASK_SUCCEEDED) names.push_back(name);
+  }
+  return absl::StrCat("waits for ", absl::StrJoin(names, ", "), " to succeed");
+}
+
 // Of a task that pauses after a failure.
 std::string WhyPauses(const TaskRow& task) {
   if (task.infra_failures == 0 || task.attempts.empty() ||
@@ -395,19 +338,8 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
                                   ? absl::StrCat(FormatMilli(verdict.missing_milli()), " more ")
                                   : "";
   switch (verdict.code()) {
-    case pb::V_AFTER: {
-      if (!job.awaits.empty()) return AfterText(state, job);
-      if (job.later) {
-        return absl::StrCat("waits for its turn: at most ", MembersAtATime(*job.spec),
-                            " members of array ", job.array, " at a time");
-      }
-      std::vector<std::string> names;
-      for (const std::string& name : job.task_spec(task).after()) {
-        const int32_t before = TaskIndex(*job.spec, name);
-        if (before >= 0 && job.tasks[before].state != pb::TASK_SUCCEEDED) names.push_back(name);
-      }
-      return absl::StrCat("waits for ", absl::StrJoin(names, ", "), " to succeed");
-    }
+    case pb::V_AFTER:
+      return WaitsForOthersEnd(state, job, task);
     case pb::V_STARTING_NOW:
       return absl::StrCat("starts now on ", Where(verdict));
     case pb::V_CAPACITY:

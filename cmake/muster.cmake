@@ -75,10 +75,11 @@ function(muster_program name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 endfunction()
 
-# muster_test(NAME SRCS a_test.cc … DEPS target … [APART a_test.cc …] [TIMEOUT seconds] [OPTIMISED]): a GoogleTest binary in <build>/tests, known to
-# ctest. Its own files compile in half the time without optimisation; OPTIMISED is for those that compute much themselves.
+# muster_test(NAME SRCS a_test.cc … DEPS target … [APART a_test.cc …] [TIMEOUT seconds] [OPTIMISED] [HALVES]): a GoogleTest binary in <build>/tests, known to
+# ctest. Its own files compile in half the time without optimisation; OPTIMISED is for those that compute much themselves. HALVES: for ctest two tests, of
+# every other case each, which run beside each other.
 function(muster_test name)
-  cmake_parse_arguments(A "OPTIMISED" "TIMEOUT" "SRCS;DEPS;APART" ${ARGN})
+  cmake_parse_arguments(A "OPTIMISED;HALVES" "TIMEOUT" "SRCS;DEPS;APART" ${ARGN})
   find_package(GTest REQUIRED)
   muster_compile_together(${name} sources SRCS ${A_SRCS} APART ${A_APART})
   add_executable(${name} ${sources})
@@ -93,4 +94,14 @@ function(muster_test name)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   # Those that may take long begin first: else the longest runs alone at the end.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} COST ${A_TIMEOUT})
+  if(A_HALVES)
+    # By another name, as a report is named after its program.
+    set(other ${name}_other_half)
+    add_custom_command(TARGET ${name} POST_BUILD
+      COMMAND ${CMAKE_COMMAND} -E create_symlink ${name} ${CMAKE_BINARY_DIR}/tests/${other})
+    add_test(NAME ${other} COMMAND ${CMAKE_BINARY_DIR}/tests/${other} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+    set_tests_properties(${other} PROPERTIES TIMEOUT ${A_TIMEOUT} COST ${A_TIMEOUT}
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=1")
+    set_tests_properties(${name} PROPERTIES ENVIRONMENT "GTEST_TOTAL_SHARDS=2;GTEST_SHARD_INDEX=0")
+  endif()
 endfunction()

@@ -57,7 +57,7 @@ constexpr CommandHelp kHelp[] = {
      "and nothing was started.\n"},
     {"estimate",
      "usage: muster-trainer estimate --config FILE.json [--ranks N] [--device GPU [--device-memory "
-     "SIZE]] [--json true]\n"
+     "SIZE]] [--search N] [--json true]\n"
      "\n"
      "Says what a run would need of each rank: memory by class, bytes sent and products a step.\n"
      "\n"
@@ -68,9 +68,16 @@ constexpr CommandHelp kHelp[] = {
      "  --device-memory SIZE   what such a GPU has, 80GiB (default: what a flavour's name ends "
      "with): also whether a rank fits, and if not,\n"
      "                         which fields would make it fit\n"
+     "  --search N             instead, the N ways to share the run out among the ranks that fit "
+     "and take the least time, by estimate\n"
+     "  --ranks-per-host N     for --search (default 8)\n"
+     "  --within-host GB/s     for --search: what a GPU sends others of its host, one way "
+     "(default: by its data sheet)\n"
+     "  --between-hosts GB/s   for --search: and others (default: a port of 400 Gb/s for each H100 "
+     "and newer, 200 for an A100)\n"
      "  --json true            for programs\n"
      "\n"
-     "Exit codes: 0; 3 a rank doesn't fit; 2 the configuration is wrong.\n"},
+     "Exit codes: 0; 3 a rank doesn't fit, or no layout does; 2 the configuration is wrong.\n"},
     {"export",
      "usage: muster-trainer export --checkpoint DIR --output DIR [--tokenizer DIR] [--init DIR]\n"
      "\n"
@@ -201,7 +208,11 @@ int Main(int argc, char** argv) {
                                          {"--ranks", &options.ranks},
                                          {"--device", &options.device},
                                          {"--json", &options.json},
-                                         {"--device-memory", &options.device_memory}});
+                                         {"--device-memory", &options.device_memory},
+                                         {"--search", &options.search},
+                                         {"--ranks-per-host", &options.ranks_per_host},
+                                         {"--within-host", &options.within_host},
+                                         {"--between-hosts", &options.between_hosts}});
     if (!wrong.empty()) return Usage(wrong, command);
     if (options.config_path.empty()) return Usage("estimate needs --config FILE.json", command);
     return RunEstimate(options);

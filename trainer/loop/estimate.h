@@ -45,6 +45,9 @@ struct Estimate {
   int64_t DeviceBytes() const;
 };
 
+// Share of a GPU's peak that training reaches, for predictions.
+inline constexpr double kUsualShareOfPeak = 0.5;
+
 // `gpus`: of ranks that have one each; otherwise on CPUs, where `runtime_bytes` is what the process
 // takes before it trains.
 Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
@@ -70,6 +73,9 @@ struct EstimateOptions {
   std::string config_path, ranks = "1", device, json;
   std::string device_memory;  // of a GPU ("80GiB"): also tells what would make a rank that needs
                               // more fit; empty: as the device's name says
+  std::string search;         // how many layouts to tell; empty: none are looked for
+  std::string ranks_per_host = "8";
+  std::string within_host, between_hosts;  // GB/s of a GPU, one way; empty: as the device's are
 };
 // Bytes of "80GiB", "80g", "85.9GB" or a plain number; 0: it is none. A letter alone is binary, as
 // in a flavour's name.

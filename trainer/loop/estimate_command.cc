@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "trainer/checkpoint/files.h"
 #include "trainer/loop/estimate.h"
+#include "trainer/loop/layout_search.h"
 #include "trainer/loop/memory.h"
 #include "trainer/loop/mfu.h"
 #include "trainer/model/family.h"
@@ -20,9 +21,6 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr int kDoesNotFit = 3;  // exit code
-
-// Share of a GPU's peak that training reaches, for predictions.
-constexpr double kUsualShareOfPeak = 0.5;
 
 // Seconds a step, or 0 where the device isn't known.
 double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks,
@@ -42,6 +40,112 @@ std::string SizeText(int64_t bytes, int width = 0) {
   else
     std::snprintf(text, sizeof text, "%*.2f GiB", width, mib / 1024);
   return text;
+}
+
+// What `--search` was asked with.
+struct SearchSetting {
+  size_t most = 0;  // 0: it wasn't
+  GpuHosts hosts;
+};
+
+// GB/s; `known`: of the device, where none are given.
+double ReadLink(const std::string& flag, const std::string& given, double known,
+                const std::string& device, Problems& problems) {
+  double gigabytes = 0;
+  if (given.empty()) {
+    if (known == 0)
+      problems.push_back({flag, absl::StrCat("must be given, as the links of ", device,
+                                             " aren't known: GB/s of a GPU, one way")});
+    return known;
+  }
+  if (!absl::SimpleAtod(given, &gigabytes) || !(gigabytes > 0) || gigabytes > 1e5)
+    problems.push_back({flag, absl::StrCat("must be GB/s of a GPU, one way; got ", given)});
+  return gigabytes * 1e9;
+}
+
+SearchSetting ReadSearch(const EstimateOptions& options, const TrainConfig& config,
+                         int64_t device_bytes, Problems& problems) {
+  SearchSetting setting;
+  if (options.search.empty()) return setting;
+  int most = 0, per_host = 0;
+  if (!absl::SimpleAtoi(options.search, &most) || most < 1 || most > 100)
+    problems.push_back({"--search", absl::StrCat("must be how many layouts to tell, 1 to 100; got ",
+                                                 options.search)});
+  if (!absl::SimpleAtoi(options.ranks_per_host, &per_host) || per_host < 1 || per_host > 1024)
+    problems.push_back({"--ranks-per-host", absl::StrCat("must be a whole number from 1; got ",
+                                                         options.ranks_per_host)});
+  GpuHosts& hosts = setting.hosts;
+  hosts.peak_flops = config.peak_tflops > 0 ? config.peak_tflops * 1e12
+                                            : PeakFlops(options.device, config.dtype == "bf16");
+  hosts.device_bytes = device_bytes;
+  if (options.device.empty() || hosts.peak_flops == 0)
+    problems.push_back({"--search", absl::StrCat("needs --device, one of ", KnownDevices(),
+                                                 ", or trainer.peak_tflops of another")});
+  else if (device_bytes == 0)
+    problems.push_back({"--search", absl::StrCat("needs to know the memory of ", options.device,
+                                                 ": --device-memory 80GiB")});
+  if (!problems.empty()) return setting;
+  hosts.within_bytes_per_s = ReadLink("--within-host", options.within_host,
+                                      LinkWithinHost(options.device), options.device, problems);
+  hosts.between_bytes_per_s = ReadLink("--between-hosts", options.between_hosts,
+                                       LinkBetweenHosts(options.device), options.device, problems);
+  hosts.ranks_per_host = per_host;
+  setting.most = static_cast<size_t>(most);
+  return setting;
+}
+
+// "parallel: {tp: 2, pipeline: 1f1b}, recompute: full": YAML, without braces around it all.
+std::string FieldsText(const ordered_json& fields) {
+  std::vector<std::string> texts;
+  for (const auto& [name, value] : fields.items()) {
+    const std::string text = value.is_object()   ? absl::StrCat("{", FieldsText(value), "}")
+                             : value.is_string() ? value.get<std::string>()
+                                                 : value.dump();
+    texts.push_back(absl::StrCat(name, ": ", text));
+  }
+  return absl::StrJoin(texts, ", ");
+}
+
+// Of layouts; exit code 3 where none fits.
+int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
+                const EstimateOptions& options, const SearchSetting& setting) {
+  const GpuHosts& hosts = setting.hosts;
+  const FoundLayouts found = SearchLayouts(config, model, ranks, hosts, setting.most);
+  const Estimate given = MakeEstimate(config, model, ranks, /*gpus=*/true, 0);
+  const bool given_fits = given.DeviceBytes() <= hosts.device_bytes;
+  const double given_s = StepSeconds(given, config, model, ranks, hosts);
+  if (options.json == "true") {
+    ordered_json out = {
+        {"ranks", ranks},
+        {"tried", found.tried},
+        {"given",
+         {{"step_time_s", given_s}, {"memory_bytes", given.DeviceBytes()}, {"fits", given_fits}}},
+        {"layouts", ordered_json::array()}};
+    for (const Layout& one : found.best)
+      out["layouts"].push_back({{"step_time_s", one.step_s},
+                                {"memory_bytes", one.estimate.DeviceBytes()},
+                                {"bubble_share", one.estimate.bubble},
+                                {"fields", one.fields}});
+    std::printf("%s\n", out.dump().c_str());
+    return found.best.empty() ? kDoesNotFit : 0;
+  }
+  std::printf("%d x %s, %d a host; %.4g GB/s of each to its host's others, %.4g to other hosts\n",
+              ranks, options.device.c_str(), hosts.ranks_per_host, hosts.within_bytes_per_s / 1e9,
+              hosts.between_bytes_per_s / 1e9);
+  std::printf("as given: about %.3g s a step, %s, which %s\n", given_s,
+              SizeText(given.DeviceBytes()).c_str(), given_fits ? "fits" : "does not fit");
+  if (found.best.empty()) {
+    std::printf(
+        "no layout fits, of %lld that were tried; take more ranks, or a GPU with more memory\n",
+        static_cast<long long>(found.tried));
+    return kDoesNotFit;
+  }
+  std::printf("the fastest that fit, by estimate (%lld were made):\n%8s %12s  %s\n",
+              static_cast<long long>(found.tried), "step", "memory", "fields");
+  for (const Layout& one : found.best)
+    std::printf("%6.3g s %12s  %s\n", one.step_s, SizeText(one.estimate.DeviceBytes()).c_str(),
+                FieldsText(one.fields).c_str());
+  return 0;
 }
 
 }  // namespace
@@ -263,11 +367,13 @@ int RunEstimate(const EstimateOptions& options) {
         {"--device-memory", absl::StrCat("must be a size such as 80GiB, beside --device GPU; got ",
                                          options.device_memory)});
   }
+  const SearchSetting search = ReadSearch(options, config, device_bytes, problems);
   if (!problems.empty()) {
     std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(),
                  problems.size() == 1 ? "" : "s", ToText(problems).c_str());
     return 2;
   }
+  if (search.most > 0) return TellLayouts(config, model, ranks, options, search);
   const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(),
                                          ReadMemoryUse(at::kCPU).now_bytes);
   const std::optional<Remedy> remedy =

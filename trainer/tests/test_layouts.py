@@ -269,3 +269,41 @@ def test_estimate_knows_stages(trainer_bin, tmp_path):
         # 16 rows of 64 tokens of 64 numbers of 4 bytes, one way.
         assert one["pipeline_bytes_per_step"] == 16 * 64 * 64 * 4
     assert told["gpipe"]["memory_bytes"] > told["1f1b"]["memory_bytes"]
+
+
+def test_the_search_finds_layouts_that_are_what_it_says(trainer_bin, tmp_path):
+    settings = resume.config(tmp_path / "not there yet", save_steps=0, global_batch_size=32)
+    gpu = ["--ranks", "16", "--device", "h100-80g"]
+    done = estimate(trainer_bin, tmp_path, settings, *gpu, "--search", "3", "--json", "true")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["layouts"]) == 3
+    times = [one["step_time_s"] for one in told["layouts"]]
+    assert times == sorted(times) and times[0] <= told["given"]["step_time_s"]
+    for one in told["layouts"]:
+        # What a user would put into the job file gives the run that was meant.
+        meant = settings | one["fields"]
+        again = estimate(trainer_bin, tmp_path, meant, *gpu, "--json", "true")
+        assert json.loads(again.stdout)["memory_bytes"] == one["memory_bytes"], one
+    least = min(one["memory_bytes"] for one in told["layouts"])
+    tight = ["--search", "3", "--device-memory", str(1 << 30)]
+    assert least > 1 << 30
+    none = estimate(trainer_bin, tmp_path, settings, *gpu, *tight)
+    assert none.returncode == 3 and "no layout fits" in none.stdout, none.stdout
+
+
+@pytest.mark.parametrize(
+    "words,wanted",
+    [
+        (["--search", "3"], "--search: needs --device"),
+        (["--search", "3", "--device", "H100"], "needs to know the memory of H100"),
+        (["--search", "many", "--device", "h100-80g"], "how many layouts to tell"),
+        (["--search", "3", "--device", "h100-80g", "--within-host", "fast"], "must be GB/s"),
+        (["--search", "3", "--device", "h100-80g", "--ranks-per-host", "0"], "--ranks-per-host"),
+    ],
+)
+def test_a_search_says_what_it_misses(trainer_bin, tmp_path, words, wanted):
+    settings = resume.config(tmp_path / "not there yet", save_steps=0)
+    done = estimate(trainer_bin, tmp_path, settings, "--ranks", "8", *words)
+    assert done.returncode == 2
+    assert wanted in done.stderr, done.stderr

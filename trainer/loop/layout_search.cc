@@ -1,0 +1,268 @@
+#include "trainer/loop/layout_search.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <tuple>
+
+#include "trainer/data/batches.h"
+#include "trainer/loop/mfu.h"
+
+namespace muster::trainer {
+namespace {
+
+using nlohmann::ordered_json;
+
+// Shorter parts of a row cost more in messages than they save.
+constexpr int64_t kShortestPart = 1024;
+constexpr std::array<const char*, 4> kRecompute = {"none", "pointwise", "keep_attention", "full"};
+
+struct Links {
+  const char* name;
+  double within, between;  // bytes a second, one way
+};
+// First match counts. Within: half of NVLink's total ("900 GB/s"), or of PCIe 4.0 x16. Between: a
+// network port for each GPU, 400 Gb/s in hosts with H100 and newer, 200 Gb/s with A100.
+constexpr Links kLinks[] = {
+    {"H100 PCIE", 64e9, 50e9}, {"H100 NVL", 300e9, 50e9}, {"H800", 200e9, 50e9},
+    {"GH200", 450e9, 50e9},    {"H100", 450e9, 50e9},     {"H200", 450e9, 50e9},
+    {"B200", 900e9, 50e9},     {"A800", 200e9, 25e9},     {"A100", 300e9, 25e9},
+    {"L40S", 32e9, 25e9},      {"A40", 32e9, 25e9},       {"A10", 32e9, 12.5e9},
+};
+
+const Links* LinksOf(const std::string& device) {
+  std::string name = device;
+  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  const auto* found = std::find_if(std::begin(kLinks), std::end(kLinks), [&](const Links& links) {
+    return name.find(links.name) != std::string::npos;
+  });
+  return found == std::end(kLinks) ? nullptr : found;
+}
+
+// The share of a forward pass that recompute does again in the backward.
+double ForwardAgain(const TrainConfig& config, const ModelConfig& model) {
+  if (config.recompute == "full") return 1;
+  if (config.recompute != "keep_attention") return 0;
+  const double d = static_cast<double>(model.hidden_size),
+               heads = static_cast<double>((model.num_heads * 2 + model.num_kv_heads * 2) *
+                                           model.head_dim),
+               scores = static_cast<double>(model.num_heads * model.head_dim * config.RowLength());
+  const double width = model.experts.count > 0
+                           ? static_cast<double>(model.experts.width * model.experts.per_token)
+                           : static_cast<double>(model.intermediate_size);
+  const double mlp = 3 * d * width;
+  return mlp / (mlp + d * heads + scores);
+}
+
+std::vector<int64_t> Divisors(int64_t n, int64_t most) {
+  std::vector<int64_t> found;
+  for (int64_t i = 1; i <= std::min(n, most); ++i) {
+    if (n % i == 0) found.push_back(i);
+  }
+  return found;
+}
+
+// Beside those of `given`.
+ordered_json FieldsOf(const TrainConfig& config, const TrainConfig& given, int64_t micro_batch,
+                      int ranks) {
+  const ParallelConfig& p = config.parallel;
+  ordered_json fields, parallel;
+  for (const auto& [name, value] : {std::pair("tp", p.tp), std::pair("cp", p.cp),
+                                    std::pair("pp", p.pp), std::pair("ep", p.ep)}) {
+    if (value > 1) parallel[name] = value;
+  }
+  if (p.pp > 1) parallel["pipeline"] = PipelineName(p.pipeline);
+  if (p.Chunks() > 1) parallel["chunks"] = p.chunks;
+  if (!parallel.empty() || given.parallel != ParallelConfig())
+    fields["parallel"] = parallel.empty() ? ordered_json::object() : std::move(parallel);
+  if (ranks > 1) fields["zero_stage"] = config.zero_stage;
+  if (config.shard_size > 0 || given.shard_size > 0) fields["shard_size"] = config.shard_size;
+  fields["recompute"] = config.recompute;
+  fields["micro_batch_size"] = micro_batch;
+  return fields;
+}
+
+class Search {
+ public:
+  Search(const TrainConfig& config, const ModelConfig& model, int ranks, const GpuHosts& hosts,
+         size_t most)
+      : config_(config), model_(model), ranks_(ranks), hosts_(hosts), most_(most) {}
+
+  FoundLayouts Run() {
+    const int64_t longest_cp = std::max<int64_t>(1, config_.RowLength() / kShortestPart);
+    // What keeps to a host first, and few stages: what comes later has a bar to beat.
+    for (const int64_t tp : Divisors(ranks_, hosts_.ranks_per_host)) {
+      for (const int64_t pp : Divisors(ranks_ / tp, model_.num_layers)) {
+        for (const int64_t cp : Divisors(ranks_ / tp / pp, longest_cp)) {
+          for (const int64_t ep :
+               Divisors(std::max<int64_t>(1, model_.experts.count), ranks_ / pp)) {
+            TrainConfig next = config_;
+            next.parallel.tp = tp, next.parallel.pp = pp;
+            next.parallel.cp = cp, next.parallel.ep = ep;
+            TryPipelines(next);
+          }
+        }
+      }
+    }
+    std::sort(found_.best.begin(), found_.best.end(), Before);
+    return std::move(found_);
+  }
+
+ private:
+  static bool Before(const Layout& a, const Layout& b) {
+    return std::tuple(a.step_s, a.estimate.DeviceBytes(), a.fields.dump()) <
+           std::tuple(b.step_s, b.estimate.DeviceBytes(), b.fields.dump());
+  }
+
+  void TryPipelines(TrainConfig config) {
+    if (config.parallel.pp == 1) return TryShards(config);
+    for (const PipelineKind kind :
+         {PipelineKind::k1F1B, PipelineKind::kZeroBubble, PipelineKind::kInterleaved}) {
+      config.parallel.pipeline = kind;
+      config.parallel.chunks = 2;
+      TryShards(config);
+    }
+  }
+
+  void TryShards(TrainConfig config) {
+    const int64_t in_stage = ranks_ / config.parallel.pp;
+    std::vector<int64_t> sizes = {0};
+    if (in_stage > hosts_.ranks_per_host && in_stage % hosts_.ranks_per_host == 0)
+      sizes.push_back(hosts_.ranks_per_host);
+    if (config.shard_size > 0 && config.shard_size != sizes.back())
+      sizes.push_back(config.shard_size);
+    for (const int64_t size : sizes) {
+      config.shard_size = size;
+      TryMicroBatches(config);
+    }
+  }
+
+  void TryMicroBatches(TrainConfig config) {
+    const ParallelConfig& p = config.parallel;
+    const int64_t share =
+        SharePerRank(config.global_batch_size, static_cast<int>(ranks_ / p.pp / p.tp / p.cp));
+    bool fits = true;  // with a smaller one
+    for (int64_t rows = 1; rows <= std::min<int64_t>(8, share) && fits; rows *= 2) {
+      config.micro_batch_size = rows;
+      fits = TryStages(config);
+    }
+  }
+
+  // False: none fits, or could be among the best.
+  bool TryStages(TrainConfig config) {
+    bool any = false;
+    for (int64_t stage = 1; stage <= (ranks_ > 1 ? 3 : 1); ++stage) {
+      config.zero_stage = stage;
+      const int with = FirstThatFits(config);
+      any = any || with >= 0;
+      if (with == 0) break;  // a higher stage sends more and has nothing to save
+    }
+    return any;
+  }
+
+  // The least recompute that fits, an index of kRecompute: more of it takes longer. -1: none does,
+  // or could be among the best, or the layout can't be.
+  int FirstThatFits(TrainConfig config) {
+    for (size_t r = 0; r < kRecompute.size(); ++r) {
+      config.recompute = kRecompute[r];
+      if (found_.best.size() == most_ && LeastSeconds(config) >= found_.best.front().step_s)
+        return -1;
+      Problems problems;
+      CheckPipeline(config, problems);
+      CheckLayout(config, model_, ranks_, /*gpus=*/true, /*gpu_kernels=*/true, problems);
+      if (!problems.empty()) continue;
+      ++found_.tried;
+      Estimate estimate = MakeEstimate(config, model_, ranks_, /*gpus=*/true, 0);
+      flops_ = estimate.flops;
+      if (estimate.DeviceBytes() > hosts_.device_bytes) continue;
+      Keep(config, std::move(estimate));
+      return static_cast<int>(r);
+    }
+    return -1;
+  }
+
+  // A step takes no less, whatever is sent.
+  double LeastSeconds(const TrainConfig& config) const {
+    const ParallelConfig& p = config.parallel;
+    const int64_t share =
+        SharePerRank(config.global_batch_size, static_cast<int>(ranks_ / p.pp / p.tp / p.cp));
+    const int64_t micros = (share + config.micro_batch_size - 1) / config.micro_batch_size;
+    Estimate least;
+    least.flops = flops_;
+    if (p.pp > 1)
+      least.bubble = BubbleShare(p.pipeline, static_cast<int>(p.pp), static_cast<int>(p.Chunks()),
+                                 static_cast<int>(micros));
+    return StepSeconds(least, config, model_, ranks_, hosts_);
+  }
+
+  void Keep(const TrainConfig& config, Estimate estimate) {
+    Layout layout{config, std::move(estimate), 0, {}};
+    layout.step_s = StepSeconds(layout.estimate, config, model_, ranks_, hosts_);
+    layout.fields = FieldsOf(config, config_, layout.estimate.micro_batch, ranks_);
+    std::vector<Layout>& best = found_.best;
+    best.push_back(std::move(layout));
+    std::push_heap(best.begin(), best.end(), Before);  // the slowest is in front
+    if (best.size() <= most_) return;
+    std::pop_heap(best.begin(), best.end(), Before);
+    best.pop_back();
+  }
+
+  const TrainConfig& config_;
+  const ModelConfig& model_;
+  const int ranks_;
+  const GpuHosts& hosts_;
+  const size_t most_;
+  double flops_ = 0;  // a step, in any layout; known once one was tried
+  FoundLayouts found_;
+};
+
+}  // namespace
+
+double LinkWithinHost(const std::string& device) {
+  const Links* links = LinksOf(device);
+  return links == nullptr ? 0 : links->within;
+}
+
+double LinkBetweenHosts(const std::string& device) {
+  const Links* links = LinksOf(device);
+  return links == nullptr ? 0 : links->between;
+}
+
+double StepSeconds(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
+                   int ranks, const GpuHosts& hosts) {
+  const ParallelConfig& p = config.parallel;
+  // Of a group of so many neighbours, which begins at a multiple of that.
+  const auto seconds = [&](int64_t bytes, int64_t group) {
+    const bool inside = group <= hosts.ranks_per_host && hosts.ranks_per_host % group == 0;
+    return static_cast<double>(bytes) / (inside || ranks <= hosts.ranks_per_host
+                                             ? hosts.within_bytes_per_s
+                                             : hosts.between_bytes_per_s);
+  };
+  // Frozen weights have no gradients of their own: a forward is half of such a step.
+  const double forward_share = config.lora.on() ? 1.0 / 2 : 1.0 / 3;
+  // Where rows don't come out even, ranks with fewer of them wait.
+  const double uneven =
+      static_cast<double>(
+          SharePerRank(config.global_batch_size, static_cast<int>(ranks / p.pp / p.tp / p.cp)) *
+          (ranks / p.pp / p.tp / p.cp)) /
+      static_cast<double>(config.global_batch_size);
+  const double products = estimate.flops * uneven *
+                          (1 + forward_share * ForwardAgain(config, model)) /
+                          (hosts.peak_flops * kUsualShareOfPeak * ranks * (1 - estimate.bubble));
+  const int64_t in_stage = ranks / p.pp;
+  const int64_t shard = config.shard_size > 0 ? config.shard_size : in_stage;
+  // Copies of what is sharded are summed over all hosts, a part of each rank's alone.
+  const double rows =
+      seconds(estimate.gather_bytes, shard) + seconds(estimate.reduce_bytes, in_stage);
+  const double layers = seconds(estimate.slice_bytes, p.tp) +
+                        seconds(estimate.context_bytes, p.tp * p.cp) +
+                        seconds(estimate.expert_bytes, p.ep);
+  return std::max(products, rows) + layers + seconds(estimate.pipeline_bytes, ranks);
+}
+
+FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
+                           const GpuHosts& hosts, size_t most) {
+  return Search(config, model, ranks, hosts, most).Run();
+}
+
+}  // namespace muster::trainer

@@ -1,0 +1,59 @@
+// Which ways to share a run out among GPUs fit them, and which of those take the least time, by
+// MakeEstimate and a plain model of time. Nothing is measured: the order of layouts that lie within
+// a few percent of each other means little.
+//
+// The time of a step is the longer of its products (at a usual share of the peak; what recompute
+// does again counts, and so do a pipeline's waits) and of what ranks that take different rows send
+// each other (weights, gradients), which runs beside them; and what is sent inside layers (tp, cp,
+// ep) and between stages, which doesn't. Groups of neighbours that fit into a host use its links,
+// others the network: as Narayanan et al., arXiv 2104.04473, section 3 reasons about tp and pp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "trainer/loop/config.h"
+#include "trainer/loop/estimate.h"
+#include "trainer/model/config.h"
+
+namespace muster::trainer {
+
+// What a rank runs on.
+struct GpuHosts {
+  double peak_flops = 0;     // of a GPU, for the run's dtype
+  int64_t device_bytes = 0;  // of a GPU
+  int ranks_per_host = 8;
+  // That a GPU sends others of its host, and of other hosts, one way.
+  double within_bytes_per_s = 0, between_bytes_per_s = 0;
+};
+
+// Bytes a second, one way, of the links of a GPU by its name, from the makers' data sheets of it
+// and of hosts with eight of them; 0: unknown.
+double LinkWithinHost(const std::string& device);
+double LinkBetweenHosts(const std::string& device);
+
+struct Layout {
+  TrainConfig config;
+  Estimate estimate;
+  double step_s = 0;
+  nlohmann::ordered_json fields;  // of `trainer:`, as in a job file
+};
+
+struct FoundLayouts {
+  std::vector<Layout> best;  // the fastest first
+  int64_t tried = 0;         // estimates that were made; what could not be among the best has none
+};
+
+// Of a run on `ranks` GPUs: seconds a step.
+double StepSeconds(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
+                   int ranks, const GpuHosts& hosts);
+
+// The `most` fastest of those that fit. Tries tp, pp with its kinds, cp, ep, shard_size,
+// zero_stage, recompute and micro_batch_size; all else stays as configured.
+FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
+                           const GpuHosts& hosts, size_t most = 5);
+
+}  // namespace muster::trainer

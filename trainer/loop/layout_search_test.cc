@@ -1,0 +1,121 @@
+#include "trainer/loop/layout_search.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+namespace muster::trainer {
+namespace {
+
+using nlohmann::json;
+
+// Of the shapes of Llama 3 8B (Grattafiori et al., arXiv 2407.21783, table 3).
+ModelConfig Model8B() {
+  Problems problems;
+  ModelConfig model = ParseModelConfig(json{{"model_type", "llama"},
+                                            {"vocab_size", 128256},
+                                            {"hidden_size", 4096},
+                                            {"intermediate_size", 14336},
+                                            {"num_hidden_layers", 32},
+                                            {"num_attention_heads", 32},
+                                            {"num_key_value_heads", 8}},
+                                       "model", /*strict=*/true, problems);
+  EXPECT_TRUE(problems.empty()) << ToText(problems);
+  return model;
+}
+
+TrainConfig Training(int64_t batch = 64, int64_t length = 4096) {
+  TrainConfig config;
+  config.dtype = "bf16";
+  config.max_length = length;
+  config.global_batch_size = batch;
+  return config;
+}
+
+GpuHosts H100s() {
+  return {.peak_flops = 989e12,
+          .device_bytes = int64_t{80} << 30,
+          .ranks_per_host = 8,
+          .within_bytes_per_s = 450e9,
+          .between_bytes_per_s = 50e9};
+}
+
+TEST(LayoutSearch, TheBestOfManyAreTheBestOfFew) {
+  const ModelConfig model = Model8B();
+  for (const int ranks : {8, 16}) {
+    // As many as there are leave nothing out.
+    const FoundLayouts all = SearchLayouts(Training(), model, ranks, H100s(), 100'000);
+    const FoundLayouts few = SearchLayouts(Training(), model, ranks, H100s(), 5);
+    ASSERT_EQ(few.best.size(), 5u);
+    EXPECT_LT(few.tried, all.tried);
+    for (size_t i = 0; i < few.best.size(); ++i)
+      EXPECT_EQ(few.best[i].step_s, all.best[i].step_s) << ranks << " ranks, " << i;
+  }
+}
+
+TEST(LayoutSearch, WhatItFindsFitsAndCanBe) {
+  const ModelConfig model = Model8B();
+  const FoundLayouts found = SearchLayouts(Training(), model, 64, H100s());
+  ASSERT_EQ(found.best.size(), 5u);
+  double before = 0;
+  for (const Layout& layout : found.best) {
+    EXPECT_LE(layout.estimate.DeviceBytes(), H100s().device_bytes) << layout.fields;
+    EXPECT_GE(layout.step_s, before) << layout.fields;
+    before = layout.step_s;
+    Problems problems;
+    CheckPipeline(layout.config, problems);
+    CheckLayout(layout.config, model, 64, true, true, problems);
+    EXPECT_TRUE(problems.empty()) << layout.fields << ToText(problems);
+  }
+}
+
+TEST(LayoutSearch, SlowLinksKeepTrafficInsideHosts) {
+  GpuHosts slow = H100s();
+  slow.between_bytes_per_s = 1e9;
+  const FoundLayouts found = SearchLayouts(Training(), Model8B(), 32, slow);
+  ASSERT_FALSE(found.best.empty());
+  const Layout& best = found.best[0];
+  const int64_t group =
+      best.config.shard_size > 0 ? best.config.shard_size : 32 / best.config.parallel.pp;
+  EXPECT_LE(group, 8) << best.fields;
+  EXPECT_LE(best.config.parallel.tp * best.config.parallel.cp, 8) << best.fields;
+}
+
+TEST(LayoutSearch, TimeCountsWhatIsDoneAgainAndWhatIsWaitedFor) {
+  const ModelConfig model = Model8B();
+  const TrainConfig plain = Training();
+  const auto step_s = [&](TrainConfig config, const char* recompute, double bubble) {
+    config.recompute = recompute;
+    Estimate estimate;
+    estimate.flops = 1e18;
+    estimate.bubble = bubble;
+    return StepSeconds(estimate, config, model, 8, H100s());
+  };
+  const double none = step_s(plain, "none", 0);
+  EXPECT_NEAR(none, 1e18 / (989e12 * kUsualShareOfPeak * 8), 1e-9 * none);
+  EXPECT_EQ(step_s(plain, "pointwise", 0), none);
+  EXPECT_NEAR(step_s(plain, "full", 0), none * 4 / 3, 1e-9 * none);
+  EXPECT_GT(step_s(plain, "keep_attention", 0), none);
+  EXPECT_LT(step_s(plain, "keep_attention", 0), none * 4 / 3);
+  EXPECT_NEAR(step_s(plain, "none", 0.5), none * 2, 1e-9 * none);
+  EXPECT_NEAR(step_s(Training(/*batch=*/9), "none", 0), none * 16 / 9, 1e-9 * none)
+      << "7 of 8 ranks wait for the one with two rows";
+}
+
+TEST(LayoutSearch, FindsNothingWhereNothingFits) {
+  GpuHosts small = H100s();
+  small.device_bytes = int64_t{2} << 30;
+  const FoundLayouts found = SearchLayouts(Training(), Model8B(), 8, small);
+  EXPECT_TRUE(found.best.empty());
+  EXPECT_GT(found.tried, 0);
+}
+
+TEST(LayoutSearch, LinksAreKnownByName) {
+  EXPECT_EQ(LinkWithinHost("h100-80g"), 450e9);
+  EXPECT_EQ(LinkWithinHost("NVIDIA A100-SXM4-80GB"), 300e9);
+  EXPECT_EQ(LinkBetweenHosts("a100-40g"), 25e9);
+  EXPECT_EQ(LinkWithinHost("tpu"), 0);
+}
+
+}  // namespace
+}  // namespace muster::trainer

@@ -11,8 +11,10 @@ RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps) {
   return {(xf * rstd).to(x.scalar_type()).mul_(w), rstd};
 }
 
-ResidualNormResult ResidualRmsNorm(const at::Tensor& x, const at::Tensor& residual,
-                                   const at::Tensor& w, double eps) {
+// NOLINTNEXTLINE(performance-unnecessary-value-param): whose last one it is wants it gone at the
+// end
+ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, const at::Tensor& w,
+                                   double eps) {
   if (const auto done = fused::ResidualRmsNorm(x, residual, w, eps)) return *done;
   x.add_(residual);
   const RmsNormResult norm = RmsNorm(x, w, eps);

@@ -48,8 +48,8 @@ RmsNormResult RmsNorm(const at::Tensor& x, const at::Tensor& w, double eps);
 struct ResidualNormResult {
   at::Tensor sum, y, rstd;
 };
-ResidualNormResult ResidualRmsNorm(const at::Tensor& x, const at::Tensor& residual,
-                                   const at::Tensor& w, double eps);
+ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, const at::Tensor& w,
+                                   double eps);
 // d x, with the gradient `residual` [T, d] that goes past the norm added to it where it is given;
 // of a sum, both its parts'.
 at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,

@@ -41,7 +41,7 @@ TEST_F(DevTest, UpMakesAJobOfOneProcessThatEndsWhenItIsIdle) {
   EXPECT_EQ(spec.queue(), "research");
   EXPECT_EQ(spec.labels().at("muster-dev"), "environment");
   EXPECT_THAT(spec.tasks(0).run().exec(),
-              ElementsAre("/home/ann/env/bin/python", "-m", "muster_dev", "--idle=90m"));
+              ElementsAre("/home/ann/env/bin/python", "-m", "muster_dev", "--idle=5400s"));
   EXPECT_EQ(spec.tasks(0).processes_per_worker(), 1) << "not one for each GPU";
   EXPECT_EQ(spec.tasks(0).resources().gpus_milli(), 2000);
 }

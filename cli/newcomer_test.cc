@@ -48,19 +48,33 @@ TEST_F(CliTest, RunSaysThatStandardInputDoesntComeAlong) {
   const std::string rows = Write("rows.txt", "1\n");
   EXPECT_EQ(Shell("muster run -- cat > /dev/null < " + rows), 0);
   EXPECT_THAT(err_, HasSubstr("Standard input doesn't come along"));
+  EXPECT_EQ(Shell("while read line; do muster run -d -- echo $line > /dev/null; done < " + rows),
+            0);
+  EXPECT_THAT(err_, Not(HasSubstr("Standard input"))) << "it is the loop's";
   EXPECT_EQ(Shell("muster run -- cat > /dev/null < /dev/null"), 0);
   EXPECT_THAT(err_, Not(HasSubstr("Standard input")));
 }
 
-TEST_F(CliTest, LogsOfAJobThatWaitsSaySo) {
+TEST_F(CliTest, WhatAFlagGaveIsWrongThereAndNotInTheFile) {
+  jobs_.submit = [](const pb::SubmitRequest& request, pb::SubmitResponse*) {
+    return BadRequest("queue", "there is no queue " + request.spec().queue());
+  };
+  const std::string job = Write("hello.yaml", kHello);
+  EXPECT_EQ(Run({"submit", "-y", "--queue", "nowhere", job}), 2);
+  EXPECT_THAT(err_, HasSubstr("nothing was submitted\n  --queue: there is no queue nowhere\n"));
+  EXPECT_THAT(err_, Not(HasSubstr("hello.yaml:")));
+  EXPECT_EQ(Run({"submit", "-y", job}), 2);
+  EXPECT_THAT(err_, HasSubstr("hello.yaml:")) << "the file's own";
+}
+
+TEST_F(CliTest, WhoFollowsTheLogsOfAJobThatWaitsIsToldSo) {
   jobs_.got = JobIn(pb::WAITING, pb::TASK_WAITING);
   jobs_.got.mutable_tasks(0)->clear_attempts();
-  EXPECT_EQ(Run({"logs", "7"}), 0);
-  EXPECT_THAT(err_, HasSubstr("job 7 waits, and has no output yet.  Why: muster explain 7"));
   EXPECT_EQ(Run({"logs", "-f", "7"}), 0);
-  EXPECT_THAT(err_, HasSubstr("it follows as soon as the job runs"));
+  EXPECT_THAT(err_, HasSubstr("job 7 waits; its output follows as soon as it runs.  Why: muster "
+                              "explain 7"));
   jobs_.got = JobIn(pb::RUNNING, pb::TASK_RUNNING);
-  EXPECT_EQ(Run({"logs", "7"}), 0);
+  EXPECT_EQ(Run({"logs", "-f", "7"}), 0);
   EXPECT_THAT(err_, Not(HasSubstr("waits")));
 }
 
@@ -82,6 +96,11 @@ TEST_F(CliTest, ResumeSaysWhatElseKeepsWorkAway) {
   EXPECT_EQ(out_,
             "lab takes work again but for lab/h2, which is drained itself.  muster host resume "
             "lab/h2\n");
+  clusters_.hosts.mutable_hosts(0)->set_drained(true);
+  EXPECT_EQ(Run({"cluster", "resume", "lab"}), 0) << err_;
+  EXPECT_EQ(out_,
+            "lab takes work again once its hosts do, which are all drained themselves.  muster "
+            "host resume lab/h1\n");
 }
 
 // A login's file and the settings that name it.
@@ -108,7 +127,8 @@ class LogoutTest : public CliTest {
 TEST_F(LogoutTest, RemovesTheKeyAndTheSettingsThatLoginWrote) {
   Write(".config/muster/config.yaml", "current_context: lab\n");
   EXPECT_EQ(Logout({}), 0) << err_;
-  EXPECT_THAT(out_, HasSubstr("Logged out: the key and certificate of context lab are gone"));
+  EXPECT_THAT(out_, HasSubstr("Logged out: the key and certificate in " + home_ +
+                              "/.config/muster/lab.identity are gone."));
   EXPECT_THAT(out_, HasSubstr("Commands go to this machine's server again"));
   EXPECT_FALSE(Has("lab.identity"));
   EXPECT_FALSE(Has("config.yaml"));
@@ -127,6 +147,45 @@ TEST_F(LogoutTest, LeavesOtherSettingsAsTheyAre) {
   EXPECT_THAT(out_, Not(HasSubstr("Commands go")));
   EXPECT_EQ(Logout({"demo"}), 3) << "it is no login";
   EXPECT_EQ(Logout({"../lab"}), 2);
+}
+
+TEST_F(LogoutTest, KnowsALoginThatTheSettingsNameOtherwise) {
+  const std::string config =
+      Write(".config/muster/config.yaml",
+            absl::StrCat("current_context: work\ncontexts:\n  work: {login: ", home_,
+                         "/.config/muster/lab.identity, queue: research}\n"));
+  EXPECT_EQ(Logout({}), 0) << err_;
+  EXPECT_FALSE(Has("lab.identity"));
+  EXPECT_THAT(ReadFile(config, 1000).value(), Not(HasSubstr("current_context")));
+  // That of the settings counts, and stays.
+  Write(".config/muster/lab.identity", "{}");
+  const std::string own = "current_context: lab\ncontexts:\n  lab: {server: \"unix:///nowhere\"}\n";
+  Write(".config/muster/config.yaml", own);
+  EXPECT_EQ(Logout({"lab"}), 3);
+  EXPECT_EQ(ReadFile(config, 1000).value(), own);
+}
+
+TEST_F(LogoutTest, RemovesNothingWhereItCantMendTheSettings) {
+  Write(".config/muster/config.yaml", "{current_context: lab}\n");
+  EXPECT_EQ(Logout({}), 2);
+  EXPECT_THAT(err_, HasSubstr("take current_context out of"));
+  EXPECT_TRUE(Has("lab.identity"));
+}
+
+TEST_F(LogoutTest, KeepsTheFileThatMusterConfigNamesAndItsMode) {
+  const std::string config = Write("settings.yaml", "current_context: lab\n");
+  ASSERT_EQ(chmod(config.c_str(), 0600), 0);
+  ASSERT_EQ(symlink(config.c_str(), (home_ + "/link.yaml").c_str()), 0);
+  Write("lab.identity", "{}");
+  environment_ = {"MUSTER_CONFIG=" + home_ + "/link.yaml"};
+  server_name_.clear();
+  EXPECT_EQ(Run({"logout"}), 0) << err_;
+  EXPECT_EQ(ReadFile(config, 1000).value(), "");
+  struct stat info;
+  ASSERT_EQ(stat(config.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0600u);
+  EXPECT_EQ(Run({"logout"}), 2);
+  EXPECT_THAT(err_, HasSubstr("you are not logged in")) << "commands go on working";
 }
 
 TEST_F(CliTest, ARemedyKeepsTheFlagsAndIsForProgramsThatFailedByThemselvesOnly) {

@@ -152,6 +152,7 @@ int Up(Session& session, UpOptions options) {
   const absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   FillFlags(*settings, ContextOf(**client), &options.flags);
+  std::string idle_s = options.idle;
   if (options.idle != "never") {
     const absl::StatusOr<int64_t> idle = ParseDuration(options.idle);
     if (!idle.ok())
@@ -160,9 +161,10 @@ int Up(Session& session, UpOptions options) {
     if (*idle < kSecond || *idle % kSecond != 0)
       return session.Fail(absl::InvalidArgumentError(
           absl::StrCat("--idle ", options.idle, ": wants whole seconds, or never")));
+    idle_s = absl::StrCat(*idle / kSecond, "s");  // ParseDuration takes more forms than it does
   }
   const std::string python = options.python.empty() ? DefaultPython() : options.python;
-  options.flags.command = {python, "-m", "muster_dev", absl::StrCat("--idle=", options.idle)};
+  options.flags.command = {python, "-m", "muster_dev", absl::StrCat("--idle=", idle_s)};
   absl::StatusOr<pb::JobSpec> spec = SpecOfFlags(options.flags);
   if (!spec.ok()) return session.Fail(spec.status());
   (*spec->mutable_labels())[kLabel] = kLabelValue;

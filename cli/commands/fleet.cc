@@ -107,6 +107,9 @@ std::string StillDrained(Client& client, const std::string& target) {
     if (host.drained()) drained.push_back(host.name());
   }
   if (drained.empty()) return "";
+  if (static_cast<int>(drained.size()) == hosts->hosts_size())
+    return absl::StrCat(
+        " once its hosts do, which are all drained themselves.  muster host resume ", drained[0]);
   return absl::StrCat(
       " but for ", drained.size() == 1 ? drained[0] : absl::StrCat(drained.size()),
       drained.size() == 1 ? ", which is drained itself" : " hosts that are drained themselves",

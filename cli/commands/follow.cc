@@ -118,10 +118,11 @@ int Logs(Session& session, const pb::LogsRequest& request) {
   absl::StatusOr<pb::Job> job = (*client)->Get(request.id());
   if (!job.ok()) return session.Fail(job.status());
   if (session.for_people()) session.Err(OtherTasks(*job, request.task()));
-  if (session.for_people() && !HasEnded(job->state()) && !job->has_array() && !HasRun(*job)) {
-    session.Err(absl::StrCat("muster: job ", JobId(*job), " waits, and has no output yet",
-                             request.follow() ? "; it follows as soon as the job runs" : "",
-                             ".  Why: muster explain ", JobId(*job), "\n"));
+  if (session.for_people() && request.follow() && !HasEnded(job->state()) && !job->has_array() &&
+      !HasRun(*job)) {
+    session.Err(absl::StrCat("muster: job ", JobId(*job),
+                             " waits; its output follows as soon as it runs.  Why: muster explain ",
+                             JobId(*job), "\n"));
   }
   LogWriter writer(session, *job, request, LogWriter::kTogether);
   const absl::Status status = ReadLogs(session, **client, request, interrupt, &writer, true);

@@ -1,7 +1,4 @@
-// muster login, logout: become known to a scheduler on another machine, and forget it.
-#include <unistd.h>
-
-#include <cerrno>
+// muster login: become known to a scheduler on another machine.
 #include <iostream>
 #include <iterator>
 
@@ -9,19 +6,14 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/cord.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
-#include "cli/client.h"
 #include "cli/commands/commands.h"
 #include "cli/provider/provider.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
 #include "common/base/units.h"
 #include "common/oidc/jws.h"
-#include "common/spec/spec.h"
 #include "network/client.h"
 
 namespace muster {
@@ -116,13 +108,19 @@ int Keep(Session& session, const LoginOptions& options, const Identity& identity
     kept = WriteFileDurably(config, absl::StrCat("current_context: ", options.context, "\n"), 0644);
     if (!kept.ok()) return session.Fail(kept);
   }
+  const std::string named_here = !ProcessEnvironment("MUSTER_SERVER").empty()    ? "MUSTER_SERVER"
+                                 : !ProcessEnvironment("MUSTER_CONTEXT").empty() ? "MUSTER_CONTEXT"
+                                                                                 : "";
   session.Say(absl::StrCat(
       "You are ", identity.holder.name, " at ", identity.addresses.front(), " (context ",
       options.context, ").",
-      first ? absl::StrCat(" Commands go there from now on, and to no server of this machine, as ",
-                           config, " says; muster logout ends that.")
-            : absl::StrCat(" Use it with --context ", options.context,
-                           ", or write current_context: ", options.context, " into ", config, "."),
+      first && named_here.empty()
+          ? absl::StrCat(" Commands go there from now on, and to no server of this machine, as ",
+                         config, " says; muster logout ends that.")
+      : first
+          ? absl::StrCat(" Commands go there where ", named_here, " isn't set.")
+          : absl::StrCat(" Use it with --context ", options.context,
+                         ", or write current_context: ", options.context, " into ", config, "."),
       " The certificate renews itself while you use it at least every ",
       FormatDuration(identity.validity.life_s() * kSecond), ".\n"));
   return kExitOk;
@@ -152,76 +150,7 @@ int Login(Session& session, const LoginOptions& options) {
   return Keep(session, options, *identity);
 }
 
-// The settings without the line that makes this context the current one; "" where nothing else is
-// in them. The file is its owner's: every other byte stays.
-std::string WithoutCurrent(const std::string& text, const std::string& context, bool* changed) {
-  std::vector<std::string> kept;
-  bool empty = true;
-  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-    absl::string_view value = line;
-    if (absl::ConsumePrefix(&value, "current_context:")) {
-      value = absl::StripAsciiWhitespace(value.substr(0, value.find(" #")));
-      if (value == context || value == absl::StrCat("\"", context, "\"")) {
-        *changed = true;
-        continue;
-      }
-    }
-    empty = empty && absl::StripAsciiWhitespace(line).empty();
-    kept.emplace_back(line);
-  }
-  return empty ? "" : absl::StrJoin(kept, "\n");
-}
-
-// Which context `logout` means: the flag's, or the one that commands use now.
-absl::StatusOr<std::string> ContextToLeave(Session& session, const std::string& named) {
-  if (!named.empty()) {
-    if (!IsLabel(named))
-      return absl::InvalidArgumentError("context: wants at most 63 of [A-Za-z0-9._-]");
-    return named;
-  }
-  const absl::StatusOr<Settings> settings = session.settings();
-  if (!settings.ok()) return settings.status();
-  absl::string_view context = settings->origin;
-  if (absl::ConsumePrefix(&context, "context ") && absl::StartsWith(settings->server, kLoginScheme))
-    return std::string(context);
-  return absl::FailedPreconditionError(
-      "you are not logged in anywhere by default; name a context: muster logout NAME");
-}
-
-int Logout(Session& session, const std::string& named) {
-  const absl::StatusOr<std::string> context = ContextToLeave(session, named);
-  if (!context.ok()) return session.Fail(context.status());
-  const std::string config = ClientConfigPath(ProcessEnvironment);
-  const std::string path = LoginPathOf(config, *context);
-  if (unlink(path.c_str()) != 0) {
-    if (errno != ENOENT) return session.Fail(ErrnoStatus(errno, path));
-    return session.Fail(absl::NotFoundError(absl::StrCat(
-        "context ", *context, " is no login: ", path, " isn't there. muster login makes one")));
-  }
-  bool current = false;
-  const absl::StatusOr<std::string> text = ReadFile(config, kMaxYamlBytes + 1);
-  const std::string left = text.ok() ? WithoutCurrent(*text, *context, &current) : "";
-  absl::Status changed;
-  if (current && left.empty() && unlink(config.c_str()) != 0) changed = ErrnoStatus(errno, config);
-  if (current && !left.empty()) changed = WriteFileDurably(config, left, 0644);
-  if (!changed.ok()) return session.Fail(changed);
-  session.Say(absl::StrCat("Logged out: the key and certificate of context ", *context,
-                           " are gone from here.",
-                           current ? " Commands go to this machine's server again." : "", "\n"));
-  return kExitOk;
-}
-
 }  // namespace
-
-void AddLogout(CLI::App& root, Session& session) {
-  auto context = std::make_shared<std::string>();
-  CLI::App* logout = root.add_subcommand(
-      "logout", "Forget a login: its key and certificate are removed from this machine");
-  logout->add_option("context", *context, "Default: the one that commands use now");
-  logout->callback([&session, context] {
-    session.command = [&session, context] { return Logout(session, *context); };
-  });
-}
 
 void AddLogin(CLI::App& root, Session& session) {
   auto options = std::make_shared<LoginOptions>();

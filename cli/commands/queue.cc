@@ -62,12 +62,13 @@ int ShowQueue(Session& session, const std::string& path) {
   absl::StatusOr<pb::Queue> queue = (*client)->GetQueue(path);
   if (!queue.ok()) return session.Fail(queue.status());
   const int code = session.Show(QueuesTable({*queue}), *queue, {&*queue}, {queue->path()});
-  if (code != kExitOk || !session.for_people()) return code;
+  if (code != kExitOk || !session.for_people() || !session.columns_flag.empty()) return code;
   // What the table doesn't have: order, times, roles. As the file that `apply` reads has it.
   pb::QueueTree alone;
   *alone.add_queues() = queue->spec();
-  session.Out(absl::StrCat("\n", QueueTreeToYaml(alone), "\nIts jobs: muster jobs --queue ", path,
-                           "   The whole tree: muster queue export\n"));
+  session.Out(absl::StrCat("\n", QueueTreeToYaml(alone)));
+  session.Err(absl::StrCat("Its jobs: muster jobs --queue ", path,
+                           "   The whole tree, for apply: muster queue export\n"));
   return code;
 }
 

@@ -114,16 +114,19 @@ class OutputReader {
   int64_t pieces_ = 0;  // of output so far
 };
 
-// What is piped or redirected into this command goes nowhere: a job outlives the shell.
+// What is piped or redirected into this command goes nowhere: a job outlives the shell. A file of
+// which something was read already is a loop's, `while read`.
 std::string InputStaysBehind() {
   struct stat info;
   if (fstat(STDIN_FILENO, &info) != 0) return "";
   pollfd waiting = {STDIN_FILENO, POLLIN, 0};
   const bool piped =
       S_ISFIFO(info.st_mode) && poll(&waiting, 1, 0) == 1 && (waiting.revents & POLLIN) != 0;
-  if (!piped && !(S_ISREG(info.st_mode) && info.st_size > 0)) return "";
+  const bool file =
+      S_ISREG(info.st_mode) && info.st_size > 0 && lseek(STDIN_FILENO, 0, SEEK_CUR) == 0;
+  if (!piped && !file) return "";
   return "  Standard input doesn't come along: the job reads an empty one. Let it read a file, "
-         "which -C . takes along.\n";
+         "of a directory that comes along.\n";
 }
 
 int RunCommand(Session& session, RunOptions options) {

@@ -126,11 +126,31 @@ int FailWithProblems(Session& session, const std::vector<Problem>& problems, con
   return kExitBadInput;
 }
 
+namespace {
+
+// "  --queue: there is no queue nlp", a line each, of those that a flag gave; `found` keeps the
+// others.
+std::string OfFlags(const JobFile& file, std::vector<FieldProblem>* found) {
+  std::string text;
+  std::erase_if(*found, [&](const FieldProblem& problem) {
+    const auto flag = file.flags.find(problem.path.substr(0, problem.path.find_first_of("[{.")));
+    if (flag == file.flags.end()) return false;
+    absl::StrAppend(&text, "  ", flag->second, ": ", Plain(problem.message), "\n");
+    return true;
+  });
+  return text;
+}
+
+}  // namespace
+
 int FailRefused(Session& session, const absl::Status& status, const JobFile* file,
                 const std::string& outcome) {
   std::vector<FieldProblem> found = ProblemsOf(status);
   if (file == nullptr || found.empty()) return session.Fail(status);
   if (absl::IsInvalidArgument(status)) {
+    const std::string flags = OfFlags(*file, &found);
+    if (!flags.empty()) session.Err(absl::StrCat("muster: ", outcome, "\n", flags));
+    if (found.empty()) return kExitBadInput;
     return FailWithProblems(session, PlaceProblems(file->text, file->name, found), *file, outcome);
   }
   if (absl::IsFailedPrecondition(status)) {

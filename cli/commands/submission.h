@@ -2,6 +2,7 @@
 // `run` share.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ namespace muster {
 struct JobFile {
   std::string name;
   std::string text;
+  // Fields that a flag gave instead: field -> flag. What is wrong with one has no place in the
+  // text.
+  std::map<std::string, std::string> flags = {};
 };
 // With an Interrupt alive, name it: it ends the reading of standard input.
 absl::StatusOr<JobFile> ReadJobFile(const std::string& path, const Interrupt* interrupt = nullptr);

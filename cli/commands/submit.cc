@@ -253,6 +253,18 @@ absl::Status SetOtherJobs(const SubmitOptions& options, const SpecContext& conte
   return absl::OkStatus();
 }
 
+// Fields that don't come from the file.
+std::map<std::string, std::string> GivenByFlags(const SubmitOptions& options) {
+  std::map<std::string, std::string> flags;
+  if (!options.queue.empty()) flags["queue"] = "--queue";
+  if (!options.on.empty()) flags["on"] = "--on";
+  if (options.array.has_value()) flags["array"] = "--array";
+  if (!options.sweep.empty()) flags["sweep"] = "--sweep";
+  if (!options.after.empty()) flags["after"] = "--after";
+  if (!options.after_any.empty()) flags["after_any"] = "--after-any";
+  return flags;
+}
+
 // All that is wrong with any of the files is told before anything is asked of the server.
 int ReadSubmissions(Session& session, const SubmitOptions& options, const Interrupt& interrupt,
                     Packs* packs, std::vector<Submission>* submissions) {
@@ -275,6 +287,7 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
       continue;
     }
     if (!options.queue.empty()) spec.set_queue(options.queue);
+    file.flags = GivenByFlags(options);
     for (const std::string& secret : options.secrets) spec.add_secrets(secret);
     if (absl::Status status = SetMembers(options.array, options.sweep, context, &spec);
         !status.ok())

@@ -51,10 +51,7 @@ int Learn(Session& session, const ValidateOptions& options, Known* known) {
     context.default_queue = DefaultQueue(*settings, context);
   if (context.default_queue.empty() && context.queues.empty())
     context.default_queue = "default";  // unknown here: not the file's fault
-  if (!options.queue.empty()) {
-    context.default_queue = options.queue;
-    context.queues.clear();  // the file's own doesn't count; the server checks the flag's
-  }
+  if (!options.queue.empty()) context.default_queue = options.queue;
   return kExitOk;
 }
 
@@ -68,10 +65,24 @@ int AskServer(Session& session, const Known& known, const JobFile& file, const p
   const absl::Status status = known.client->Preview(request).status();
   if (absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status))
     return FailRefused(session, status, &file, "not valid");
+  // Its queue isn't there for who asks, or takes nothing of theirs.
+  if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
+    session.Err(
+        absl::StrCat(file.name, ": not valid: ", Plain(std::string(status.message())), "\n"));
+    return kExitBadInput;
+  }
   if (!status.ok())
     *note = absl::StrCat("; whether a cluster could hold it is not known: ",
                          Plain(std::string(status.message())));
   return kExitOk;
+}
+
+// What is wrong with the queue that a flag gave; "": nothing that is known here.
+std::string WrongQueue(const pb::JobSpec& spec, const SpecContext& context) {
+  for (const FieldProblem& problem : CheckSpec(spec, context)) {
+    if (problem.path == "queue") return problem.message;
+  }
+  return "";
 }
 
 int Validate(Session& session, const ValidateOptions& options) {
@@ -94,11 +105,21 @@ int Validate(Session& session, const ValidateOptions& options) {
     }
     pb::JobSpec spec;
     std::vector<Problem> problems;
-    if (!ParseJobFile(file->text, file->name, context, &spec, &problems, options.settings)) {
+    SpecContext of_file = context;
+    if (!options.queue.empty()) of_file.queues.clear();  // the file's own doesn't count
+    if (!ParseJobFile(file->text, file->name, of_file, &spec, &problems, options.settings)) {
       result = FailWithProblems(session, problems, *file, "not valid");
       continue;
     }
-    if (!options.queue.empty()) spec.set_queue(options.queue);
+    if (!options.queue.empty()) {
+      spec.set_queue(options.queue);
+      file->flags["queue"] = "--queue";
+      if (const std::string wrong = WrongQueue(spec, context); !wrong.empty()) {
+        session.Err(absl::StrCat(path, ": not valid\n  --queue: ", Plain(wrong), "\n"));
+        result = kExitBadInput;
+        continue;
+      }
+    }
     if (const std::vector<FieldProblem> found = Packs().AddWorkdirs(BaseOf(file->name), &spec);
         !found.empty()) {
       result = FailWithProblems(session, PlaceProblems(file->text, file->name, found), *file,

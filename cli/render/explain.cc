@@ -38,10 +38,21 @@ std::string Devices(int64_t milli, const std::string& flavour) {
                                        : "cpus");
 }
 
-// Others' ends are what it waits for, rather than an operator or hosts that aren't there.
+// Others' ends are what it waits for, rather than an operator, a host or another job's devices.
 bool WaitsForEnds(const Explained& explained) {
   return std::any_of(explained.why().begin(), explained.why().end(), [](const auto& why) {
-    return why.holders_size() > 0 && why.code() != pb::V_HELD && why.code() != pb::V_CLUSTER;
+    switch (why.code()) {
+      case pb::V_CAPACITY:
+      case pb::V_SHARE:
+      case pb::V_LIMIT:
+      case pb::V_RECLAIMING:
+      case pb::V_ENTITLED_POOL:
+        return true;
+      case pb::V_PLACEMENT:  // it may also be that no host can take it, whoever ends
+        return why.holders_size() > 0;
+      default:
+        return false;
+    }
   });
 }
 

@@ -397,8 +397,15 @@ TEST(ExplainTest, BlamesOthersEndsOnlyWhereTheyHoldWhatItWaitsFor) {
   why->set_text("lab/h1 is drained");
   why->add_holders()->set_job(305);
   EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("starts is unknown\n"));
-  why->set_code(pb::V_CAPACITY);
-  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("unknown: nobody's end is known"));
+  why->set_code(pb::V_HOLDER);
+  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("starts is unknown\n"));
+  for (const pb::VerdictCode code : {pb::V_CAPACITY, pb::V_PLACEMENT}) {
+    why->set_code(code);
+    EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("unknown: nobody's end is known"));
+  }
+  why->clear_holders();
+  EXPECT_THAT(RenderExplain(explained, Screen()), HasSubstr("starts is unknown\n"))
+      << "no host can take it";
 }
 
 TEST(ExplainTest, SaysWhenNothingHelpsAndWhenTimeRanOut) {

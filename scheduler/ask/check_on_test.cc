@@ -165,6 +165,10 @@ TEST_F(CheckOnTest, SaysWhatOfItsHolderItWaitsFor) {
   others.mutable_tasks(0)->mutable_resources()->clear_gpu_types();
   others.mutable_tasks(0)->mutable_resources()->add_gpu_types("h100");
   EXPECT_THAT(text(others), HasSubstr("runs on gpu now, which gpu_types doesn't name"));
+  s_.LowDisk("lab", "h00", "/data has 40MiB left");
+  EXPECT_EQ(text(On(runs)), absl::StrCat("waits until job ", runs,
+                                         " runs where it can start: lab/h00 takes nothing "
+                                         "new: /data has 40MiB left"));
 }
 
 TEST_F(CheckOnTest, SimulateAsksTheSame) {

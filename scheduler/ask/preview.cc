@@ -13,6 +13,7 @@
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/future.h"
 #include "scheduler/ask/taken.h"
+#include "scheduler/ask/words/absent_text.h"
 #include "scheduler/ask/words/after_text.h"
 #include "scheduler/ask/words/standing_text.h"
 #include "scheduler/decide/decider.h"
@@ -151,7 +152,7 @@ class Previewer {
     const Foreseen* placed = future.RunUntilPlaced(ref_);
     if (placed == nullptr) {
       if (const JobRow* job = future.state().FindJob(ref_.job); job != nullptr)
-        candidate->set_reason(WhyUnknown(future, *job));
+        candidate->set_reason(WhyUnknown(future, *job, cluster));
       return;
     }
     const Foreseen start = *placed;  // further steps move what is foreseen
@@ -173,14 +174,26 @@ class Previewer {
   }
 
   // Why it isn't known when the job starts there.
-  std::string WhyUnknown(const Future& future, const JobRow& job) const {
+  std::string WhyUnknown(const Future& future, const JobRow& job, int32_t cluster) const {
     if (future.cut()) return "the time to look ahead ran out";
     if (!job.awaits.empty())
       return absl::StrCat("it ", AfterText(future.state(), job), ", and nobody knows when that is");
-    // What is held, drained or away comes back when somebody sees to it, whoever ends.
     const pb::Verdict verdict =
         DescribeVerdict(future.state(), future.plan(), job, ref_.task, nullptr);
-    if (verdict.code() == pb::V_HELD || verdict.code() == pb::V_CLUSTER) return verdict.text();
+    switch (verdict.code()) {
+      case pb::V_HELD:  // what is drained or away comes back when somebody sees to it, whoever ends
+      case pb::V_HOLDER:
+      case pb::V_RESTORING:
+        return verdict.text();
+      case pb::V_CLUSTER:
+        return absl::StrCat("is not up with as much as it needs",
+                            Away(state_, {cluster}, task().resources()));
+      case pb::V_PLACEMENT:  // no host can take it
+        if (verdict.held_by().empty()) return verdict.text();
+        break;
+      default:
+        break;
+    }
     return "nobody's end is known that would make room for it";
   }
 

@@ -348,9 +348,10 @@ TEST(Preview, WhatIsDrainedOrAwayIsNamedRatherThanOthersEnds) {
   EXPECT_EQ(reason(), "lab/h00 is drained");
   s.Drain("lab/h00", false);
   s.HostState("lab", "h01", pb::HOST_UNREACHABLE);
-  EXPECT_EQ(reason(),
-            "no cluster that it may use is up with as much as it needs; it lacks 2 more GPUs; not "
-            "reached: lab/h01");
+  EXPECT_EQ(reason(), "is not up with as much as it needs; not reached: lab/h01");
+  s.Drain("lab/h00");
+  EXPECT_EQ(reason(), "lab/h00 is drained; not reached: lab/h01");
+  s.Drain("lab/h00", false);
   s.HostState("lab", "h01", pb::HOST_UP);
   JobBuilder("research").Workers(4).SubmitTo(&s);
   Go(&s);

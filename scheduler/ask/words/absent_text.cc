@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "scheduler/ask/capacity.h"
 
 namespace muster {
 namespace {
@@ -40,23 +41,41 @@ std::string Drains(const State& state, const std::vector<int32_t>& clusters) {
   return absl::StrJoin(said, "; ");
 }
 
-std::string Away(const State& state, const std::vector<int32_t>& clusters) {
+std::string Away(const State& state, const std::vector<int32_t>& clusters,
+                 const pb::Resources& wants) {
+  struct Kind {
+    const char* what;
+    std::vector<HostId> named;
+    size_t more = 0;
+  } kinds[] = {
+      {"not reached", {}, 0}, {"in quarantine", {}, 0}, {"listed, but no agent came yet", {}, 0}};
   constexpr size_t kHostsTold = 4;
-  const auto named = [&](pb::HostState wanted, const char* what) {
-    std::vector<std::string> hosts;
-    for (const HostId id : state.hosts()) {
-      const HostRow& host = state.host(id);
-      if (host.state == wanted && std::count(clusters.begin(), clusters.end(), host.cluster) > 0)
-        hosts.push_back(state.HostName(id));
-    }
-    if (hosts.empty()) return std::string();
-    const size_t more = hosts.size() > kHostsTold ? hosts.size() - kHostsTold : 0;
-    hosts.resize(hosts.size() - more);
-    return absl::StrCat("; ", what, " ", absl::StrJoin(hosts, ", "),
-                        more > 0 ? absl::StrCat(" and ", more, " more") : "");
-  };
-  return named(pb::HOST_UNREACHABLE, "not reached:") +
-         named(pb::HOST_NEVER_SEEN, "listed, but no agent came yet:");
+  pb::Inventory made;
+  for (const HostId id : state.hosts()) {
+    const HostRow& host = state.host(id);
+    const int kind = host.state == pb::HOST_UNREACHABLE  ? 0
+                     : host.quarantined()                ? 1
+                     : host.state == pb::HOST_NEVER_SEEN ? 2
+                                                         : -1;
+    if (kind < 0 || std::count(clusters.begin(), clusters.end(), host.cluster) == 0) continue;
+    const std::string& flavour = ShapeOf(state, host, &made).flavour();
+    const auto& types = wants.gpu_types();
+    if (wants.gpus_milli() > 0 && std::count(types.begin(), types.end(), flavour) == 0) continue;
+    if (kinds[kind].named.size() < kHostsTold)
+      kinds[kind].named.push_back(id);
+    else
+      ++kinds[kind].more;
+  }
+  std::string text;
+  for (const Kind& kind : kinds) {
+    if (kind.named.empty()) continue;
+    absl::StrAppend(&text, "; ", kind.what, ": ",
+                    absl::StrJoin(kind.named, ", ", [&](std::string* out, HostId id) {
+                      out->append(state.HostName(id));
+                    }));
+    if (kind.more > 0) absl::StrAppend(&text, " and ", kind.more, " more");
+  }
+  return text;
 }
 
 std::string LowDisks(const State& state, int32_t cluster) {

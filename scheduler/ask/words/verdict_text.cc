@@ -33,7 +33,7 @@ std::string Where(const pb::Verdict& verdict) {
   return where;
 }
 
-std::string Held(const State& state, const JobRow& job) {
+std::string Held(const State& state, const JobRow& job, int32_t task) {
   const std::string& path = job.spec->queue();
   const int32_t leaf = state.queues().Find(path);
   if (leaf < 0)
@@ -46,7 +46,8 @@ std::string Held(const State& state, const JobRow& job) {
       return absl::StrCat("queue ", state.queues().nodes[node].path, " is held by its operator");
   }
   const std::string drains = Drains(state, AllowedClusters(state, job));
-  return drains.empty() ? "its queue is held, or its clusters are drained" : drains;
+  if (drains.empty()) return "its queue is held, or its clusters are drained";
+  return drains + Away(state, AllowedClusters(state, job), job.task_spec(task).resources());
 }
 
 // It waits for devices that others hold.
@@ -282,6 +283,18 @@ std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
   return text;
 }
 
+// "lab/h1 is drained"; "": it takes what needs this.
+std::string WhyHostTakesNothing(const State& state, const HostRow& host, Abilities needs) {
+  const std::string unable = WhyUnable(host.inventory, needs);
+  const std::string why = host.drained || state.clusters()[host.cluster].drained ? "is drained"
+                          : host.quarantined() ? "is in quarantine"
+                          : !host.inventory.low_disk().empty()
+                              ? absl::StrCat("takes nothing new: ", host.inventory.low_disk())
+                          : host.state != pb::HOST_UP ? "isn't heard from"
+                                                      : unable;
+  return why.empty() ? "" : absl::StrCat(state.HostName(host.id), " ", why);
+}
+
 // Of a job that runs on another one's devices, and doesn't yet.
 std::string WaitsForHolder(const State& state, const JobRow& job, int32_t task) {
   const std::string holder = absl::StrCat("job ", job.holder);
@@ -299,7 +312,16 @@ std::string WaitsForHolder(const State& state, const JobRow& job, int32_t task) 
     return absl::StrCat(holder, " runs on ", runs->flavour,
                         " now, which gpu_types doesn't name; it waits until ", holder,
                         " runs on others");
-  return absl::StrCat("waits until ", holder, " has room for it");
+  const Abilities needs = NeedsOf(*job.spec, job.task_spec(task));
+  std::string why_not;
+  for (const PartRow& part : runs->parts) {
+    if (part.over()) continue;
+    why_not = WhyHostTakesNothing(state, state.host(part.host), needs);
+    if (why_not.empty()) break;
+  }
+  return why_not.empty()
+             ? absl::StrCat("waits until ", holder, " has room for it")
+             : absl::StrCat("waits until ", holder, " runs where it can start: ", why_not);
 }
 
 // Of a task that waits for jobs, for its turn in an array, or for others of its job.
@@ -381,11 +403,12 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
               ? "such devices"
               : absl::StrCat("as much as it needs; it lacks ", missing,
                              job.task_spec(task).resources().gpus_milli() > 0 ? "GPUs" : "cores");
-      return absl::StrCat("no cluster that it may use is up with ", lacks,
-                          Away(state, AllowedClusters(state, job)));
+      return absl::StrCat(
+          "no cluster that it may use is up with ", lacks,
+          Away(state, AllowedClusters(state, job), job.task_spec(task).resources()));
     }
     case pb::V_HELD:
-      return Held(state, job);
+      return Held(state, job, task);
     case pb::V_TOGETHER:
       return WaitsForTogetherText(state, job, task);
     case pb::V_HOLDER:

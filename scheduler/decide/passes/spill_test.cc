@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "scheduler/decide/decide.h"
+#include "scheduler/decide/testing/drafting.h"
 #include "scheduler/decide/testing/fixture.h"
 #include "scheduler/state/testing/builders.h"
 
@@ -63,6 +64,33 @@ TEST(Spill, OpensTheListAsFarAsTheFirstClusterThatPays) {
     EXPECT_EQ(TaskOf(at.system.state, job).opened, c.opened) << c.why;
     EXPECT_EQ(at.system.state.FindJob(job)->cluster, c.runs_in) << c.why;
   }
+}
+
+TEST(Spill, WhatComesBackIsTiedToItsOldPoolUntilAnotherComesToTheFront) {
+  SystemBuilder system;
+  for (const char* name : {"a", "b"}) system.Cluster(name, "shared").Hosts(name, 1, 2);
+  system.Queue("q");
+  const uint64_t job = JobBuilder("q").Workers(1, 2).In({"a", "b"}).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  system.Do(testing::Stopping(system.state, job, pb::RESIZE, /*next_workers=*/1));
+  ReportAll(&system, job, pb::GONE, 143, true);
+  ASSERT_TRUE(TaskOf(system.state, job).comes_back());
+  const auto left_pool = [&] {
+    const testing::Drafting drafting(system);
+    const Gang& gang = drafting.gang(job);
+    return std::pair(gang.left_pool, gang.pools[0]);
+  };
+  const auto [left, first] = left_pool();
+  EXPECT_EQ(left, first) << "its place in a";
+  pb::Event opened;
+  opened.mutable_cluster_opened()->set_job_uid(system.state.FindJob(job)->uid);
+  opened.mutable_cluster_opened()->set_task("main");
+  opened.mutable_cluster_opened()->set_cluster("b");
+  opened.mutable_cluster_opened()->set_to_front(true);
+  system.Do(opened);
+  EXPECT_EQ(left_pool().first, -1) << "b has free devices for it, now";
+  EXPECT_NE(left_pool().second, first);
 }
 
 TEST(Spill, OutsideSItLooksFirstForWhatHasRunTheLeast) {

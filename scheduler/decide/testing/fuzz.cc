@@ -54,6 +54,7 @@ class Case {
         successors_(arrays && (seed % 8 == 4 || seed % 16 == 14)),
         cpu_heavy_(seed % 8 == 3),
         by_length_(seed % 4 == 1),
+        one_way_(seed % 16 == 11),
         totals_(*totals),
         trace_(trace) {}
 
@@ -125,7 +126,7 @@ class Case {
     options_.spill_cost_ns = dice_.Of(3) * 10 * kSecond;
     options_.restart_cost_ns = kSecond;
     const int clusters = 1 + dice_.Of(3);
-    const bool one_storage = dice_.Percent(60);
+    const bool one_storage = dice_.Percent(60) && !one_way_;
     pb::Event configured;
     pb::ClusterFile* file = configured.mutable_clusters_configured()->mutable_file();
     for (int c = 0; c < clusters; ++c) {
@@ -135,6 +136,8 @@ class Case {
       const std::string storage = one_storage ? "s" : absl::StrCat("s", c);
       cluster->set_job_storage(storage);
       (*file->mutable_storages())[storage].add_clusters(cluster->name());
+      if (one_way_ && c > 0)
+        (*file->mutable_storages())[absl::StrCat("s", c - 1)].add_clusters(cluster->name());
       const int hosts = 1 + dice_.Of(4);
       const int flavour = dice_.Of(2);
       const int devices = 1 << dice_.Of(4);
@@ -331,6 +334,9 @@ class Case {
       if (dice_.Percent(50)) task->set_when_unreachable(dice_.Percent(50) ? pb::REPLACE : pb::WAIT);
       if (dice_.Percent(50)) task->set_trainer_json("{}");
       if (unequal_agents_ && array_dice_.Percent(30)) task->set_image("/image");
+    }
+    if (one_way_) {  // several tasks: S may change by what starts first (docs/scheduling.md §1)
+      while (spec->tasks_size() > 1) spec->mutable_tasks()->RemoveLast();
     }
     if (together_ && together_dice_.Percent(50)) {
       PutTogether(&together_dice_, spec);
@@ -640,6 +646,8 @@ class Case {
       const Gang* gang = GangOf(m, s_, e.key());
       ++totals_.starts;
       if (gang == nullptr) return Fail("starts what is no unit");
+      const std::string& left = s_.FindJob(gang->ref.job)->cluster;
+      totals_.one_way += one_way_ && !left.empty() && left != e.cluster();
       if (gang->hosted) return;
       const Pool& pool = m.pools[gang->entitled ? gang->charge : 0];
       if (gang->entitled && (s_.clusters()[pool.cluster].name != e.cluster() ||
@@ -1015,6 +1023,7 @@ class Case {
   const bool successors_;      // some jobs come after others
   const bool cpu_heavy_;       // much of the work wants no devices
   const bool by_length_;       // some queues take the shortest first
+  const bool one_way_;         // each cluster reads the storage of the one before it
   FuzzTotals& totals_;
   const bool trace_;
   State s_;
@@ -1061,6 +1070,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   successors += o.successors;
   together += o.together;
   hosted += o.hosted;
+  one_way += o.one_way;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;
   steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);

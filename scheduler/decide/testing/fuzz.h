@@ -33,6 +33,7 @@ struct FuzzTotals {
   int64_t successors = 0;  // jobs that came after one that had not ended
   int64_t together = 0;    // jobs of which tasks start together
   int64_t hosted = 0;      // jobs on another one's devices
+  int64_t one_way = 0;     // starts outside a job's first cluster, where storages reach one way
   int64_t evicted_milli = 0, requested_milli = 0;
   int64_t steps_to_settle_max = 0;             // decisions with an effect in a quiet time
   int64_t settled = 0;                         // quiet times that ended

@@ -1,6 +1,7 @@
 """A hostile job gains nothing of the host's, the agent's or another user's: a few of the attacks; all are `bench/run.sh hostile-jobs`."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hostile_jobs import attack_all, attack_names, hostile_host
@@ -12,8 +13,6 @@ ONE_OF_EACH_KIND = [
     "groups_of_the_agent",
     "unmount_private_tmp",
     "no_limit_of_processes",
-    "no_limit_of_memory",
-    "no_limit_of_memory_in_tmp",
     "leaves_its_control_group",
     "keys_of_the_agent",
     "inherited_descriptors",
@@ -34,9 +33,31 @@ ONE_OF_EACH_KIND = [
 ]
 
 
+# What holds a job to its memory is a control group (docs/security.md).
+MEMORY = ["no_limit_of_memory", "no_limit_of_memory_in_tmp"]
+
+
+def limits_memory() -> bool:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, system = line.partition(" - ")
+        kind, _, options = system.split()[:3]
+        if kind == "cgroup" and "memory" in options.split(","):
+            return True
+        controllers = Path(mount.split()[4]) / "cgroup.controllers"
+        if kind == "cgroup2" and "memory" in controllers.read_text().split():
+            return True
+    return False
+
+
 def test_a_job_gains_nothing_by_an_attack(bin_dir):
     with hostile_host(bin_dir) as host:
         assert attack_all(host, ONE_OF_EACH_KIND) == {}
+
+
+@pytest.mark.skipif(not limits_memory(), reason="no control groups limit memory here")
+def test_a_job_gets_no_more_memory_than_it_asked_for(bin_dir):
+    with hostile_host(bin_dir) as host:
+        assert attack_all(host, MEMORY) == {}
 
 
 def test_the_attacks_succeed_where_everything_runs_as_root(bin_dir):
@@ -47,4 +68,4 @@ def test_the_attacks_succeed_where_everything_runs_as_root(bin_dir):
 
 
 def test_every_attack_of_the_short_form_is_there():
-    assert set(ONE_OF_EACH_KIND) <= {*attack_names(), "agent_and_shim_killed"}
+    assert {*ONE_OF_EACH_KIND, *MEMORY} <= {*attack_names(), "agent_and_shim_killed"}

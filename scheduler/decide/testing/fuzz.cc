@@ -567,6 +567,13 @@ class Case {
 
   Model Entitled() { return upkeep_.Update(s_, now_ns_, options_); }
 
+  // What was planned when a rule was broken, as not all of it is applied then.
+  void Print(const Plan& plan) const {
+    if (!trace_) return;
+    for (const pb::Event& event : plan.events)
+      std::fprintf(stderr, "%d  plan: %s\n", step_, event.ShortDebugString().c_str());
+  }
+
   // Acts of the plan: starts, stops, lost, opened; not reservations.
   int Step() {
     ++step_;
@@ -576,10 +583,7 @@ class Case {
     const absl::Status valid = Validate(s_, plan);
     if (!valid.ok()) {
       Fail(absl::StrCat("refused: ", std::string(valid.message())));
-      if (trace_) {
-        for (const pb::Event& event : plan.events)
-          std::fprintf(stderr, "%d  plan: %s\n", step_, event.ShortDebugString().c_str());
-      }
+      Print(plan);
       return 0;
     }
     int acts = 0;
@@ -592,6 +596,7 @@ class Case {
           CheckSpared(s_, others, &totals_.spared), Charged(before)}) {
       if (!broken.empty()) Fail(broken);
     }
+    if (!error_.empty()) Print(plan);
     round_ = s_.round();
     bool opened = false;
     for (const pb::Event& event : plan.events) {

@@ -64,10 +64,10 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
                                  int64_t device_bytes);
 
 // `device`: a GPU's name for the predicted step time, or "".
-nlohmann::ordered_json ToJson(const Estimate& estimate, const TrainConfig& config, int ranks,
-                              const std::string& device);
-std::string ToText(const Estimate& estimate, const TrainConfig& config, int ranks,
-                   const std::string& device);
+nlohmann::ordered_json ToJson(const Estimate& estimate, const TrainConfig& config,
+                              const ModelConfig& model, int ranks, const std::string& device);
+std::string ToText(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
+                   int ranks, const std::string& device);
 
 struct EstimateOptions {
   std::string config_path, ranks = "1", device, json;

@@ -22,11 +22,18 @@ using nlohmann::ordered_json;
 
 constexpr int kDoesNotFit = 3;  // exit code
 
-// Seconds a step, or 0 where the device isn't known.
-double PredictedStep(const Estimate& e, const TrainConfig& config, int ranks,
-                     const std::string& device) {
-  const double peak = device.empty() ? 0 : PeakFlops(device, config.dtype == "bf16");
-  return peak > 0 ? e.flops / (peak * kUsualShareOfPeak * ranks * (1 - e.bubble)) : 0;
+// Seconds a step in hosts of eight, or 0 where the device isn't known.
+double PredictedStep(const Estimate& e, const TrainConfig& config, const ModelConfig& model,
+                     int ranks, const std::string& device) {
+  GpuHosts hosts;
+  hosts.peak_flops = device.empty()           ? 0
+                     : config.peak_tflops > 0 ? config.peak_tflops * 1e12
+                                              : PeakFlops(device, config.dtype == "bf16");
+  if (hosts.peak_flops == 0) return 0;
+  constexpr double kNoTime = 1e18;  // where the links aren't known
+  hosts.within_bytes_per_s = LinkWithinHost(device) > 0 ? LinkWithinHost(device) : kNoTime;
+  hosts.between_bytes_per_s = LinkBetweenHosts(device) > 0 ? LinkBetweenHosts(device) : kNoTime;
+  return StepSeconds(e, config, model, ranks, hosts);
 }
 
 // "8.0 KiB", "812.3 MiB", "79.25 GiB", right-aligned to `width`.
@@ -79,8 +86,12 @@ SearchSetting ReadSearch(const EstimateOptions& options, const TrainConfig& conf
                                             : PeakFlops(options.device, config.dtype == "bf16");
   hosts.device_bytes = device_bytes;
   if (options.device.empty() || hosts.peak_flops == 0)
-    problems.push_back({"--search", absl::StrCat("needs --device, one of ", KnownDevices(),
-                                                 ", or trainer.peak_tflops of another")});
+    problems.push_back(
+        {"--search",
+         absl::StrCat(options.device.empty() ? "needs --device, such as h100-80g; known are "
+                                             : absl::StrCat("doesn't know the peak of ",
+                                                            options.device, "; known are "),
+                      KnownDevices(), ", and trainer.peak_tflops tells another's")});
   else if (device_bytes == 0)
     problems.push_back({"--search", absl::StrCat("needs to know the memory of ", options.device,
                                                  ": --device-memory 80GiB")});
@@ -129,6 +140,7 @@ int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
     std::printf("%s\n", out.dump().c_str());
     return found.best.empty() ? kDoesNotFit : 0;
   }
+  std::printf("by estimate alone, which was compared with no GPU yet\n");
   std::printf("%d x %s, %d a host; %.4g GB/s of each to its host's others, %.4g to other hosts\n",
               ranks, options.device.c_str(), hosts.ranks_per_host, hosts.within_bytes_per_s / 1e9,
               hosts.between_bytes_per_s / 1e9);
@@ -136,12 +148,15 @@ int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
               SizeText(given.DeviceBytes()).c_str(), given_fits ? "fits" : "does not fit");
   if (found.best.empty()) {
     std::printf(
-        "no layout fits, of %lld that were tried; take more ranks, or a GPU with more memory\n",
+        "no layout fits, of %lld that were tried with offload, moments, masters and gradient_dtype "
+        "as they are; without --search it is said whether those would do; else take more ranks, or "
+        "a GPU with more memory\n",
         static_cast<long long>(found.tried));
     return kDoesNotFit;
   }
-  std::printf("the fastest that fit, by estimate (%lld were made):\n%8s %12s  %s\n",
-              static_cast<long long>(found.tried), "step", "memory", "fields");
+  std::printf(
+      "the fastest that fit with 5 %% to spare, by estimate (%lld were made):\n%8s %12s  %s\n",
+      static_cast<long long>(found.tried), "step", "memory", "fields");
   for (const Layout& one : found.best)
     std::printf("%6.3g s %12s  %s\n", one.step_s, SizeText(one.estimate.DeviceBytes()).c_str(),
                 FieldsText(one.fields).c_str());
@@ -241,8 +256,8 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
   return std::nullopt;
 }
 
-ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks,
-                    const std::string& device) {
+ordered_json ToJson(const Estimate& e, const TrainConfig& config, const ModelConfig& model,
+                    int ranks, const std::string& device) {
   ordered_json out = {{"ranks", ranks},
                       {"parameters", e.parameters},
                       {"trained_parameters", e.trained_parameters},
@@ -268,13 +283,13 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, int ranks,
                                {"memory_bytes", one.bytes},
                                {"micro_batches_in_flight", one.in_flight}});
   }
-  if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0)
+  if (const double step_s = PredictedStep(e, config, model, ranks, device); step_s > 0)
     out["step_time_s"] = step_s;
   return out;
 }
 
-std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
-                   const std::string& device) {
+std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConfig& model,
+                   int ranks, const std::string& device) {
   std::string text = absl::StrCat(
       e.parameters, " parameters",
       e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained")
@@ -313,10 +328,10 @@ std::string ToText(const Estimate& e, const TrainConfig& config, int ranks,
   }
   std::snprintf(line, sizeof line, "products a step: %.4g TFLOP\n", e.flops / 1e12);
   text += line;
-  if (const double step_s = PredictedStep(e, config, ranks, device); step_s > 0) {
+  if (const double step_s = PredictedStep(e, config, model, ranks, device); step_s > 0) {
     std::snprintf(line, sizeof line,
-                  "step time: about %.3g s (%s at %.0f %% of its peak, communication hidden)\n",
-                  step_s, device.c_str(), 100 * kUsualShareOfPeak);
+                  "step time: about %.3g s (%s at %.0f %% of its peak, eight in a host)\n", step_s,
+                  device.c_str(), 100 * kUsualShareOfPeak);
     text += line;
   } else if (!device.empty()) {
     text += absl::StrCat("step time: unknown, as the peak of ", device, " is; known are ",
@@ -380,12 +395,12 @@ int RunEstimate(const EstimateOptions& options) {
       device_bytes > 0 ? FindRemedy(config, model, ranks, device_bytes) : std::nullopt;
   const bool fits = device_bytes == 0 || estimate.DeviceBytes() <= device_bytes;
   if (options.json == "true") {
-    ordered_json out = ToJson(estimate, config, ranks, options.device);
+    ordered_json out = ToJson(estimate, config, model, ranks, options.device);
     if (remedy) out["fits_with"] = remedy->fields, out["fits_with_bytes"] = remedy->bytes;
     std::printf("%s\n", out.dump().c_str());
     return fits ? 0 : kDoesNotFit;
   }
-  std::fputs(ToText(estimate, config, ranks, options.device).c_str(), stdout);
+  std::fputs(ToText(estimate, config, model, ranks, options.device).c_str(), stdout);
   if (fits) {
     if (device_bytes == 0 && !options.device.empty())
       std::printf("whether it fits isn't known, as the memory of %s isn't: --device-memory SIZE\n",

@@ -15,6 +15,8 @@ using nlohmann::ordered_json;
 
 // Shorter parts of a row cost more in messages than they save.
 constexpr int64_t kShortestPart = 1024;
+// Of a GPU's memory, for what its allocator can't use: a twentieth.
+constexpr int64_t kSpareShare = 20;
 constexpr std::array<const char*, 4> kRecompute = {"none", "pointwise", "keep_attention", "full"};
 
 struct Links {
@@ -174,7 +176,8 @@ class Search {
       ++found_.tried;
       Estimate estimate = MakeEstimate(config, model_, ranks_, /*gpus=*/true, 0);
       flops_ = estimate.flops;
-      if (estimate.DeviceBytes() > hosts_.device_bytes) continue;
+      if (estimate.DeviceBytes() > hosts_.device_bytes - hosts_.device_bytes / kSpareShare)
+        continue;
       Keep(config, std::move(estimate));
       return static_cast<int>(r);
     }

@@ -51,8 +51,9 @@ struct FoundLayouts {
 double StepSeconds(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
                    int ranks, const GpuHosts& hosts);
 
-// The `most` fastest of those that fit. Tries tp, pp with its kinds, cp, ep, shard_size,
-// zero_stage, recompute and micro_batch_size; all else stays as configured.
+// The `most` fastest of those that fit with a twentieth of the memory to spare. Tries tp, pp with
+// its kinds, cp, ep, shard_size, zero_stage, recompute and micro_batch_size; all else stays as
+// configured.
 FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
                            const GpuHosts& hosts, size_t most = 5);
 

@@ -284,7 +284,9 @@ def test_the_search_finds_layouts_that_are_what_it_says(trainer_bin, tmp_path):
         # What a user would put into the job file gives the run that was meant.
         meant = settings | one["fields"]
         again = estimate(trainer_bin, tmp_path, meant, *gpu, "--json", "true")
-        assert json.loads(again.stdout)["memory_bytes"] == one["memory_bytes"], one
+        same = json.loads(again.stdout)
+        assert same["memory_bytes"] == one["memory_bytes"], one
+        assert same["step_time_s"] == pytest.approx(one["step_time_s"]), one
     least = min(one["memory_bytes"] for one in told["layouts"])
     tight = ["--search", "3", "--device-memory", str(1 << 30)]
     assert least > 1 << 30
@@ -296,6 +298,7 @@ def test_the_search_finds_layouts_that_are_what_it_says(trainer_bin, tmp_path):
     "words,wanted",
     [
         (["--search", "3"], "--search: needs --device"),
+        (["--search", "3", "--device", "b1000-40g"], "doesn't know the peak of b1000-40g"),
         (["--search", "3", "--device", "H100"], "needs to know the memory of H100"),
         (["--search", "many", "--device", "h100-80g"], "how many layouts to tell"),
         (["--search", "3", "--device", "h100-80g", "--within-host", "fast"], "must be GB/s"),

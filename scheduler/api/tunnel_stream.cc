@@ -13,6 +13,8 @@ namespace {
 
 constexpr size_t kMostBytes = 64 << 10;  // of a message's data
 constexpr int64_t kFirstWaitNs = 10 * kSecond, kJoinWaitNs = 10 * kSecond;
+constexpr int64_t kAskAgainNs = 100 * kMillisecond;
+constexpr int kAsked = 20;  // times
 
 std::chrono::system_clock::time_point After(int64_t wait_ns) {
   return std::chrono::system_clock::now() + std::chrono::nanoseconds(wait_ns);
@@ -112,10 +114,7 @@ void UserTunnel::Open() {
   const std::string where = absl::StrCat("host ", place_->cluster, "/", place_->host);
   EndAfter(&join_late_, kJoinWaitNs, where + " doesn't answer; try again in a moment");
   place_->open.set_tunnel(*name);
-  if (!context_->sessions->OpenTunnel(place_->cluster, place_->host, place_->open)) {
-    return End(grpc::Status(grpc::StatusCode::UNAVAILABLE,
-                            where + " is not connected now; try again once it is"));
-  }
+  AskHost(kAsked);
   const uint64_t watch =
       hub_->Add(caller_->job(), [self = weak_from_this()](const WatchHub::News& news) {
         if (const auto alive = self.lock(); alive != nullptr) alive->Look(news.view, news.job);
@@ -126,6 +125,23 @@ void UserTunnel::Open() {
     if (!gone) watch_ = watch;
   }
   if (gone) hub_->Remove(watch);
+}
+
+// An agent that connects anew, as its inventory changed, is back in a moment.
+void UserTunnel::AskHost(int times) {
+  {
+    std::lock_guard lock(mutex_);
+    if (gone_) return;
+  }
+  if (context_->sessions->OpenTunnel(place_->cluster, place_->host, place_->open)) return;
+  if (times == 1) {
+    return End(grpc::Status(grpc::StatusCode::UNAVAILABLE,
+                            absl::StrCat("host ", place_->cluster, "/", place_->host,
+                                         " is not connected now; try again once it is")));
+  }
+  asks_.emplace_back().Set(After(kAskAgainNs), [self = weak_from_this(), times](bool passed) {
+    if (const auto alive = self.lock(); passed && alive != nullptr) alive->AskHost(times - 1);
+  });
 }
 
 // The hub's thread: the job, or who may do what, has changed.

@@ -9,6 +9,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -110,6 +111,7 @@ class UserTunnel : public TunnelStream<pb::TunnelInput, pb::TunnelOutput>,
   void Start();
   void Placed(const absl::Status& status);
   void Open();
+  void AskHost(int times);
   void Look(const View& view, const JobRow* job);
   void EndNow(const grpc::Status& status);
   void EndAfter(grpc::Alarm* alarm, int64_t wait_ns, const std::string& why);
@@ -127,6 +129,7 @@ class UserTunnel : public TunnelStream<pb::TunnelInput, pb::TunnelOutput>,
   std::shared_ptr<TunnelPlace> place_ = std::make_shared<TunnelPlace>();
   std::atomic<bool> input_over_{false};
   grpc::Alarm first_late_, join_late_;
+  std::deque<grpc::Alarm> asks_;  // of AskHost: an alarm isn't set again from within
 
   mutable std::mutex mutex_;
   bool gone_ = false;

@@ -105,6 +105,21 @@ def test_a_command_has_its_ranks_environment_and_sees_its_processes(running):
     wait_for("its end", lambda: not pids_named("1000.25"), 10)
 
 
+def test_a_host_whose_agent_connects_anew_is_waited_for(running):
+    system, number = running
+    for host in ("h01", "h02"):
+        agent = system.processes[f"agent-lab-{host}"]
+        agent.kill()
+        agent.wait(10)
+        gone = f"agent disconnected cluster=lab host={host}"
+        wait_for(gone, lambda said=gone: said in system.log_tail("musterd", 100), 10)
+    asked = start_beside(system, number, ["echo", "here"])
+    for host in ("h01", "h02"):
+        system.start_agent("lab", host)
+    out, err = asked.communicate(timeout=30)
+    assert (asked.returncode, out) == (0, b"here\n"), err
+
+
 def test_input_that_ends_early_and_much_data_come_through_whole(running):
     system, number = running
     data = os.urandom(64 << 20)

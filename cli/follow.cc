@@ -124,8 +124,7 @@ class Follower {
 // `shown`: its output was on the screen.
 std::string WhereItsOutputIs(const pb::Job& job, bool shown) {
   if (job.has_array()) return absl::StrCat("  Its members: muster jobs ", job.number(), " --tasks");
-  const bool ran = std::any_of(job.tasks().begin(), job.tasks().end(),
-                               [](const pb::Task& task) { return task.attempts_size() > 0; });
+  const bool ran = HasRun(job);
   const bool failed = job.state() == pb::FAILED;
   if (!ran || (shown && !failed)) return "";
   return absl::StrCat("  Its output: muster logs ", JobId(job),

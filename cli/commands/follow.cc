@@ -11,6 +11,7 @@
 #include "cli/commands/log_writer.h"
 #include "cli/follow.h"
 #include "cli/render/array.h"
+#include "cli/render/job.h"
 #include "common/base/clock.h"
 #include "common/base/protocol.h"
 #include "common/base/units.h"
@@ -81,11 +82,6 @@ int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
     if (code == kExitInterrupted || code == kExitUnreachable) return code;
   }
   return kExitOk;
-}
-
-bool HasRun(const pb::Job& job) {
-  return std::any_of(job.tasks().begin(), job.tasks().end(),
-                     [](const pb::Task& task) { return task.attempts_size() > 0; });
 }
 
 // Why a job that has ended has nothing to show.

@@ -444,6 +444,11 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
   return out;
 }
 
+bool HasRun(const pb::Job& job) {
+  return std::any_of(job.tasks().begin(), job.tasks().end(),
+                     [](const pb::Task& task) { return task.attempts_size() > 0; });
+}
+
 std::string OutcomeLine(const pb::Job& job) {
   std::string text = absl::StrCat("Job ", JobId(job), " ", Plain(job.spec().name()), " ");
   if (job.state() == pb::CANCELLED) return absl::StrCat(text, "was ", OutcomeReason(job), ".");

@@ -17,6 +17,8 @@ Table HistoryTable(const std::vector<pb::Job>& jobs,
                    int64_t now_ns);  // finished ones: outcome and times
 std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns);  // `muster show`
 
+// Some attempt of it was placed: there may be output.
+bool HasRun(const pb::Job& job);
 // "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58"
 std::string HeadLine(const pb::Job& job, int64_t now_ns);
 // Why it waits, or when what runs of it ends.

@@ -19,7 +19,7 @@ source deploy/common.sh
 
 PACKAGES=(build-essential g++ cmake ninja-build ccache mold pkg-config libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev
   protobuf-compiler libabsl-dev libyaml-cpp-dev libspdlog-dev libsqlite3-dev libmimalloc-dev libgloo-dev libgtest-dev libgmock-dev
-  libbenchmark-dev libcivetweb-dev libssl-dev libsodium-dev libcurl4-openssl-dev libcli11-dev nlohmann-json3-dev python3-venv git iproute2 libcap2-bin)
+  libbenchmark-dev libcivetweb-dev libssl-dev libsodium-dev libcurl4-openssl-dev libcli11-dev nlohmann-json3-dev tzdata python3-venv git iproute2 libcap2-bin)
 FUZZ_PACKAGES=(clang-14 libclang-rt-14-dev)
 DEBIAN_PACKAGES=(debhelper dpkg-dev lintian debootstrap)
 ENV_DISK_MIB=12288      # torch with its CUDA parts: 4.7 GB installed, as much again while it is unpacked

@@ -71,7 +71,7 @@ int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
                            " is being cancelled; it ends when all its members' processes are "
                            "gone.\n")
             : absl::StrCat(name, " is being cancelled; it ends when its processes are gone.\n");
-    session.ShowOne(text, *job, JobId(*job));
+    session.ShowOne(absl::StrCat(text, GoesOnText(*job, session.now_ns())), *job, JobId(*job));
   }
   if (!wait || result != kExitOk) return result;
   Interrupt interrupt;

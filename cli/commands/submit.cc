@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/commands/along.h"
+#include "cli/commands/at_time.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/failed_members.h"
 #include "cli/commands/fit.h"
@@ -16,6 +17,7 @@
 #include "cli/follow.h"
 #include "cli/interrupt.h"
 #include "cli/render/array.h"
+#include "cli/render/job.h"
 #include "cli/render/preview.h"
 #include "common/base/hidden.h"
 
@@ -30,7 +32,7 @@ struct SubmitOptions {
   bool failed = false;          // of an array: only members that have failed
   std::string queue, key, directory;
   std::vector<std::string> settings, env, secrets, sweep, after, after_any;
-  std::string on;
+  std::string on, at, schedule;
   std::optional<std::string> array;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false,
        wait_for_capacity = false;
@@ -109,6 +111,8 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
         ". Ask for its file, or take the rest: muster show ", job.number(), " --spec"));
   }
   pb::JobSpec spec = OwnSpec(job);
+  spec.clear_not_before();  // it runs again now, and its schedule goes on by itself
+  spec.clear_schedule();
   if (resumes) {
     if (absl::Status status = BeginFromCheckpoints(job, &spec); !status.ok()) return status;
   }
@@ -253,6 +257,29 @@ absl::Status SetOtherJobs(const SubmitOptions& options, const SpecContext& conte
   return absl::OkStatus();
 }
 
+// "none" leaves none.
+absl::Status SetTimes(const SubmitOptions& options, const SpecContext& context, int64_t now_ns,
+                      pb::JobSpec* spec) {
+  if (options.at.empty() && options.schedule.empty()) return absl::OkStatus();
+  if (options.at == "none") {
+    spec->clear_not_before();
+  } else if (!options.at.empty()) {
+    const absl::StatusOr<std::string> at = InstantOf(options.at, now_ns, absl::LocalTimeZone());
+    if (!at.ok()) return absl::InvalidArgumentError(absl::StrCat("--at: ", at.status().message()));
+    spec->set_not_before(*at);
+  }
+  if (options.schedule == "none") {
+    spec->clear_schedule();
+  } else if (!options.schedule.empty()) {
+    spec->mutable_schedule()->set_cron(options.schedule);
+  }
+  for (const FieldProblem& problem : CheckSpec(*spec, context)) {
+    if (problem.path.rfind("schedule", 0) == 0 || problem.path == "not_before")
+      return absl::InvalidArgumentError(absl::StrCat(problem.path, ": ", problem.message));
+  }
+  return absl::OkStatus();
+}
+
 // Fields that don't come from the file.
 std::map<std::string, std::string> GivenByFlags(const SubmitOptions& options) {
   std::map<std::string, std::string> flags;
@@ -260,6 +287,8 @@ std::map<std::string, std::string> GivenByFlags(const SubmitOptions& options) {
   if (!options.on.empty()) flags["on"] = "--on";
   if (options.array.has_value()) flags["array"] = "--array";
   if (!options.sweep.empty()) flags["sweep"] = "--sweep";
+  if (!options.at.empty()) flags["not_before"] = "--at";
+  if (!options.schedule.empty()) flags["schedule"] = "--schedule";
   if (!options.after.empty()) flags["after"] = "--after";
   if (!options.after_any.empty()) flags["after_any"] = "--after-any";
   return flags;
@@ -293,6 +322,8 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
         !status.ok())
       return session.Fail(status);
     if (absl::Status status = SetOtherJobs(options, context, &spec); !status.ok())
+      return session.Fail(status);
+    if (absl::Status status = SetTimes(options, context, session.now_ns(), &spec); !status.ok())
       return session.Fail(status);
     if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
       return session.Fail(status);
@@ -352,12 +383,14 @@ int SubmitAll(Session& session, Client& client, const SubmitOptions& options,
     }
     const pb::Job& job = response->job();
     const std::string id = JobId(job);
-    const bool follow = !options.detach && session.for_people() && submissions.size() == 1;
+    const bool follow = !options.detach && session.for_people() && submissions.size() == 1 &&
+                        job.not_before_ns() == 0;
     ids.push_back(id);
     const std::string text = absl::StrCat(
         "Job ", id, " ", Plain(job.spec().name()),
         response->existed() ? " was submitted before with this key." : " submitted.",
         follow ? " Following it; Ctrl+C stops following, never the job." : "",
+        WaitsForText(job, session.now_ns()),
         follow ? "" : absl::StrCat("  Follow: muster attach ", id),
         job.has_array() ? absl::StrCat("   Its ",
                                        job.array().members() == 1
@@ -420,6 +453,12 @@ void AddOptions(CLI::App* submit, Session& session, const std::shared_ptr<Submit
       "--on", options->on,
       "JOB: runs on the devices that this job of yours holds, such as an environment "
       "of muster dev; charged to nobody");
+  submit->add_option("--at", options->at,
+                     "TIME: nothing of it starts before 03:00, \"2026-12-24 03:00\", +2h, or "
+                     "2026-12-24T03:00:00Z; instead of the file's not_before; none: at once");
+  submit->add_option("--schedule", options->schedule,
+                     "\"0 3 * * *\": runs it again and again at these times, as in a crontab, by "
+                     "UTC or the file's zone; instead of the file's; none: once");
   submit->add_option("-C,--directory", options->directory,
                      "Directory that comes along, packed (.musterignore), instead of the file's "
                      "workdir; the job runs in its copy");

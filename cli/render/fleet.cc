@@ -146,10 +146,13 @@ Table ClustersTable(const std::vector<pb::Cluster>& clusters) {
     for (const pb::Capacity& c : cluster.capacity()) {
       const int64_t idle_milli = std::max<int64_t>(
           0, c.total_milli() - c.used_milli());  // nothing starts on what is drained
+      const int64_t drained_milli =
+          cluster.drained() ? idle_milli : std::min(idle_milli, c.drained_milli());
       table.AddRow({cluster.name(), state, hosts, FlavourName(c.flavour(), c.declared()),
                     FormatMilli(c.total_milli()), FormatMilli(c.used_milli()),
-                    FormatMilli(cluster.drained() ? 0 : idle_milli),
-                    cluster.drained() ? FormatMilli(idle_milli) : "", cluster.drain_reason()});
+                    FormatMilli(idle_milli - drained_milli),
+                    drained_milli > 0 || cluster.drained() ? FormatMilli(drained_milli) : "",
+                    cluster.drain_reason()});
     }
   }
   return table;

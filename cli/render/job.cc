@@ -110,6 +110,11 @@ std::string AttemptOutcome(const pb::Attempt& attempt) {
   return text;
 }
 
+// It waited for that first, so that the time since its submission says nothing.
+bool HadATime(const pb::Job& job) {
+  return job.has_occurrence() || !job.spec().not_before().empty();
+}
+
 std::string Span(int64_t from_ns, int64_t to_ns, int64_t now_ns) {
   return from_ns == 0 ? "" : FormatSpan((to_ns == 0 ? now_ns : to_ns) - from_ns);
 }
@@ -150,14 +155,40 @@ void AppendTrackers(const pb::Job& job, std::string* out) {
                    spec.notify().on().empty() ? "ended" : absl::StrJoin(spec.notify().on(), ", ")));
 }
 
-void AppendFacts(const pb::Job& job, std::string* out) {
+// "0 3 * * * (Europe/Berlin)"
+std::string ScheduleName(const pb::Schedule& schedule) {
+  return absl::StrCat(schedule.cron(), " (", schedule.zone().empty() ? "UTC" : schedule.zone(),
+                      schedule.overlap() == pb::ALLOW ? ", beside the one before" : "", ")");
+}
+
+void AppendTimes(const pb::Job& job, int64_t now_ns, std::string* out) {
+  if (job.not_before_ns() != 0) AppendLine(out, "starts at", FormatDateTime(job.not_before_ns()));
+  if (!job.has_occurrence()) return;
+  const pb::Occurrence& one = job.occurrence();
+  std::string others;
+  if (one.previous() != 0) absl::StrAppend(&others, "; before it job ", one.previous());
+  if (one.next() != 0)
+    absl::StrAppend(
+        &others, "; after it job ", one.next(),
+        one.next_ns() == 0 ? "" : absl::StrCat(", at ", FormatClock(one.next_ns(), now_ns)));
+  if (one.skipped() != 0)
+    absl::StrAppend(&others, "; ", one.skipped(), one.skipped() == 1 ? " time" : " times",
+                    " left out, as the job before had not ended");
+  AppendLine(out, "schedule", absl::StrCat(ScheduleName(job.spec().schedule()), others));
+}
+
+void AppendFacts(const pb::Job& job, int64_t now_ns, std::string* out) {
   AppendLine(out, "uid", job.uid());
   AppendLine(out, "owner", job.owner());
+  AppendTimes(job, now_ns, out);
   AppendLine(out, "submitted", FormatDateTime(job.submit_ns()));
   if (job.start_ns() > 0)
-    AppendLine(out, "started",
-               absl::StrCat(FormatDateTime(job.start_ns()), ", after ",
-                            FormatSpan(job.start_ns() - job.submit_ns())));
+    AppendLine(
+        out, "started",
+        absl::StrCat(FormatDateTime(job.start_ns()),
+                     HadATime(job)
+                         ? ""
+                         : absl::StrCat(", after ", FormatSpan(job.start_ns() - job.submit_ns()))));
   if (job.end_ns() > 0)
     AppendLine(
         out, "ended",
@@ -344,20 +375,21 @@ Table HistoryTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
                {"USED", Table::kLeft, false, 5},
                {"WHY"}});
   for (const pb::Job& job : jobs) {
-    table.AddRow(
-        {JobId(job), job.spec().name(), job.spec().queue(), job.owner(), StateName(job.state()),
-         FormatClock(job.submit_ns(), now_ns),
-         FormatSpan((job.start_ns() > 0 ? job.start_ns() : job.end_ns()) - job.submit_ns()),
-         Span(job.start_ns(), job.end_ns(), now_ns),
-         job.end_ns() > 0 ? FormatClock(job.end_ns(), now_ns) : "", job.cluster(), ShortUsage(job),
-         job.state() == pb::SUCCEEDED ? "" : OutcomeReason(job)});
+    table.AddRow({JobId(job), job.spec().name(), job.spec().queue(), job.owner(),
+                  StateName(job.state()), FormatClock(job.submit_ns(), now_ns),
+                  HadATime(job) ? "-"
+                                : FormatSpan((job.start_ns() > 0 ? job.start_ns() : job.end_ns()) -
+                                             job.submit_ns()),
+                  Span(job.start_ns(), job.end_ns(), now_ns),
+                  job.end_ns() > 0 ? FormatClock(job.end_ns(), now_ns) : "", job.cluster(),
+                  ShortUsage(job), job.state() == pb::SUCCEEDED ? "" : OutcomeReason(job)});
   }
   return table;
 }
 
 std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) {
   std::string out = absl::StrCat(HeadLine(job, now_ns), "\n");
-  AppendFacts(job, &out);
+  AppendFacts(job, now_ns, &out);
   if (job.has_array()) {
     AppendLine(&out, "members", ArrayCounts(job.array()));
     absl::StrAppend(&out, "\nEach of them: muster jobs ", job.number(), " --tasks\n");
@@ -370,6 +402,26 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
     if (!table.empty()) absl::StrAppend(&out, "\n", table.Render(screen));
   }
   return out;
+}
+
+std::string WaitsForText(const pb::Job& job, int64_t now_ns) {
+  if (job.not_before_ns() == 0) return "";
+  return absl::StrCat(
+      " It starts at ", FormatClock(job.not_before_ns(), now_ns),
+      job.has_occurrence()
+          ? absl::StrCat(", and then again by ", Plain(ScheduleName(job.spec().schedule())))
+          : "",
+      ".");
+}
+
+std::string GoesOnText(const pb::Job& job, int64_t now_ns) {
+  const pb::Occurrence& one = job.occurrence();
+  if (one.next() == 0) return "";
+  const std::string starts = one.next_ns() == 0 ? std::string(" is the next of its schedule")
+                                                : absl::StrCat(" of its schedule starts at ",
+                                                               FormatClock(one.next_ns(), now_ns));
+  return absl::StrCat("Job ", one.next(), starts, "; to end that, too: muster cancel ", one.next(),
+                      "\n");
 }
 
 std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after, int64_t now_ns) {
@@ -408,7 +460,7 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
           absl::StrAppend(&text, ", ", FlavourName(attempt.flavour(), true));
         if (attempt.resumed_step() > 0)
           absl::StrAppend(&text, ", from step ", attempt.resumed_step());
-        if (attempt.number() == 1 && before != nullptr)
+        if (attempt.number() == 1 && before != nullptr && !HadATime(after))
           absl::StrAppend(&text, "  (waited ", FormatSpan(attempt.start_ns() - after.submit_ns()),
                           ")");
         add(attempt.start_ns(), task, text);

@@ -17,6 +17,10 @@ Table HistoryTable(const std::vector<pb::Job>& jobs,
                    int64_t now_ns);  // finished ones: outcome and times
 std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns);  // `muster show`
 
+// Of a job that waits for a time: " It starts at 03:00, and then by 0 3 * * *."; else empty.
+std::string WaitsForText(const pb::Job& job, int64_t now_ns);
+// What a cancelled job's schedule still has to come, and how to end that; empty: nothing.
+std::string GoesOnText(const pb::Job& job, int64_t now_ns);
 // Some attempt of it was placed: there may be output.
 bool HasRun(const pb::Job& job);
 // "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58"

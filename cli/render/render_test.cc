@@ -622,6 +622,30 @@ TEST(JobTest, EventsTellEachTransitionOnceWithItsOwnTime) {
   EXPECT_THAT(EventLines(&killed, killed, kNow), ::testing::IsEmpty());
 }
 
+TEST(JobTest, AJobOfAScheduleLeadsToTheOneBeforeAndTheNextOne) {
+  pb::Job job = Job318();
+  job.mutable_spec()->mutable_schedule()->set_cron("0 3 * * *");
+  job.mutable_spec()->mutable_schedule()->set_zone("Europe/Berlin");
+  job.mutable_occurrence()->set_previous(300);
+  job.mutable_occurrence()->set_next(319);
+  job.mutable_occurrence()->set_next_ns(kNow + kHour);
+  job.mutable_occurrence()->set_skipped(2);
+  EXPECT_THAT(
+      RenderJob(job, Screen(), kNow),
+      HasSubstr(" schedule    0 3 * * * (Europe/Berlin); before it job 300; after it job 319, "
+                "at 15:00; 2 times left out, as the job before had not ended\n"));
+  EXPECT_EQ(WaitsForText(job, kNow), "");
+  EXPECT_EQ(GoesOnText(job, kNow),
+            "Job 319 of its schedule starts at 15:00; to end that, too: muster cancel 319\n");
+  job.mutable_occurrence()->clear_next();
+  job.set_not_before_ns(kNow + 2 * kHour);
+  EXPECT_EQ(WaitsForText(job, kNow),
+            " It starts at 16:00, and then again by 0 3 * * * (Europe/Berlin).");
+  EXPECT_EQ(GoesOnText(job, kNow), "");
+  EXPECT_THAT(RenderJob(job, Screen(), kNow), Not(HasSubstr(", after ")))
+      << "what it waited says nothing";
+}
+
 TEST(JobTest, AJobThatComesAfterOthersSaysSoOnce) {
   pb::Job job;
   job.mutable_spec()->add_after("17");
@@ -847,6 +871,8 @@ TEST(FleetTest, NothingOfADrainedClusterIsFree) {
   capacity->set_total_milli(768'000);
   capacity->set_used_milli(8'000);
   EXPECT_THAT(ClustersTable({cluster}).Render(Screen()), HasSubstr("768       8   760        -"));
+  capacity->set_drained_milli(40'000);  // of hosts that are drained by themselves
+  EXPECT_THAT(ClustersTable({cluster}).Render(Screen()), HasSubstr("768       8   720       40"));
   cluster.set_drained(true);
   EXPECT_THAT(ClustersTable({cluster}).Render(Screen()), HasSubstr("768       8     0      760"));
 }

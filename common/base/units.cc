@@ -63,6 +63,7 @@ absl::StatusOr<int64_t> ParseDuration(std::string_view text) {
   std::string_view rest = text;
   __int128 total = 0;
   if (rest.empty()) return wrong("");
+  if (text.find(' ') != std::string_view::npos) return wrong(" (a blank is in it)");
   while (!rest.empty()) {
     size_t number_size = 0;
     __int128 ignored = 0;

@@ -23,12 +23,16 @@ TEST(Units, DurationsAreReadExactlyOrRefusedWithARemedy) {
                 {"1.s", -1},
                 {"99999999999999999999s", -1},
                 {"4000d", -1},
+                {"5 minutes", -1},
                 {"1h 30m", -1}};
   for (const auto& c : kCases) {
     const auto got = ParseDuration(c.text);
     if (c.want_ns < 0) {
       ASSERT_FALSE(got.ok()) << c.text;
       EXPECT_NE(got.status().message().find("10m"), absl::string_view::npos) << got.status();
+      EXPECT_EQ(got.status().message().find("a blank is in it") != absl::string_view::npos,
+                std::string_view(c.text).find(' ') != std::string_view::npos)
+          << got.status();
     } else {
       ASSERT_TRUE(got.ok()) << c.text << got.status();
       EXPECT_EQ(*got, c.want_ns) << c.text;

@@ -17,6 +17,7 @@
 #include "common/spec/check_members.h"
 #include "common/spec/check_on.h"
 #include "common/spec/check_predecessors.h"
+#include "common/spec/check_schedule.h"
 #include "common/spec/check_together.h"
 #include "common/spec/check_trackers.h"
 #include "common/spec/check_trainer.h"
@@ -561,6 +562,7 @@ void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules) {
   CheckRay(spec, rules);
   CheckPredecessors(spec, rules);
   CheckOn(spec, rules);
+  CheckSchedule(spec, rules);
   CheckTogether(spec, rules);
   CheckTrackers(spec, rules);
 }

@@ -19,6 +19,11 @@ const std::vector<std::string>& TopologyNames() {  // by TopologyLevel - 1; the 
   return names;
 }
 
+const std::vector<std::string>& OverlapNames() {  // by Overlap - 1
+  static const std::vector<std::string> names = {"skip", "allow"};
+  return names;
+}
+
 const std::vector<std::string>& UnreachableNames() {  // by WhenUnreachable - 1
   static const std::vector<std::string> names = {"replace", "wait", "fence"};
   return names;
@@ -64,6 +69,8 @@ class JobReader {
     top.TextList("clusters", [&](std::string name) { spec_.add_clusters(std::move(name)); });
     top.TextList("after", [&](std::string job) { spec_.add_after(std::move(job)); });
     if (top.Text("on", &text)) spec_.set_on(text);
+    if (top.Text("not_before", &text)) spec_.set_not_before(text);
+    ReadSchedule(top);
     top.TextList("after_any", [&](std::string job) { spec_.add_after_any(std::move(job)); });
     top.TextMap("labels", [&](std::string name, std::string value) {
       (*spec_.mutable_labels())[std::move(name)] = std::move(value);
@@ -200,6 +207,24 @@ class JobReader {
     if (fields.Duration("fence_after", &duration_ns)) task->set_fence_after_ns(duration_ns);
     if (fields.Duration("grace", &duration_ns)) task->set_grace_ns(duration_ns);
     if (fields.Duration("time_limit", &duration_ns)) task->set_time_limit_ns(duration_ns);
+  }
+
+  // A crontab's line, or a map that has it as `cron`.
+  void ReadSchedule(Fields& top) {
+    const YamlNode* node = top.Take("schedule");
+    if (node == nullptr) return;
+    pb::Schedule* schedule = spec_.mutable_schedule();
+    std::string text;
+    if (!node->IsMap()) {
+      if (ReadText(document_, *node, "schedule", &text)) schedule->set_cron(text);
+      return;
+    }
+    Fields fields(document_, *node, "schedule");
+    if (fields.Text("cron", &text)) schedule->set_cron(text);
+    if (fields.Text("zone", &text)) schedule->set_zone(text);
+    if (fields.Choice("overlap", OverlapNames(), 0, &text))
+      schedule->set_overlap(ByName<pb::Overlap>(OverlapNames(), text));
+    fields.Finish();
   }
 
   void ReadTrackers(Fields& top) {

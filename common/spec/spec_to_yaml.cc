@@ -55,6 +55,17 @@ void WriteJson(YamlWriter& out, const std::string& name, const nlohmann::json& v
   out.Close();
 }
 
+void WriteSchedule(YamlWriter& out, const pb::Schedule& schedule) {
+  if (schedule.zone().empty() && schedule.overlap() == pb::OVERLAP_UNSPECIFIED)
+    return out.Text("schedule", schedule.cron());
+  out.Open("schedule");
+  out.Text("cron", schedule.cron());
+  if (!schedule.zone().empty()) out.Text("zone", schedule.zone());
+  if (schedule.overlap() != pb::OVERLAP_UNSPECIFIED)
+    out.Plain("overlap", absl::AsciiStrToLower(pb::Overlap_Name(schedule.overlap())));
+  out.Close();
+}
+
 void WriteWorkers(YamlWriter& out, std::string_view name, const pb::Workers& workers) {
   out.Plain(name, workers.min() == workers.max()
                       ? absl::StrCat(workers.min())
@@ -153,6 +164,8 @@ std::string SpecToYaml(const pb::JobSpec& spec) {
   WriteList(out, "after", spec.after());
   WriteList(out, "after_any", spec.after_any());
   if (!spec.on().empty()) out.Text("on", spec.on());
+  if (!spec.not_before().empty()) out.Text("not_before", spec.not_before());
+  if (spec.has_schedule()) WriteSchedule(out, spec.schedule());
   WriteMap(out, "env", spec.env());
   WriteList(out, "secrets", spec.secrets());
   if (!spec.array().empty()) out.Text("array", spec.array());

@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "common/pki/sha256.h"
 #include "common/spec/members.h"
+#include "common/spec/when.h"
 #include "scheduler/ask/check_on.h"
 #include "scheduler/state/bytes.h"
 
@@ -75,6 +76,7 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
   submitted->set_owner(pending->owner);
   submitted->mutable_spec()->Swap(&outcome.resolution.resolved);
   SetPredecessors(state, submitted);
+  submitted->set_not_before_ns(FirstTimeNs(submitted->spec(), state.now_ns()));
   submitted->set_members(MembersOf(submitted->spec()));
   submitted->set_idempotency_key(request.idempotency_key());
   submitted->set_umask(request.has_umask() ? request.umask() & 0777 : 022);

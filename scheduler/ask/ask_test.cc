@@ -539,6 +539,24 @@ TEST(Describe, ListedHostsAreShownBeforeTheirAgentsCame) {
   EXPECT_EQ(cluster.hosts_up(), 0);
 }
 
+TEST(Describe, WhatIsFreeOnDrainedHostsIsCountedApart) {
+  testing::SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 2).Queue("research", 4);
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s);
+  s.Do(testing::Placed(s.state, job, "lab", {{"h00", {0}}}));
+  EXPECT_EQ(DescribeCluster(s.state, 0).capacity(0).drained_milli(), 0);
+  for (const char* host : {"lab/h00", "lab/h01"}) {
+    pb::Event event;
+    event.mutable_drain_changed()->set_target(host);
+    event.mutable_drain_changed()->set_drained(true);
+    s.Do(event);
+  }
+  const pb::Capacity capacity = DescribeCluster(s.state, 0).capacity(0);
+  EXPECT_EQ(capacity.total_milli(), 4000);
+  EXPECT_EQ(capacity.used_milli(), 1000);
+  EXPECT_EQ(capacity.drained_milli(), 3000);
+}
+
 // ---- sentences ----
 
 class Sentences : public ::testing::Test {

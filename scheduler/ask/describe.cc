@@ -164,6 +164,17 @@ int64_t StartOfArray(const State& state, const JobRow& first) {
   return start_ns;
 }
 
+void DescribeOccurrence(const State& state, const JobRow& row, pb::Occurrence* told) {
+  // Of an array its first member has the numbers.
+  const JobRow* first = row.array == 0 ? &row : state.FindJob(row.array);
+  if (first == nullptr) first = &row;
+  told->set_previous(first->previous);
+  told->set_next(first->next);
+  told->set_skipped(first->skipped);
+  if (const JobRow* next = state.FindJob(first->next); next != nullptr)
+    told->set_next_ns(next->not_before_ns);
+}
+
 }  // namespace
 
 pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, PoolHolders* holders) {
@@ -181,6 +192,8 @@ pb::Job DescribeJob(const State& state, const Plan& plan, const JobRow& row, Poo
   job.set_cluster(row.cluster);
   job.set_directory(JobDirectory(state, row));
   job.set_version(row.version);
+  job.set_not_before_ns(row.not_before_ns);
+  if (row.spec->has_schedule()) DescribeOccurrence(state, row, job.mutable_occurrence());
   if (row.array != 0) {
     pb::ArrayMember* member = job.mutable_member();
     // Member 0 has the array's uid, by which the whole is cancelled.
@@ -303,6 +316,23 @@ pb::Host DescribeHost(const State& state, HostId id) {
   return host;
 }
 
+namespace {
+
+// Devices' thousandths of a host that is up on which nothing starts, as it is drained.
+int64_t FreeOnDrained(const HostRow& host) {
+  if (!host.drained || (host.state != pb::HOST_UP && host.state != pb::HOST_SILENT)) return 0;
+  int64_t free_milli = 0;
+  for (int d = 0; d < host.inventory.devices_size(); ++d) {
+    const size_t device = static_cast<size_t>(d);
+    const int64_t used_milli =
+        device < host.device_used_milli.size() ? host.device_used_milli[device] : 0;
+    if (host.inventory.devices(d).healthy()) free_milli += std::max<int64_t>(0, 1000 - used_milli);
+  }
+  return free_milli;
+}
+
+}  // namespace
+
 pb::Cluster DescribeCluster(const State& state, int32_t index) {
   const ClusterRow& row = state.clusters()[index];
   pb::Cluster cluster;
@@ -334,6 +364,7 @@ pb::Cluster DescribeCluster(const State& state, int32_t index) {
     }
     for (int64_t used_milli : host.device_used_milli)
       line.set_used_milli(line.used_milli() + used_milli);
+    line.set_drained_milli(line.drained_milli() + FreeOnDrained(host));
   }
   for (const auto& [flavour, line] : capacity) *cluster.add_capacity() = line;
   return cluster;

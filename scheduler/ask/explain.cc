@@ -75,7 +75,7 @@ class Explainer {
     }
     if (start_ns_ != 0) FillBorrowed(as_is, response);
     if (as_is.cut()) response->set_complete(false);
-    if (!job_.awaits.empty()) return;  // only their ends help
+    if (!job_.awaits.empty() || job_.not_before_ns != 0) return;  // only time helps
     FillHolders(as_is, response);
     if (start_ns_ != 0 && start_ns_ <= now_ns_) return;  // nothing has to help
     Relax(response);
@@ -577,7 +577,8 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
   int32_t first = -1;
   const pb::Job told = DescribeJob(state, plan, *job);
   for (int t = 0; t < told.tasks_size(); ++t) {
-    const bool after = told.tasks(t).state() == pb::TASK_BLOCKED && !job->awaits.empty();
+    const bool after = told.tasks(t).state() == pb::TASK_BLOCKED &&
+                       (!job->awaits.empty() || job->not_before_ns != 0);
     if (told.tasks(t).state() != pb::TASK_WAITING && (!after || first >= 0)) continue;
     const pb::Verdict& verdict = told.tasks(t).verdict();
     if (first < 0) first = t;

@@ -153,6 +153,12 @@ bool Future::StepAt(int64_t at_ns) {
         break;
     }
   }
+  // Of a schedule the job that is known is looked at; those of later times are not.
+  while (!state_.due().empty() && state_.due().begin()->first <= now_ns_) {
+    pb::Event due;
+    due.mutable_job_due()->set_number(state_.due().begin()->second);
+    Apply(&state_, due);
+  }
   bool opened = true;  // a cluster: what that allows is decided at the same time
   while (opened) {
     plan_ = (options_.decider != nullptr ? options_.decider : own_decider_.get())

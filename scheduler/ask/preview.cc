@@ -9,12 +9,14 @@
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
 #include "common/spec/together.h"
+#include "common/spec/when.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/future.h"
 #include "scheduler/ask/taken.h"
 #include "scheduler/ask/words/absent_text.h"
 #include "scheduler/ask/words/after_text.h"
+#include "scheduler/ask/words/clock_text.h"
 #include "scheduler/ask/words/standing_text.h"
 #include "scheduler/decide/decider.h"
 
@@ -176,6 +178,9 @@ class Previewer {
   // Why it isn't known when the job starts there.
   std::string WhyUnknown(const Future& future, const JobRow& job, int32_t cluster) const {
     if (future.cut()) return "the time to look ahead ran out";
+    if (job.not_before_ns != 0 && job.awaits.empty())
+      return absl::StrCat("it waits for its time, ", ClockTime(job.not_before_ns, now_ns_),
+                          ", which is too far away to look so far ahead");
     if (!job.awaits.empty())
       return absl::StrCat("it ", AfterText(future.state(), job), ", and nobody knows when that is");
     const pb::Verdict verdict =
@@ -230,6 +235,7 @@ class Previewer {
     submitted->set_owner(owner_);
     *submitted->mutable_spec() = spec;
     SetPredecessors(state, submitted);
+    submitted->set_not_before_ns(FirstTimeNs(spec, now_ns_));
     ref_ = {submitted->number(), 0};
     Future future(std::move(state), now_ns_, scheduling_, options_);
     future.At(now_ns_, std::move(event));

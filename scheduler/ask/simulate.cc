@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/spec/when.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/check_on.h"
@@ -155,6 +156,7 @@ pb::Event SubmittedJob(const State& state, const pb::JobSpec& spec, size_t index
   e->set_owner(owner);
   *e->mutable_spec() = spec;
   SetPredecessors(state, e);
+  e->set_not_before_ns(FirstTimeNs(spec, state.now_ns()));
   return event;
 }
 

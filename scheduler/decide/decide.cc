@@ -77,6 +77,7 @@ Plan RunPasses(const Inputs& in, FreeMap* now, FreeMap* later) {
   StartHosted(in, &draft);
 
   if (WaitsByBand(in)) draft.WakeAt((in.now_ns / kOrderTickNs + 1) * kOrderTickNs);
+  if (!in.state.due().empty()) draft.WakeAt(in.state.due().begin()->first);
   Plan plan;
   draft.Finish();
   plan.verdicts = GiveVerdicts(in, &draft);

@@ -11,6 +11,7 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "scheduler/engine/commands.h"
+#include "scheduler/engine/due.h"
 #include "scheduler/engine/offender.h"
 #include "scheduler/engine/reproducer.h"
 #include "scheduler/state/bytes.h"
@@ -266,6 +267,7 @@ std::vector<absl::Status> Engine::ApplyWork(Work* work) {
   }
   for (pb::Event& event : work->progress) ApplyEvent(std::move(event));
   AppendGangPrepared();
+  AppendDue();
   return answers;
 }
 
@@ -341,6 +343,13 @@ void Engine::AppendGangPrepared() {
   }
 }
 
+// Jobs whose time has come.
+void Engine::AppendDue() {
+  for (std::vector<pb::Event> events = NextDue(state_); !events.empty(); events = NextDue(state_)) {
+    for (pb::Event& event : events) ApplyEvent(std::move(event));
+  }
+}
+
 // While a restored store's hosts are waited for, each waiting task is told so, and nothing is
 // decided.
 bool Engine::AwaitsHosts() {
@@ -360,7 +369,7 @@ bool Engine::AwaitsHosts() {
       if (task.finished() || task.current() != nullptr) continue;
       Verdict verdict;
       verdict.task = {number, static_cast<int32_t>(t)};
-      verdict.code = task.state == pb::TASK_BLOCKED ? pb::V_AFTER : pb::V_RESTORING;
+      verdict.code = task.state == pb::TASK_BLOCKED ? BlockedCode(job) : pb::V_RESTORING;
       plan->verdicts.Set(verdict);
     }
   }

@@ -169,6 +169,7 @@ class Engine {
   ChangedRows Commit();
   void ApplyEvent(pb::Event event);
   void AppendGangPrepared();
+  void AppendDue();
   bool AwaitsHosts();
   void DecideAndApply();
   void SaveRefused(const Plan& plan, const absl::Status& why);

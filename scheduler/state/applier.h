@@ -94,6 +94,7 @@ class Applier {
   void On(const pb::StepStarted& e);
   void On(const pb::JobSubmitted& e);
   void On(const pb::JobCancelRequested& e);
+  void On(const pb::JobDue& e);
   void On(const pb::QueuesApplied& e);
   void On(const pb::ClustersConfigured& e);
   void On(const pb::DrainChanged& e);
@@ -161,6 +162,8 @@ class Applier {
   // Derives who waits for whom from a job that awaits others, or does so no more.
   void IndexAwaited(const JobRow& job, bool awaits);
   void IndexAwaited(const AwaitedKey& key, uint64_t number, bool awaits);
+  void IndexDue(const JobRow& job, bool waits);
+  void DueMember(uint64_t number, const pb::JobDue& e);
   void IndexHosted(const JobRow& job, bool there);
   // What ran on the devices of a job that has ended, or isn't known, ends too.
   void EndHosted(uint64_t holder);

@@ -1,7 +1,7 @@
 // Apply: each event to its method; steps and what users say. Queues, clusters and drains are in
 // apply_configuration.cc, who may come over a network in apply_trust.cc, plans in apply_plans.cc,
 // what hosts say in apply_reports.cc and apply_quarantine.cc, arrays in apply_arrays.cc, jobs after
-// jobs in apply_successors.cc. What is derived: indexes.cc, host_use.cc, ledger.cc.
+// jobs and at times in apply_successors.cc. What is derived: indexes.cc, host_use.cc, ledger.cc.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +31,8 @@ void Applier::Carry(const pb::Event& event) {
       return On(event.job_submitted());
     case pb::Event::kJobCancel:
       return On(event.job_cancel());
+    case pb::Event::kJobDue:
+      return On(event.job_due());
     case pb::Event::kQueuesApplied:
       return On(event.queues_applied());
     case pb::Event::kClustersConfigured:
@@ -203,9 +205,11 @@ void Applier::On(const pb::JobSubmitted& e) {
   job.umask = e.umask();
   job.submit_ns = s_.now_ns_;
   SetPredecessors(e, &job);
+  job.not_before_ns = e.not_before_ns() > s_.now_ns_ ? e.not_before_ns() : 0;
+  job.previous = e.previous();
   for (const pb::TaskSpec& spec : e.spec().tasks()) {
     TaskRow task;
-    const bool free = spec.after().empty() && e.predecessors().empty();
+    const bool free = spec.after().empty() && e.predecessors().empty() && job.not_before_ns == 0;
     task.state = free ? pb::TASK_WAITING : pb::TASK_BLOCKED;
     task.waiting_since_ns = s_.now_ns_;
     // As if an attempt before the first had told them, the oldest first.
@@ -228,6 +232,7 @@ void Applier::On(const pb::JobSubmitted& e) {
     job.band = BandOf(WorkLeftOf(job, s_.now_ns_).milli_ns, kFrontBand);
   const uint64_t next = e.number() + static_cast<uint64_t>(members);
   s_.next_job_number_ = std::max(s_.next_job_number_, next);
+  if (s_.FindJob(e.previous()) != nullptr) Job(e.previous())->next = e.number();
   NewRound();
   if (e.members() == 0) {
     s_.changed_jobs_.insert(e.number());

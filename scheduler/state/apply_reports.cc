@@ -545,7 +545,8 @@ void Applier::SettleJob(JobRow* job) {
     if (failed || job->cancel_requested) {
       task.state = pb::TASK_CANCELLED;
       task.cause = pb::CANCEL;
-    } else if (task.state == pb::TASK_BLOCKED && !job->later && job->awaits.empty()) {
+    } else if (task.state == pb::TASK_BLOCKED && !job->later && job->awaits.empty() &&
+               job->not_before_ns == 0) {
       const auto& after = job->spec->tasks(static_cast<int>(t)).after();
       const bool met = std::all_of(after.begin(), after.end(), [&](const std::string& name) {
         const int32_t before = TaskIndex(*job->spec, name);
@@ -581,8 +582,10 @@ void Applier::EndJob(JobRow* job, pb::JobState state, pb::Cause cause) {
   std::vector<uint64_t>& active = *Own(&s_.active_);
   active.erase(std::lower_bound(active.begin(), active.end(), job->number));
   IndexAwaited(*job, false);
+  IndexDue(*job, false);
   IndexHosted(*job, false);
   job->awaits.clear();
+  job->not_before_ns = 0;
   ended_.emplace_back(job->number, false);
   if (job->array == 0) {
     InsertFinished(job->number);

@@ -1,11 +1,12 @@
-// Apply: jobs that come after others. A job's end is noted while an event is carried out, and what
-// it means for those that wait is settled behind it, one after the other: a chain of jobs may be
-// long.
+// Apply: jobs that come after others, or at a time. A job's end is noted while an event is carried
+// out, and what it means for those that wait is settled behind it, one after the other: a chain of
+// jobs may be long.
 #include <algorithm>
 #include <map>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/spec/members.h"
 #include "scheduler/state/applier.h"
 
 namespace muster {
@@ -56,6 +57,10 @@ std::optional<NamedJob> FindNamedJob(const State& state, std::string_view id) {
   return Named(*job, id);
 }
 
+pb::VerdictCode BlockedCode(const JobRow& job) {
+  return job.not_before_ns != 0 && job.awaits.empty() ? pb::V_TIME : pb::V_AFTER;
+}
+
 void SetPredecessors(const State& state, pb::JobSubmitted* submitted) {
   std::map<AwaitedKey, bool> any;  // whatever its end is, by whom it waits for
   const auto add = [&](const auto& ids, bool whatever) {
@@ -103,6 +108,36 @@ void Applier::IndexAwaited(const AwaitedKey& key, uint64_t number, bool awaits) 
     by.erase(at);
   }
   if (by.empty()) awaited.erase(key);
+}
+
+void Applier::IndexDue(const JobRow& job, bool waits) {
+  if (job.not_before_ns == 0) return;
+  std::set<std::pair<int64_t, uint64_t>>& due = *Own(&s_.due_);
+  const std::pair<int64_t, uint64_t> key(job.not_before_ns, job.number);
+  MUSTER_CHECK((waits ? due.insert(key).second : due.erase(key) == 1));
+}
+
+void Applier::On(const pb::JobDue& e) {
+  const JobRow* first = s_.FindJob(e.number());
+  if (first == nullptr) return;
+  const int32_t members = first->array == first->number ? MembersOf(*first->spec) : 1;
+  // From behind, as CancelJob wants it.
+  for (int32_t m = members; m-- > 0;) DueMember(e.number() + static_cast<uint64_t>(m), e);
+}
+
+void Applier::DueMember(uint64_t number, const pb::JobDue& e) {
+  const JobRow* row = s_.FindJob(number);
+  if (row == nullptr || row->finished() || row->not_before_ns == 0) return;
+  JobRow* job = Job(number);
+  IndexDue(*job, false);
+  job->not_before_ns = e.skip_to_ns();
+  if (e.skip_to_ns() != 0) {
+    ++job->skipped;
+    return IndexDue(*job, true);
+  }
+  NewRound();
+  if (!e.end_reason().empty()) return CancelJob(number, e.end_reason());
+  SettleJob(job);
 }
 
 void Applier::SettleSuccessors() {

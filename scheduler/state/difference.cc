@@ -28,6 +28,7 @@ std::string State::Difference(const State& a, const State& b) {
   if (a.finished_members_ != b.finished_members_) return "finished members";
   if (*a.arrays_ != *b.arrays_) return "arrays that go on";
   if (*a.awaited_ != *b.awaited_) return "who waits for whom";
+  if (*a.due_ != *b.due_) return "who waits for a time";
   if (*a.hosted_ != *b.hosted_) return "who runs on whose devices";
   if (*a.staged_exports_ != *b.staged_exports_) return "staged exports";
   if (*a.reserved_ != *b.reserved_) return "tasks with reservations";

@@ -55,6 +55,7 @@ void Applier::InsertLoaded(JobRow job) {
     active.insert(std::lower_bound(active.begin(), active.end(), number), number);
     CountMember(row, 1);
     IndexAwaited(row, true);
+    IndexDue(row, true);
     IndexHosted(row, true);
   }
   IndexWaiting(number);

@@ -268,6 +268,10 @@ pb::JobRecord ToRecord(const State& state, const JobRow& row) {
   r.set_later(row.later);
   if (row.ended != nullptr) *r.mutable_ended() = *row.ended;
   for (const Predecessor& before : row.awaits) *r.add_awaits() = ToRecord(before);
+  r.set_not_before_ns(row.not_before_ns);
+  r.set_previous(row.previous);
+  r.set_next(row.next);
+  r.set_skipped(row.skipped);
   for (const TaskRow& task : row.tasks) *r.add_tasks() = ToRecord(state, task);
   return r;
 }
@@ -296,6 +300,10 @@ absl::Status FromRecord(const State& state, const pb::JobRecord& r, JobRow* row)
   if (r.has_ended()) row->ended = std::make_shared<const pb::ArrayStatus>(r.ended());
   for (const pb::Predecessor& before : r.awaits())
     row->awaits.push_back({before.number(), before.array(), before.any()});
+  row->not_before_ns = r.not_before_ns();
+  row->previous = r.previous();
+  row->next = r.next();
+  row->skipped = r.skipped();
   if (r.number() == 0 || r.tasks_size() != r.spec().tasks_size())
     return absl::DataLossError("job's tasks don't fit its spec");
   for (const pb::TaskRecord& task : r.tasks()) {

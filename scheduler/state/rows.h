@@ -207,6 +207,11 @@ struct JobRow {
   std::shared_ptr<const pb::ArrayStatus> ended;  // of member 0, once all have ended
   std::vector<Predecessor>
       awaits;  // that have not ended, ascending: till then its tasks are blocked
+  int64_t not_before_ns =
+      0;  // Unix time that it waits for; till then its tasks are blocked. 0: none
+  // Of a schedule: the jobs of the time before and after its own, of arrays their numbers; 0: none.
+  uint64_t previous = 0, next = 0;
+  int32_t skipped = 0;  // times of the schedule that it has left out
 
   void SetSpec(const pb::JobSpec& resolved);
 

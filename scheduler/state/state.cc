@@ -29,6 +29,7 @@ State::State()
       finished_(std::make_shared<std::vector<uint64_t>>()),
       arrays_(std::make_shared<std::map<uint64_t, ArrayTally>>()),
       awaited_(std::make_shared<std::map<AwaitedKey, std::vector<uint64_t>>>()),
+      due_(std::make_shared<std::set<std::pair<int64_t, uint64_t>>>()),
       hosted_(std::make_shared<std::map<uint64_t, std::vector<uint64_t>>>()),
       staged_exports_(std::make_shared<std::set<AttemptRef>>()),
       reserved_(std::make_shared<std::vector<TaskRef>>()),

@@ -125,6 +125,8 @@ class State {
   uint64_t next_job_number() const { return next_job_number_; }
   // Unfinished jobs that wait for others, ascending, by whom they wait for.
   const std::map<AwaitedKey, std::vector<uint64_t>>& awaited() const { return *awaited_; }
+  // Unfinished jobs that wait for a time (Unix), by it and their numbers.
+  const std::set<std::pair<int64_t, uint64_t>>& due() const { return *due_; }
   // Unfinished jobs that run on another one's devices, ascending, by that one's number.
   const std::map<uint64_t, std::vector<uint64_t>>& hosted() const { return *hosted_; }
   // By number, those of which a member has not ended. All members of these are kept.
@@ -226,6 +228,7 @@ class State {
   int64_t finished_members_ = 0;                                          // derived; of finished_
   std::shared_ptr<std::map<uint64_t, ArrayTally>> arrays_;                // derived
   std::shared_ptr<std::map<AwaitedKey, std::vector<uint64_t>>> awaited_;  // derived
+  std::shared_ptr<std::set<std::pair<int64_t, uint64_t>>> due_;           // derived
   std::shared_ptr<std::map<uint64_t, std::vector<uint64_t>>> hosted_;     // derived
   std::shared_ptr<const std::set<AttemptRef>> staged_exports_;            // derived
   std::shared_ptr<const std::vector<TaskRef>> reserved_;                  // derived
@@ -354,6 +357,8 @@ struct NamedJob {
 std::optional<NamedJob> FindNamedJob(const State& state, std::string_view id);
 // Likewise of a row that State may have forgotten.
 NamedJob Named(const JobRow& job, std::string_view id);
+// Why a task that is blocked waits: for the job's time, if that alone keeps it.
+pb::VerdictCode BlockedCode(const JobRow& job);
 // Whom a job with this spec waits for: those named in after and after_any that have not ended.
 // What State doesn't know has ended well, or was refused before.
 void SetPredecessors(const State& state, pb::JobSubmitted* submitted);

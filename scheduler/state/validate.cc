@@ -113,6 +113,7 @@ absl::Status CheckWaits(const State& state, const JobRow& job, int32_t t,
     if (before.has_value() && !before->ended())
       return Broken(absl::StrCat("places a task before job ", id, " has ended"));
   }
+  if (job.not_before_ns != 0) return Broken("places a task before the job's time has come");
   for (const std::string& before : job.task_spec(t).after()) {
     const int32_t b = TaskIndex(*job.spec, before);
     if (b < 0 || job.tasks[b].state != pb::TASK_SUCCEEDED)

@@ -165,6 +165,7 @@ class Checker {
   void CheckMember(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   // Nothing of it has started before those that it comes after have ended as they had to.
   void CheckPredecessors(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
+  void CheckTime(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after);
   // What this commit has placed on a job's devices has them while that one runs, beside others.
   void CheckHosted(int64_t now_ns, const pb::AttemptKey& placed);
   void RememberHolder(const pb::JobRecord& job, const pb::AttemptRecord& attempt,

@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/spec/when.h"
 #include "sim/faults/records.h"
 
 namespace muster::sim::faults {
@@ -221,6 +222,19 @@ void Checker::CheckPredecessors(int64_t now_ns, const pb::JobRecord* before,
   for (const std::string& id : after.spec().after_any()) check(id, true);
 }
 
+// By the time that its spec names, as the scheduler's clock went.
+void Checker::CheckTime(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {
+  if (after.spec().not_before().empty()) return;
+  const int64_t time_ns = ParseInstantNs(after.spec().not_before()).value_or(0);
+  if (before == nullptr && after.not_before_ns() != 0) ++counters_["jobs that waited for a time"];
+  for (const pb::TaskRecord& task : after.tasks()) {
+    for (const pb::AttemptRecord& attempt : task.attempts()) {
+      if (attempt.place_ns() < time_ns)
+        Violate(now_ns, absl::StrCat("job ", after.number(), " is placed before its time"));
+    }
+  }
+}
+
 // With %N no more than N members are at their turn.
 void Checker::CheckTurns(int64_t now_ns, uint64_t array) {
   int32_t most = 0, turns = 0;
@@ -247,6 +261,7 @@ void Checker::CheckJob(int64_t now_ns, const pb::JobRecord* before, const pb::Jo
     violate("an ended job changes its state");
   if (after.array() != 0) CheckMember(now_ns, before, after);
   CheckPredecessors(now_ns, before, after);
+  CheckTime(now_ns, before, after);
   CheckTogether(now_ns, before, after);
   if (before != nullptr && before->cancel_requested() && !after.cancel_requested())
     violate("S4 a cancel is forgotten");

@@ -25,7 +25,8 @@ constexpr Number kNumbers[] = {
     {"jobs", &Config::jobs},         {"faults", &Config::faults},
     {"sqlite", &Config::sqlite},     {"long-leases", &Config::long_leases},
     {"arrays", &Config::arrays},     {"successors", &Config::successors},
-    {"together", &Config::together}, {"hosted", &Config::hosted}};
+    {"together", &Config::together}, {"hosted", &Config::hosted},
+    {"timed", &Config::timed}};
 constexpr Duration kDurations[] = {
     {"duration", &Config::duration_ns}, {"patience", &Config::patience_ns},
     {"lease", &Config::lease_ns},       {"heartbeat", &Config::heartbeat_ns},
@@ -116,6 +117,7 @@ Config ForSeed(Config config, uint64_t seed) {
   config.arrays = config.arrays > 0 && seed % static_cast<uint64_t>(config.arrays) == 0 ? 1 : 0;
   config.successors =
       config.successors > 0 && seed % static_cast<uint64_t>(config.successors) == 0 ? 1 : 0;
+  config.timed = config.timed > 0 && seed % static_cast<uint64_t>(config.timed) == 0 ? 1 : 0;
   config.hosted = config.hosted > 0 && seed % static_cast<uint64_t>(config.hosted) == 0 ? 1 : 0;
   config.together =
       config.together > 0 && seed % static_cast<uint64_t>(config.together) == 0 ? 1 : 0;

@@ -21,6 +21,7 @@ struct Config {
   int32_t long_leases = 3;  // each seed that this divides has leases three times as long; 0: none
   int32_t arrays = 14;      // of each seed that this divides some jobs are arrays; 0: none
   int32_t successors = 13;  // of each seed that this divides some jobs come after others; 0: none
+  int32_t timed = 10;       // of each seed that this divides some jobs wait for a time; 0: none
   int32_t hosted = 9;  // of each seed that this divides some jobs run on others' devices; 0: none
   int32_t together = 11;  // of each seed that this divides some jobs' tasks start together; 0: none
   int64_t duration_ns =

@@ -110,6 +110,7 @@ inline constexpr auto kCounterNames = std::to_array<const char*>({
     "lost while other hosts of its cluster are silent",
     "members of arrays",
     "jobs that waited for others",
+    "jobs that waited for a time",
     "jobs that started on others' devices",
     "tasks that started together",
     "tasks that started again beside others",

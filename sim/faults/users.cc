@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "common/spec/members.h"
 #include "scheduler/api/submit.h"
 #include "scheduler/ask/ask.h"
@@ -177,6 +178,11 @@ void World::Submit(size_t i) {
   if (scheduler == nullptr) return again(random_.Between(kSecond, 3 * kSecond));
   if (shared_.config.successors > 0 && !users_[i].placed_behind) PlaceBehind(i);
   if (shared_.config.hosted > 0 && !users_[i].put_on_holder) PutOnHolder(i);
+  if (shared_.config.timed > 0 && users_[i].spec.not_before().empty() && i % 3 == 0) {
+    const int64_t at_ns = shared_.heap.now_ns() + random_.Between(0, 5 * kMinute);
+    users_[i].spec.set_not_before(
+        absl::FormatTime(absl::RFC3339_full, absl::FromUnixNanos(at_ns), absl::UTCTimeZone()));
+  }
   auto request = std::make_shared<pb::SubmitRequest>();
   *request->mutable_spec() = users_[i].spec;
   request->set_idempotency_key(users_[i].key);

@@ -339,6 +339,13 @@ std::string WaitsForOthersEnd(const State& state, const JobRow& job, int32_t tas
   return absl::StrCat("waits for ", absl::StrJoin(names, ", "), " to succeed");
 }
 
+// Of a schedule whose time came before the job of the time before had ended.
+std::string SkippedText(const JobRow& job) {
+  if (job.skipped == 0) return "";
+  return absl::StrCat("; ", job.skipped, job.skipped == 1 ? " time was" : " times were",
+                      " left out, as job ", job.previous, " had not ended");
+}
+
 // Of a task that pauses after a failure.
 std::string WhyPauses(const TaskRow& task) {
   if (task.infra_failures == 0 || task.attempts.empty() ||
@@ -362,6 +369,9 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
   switch (verdict.code()) {
     case pb::V_AFTER:
       return WaitsForOthersEnd(state, job, task);
+    case pb::V_TIME:
+      return absl::StrCat("waits for its time, ", ClockTime(job.not_before_ns, state.now_ns()),
+                          SkippedText(job));
     case pb::V_STARTING_NOW:
       return absl::StrCat("starts now on ", Where(verdict));
     case pb::V_CAPACITY:

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,7 @@
 #include "scheduler/decide/testing/dice.h"
 #include "scheduler/decide/testing/fuzz_after.h"
 #include "scheduler/decide/testing/fuzz_arrays.h"
+#include "scheduler/decide/testing/fuzz_due.h"
 #include "scheduler/decide/testing/fuzz_hosted.h"
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
@@ -44,6 +46,7 @@ class Case {
         array_dice_(seed ^ 0x5bd1e995),
         unequal_agents_(seed % 8 == 2),
         successor_dice_(seed ^ 0x7feb352d),
+        due_dice_(seed ^ 0x1b873593),
         together_dice_(seed ^ 0x846ca68b),
         crowd_dice_(seed ^ 0x165667b1),
         crowds_(seed % 16 == 10 || seed % 16 == 13),
@@ -52,6 +55,7 @@ class Case {
         together_(arrays && (seed % 8 == 0 || seed % 8 == 7)),
         arrays_(arrays && seed % 8 == 6),
         successors_(arrays && (seed % 8 == 4 || seed % 16 == 14)),
+        timed_(arrays && (seed % 16 == 12 || seed % 16 == 6)),
         cpu_heavy_(seed % 8 == 3),
         by_length_(seed % 4 == 1),
         one_way_(seed % 16 == 11),
@@ -99,10 +103,11 @@ class Case {
   void Do(const pb::Event& event) {
     if (trace_)
       std::fprintf(stderr, "%d  %s\n", step_, event.ShortDebugString().substr(0, 4000).c_str());
-    const State before = arrays_ || successors_ ? s_ : State();
+    const State before = arrays_ || successors_ || timed_ ? s_ : State();
     Apply(&s_, event);
     ++totals_.events;
     if (successors_) Expect({CheckPlacedAfter(before, event), CheckSuccessors(s_)});
+    if (timed_) Expect({dues_.CheckPlaced(before, event)});
     if (hosted_ && hosted_dice_.Percent(10)) Expect({CheckDerived()});
     if (arrays_) Expect({CheckOthersUntouched(before, s_, event), CheckArrays(s_)});
   }
@@ -113,6 +118,12 @@ class Case {
     event.mutable_step()->set_now_ns(now_ns_);
     event.mutable_step()->set_epoch(1);
     Apply(&s_, event);
+    if (!timed_) return;
+    for (const pb::Event& due : dues_.Come(&due_dice_, now_ns_)) {
+      Do(due);
+      came_due_ = true;
+    }
+    Expect({dues_.Check(s_)});
   }
 
   // ---- the system ----
@@ -346,6 +357,10 @@ class Case {
     if (successors_ && successor_dice_.Percent(40)) {
       PlaceBehind(s_, &successor_dice_, e);
       totals_.successors += e->predecessors_size() > 0;
+    }
+    if (timed_ && due_dice_.Percent(40)) {
+      dues_.Draw(&due_dice_, now_ns_, e);
+      ++totals_.timed;
     }
     if (hosted_ && hosted_dice_.Percent(40))
       totals_.hosted += PutOnHolder(s_, &hosted_dice_, e) ? 1 : 0;
@@ -616,6 +631,7 @@ class Case {
     if (hosted_) Expect({CheckHosted(s_)});
     if (const std::string broken = CheckLimitsOutside(s_, others); !broken.empty()) Fail(broken);
     next_wake_ns_ = plan.next_wake_ns;
+    if (timed_) Expect({dues_.CheckWakes(s_, next_wake_ns_)});
     return acts;
   }
 
@@ -782,6 +798,7 @@ class Case {
         effects = 0;
         SeeBands(&bands);
       }
+      if (std::exchange(came_due_, false)) effects = 0;  // likewise
       const bool moving = Agents(/*quiet=*/true);
       const int acts = Step();
       if (!error_.empty()) return;
@@ -1018,6 +1035,7 @@ class Case {
   Dice array_dice_;            // of its own, likewise; also for unequal agents
   const bool unequal_agents_;  // some enter no images, which some jobs want
   Dice successor_dice_;        // of its own, likewise
+  Dice due_dice_;              // of its own, likewise
   Dice together_dice_;         // of its own, likewise
   Dice crowd_dice_;            // of its own, likewise
   const bool crowds_;          // many are submitted at once, so that a decision has several claims
@@ -1026,6 +1044,7 @@ class Case {
   const bool together_;        // tasks of some jobs start together
   const bool arrays_;          // some jobs are arrays
   const bool successors_;      // some jobs come after others
+  const bool timed_;           // some jobs wait for a time
   const bool cpu_heavy_;       // much of the work wants no devices
   const bool by_length_;       // some queues take the shortest first
   const bool one_way_;         // each cluster reads the storage of the one before it
@@ -1037,6 +1056,8 @@ class Case {
   ModelUpkeep upkeep_;
   uint64_t round_ = 0;  // before the plan's own events
   int64_t now_ns_ = 0, next_wake_ns_ = 0;
+  Dues dues_;
+  bool came_due_ = false;  // some job's time, since it was asked last
   int step_ = 0;
   uint64_t tree_version_ = 0;
   std::string error_;
@@ -1073,6 +1094,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   stopping += o.stopping;
   members += o.members;
   successors += o.successors;
+  timed += o.timed;
   together += o.together;
   hosted += o.hosted;
   one_way += o.one_way;

@@ -31,6 +31,7 @@ struct FuzzTotals {
   int64_t stopping = 0;    // attempts that were being stopped, whose charge was recomputed
   int64_t members = 0;     // of arrays that were submitted
   int64_t successors = 0;  // jobs that came after one that had not ended
+  int64_t timed = 0;       // jobs that waited for a time
   int64_t together = 0;    // jobs of which tasks start together
   int64_t hosted = 0;      // jobs on another one's devices
   int64_t one_way = 0;     // starts outside a job's first cluster, where storages reach one way

@@ -36,6 +36,7 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.stopping, 100);
   EXPECT_GT(totals.members, 100);
   EXPECT_GT(totals.successors, 100);
+  EXPECT_GT(totals.timed, 100);
   EXPECT_GT(totals.one_way, 0);
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
 }

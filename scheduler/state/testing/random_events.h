@@ -274,6 +274,8 @@ class RandomEvents {
       e->mutable_spec()->mutable_independent_workers()->set_max(static_cast<int32_t>(1 + Below(5)));
       e->set_members(MembersOf(e->spec()));
     }
+    if (Chance(10)) e->set_not_before_ns(state.now_ns() + (Below(60) - 5) * kSecond);
+    if (Chance(10)) e->set_previous(static_cast<uint64_t>(Below(static_cast<int64_t>(number) + 3)));
     while (Chance(20)) {  // of what there is, was, or isn't yet
       pb::Predecessor* before = e->add_predecessors();
       before->set_number(static_cast<uint64_t>(Below(static_cast<int64_t>(number) + 3)));
@@ -286,6 +288,12 @@ class RandomEvents {
   pb::Event Cancel(const State& state) {
     pb::Event event;
     const Target target = Pick(state);
+    if (Chance(50) && !state.due().empty()) {  // due, early or late
+      event.mutable_job_due()->set_number(state.due().begin()->second);
+      if (Chance(30)) event.mutable_job_due()->set_skip_to_ns(state.now_ns() + Below(60) * kSecond);
+      if (Chance(10)) event.mutable_job_due()->set_end_reason("why");
+      return event;
+    }
     event.mutable_job_cancel()->set_number(target.job == nullptr ? 7 : target.job->number);
     event.mutable_job_cancel()->set_by(Chance(50) ? "ann" : "");
     if (target.job != nullptr && target.job->array != 0 && Chance(30)) {

@@ -1,0 +1,63 @@
+#include "scheduler/engine/due.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/pki/sha256.h"
+#include "common/spec/members.h"
+#include "common/spec/when.h"
+
+namespace muster {
+namespace {
+
+// Of the job of the next time: the same however often a step is made anew.
+std::string NextUid(const std::string& uid) {
+  constexpr size_t kUidChars = 32;
+  return Sha256Hex(absl::StrCat("the next of ", uid)).substr(0, kUidChars);
+}
+
+bool PreviousGoesOn(const State& state, const JobRow& first) {
+  const JobRow* previous = state.FindJob(first.previous);
+  return previous != nullptr && !Named(*previous, absl::StrCat(first.previous)).ended();
+}
+
+pb::Event JobOfNextTime(const State& state, const JobRow& first, int64_t next_ns) {
+  pb::Event event;
+  pb::JobSubmitted* next = event.mutable_job_submitted();
+  next->set_uid(NextUid(first.uid));
+  next->set_number(state.next_job_number());
+  next->set_owner(first.owner);
+  *next->mutable_spec() = *first.spec;
+  next->set_umask(first.umask);
+  next->set_request_hash(first.request_hash);
+  next->set_members(MembersOf(*first.spec));
+  next->set_not_before_ns(next_ns);
+  next->set_previous(first.number);
+  return event;
+}
+
+}  // namespace
+
+std::vector<pb::Event> NextDue(const State& state) {
+  if (state.due().empty() || state.due().begin()->first > state.now_ns()) return {};
+  const JobRow& due = *state.FindJob(state.due().begin()->second);
+  const JobRow& first = due.array == 0 ? due : *state.FindJob(due.array);
+  std::vector<pb::Event> events(1);
+  pb::JobDue* said = events[0].mutable_job_due();
+  said->set_number(first.number);
+  if (!first.spec->has_schedule()) return events;
+  const pb::Schedule& schedule = first.spec->schedule();
+  const int64_t next_ns = NextTimeNs(schedule, state.now_ns());
+  if (schedule.overlap() != pb::ALLOW && PreviousGoesOn(state, first)) {
+    said->set_skip_to_ns(next_ns);
+    if (next_ns == 0)
+      said->set_end_reason(
+          "cancelled: its time was to be skipped, and its schedule has no next one");
+  } else if (next_ns != 0) {
+    events.push_back(JobOfNextTime(state, first, next_ns));
+  }
+  return events;
+}
+
+}  // namespace muster

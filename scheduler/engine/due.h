@@ -1,0 +1,16 @@
+// What comes of times that jobs wait for.
+#pragma once
+
+#include <vector>
+
+#include "scheduler/state/state.h"
+
+namespace muster {
+
+// Of the job whose time (`not_before_ns`) has come first, by State's own time; empty: there is
+// none. It may start; of a schedule the job of the next time is submitted, or, as the job of the
+// time before has not ended, this one waits for the next time. To be applied before it is asked
+// again.
+std::vector<pb::Event> NextDue(const State& state);
+
+}  // namespace muster

@@ -375,7 +375,9 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
       OpenOffice(config, start->state, clock, &start->first);
   if (!office.ok()) return Fail(std::string(office.status().message()));
   Sessions sessions(session_options, clock);
-  const EngineOptions engine_options = OptionsOfEngine(config, start->recovered, &sessions);
+  RoomWatch room(config.data_dir, clock);
+  EngineOptions engine_options = OptionsOfEngine(config, start->recovered, &sessions);
+  engine_options.takes_submissions = [&room] { return room.Why().empty(); };
   Engine engine(engine_options, clock, start->store.get(), &sessions, std::move(start->state));
   sessions.Attach(&engine);
   for (pb::Event& event : start->first) engine.Post(std::move(event));
@@ -414,7 +416,6 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   context.scheduling = engine_options.scheduling;
   context.office = office->get();
   context.providers = providers.get();
-  RoomWatch room(config.data_dir, clock);
   context.why_no_submissions = [&room, &engine] {
     const std::string why = engine.WhyNotServing();
     return why.empty() ? room.Why() : why;

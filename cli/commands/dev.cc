@@ -185,6 +185,8 @@ int ResumeEnvironment(Session& session, const std::string& which) {
   if (absl::Status status = CheckNameIsFree(**client, job->spec().name()); !status.ok())
     return session.Fail(status);
   pb::JobSpec spec = OwnSpec(*job);
+  spec.clear_not_before();
+  spec.clear_schedule();
   const bool hidden = std::any_of(spec.env().begin(), spec.env().end(), [](const auto& variable) {
     return variable.second == kHiddenValue;
   });

@@ -50,6 +50,22 @@ int Wait(Session& session, const std::vector<std::string>& ids, const std::strin
   return result;
 }
 
+// The job of a schedule that waits for its time, from one of an earlier time; nullopt: it has
+// ended.
+std::optional<pb::Job> WaitingOne(Client& client, const pb::Job& job) {
+  constexpr int kMost = 100;
+  std::optional<pb::Job> one;
+  uint64_t next = job.occurrence().next();
+  for (int i = 0; next != 0 && i < kMost; ++i) {
+    absl::StatusOr<pb::Job> found = client.Get(absl::StrCat(next));
+    if (!found.ok()) return std::nullopt;
+    one = *std::move(found);
+    if (one->not_before_ns() != 0) return one;
+    next = one->occurrence().next();
+  }
+  return std::nullopt;
+}
+
 int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
@@ -71,7 +87,10 @@ int Cancel(Session& session, const std::vector<std::string>& ids, bool wait) {
                            " is being cancelled; it ends when all its members' processes are "
                            "gone.\n")
             : absl::StrCat(name, " is being cancelled; it ends when its processes are gone.\n");
-    session.ShowOne(absl::StrCat(text, GoesOnText(*job, session.now_ns())), *job, JobId(*job));
+    const std::optional<pb::Job> waits =
+        session.for_people() ? WaitingOne(**client, *job) : std::nullopt;
+    session.ShowOne(waits ? absl::StrCat(text, GoesOnText(*waits, session.now_ns())) : text, *job,
+                    JobId(*job));
   }
   if (!wait || result != kExitOk) return result;
   Interrupt interrupt;

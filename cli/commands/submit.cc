@@ -20,6 +20,8 @@
 #include "cli/render/job.h"
 #include "cli/render/preview.h"
 #include "common/base/hidden.h"
+#include "common/base/units.h"
+#include "common/spec/when.h"
 
 namespace muster {
 namespace {
@@ -266,6 +268,8 @@ absl::Status SetTimes(const SubmitOptions& options, const SpecContext& context, 
   } else if (!options.at.empty()) {
     const absl::StatusOr<std::string> at = InstantOf(options.at, now_ns, absl::LocalTimeZone());
     if (!at.ok()) return absl::InvalidArgumentError(absl::StrCat("--at: ", at.status().message()));
+    if (ParseInstantNs(*at).value_or(0) < now_ns - kMinute)
+      return absl::InvalidArgumentError(absl::StrCat("--at: ", *at, " is over; none: at once"));
     spec->set_not_before(*at);
   }
   if (options.schedule == "none") {

@@ -110,6 +110,8 @@ absl::StatusOr<pb::JobSpec> TuneSpec(const TuneOptions& options, const pb::JobSp
     return absl::InvalidArgumentError(absl::StrCat(
         options.file, ": has an array or a sweep; leave it out: trials take its place"));
   pb::JobSpec tune = spec;
+  tune.clear_not_before();  // the search is now, and once
+  tune.clear_schedule();
   tune.set_name(absl::StrCat(spec.name(), "-tune").substr(0, 63));
   tune.clear_tasks();
   tune.mutable_independent_workers()->set_min(1);

@@ -102,12 +102,15 @@ std::string AnewText(const Explained& explained) {
     return "\"with\" is a change of the job itself; one that waits can't be changed. An array is "
            "submitted anew as a whole.\n";
   }
+  const bool timed = job.has_occurrence() || !job.spec().not_before().empty();
   std::string text = absl::StrCat(
       "\"with\" is a change of the job itself; one that waits can't be changed. Submit it anew:\n  "
       "muster show ",
-      job.number(),
-      " --spec > job.yaml    # change it there\n  muster submit -d job.yaml && muster cancel ",
-      job.number(),
+      job.number(), " --spec > job.yaml    # change it there\n  muster submit -d ",
+      timed ? "--at none --schedule none " : "", "job.yaml && muster cancel ", job.number(),
+      job.occurrence().next() == 0
+          ? ""
+          : absl::StrCat("\nIts schedule goes on as it is with job ", job.occurrence().next(), "."),
       "\nThe new job stands behind those of its queue and priority that wait already");
   const bool saved = std::any_of(job.tasks().begin(), job.tasks().end(),
                                  [](const pb::Task& task) { return task.checkpoints_size() > 0; });

@@ -414,14 +414,10 @@ std::string WaitsForText(const pb::Job& job, int64_t now_ns) {
       ".");
 }
 
-std::string GoesOnText(const pb::Job& job, int64_t now_ns) {
-  const pb::Occurrence& one = job.occurrence();
-  if (one.next() == 0) return "";
-  const std::string starts = one.next_ns() == 0 ? std::string(" is the next of its schedule")
-                                                : absl::StrCat(" of its schedule starts at ",
-                                                               FormatClock(one.next_ns(), now_ns));
-  return absl::StrCat("Job ", one.next(), starts, "; to end that, too: muster cancel ", one.next(),
-                      "\n");
+std::string GoesOnText(const pb::Job& waits, int64_t now_ns) {
+  return absl::StrCat("Job ", waits.number(), " of its schedule starts at ",
+                      FormatClock(waits.not_before_ns(), now_ns),
+                      "; to end that, too: muster cancel ", waits.number(), "\n");
 }
 
 std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after, int64_t now_ns) {

@@ -19,8 +19,8 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns);
 
 // Of a job that waits for a time: " It starts at 03:00, and then by 0 3 * * *."; else empty.
 std::string WaitsForText(const pb::Job& job, int64_t now_ns);
-// What a cancelled job's schedule still has to come, and how to end that; empty: nothing.
-std::string GoesOnText(const pb::Job& job, int64_t now_ns);
+// How to end the schedule of an earlier job too, whose job of a later time waits.
+std::string GoesOnText(const pb::Job& waits, int64_t now_ns);
 // Some attempt of it was placed: there may be output.
 bool HasRun(const pb::Job& job);
 // "Job 318 sft-8b, research/nlp, 2 x 8 h100-80g: waiting since 13:58"

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -32,10 +35,10 @@ constexpr std::array<Field, 5> kFields = {
     Field{"day of the week", 0, 7, "sunmontuewedthufrisat", 0}};
 
 absl::Status Wrong(const Field& field, std::string_view part) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("the ", field.name, " \"", View(part), "\" must be *, or numbers from ",
-                   field.least, " to ", field.most, field.words[0] == '\0' ? "" : " or names",
-                   ", with ranges (a-b), steps (/n) and commas"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the ", field.name, " \"", View(part), "\" must be *, or numbers from ", field.least, " to ",
+      field.most, field.words[0] == '\0' ? "" : " or names",
+      ", with ranges (a-b, which don't wrap), steps (/n behind * or a range) and commas"));
 }
 
 // A number or a name; -1: neither, or out of range.
@@ -202,10 +205,19 @@ std::optional<absl::TimeZone> FindTimeZone(const std::string& name) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '+' ||
            c == '/';
   });
-  absl::TimeZone zone;
-  // A path would be read as a zone's file.
-  if (!plain || name.size() > kMaxZoneBytes || name[0] == '/' || !absl::LoadTimeZone(name, &zone))
+  // A path would be read as a zone's file, and what is this machine's zone is another one
+  // elsewhere.
+  if (!plain || name.size() > kMaxZoneBytes || name[0] == '/' || name == "localtime" ||
+      name == "posixrules" || name == "Factory")
     return std::nullopt;
+  // absl remembers for ever that it did not find a name.
+  const char* files = std::getenv("TZDIR");  // NOLINT(concurrency-mt-unsafe): nobody sets it
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(
+          absl::StrCat(files == nullptr ? "/usr/share/zoneinfo" : files, "/", name), error))
+    return std::nullopt;
+  absl::TimeZone zone;
+  if (!absl::LoadTimeZone(name, &zone)) return std::nullopt;
   return zone;
 }
 

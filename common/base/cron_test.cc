@@ -99,7 +99,8 @@ TEST(Cron, SaysWhichFieldIsWrong) {
 }
 
 TEST(Cron, ZonesAreNamesNotPaths) {
-  for (const char* bad : {"/etc/localtime", "../zoneinfo/UTC", "Nowhere/City", "file:/etc/passwd"})
+  for (const char* bad : {"/etc/localtime", "../zoneinfo/UTC", "Nowhere/City", "file:/etc/passwd",
+                          "localtime", "Europe"})
     EXPECT_FALSE(FindTimeZone(bad).has_value()) << bad;
   EXPECT_TRUE(FindTimeZone("").has_value());
 }
@@ -177,9 +178,9 @@ TEST(Cron, AgreesWithLookingAtEachMinute) {
         return absl::StrCat(least + below(most - least + 1), ",", least + below(most - least + 1));
     }
   };
-  const char* zones[] = {"UTC",          "Europe/Berlin",       "America/New_York",
-                         "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo",
-                         "Pacific/Apia"};
+  const char* zones[] = {
+      "UTC",          "Europe/Berlin",   "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe",
+      "Africa/Cairo", "America/Santiago"};
   for (int i = 0; i < 300; ++i) {
     const std::string text =
         absl::StrJoin({field(0, 59, true), field(0, 23, true), field(1, 28, false),

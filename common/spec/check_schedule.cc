@@ -5,12 +5,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/cron.h"
+#include "common/spec/members.h"
 #include "common/spec/when.h"
 
 namespace muster {
 namespace {
 
 constexpr size_t kShown = 64;
+constexpr int32_t kMostMembersOnTime = 1000;  // each time makes as many jobs
 
 // "schedule", where the file has the line alone.
 std::string CronPath(const pb::Schedule& schedule) {
@@ -44,9 +46,13 @@ void CheckSchedule(const pb::JobSpec& spec, const SpecRules& rules) {
          absl::StrCat("no time zone \"", schedule.zone().substr(0, kShown),
                       "\" is known here; write a name such as Europe/Berlin (they are in "
                       "/usr/share/zoneinfo, of the package tzdata)"));
-  if (cron.ok() && known && NextTimeNs(schedule, 0) == 0)
+  if (cron.ok() && known && !FirstTimeNs(spec, 0).has_value())
     emit(CronPath(schedule), absl::StrCat("\"", schedule.cron().substr(0, kShown),
                                           "\" never comes: no such month has such a day"));
+  if (!pb::Overlap_IsValid(schedule.overlap())) emit("schedule.overlap", "must be skip or allow");
+  if (MembersOf(spec) > kMostMembersOnTime)
+    emit("schedule", absl::StrCat("an array with a schedule has at most ", kMostMembersOnTime,
+                                  " members; this one has ", MembersOf(spec)));
 }
 
 }  // namespace muster

@@ -51,6 +51,8 @@ TEST(Schedule, IsRefusedWithItsPlace) {
            {"schedule: {zone: Europe/Berlin}", "schedule.cron", "must be five fields"},
            {"schedule: {cron: 0 3 * * *, overlap: both}", "schedule.overlap", "skip"},
            {"schedule: 0 0 30 2 *", "schedule", "never comes"},
+           {"schedule: 0 3 * * *, array: 0-1000", "schedule", "at most 1000 members"},
+           {"not_before: 2033-01-01T00:00:00Z, schedule: 0 0 29 2 */7", "schedule", "never comes"},
            {"schedule: 0 3 * * *, after: [17]", "schedule", "goes without after"},
            {"schedule: 0 3 * * *, on: 17", "schedule", "goes without on"},
            {"not_before: 2026-12-24T03:00:00Z, on: 17", "not_before", "goes without on"},
@@ -82,7 +84,14 @@ TEST(Schedule, ItsFirstTimeIsNotBeforeNotBefore) {
   spec.mutable_schedule()->set_cron("0 12 * * *");
   EXPECT_EQ(FirstTimeNs(spec, now_ns), now_ns + 24 * kHourNs) << "now is over";
   spec.mutable_schedule()->set_zone("Nowhere/City");
-  EXPECT_EQ(FirstTimeNs(spec, now_ns), 0) << "what was checked before is trusted";
+  EXPECT_EQ(FirstTimeNs(spec, now_ns), std::nullopt);
+  EXPECT_EQ(NextTimeNs(spec.schedule(), now_ns), std::nullopt) << "other than that there is none";
+  spec.mutable_schedule()->clear_zone();
+  spec.mutable_schedule()->set_cron("0 0 29 2 */7");
+  spec.set_not_before("2033-01-01T00:00:00Z");
+  EXPECT_EQ(NextTimeNs(spec.schedule(), *ParseInstantNs(spec.not_before())), 0)
+      << "29 February is a Sunday in 2032 and in 2060";
+  EXPECT_EQ(FirstTimeNs(spec, now_ns), std::nullopt);
 }
 
 }  // namespace

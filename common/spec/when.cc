@@ -24,18 +24,20 @@ std::optional<int64_t> ParseInstantNs(const std::string& text) {
   return absl::ToUnixNanos(time);
 }
 
-int64_t NextTimeNs(const pb::Schedule& schedule, int64_t after_ns) {
+std::optional<int64_t> NextTimeNs(const pb::Schedule& schedule, int64_t after_ns) {
   const absl::StatusOr<Cron> cron = Cron::Parse(schedule.cron());
   const std::optional<absl::TimeZone> zone = FindTimeZone(schedule.zone());
-  if (!cron.ok() || !zone.has_value()) return 0;
+  if (!cron.ok() || !zone.has_value()) return std::nullopt;
   return cron->NextNs(after_ns, *zone).value_or(0);
 }
 
-int64_t FirstTimeNs(const pb::JobSpec& spec, int64_t now_ns) {
+std::optional<int64_t> FirstTimeNs(const pb::JobSpec& spec, int64_t now_ns) {
   const int64_t not_before_ns = ParseInstantNs(spec.not_before()).value_or(0);
+  if (!spec.has_schedule()) return not_before_ns > now_ns ? not_before_ns : 0;
   // A time that is `not_before` itself counts.
-  if (spec.has_schedule()) return NextTimeNs(spec.schedule(), std::max(now_ns, not_before_ns - 1));
-  return not_before_ns > now_ns ? not_before_ns : 0;
+  const std::optional<int64_t> first_ns =
+      NextTimeNs(spec.schedule(), std::max(now_ns, not_before_ns - 1));
+  return first_ns == 0 ? std::nullopt : first_ns;
 }
 
 }  // namespace muster

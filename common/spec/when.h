@@ -15,11 +15,12 @@ namespace pb = ::muster::v1;
 // 2262.
 std::optional<int64_t> ParseInstantNs(const std::string& text);
 
-// The first time of the schedule after that Unix time. 0: it has none, its zone isn't known here,
-// or it can't be read.
-int64_t NextTimeNs(const pb::Schedule& schedule, int64_t after_ns);
+// The first time of the schedule after that Unix time. 0: there is none in twelve years. nullopt:
+// its zone isn't known here (any more), or it can't be read.
+std::optional<int64_t> NextTimeNs(const pb::Schedule& schedule, int64_t after_ns);
 
-// Unix time before which nothing of a job that is submitted now starts. 0: it may at once.
-int64_t FirstTimeNs(const pb::JobSpec& spec, int64_t now_ns);
+// Unix time before which nothing of a job that is submitted now starts. 0: it may at once. nullopt:
+// its schedule has no such time.
+std::optional<int64_t> FirstTimeNs(const pb::JobSpec& spec, int64_t now_ns);
 
 }  // namespace muster

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -61,6 +62,9 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
     outcome.resolution.problems = CheckHolder(state, outcome.resolution.resolved, pending->owner);
   if (outcome.resolution.ok())
     outcome.resolution.problems = CheckAfter(state, outcome.resolution.resolved, pending->named);
+  const std::optional<int64_t> first_ns = FirstTimeNs(outcome.resolution.resolved, state.now_ns());
+  if (outcome.resolution.ok() && !first_ns.has_value())
+    outcome.resolution.problems.push_back({"schedule", "has no time in the next twelve years"});
   if (!outcome.resolution.not_now.empty())
     return absl::UnavailableError(outcome.resolution.not_now);
   if (!outcome.resolution.ok()) {
@@ -76,7 +80,7 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
   submitted->set_owner(pending->owner);
   submitted->mutable_spec()->Swap(&outcome.resolution.resolved);
   SetPredecessors(state, submitted);
-  submitted->set_not_before_ns(FirstTimeNs(submitted->spec(), state.now_ns()));
+  submitted->set_not_before_ns(*first_ns);
   submitted->set_members(MembersOf(submitted->spec()));
   submitted->set_idempotency_key(request.idempotency_key());
   submitted->set_umask(request.has_umask() ? request.umask() & 0777 : 022);

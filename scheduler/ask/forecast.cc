@@ -6,6 +6,7 @@ Forecast MakeForecast(const State& state, int64_t now_ns, const SchedulingOption
                       const FutureOptions& options) {
   Forecast forecast;
   for (const uint64_t number : state.active_jobs()) {
+    if (state.FindJob(number)->not_before_ns != 0) continue;  // its time is known, and may be far
     const std::vector<TaskRow>& tasks = state.FindJob(number)->tasks;
     for (size_t t = 0; t < tasks.size(); ++t) {
       if (tasks[t].waiting() || tasks[t].state == pb::TASK_BLOCKED)

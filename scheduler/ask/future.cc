@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/spec/when.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/decide/model/model.h"
 #include "scheduler/decide/model/next_stop.h"
@@ -153,12 +154,7 @@ bool Future::StepAt(int64_t at_ns) {
         break;
     }
   }
-  // Of a schedule the job that is known is looked at; those of later times are not.
-  while (!state_.due().empty() && state_.due().begin()->first <= now_ns_) {
-    pb::Event due;
-    due.mutable_job_due()->set_number(state_.due().begin()->second);
-    Apply(&state_, due);
-  }
+  ApplyDue();
   bool opened = true;  // a cluster: what that allows is decided at the same time
   while (opened) {
     plan_ = (options_.decider != nullptr ? options_.decider : own_decider_.get())
@@ -170,6 +166,20 @@ bool Future::StepAt(int64_t at_ns) {
                          [](const pb::Event& event) { return event.has_cluster_opened(); });
   }
   return true;
+}
+
+// Of a schedule the job that is known is looked at; those of later times are not.
+void Future::ApplyDue() {
+  while (!state_.due().empty() && state_.due().begin()->first <= now_ns_) {
+    const JobRow& job = *state_.FindJob(state_.due().begin()->second);
+    const JobRow& first = job.array == 0 ? job : *state_.FindJob(job.array);
+    pb::Event due;
+    due.mutable_job_due()->set_number(first.number);
+    if (first.spec->has_schedule() && SkipsItsTime(state_, first))
+      due.mutable_job_due()->set_skip_to_ns(
+          NextTimeNs(first.spec->schedule(), now_ns_).value_or(0));
+    Apply(&state_, due);
+  }
 }
 
 void Future::ApplyPlan() {

@@ -115,6 +115,7 @@ class Future {
   void End(const AttemptRef& ref);
   void Leave(const AttemptRef& ref);
   void Report(const AttemptRef& ref, size_t part, pb::AttemptPhase phase, bool stopped);
+  void ApplyDue();
   void ApplyPlan();
   void NotePlaced(const pb::AttemptPlaced& placed);
   void NoteStopping(const pb::AttemptStopping& stopping);

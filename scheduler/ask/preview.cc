@@ -235,7 +235,7 @@ class Previewer {
     submitted->set_owner(owner_);
     *submitted->mutable_spec() = spec;
     SetPredecessors(state, submitted);
-    submitted->set_not_before_ns(FirstTimeNs(spec, now_ns_));
+    submitted->set_not_before_ns(FirstTimeNs(spec, now_ns_).value_or(0));
     ref_ = {submitted->number(), 0};
     Future future(std::move(state), now_ns_, scheduling_, options_);
     future.At(now_ns_, std::move(event));

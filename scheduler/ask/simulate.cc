@@ -148,7 +148,7 @@ void FillQueues(const Moment& was, const Moment& is, Response* response) {
 }
 
 pb::Event SubmittedJob(const State& state, const pb::JobSpec& spec, size_t index, uint64_t number,
-                       const std::string& owner) {
+                       const std::string& owner, int64_t at_ns) {
   pb::Event event;
   pb::JobSubmitted* e = event.mutable_job_submitted();
   e->set_uid(absl::StrFormat("ffffffffffffffff%016x", index));
@@ -156,7 +156,7 @@ pb::Event SubmittedJob(const State& state, const pb::JobSpec& spec, size_t index
   e->set_owner(owner);
   *e->mutable_spec() = spec;
   SetPredecessors(state, e);
-  e->set_not_before_ns(FirstTimeNs(spec, state.now_ns()));
+  e->set_not_before_ns(FirstTimeNs(spec, at_ns).value_or(0));
   return event;
 }
 
@@ -301,7 +301,7 @@ Response Simulate(const State& state, const Changes& changes, const std::string&
   for (const pb::Event& event : changes.events) after.At(at_ns, event);
   const uint64_t first = state.next_job_number();
   for (size_t j = 0; j < changes.jobs.size(); ++j)
-    after.At(at_ns, SubmittedJob(state, changes.jobs[j], j, first + j, owner));
+    after.At(at_ns, SubmittedJob(state, changes.jobs[j], j, first + j, owner, at_ns));
   // Queues are compared once what is stopped for the changes has left.
   const int64_t settled_ns = at_ns + 2 * options.leave_ns;
   Moment was, is;

@@ -43,9 +43,40 @@ class TimeTest : public ::testing::Test {
     return e->number();
   }
 
+  // The job of a schedule's next time; the one of the time before runs for ever.
+  uint64_t AfterOneThatRuns(pb::Overlap overlap) {
+    const uint64_t previous = JobBuilder("research").SubmitTo(&s);
+    for (const pb::Event& event : Decide(s.state, s.now_ns, SchedulingOptions()).events)
+      s.Do(event);
+    testing::StartAll(&s, previous);
+    pb::Event event;
+    pb::JobSubmitted* e = event.mutable_job_submitted();
+    e->set_number(s.state.next_job_number());
+    e->set_uid(absl::StrCat("next", e->number()));
+    e->set_owner("ann");
+    *e->mutable_spec() = In(0);
+    e->mutable_spec()->mutable_schedule()->set_cron("*/30 * * * *");
+    e->mutable_spec()->mutable_schedule()->set_overlap(overlap);
+    e->set_not_before_ns(s.now_ns + kHour);
+    e->set_previous(previous);
+    s.Do(event);
+    plan = Decide(s.state, s.now_ns, SchedulingOptions());
+    return e->number();
+  }
+
   SystemBuilder s;
   Plan plan;
 };
+
+TEST_F(TimeTest, ATimeThatWillBeSkippedIsNotForetold) {
+  for (const pb::Overlap overlap : {pb::SKIP, pb::ALLOW}) {
+    const uint64_t job = AfterOneThatRuns(overlap);
+    const pb::ExplainResponse told =
+        Explain(s.state, plan, job, s.now_ns, SchedulingOptions(), nullptr);
+    EXPECT_EQ(told.start_ns(), overlap == pb::ALLOW ? s.now_ns + kHour : 0);
+    s.Cancel(job);
+  }
+}
 
 TEST_F(TimeTest, TheVerdictNamesTheTimeAndDecideWakesThen) {
   const uint64_t job = Submit(kHour);

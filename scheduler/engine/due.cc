@@ -1,9 +1,11 @@
 #include "scheduler/engine/due.h"
 
-#include <algorithm>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "common/base/units.h"
 #include "common/pki/sha256.h"
 #include "common/spec/members.h"
 #include "common/spec/when.h"
@@ -11,21 +13,17 @@
 namespace muster {
 namespace {
 
-// Of the job of the next time: the same however often a step is made anew.
-std::string NextUid(const std::string& uid) {
+// Of the job of the next time. Not the same in two stores of which one was the other's backup, nor
+// in one that is served again: agents tell attempts apart by it.
+std::string NextUid(const std::string& uid, uint64_t epoch) {
   constexpr size_t kUidChars = 32;
-  return Sha256Hex(absl::StrCat("the next of ", uid)).substr(0, kUidChars);
-}
-
-bool PreviousGoesOn(const State& state, const JobRow& first) {
-  const JobRow* previous = state.FindJob(first.previous);
-  return previous != nullptr && !Named(*previous, absl::StrCat(first.previous)).ended();
+  return Sha256Hex(absl::StrCat("the next of ", uid, " in epoch ", epoch)).substr(0, kUidChars);
 }
 
 pb::Event JobOfNextTime(const State& state, const JobRow& first, int64_t next_ns) {
   pb::Event event;
   pb::JobSubmitted* next = event.mutable_job_submitted();
-  next->set_uid(NextUid(first.uid));
+  next->set_uid(NextUid(first.uid, state.epoch()));
   next->set_number(state.next_job_number());
   next->set_owner(first.owner);
   *next->mutable_spec() = *first.spec;
@@ -48,14 +46,18 @@ std::vector<pb::Event> NextDue(const State& state) {
   said->set_number(first.number);
   if (!first.spec->has_schedule()) return events;
   const pb::Schedule& schedule = first.spec->schedule();
-  const int64_t next_ns = NextTimeNs(schedule, state.now_ns());
-  if (schedule.overlap() != pb::ALLOW && PreviousGoesOn(state, first)) {
-    said->set_skip_to_ns(next_ns);
-    if (next_ns == 0)
+  const std::optional<int64_t> next_ns = NextTimeNs(schedule, state.now_ns());
+  if (!next_ns.has_value()) {
+    LogError("a job's schedule can't be read here; it is tried again in an hour",
+             {{"job", first.number}, {"cron", schedule.cron()}, {"zone", schedule.zone()}});
+    said->set_skip_to_ns(state.now_ns() + kHour);
+  } else if (SkipsItsTime(state, first)) {
+    said->set_skip_to_ns(*next_ns);
+    if (*next_ns == 0)
       said->set_end_reason(
           "cancelled: its time was to be skipped, and its schedule has no next one");
-  } else if (next_ns != 0) {
-    events.push_back(JobOfNextTime(state, first, next_ns));
+  } else if (*next_ns != 0) {
+    events.push_back(JobOfNextTime(state, first, *next_ns));
   }
   return events;
 }

@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "common/spec/members.h"
 #include "common/spec/when.h"
 #include "scheduler/engine/testing/fixture.h"
+#include "scheduler/state/what_if.h"
 
 namespace muster {
 namespace {
@@ -13,6 +16,11 @@ namespace {
 class DueTest : public ::testing::Test {
  protected:
   DueTest() { lab_.clock.now_ns = *ParseInstantNs("2026-11-26T12:00:30Z"); }
+  EngineOptions Options() {
+    EngineOptions options;
+    options.takes_submissions = [this] { return room_; };
+    return options;
+  }
 
   uint64_t Submit(const std::string& cron, pb::Overlap overlap = pb::OVERLAP_UNSPECIFIED,
                   const std::string& array = "") {
@@ -27,7 +35,7 @@ class DueTest : public ::testing::Test {
     e->set_members(MembersOf(e->spec()));
     e->mutable_spec()->mutable_schedule()->set_cron(cron);
     e->mutable_spec()->mutable_schedule()->set_overlap(overlap);
-    e->set_not_before_ns(FirstTimeNs(e->spec(), lab_.clock.now_ns));
+    e->set_not_before_ns(*FirstTimeNs(e->spec(), lab_.clock.now_ns));
     const uint64_t number = e->number();
     lab_.engine.Post(std::move(event));
     lab_.engine.Step();
@@ -56,7 +64,7 @@ class DueTest : public ::testing::Test {
     reported->mutable_report()->add_exits();
     lab_.engine.Post(std::move(event));
     lab_.engine.Step();
-    EXPECT_EQ(Job(number).state, pb::SUCCEEDED);
+    EXPECT_NE(Job(number).end_ns, 0);
   }
   const State& state() {
     view_ = lab_.engine.Snapshot();
@@ -65,7 +73,8 @@ class DueTest : public ::testing::Test {
   const JobRow& Job(uint64_t number) { return *state().FindJob(number); }
   bool Placed(uint64_t number) { return Job(number).tasks[0].current() != nullptr; }
 
-  LabWithOneHost lab_;
+  bool room_ = true;
+  LabWithOneHost lab_{Options()};
   std::shared_ptr<const View> view_;
 };
 
@@ -143,7 +152,59 @@ TEST_F(DueTest, ACancelOfTheOneThatRunsDoesNotEndIt) {
   cancel.mutable_job_cancel()->set_number(first);
   lab_.engine.Post(std::move(cancel));
   lab_.engine.Step();
-  EXPECT_EQ(Job(second).not_before_ns, *ParseInstantNs("2026-11-26T14:00:00Z"));
+  End(first);
+  Until("2026-11-26T14:00:00Z");
+  EXPECT_TRUE(Placed(second));
+  EXPECT_NE(Job(second).next, 0u);
+}
+
+TEST_F(DueTest, BesideEachOtherAreTenAtMost) {
+  Submit("0 * * * *", pb::ALLOW);
+  Until("2026-11-27T12:00:00Z");
+  EXPECT_EQ(state().active_jobs().size(), 11u) << "and one that waits for its time";
+}
+
+TEST_F(DueTest, TimesWaitWhileNoJobsAreTaken) {
+  const uint64_t first = Submit("0 * * * *");
+  room_ = false;
+  Until("2026-11-26T13:00:10Z");
+  EXPECT_FALSE(Placed(first));
+  EXPECT_EQ(lab_.engine.NextWakeNs(), lab_.clock.now_ns + kSecond)
+      << "and it isn't asked all the time";
+  room_ = true;
+  Until("2026-11-26T13:00:12Z");
+  EXPECT_TRUE(Placed(first));
+  EXPECT_NE(Job(first).next, 0u);
+}
+
+TEST_F(DueTest, AStoreThatIsServedAgainGivesTheNextJobAnotherUid) {
+  Submit("0 * * * *");
+  std::set<std::string> uids;
+  for (const uint64_t epoch : {7u, 8u}) {
+    State backup = state();
+    pb::Event step;
+    step.mutable_step()->set_now_ns(*ParseInstantNs("2026-11-26T13:00:00Z"));
+    step.mutable_step()->set_epoch(epoch);
+    Apply(&backup, step);
+    const std::vector<pb::Event> events = NextDue(backup);
+    ASSERT_EQ(events.size(), 2u);
+    uids.insert(events[1].job_submitted().uid());
+  }
+  EXPECT_EQ(uids.size(), 2u);
+}
+
+TEST_F(DueTest, AScheduleThatCannotBeReadAnyMoreIsTriedAgain) {
+  const uint64_t first = Submit("0 * * * *");
+  State gone = state();
+  pb::JobSpec spec = *Job(first).spec;
+  spec.mutable_schedule()->set_zone("Nowhere/City");
+  ReplaceSpec(&gone, first, spec);
+  pb::Event step;
+  step.mutable_step()->set_now_ns(*ParseInstantNs("2026-11-26T13:00:00Z"));
+  Apply(&gone, step);
+  const std::vector<pb::Event> events = NextDue(gone);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].job_due().skip_to_ns(), *ParseInstantNs("2026-11-26T14:00:00Z"));
 }
 
 TEST_F(DueTest, AnArrayComesAgainAsAWhole) {

@@ -29,6 +29,7 @@ constexpr int64_t kGatherNs =
 constexpr size_t kGatherAtMost = 512;  // a step that is worth it begins at once
 constexpr int64_t kIdleAfterNs = kSecond;
 constexpr int64_t kIdleAtLeastEveryNs = kMinute;
+constexpr size_t kDueInAStep = 1000;  // jobs whose time has come, and those of the next time
 constexpr int64_t kTellStatsEveryNs = 10 * kMinute;
 
 void Count(const std::vector<pb::Event>& events, EngineStats* stats) {
@@ -343,10 +344,24 @@ void Engine::AppendGangPrepared() {
   }
 }
 
-// Jobs whose time has come.
+// Jobs whose time has come: so many in one step, the others in the next ones.
 void Engine::AppendDue() {
+  due_waits_ = false;
+  size_t jobs = 0;
   for (std::vector<pb::Event> events = NextDue(state_); !events.empty(); events = NextDue(state_)) {
-    for (pb::Event& event : events) ApplyEvent(std::move(event));
+    if (jobs >= kDueInAStep) return;
+    due_waits_ = options_.takes_submissions != nullptr && !options_.takes_submissions();
+    if (due_waits_) return;
+    for (pb::Event& event : events) {
+      const pb::JobSubmitted& next = event.job_submitted();
+      jobs += 1 + static_cast<size_t>(next.members());
+      if (event.has_job_submitted())
+        LogInfo("job submitted by a schedule", {{"job", next.number()},
+                                                {"owner", next.owner()},
+                                                {"queue", next.spec().queue()},
+                                                {"after", next.previous()}});
+      ApplyEvent(std::move(event));
+    }
   }
 }
 
@@ -369,7 +384,8 @@ bool Engine::AwaitsHosts() {
       if (task.finished() || task.current() != nullptr) continue;
       Verdict verdict;
       verdict.task = {number, static_cast<int32_t>(t)};
-      verdict.code = task.state == pb::TASK_BLOCKED ? BlockedCode(job) : pb::V_RESTORING;
+      verdict.code = task.state == pb::TASK_BLOCKED ? BlockedCode(job, static_cast<int32_t>(t))
+                                                    : pb::V_RESTORING;
       plan->verdicts.Set(verdict);
     }
   }
@@ -414,7 +430,7 @@ void Engine::DecideAndApply() {
   std::lock_guard lock(mutex_);
   stats_.plans += accepted;
   stats_.refused_plans += refused;
-  next_wake_ns_ = std::max(wake_ns, now_ns_ + kMillisecond);
+  next_wake_ns_ = std::max(wake_ns, now_ns_ + (due_waits_ ? kSecond : kMillisecond));
 }
 
 void Engine::SaveRefused(const Plan& plan, const absl::Status& why) {

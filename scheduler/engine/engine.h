@@ -51,6 +51,9 @@ struct EngineOptions {
   // Of a State that is restoring(): whether hosts that may run what it doesn't know have still to
   // be waited for. Called by Step. Null: nobody is waited for.
   std::function<bool(const State&)> awaits_hosts;
+  // Whether jobs are taken now; schedules submit none meanwhile, and their times wait. Called by
+  // Step. Null: always.
+  std::function<bool()> takes_submissions;
   bool check_plans =
       true;  // Validate each plan; off only for the simulator's peers, which give no verdicts
   int64_t progress_interval_ns =
@@ -193,6 +196,7 @@ class Engine {
   bool stepped_ = false;
   int64_t committed_in_ns_ = 0;         // what the newest commit took
   std::vector<pb::Event> step_events_;  // of the step being made
+  bool due_waits_ = false;              // some job's time has come, and no submissions are taken
   int refused_plans_ = 0;
   int64_t told_stats_ns_ = 0;  // MonotonicNs
   uint64_t told_steps_ = 0;

@@ -43,7 +43,8 @@ bool DropOffender(const State& state, const PlanFault& fault, Plan* plan) {
     if (task.finished() || task.current() != nullptr) continue;
     Verdict verdict;
     verdict.task = {job->number, static_cast<int32_t>(t)};
-    verdict.code = task.state == pb::TASK_BLOCKED ? BlockedCode(*job) : pb::V_REFUSED;
+    verdict.code =
+        task.state == pb::TASK_BLOCKED ? BlockedCode(*job, static_cast<int32_t>(t)) : pb::V_REFUSED;
     plan->verdicts.Set(verdict);
   }
   return true;

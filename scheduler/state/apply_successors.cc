@@ -57,8 +57,20 @@ std::optional<NamedJob> FindNamedJob(const State& state, std::string_view id) {
   return Named(*job, id);
 }
 
-pb::VerdictCode BlockedCode(const JobRow& job) {
-  return job.not_before_ns != 0 && job.awaits.empty() ? pb::V_TIME : pb::V_AFTER;
+pb::VerdictCode BlockedCode(const JobRow& job, int32_t task) {
+  const bool others = job.later || !job.awaits.empty() || !job.task_spec(task).after().empty();
+  return job.not_before_ns != 0 && !others ? pb::V_TIME : pb::V_AFTER;
+}
+
+bool SkipsItsTime(const State& state, const JobRow& first) {
+  const int32_t most = first.spec->schedule().overlap() == pb::ALLOW ? kMostBeside : 1;
+  int32_t beside = 0;
+  for (uint64_t number = first.previous; number != 0 && beside < most; ++beside) {
+    const JobRow* previous = state.FindJob(number);
+    if (previous == nullptr || Named(*previous, absl::StrCat(number)).ended()) break;
+    number = previous->previous;
+  }
+  return beside >= most;
 }
 
 void SetPredecessors(const State& state, pb::JobSubmitted* submitted) {

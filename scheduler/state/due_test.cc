@@ -48,7 +48,7 @@ class Due : public ::testing::Test {
 TEST_F(Due, NothingOfItIsPlacedBeforeItsTime) {
   const uint64_t job = At(100), later = At(200);
   EXPECT_EQ(s.State(job), pb::TASK_BLOCKED);
-  EXPECT_EQ(BlockedCode(Job(job)), pb::V_TIME);
+  EXPECT_EQ(BlockedCode(Job(job), 0), pb::V_TIME);
   EXPECT_EQ(s.state.due().begin()->second, job);
   Plan early;
   early.events.push_back(testing::Placed(s.state, job, "lab", {{"h00", {0}}}));
@@ -106,7 +106,10 @@ TEST_F(Due, ASkippedTimeIsCountedAndTheNextWaitedFor) {
 TEST_F(Due, AllMembersOfAnArrayMayStartThenButForThoseWhoseTurnHasNotCome) {
   const uint64_t array = At(100, "0-3%2");
   s.Cancel(array);  // its first member alone
-  for (uint64_t m = 1; m < 4; ++m) EXPECT_EQ(s.State(array + m), pb::TASK_BLOCKED) << m;
+  for (uint64_t m = 1; m < 4; ++m) {
+    EXPECT_EQ(s.State(array + m), pb::TASK_BLOCKED) << m;
+    EXPECT_EQ(BlockedCode(Job(array + m), 0), m < 3 ? pb::V_TIME : pb::V_AFTER) << m;
+  }
   EXPECT_EQ(s.state.due().size(), 3u);
   ExpectSound();
   s.Step(100);
@@ -114,7 +117,7 @@ TEST_F(Due, AllMembersOfAnArrayMayStartThenButForThoseWhoseTurnHasNotCome) {
   EXPECT_EQ(s.State(array + 1), pb::TASK_WAITING);
   EXPECT_EQ(s.State(array + 2), pb::TASK_WAITING) << "the turn of the one that was cancelled";
   EXPECT_EQ(s.State(array + 3), pb::TASK_BLOCKED);
-  EXPECT_EQ(BlockedCode(Job(array + 3)), pb::V_AFTER);
+  EXPECT_EQ(BlockedCode(Job(array + 3), 0), pb::V_AFTER);
   EXPECT_TRUE(s.state.due().empty());
   ExpectSound();
 }
@@ -133,11 +136,11 @@ TEST_F(Due, BothItsTimeAndTheJobBeforeItCount) {
     e->set_not_before_ns(s.now_ns + kSecond);
     s.Do(event);
     const uint64_t job = e->number();
-    EXPECT_EQ(BlockedCode(Job(job)), pb::V_AFTER);
+    EXPECT_EQ(BlockedCode(Job(job), 0), pb::V_AFTER);
     if (time_first) Comes(job);
     if (!time_first) s.AllSay(before, pb::GONE, 0);
     EXPECT_EQ(s.State(job), pb::TASK_BLOCKED) << time_first;
-    EXPECT_EQ(BlockedCode(Job(job)), time_first ? pb::V_AFTER : pb::V_TIME);
+    EXPECT_EQ(BlockedCode(Job(job), 0), time_first ? pb::V_AFTER : pb::V_TIME);
     if (!time_first) Comes(job);
     if (time_first) s.AllSay(before, pb::GONE, 0);
     EXPECT_EQ(s.State(job), pb::TASK_WAITING) << time_first;

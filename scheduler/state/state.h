@@ -358,7 +358,11 @@ std::optional<NamedJob> FindNamedJob(const State& state, std::string_view id);
 // Likewise of a row that State may have forgotten.
 NamedJob Named(const JobRow& job, std::string_view id);
 // Why a task that is blocked waits: for the job's time, if that alone keeps it.
-pb::VerdictCode BlockedCode(const JobRow& job);
+pb::VerdictCode BlockedCode(const JobRow& job, int32_t task);
+// At the time of a job with a schedule (of an array its first member): the one of the time before
+// has not ended, or with `overlap: allow` none of the kMostBeside before it.
+inline constexpr int32_t kMostBeside = 10;
+bool SkipsItsTime(const State& state, const JobRow& first);
 // Whom a job with this spec waits for: those named in after and after_any that have not ended.
 // What State doesn't know has ended well, or was refused before.
 void SetPredecessors(const State& state, pb::JobSubmitted* submitted);

@@ -257,7 +257,7 @@ std::vector<std::string> RowChecks::Leaks() const {
                                    lost.key().attempt()));
   }
   for (const auto& [uid, job] : jobs_) {
-    if (job.later() || job.awaits_size() > 0)
+    if (job.later() || job.awaits_size() > 0 || job.not_before_ns() != 0)
       leaks.push_back(absl::StrCat("job ", job.number(), " has ended, and waits for others"));
     for (int t = 0; t < job.tasks_size(); ++t) {
       if (Current(job.tasks(t)) != nullptr || job.tasks(t).has_reservation())

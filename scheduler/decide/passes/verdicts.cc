@@ -63,7 +63,7 @@ Verdict VerdictGiver::Starting(const PlannedPlace& start) const {
 bool VerdictGiver::WhyNotYet(const Gang& gang, Verdict* verdict) {
   if (gang.blocked) {
     const JobRow& job = *in_.state.FindJob(gang.ref.job);  // of what is no unit the gang has none
-    verdict->code = BlockedCode(job);
+    verdict->code = BlockedCode(job, gang.ref.task);
     if (verdict->code == pb::V_TIME) verdict->expected_start_ns = job.not_before_ns;
   } else if (gang.backoff_until_ns > in_.now_ns) {
     draft_->WakeAt(gang.backoff_until_ns);

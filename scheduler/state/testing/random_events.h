@@ -35,17 +35,29 @@ class RandomEvents {
       pb::Event (RandomEvents::*make)(const State&);
     };
     static constexpr Kind kKinds[] = {
-        {120, &RandomEvents::Step},          {60, &RandomEvents::Submit},
-        {20, &RandomEvents::Cancel},         {15, &RandomEvents::Drain},
-        {25, &RandomEvents::AnyHello},       {30, &RandomEvents::HostState},
-        {360, &RandomEvents::Report},        {60, &RandomEvents::GangPrepared},
-        {50, &RandomEvents::CheckpointSeen}, {20, &RandomEvents::Progress},
-        {20, &RandomEvents::Staged},         {30, &RandomEvents::Published},
-        {20, &RandomEvents::Loaded},         {120, &RandomEvents::Placed},
-        {40, &RandomEvents::Stopping},       {40, &RandomEvents::Lost},
-        {10, &RandomEvents::Opened},         {6, &RandomEvents::Failed},
-        {4, &RandomEvents::AnyClusters},     {4, &RandomEvents::AnyQueues},
-        {6, &RandomEvents::Binding},         {24, &RandomEvents::Trusting},
+        {120, &RandomEvents::Step},
+        {60, &RandomEvents::Submit},
+        {20, &RandomEvents::Cancel},
+        {15, &RandomEvents::Drain},
+        {25, &RandomEvents::AnyHello},
+        {30, &RandomEvents::HostState},
+        {360, &RandomEvents::Report},
+        {60, &RandomEvents::GangPrepared},
+        {50, &RandomEvents::CheckpointSeen},
+        {20, &RandomEvents::Progress},
+        {20, &RandomEvents::Staged},
+        {30, &RandomEvents::Published},
+        {20, &RandomEvents::Loaded},
+        {120, &RandomEvents::Placed},
+        {40, &RandomEvents::Stopping},
+        {40, &RandomEvents::Lost},
+        {10, &RandomEvents::Opened},
+        {6, &RandomEvents::Failed},
+        {4, &RandomEvents::AnyClusters},
+        {4, &RandomEvents::AnyQueues},
+        {6, &RandomEvents::Binding},
+        {24, &RandomEvents::Trusting},
+        {10, &RandomEvents::Due},
         {4, &RandomEvents::Nothing},
     };
     int total = 0;
@@ -285,15 +297,20 @@ class RandomEvents {
     return event;
   }
 
+  // Early or late, and of whom nothing is due.
+  pb::Event Due(const State& state) {
+    pb::Event event;
+    pb::JobDue* e = event.mutable_job_due();
+    e->set_number(state.due().empty() || Chance(10) ? static_cast<uint64_t>(Below(50))
+                                                    : state.due().begin()->second);
+    if (Chance(30)) e->set_skip_to_ns(state.now_ns() + (Below(60) - 5) * kSecond);
+    if (Chance(10)) e->set_end_reason("why");
+    return event;
+  }
+
   pb::Event Cancel(const State& state) {
     pb::Event event;
     const Target target = Pick(state);
-    if (Chance(50) && !state.due().empty()) {  // due, early or late
-      event.mutable_job_due()->set_number(state.due().begin()->second);
-      if (Chance(30)) event.mutable_job_due()->set_skip_to_ns(state.now_ns() + Below(60) * kSecond);
-      if (Chance(10)) event.mutable_job_due()->set_end_reason("why");
-      return event;
-    }
     event.mutable_job_cancel()->set_number(target.job == nullptr ? 7 : target.job->number);
     event.mutable_job_cancel()->set_by(Chance(50) ? "ann" : "");
     if (target.job != nullptr && target.job->array != 0 && Chance(30)) {

@@ -345,6 +345,8 @@ class JobChecker {
     if (!task.has_workers()) return;
     const std::string at = JoinPath(path, "workers");
     const int32_t least = task.workers().min(), most = task.workers().max();
+    if (task.workers().multiple_of() > 1)
+      Emit(JoinPath(at, "multiple_of"), "not yet: gangs grow by single workers. Leave it out");
     if (!Sound(at)) return;
     const std::string range =
         absl::StrCat("must be a whole number from 1 to ", kMaxWorkers, "; got ");

@@ -37,7 +37,8 @@ TEST(Fields, EachDocumentedFieldIsRead) {
       EXPECT_EQ(problem.message.find("no such field"), std::string::npos)
           << text << problem.message;
       read = read || (problem.path == field.path &&
-                      problem.message == "has no value; give one or leave the field out");
+                      (problem.message == "has no value; give one or leave the field out" ||
+                       problem.message.rfind("not yet: ", 0) == 0));
     }
     EXPECT_TRUE(read) << text;
   }

@@ -276,6 +276,7 @@ class JobReader {
       int32_t least = 0, most = 0;
       const bool has_least = range.Int("min", 1, limit, &least),
                  has_most = range.Int("max", 1, limit, &most);
+      range.NotYet("multiple_of", "gangs grow by single workers. Leave it out");
       range.Finish();
       for (const char* end : {"min", "max"}) {
         if (range.Has(end) || !document_.Sound(range.path())) continue;

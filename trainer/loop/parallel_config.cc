@@ -196,7 +196,7 @@ void CheckExpertGroups(const ParallelConfig& config, const ModelConfig& model, i
   const int64_t experts = model.experts.count;
   if (experts == 0) {
     problems.push_back(
-        {path + ".ep", absl::StrCat("is for models with experts (mixtral, qwen3_moe), and this "
+        {path + ".ep", absl::StrCat("is for models with experts (mixtral, qwen3_moe, dots1), and this "
                                     "one is of model_type ",
                                     model.family, "; leave it out")});
     return;

@@ -12,8 +12,8 @@ std::vector<Key> DataKeys() {
        "Hugging Face directory (config.json and safetensors) whose weights training starts from. "
        "Exactly one of init and model."},
       {"model", &C::model,
-       "Content of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3 or "
-       "Qwen3-MoE): "
+       "Content of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3, "
+       "Qwen3-MoE or dots1): "
        "weights are drawn from scratch. Exactly one of init and model."},
       {"data", &C::data,
        "Directory of token shards made by `muster-trainer prepare`; relative to the job's "

@@ -419,12 +419,12 @@ TEST(ModelConfig, FamiliesMeanWhatTransformersMeansByThem) {
   EXPECT_EQ(windows(parsed(of_dots)), (W{0, 8}));
   // A token meets three of eight, and the shared ones.
   EXPECT_EQ(dots1.NumParameters() - dots1.NumActiveParameters(), 5 * 3 * 64 * 24);
-  for (const auto& [field, other] : json{{"n_group", 2},
-                                         {"topk_group", 3},
-                                         {"routed_scaling_factor", 1},
-                                         {"n_shared_experts", 1},
-                                         {"first_k_dense_replace", 0}}
-                                        .items()) {
+  const json others = {{"n_group", 2},
+                       {"topk_group", 3},
+                       {"routed_scaling_factor", 1},
+                       {"n_shared_experts", 1},
+                       {"first_k_dense_replace", 0}};
+  for (const auto& [field, other] : others.items()) {
     json changed = of_dots;
     changed[field] = other;
     EXPECT_FALSE(parsed(of_dots).SameModel(parsed(changed))) << field;

@@ -60,17 +60,22 @@ def make_init(folder: Path, family: str, change=lambda model: None, **shape) -> 
 
 def favour(chosen: list[int]):
     """Routers that choose the same experts for every token: one coordinate of all embeddings is above the rest, and these experts'
-    rows see it, the first the most. (Far above, and the gradients would be mostly rounding.)"""
+    rows see it, the first the most. (Far above, and the gradients would be mostly rounding.) Routers with biases choose by
+    those."""
 
     def change(model) -> None:
         model.model.embed_tokens.weight[:, 0] = 0.1
         for layer in model.model.layers:
             layer.post_attention_layernorm.weight[0] = 1
             if hasattr(layer.mlp, "experts"):
-                if families.router_biases(layer):
-                    layer.mlp.gate.e_score_correction_bias.zero_()
+                biases = families.router_biases(layer).values()
+                for bias in biases:
+                    bias.zero_()
                 for place, expert in enumerate(chosen):
-                    layer.mlp.gate.weight[expert, 0] = 2 - place * 0.75
+                    if biases:  # scores are below 1
+                        bias[expert] = 2 - place * 0.75
+                    else:
+                        layer.mlp.gate.weight[expert, 0] = 2 - place * 0.75
 
     return change
 

@@ -124,7 +124,7 @@ EXPERTS = {  # models with experts; of the second and the fourth, one layer with
         "head_dim": 32,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     },
-    "dots1-biases": {
+    "dots1-tied": {
         "model_type": "dots1",
         "n_routed_experts": 8,
         "num_experts_per_tok": 2,
@@ -132,7 +132,6 @@ EXPERTS = {  # models with experts; of the second and the fourth, one layer with
         "n_shared_experts": 1,
         "norm_topk_prob": False,
         "sliding_window": None,
-        "attention_bias": True,
         "tie_word_embeddings": True,
     },
 }

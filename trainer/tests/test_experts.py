@@ -27,8 +27,8 @@ from test_stages import estimate
         ("mixtral", "pp 2, zero-bubble"),
         ("dots1", "one rank"),
         ("dots1", "pp 2 x tp 2 x ep 4, stage 3"),
-        ("dots1-biases", "tp 4 x ep 2"),
-        ("dots1-biases", "tp 2"),
+        ("dots1-tied", "tp 4 x ep 2"),
+        ("dots1-tied", "tp 2"),
         ("dots1", "cp 2 x ep 2"),
     ],
 )
@@ -48,7 +48,7 @@ def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, 
         ("qwen3-moe-biases", "dp 2", "bf16"),
         ("dots1", "tp 2 x ep 4", "fp32"),
         ("dots1", "pp 2 x ep 2", "fp32"),
-        ("dots1-biases", "ep 2", "bf16"),
+        ("dots1-tied", "ep 2", "bf16"),
     ],
 )
 def test_layouts_train_as_transformers_does(family, layout, dtype, trainer_bin, tokens, tmp_path):

@@ -446,11 +446,11 @@ void CheckRouterBias(const TrainConfig& config, const ModelConfig& model, Proble
                         "out, or lora"});
   if (model.experts.sigmoid &&
       (config.router_aux_loss == "sequence" || config.router_aux_loss == "batch"))
-    problems.push_back({"trainer.router_aux_loss",
-                        absl::StrCat(config.router_aux_loss, " is not supported for model_type ",
-                                     model.family,
-                                     ", whose experts are scored one by one; leave it out, and "
-                                     "balance them by router_bias_speed: 0.001")});
+    problems.push_back(
+        {"trainer.router_aux_loss",
+         absl::StrCat(config.router_aux_loss, " is not supported for model_type ", model.family,
+                      ", whose experts are scored one by one; leave it out, and "
+                      "balance them by router_bias_speed: 0.001")});
 }
 
 // What is about experts.

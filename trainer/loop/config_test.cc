@@ -316,8 +316,7 @@ TEST(ModelConfig, TheSchemaNamesWhatIsTaken) {
     ParseModelConfig(value, "model", true, problems);
     EXPECT_EQ(ToText(problems), "") << key;
   }
-  for (const char* type : {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe",
-                           "dots1"}) {
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "dots1"}) {
     ModelConfig config;
     config.family = type;
     config.rope.type = "yarn";

@@ -216,7 +216,7 @@ class BaseReader {
   const Base& base_;
   const at::ScalarType dtype_;
   std::set<std::string> linears_, exact_;  // quantised; fp32 whatever the rest is
-  std::string name_;  // of what was read last, dequantised
+  std::string name_;                       // of what was read last, dequantised
   at::Tensor whole_;
 };
 

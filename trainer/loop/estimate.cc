@@ -39,7 +39,8 @@ int64_t BackwardElements(const ModelConfig& whole, int64_t layer, ops::Attention
   const int64_t width = model.experts.width, rows = model.experts.per_token,
                 shared = model.experts.shared_width;
   return d + slice +
-         std::max({(3 * d + 4 * width) * rows / (groups > 1 ? slices : 1), (shared > 0 ? 2 * d : 0) + 3 * shared,
+         std::max({(3 * d + 4 * width) * rows / (groups > 1 ? slices : 1),
+                   (shared > 0 ? 2 * d : 0) + 3 * shared,
                    attention - 3 * (width * rows + shared) - d});
 }
 

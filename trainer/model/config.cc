@@ -188,9 +188,8 @@ int64_t ParametersWith(const ModelConfig& c, int64_t experts) {
   if (c.qk_norm) layer += 2 * c.head_dim;
   int64_t dense = 3 * c.hidden_size * c.intermediate_size;
   if (c.mlp_bias) dense += 2 * c.intermediate_size + c.hidden_size;
-  const int64_t sparse =
-      c.hidden_size * c.experts.count +
-      3 * c.hidden_size * (experts * c.experts.width + c.experts.shared_width);
+  const int64_t sparse = c.hidden_size * c.experts.count +
+                         3 * c.hidden_size * (experts * c.experts.width + c.experts.shared_width);
   const int64_t sparse_layers = c.NumSparseLayers();
   return c.num_layers * layer + sparse_layers * sparse + (c.num_layers - sparse_layers) * dense +
          c.hidden_size + c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2);

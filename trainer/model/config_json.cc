@@ -130,8 +130,7 @@ ordered_json ModelSchema() {
       "switch).",
       {{"default", false}});
   Add(properties, "sliding_window", "integer",
-      "Tokens that a token sees, itself among them (all but llama).",
-      SizeRange());
+      "Tokens that a token sees, itself among them (all but llama).", SizeRange());
   Add(properties, "max_window_layers", "integer",
       "Layers from this one on have the window (qwen2, qwen3, dots1).",
       {{"minimum", 0}, {"maximum", kSizeMax}});

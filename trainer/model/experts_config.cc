@@ -20,18 +20,24 @@ const Names& FieldsOf(ExpertFields fields) {
   static const Names kMixtral = {"num_local_experts",    "num_experts",
                                  "num_experts_per_tok",  "output_router_logits",
                                  "router_aux_loss_coef", "router_jitter_noise"};
-  static const Names kQwen = {"num_local_experts",    "num_experts",
-                              "num_experts_per_tok",  "output_router_logits",
-                              "router_aux_loss_coef", "moe_intermediate_size",
-                              "norm_topk_prob",       "decoder_sparse_step",
-                              "mlp_only_layers"};
-  static const Names kDeepSeek = {"n_routed_experts",      "num_local_experts",
-                                  "num_experts_per_tok",   "output_router_logits",
-                                  "moe_intermediate_size", "norm_topk_prob",
-                                  "n_shared_experts",      "n_group",
-                                  "topk_group",            "routed_scaling_factor",
-                                  "first_k_dense_replace", "scoring_func",
-                                  "topk_method",           "moe_layer_freq"};
+  static const Names kQwen = {
+      "num_local_experts",    "num_experts",          "num_experts_per_tok",
+      "output_router_logits", "router_aux_loss_coef", "moe_intermediate_size",
+      "norm_topk_prob",       "decoder_sparse_step",  "mlp_only_layers"};
+  static const Names kDeepSeek = {"n_routed_experts",
+                                  "num_local_experts",
+                                  "num_experts_per_tok",
+                                  "output_router_logits",
+                                  "moe_intermediate_size",
+                                  "norm_topk_prob",
+                                  "n_shared_experts",
+                                  "n_group",
+                                  "topk_group",
+                                  "routed_scaling_factor",
+                                  "first_k_dense_replace",
+                                  "scoring_func",
+                                  "topk_method",
+                                  "moe_layer_freq"};
   return fields == ExpertFields::kMixtral ? kMixtral
          : fields == ExpertFields::kQwen  ? kQwen
                                           : kDeepSeek;
@@ -109,10 +115,10 @@ void ParseRouter(ConfigReader& r, ModelConfig& config) {
   } else if (e.top_groups > e.groups) {
     r.Bad("topk_group", absl::StrCat(e.top_groups, " is above n_group, ", e.groups));
   } else if (e.per_token > e.top_groups * (e.count / e.groups)) {
-    r.Bad("topk_group", absl::StrCat(e.top_groups, " of the groups have ",
-                                     e.top_groups * (e.count / e.groups),
-                                     " experts, and a token meets ", e.per_token,
-                                     " (num_experts_per_tok); choose from more groups"));
+    r.Bad("topk_group",
+          absl::StrCat(e.top_groups, " of the groups have ", e.top_groups * (e.count / e.groups),
+                       " experts, and a token meets ", e.per_token,
+                       " (num_experts_per_tok); choose from more groups"));
   }
   // Not fields of transformers' class, but of the files that models come with; noaux_tc is what
   // DeepSeek calls this choice.
@@ -216,7 +222,8 @@ void AddExpertsSchema(ordered_json& properties) {
       {{"minimum", 1}, {"maximum", kSizeMax}, {"default", 1}});
   add("topk_group", "integer", "How many groups a token's experts are chosen from (dots1).",
       {{"minimum", 1}, {"maximum", kSizeMax}, {"default", 1}});
-  add("routed_scaling_factor", "number", "What the chosen experts' weights are multiplied by (dots1).",
+  add("routed_scaling_factor", "number",
+      "What the chosen experts' weights are multiplied by (dots1).",
       {{"exclusiveMinimum", 0}, {"default", 1}});
   add("first_k_dense_replace", "integer", "First layers with one MLP in place of experts (dots1).",
       {{"minimum", 0}, {"maximum", kSizeMax}, {"default", 0}});

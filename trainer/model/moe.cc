@@ -38,8 +38,8 @@ MoePart::MoePart(const ModelConfig& config, int64_t layer, const FlatList& flats
     const auto name = [&](const char* linear) { return SharedExpertsName(config, layer, linear); };
     shared_gate_up_ = Projection(flats, {name("gate_proj"), name("up_proj")}, adapters, tensor,
                                  Projection::Slices::kOfOutputs);
-    shared_down_ = Projection(flats, {name("down_proj")}, adapters, tensor,
-                              Projection::Slices::kOfInputs);
+    shared_down_ =
+        Projection(flats, {name("down_proj")}, adapters, tensor, Projection::Slices::kOfInputs);
   }
   const int64_t own = experts_.count / group.size(), first = group.rank() * own;
   gate_up_ = Parameter(flats, ExpertName(config, layer, first, ExpertMatrix::kGate),
@@ -51,8 +51,7 @@ MoePart::MoePart(const ModelConfig& config, int64_t layer, const FlatList& flats
 bool MoePart::Keeps(int slot, RecomputeMode mode) {
   if (slot == kExperts || slot == kAllExperts || slot == kBalance || slot == kTold) return true;
   return mode == RecomputeMode::kNone ||
-         (mode == RecomputeMode::kPointwise && slot != kNorm && slot != kAct &&
-          slot != kSharedAct);
+         (mode == RecomputeMode::kPointwise && slot != kNorm && slot != kAct && slot != kSharedAct);
 }
 
 int64_t MoePart::SavedElements(const ModelConfig& config, RecomputeMode mode, int slices,

@@ -51,8 +51,8 @@ Routing Route(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
   Routing routing;
   const at::Tensor logits = at::mm(x.to(at::kFloat), w.to(at::kFloat).t());
   routing.probabilities = rule.sigmoid ? at::sigmoid(logits) : at::softmax(logits, /*dim=*/1);
-  routing.experts =
-      experts.defined() ? experts
+  routing.experts = experts.defined()
+                        ? experts
                         : std::get<1>(at::topk(ScoresForChoice(routing.probabilities, bias, rule),
                                                rule.per_token, /*dim=*/1));
   routing.weights = routing.probabilities.gather(1, routing.experts);

@@ -22,8 +22,8 @@ struct AdamWConfig {
 };
 
 // Sum of squares of the gradients in this rank's shards, but of routers' biases, which have none:
-// over all ranks each element is counted once. Exact (trainer/ops/cuda/squares.h): the sum over the ranks is the same however the model is
-// sharded.
+// over all ranks each element is counted once. Exact (trainer/ops/cuda/squares.h): the sum over the
+// ranks is the same however the model is sharded.
 kernels::ExactSum ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats);
 
 // min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0.

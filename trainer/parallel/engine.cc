@@ -408,10 +408,9 @@ void Engine::Collect(int rank, const FlatLayout& layout, int flat) {
     if (rank == world_->rank()) {
       mine = all_[flat]->Weight(s);
     } else {
-      mine = at::empty(segment.shape,
-                       at::TensorOptions()
-                           .dtype(OptionsOf(layout, options_.flats).dtype)
-                           .device(world_->device()));
+      mine = at::empty(segment.shape, at::TensorOptions()
+                                          .dtype(OptionsOf(layout, options_.flats).dtype)
+                                          .device(world_->device()));
       std::vector<at::Tensor> received = {mine};
       world_->backend()->recv(received, rank, s)->wait();
     }

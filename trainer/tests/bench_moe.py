@@ -89,7 +89,6 @@ class Row:
             )
             self.note(f"aux_loss.{kind}", dtype, off, where)
 
-
     def biases(self, init: Path, layout: str) -> None:
         self.runs += 1
         where, wanted = f"dots1, biases moved, {layout}", experts.Biases(0.003)

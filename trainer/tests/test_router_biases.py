@@ -215,9 +215,7 @@ def dots(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_directory_of_dots1_is_refused_so_too(
-    case, trainer_bin, tokens, dots, tmp_path
-):
+def test_a_bad_directory_of_dots1_is_refused_so_too(case, trainer_bin, tokens, dots, tmp_path):
     damage, wanted = BAD[case]
     init = tmp_path / "init"
     shutil.copytree(dots, init)

@@ -59,6 +59,8 @@ TEST(Fields, TextIsFoundByPathAndTheTrainersFromItsSchema) {
   EXPECT_EQ(FieldsText("trainer.model.rope_scaling", kTestTrainerSchema),
             "trainer.model.rope_scaling  (map)\n    Rotary "
             "embeddings.\ntrainer.model.rope_scaling.factor  (number)\n    By how much.\n");
+  EXPECT_THAT(FieldsText("trainer.parallel", kTestTrainerSchema),
+              testing::HasSubstr("trainer.parallel  (map, or auto)\n"));
   EXPECT_THAT(FieldsText("trainer.model", kTestTrainerSchema),
               testing::HasSubstr("trainer.model.hidden_act  (silu)"));
   EXPECT_EQ(FieldsText("trainer.model.nope", kTestTrainerSchema), "");

@@ -47,6 +47,8 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config, const ModelCon
   options.z_loss = config.z_loss;
   options.balance = BalanceOf(config, model);
   options.dpo = config.dpo;
+  options.fp8 = config.matmul == "fp8";
+  options.reward = config.reward;
   options.pipeline = config.parallel.pipeline;
   options.chunks = static_cast<int>(config.parallel.Chunks());
   return options;

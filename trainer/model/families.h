@@ -43,6 +43,12 @@ inline constexpr FamilyFields kFamilies[] = {
      kQwenWords, true},
 };
 
+// The family's class for sequence classification.
+inline std::string ScoreArchitecture(const FamilyFields& family) {
+  const std::string causal = family.architecture;
+  return causal.substr(0, causal.find("ForCausalLM")) + "ForSequenceClassification";
+}
+
 // The first of them where none has the name.
 inline const FamilyFields& FieldsOfFamily(const std::string& model_type) {
   for (const FamilyFields& family : kFamilies) {

@@ -45,7 +45,7 @@ def make_causal(folder: Path) -> Path:
 
 def settings(init: Path, pairs: Path, **more) -> dict:
     said = preferences.settings(init, pairs, reward={"center_rewards_coefficient": CENTER}) | more
-    return {key: value for key, value in said.items() if key != "dpo"}
+    return {key: value for key, value in said.items() if key != "dpo" or key in more}
 
 
 def documents(pairs: Path) -> list[list[list[int]]]:

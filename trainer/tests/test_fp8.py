@@ -110,7 +110,7 @@ def test_an_estimate_counts_the_copies_in_8_bits(trainer_bin, tokens, tmp_path, 
     told = {}
     for kind in ("dtype", "fp8"):
         said = config(init, tokens, matmul=kind)
-        done = estimate(trainer_bin, tmp_path, said, "--json", "--device", "h100-80g")
+        done = estimate(trainer_bin, tmp_path, said, "--json", "true", "--device", "h100-80g")
         assert done.returncode == 0, done.stderr
         told[kind] = {one["class"]: one["bytes"] for one in json.loads(done.stdout)["memory"]}
     more = {name: told["fp8"][name] - its for name, its in told["dtype"].items()}

@@ -45,16 +45,16 @@ part unit-release 900 tests/unit.sh release "$reports/unit-release.xml"
 part lint 300 tests/lint.sh --tidy-seconds 60 --report "$reports/lint.xml"
 part arrows 60 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/arrows.xml" tests/arrows.py tests/documents.py tests/packages.py tests/closing_line.py
 # Several files at once: much of a test is waiting, for a rank or for Python to start, or for what a daemon does in time.
-part trainer 900 "$python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider --junitxml "$reports/trainer.xml" trainer/tests
+part trainer 1500 "$python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider --junitxml "$reports/trainer.xml" trainer/tests
 part python 240 "$python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider --junitxml "$reports/python.xml" python/tests
 part exporter 120 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/exporter.xml" exporter/tests
-part system 1200 "$python" -m pytest -q -n 4 --dist loadfile -p no:cacheprovider --junitxml "$reports/system.xml" tests/system
+part system 1800 "$python" -m pytest -q -n 4 --dist loadfile -p no:cacheprovider --junitxml "$reports/system.xml" tests/system
 if [[ $fast == no ]]; then
   source tests/sanitized.sh
   for preset in asan tsan; do
     declare -n targets=${preset}_tests
     if deploy/build.sh --preset "$preset" "${targets[@]}"; then
-      part "unit-$preset" 900 tests/unit.sh "$preset" "$reports/unit-$preset.xml" "${targets[@]}"
+      part "unit-$preset" 1200 tests/unit.sh "$preset" "$reports/unit-$preset.xml" "${targets[@]}"
     else
       echo "unit-$preset 1" >> "$reports/parts"
     fi

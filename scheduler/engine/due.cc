@@ -4,9 +4,10 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/fnv.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
-#include "common/pki/sha256.h"
 #include "common/spec/members.h"
 #include "common/spec/when.h"
 
@@ -16,8 +17,8 @@ namespace {
 // Of the job of the next time. Not the same in two stores of which one was the other's backup, nor
 // in one that is served again: agents tell attempts apart by it.
 std::string NextUid(const std::string& uid, uint64_t epoch) {
-  constexpr size_t kUidChars = 32;
-  return Sha256Hex(absl::StrCat("the next of ", uid, " in epoch ", epoch)).substr(0, kUidChars);
+  const uint64_t high = Fnv1a(absl::StrCat("the next of ", uid, " in epoch ", epoch));
+  return absl::StrFormat("%016x%016x", high, Fnv1a(uid, high));
 }
 
 pb::Event JobOfNextTime(const State& state, const JobRow& first, int64_t next_ns) {

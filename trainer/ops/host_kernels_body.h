@@ -273,16 +273,20 @@ void CrossEntropyOf(const CrossEntropyArguments& a) {
     const float top = Largest(largest);
     // fp32: the exponentials stay where the logits were; bf16 has no room for them.
     const bool keep = sizeof(T) == sizeof(float) && !a.loss_only;
-    F sums = {};
+    // With what each addition rounds off beside it (Dekker's Fast2Sum): a lane adds up many, and
+    // the fewer lanes a CPU has, the more.
+    F sums = {}, lost = {};
     ForRow(a.vocabulary, [&](int64_t i, int64_t n) {
       F e = Exp(Load(x + i, n) - top);
       if (n < kLanes) {
         for (int64_t k = n; k < kLanes; ++k) e[k] = 0;
       }
       if (keep) Store(x + i, e, n);
-      sums += e;
+      const F more = sums + e;
+      lost += e - (more - sums);
+      sums = more;
     });
-    const float sum = Sum(sums), log_sum = __builtin_logf(sum);
+    const float sum = Sum(sums) + Sum(lost), log_sum = __builtin_logf(sum);
     const double all = static_cast<double>(top) + log_sum;
     a.loss[row] = -static_cast<double>(target_logit - top - log_sum) * weight;
     a.z[row] = all * all * weight;

@@ -1071,42 +1071,6 @@ class Case {
 
 }  // namespace
 
-void FuzzTotals::Add(const FuzzTotals& o) {
-  trees += o.trees;
-  steps += o.steps;
-  events += o.events;
-  starts += o.starts;
-  backfills += o.backfills;
-  evictions += o.evictions;
-  shrinks += o.shrinks;
-  moves += o.moves;
-  growths += o.growths;
-  spills += o.spills;
-  lost += o.lost;
-  reservations += o.reservations;
-  lent += o.lent;
-  judged += o.judged;
-  beside += o.beside;
-  overtaken += o.overtaken;
-  spared.victims += o.spared.victims;
-  spared.of_several += o.spared.of_several;
-  spared.by_later_ones += o.spared.by_later_ones;
-  stopping += o.stopping;
-  members += o.members;
-  successors += o.successors;
-  timed += o.timed;
-  together += o.together;
-  hosted += o.hosted;
-  one_way += o.one_way;
-  evicted_milli += o.evicted_milli;
-  requested_milli += o.requested_milli;
-  steps_to_settle_max = std::max(steps_to_settle_max, o.steps_to_settle_max);
-  settled += o.settled;
-  entitled_waiting += o.entitled_waiting;
-  entitled += o.entitled;
-  digest = Fnv1a(absl::StrCat(o.digest), digest);
-}
-
 std::string RunFuzzCase(uint64_t seed, FuzzTotals* totals, bool trace, bool arrays) {
   FuzzTotals one;
   std::string error = Case(seed, &one, trace, arrays).Run();

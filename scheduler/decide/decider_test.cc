@@ -133,7 +133,11 @@ TEST(Decider, IsRightAboutAnyStateThatItIsGiven) {
       const int64_t what = events.Below(10);
       if (what == 0) states.push_back(states[s]);
       if (what == 1) states.push_back(states[s].Rebuilt());
-      if (what == 2) states.emplace_back();
+      if (what == 2) {  // begins with a step, as each of the engine's transactions does
+        pb::Event began;
+        began.mutable_step()->set_now_ns(1);
+        Apply(&states.emplace_back(), began);
+      }
       if (states.size() > 4) states.erase(states.begin());
       State& state = states[static_cast<size_t>(events.Below(static_cast<int64_t>(states.size())))];
       for (int64_t n = events.Below(12); n >= 0; --n) Apply(&state, events.Next(state));

@@ -20,10 +20,9 @@ absl::StatusOr<std::string> InstantOf(const std::string& text, int64_t now_ns,
   if (!text.empty() && text[0] == '+') {
     const absl::StatusOr<int64_t> ahead_ns = ParseDuration(text.substr(1));
     if (ahead_ns.ok()) {
-      // Up to the second: in less than asked for would be too early.
-      const absl::Time at =
-          now + absl::Nanoseconds(*ahead_ns) + absl::Seconds(1) - absl::Nanoseconds(1);
-      return Rfc3339(absl::FromUnixSeconds(absl::ToUnixSeconds(at)), zone);
+      // In whole seconds, and no earlier than asked for.
+      const absl::Duration at = absl::Nanoseconds(now_ns) + absl::Nanoseconds(*ahead_ns);
+      return Rfc3339(absl::UnixEpoch() + absl::Ceil(at, absl::Seconds(1)), zone);
     }
   }
   absl::Time at;

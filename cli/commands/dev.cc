@@ -24,6 +24,7 @@
 #include "common/base/files.h"
 #include "common/base/hidden.h"
 #include "common/base/units.h"
+#include "common/spec/when.h"
 
 namespace muster {
 namespace {
@@ -185,8 +186,7 @@ int ResumeEnvironment(Session& session, const std::string& which) {
   if (absl::Status status = CheckNameIsFree(**client, job->spec().name()); !status.ok())
     return session.Fail(status);
   pb::JobSpec spec = OwnSpec(*job);
-  spec.clear_not_before();
-  spec.clear_schedule();
+  ClearTimes(&spec);
   const bool hidden = std::any_of(spec.env().begin(), spec.env().end(), [](const auto& variable) {
     return variable.second == kHiddenValue;
   });

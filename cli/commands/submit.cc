@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <optional>
 #include <ranges>
+#include <set>
+#include <string>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -113,8 +115,7 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
         ". Ask for its file, or take the rest: muster show ", job.number(), " --spec"));
   }
   pb::JobSpec spec = OwnSpec(job);
-  spec.clear_not_before();  // it runs again now, and its schedule goes on by itself
-  spec.clear_schedule();
+  ClearTimes(&spec);  // its schedule goes on by itself
   if (resumes) {
     if (absl::Status status = BeginFromCheckpoints(job, &spec); !status.ok()) return status;
   }
@@ -190,6 +191,16 @@ absl::StatusOr<std::vector<JobFile>> ReadFiles(const Session& session, Client& c
   return files;
 }
 
+// What is wrong with one of these fields, or below it, as a flag sets them.
+absl::Status CheckFields(const pb::JobSpec& spec, const SpecContext& context,
+                         const std::set<std::string>& fields) {
+  for (const FieldProblem& problem : CheckSpec(spec, context)) {
+    if (fields.contains(problem.path.substr(0, problem.path.find_first_of(".["))))
+      return absl::InvalidArgumentError(absl::StrCat(problem.path, ": ", problem.message));
+  }
+  return absl::OkStatus();
+}
+
 // The flags' members. A name of --sweep stands in place of the file's values for it.
 absl::Status SetMembers(const std::optional<std::string>& array,
                         const std::vector<std::string>& sweep, const SpecContext& context,
@@ -226,12 +237,7 @@ absl::Status SetMembers(const std::optional<std::string>& array,
       values->add_values(std::string(value));
     }
   }
-  for (const FieldProblem& problem : CheckSpec(*spec, context)) {
-    const bool flags = problem.path == "array" || problem.path.rfind("sweep", 0) == 0 ||
-                       problem.path == "independent_workers";
-    if (flags) return absl::InvalidArgumentError(absl::StrCat(problem.path, ": ", problem.message));
-  }
-  return absl::OkStatus();
+  return CheckFields(*spec, context, {"array", "sweep", "independent_workers"});
 }
 
 // The jobs that the flags name stand in place of the file's of that kind; "none" leaves none.
@@ -252,11 +258,7 @@ absl::Status SetOtherJobs(const SubmitOptions& options, const SpecContext& conte
   if (!options.on.empty()) spec->set_on(options.on == "none" ? "" : options.on);
   if (options.after.empty() && options.after_any.empty() && options.on.empty())
     return absl::OkStatus();
-  for (const FieldProblem& problem : CheckSpec(*spec, context)) {
-    if (problem.path.rfind("after", 0) == 0 || problem.path == "on")
-      return absl::InvalidArgumentError(absl::StrCat(problem.path, ": ", problem.message));
-  }
-  return absl::OkStatus();
+  return CheckFields(*spec, context, {"after", "after_any", "on"});
 }
 
 // "none" leaves none.
@@ -277,11 +279,7 @@ absl::Status SetTimes(const SubmitOptions& options, const SpecContext& context, 
   } else if (!options.schedule.empty()) {
     spec->mutable_schedule()->set_cron(options.schedule);
   }
-  for (const FieldProblem& problem : CheckSpec(*spec, context)) {
-    if (problem.path.rfind("schedule", 0) == 0 || problem.path == "not_before")
-      return absl::InvalidArgumentError(absl::StrCat(problem.path, ": ", problem.message));
-  }
-  return absl::OkStatus();
+  return CheckFields(*spec, context, {"schedule", "not_before"});
 }
 
 // Fields that don't come from the file.

@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/submission.h"
+#include "common/spec/when.h"
 
 namespace muster {
 namespace {
@@ -110,8 +111,7 @@ absl::StatusOr<pb::JobSpec> TuneSpec(const TuneOptions& options, const pb::JobSp
     return absl::InvalidArgumentError(absl::StrCat(
         options.file, ": has an array or a sweep; leave it out: trials take its place"));
   pb::JobSpec tune = spec;
-  tune.clear_not_before();  // the search is now, and once
-  tune.clear_schedule();
+  ClearTimes(&tune);
   tune.set_name(absl::StrCat(spec.name(), "-tune").substr(0, 63));
   tune.clear_tasks();
   tune.mutable_independent_workers()->set_min(1);

@@ -102,12 +102,11 @@ std::string AnewText(const Explained& explained) {
     return "\"with\" is a change of the job itself; one that waits can't be changed. An array is "
            "submitted anew as a whole.\n";
   }
-  const bool timed = job.has_occurrence() || !job.spec().not_before().empty();
   std::string text = absl::StrCat(
       "\"with\" is a change of the job itself; one that waits can't be changed. Submit it anew:\n  "
       "muster show ",
       job.number(), " --spec > job.yaml    # change it there\n  muster submit -d ",
-      timed ? "--at none --schedule none " : "", "job.yaml && muster cancel ", job.number(),
+      HadATime(job) ? "--at none --schedule none " : "", "job.yaml && muster cancel ", job.number(),
       job.occurrence().next() == 0
           ? ""
           : absl::StrCat("\nIts schedule goes on as it is with job ", job.occurrence().next(), "."),

@@ -110,11 +110,6 @@ std::string AttemptOutcome(const pb::Attempt& attempt) {
   return text;
 }
 
-// It waited for that first, so that the time since its submission says nothing.
-bool HadATime(const pb::Job& job) {
-  return job.has_occurrence() || !job.spec().not_before().empty();
-}
-
 std::string Span(int64_t from_ns, int64_t to_ns, int64_t now_ns) {
   return from_ns == 0 ? "" : FormatSpan((to_ns == 0 ? now_ns : to_ns) - from_ns);
 }
@@ -402,6 +397,10 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
     if (!table.empty()) absl::StrAppend(&out, "\n", table.Render(screen));
   }
   return out;
+}
+
+bool HadATime(const pb::Job& job) {
+  return job.has_occurrence() || !job.spec().not_before().empty();
 }
 
 std::string WaitsForText(const pb::Job& job, int64_t now_ns) {

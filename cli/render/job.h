@@ -17,6 +17,8 @@ Table HistoryTable(const std::vector<pb::Job>& jobs,
                    int64_t now_ns);  // finished ones: outcome and times
 std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns);  // `muster show`
 
+// It waited for a time first, so that the time since its submission says nothing.
+bool HadATime(const pb::Job& job);
 // Of a job that waits for a time: " It starts at 03:00, and then by 0 3 * * *."; else empty.
 std::string WaitsForText(const pb::Job& job, int64_t now_ns);
 // How to end the schedule of an earlier job too, whose job of a later time waits.

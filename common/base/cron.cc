@@ -91,13 +91,6 @@ std::string_view Spelled(std::string_view text) {
   return text;
 }
 
-template <size_t N>
-std::bitset<N> Low(const std::bitset<64>& values) {
-  std::bitset<N> low;
-  for (size_t i = 0; i < N; ++i) low[i] = values[i];
-  return low;
-}
-
 }  // namespace
 
 absl::StatusOr<Cron> Cron::Parse(std::string_view text) {
@@ -110,20 +103,16 @@ absl::StatusOr<Cron> Cron::Parse(std::string_view text) {
         "must be five fields: minute, hour, day of the month, month, day of the week, such as \"0 "
         "3 * * 1-5\"; or @hourly, @daily, @weekly, @monthly, @yearly; got \"",
         View(text), "\""));
-  std::array<std::bitset<64>, kFields.size()> values;
+  Cron cron;
+  const std::array<std::bitset<64>*, kFields.size()> values = {
+      &cron.minutes_, &cron.hours_, &cron.days_, &cron.months_, &cron.weekdays_};
   for (size_t f = 0; f < kFields.size(); ++f) {
     for (const absl::string_view part : absl::StrSplit(parts[f], ',')) {
-      if (!AddPart(kFields[f], {part.data(), part.size()}, &values[f]))
+      if (!AddPart(kFields[f], {part.data(), part.size()}, values[f]))
         return Wrong(kFields[f], parts[f]);
     }
   }
-  Cron cron;
-  cron.minutes_ = Low<60>(values[0]);
-  cron.hours_ = Low<24>(values[1]);
-  cron.days_ = Low<32>(values[2]);
-  cron.months_ = Low<13>(values[3]);
-  cron.weekdays_ = Low<7>(values[4]);
-  if (values[4][7]) cron.weekdays_.set(0);
+  if (cron.weekdays_[7]) cron.weekdays_.set(0);
   cron.any_hour_ = parts[1][0] == '*';
   cron.any_day_ = parts[2][0] == '*';
   cron.any_weekday_ = parts[4][0] == '*';

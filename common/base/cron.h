@@ -35,12 +35,10 @@ class Cron {
   std::optional<int64_t> NextOfAnyHour(absl::Time after, const absl::TimeZone& zone) const;
   std::optional<int64_t> NextOfFixedHours(absl::Time after, const absl::TimeZone& zone) const;
 
-  std::bitset<60> minutes_;
-  std::bitset<24> hours_;
-  std::bitset<32> days_;     // 1..31
-  std::bitset<13> months_;   // 1..12
-  std::bitset<7> weekdays_;  // Sunday is 0
-  bool any_hour_ = false;    // the field begins with *
+  // By the numbers of the fields.
+  std::bitset<64> minutes_, hours_, days_, months_;
+  std::bitset<64> weekdays_;  // Sunday is 0
+  bool any_hour_ = false;     // the field begins with *
   bool any_day_ = false;
   bool any_weekday_ = false;
 };

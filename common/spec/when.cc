@@ -24,6 +24,11 @@ std::optional<int64_t> ParseInstantNs(const std::string& text) {
   return absl::ToUnixNanos(time);
 }
 
+void ClearTimes(pb::JobSpec* spec) {
+  spec->clear_not_before();
+  spec->clear_schedule();
+}
+
 std::optional<int64_t> NextTimeNs(const pb::Schedule& schedule, int64_t after_ns) {
   const absl::StatusOr<Cron> cron = Cron::Parse(schedule.cron());
   const std::optional<absl::TimeZone> zone = FindTimeZone(schedule.zone());

@@ -15,6 +15,9 @@ namespace pb = ::muster::v1;
 // 2262.
 std::optional<int64_t> ParseInstantNs(const std::string& text);
 
+// The job may start at once, and runs once.
+void ClearTimes(pb::JobSpec* spec);
+
 // The first time of the schedule after that Unix time. 0: there is none in twelve years. nullopt:
 // its zone isn't known here (any more), or it can't be read.
 std::optional<int64_t> NextTimeNs(const pb::Schedule& schedule, int64_t after_ns);

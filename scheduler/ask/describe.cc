@@ -164,26 +164,14 @@ int64_t StartOfArray(const State& state, const JobRow& first) {
   return start_ns;
 }
 
-// The job, or of an array the first member that has not ended; nullptr: there is none.
-const JobRow* FirstUnfinished(const State& state, uint64_t number) {
-  const JobRow* first = state.FindJob(number);
-  const int32_t members = first == nullptr || first->array == 0 ? 1 : MembersOf(*first->spec);
-  for (int32_t m = 0; first != nullptr && m < members; ++m) {
-    const JobRow* job = state.FindJob(number + static_cast<uint64_t>(m));
-    if (job != nullptr && !job->finished()) return job;
-  }
-  return nullptr;
-}
-
 void DescribeOccurrence(const State& state, const JobRow& row, pb::Occurrence* told) {
-  // Of an array its first member has the numbers.
-  const JobRow* first = row.array == 0 ? &row : state.FindJob(row.array);
-  if (first == nullptr) first = &row;
-  told->set_previous(first->previous);
-  told->set_next(first->next);
+  const JobRow& first = FirstOf(state, row);
+  told->set_previous(first.previous);
+  told->set_next(first.next);
   told->set_skipped(row.skipped);
-  if (const JobRow* next = FirstUnfinished(state, first->next); next != nullptr)
-    told->set_next_ns(next->not_before_ns);
+  if (const JobRow* next = state.FindJob(first.next); next != nullptr)
+    told->set_next_ns(next->array == 0 ? next->not_before_ns
+                                       : ExplainedMember(state, *next).not_before_ns);
 }
 
 }  // namespace

@@ -170,14 +170,12 @@ bool Future::StepAt(int64_t at_ns) {
 
 // Of a schedule the job that is known is looked at; those of later times are not.
 void Future::ApplyDue() {
-  while (!state_.due().empty() && state_.due().begin()->first <= now_ns_) {
-    const JobRow& job = *state_.FindJob(state_.due().begin()->second);
-    const JobRow& first = job.array == 0 ? job : *state_.FindJob(job.array);
+  while (const JobRow* first = FirstDue(state_)) {
     pb::Event due;
-    due.mutable_job_due()->set_number(first.number);
-    if (first.spec->has_schedule() && SkipsItsTime(state_, first))
+    due.mutable_job_due()->set_number(first->number);
+    if (first->spec->has_schedule() && SkipsItsTime(state_, *first))
       due.mutable_job_due()->set_skip_to_ns(
-          NextTimeNs(first.spec->schedule(), now_ns_).value_or(0));
+          NextTimeNs(first->spec->schedule(), now_ns_).value_or(0));
     Apply(&state_, due);
   }
 }

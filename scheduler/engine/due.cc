@@ -39,9 +39,9 @@ pb::Event JobOfNextTime(const State& state, const JobRow& first, int64_t next_ns
 }  // namespace
 
 std::vector<pb::Event> NextDue(const State& state) {
-  if (state.due().empty() || state.due().begin()->first > state.now_ns()) return {};
-  const JobRow& due = *state.FindJob(state.due().begin()->second);
-  const JobRow& first = due.array == 0 ? due : *state.FindJob(due.array);
+  const JobRow* due = FirstDue(state);
+  if (due == nullptr) return {};
+  const JobRow& first = *due;
   std::vector<pb::Event> events(1);
   pb::JobDue* said = events[0].mutable_job_due();
   said->set_number(first.number);

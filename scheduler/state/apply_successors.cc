@@ -62,6 +62,16 @@ pb::VerdictCode BlockedCode(const JobRow& job, int32_t task) {
   return job.not_before_ns != 0 && !others ? pb::V_TIME : pb::V_AFTER;
 }
 
+const JobRow& FirstOf(const State& state, const JobRow& job) {
+  const JobRow* first = job.array == 0 ? nullptr : state.FindJob(job.array);
+  return first == nullptr ? job : *first;
+}
+
+const JobRow* FirstDue(const State& state) {
+  if (state.due().empty() || state.due().begin()->first > state.now_ns()) return nullptr;
+  return &FirstOf(state, *state.FindJob(state.due().begin()->second));
+}
+
 bool SkipsItsTime(const State& state, const JobRow& first) {
   const int32_t most = first.spec->schedule().overlap() == pb::ALLOW ? kMostBeside : 1;
   int32_t beside = 0;

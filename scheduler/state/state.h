@@ -359,6 +359,11 @@ std::optional<NamedJob> FindNamedJob(const State& state, std::string_view id);
 NamedJob Named(const JobRow& job, std::string_view id);
 // Why a task that is blocked waits: for the job's time, if that alone keeps it.
 pb::VerdictCode BlockedCode(const JobRow& job, int32_t task);
+// The first member of the job's array, which has what is said of the whole; of no array's the job.
+// All members of an array that goes on are kept; where the first is not, the job stands for it.
+const JobRow& FirstOf(const State& state, const JobRow& job);
+// The job (FirstOf) whose time to wait for has come first, by State's time; nullptr: there is none.
+const JobRow* FirstDue(const State& state);
 // At the time of a job with a schedule (of an array its first member): the one of the time before
 // has not ended, or with `overlap: allow` none of the kMostBeside before it.
 inline constexpr int32_t kMostBeside = 10;

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from local_system import LocalSystem, job_processes, wait_for
+from local_system import CommandFailed, LocalSystem, job_processes, wait_for
 
 MUSTERD = """\
 listen: {server}
@@ -98,6 +98,20 @@ def submit(system: LocalSystem, text: str, name: str = "job") -> int:
     path = system.folder / f"{name}.yaml"
     path.write_text(text)
     return system.submit(path)["number"]
+
+
+def submit_trainer(system: LocalSystem, path: Path, *more: str) -> int:
+    """The job's number; a trainer's keys can be checked once a host has told its trainer's schema."""
+
+    def submitted() -> dict | None:
+        try:
+            return system.submit(path, *more)
+        except CommandFailed as error:
+            if "Try again in some seconds" not in error.err:
+                raise
+            return None
+
+    return wait_for("a host to tell its trainer's schema", submitted, 60)["number"]
 
 
 def submit_waiting(system: LocalSystem, name: str, **options) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from local_system import LocalSystem, job_processes, kill_all, wait_for
-from small_system import wait_ended
+from small_system import submit_trainer, wait_ended
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "deploy" / "examples"
 
@@ -39,8 +39,8 @@ def test_the_sweep_example(system):
 def test_the_example_of_preferences(system, bin_dir):
     if not os.access(bin_dir / "muster-trainer", os.X_OK):
         pytest.skip(f"{bin_dir} has no muster-trainer")
-    number = system.submit(EXAMPLES / "dpo.yaml", "--queue", "research")["number"]
-    job = wait_ended(system, number, 240)
+    number = submit_trainer(system, EXAMPLES / "dpo.yaml", "--queue", "research")
+    job = wait_ended(system, number, 600)
     said = system.run(["logs", number]).stdout
     assert job["state"] == "SUCCEEDED", said
     prefer = job["tasks"][2]
@@ -80,10 +80,10 @@ def test_a_trainer_of_transformers_goes_on_after_it_was_killed(system):
     def checkpoint():
         return system.job(number)["tasks"][0].get("checkpoints")
 
-    wait_for("its first checkpoint", checkpoint, 120)
+    wait_for("its first checkpoint", checkpoint, 300)
     (rank,) = job_processes(system.folder)
     os.kill(rank, signal.SIGKILL)
-    job = wait_ended(system, number, 120)
+    job = wait_ended(system, number, 300)
     assert job["state"] == "SUCCEEDED", system.run(["logs", number]).stdout
     last = job["tasks"][0]["attempts"][-1]
     assert last["number"] > 1 and int(last["resumed_step"]) > 0

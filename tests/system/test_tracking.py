@@ -17,11 +17,13 @@ sys.path.insert(0, str(ROOT / "exporter" / "tests"))
 
 from stand_in_mlflow import StandIn  # noqa: E402
 
-# Steps of 20 ms; a checkpoint each fifth step, and when it is stopped; the loss depends on the step alone.
+# Steps of 20 ms; a checkpoint each 25th step, and when it is stopped; the loss depends on the step alone. Where a file NAME.hold-STEP
+# stands, it waits at that step until the file is gone.
 TRAINING = """\
-import json, os, signal, socket, time
+import json, os, signal, socket, sys, time
 stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+held = lambda step: os.path.exists(sys.argv[0][:-3] + f".hold-{{step}}") and not stopped
 channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 tell = lambda **line: channel.sendto(json.dumps(line).encode(), os.environ["MUSTER_PROGRESS_SOCKET"])
 step = 0
@@ -37,6 +39,8 @@ while step < {steps}:
     if {crash} and step == 30 and os.environ["MUSTER_ATTEMPT"] == "1":
         os._exit(3)
     time.sleep(0.02)
+    while held(step):
+        time.sleep(0.02)
     step += 1
     tell(step=step, total_steps={steps}, loss=1 / step, grad_norm=step * 0.5)
     if stopped:
@@ -115,22 +119,27 @@ def test_a_job_that_fails_is_moved_and_goes_on_is_one_run_with_each_point_once(
     system, server, exporter
 ):
     exporter.start()
+    steps = (40, 80)
+    holds = [system.folder / f"moved.hold-{step}" for step in steps]
+    for hold in holds:
+        hold.touch()
     number = train(system, "moved", f"track: {{mlflow: {server.url}}}\n", 150, crash=True)
-    for move in range(2):
+    for step, hold in zip(steps, holds, strict=True):
         wait_for(
-            "a step",
-            lambda m=move: len(server.active() and server.points() or ()) > 60 + 80 * m,
-            30,
+            "its steps until then, with two points each",
+            lambda s=step: len(server.active() and server.points() or ()) == 2 * s,
+            60,
         )
         host = system.job(number)["tasks"][0]["attempts"][-1]["placements"][0]["host"]
         system.run(["host", "drain", f"lab/{host}", "-y"])
         wait_for(
-            "it to go on elsewhere",
+            "it to be elsewhere",
             lambda h=host: (
                 system.job(number)["tasks"][0]["attempts"][-1]["placements"][0]["host"] != h
             ),
             30,
         )
+        hold.unlink()
         system.run(["host", "resume", f"lab/{host}"])
     await_end(system, number)
     await_status(server, "FINISHED")

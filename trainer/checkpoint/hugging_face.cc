@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "trainer/model/experts_config.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
 
@@ -258,7 +259,10 @@ void HuggingFaceWeights::Read(FlatParam& flat) const {
 
 std::string HuggingFaceWeights::Dtype() const {
   std::set<std::string> types;
-  for (const auto& [name, tensor] : where_) types.insert(tensor.entry->dtype);
+  for (const auto& [name, tensor] : where_) {
+    // Routers' biases are fp32 whatever the rest is.
+    if (!absl::EndsWith(name, kRouterBias)) types.insert(tensor.entry->dtype);
+  }
   if (types == std::set<std::string>{"BF16"}) return "bf16";
   return types == std::set<std::string>{"F16"} ? "fp16" : "fp32";
 }
@@ -294,17 +298,20 @@ absl::Status WriteWeights(const ReadParameter& read, const std::vector<FlatLayou
                           const std::string& dtype, const std::string& path,
                           const AdapterExport* adapters) {
   std::vector<SafetensorsTensor> tensors;
+  const auto type_of = [&](const FlatLayout& layout) {
+    return layout.router_bias() ? "F32" : FileType(dtype);  // as transformers keeps them
+  };
   for (const FlatLayout& layout : layouts) {
     for (const Segment& segment : layout.segments())
-      tensors.push_back({segment.name, FileType(dtype), segment.shape, {}});
+      tensors.push_back({segment.name, type_of(layout), segment.shape, {}});
   }
   absl::StatusOr<SafetensorsWriter> writer =
       SafetensorsWriter::Create(path, tensors, {{"format", "pt"}});
   if (!writer.ok()) return writer.status();
   std::map<std::string, Adapter> modules;
   if (adapters != nullptr) modules = FindAdapters(*adapters->flats);
-  const at::ScalarType type = TorchType(FileType(dtype));
   for (int flat = 0; flat < static_cast<int>(layouts.size()); ++flat) {
+    const at::ScalarType type = TorchType(type_of(layouts[flat]));
     for (int index = 0; index < static_cast<int>(layouts[flat].segments().size()); ++index) {
       const Segment& segment = layouts[flat].segments()[index];
       const int64_t rows = segment.shape[0], width = segment.numel / rows,

@@ -51,15 +51,16 @@ constexpr Layout kLayouts[] = {
 };
 
 // Slices of its MLPs and its vocabulary aren't equal; some are of rows, some of columns. Two of its
-// layers have experts.
+// layers have experts, some of which every token meets, and routers with biases.
 ModelConfig Model() {
   ModelConfig c;
   c.vocab_size = 37, c.hidden_size = 24, c.intermediate_size = 42, c.num_layers = 4;
   c.tie_word_embeddings = true;
   c.num_heads = 8, c.num_kv_heads = 4, c.head_dim = 6;
   c.qkv_bias = c.out_bias = c.mlp_bias = c.qk_norm = true;
-  c.family = "qwen3_moe";
+  c.family = "dots1";
   c.experts.count = 4, c.experts.per_token = 2, c.experts.width = 18;
+  c.experts.sigmoid = true, c.experts.shared = 1, c.experts.shared_width = 18;
   c.experts.sparse_layers = {false, true, true, false};
   return c;
 }

@@ -433,15 +433,39 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
 
 namespace {
 
+// What is about routers' biases, and the loss that models with them don't have.
+void CheckRouterBias(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
+  if (config.router_bias_speed > 0 && !model.experts.sigmoid)
+    problems.push_back({"trainer.router_bias_speed",
+                        absl::StrCat("is for models whose routers have biases (dots1), and this "
+                                     "one is of model_type ",
+                                     model.family, "; leave it out")});
+  else if (config.router_bias_speed > 0 && config.lora.on())
+    problems.push_back({"trainer.router_bias_speed",
+                        "with lora the model stays as it is, its routers' biases too; leave it "
+                        "out, or lora"});
+  if (model.experts.sigmoid &&
+      (config.router_aux_loss == "sequence" || config.router_aux_loss == "batch"))
+    problems.push_back(
+        {"trainer.router_aux_loss",
+         absl::StrCat(config.router_aux_loss, " is not supported for model_type ", model.family,
+                      ", whose experts are scored one by one; leave it out, and "
+                      "balance them by router_bias_speed: 0.001")});
+}
+
 // What is about experts.
 void CheckExperts(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
   if (model.num_layers == 0) return;  // what is wrong with the model is said elsewhere
+  CheckRouterBias(config, model, problems);
   const bool without = config.router_aux_loss == "none" || model.experts.count == 0 ||
+                       model.experts.sigmoid ||
                        (config.router_aux_loss == "auto" && !model.experts.output_router_logits);
   if (config.router_aux_loss_coef > 0 && without) {
     problems.push_back({"trainer.router_aux_loss_coef",
                         model.experts.count == 0
                             ? "has no effect, as the model has no experts; leave it out"
+                        : model.experts.sigmoid
+                            ? "has no effect, as such a model has no such loss; leave it out"
                             : "has no effect, as there is no such loss: the model's config.json "
                               "doesn't ask for it; add router_aux_loss: sequence"});
   }
@@ -449,8 +473,8 @@ void CheckExperts(const TrainConfig& config, const ModelConfig& model, Problems&
     if (config.router_aux_loss == "sequence" || config.router_aux_loss == "batch")
       problems.push_back(
           {"trainer.router_aux_loss",
-           absl::StrCat("is for models with experts (mixtral, qwen3_moe), and this one is of "
-                        "model_type ",
+           absl::StrCat("is for models with experts (mixtral, qwen3_moe, dots1), and this one is "
+                        "of model_type ",
                         model.family, "; leave it out")});
     return;
   }

@@ -56,6 +56,7 @@ struct TrainConfig {
   double z_loss = 0;
   std::string router_aux_loss = "auto";  // or none, sequence, batch
   double router_aux_loss_coef = 0;       // 0: the model's
+  double router_bias_speed = 0;          // 0: routers' biases are frozen
   double decay_steps = 0;                // >= 1: steps; < 1: share of max_steps
   std::string decay_type = "cosine";
   double spike_factor = 0;  // 0: off

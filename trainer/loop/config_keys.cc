@@ -12,8 +12,8 @@ std::vector<Key> DataKeys() {
        "Hugging Face directory (config.json and safetensors) whose weights training starts from. "
        "Exactly one of init and model."},
       {"model", &C::model,
-       "Content of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3 or "
-       "Qwen3-MoE): "
+       "Content of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3, "
+       "Qwen3-MoE or dots1): "
        "weights are drawn from scratch. Exactly one of init and model."},
       {"data", &C::data,
        "Directory of token shards made by `muster-trainer prepare`; relative to the job's "
@@ -108,6 +108,11 @@ std::vector<Key> OptimizerKeys() {
        {"auto", "none", "sequence", "batch"}},
       {"router_aux_loss_coef", &C::router_aux_loss_coef,
        "The coefficient of that loss; 0: the model's own.", false, 0, 1e6},
+      {"router_bias_speed", &C::router_bias_speed,
+       "Of models whose routers have biases (dots1), what is added to an expert's bias after each "
+       "step if it met fewer tokens than the mean, or taken off if it met more (DeepSeek-V3 took "
+       "0.001); 0: the biases stay as they are.",
+       false, 0, 1},
       {"spike_factor", &C::spike_factor,
        "A step whose loss is more than this many times the mean of the last 32 counts as bad; 0: "
        "only one that isn't finite.",
@@ -343,6 +348,8 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"cpu_offload", "use offload: optimizer, or with zero_stage: 3 offload: parameters"},
       {"num_decay_steps", "use decay_steps"},
       {"output_router_logits", "use router_aux_loss: sequence, or batch as transformers has it"},
+      {"bias_update_speed", "use router_bias_speed"},
+      {"moe_router_bias_update_rate", "use router_bias_speed"},
       {"num_workers", "ranks come from the job's workers and processes_per_worker"},
   };
   return hints;

@@ -316,7 +316,7 @@ TEST(ModelConfig, TheSchemaNamesWhatIsTaken) {
     ParseModelConfig(value, "model", true, problems);
     EXPECT_EQ(ToText(problems), "") << key;
   }
-  for (const char* type : {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"}) {
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "dots1"}) {
     ModelConfig config;
     config.family = type;
     config.rope.type = "yarn";
@@ -404,6 +404,30 @@ TEST(ModelConfig, FamiliesMeanWhatTransformersMeansByThem) {
   EXPECT_EQ(parsed(of_qwen).experts.sparse_layers, (std::vector<bool>{false, true}));
   // A token meets two of eight.
   EXPECT_EQ(qwen3_moe.NumParameters() - qwen3_moe.NumActiveParameters(), 6 * 3 * 64 * 24);
+  json of_dots = {{"model_type", "dots1"},     {"n_routed_experts", 8},
+                  {"num_experts_per_tok", 3},  {"moe_intermediate_size", 24},
+                  {"n_shared_experts", 2},     {"n_group", 4},
+                  {"topk_group", 2},           {"routed_scaling_factor", 2.5},
+                  {"first_k_dense_replace", 1}};
+  const ModelConfig dots1 = parsed(of_dots);
+  EXPECT_TRUE(dots1.qk_norm && dots1.experts.sigmoid && !dots1.experts.normalise);
+  EXPECT_EQ(dots1.experts.sparse_layers, (std::vector<bool>{false, true}));
+  EXPECT_EQ(dots1.experts.shared_width, 48);
+  EXPECT_EQ(windows(dots1), (W{0, 0})) << "max_window_layers is 62";
+  of_dots.update({{"sliding_window", 8}, {"max_window_layers", 1}});
+  EXPECT_EQ(windows(parsed(of_dots)), (W{0, 8}));
+  // A token meets three of eight, and the shared ones.
+  EXPECT_EQ(dots1.NumParameters() - dots1.NumActiveParameters(), 5 * 3 * 64 * 24);
+  const json others = {{"n_group", 2},
+                       {"topk_group", 3},
+                       {"routed_scaling_factor", 1},
+                       {"n_shared_experts", 1},
+                       {"first_k_dense_replace", 0}};
+  for (const auto& [field, other] : others.items()) {
+    json changed = of_dots;
+    changed[field] = other;
+    EXPECT_FALSE(parsed(of_dots).SameModel(parsed(changed))) << field;
+  }
   EXPECT_FALSE(llama.SameModel(parsed(json::object())));
   EXPECT_FALSE(mistral.SameModel(parsed({{"model_type", "mistral"}, {"sliding_window", 8}})));
   EXPECT_EQ(ToHuggingFace(qwen3, "float32")["architectures"], json::array({"Qwen3ForCausalLM"}));

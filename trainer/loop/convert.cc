@@ -190,6 +190,7 @@ class BaseReader {
     for (const FlatLayout& flat : base.Layout(model).flats) {
       for (const Segment& segment : flat.segments()) {
         if (flat.linears()) linears_.insert(segment.name);
+        if (flat.router_bias()) exact_.insert(segment.name);
       }
     }
   }
@@ -197,7 +198,7 @@ class BaseReader {
   void Read(const Segment& segment, int64_t begin, const at::Tensor& out) {
     if (!linears_.contains(segment.name)) {
       base_.weights->ReadRange(segment.name, begin, out.numel(), out.data_ptr<float>());
-      if (dtype_ != at::kFloat) out.copy_(out.to(dtype_));
+      if (dtype_ != at::kFloat && !exact_.contains(segment.name)) out.copy_(out.to(dtype_));
       return;
     }
     const Quantisation kind = base_.quantize.nested ? Quantisation::kNf4Nested : Quantisation::kNf4;
@@ -214,8 +215,8 @@ class BaseReader {
  private:
   const Base& base_;
   const at::ScalarType dtype_;
-  std::set<std::string> linears_;
-  std::string name_;  // of what was read last, dequantised
+  std::set<std::string> linears_, exact_;  // quantised; fp32 whatever the rest is
+  std::string name_;                       // of what was read last, dequantised
   at::Tensor whole_;
 };
 

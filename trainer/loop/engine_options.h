@@ -12,7 +12,7 @@ inline BalanceOptions BalanceOf(const TrainConfig& config, const ModelConfig& mo
   const std::string& wanted = config.router_aux_loss;
   const bool by_row = wanted == "sequence" || (wanted == "auto" && experts.output_router_logits);
   BalanceOptions options;
-  if (experts.count == 0) return options;
+  if (experts.count == 0 || experts.sigmoid) return options;
   options.kind = by_row              ? BalanceKind::kSequence
                  : wanted == "batch" ? BalanceKind::kBatch
                                      : BalanceKind::kNone;
@@ -46,6 +46,7 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config, const ModelCon
   options.seed = static_cast<uint64_t>(config.seed);
   options.z_loss = config.z_loss;
   options.balance = BalanceOf(config, model);
+  options.count_tokens = config.router_bias_speed > 0;
   options.dpo = config.dpo;
   options.pipeline = config.parallel.pipeline;
   options.chunks = static_cast<int>(config.parallel.Chunks());

@@ -36,10 +36,12 @@ int64_t BackwardElements(const ModelConfig& whole, int64_t layer, ops::Attention
   if (!model.HasExperts(layer)) return d + slice + std::max(5 * f, attention - 3 * f - d);
   // Of experts' rows: what they are given and its gradient, in two orders, beside what their MLP
   // needs.
-  const int64_t width = model.experts.width, rows = model.experts.per_token;
+  const int64_t width = model.experts.width, rows = model.experts.per_token,
+                shared = model.experts.shared_width;
   return d + slice +
-         std::max((3 * d + 4 * width) * rows / (groups > 1 ? slices : 1),
-                  attention - 3 * width * rows - d);
+         std::max({(3 * d + 4 * width) * rows / (groups > 1 ? slices : 1),
+                   (shared > 0 ? 2 * d : 0) + 3 * shared,
+                   attention - 3 * (width * rows + shared) - d});
 }
 
 }  // namespace
@@ -115,6 +117,7 @@ struct FlatsEstimate {
 int64_t ParametersIn(const ModelLayout& layout) {
   int64_t numel = 0;
   for (const FlatLayout& flat : layout.flats) {
+    if (flat.router_bias()) continue;  // transformers doesn't count them either
     for (const Segment& segment : flat.segments()) numel += segment.numel;
   }
   return numel;
@@ -193,7 +196,8 @@ int64_t PutOffElements(const Setting& s) {
   const int64_t q = own.num_heads * own.head_dim, kv = own.num_kv_heads * own.head_dim;
   // Of experts' products both sides are rows of their own.
   const int64_t rows = own.experts.per_token,
-                sparse = rows * (2 * own.hidden_size + 3 * own.experts.width),
+                sparse = rows * (2 * own.hidden_size + 3 * own.experts.width) +
+                         3 * own.experts.shared_width,
                 dense = 2 * own.hidden_size + 3 * own.intermediate_size;
   return 2 * own.hidden_size + 2 * q + 2 * kv +
          (sparse * own.NumSparseLayers() + dense * (own.num_layers - own.NumSparseLayers())) /
@@ -329,8 +333,13 @@ void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) 
   if (s.Slices() == 1) return;
   const int64_t tokens = e->micro_batches * e->micro_batch * s.RowTokens();
   constexpr int64_t kOfEmbedding = 2, kOfHead = 2;
+  // Experts that every token meets: as often as attention's products, beside the others'.
+  const int64_t shared = s.model.experts.shared == 0
+                             ? 0
+                             : flats.layers * s.model.NumSparseLayers() / s.model.num_layers *
+                                   ExchangesInALayer(s.options.recompute) / 2;
   e->slice_bytes = Ring(tokens * s.model.hidden_size * s.element, s.Slices()) *
-                   (flats.layers * ExchangesInALayer(s.options.recompute) +
+                   (flats.layers * ExchangesInALayer(s.options.recompute) + shared +
                     (flats.embedding ? kOfEmbedding : 0) + (flats.head ? kOfHead : 0));
 }
 

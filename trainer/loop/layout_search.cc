@@ -50,7 +50,8 @@ double ForwardAgain(const TrainConfig& config, const ModelConfig& model) {
                                            model.head_dim),
                scores = static_cast<double>(model.num_heads * model.head_dim * config.RowLength());
   const double width = model.experts.count > 0
-                           ? static_cast<double>(model.experts.width * model.experts.per_token)
+                           ? static_cast<double>(model.experts.width * model.experts.per_token +
+                                                 model.experts.shared_width)
                            : static_cast<double>(model.intermediate_size);
   const double mlp = 3 * d * width;
   return mlp / (mlp + d * heads + scores);

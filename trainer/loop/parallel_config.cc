@@ -196,9 +196,10 @@ void CheckExpertGroups(const ParallelConfig& config, const ModelConfig& model, i
   const int64_t experts = model.experts.count;
   if (experts == 0) {
     problems.push_back(
-        {path + ".ep", absl::StrCat("is for models with experts (mixtral, qwen3_moe), and this "
-                                    "one is of model_type ",
-                                    model.family, "; leave it out")});
+        {path + ".ep",
+         absl::StrCat("is for models with experts (mixtral, qwen3_moe, dots1), and this "
+                      "one is of model_type ",
+                      model.family, "; leave it out")});
     return;
   }
   const int64_t in_stage = ranks / config.pp, group = shard_size > 0 ? shard_size : in_stage;

@@ -14,6 +14,7 @@
 #include "trainer/loop/failures.h"
 #include "trainer/loop/stop.h"
 #include "trainer/model/lora.h"
+#include "trainer/model/router_bias.h"
 #include "trainer/parallel/range.h"
 
 namespace muster::trainer {
@@ -222,12 +223,14 @@ void Run::Update(const StepExchange& all, StepReport& report) {
               "; lower learning_rate, use dtype: fp32, or let skip_limit pass over such steps");
   report.learning_rate = learning_rate_.At(step_);
   const Range range([] { return "optimizer"; });
-  if (report.skipped.empty())
+  if (report.skipped.empty()) {
     optimizer_.Step(step_ + 1, report.learning_rate,
                     ClipCoefficient(report.norm, config_.max_grad_norm));
-  else if (Leads())
+    MoveRouterBiases(engine_.flats(), config_.router_bias_speed);
+  } else if (Leads()) {
     std::fprintf(stderr, "step %lld skipped: %s\n", static_cast<long long>(step_ + 1),
                  report.skipped.c_str());
+  }
 }
 
 // Runs to the last step or to a stop. Returns whether it was stopped.

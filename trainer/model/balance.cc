@@ -5,17 +5,26 @@
 
 namespace muster::trainer {
 
-RouterBalance::RouterBalance(const BalanceOptions& options, const BatchMeta& meta,
-                             const ModelConfig& config, const TensorGroup& tensor,
-                             const TensorGroup& context, at::Device device)
-    : options_(options), tensor_(tensor), context_(context), experts_(config.experts.count) {
+std::vector<uint8_t> CountedTokens(const BatchMeta& meta) {
   TORCH_CHECK(static_cast<int64_t>(meta.row_shares.size()) == meta.batch, "rows without shares");
-  // Which tokens count, and how many of a row do.
   std::vector<uint8_t> counts(static_cast<size_t>(meta.tokens()), meta.positions.defined() ? 0 : 1);
   if (meta.context) counts = meta.context->counts;
   for (const ops::DocumentSpan& span : meta.documents)
     std::fill_n(counts.begin() + span.row * meta.length + span.begin, span.end - span.begin,
                 uint8_t{1});
+  for (int64_t row = 0; row < meta.batch; ++row) {
+    if (meta.row_shares[row] == 0)
+      std::fill_n(counts.begin() + row * meta.length, meta.length, uint8_t{0});
+  }
+  return counts;
+}
+
+RouterBalance::RouterBalance(const BalanceOptions& options, const BatchMeta& meta,
+                             const ModelConfig& config, const TensorGroup& tensor,
+                             const TensorGroup& context, at::Device device)
+    : options_(options), tensor_(tensor), context_(context), experts_(config.experts.count) {
+  // Which tokens count, and how many of a row do.
+  const std::vector<uint8_t> counts = CountedTokens(meta);
   std::vector<int64_t> in_row(static_cast<size_t>(meta.batch), 0);
   double share = 0;
   int64_t in_all = 0;
@@ -35,7 +44,7 @@ RouterBalance::RouterBalance(const BalanceOptions& options, const BatchMeta& met
     const int64_t token = tensor.rank() * part + i;
     if (token >= meta.tokens()) break;
     const int64_t row = token / meta.length;
-    if (meta.row_shares[row] == 0 || counts[token] == 0) continue;
+    if (counts[token] == 0) continue;
     const auto n = static_cast<double>(by_row ? in_row[row] : in_all);
     const double of_group = by_row ? meta.row_shares[row] / layers : share / (layers * layers);
     group.data_ptr<int64_t>()[i] = by_row ? row : 0;

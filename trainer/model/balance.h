@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <ATen/ATen.h>
 
@@ -19,6 +20,9 @@ struct BalanceOptions {
   BalanceKind kind = BalanceKind::kNone;
   double coefficient = 0;
 };
+
+// Of each of a micro-batch's tokens, 1 if it counts: 0 for padding, and in rows that fill up.
+std::vector<uint8_t> CountedTokens(const BatchMeta& meta);
 
 // What the routers of all layers tell of one micro-batch. Padding doesn't count, nor do rows that
 // fill up. Where ranks have parts of the tokens (`tensor`) or of the rows (`context`), all of them

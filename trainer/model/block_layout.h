@@ -12,8 +12,8 @@
 namespace muster::trainer {
 
 // The flats of one block: of what a slice of the model has a part of, of experts that ranks share
-// out, and of what all have alike. Without slices and shares they are one, unless the linears'
-// matrices are to stand apart. Adds to `layout`, which must outlive it.
+// out, of a router's biases, and of what all have alike. Without slices, shares and biases they are
+// one, unless the linears' matrices are to stand apart. Adds to `layout`, which must outlive it.
 class BlockLayout {
  public:
   BlockLayout(const TensorSlice& slice, ModelLayout& layout, bool linears_apart = false)
@@ -43,6 +43,12 @@ class BlockLayout {
   void Keep(const std::string& name, std::vector<int64_t> shape, bool weight_decay = false) {
     FlatFor(alike_).Add(name, std::move(shape), weight_decay);
   }
+  // Of a router.
+  void KeepRouterBias(const std::string& name, int64_t experts) {
+    FlatLayout& flat = FlatFor(router_bias_);
+    flat.MarkRouterBias();
+    flat.Add(name, {experts}, /*weight_decay=*/false);
+  }
   // The block also uses another's flat.
   void Share(int flat) { layout_.block_flats.back().push_back(flat); }
 
@@ -59,7 +65,7 @@ class BlockLayout {
   const TensorSlice slice_;
   ModelLayout& layout_;
   const bool linears_apart_;
-  int sliced_ = -1, alike_ = -1, experts_ = -1, linears_ = -1;
+  int sliced_ = -1, alike_ = -1, experts_ = -1, linears_ = -1, router_bias_ = -1;
 };
 
 }  // namespace muster::trainer

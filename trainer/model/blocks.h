@@ -53,6 +53,8 @@ struct BatchMeta {
   std::shared_ptr<ContextMeta> context = {};
   // What routers tell of this micro-batch; null: there is no such loss.
   std::shared_ptr<RouterBalance> balance = {};
+  // Which tokens count where experts' tokens are counted (router_bias.h); undefined: nobody counts.
+  at::Tensor counted = {};
   // Null: the loss is of tokens; otherwise of pairs.
   std::shared_ptr<PairBatch> pairs = {};
   bool adapters_off = false;  // with loss_only: the frozen model alone

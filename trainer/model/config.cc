@@ -161,6 +161,10 @@ std::vector<std::string> ModelConfig::DifferencesFrom(const ModelConfig& o) cons
     compare("num_experts_per_tok", experts.per_token, o.experts.per_token);
     compare("the width of an expert", experts.width, o.experts.width);
     compare("norm_topk_prob", experts.normalise, o.experts.normalise);
+    compare("n_group", experts.groups, o.experts.groups);
+    compare("topk_group", experts.top_groups, o.experts.top_groups);
+    compare("routed_scaling_factor", experts.scale, o.experts.scale);
+    compare("n_shared_experts", experts.shared, o.experts.shared);
     if (num_layers == o.num_layers && experts.sparse_layers != o.experts.sparse_layers)
       found.emplace_back("other layers have experts");
   }
@@ -184,8 +188,8 @@ int64_t ParametersWith(const ModelConfig& c, int64_t experts) {
   if (c.qk_norm) layer += 2 * c.head_dim;
   int64_t dense = 3 * c.hidden_size * c.intermediate_size;
   if (c.mlp_bias) dense += 2 * c.intermediate_size + c.hidden_size;
-  const int64_t sparse =
-      c.hidden_size * c.experts.count + experts * 3 * c.hidden_size * c.experts.width;
+  const int64_t sparse = c.hidden_size * c.experts.count +
+                         3 * c.hidden_size * (experts * c.experts.width + c.experts.shared_width);
   const int64_t sparse_layers = c.NumSparseLayers();
   return c.num_layers * layer + sparse_layers * sparse + (c.num_layers - sparse_layers) * dense +
          c.hidden_size + c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2);
@@ -239,19 +243,22 @@ void ParseWindows(ConfigReader& r, const json& value, const FamilyFields& family
       r.Bad("layer_types", "contradicts sliding_window, which this model_type has for all layers");
     return;
   }
-  const bool on = r.Bool("use_sliding_window", false) && window > 0;
+  const bool on = (!family.window_switch || r.Bool("use_sliding_window", false)) && window > 0;
   const json& first = r.At("max_window_layers");
   if (!first.is_null() && (!first.is_number_integer() || first.get<int64_t>() < 0))
     r.Bad("max_window_layers", absl::StrCat("must be a whole number from 0; got ", first.dump()));
   if (!on) {
     if (std::find(listed.begin(), listed.end(), true) != listed.end())
       r.Bad("layer_types",
-            "names sliding_attention, but use_sliding_window is false or sliding_window is null");
+            absl::StrCat("names sliding_attention, but ",
+                         family.window_switch ? "use_sliding_window is false or " : "",
+                         "sliding_window is null"));
     return;
   }
   config.sliding_window = window;
   if (listed.empty()) {
-    const int64_t from = first.is_number_integer() ? first.get<int64_t>() : 28;
+    const int64_t from =
+        first.is_number_integer() ? first.get<int64_t>() : family.max_window_layers;
     for (int64_t layer = 0; layer < config.num_layers; ++layer) listed.push_back(layer >= from);
   }
   if (std::find(listed.begin(), listed.end(), true) != listed.end()) config.sliding_layers = listed;

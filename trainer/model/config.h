@@ -56,6 +56,13 @@ struct ExpertsConfig {
   int64_t width = 0;                // of each
   bool normalise = true;            // the weights of those that were chosen are made to sum up to 1
   std::vector<bool> sparse_layers;  // a flag a layer: whether it has experts
+  // DeepSeek's routing (RouterRule in trainer/ops/experts.h): its groups, and what weights are
+  // multiplied by.
+  bool sigmoid = false;
+  int64_t groups = 1, top_groups = 1;
+  double scale = 1;
+  int64_t shared = 0;        // experts that every token meets, as one MLP
+  int64_t shared_width = 0;  // of that
   // The auxiliary loss that balances them (trainer/model/balance.h): whether config.json asks for
   // it, and its coefficient.
   bool output_router_logits = false;

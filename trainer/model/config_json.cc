@@ -116,7 +116,7 @@ ordered_json ModelSchema() {
   Add(properties, "tie_word_embeddings", "boolean", "The head's weights are the embeddings.",
       {{"default", false}});
   Add(properties, "attention_bias", "boolean",
-      "The linears of attention have biases (llama, qwen3, qwen3_moe).");
+      "The linears of attention have biases (llama, qwen3, qwen3_moe, dots1).");
   Add(properties, "mlp_bias", "boolean", "The linears of the MLP have biases (llama).");
   Add(properties, "hidden_act", "string", "The MLP's activation.", OneOf({"silu"}));
   Add(properties, "attention_dropout", "number", "Can't be trained.", OneOf({0}));
@@ -126,13 +126,13 @@ ordered_json ModelSchema() {
       "Quantised weights can't be trained; give the unquantised model.",
       OneOf(ordered_json::array()));
   Add(properties, "use_sliding_window", "boolean",
-      "Some layers see sliding_window tokens (qwen2, qwen3; qwen3_moe: all).",
+      "Some layers see sliding_window tokens (qwen2, qwen3; qwen3_moe: all; dots1 has no such "
+      "switch).",
       {{"default", false}});
   Add(properties, "sliding_window", "integer",
-      "Tokens that a token sees, itself among them (mistral, mixtral, qwen2, qwen3, qwen3_moe).",
-      SizeRange());
+      "Tokens that a token sees, itself among them (all but llama).", SizeRange());
   Add(properties, "max_window_layers", "integer",
-      "Layers from this one on have the window (qwen2, qwen3).",
+      "Layers from this one on have the window (qwen2, qwen3, dots1).",
       {{"minimum", 0}, {"maximum", kSizeMax}});
   Add(properties, "layer_types", "array", "full_attention or sliding_attention for each layer.",
       {{"items", {{"type", "string"}, {"enum", {"full_attention", "sliding_attention"}}}}});
@@ -177,7 +177,6 @@ nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::strin
                                 : nlohmann::ordered_json();
   if (family.window_switch) out["use_sliding_window"] = config.sliding_window > 0;
   if (family.windows_by_layer) {
-    out["use_sliding_window"] = config.sliding_window > 0;
     int64_t full = 0;  // layers before the first with a window
     while (full < config.num_layers && config.Window(full) == 0) ++full;
     out["max_window_layers"] = full;

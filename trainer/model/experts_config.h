@@ -27,6 +27,10 @@ void AddExperts(const ModelConfig& config, const FamilyFields& family, nlohmann:
 
 // The names of the parameters of a layer's router and experts.
 std::string RouterName(const ModelConfig& config, int64_t layer);
+inline constexpr char kRouterBias[] = ".gate.e_score_correction_bias";  // ends with that
+std::string RouterBiasName(const ModelConfig& config, int64_t layer);
+// Without ".weight". `linear`: gate_proj, up_proj or down_proj.
+std::string SharedExpertsName(const ModelConfig& config, int64_t layer, const char* linear);
 enum class ExpertMatrix { kGate, kUp, kDown };
 std::string ExpertName(const ModelConfig& config, int64_t layer, int64_t expert,
                        ExpertMatrix matrix);

@@ -225,6 +225,16 @@ void AddExperts(const ModelConfig& config, int64_t layer, const TensorSlice& sha
   }
   joined = false;
   for (int64_t expert = 0; expert < own; ++expert) add(expert, ExpertMatrix::kDown, 1);
+  if (config.experts.sigmoid)
+    block.KeepRouterBias(RouterBiasName(config, layer), config.experts.count);
+  if (config.experts.shared == 0) return;
+  const int64_t all = config.experts.shared_width;
+  const auto name = [&](const char* linear) {
+    return SharedExpertsName(config, layer, linear) + ".weight";
+  };
+  block.Cut(name("gate_proj"), {all, d}, 0, all, true);
+  block.Cut(name("up_proj"), {all, d}, 0, all, true, /*joined=*/true);
+  block.Cut(name("down_proj"), {d, all}, 1, all, true);
 }
 
 // Adds a layer's segments, in the order in which its parts use them.
@@ -341,7 +351,8 @@ class LlamaLikeFamily : public Family {
                                                             const Adapters& adapters,
                                                             const BlockOptions& options) {
     if (config.HasExperts(layer))
-      return std::make_unique<MoePart>(config, layer, flats, options.tensor, options.experts);
+      return std::make_unique<MoePart>(config, layer, flats, adapters, options.tensor,
+                                       options.experts);
     return std::make_unique<MlpPart>(config, layer, flats, adapters, options.tensor);
   }
 };
@@ -365,7 +376,8 @@ std::vector<int> CutBlocks(const ModelConfig& config, int stretches) {
   for (int64_t layer = 0; layer < config.num_layers; ++layer)
     costs.push_back(2 * d * (q + kv) +
                     (config.HasExperts(layer)
-                         ? d * experts.count + 3 * d * experts.width * experts.per_token
+                         ? d * experts.count +
+                               3 * d * (experts.width * experts.per_token + experts.shared_width)
                          : 3 * d * config.intermediate_size));
   // In 64ths of a layer, whose squares don't overflow.
   constexpr int64_t kLayer = 64;
@@ -419,6 +431,7 @@ ModelConfig SlicedConfig(const ModelConfig& config, const TensorSlice& slice, in
   own.num_kv_heads = part(config.num_kv_heads);
   own.intermediate_size = part(config.intermediate_size);
   if (groups == 1) own.experts.width = part(config.experts.width);
+  own.experts.shared_width = part(config.experts.shared_width);
   return own;
 }
 

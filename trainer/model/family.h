@@ -37,8 +37,9 @@ class Family {
   virtual ~Family() = default;
   // Flats in the order of the blocks: the embedding; the layers; final norm, and lm_head where it
   // isn't tied to the embedding. Of a slice, layers and an lm_head have two: of their slices, and
-  // of what every rank has alike; layers whose experts are shared out one more, of those, and
-  // layers whose linears stand apart another. Depends on ranks by the slice and the share alone.
+  // of what every rank has alike; layers whose experts are shared out one more, of those, layers
+  // whose linears stand apart another, and layers whose router has biases one of these. Depends on
+  // ranks by the slice and the share alone.
   virtual ModelLayout Layout(const ModelConfig& config, const ModelPart& part) const = 0;
   // The blocks of `layout`, of which `flats` are made (they must outlive the blocks), and over
   // `adapters`.

@@ -45,7 +45,7 @@ void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev) {
   const at::Tensor host = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
     const Segment& segment = flat.layout().segments()[piece.segment];
-    if (absl::EndsWith(segment.name, ".bias")) {
+    if (absl::EndsWith(segment.name, ".bias") || flat.layout().router_bias()) {
       continue;  // zero
     } else if (segment.shape.size() == 1) {
       host.narrow(0, piece.range_begin, piece.numel).fill_(1);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "trainer/model/experts_config.h"
 
 namespace muster::trainer {
 namespace {
@@ -135,7 +136,15 @@ std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer) 
                                        {prefix + "self_attn.k_proj", d, kv, 0, hkv},
                                        {prefix + "self_attn.v_proj", d, kv, 0, hkv},
                                        {prefix + "self_attn.o_proj", q, d, 1, h}};
-  if (model.HasExperts(layer)) return linears;
+  if (model.HasExperts(layer)) {
+    const int64_t all = model.experts.shared_width;
+    if (all == 0) return linears;
+    const auto name = [&](const char* linear) { return SharedExpertsName(model, layer, linear); };
+    linears.push_back({name("gate_proj"), d, all, 0, all});
+    linears.push_back({name("up_proj"), d, all, 0, all});
+    linears.push_back({name("down_proj"), all, d, 1, all});
+    return linears;
+  }
   linears.push_back({prefix + "mlp.gate_proj", d, f, 0, f});
   linears.push_back({prefix + "mlp.up_proj", d, f, 0, f});
   linears.push_back({prefix + "mlp.down_proj", f, d, 1, f});
@@ -181,7 +190,9 @@ std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfi
                    pattern,
                    " means no linear that can have an adapter; there are q_proj, k_proj, v_proj, "
                    "o_proj",
-                   model.NumSparseLayers() == 0 ? ", gate_proj, up_proj and down_proj" : "",
+                   model.NumSparseLayers() == 0 || model.experts.shared > 0
+                       ? ", gate_proj, up_proj and down_proj"
+                       : "",
                    " in model.layers.0 to model.layers.", model.num_layers - 1,
                    model.tie_word_embeddings ? "" : ", and lm_head",
                    model.NumSparseLayers() > 0 ? "; experts and routers stay as they are" : "")});

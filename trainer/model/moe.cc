@@ -11,6 +11,11 @@ namespace {
 
 at::Tensor TakeSaved(SavedPart saved, int slot) { return std::exchange(saved[slot], at::Tensor()); }
 
+ops::RouterRule RuleOf(const ExpertsConfig& experts) {
+  return {experts.per_token, experts.normalise,  experts.sigmoid,
+          experts.groups,    experts.top_groups, experts.scale};
+}
+
 // rows · weights, a number a row, rounded once.
 at::Tensor Scaled(const at::Tensor& rows, const at::Tensor& weights) {
   return (rows * weights.unsqueeze(1)).to(rows.scalar_type());
@@ -19,11 +24,23 @@ at::Tensor Scaled(const at::Tensor& rows, const at::Tensor& weights) {
 }  // namespace
 
 MoePart::MoePart(const ModelConfig& config, int64_t layer, const FlatList& flats,
-                 const TensorGroup& tensor, const ExpertGroup& group)
-    : experts_(config.experts), epsilon_(config.rms_norm_eps), tensor_(tensor), group_(group) {
+                 const Adapters& adapters, const TensorGroup& tensor, const ExpertGroup& group)
+    : experts_(config.experts),
+      rule_(RuleOf(config.experts)),
+      epsilon_(config.rms_norm_eps),
+      tensor_(tensor),
+      group_(group) {
   norm_ =
       Parameter(flats, absl::StrCat("model.layers.", layer, ".post_attention_layernorm.weight"));
   router_ = Parameter(flats, RouterName(config, layer));
+  if (experts_.sigmoid) router_bias_ = Parameter(flats, RouterBiasName(config, layer));
+  if (experts_.shared > 0) {
+    const auto name = [&](const char* linear) { return SharedExpertsName(config, layer, linear); };
+    shared_gate_up_ = Projection(flats, {name("gate_proj"), name("up_proj")}, adapters, tensor,
+                                 Projection::Slices::kOfOutputs);
+    shared_down_ =
+        Projection(flats, {name("down_proj")}, adapters, tensor, Projection::Slices::kOfInputs);
+  }
   const int64_t own = experts_.count / group.size(), first = group.rank() * own;
   gate_up_ = Parameter(flats, ExpertName(config, layer, first, ExpertMatrix::kGate),
                        static_cast<int>(2 * own));
@@ -34,7 +51,7 @@ MoePart::MoePart(const ModelConfig& config, int64_t layer, const FlatList& flats
 bool MoePart::Keeps(int slot, RecomputeMode mode) {
   if (slot == kExperts || slot == kAllExperts || slot == kBalance || slot == kTold) return true;
   return mode == RecomputeMode::kNone ||
-         (mode == RecomputeMode::kPointwise && slot != kNorm && slot != kAct);
+         (mode == RecomputeMode::kPointwise && slot != kNorm && slot != kAct && slot != kSharedAct);
 }
 
 int64_t MoePart::SavedElements(const ModelConfig& config, RecomputeMode mode, int slices,
@@ -72,6 +89,12 @@ int64_t MoePart::SavedElements(const ModelConfig& config, RecomputeMode mode, in
       case kAct:
         sum += shown * e.per_token * e.width;
         break;
+      case kSharedGateUp:  // of all tokens, as an MLP's
+        sum += slices * 2 * e.shared_width;
+        break;
+      case kSharedAct:
+        sum += slices * e.shared_width;
+        break;
       default:
         break;
     }
@@ -103,6 +126,7 @@ bool MoePart::Complete(const BatchMeta&, SavedPart saved) const {
   const ops::RmsNormResult norm = ops::RmsNorm(saved[kMiddle], norm_.w, epsilon_);
   saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
   saved[kAct] = ops::SwiGlu(saved[kGateUp]);
+  if (experts_.shared > 0) saved[kSharedAct] = ops::SwiGlu(saved[kSharedGateUp]);
   return true;
 }
 
@@ -113,7 +137,7 @@ void MoePart::Recompute(at::Tensor attention, const at::Tensor& residual, const 
   saved[kMiddle] = norm.sum, saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
   const bool again = saved[kExperts].defined();
   const ops::Routing routing =
-      ops::Route(norm.y, router_.w, experts_.per_token, experts_.normalise, saved[kExperts]);
+      ops::Route(norm.y, router_.w, router_bias_.w, rule_, saved[kExperts]);
   saved[kProbabilities] = routing.probabilities;
   if (!again) {
     saved[kExperts] = routing.experts;
@@ -129,15 +153,40 @@ void MoePart::Recompute(at::Tensor attention, const at::Tensor& residual, const 
       Gathered(routing.weights, meta).flatten().index_select(0, rows.order.pairs), rows.route);
   saved[kGateUp] = ops::GroupedLinear(inputs, gate_up_.w, rows.route.counts);
   saved[kAct] = ops::SwiGlu(saved[kGateUp]);
+  if (experts_.shared == 0) return;
+  saved[kSharedGateUp] = shared_gate_up_.Forward(norm.y, meta);
+  saved[kSharedAct] = ops::SwiGlu(saved[kSharedGateUp]);
 }
 
-at::Tensor MoePart::Forward(const BatchMeta&, SavedPart saved) const {
+at::Tensor MoePart::Forward(const BatchMeta& meta, SavedPart saved) const {
   const Rows rows = RowsOf(saved);
   const at::Tensor results = group_.FromExperts(
       ops::GroupedLinear(Weighted(saved), down_.w, rows.route.counts), rows.route);
   at::Tensor y = ops::SumOfPairs(results, rows.order, experts_.per_token);
   if (Cut()) y = tensor_.SumScatterTokens(y);
+  if (experts_.shared > 0) y.add_(shared_down_.Forward(saved[kSharedAct], meta));
   return y.add_(saved[kMiddle]);
+}
+
+// Of what the router was given. What it chose is told to the bias here, once a micro-batch, however
+// often a forward is computed.
+at::Tensor MoePart::RouterBackward(const at::Tensor& d_weights, const BatchMeta& meta,
+                                   SavedPart saved) const {
+  const at::Tensor experts = TakeSaved(saved, kExperts), counted = TakeSaved(saved, kBalance);
+  if (meta.counted.defined() && router_bias_.d.defined())
+    router_bias_.d.scatter_add_(0, experts.flatten(),
+                                meta.counted.unsqueeze(1).expand_as(experts).flatten());
+  return ops::RouteBackward(
+      d_weights, meta.balance ? meta.balance->Gradient(counted) : at::Tensor(),
+      TakeSaved(saved, kProbabilities), experts, rule_, saved[kNorm], router_.w, router_.d);
+}
+
+at::Tensor MoePart::SharedBackward(const at::Tensor& dy, const BatchMeta& meta,
+                                   SavedPart saved) const {
+  at::Tensor d_act = shared_down_.Backward(dy, TakeSaved(saved, kSharedAct), meta);
+  const at::Tensor d_gate_up = ops::SwiGluBackward(d_act, TakeSaved(saved, kSharedGateUp));
+  d_act.reset();
+  return shared_gate_up_.Backward(d_gate_up, saved[kNorm], meta);
 }
 
 at::Tensor MoePart::Backward(const at::Tensor& dy, const BatchMeta& meta, SavedPart saved) const {
@@ -166,11 +215,9 @@ at::Tensor MoePart::Backward(const at::Tensor& dy, const BatchMeta& meta, SavedP
     d_norm = tensor_.SumScatterTokens(d_norm);
     d_weights = tensor_.SumScatterTokens(d_weights);
   }
-  const at::Tensor counted = TakeSaved(saved, kBalance);
-  d_norm.add_(
-      ops::RouteBackward(d_weights, meta.balance ? meta.balance->Gradient(counted) : at::Tensor(),
-                         TakeSaved(saved, kProbabilities), TakeSaved(saved, kExperts),
-                         experts_.normalise, TakeSaved(saved, kNorm), router_.w, router_.d));
+  d_norm.add_(RouterBackward(d_weights, meta, saved));
+  if (experts_.shared > 0) d_norm.add_(SharedBackward(dy, meta, saved));
+  TakeSaved(saved, kNorm);
   return ops::RmsNormBackward(d_norm, TakeSaved(saved, kMiddle), norm_.w, TakeSaved(saved, kRstd),
                               norm_.d, dy);
 }

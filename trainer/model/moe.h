@@ -5,7 +5,7 @@
 // have slices of the model (tp), each has its part of the tokens and a slice of every expert: the
 // router chooses for its part, and tokens and choices are gathered. Where they have experts of
 // their own (ep), each has other tokens and some experts whole, and rows go to the ranks that have
-// them.
+// them. Experts that every token meets are an MLP beside that, shared out as one.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +33,12 @@ class MoePart : public FeedForward {
     kRowWeights,     // of the experts' rows
     kGateUp,
     kAct,
+    kSharedGateUp,  // of the shared experts
+    kSharedAct,
     kCount
   };
   // `config`: of this rank's slice.
-  MoePart(const ModelConfig& config, int64_t layer, const FlatList& flats,
+  MoePart(const ModelConfig& config, int64_t layer, const FlatList& flats, const Adapters& adapters,
           const TensorGroup& tensor, const ExpertGroup& group);
 
   int slots() const override { return kCount; }
@@ -68,12 +70,18 @@ class MoePart : public FeedForward {
   }
   at::Tensor Inputs(const BatchMeta& meta, const Rows& rows, SavedPart saved) const;
   at::Tensor Weighted(SavedPart saved) const;
+  at::Tensor RouterBackward(const at::Tensor& d_weights, const BatchMeta& meta,
+                            SavedPart saved) const;
+  at::Tensor SharedBackward(const at::Tensor& dy, const BatchMeta& meta, SavedPart saved) const;
 
   const ExpertsConfig experts_;
+  const ops::RouterRule rule_;
   const double epsilon_;
   const TensorGroup tensor_;
   const ExpertGroup group_;
   Parameter norm_, router_;
+  Parameter router_bias_;                    // its gradient: tokens by expert (router_bias.h)
+  Projection shared_gate_up_, shared_down_;  // as an MLP's
   Parameter gate_up_, down_;  // this rank's experts' under each other, each gate's above its up's
 };
 

@@ -1,5 +1,6 @@
 #include "trainer/ops/experts.h"
 
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -8,11 +9,29 @@
 namespace muster::trainer::ops {
 namespace {
 
-// Divides rows by their sums, which it returns.
-at::Tensor Normalise(const at::Tensor& weights) {
-  const at::Tensor sums = weights.sum({1}, /*keepdim=*/true);
+// Divides rows by their sums, which it returns. Sigmoids may all be next to nothing, so there
+// transformers adds a little.
+at::Tensor Normalise(const at::Tensor& weights, const RouterRule& rule) {
+  at::Tensor sums = weights.sum({1}, /*keepdim=*/true);
+  if (rule.sigmoid) sums.add_(1e-20);
   weights.div_(sums);
   return sums;
+}
+
+// What experts are chosen by: [T, E] of their scores.
+at::Tensor ScoresForChoice(const at::Tensor& scores, const at::Tensor& bias,
+                           const RouterRule& rule) {
+  at::Tensor choice = bias.defined() ? scores + bias : scores;
+  if (rule.groups == 1) return choice;
+  constexpr int64_t kBest = 2;  // that a group is judged by
+  const int64_t tokens = scores.size(0), count = scores.size(1);
+  choice = choice.view({tokens, rule.groups, count / rule.groups});
+  const at::Tensor by_group = std::get<0>(choice.topk(kBest, /*dim=*/2)).sum({2});
+  const at::Tensor out = at::ones_like(by_group, at::kBool)
+                             .scatter_(1, std::get<1>(by_group.topk(rule.top_groups, /*dim=*/1)),
+                                       /*value=*/0);
+  return choice.masked_fill(out.unsqueeze(2), -std::numeric_limits<float>::infinity())
+      .view({tokens, count});
 }
 
 // Calls `body` with the number, the first row and the rows of each group that has any.
@@ -27,33 +46,37 @@ void ForEachGroup(const std::vector<int64_t>& counts, const Body& body) {
 
 }  // namespace
 
-Routing Route(const at::Tensor& x, const at::Tensor& w, int64_t k, bool normalise,
-              const at::Tensor& experts) {
+Routing Route(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+              const RouterRule& rule, const at::Tensor& experts) {
   Routing routing;
-  routing.probabilities = at::softmax(at::mm(x.to(at::kFloat), w.to(at::kFloat).t()), /*dim=*/1);
-  if (experts.defined()) {
-    routing.experts = experts;
-    routing.weights = routing.probabilities.gather(1, experts);
-  } else {
-    std::tie(routing.weights, routing.experts) = at::topk(routing.probabilities, k, /*dim=*/1);
-  }
-  if (normalise) Normalise(routing.weights);
+  const at::Tensor logits = at::mm(x.to(at::kFloat), w.to(at::kFloat).t());
+  routing.probabilities = rule.sigmoid ? at::sigmoid(logits) : at::softmax(logits, /*dim=*/1);
+  routing.experts = experts.defined()
+                        ? experts
+                        : std::get<1>(at::topk(ScoresForChoice(routing.probabilities, bias, rule),
+                                               rule.per_token, /*dim=*/1));
+  routing.weights = routing.probabilities.gather(1, routing.experts);
+  if (rule.normalise) Normalise(routing.weights, rule);
+  if (rule.scale != 1) routing.weights.mul_(rule.scale);
   return routing;
 }
 
 at::Tensor RouteBackward(const at::Tensor& d_weights, const at::Tensor& d_probabilities,
-                         const at::Tensor& probabilities, const at::Tensor& experts, bool normalise,
-                         const at::Tensor& x, const at::Tensor& w, const at::Tensor& d_w) {
-  at::Tensor d_chosen = d_weights;
-  if (normalise) {
-    const at::Tensor weights = probabilities.gather(1, experts), sums = Normalise(weights);
-    d_chosen = (d_weights - (d_weights * weights).sum({1}, /*keepdim=*/true)) / sums;
+                         const at::Tensor& probabilities, const at::Tensor& experts,
+                         const RouterRule& rule, const at::Tensor& x, const at::Tensor& w,
+                         const at::Tensor& d_w) {
+  const at::Tensor d_shares = rule.scale == 1 ? d_weights : d_weights * rule.scale;
+  at::Tensor d_chosen = d_shares;
+  if (rule.normalise) {
+    const at::Tensor shares = probabilities.gather(1, experts), sums = Normalise(shares, rule);
+    d_chosen = (d_shares - (d_shares * shares).sum({1}, /*keepdim=*/true)) / sums;
   }
   const at::Tensor d_all =
       d_probabilities.defined() ? d_probabilities.clone() : at::zeros_like(probabilities);
   d_all.scatter_add_(1, experts, d_chosen);  // a token's experts differ
   const at::Tensor d_logits =
-      at::_softmax_backward_data(d_all, probabilities, /*dim=*/1, at::kFloat);
+      rule.sigmoid ? at::sigmoid_backward(d_all, probabilities)
+                   : at::_softmax_backward_data(d_all, probabilities, /*dim=*/1, at::kFloat);
   AddWeightGradient(d_logits, x.to(at::kFloat), d_w);
   return at::mm(d_logits, w.to(at::kFloat)).to(x.scalar_type());
 }

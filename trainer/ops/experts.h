@@ -9,20 +9,33 @@
 
 namespace muster::trainer::ops {
 
+// How a router chooses. With `sigmoid` as DeepSeek-V3 does (arXiv 2412.19437, section 2.1.2): an
+// expert's score is by itself, not a share; a bias is added to it for the choice alone; and of
+// `groups` equal groups of experts only the `top_groups` with the highest sums of their two best
+// are chosen from.
+struct RouterRule {
+  int64_t per_token = 1;
+  bool normalise = true;  // the weights of those that were chosen are divided by their sum
+  bool sigmoid = false;   // else softmax, without a bias and groups
+  int64_t groups = 1, top_groups = 1;
+  double scale = 1;  // what weights are multiplied by in the end
+};
 // In fp32, whatever the type of x.
 struct Routing {
-  at::Tensor probabilities;  // [T, E]: softmax of x·wᵀ
-  at::Tensor experts;        // [T, k] int64, the most probable first
-  at::Tensor weights;        // [T, k]: theirs; divided by their sum, where `normalise`
+  at::Tensor probabilities;  // [T, E]: softmax, or sigmoid, of x·wᵀ
+  at::Tensor experts;        // [T, k] int64, those that were chosen
+  at::Tensor weights;        // [T, k]: theirs
 };
-// x [T, d], w [E, d]. `experts`: those that were chosen before; undefined: they are chosen.
-Routing Route(const at::Tensor& x, const at::Tensor& w, int64_t k, bool normalise,
-              const at::Tensor& experts = {});
+// x [T, d], w [E, d], bias [E] fp32 (undefined: none). `experts`: those that were chosen before;
+// undefined: they are chosen.
+Routing Route(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+              const RouterRule& rule, const at::Tensor& experts = {});
 // Adds to d_w and returns d x. d_weights [T, k] fp32; d_probabilities [T, E] fp32: beside theirs,
 // or undefined.
 at::Tensor RouteBackward(const at::Tensor& d_weights, const at::Tensor& d_probabilities,
-                         const at::Tensor& probabilities, const at::Tensor& experts, bool normalise,
-                         const at::Tensor& x, const at::Tensor& w, const at::Tensor& d_w);
+                         const at::Tensor& probabilities, const at::Tensor& experts,
+                         const RouterRule& rule, const at::Tensor& x, const at::Tensor& w,
+                         const at::Tensor& d_w);
 
 // The pairs in the order of their experts, those of one expert in that of their numbers: one
 // product an expert then. Two experts' rows stand behind each other.

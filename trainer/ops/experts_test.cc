@@ -1,7 +1,11 @@
 // Routers and experts against autograd through the same functions written plainly, token by token.
 #include "trainer/ops/experts.h"
 
+#include <algorithm>
 #include <numeric>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -26,36 +30,97 @@ class ExpertOps : public ::testing::Test {
   at::NoGradGuard no_grad_;
 };
 
+void ExpectRouterIsAutograds(const ops::RouterRule& rule, bool beside) {
+  const at::Tensor x = Random({kTokens, kWidth}), w = Random({kExperts, kWidth}),
+                   d_weights = Random({kTokens, kChosen}),
+                   d_probabilities = beside ? Random({kTokens, kExperts}) : at::Tensor(),
+                   bias = rule.sigmoid ? Random({kExperts}) : at::Tensor();
+  const ops::Routing routing = ops::Route(x, w, bias, rule);
+  at::Tensor leaf_x = x.clone(), leaf_w = w.clone();
+  {
+    at::AutoGradMode grad(true);
+    leaf_x.set_requires_grad(true), leaf_w.set_requires_grad(true);
+    const at::Tensor logits = at::mm(leaf_x, leaf_w.t()),
+                     all = rule.sigmoid ? at::sigmoid(logits) : at::softmax(logits, 1);
+    at::Tensor chosen = all.gather(1, routing.experts);
+    if (rule.normalise) chosen = chosen / chosen.sum({1}, true);
+    chosen = chosen * rule.scale;
+    ExpectClose(routing.weights, chosen.detach(), "weights");
+    at::Tensor sum = (chosen * d_weights).sum();
+    if (beside) sum = sum + (all * d_probabilities).sum();
+    sum.backward();
+  }
+  const at::Tensor d_w = at::ones({kExperts, kWidth});
+  const at::Tensor dx = ops::RouteBackward(d_weights, d_probabilities, routing.probabilities,
+                                           routing.experts, rule, x, w, d_w);
+  ExpectClose(dx, leaf_x.grad(), "dx");
+  ExpectClose(d_w - 1, leaf_w.grad(), "dw");
+  // Asked again with what it chose, it gives the same bits.
+  const ops::Routing again = ops::Route(x, w, bias, rule, routing.experts);
+  EXPECT_TRUE(at::equal(again.weights, routing.weights));
+  EXPECT_TRUE(at::equal(again.probabilities, routing.probabilities));
+}
+
 TEST_F(ExpertOps, RoutersBackwardIsAutograds) {
   for (const bool normalise : {false, true}) {
     for (const bool beside : {false, true}) {
-      const at::Tensor x = Random({kTokens, kWidth}), w = Random({kExperts, kWidth}),
-                       d_weights = Random({kTokens, kChosen}),
-                       d_probabilities = beside ? Random({kTokens, kExperts}) : at::Tensor();
-      const ops::Routing routing = ops::Route(x, w, kChosen, normalise);
-      at::Tensor leaf_x = x.clone(), leaf_w = w.clone();
-      {
-        at::AutoGradMode grad(true);
-        leaf_x.set_requires_grad(true), leaf_w.set_requires_grad(true);
-        const at::Tensor all = at::softmax(at::mm(leaf_x, leaf_w.t()), 1);
-        at::Tensor chosen = all.gather(1, routing.experts);
-        if (normalise) chosen = chosen / chosen.sum({1}, true);
-        ExpectClose(routing.weights, chosen.detach(), "weights");
-        at::Tensor sum = (chosen * d_weights).sum();
-        if (beside) sum = sum + (all * d_probabilities).sum();
-        sum.backward();
+      for (const bool sigmoid : {false, true}) {
+        ExpectRouterIsAutograds({.per_token = kChosen,
+                                 .normalise = normalise,
+                                 .sigmoid = sigmoid,
+                                 .scale = sigmoid ? 2.5 : 1.0},
+                                beside);
       }
-      const at::Tensor d_w = at::ones({kExperts, kWidth});
-      const at::Tensor dx = ops::RouteBackward(d_weights, d_probabilities, routing.probabilities,
-                                               routing.experts, normalise, x, w, d_w);
-      ExpectClose(dx, leaf_x.grad(), "dx");
-      ExpectClose(d_w - 1, leaf_w.grad(), "dw");
-      // Asked again with what it chose, it gives the same bits.
-      const ops::Routing again = ops::Route(x, w, kChosen, normalise, routing.experts);
-      EXPECT_TRUE(at::equal(again.weights, routing.weights));
-      EXPECT_TRUE(at::equal(again.probabilities, routing.probabilities));
     }
   }
+}
+
+// Written down token by token, as DeepSeek-V3's report has it.
+TEST_F(ExpertOps, OnlyTheBestGroupsAreChosenFromAndBiasesCountForTheChoiceAlone) {
+  constexpr int64_t kCount = 12, kGroups = 4, kSize = kCount / kGroups;
+  const ops::RouterRule rule{.per_token = 4,
+                             .normalise = true,
+                             .sigmoid = true,
+                             .groups = kGroups,
+                             .top_groups = 2,
+                             .scale = 1.5};
+  const at::Tensor x = Random({200, kWidth}), w = Random({kCount, kWidth}), bias = Random({kCount});
+  const ops::Routing routing = ops::Route(x, w, bias, rule);
+  int by_scores_alone = 0, without_groups = 0;  // tokens that these would send elsewhere
+  for (int64_t token = 0; token < x.size(0); ++token) {
+    const at::Tensor scores = at::sigmoid(at::mv(w, x[token])), choice = scores + bias;
+    std::vector<std::pair<float, int64_t>> groups, experts;
+    for (int64_t group = 0; group < kGroups; ++group) {
+      const at::Tensor its = std::get<0>(choice.narrow(0, group * kSize, kSize).sort());
+      groups.emplace_back((its[kSize - 1] + its[kSize - 2]).item<float>(), group);
+    }
+    std::sort(groups.rbegin(), groups.rend());
+    for (int64_t expert = 0; expert < kCount; ++expert) {
+      if (expert / kSize == groups[0].second || expert / kSize == groups[1].second)
+        experts.emplace_back(choice[expert].item<float>(), expert);
+    }
+    std::sort(experts.rbegin(), experts.rend());
+    const auto set = [](const at::Tensor& numbers) {
+      const at::Tensor own = numbers.contiguous();
+      return std::set<int64_t>(own.data_ptr<int64_t>(), own.data_ptr<int64_t>() + own.numel());
+    };
+    std::set<int64_t> wanted;
+    double sum = 1e-20;
+    for (int i = 0; i < rule.per_token; ++i) {
+      wanted.insert(experts[i].second);
+      sum += scores[experts[i].second].item<double>();
+    }
+    ASSERT_EQ(set(routing.experts[token]), wanted) << token;
+    for (int64_t i = 0; i < rule.per_token; ++i) {
+      const auto expert = routing.experts[token][i].item<int64_t>();
+      EXPECT_NEAR(routing.weights[token][i].item<double>(),
+                  rule.scale * scores[expert].item<double>() / sum, 1e-5);
+    }
+    by_scores_alone += set(std::get<1>(scores.topk(rule.per_token))) != wanted ? 1 : 0;
+    without_groups += set(std::get<1>(choice.topk(rule.per_token))) != wanted ? 1 : 0;
+  }
+  EXPECT_GT(by_scores_alone, 20) << "the bias decides nothing";
+  EXPECT_GT(without_groups, 20) << "the groups decide nothing";
 }
 
 TEST_F(ExpertOps, PairsStandByExpertThoseOfOneInTheOrderOfTokens) {

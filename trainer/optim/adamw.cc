@@ -45,6 +45,7 @@ kernels::ExactSum ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>
   at::Tensor on_device;  // what isn't summed here: asking a GPU for each part would wait for it
                          // each time
   for (const std::unique_ptr<FlatParam>& flat : flats) {
+    if (flat->layout().router_bias()) continue;
     const at::Tensor gradient = flat->ShardGradient();
     if (!gradient.is_cuda()) {
       TORCH_CHECK(ops::fused::AddSquares(gradient, &sum), "gradients of another type");
@@ -72,6 +73,7 @@ AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& 
     : flats_(flats), config_(config), form_(form), staged_numel_(staged_numel) {
   for (const std::unique_ptr<FlatParam>& flat : flats_) {
     std::vector<Run>& runs = runs_.emplace_back();
+    if (flat->layout().router_bias()) continue;
     // The gaps between segments belong to none.
     for (const SegmentPiece& piece :
          PiecesIn(flat->layout(), flat->owned_begin(), flat->owned_end())) {

@@ -21,9 +21,9 @@ struct AdamWConfig {
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
 };
 
-// Sum of squares of the gradients in this rank's shards: over all ranks each element is counted
-// once. Exact (trainer/ops/cuda/squares.h): the sum over the ranks is the same however the model is
-// sharded.
+// Sum of squares of the gradients in this rank's shards, but of routers' biases, which have none:
+// over all ranks each element is counted once. Exact (trainer/ops/cuda/squares.h): the sum over the
+// ranks is the same however the model is sharded.
 kernels::ExactSum ShardSquaredNorm(const std::vector<std::unique_ptr<FlatParam>>& flats);
 
 // min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0.

@@ -8,6 +8,7 @@
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
 #include "trainer/model/pairs.h"
+#include "trainer/model/router_bias.h"
 #include "trainer/parallel/range.h"
 
 namespace muster::trainer {
@@ -297,23 +298,28 @@ EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
   std::vector<Action>& schedule = schedules_[batches.size()];
   if (schedule.empty()) schedule = Schedule(batches.size(), /*training=*/true);
   if (graphs_) graphs_->BeginStep();
-  if (options_.balance.kind != BalanceKind::kNone && config_.experts.count > 0)
+  if ((Balances() || options_.count_tokens) && config_.experts.count > 0)
     return RunBalanced(batches, schedule);
   EngineLoss loss;
   Carry(schedule, batches, loss);
   return loss;
 }
 
-// With a place in each micro-batch where its routers tell what they chose.
+// With a place in each micro-batch where its routers tell what they chose, or with what says which
+// tokens they are to count.
 EngineLoss Engine::RunBalanced(std::vector<BatchMeta> batches,
                                const std::vector<Action>& schedule) {
-  for (BatchMeta& batch : batches)
-    batch.balance = std::make_shared<RouterBalance>(
-        options_.balance, batch, config_, TensorGroup(world_->tensor()),
-        TensorGroup(world_->context()), world_->device());
+  const TensorGroup tensor(world_->tensor());
+  for (BatchMeta& batch : batches) {
+    if (Balances())
+      batch.balance =
+          std::make_shared<RouterBalance>(options_.balance, batch, config_, tensor,
+                                          TensorGroup(world_->context()), world_->device());
+    if (options_.count_tokens) batch.counted = CountedPart(batch, tensor, world_->device());
+  }
   EngineLoss loss;
   Carry(schedule, batches, loss);
-  for (const BatchMeta& batch : batches) loss.balance += batch.balance->Loss();
+  for (const BatchMeta& batch : batches) loss.balance += batch.balance ? batch.balance->Loss() : 0;
   return loss;
 }
 
@@ -402,8 +408,9 @@ void Engine::Collect(int rank, const FlatLayout& layout, int flat) {
     if (rank == world_->rank()) {
       mine = all_[flat]->Weight(s);
     } else {
-      mine = at::empty(segment.shape,
-                       at::TensorOptions().dtype(options_.flats.dtype).device(world_->device()));
+      mine = at::empty(segment.shape, at::TensorOptions()
+                                          .dtype(OptionsOf(layout, options_.flats).dtype)
+                                          .device(world_->device()));
       std::vector<at::Tensor> received = {mine};
       world_->backend()->recv(received, rank, s)->wait();
     }

@@ -32,6 +32,7 @@ struct EngineOptions {
   PipelineKind pipeline = PipelineKind::k1F1B;  // of a mesh with several stages
   int chunks = 1;                               // stretches of the model a stage
   BalanceOptions balance = {};                  // the loss that balances experts, beside the loss
+  bool count_tokens = false;                    // of each expert, where routers have biases
   DpoConfig dpo = {};                           // the loss of batches of pairs
 };
 
@@ -95,6 +96,7 @@ class Engine {
   void Await(int block);
   bool RunsByGraph(int block) const { return graphs_ && graphs_->Runs(block); }
   EngineLoss RunBalanced(std::vector<BatchMeta> batches, const std::vector<Action>& schedule);
+  bool Balances() const { return options_.balance.kind != BalanceKind::kNone; }
   const std::vector<FlatLayout>& LayoutsOf(int rank);
   bool IsCollectedFrom(int rank, const FlatLayout& layout) const;
   void SendToFirst(int flat);

@@ -1,8 +1,11 @@
 // Ranks that share out experts: the way of rows to them and back, and training as one rank does.
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "trainer/model/experts_config.h"
 #include "trainer/model/moe.h"
+#include "trainer/model/router_bias.h"
 #include "trainer/parallel/expert_group.h"
 #include "trainer/parallel/testing/engine_ways.h"
 #include "trainer/parallel/testing/test_ranks.h"
@@ -70,6 +73,17 @@ ModelConfig WithExperts(bool normalise) {
   return c;
 }
 
+// A dense layer, and two with DeepSeek's routing and experts that every token meets.
+ModelConfig WithRouterBiases() {
+  ModelConfig c = WithExperts(true);
+  c.family = "dots1";
+  c.experts.count = 8, c.experts.per_token = 3, c.experts.width = 10;
+  c.experts.sigmoid = true, c.experts.groups = 4, c.experts.top_groups = 2, c.experts.scale = 1.5;
+  c.experts.shared = 2, c.experts.shared_width = 20;
+  c.experts.sparse_layers = {false, true, true};
+  return c;
+}
+
 const Way kShared[] = {
     {.name = "dp 2", .ranks = 2, .options = {.flats = Stage(2)}},
     {.name = "tp 2", .ranks = 2, .micro_batches = 2, .options = {.flats = Stage(1)}, .tp = 2},
@@ -123,45 +137,132 @@ TEST(Experts, GradientsOfEveryParameterAreThoseOfOneRankHoweverTheyAreSharedOut)
   }
 }
 
-TEST(Experts, TrainAsOneRankDoesHoweverTheyAreSharedOut) {
-  const ModelConfig model = WithExperts(true);
-  const Outcome wanted = Train({.name = "one rank"}, model);
-  EXPECT_LT(wanted.losses.back(), wanted.losses.front());
-  for (Way way : kShared) {
-    way.scatter = way.ranks != way.tp && way.pp <= 1;  // without it: the gradients' test, too
-    SCOPED_TRACE(absl::StrCat(way.name, way.scatter ? ", scattered" : ""));
-    const Outcome found = Train(way, model);
-    ExpectNear(found, wanted, 2e-6);
-    ExpectWeights(found, wanted);
+// In place of a router's bias's gradient there is how many tokens met each expert: exact.
+TEST(Experts, TokensOfEachExpertAreCountedOnceInEveryLayout) {
+  const ModelConfig model = WithRouterBiases();
+  for (const bool packed : {false, true}) {
+    Way alone{.name = "one rank"};
+    alone.options.count_tokens = true, alone.packed = packed;
+    double wanted_norm = 0, again_norm = 0;
+    const auto wanted = GradientsOf(alone, model, &wanted_norm);
+    int64_t tokens = kRows * kLength;
+    if (packed) {
+      tokens = 0;
+      for (const ops::DocumentSpan& span : PackedRows(0, 0, kRows).documents)
+        tokens += span.end - span.begin;
+      EXPECT_LT(tokens, kRows * kLength) << "nothing is padded";
+    }
+    int layers = 0;
+    for (const auto& [name, counts] : wanted) {
+      if (!absl::EndsWith(name, kRouterBias)) continue;
+      ++layers;
+      EXPECT_EQ(counts.sum().item<double>(), 3.0 * static_cast<double>(tokens)) << name;
+    }
+    EXPECT_EQ(layers, 2);
+    Way without = alone;
+    without.options.count_tokens = false;
+    GradientsOf(without, model, &again_norm);
+    EXPECT_EQ(again_norm, wanted_norm) << "counts are in the norm";
+    for (Way way : kShared) {
+      SCOPED_TRACE(absl::StrCat(way.name, packed ? ", packed" : ""));
+      way.options.count_tokens = true, way.packed = packed;
+      ExpectGradients(way, model, wanted, wanted_norm);
+      double norm = 0;
+      for (const auto& [name, counts] : GradientsOf(way, model, &norm)) {
+        if (absl::EndsWith(name, kRouterBias))
+          EXPECT_TRUE(at::equal(counts, wanted.at(name))) << name;
+      }
+    }
   }
 }
 
+TEST(Experts, TrainAsOneRankDoesHoweverTheyAreSharedOut) {
+  for (const bool biases : {false, true}) {
+    const ModelConfig model = biases ? WithRouterBiases() : WithExperts(true);
+    Way alone{.name = "one rank"};
+    alone.options.count_tokens = biases;
+    const Outcome wanted = Train(alone, model);
+    EXPECT_LT(wanted.losses.back(), wanted.losses.front());
+    for (Way way : kShared) {
+      way.options.count_tokens = biases;
+      way.scatter = way.ranks != way.tp && way.pp <= 1;  // without it: the gradients' test, too
+      SCOPED_TRACE(absl::StrCat(way.name, way.scatter ? ", scattered" : "",
+                                biases ? ", with biases of routers" : ""));
+      const Outcome found = Train(way, model);
+      ExpectNear(found, wanted, 2e-6);
+      ExpectWeights(found, wanted);
+    }
+  }
+}
+
+// By the sign of how far an expert is from the mean, and by nothing else: no gradient, decay or
+// moment.
+TEST(Experts, BiasesOfRoutersGoByOneStepTowardsTheMean) {
+  OnRanks(2, [&](World& world) {
+    FlatLayout layout;
+    layout.MarkRouterBias();
+    layout.Add("model.layers.0.mlp.gate.e_score_correction_bias", {5}, /*weight_decay=*/false);
+    const FlatOptions options = OptionsOf(layout, Stage(3, {.dtype = at::kBFloat16,
+                                                            .bf16_moments = true,
+                                                            .bf16_gradients = true,
+                                                            .host_state = true}));
+    std::vector<std::unique_ptr<FlatParam>> flats;
+    flats.push_back(std::make_unique<FlatParam>(layout, &world, options));
+    FlatParam& flat = *flats[0];
+    EXPECT_EQ(flat.Weight(0).scalar_type(), at::kFloat);
+    const at::Tensor begin = at::tensor({0.1f, -0.2f, 0.3f, 0.4f, 0.0f});
+    flat.Weight(0).copy_(begin);
+    // Of both ranks together: 3, 7, 5, 0, 10, whose mean is 5.
+    flat.Gradient(0).copy_(world.rank() == 0 ? at::tensor({1.0f, 7.0f, 2.0f, 0.0f, 4.0f})
+                                             : at::tensor({2.0f, 0.0f, 3.0f, 0.0f, 6.0f}));
+    flat.StartReduce();
+    flat.WaitReduce();
+    AdamW optimizer(flats, {.weight_decay = 0.5});
+    optimizer.Step(1, 0.1, 1);
+    EXPECT_TRUE(at::equal(flat.Weight(0), begin));
+    MoveRouterBiases(flats, 0);
+    EXPECT_TRUE(at::equal(flat.Weight(0), begin));
+    MoveRouterBiases(flats, 0.001);
+    flat.StartUnshard();
+    flat.WaitUnshard();
+    const at::Tensor up = at::tensor({1.0f, -1.0f, 0.0f, 1.0f, -1.0f});
+    EXPECT_TRUE(at::equal(flat.Weight(0), begin + up * 0.001f));
+  });
+}
+
 TEST(Experts, WhatSavesMemoryChangesNoBit) {
-  const ModelConfig model = WithExperts(true);
-  for (const int ep : {1, 2}) {
-    Way plain{.name = "plain", .ranks = 2, .micro_batches = 2, .options = {.flats = Stage(2)}};
-    plain.ep = ep;
-    plain.options.balance = {BalanceKind::kSequence, 0.1};
-    const Outcome wanted = Train(plain, model);
-    for (const RecomputeMode mode :
-         {RecomputeMode::kPointwise, RecomputeMode::kKeepAttention, RecomputeMode::kFull}) {
-      SCOPED_TRACE(absl::StrCat("ep ", ep, ", mode ", static_cast<int>(mode)));
-      Way way = plain;
-      way.options.recompute = mode;
-      way.options.flats = Stage(3, {.host_state = true, .poison = true});
-      ExpectSame(Train(way, model), wanted);
+  for (const bool biases : {false, true}) {
+    const ModelConfig model = biases ? WithRouterBiases() : WithExperts(true);
+    for (const int ep : {1, 2}) {
+      Way plain{.name = "plain", .ranks = 2, .micro_batches = 2, .options = {.flats = Stage(2)}};
+      plain.ep = ep;
+      if (!biases) plain.options.balance = {BalanceKind::kSequence, 0.1};
+      plain.options.count_tokens = biases;
+      const Outcome wanted = Train(plain, model);
+      for (const RecomputeMode mode :
+           {RecomputeMode::kPointwise, RecomputeMode::kKeepAttention, RecomputeMode::kFull}) {
+        SCOPED_TRACE(absl::StrCat("ep ", ep, ", mode ", static_cast<int>(mode),
+                                  biases ? ", with biases of routers" : ""));
+        Way way = plain;
+        way.options.recompute = mode;
+        way.options.flats = Stage(3, {.host_state = true, .poison = true});
+        ExpectSame(Train(way, model), wanted);
+      }
     }
   }
 }
 
 TEST(Experts, StagesChangeNoBit) {
-  const ModelConfig model = WithExperts(true);
-  for (const PipelineKind kind : {PipelineKind::k1F1B, PipelineKind::kZeroBubble}) {
-    Way way{.name = "pp 3", .ranks = 3, .micro_batches = 4, .options = {.flats = Stage(1)}};
-    way.options.pipeline = kind;
-    const Way plain{.name = "plain", .micro_batches = 4, .options = {.flats = Stage(1)}};
-    way.pp = 3;
-    ExpectSame(Train(way, model), Train(plain, model));
+  for (const bool biases : {false, true}) {
+    const ModelConfig model = biases ? WithRouterBiases() : WithExperts(true);
+    for (const PipelineKind kind : {PipelineKind::k1F1B, PipelineKind::kZeroBubble}) {
+      Way way{.name = "pp 3", .ranks = 3, .micro_batches = 4, .options = {.flats = Stage(1)}};
+      way.options.pipeline = kind;
+      way.pp = 3;
+      Way plain{.name = "plain", .micro_batches = 4, .options = {.flats = Stage(1)}};
+      way.options.count_tokens = plain.options.count_tokens = biases;
+      ExpectSame(Train(way, model), Train(plain, model));
+    }
   }
 }
 

@@ -150,6 +150,7 @@ std::pair<int64_t, int64_t> ShardRange(const FlatLayout& layout, int rank, int r
 }
 
 FlatOptions OptionsOf(const FlatLayout& layout, FlatOptions options) {
+  if (layout.router_bias()) return {.frozen = options.frozen, .poison = options.poison};
   if (!layout.linears()) options.quantisation = Quantisation::kNone;
   if (!Int8Moments::IsFor(layout)) options.int8_moments = false;
   if (!layout.holding().both_ends) return options;

@@ -70,6 +70,10 @@ class FlatLayout {
   // Its segments are matrices of linears alone, which may be quantised.
   void MarkLinears() { linears_ = true; }
   bool linears() const { return linears_; }
+  // It is of a router's biases (model/router_bias.h): fp32, whole on every rank, not the
+  // optimizer's.
+  void MarkRouterBias() { router_bias_ = true; }
+  bool router_bias() const { return router_bias_; }
   // Elements up to the end of the last segment.
   int64_t numel() const { return numel_; }
   // numel() padded so that `ranks` equal shards of a multiple of 32 elements make it up.
@@ -78,7 +82,7 @@ class FlatLayout {
  private:
   std::vector<Segment> segments_;
   int64_t numel_ = 0;
-  bool both_ends_ = false, experts_ = false, linears_ = false;
+  bool both_ends_ = false, experts_ = false, linears_ = false, router_bias_ = false;
 };
 
 // A stretch of one segment inside a range of the flat.
@@ -113,8 +117,9 @@ struct FlatOptions {
   bool poison = false;        // what is left behind in a slot becomes NaN
   bool sum_once = false;      // gradients are summed over ranks once a step, whatever the stage
 };
-// Those of one flat where `options` are the model's: only linears are quantised; and where ranks of
-// other stages hold it, they come to its sum at another time, so there is one a step, in fp32.
+// Those of one flat where `options` are the model's: only linears are quantised; biases of routers
+// are fp32 in one place; and where ranks of other stages hold it, they come to its sum at another
+// time, so there is one a step, in fp32.
 FlatOptions OptionsOf(const FlatLayout& layout, FlatOptions options);
 
 // SplitMasters and JoinMasters (adamw_kernel.h) by ATen, for memory on any device: fp32 [n] into

@@ -1,8 +1,8 @@
-"""bench/run.sh moe: Mixtral and Qwen3-MoE, in one process and with their experts shared out, against transformers.
+"""bench/run.sh moe: Mixtral, Qwen3-MoE and dots1, in one process and with their experts shared out, against transformers.
 
 Gradients of each parameter after one step against autograd; 20 steps at lr 1e-4 against a plain transformers loop on the same
 tokens; the same where some experts get no token, and where one gets all; and with the loss that balances experts, as
-transformers has it and by sequence. Each model in some of the layouts, so that each layout has some of the models.
+transformers has it and by sequence; and with routers' biases that are moved, against plain Python. Each model in some of the layouts, so that each layout has some of the models.
 """
 
 import json
@@ -16,6 +16,7 @@ import harness
 import layouts
 import parity
 import transformers
+from safetensors.torch import load_file
 
 GRADIENT_BAR, BAR = layouts.GRADIENT_BAR, 2e-6
 COEFFICIENT = 0.5
@@ -88,6 +89,32 @@ class Row:
             )
             self.note(f"aux_loss.{kind}", dtype, off, where)
 
+    def biases(self, init: Path, layout: str) -> None:
+        self.runs += 1
+        where, wanted = f"dots1, biases moved, {layout}", experts.Biases(0.003)
+        ranks, more = layouts.LAYOUTS[layout]
+        run = self.folder / f"b{self.runs}"
+        found = parity.compare(
+            self.trainer_bin,
+            self.tokens,
+            run,
+            self.steps,
+            ranks,
+            init=init,
+            watch=wanted.watch,
+            **more | {"router_bias_speed": 0.003},
+        )
+        print(f"{where}: {found}, {wanted.moves} moves", flush=True)
+        for key in ("loss", "grad_norm"):
+            self.note(key, "fp32", found[key], where)
+        exported = load_file(run / "model/model.safetensors")
+        off = max(
+            abs(have - float(want))
+            for name, bias in wanted.found.items()
+            for have, want in zip(exported[name].tolist(), bias, strict=True)
+        )
+        self.note("router_bias", "fp32", off / wanted.speed, where)
+
 
 def main() -> int:
     quick = "--quick" in sys.argv[1:]
@@ -103,16 +130,23 @@ def main() -> int:
                 row.gradients(init, layout, family)
                 for dtype in ("fp32",) if quick else experts.BARS:
                     row.train(init, layout, family, dtype)
-        for chosen, what in ((2, "experts without tokens"), (1, "all tokens on one expert")):
+        for family, chosen, what in (
+            ("qwen3-moe", 2, "experts without tokens"),
+            ("qwen3-moe", 1, "all tokens on one expert"),
+            ("dots1", 1, "all tokens on one expert of dots1"),
+        ):
             init = experts.make_init(
-                row.folder / f"init-{chosen}",
-                "qwen3-moe",
+                row.folder / f"init-{family}-{chosen}",
+                family,
                 experts.favour([3, 5]),
                 num_experts_per_tok=chosen,
             )
             for layout in ("ep 4, stage 3",) if quick else ("one rank", "ep 4, stage 3"):
                 row.gradients(init, layout, what)
                 row.train(init, layout, what)
+        init = experts.make_init(row.folder / "init-biases", "dots1")
+        for layout in ("tp 2 x ep 4",) if quick else ("one rank", "tp 2 x ep 4", "pp 2 x ep 2"):
+            row.biases(init, layout)
         init = experts.make_init(row.folder / "init-aux", "qwen3-moe")
         for kind, layout in (
             [("sequence", "ep 2")]

@@ -81,7 +81,7 @@ FAMILIES = {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
     },
 }
-EXPERTS = {  # models with experts; of the second, one layer without
+EXPERTS = {  # models with experts; of the second and the fourth, one layer without
     "mixtral": {
         "model_type": "mixtral",
         "num_local_experts": 4,
@@ -108,8 +108,48 @@ EXPERTS = {  # models with experts; of the second, one layer without
         "attention_bias": True,
         "tie_word_embeddings": True,
     },
+    "dots1": {
+        "model_type": "dots1",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "dots1-tied": {
+        "model_type": "dots1",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "n_shared_experts": 1,
+        "norm_topk_prob": False,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+    },
 }
+ROUTER_BIAS = "e_score_correction_bias"  # of dots1, and no parameter of transformers
 OLD_KEYS = {"llama3", "qwen2.5-yarn", "mistral"}  # written as transformers 4 did
+
+
+def router_biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: one for name, one in model.named_buffers() if name.endswith(ROUTER_BIAS)}
+
+
+def to_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """As transformers has a model in another type: routers' biases stay fp32."""
+    kept = router_biases(model)
+    model = model.to(dtype)
+    for name, bias in kept.items():
+        setattr(model.get_submodule(name.rpartition(".")[0]), ROUTER_BIAS, bias.float())
+    return model
 
 
 def make(
@@ -120,8 +160,8 @@ def make(
     shape: dict | None = None,
     change=lambda model: None,
 ) -> Path:
-    """A directory of the family with random weights: biases and norms too, which begin as zeros and ones. `change` is
-    called with the model."""
+    """A directory of the family with random weights: biases and norms too, which begin as zeros and ones, and routers'
+    biases, about as far apart as scores are. `change` is called with the model."""
     torch.manual_seed(7)
     settings = SHAPE | (FAMILIES | EXPERTS)[name] | (shape or {})
     model = AutoModelForCausalLM.from_config(
@@ -131,8 +171,10 @@ def make(
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        for bias in router_biases(model).values():
+            bias.normal_(std=0.02)
         change(model)
-    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    to_dtype(model, dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     if name in OLD_KEYS:
         config = json.loads((folder / "config.json").read_text())
         rope = config.pop("rope_parameters")

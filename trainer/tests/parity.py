@@ -4,6 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import families
 import torch
 from harness import TINY_MODEL, Gang, read_batches, relative
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -37,15 +38,20 @@ def config(init: Path, tokens: Path, steps: int, export: Path, dtype: str = "fp3
 
 
 def transformers_loop(
-    init: Path, batches: list[tuple[int, ...]], dtype: str = "fp32", auxiliary=None
+    init: Path,
+    batches: list[tuple[int, ...]],
+    dtype: str = "fp32",
+    auxiliary=None,
+    watch=lambda model: lambda: None,
 ) -> tuple[torch.nn.Module, list[float], list[float]]:
-    """Returns (model, losses, grad norms). `auxiliary`: of the routers' logits by layer, a loss that is added. Weight decay leaves norms and biases out, as transformers' Trainer does. bf16: a
+    """Returns (model, losses, grad norms). `auxiliary`: of the routers' logits by layer, a loss that is added. `watch` is given the model, and returns what is called after each step. Weight decay leaves norms and biases out, as transformers' Trainer does. bf16: a
     model of that type, whose fp32 masters are updated and rounded into it again."""
     model = AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
     masters = list(model.parameters())
     if dtype == "bf16":
         masters = [torch.nn.Parameter(parameter.detach().clone()) for parameter in masters]
-        model = model.to(torch.bfloat16)
+        model = families.to_dtype(model, torch.bfloat16)
+    after_step = watch(model)
     optimizer = torch.optim.AdamW(
         [
             {
@@ -72,6 +78,7 @@ def transformers_loop(
         with torch.no_grad():
             for master, parameter in zip(masters, model.parameters()):
                 parameter.copy_(master)
+        after_step()
         losses.append(loss.item())
         norms.append(norm.item())
     return model, losses, norms
@@ -86,10 +93,11 @@ def compare(
     init: Path | None = None,
     dtype: str = "fp32",
     auxiliary=None,
+    watch=lambda model: lambda: None,
     **more,
 ) -> dict[str, float]:
     """Largest differences: relative of loss and grad_norm over all steps, absolute of the trained models' logits. `init`: the
-    directory to begin with; without one a tiny Llama. `auxiliary`: as transformers_loop has it. `more` of the trainer's
+    directory to begin with; without one a tiny Llama. `auxiliary`, `watch`: as transformers_loop has it. `more` of the trainer's
     settings."""
     torch.set_num_threads(1)  # two spin against each other for ever on a busy machine
     init = init or make_init(folder / "init")
@@ -107,7 +115,7 @@ def compare(
         len(batches),
         sorted(loss),
     )
-    model, losses, norms = transformers_loop(init, batches, dtype, auxiliary)
+    model, losses, norms = transformers_loop(init, batches, dtype, auxiliary, watch)
     exported, loading = AutoModelForCausalLM.from_pretrained(
         folder / "model", dtype=model.dtype, output_loading_info=True
     )

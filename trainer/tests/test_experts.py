@@ -1,4 +1,4 @@
-"""Models with experts (Mixtral, Qwen3-MoE): the numbers of transformers, alone and with experts shared out; checkpoints for any layout;
+"""Models with experts (Mixtral, Qwen3-MoE, dots1): the numbers of transformers, alone and with experts shared out; checkpoints for any layout;
 what is refused."""
 
 import json
@@ -25,6 +25,11 @@ from test_stages import estimate
         ("qwen3-moe", "dp 2 x ep 2, stage 2"),
         ("qwen3-moe-biases", "tp 2 x ep 4"),
         ("mixtral", "pp 2, zero-bubble"),
+        ("dots1", "one rank"),
+        ("dots1", "pp 2 x tp 2 x ep 4, stage 3"),
+        ("dots1-tied", "tp 4 x ep 2"),
+        ("dots1-tied", "tp 2"),
+        ("dots1", "cp 2 x ep 2"),
     ],
 )
 def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, tokens, tmp_path):
@@ -41,6 +46,9 @@ def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, 
         ("mixtral", "ep 4, stage 3", "fp32"),
         ("qwen3-moe", "one rank", "fp32"),
         ("qwen3-moe-biases", "dp 2", "bf16"),
+        ("dots1", "tp 2 x ep 4", "fp32"),
+        ("dots1", "pp 2 x ep 2", "fp32"),
+        ("dots1-tied", "ep 2", "bf16"),
     ],
 )
 def test_layouts_train_as_transformers_does(family, layout, dtype, trainer_bin, tokens, tmp_path):
@@ -53,13 +61,13 @@ def test_layouts_train_as_transformers_does(family, layout, dtype, trainer_bin, 
 
 
 @pytest.mark.parametrize("layout", ["one rank", "ep 4, stage 3"])
-@pytest.mark.parametrize("chosen", [1, 2])
+@pytest.mark.parametrize("family,chosen", [("qwen3-moe", 1), ("qwen3-moe", 2), ("dots1", 1)])
 def test_experts_without_tokens_and_all_tokens_on_one(
-    chosen, layout, trainer_bin, tokens, tmp_path
+    family, chosen, layout, trainer_bin, tokens, tmp_path
 ):
     """The first `chosen` of those that are favoured get every token; the others' gradients are zero, not missing."""
     init = experts.make_init(
-        tmp_path / "init", "qwen3-moe", experts.favour([3, 5]), num_experts_per_tok=chosen
+        tmp_path / "init", family, experts.favour([3, 5]), num_experts_per_tok=chosen
     )
     distance, name = layouts.compare_gradients(
         trainer_bin, tokens, tmp_path, init, layout, floor=experts.FLOOR
@@ -131,8 +139,13 @@ MOE = resume.TINY_MODEL | {
 }
 
 
-def test_a_run_goes_on_with_its_experts_shared_out_in_any_other_way(trainer_bin, tokens, tmp_path):
-    settings = resume.config(tokens, max_steps=15, save_steps=5, model=MOE)
+@pytest.mark.parametrize("model", [MOE, experts.DOTS], ids=["qwen3_moe", "dots1"])
+def test_a_run_goes_on_with_its_experts_shared_out_in_any_other_way(
+    model, trainer_bin, tokens, tmp_path
+):
+    settings = resume.config(tokens, max_steps=15, save_steps=5, model=model)
+    if model is experts.DOTS:
+        settings["router_bias_speed"] = 0.01
     with Gang(trainer_bin, settings, 1, tmp_path / "whole") as whole:
         whole.finish()
     came_from, begin = [], 0
@@ -153,6 +166,11 @@ def test_a_run_goes_on_with_its_experts_shared_out_in_any_other_way(trainer_bin,
         index = json.loads((gang.checkpoint(steps) / "index.json").read_text())
         # Experts are shared out whole: only tp cuts tensors.
         assert index["format"] == f"muster-checkpoint-{2 if 'tp' in parallel else 1}"
+        states = [layouts.read_tensors(one.checkpoint(steps), "master") for one in (gang, whole)]
+        biases = [name for name in states[1] if name.endswith(families.ROUTER_BIAS)]
+        assert len(biases) == (1 if model is experts.DOTS else 0)
+        for name in biases:
+            assert states[1][name].any() and states[0][name].equal(states[1][name]), name
         came_from, begin = [gang.checkpoint(steps)], steps
 
 
@@ -170,7 +188,7 @@ def test_an_export_of_shared_out_experts_is_that_of_its_checkpoint(trainer_bin, 
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "dots1"])
 def test_experts_in_one_tensor_are_read_as_if_each_stood_by_itself(
     family, trainer_bin, tokens, tmp_path
 ):
@@ -247,6 +265,15 @@ def test_estimate_counts_what_a_token_meets_and_who_has_which_experts(trainer_bi
     shared = told(4, parallel={"ep": 4})
     assert weights(plain) - weights(shared) == 3 * layers * 3 * d * width * 4
     assert shared["expert_bytes_per_step"] > 0 == plain["expert_bytes_per_step"]
+    # Experts that every token meets: in all that is counted, whoever has the others.
+    dots, more = told(4, model=experts.DOTS), told(4, model=experts.DOTS | {"n_shared_experts": 3})
+    added = 2 * (layers - 1) * 3 * d * width
+    assert more["parameters"] - dots["parameters"] == added
+    assert more["flops_per_step"] - dots["flops_per_step"] == 6 * added * tokens
+    ep = told(4, model=experts.DOTS | {"n_shared_experts": 3}, parallel={"ep": 4})
+    assert weights(more) - weights(ep) == 6 * (layers - 1) * 3 * d * width * 4
+    tp = told(4, model=experts.DOTS | {"n_shared_experts": 3}, parallel={"tp": 2})
+    assert tp["slice_bytes_per_step"] > told(4, parallel={"tp": 2})["slice_bytes_per_step"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@
 #include "trainer/data/context_rows.h"
 #include "trainer/model/family.h"
 #include "trainer/model/init.h"
+#include "trainer/model/router_bias.h"
 #include "trainer/optim/adamw.h"
 #include "trainer/parallel/engine.h"
 #include "trainer/parallel/testing/test_ranks.h"
@@ -20,6 +21,7 @@ namespace muster::trainer {
 
 inline constexpr int64_t kRows = 8, kLength = 6;
 inline constexpr int kSteps = 4;
+inline constexpr double kBiasSpeed = 0.05;  // of routers' biases, where tokens are counted
 
 inline ModelConfig Tiny(bool tied) {
   ModelConfig c;
@@ -130,6 +132,7 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
       losses.push_back(sum(engine.Run(batches).loss));
       const double norm = std::sqrt(sum(ShardSquaredNorm(engine.flats()).Value()));
       optimizer.Step(step + 1, 1e-2, ClipCoefficient(norm, way.clip_norm));
+      if (options.count_tokens) MoveRouterBiases(engine.flats(), kBiasSpeed);
       std::vector<BatchMeta> again;
       {
         const std::lock_guard<std::mutex> lock(seeds);

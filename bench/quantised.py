@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Row `quantised`: weights and moments in few bits against bitsandbytes, on a CPU.
+"""Row `quantised`: weights and moments in few bits against bitsandbytes, and products in 8 bits, on a CPU.
 
     quantised.py [--quick]
 
 NF4: what the trainer keeps of the linears of directories, plain ones and ones that bitsandbytes has saved, against what bitsandbytes makes
 of the same weights: bytes, scales, nested scales, and the values of a layer, bit for bit. Moments in 8 bits: 20 updates against AdamW8bit. QLoRA: 20
-steps of a model of 4 layers against transformers, peft and bitsandbytes. bitsandbytes is bench/requirements-quantised.txt's, in an environment
+steps of a model of 4 layers against transformers, peft and bitsandbytes. Products in fp8: logits' loss and every gradient against quantising and
+dequantising in Python (trainer/tests/fp8.py), and 20 steps beside bf16. bitsandbytes is bench/requirements-quantised.txt's, in an environment
 that the row makes. --quick: fewer variants and steps.
 """
 
@@ -19,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "trainer" / "tests"))
 
+import fp8  # noqa: E402
+import layouts  # noqa: E402
 import torch  # noqa: E402
 from environments import environment, site_of  # noqa: E402
 from figures import figure  # noqa: E402
@@ -243,6 +246,64 @@ def compare_qlora(folder: Path, quick: bool, peer: str) -> bool:
     return ok
 
 
+# ---- products in 8 bits ----
+
+
+def fp8_settings(init: Path, tokens: Path, steps: int, **more) -> dict:
+    said = settings(init, tokens, Path("none"), steps, True, "fp32", matmul="fp8") | more
+    return {name: its for name, its in said.items() if name not in ("lora", "quantize", "export")}
+
+
+def run_fp8(folder: Path, config: dict, ranks: int) -> Gang:
+    with Gang(TRAINER, config, ranks, folder, dump_tokens=folder.with_suffix(".tokens")) as gang:
+        gang.finish()
+    return gang
+
+
+def fp8_reference(init: Path, batch) -> tuple[float, dict]:
+    """The loss and the gradients."""
+    torch.set_num_threads(1)
+    model = fp8.in_fp8(AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32))
+    ids = torch.tensor(batch).view(BATCH, LENGTH + 1)
+    logits = model(input_ids=ids[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    return loss.item(), {name: its.grad for name, its in model.named_parameters()}
+
+
+def compare_fp8(folder: Path, quick: bool) -> bool:
+    peer, ok = "quantising and dequantising in Python", True
+    tokens = make_tokens(folder / "fp8-tokens")
+    init = make_init(folder / "fp8", {"num_hidden_layers": 4})
+    whole = {"max_grad_norm": 0, "micro_batch_size": BATCH}
+    for name, (ranks, more) in {
+        "one rank": (1, {}),
+        "tp 2": (2, {"parallel": {"tp": 2}}),
+        "cp 2": (2, {"parallel": {"cp": 2}}),
+    }.items():
+        place = folder / f"fp8-{name.replace(' ', '-')}"
+        gang = run_fp8(place, fp8_settings(init, tokens, 1, **(whole | more)), ranks)
+        (batch,) = read_batches(place.with_suffix(".tokens"), BATCH, LENGTH + 1)
+        loss, gradients = fp8_reference(init, batch)
+        found = layouts.read_tensors(gang.checkpoint(1), "exp_avg")
+        off = max(
+            ((found[key] / 0.1 - its).norm() / its.norm()).item() for key, its in gradients.items()
+        )
+        apart = relative(gang.metric("loss")[1], loss)
+        ok &= figure(f"fp8, {name}: loss", apart, "relative", 1e-2, apart <= 1e-2, peer)
+        what = f"fp8, {name}: the farthest of {len(gradients)} gradients"
+        ok &= figure(what, off, "of its length", 1e-2, off <= 1e-2, peer)
+    steps, losses = 5 if quick else 20, {}
+    for kind in ("fp8", "dtype"):
+        config = fp8_settings(init, tokens, steps, dtype="bf16", matmul=kind)
+        losses[kind] = run_fp8(folder / f"fp8-train-{kind}", config, 2).metric("loss")
+    learnt = losses["dtype"][1] - losses["dtype"][steps]
+    assert learnt > 0.3, "nothing was learnt"
+    off = max(relative(its, losses["dtype"][step]) for step, its in losses["fp8"].items())
+    what = f"fp8 in bf16: loss, which falls by {learnt:.2f}"
+    return ok & figure(what, off, f"relative, {steps} steps", 1e-2, off <= 1e-2, "our bf16")
+
+
 def main() -> int:
     quick = "--quick" in sys.argv
     peer = add_bitsandbytes()
@@ -251,6 +312,7 @@ def main() -> int:
         ok = compare_weights(folder, quick, peer)
         ok &= compare_moments(folder, quick, peer)
         ok &= compare_qlora(folder, quick, peer)
+        ok &= compare_fp8(folder, quick)
     print(json.dumps({"peer": peer}))
     return 0 if ok else 1
 

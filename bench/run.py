@@ -49,6 +49,11 @@ ROWS = {
         [sys.executable, "bench/dpo.py"],
         900,
     ),
+    "reward": (
+        "50 steps of reward models on preferences against TRL's RewardTrainer: loss, rewards, and the scores that transformers gives with the exports",
+        [sys.executable, "bench/reward.py"],
+        900,
+    ),
     "resume": (
         "60 steps at once against SIGKILL at 23 and 4 -> 2 ranks at 41",
         [sys.executable, "trainer/tests/bench_resume.py"],
@@ -125,7 +130,7 @@ ROWS = {
         1800,
     ),
     "quantised": (
-        "weights and moments in few bits against bitsandbytes: NF4 bit for bit, int8 AdamW, QLoRA beside transformers and peft",
+        "weights and moments in few bits against bitsandbytes: NF4 bit for bit, int8 AdamW, QLoRA beside transformers and peft; products in fp8 against quantising and dequantising in Python",
         [sys.executable, "bench/quantised.py"],
         1800,
     ),

@@ -16,6 +16,7 @@
 #include "trainer/model/experts_config.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
+#include "trainer/model/reward.h"
 
 namespace muster::trainer {
 namespace {
@@ -149,7 +150,7 @@ void HuggingFaceWeights::SplitExperts(const ExpertWords& words) {
 HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
                                             const std::vector<FlatLayout>& layouts, bool tied,
                                             const std::string& path, Problems& problems,
-                                            bool nested) {
+                                            bool nested, bool draws_score) {
   HuggingFaceWeights weights;
   const size_t before = problems.size();
   for (const std::string& name : WeightFiles(directory, path, problems)) {
@@ -187,6 +188,7 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
     for (const Segment& segment : layout.segments()) {
       wanted.insert(segment.name);
       const auto found = weights.where_.find(segment.name);
+      if (found == weights.where_.end() && draws_score && segment.name == kScoreName) continue;
       if (found == weights.where_.end()) {
         wrong.push_back(absl::StrCat("has no ", segment.name, ", which config.json's model has"));
         prefixed |= weights.where_.contains(std::string(absl::StripPrefix(segment.name, "model.")));
@@ -205,7 +207,8 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
     }
   }
   for (const auto& [name, tensor] : weights.where_) {
-    const bool harmless = absl::EndsWith(name, "rotary_emb.inv_freq") || (tied && name == kHead);
+    const bool harmless =
+        absl::EndsWith(name, "rotary_emb.inv_freq") || ((tied || draws_score) && name == kHead);
     if (!wanted.contains(name) && !harmless)
       wrong.push_back(absl::StrCat("has ", name, ", which config.json's model doesn't have"));
   }
@@ -249,9 +252,10 @@ void HuggingFaceWeights::Read(FlatParam& flat) const {
   if (flat.quantised() != nullptr) return ReadQuantised(flat);
   const at::Tensor host = flat.Landing(FlatParam::kMaster);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
+    const std::string& name = flat.layout().segments()[piece.segment].name;
+    if (!Has(name)) continue;
     ForEachRun(flat.layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
-      ReadRange(flat.layout().segments()[piece.segment].name, in_parameter, count,
-                host.data_ptr<float>() + at);
+      ReadRange(name, in_parameter, count, host.data_ptr<float>() + at);
     });
   }
   flat.SetOwned(FlatParam::kMaster, host);

@@ -26,11 +26,15 @@ class HuggingFaceWeights {
   // transformers writes them, or all of a layer in one tensor, as it has them in memory. With a
   // tied head one of the embedding and lm_head.weight is enough, as it is for transformers: they
   // are the same weights. Where `layouts` have linears that stand apart, those may be saved in NF4
-  // by bitsandbytes; `nested`: with nested scales.
+  // by bitsandbytes; `nested`: with nested scales. `draws_score`: the weights of a score may be
+  // lacking, and a head of tokens is left.
   static HuggingFaceWeights Open(const std::string& directory,
                                  const std::vector<FlatLayout>& layouts, bool tied,
-                                 const std::string& path, Problems& problems, bool nested = false);
-  // Fills the masters of a flat, converted to fp32; or quantises.
+                                 const std::string& path, Problems& problems, bool nested = false,
+                                 bool draws_score = false);
+  bool Has(const std::string& name) const { return where_.contains(name); }
+  // Fills the masters of a flat, converted to fp32, with zeros where a score is lacking; or
+  // quantises.
   void Read(FlatParam& flat) const;
   // Units [first, first + count) of a parameter of `numel` elements, which are rounded to `type`
   // before they are quantised; as they are saved, if they are so.

@@ -36,7 +36,7 @@ absl::StatusOr<StepBatches> BatchReader::Read(int64_t first) {
       if (one.defined()) one = one.pin_memory().to(device_, /*non_blocking=*/true);
     };
     for (at::Tensor* one : {&meta.ids, &meta.targets, &meta.weights, &meta.positions,
-                            &meta.row_numbers, &meta.sequences.bounds})
+                            &meta.row_numbers, &meta.sequences.bounds, &meta.in_documents})
       move(*one);
     if (meta.pairs) {
       for (at::Tensor* one : {&meta.pairs->chosen, &meta.pairs->rejected, &meta.pairs->shares})
@@ -130,6 +130,7 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
     const at::Tensor targets = at::zeros({n * length}, at::kLong);
     const at::Tensor weights = at::zeros({n * length}, at::kFloat);
     const at::Tensor positions = documents ? at::zeros({n * length}, at::kLong) : at::Tensor();
+    const at::Tensor in_documents = documents ? at::zeros({n * length}, at::kFloat) : at::Tensor();
     BatchMeta meta{.batch = n, .length = length};
     meta.row_shares = std::move(shares);
     for (int64_t i = 0; i < n; ++i) {
@@ -143,9 +144,12 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
         meta.documents.push_back({i, row.bounds[d], row.bounds[d + 1]});
         int64_t* at = positions.data_ptr<int64_t>() + i * length;
         std::iota(at + row.bounds[d], at + row.bounds[d + 1], 0);
+        float* in = in_documents.data_ptr<float>() + i * length;
+        std::fill(in + row.bounds[d], in + row.bounds[d + 1], 1.0f);
       }
     }
     meta.ids = ids, meta.targets = targets, meta.weights = weights, meta.positions = positions;
+    meta.in_documents = in_documents;
     if (packer_.pairs()) meta.pairs = PairsOf(rows, length, 1 / static_cast<double>(existing));
     if (device_.is_cuda()) meta.row_numbers = at::tensor(meta.rows, at::kLong);
     if (documents && device_.is_cuda()) {

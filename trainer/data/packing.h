@@ -52,6 +52,9 @@ struct PackingOptions {
   int64_t rows_per_step = 1;   // the global batch
   int64_t linear_work =
       1;  // what a token costs beside attention, in units of one token attending to another
+  // pairs only:
+  bool scored = false;     // of whole documents, whose last token alone counts
+  int64_t pad_token = -1;  // which is none; -1: any is
 };
 
 // Not thread-safe: it keeps the last epoch's order.

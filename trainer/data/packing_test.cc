@@ -266,5 +266,24 @@ TEST_F(Packing, BrokenShardsAreRefused) {
       std::string::npos);
 }
 
+// Pairs are documents of one file after the other here.
+TEST_F(Packing, AScoredRowHasWholeDocumentsAndCountsTheirLastTokenThatIsNoPadding) {
+  const TokenShards shards = Write({4, 3, 2, 9});  // pairs of 4 and 2 tokens, and of 3 and 9
+  PackingOptions options{.kind = "pairs", .max_length = 4, .seed = 1, .scored = true};
+  const auto packer = Make(shards, options);
+  EXPECT_EQ(packer->rows_per_epoch(), 1) << "an answer of 9 tokens is too long";
+  EXPECT_NE(packer->note().find("of 2 pairs, 1 are left out"), std::string::npos);
+  EXPECT_EQ(packer->row_length_max(), 8);
+  Sequence row;
+  ASSERT_TRUE(packer->Get(0, row).ok());
+  EXPECT_EQ(row.tokens, (std::vector<int64_t>{0, 1, 2, kEos, 20, kEos}));
+  EXPECT_EQ(row.targets.size(), row.tokens.size());
+  EXPECT_EQ(row.bounds, (std::vector<int64_t>{0, 4, 6}));
+  EXPECT_EQ(row.counts, (std::vector<uint8_t>{0, 0, 0, 1, 0, 1}));
+  options.pad_token = kEos;
+  ASSERT_TRUE(Make(shards, options)->Get(0, row).ok());
+  EXPECT_EQ(row.counts, (std::vector<uint8_t>{0, 0, 1, 0, 1, 0}));
+}
+
 }  // namespace
 }  // namespace muster::trainer

@@ -22,7 +22,9 @@ class PairPacker : public Packer {
         note_(std::move(note)) {}
 
   int64_t rows_per_epoch() const override { return static_cast<int64_t>(pairs_.size()); }
-  int64_t row_length_max() const override { return 2 * (options_.max_length - 1); }
+  int64_t row_length_max() const override {
+    return 2 * (options_.max_length - (options_.scored ? 0 : 1));
+  }
   bool uniform() const override { return false; }
   bool pairs() const override { return true; }
   std::string note() const override { return note_; }
@@ -33,7 +35,10 @@ class PairPacker : public Packer {
     out.pair = pairs_[order_[row % rows_per_epoch()]];
     for (const int64_t document : {2 * out.pair, 2 * out.pair + 1}) {
       const int64_t tokens = std::min(shards_.document_length(document), options_.max_length);
-      if (absl::Status s = AppendItem(shards_, {document, 0, tokens - 1}, out); !s.ok()) return s;
+      if (absl::Status s = options_.scored ? AppendScored(document, tokens, out)
+                                           : AppendItem(shards_, {document, 0, tokens - 1}, out);
+          !s.ok())
+        return s;
     }
     return absl::OkStatus();
   }
@@ -43,6 +48,25 @@ class PairPacker : public Packer {
     std::iota(order_.begin(), order_.end(), 0);
     SplitMix64::ForEpoch(options_.seed, epoch).Shuffle(order_.data(), rows_per_epoch());
     epoch_ = epoch;
+  }
+
+  absl::Status AppendScored(int64_t document, int64_t n, Sequence& out) const {
+    std::vector<int64_t> tokens(n);
+    std::vector<uint8_t> counts(n);
+    if (absl::Status s = shards_.Read(document, 0, n, tokens.data(), counts.data()); !s.ok())
+      return s;
+    int64_t last = n - 1;
+    while (last > 0 && tokens[last] == options_.pad_token) --last;
+    std::fill(counts.begin(), counts.end(), 0);
+    counts[last] = 1;
+    out.tokens.insert(out.tokens.end(), tokens.begin(), tokens.end());
+    // Nothing is predicted; they are there because rows have targets.
+    out.targets.insert(out.targets.end(), tokens.begin() + 1, tokens.end());
+    out.targets.push_back(tokens[n - 1]);
+    out.counts.insert(out.counts.end(), counts.begin(), counts.end());
+    if (out.bounds.empty()) out.bounds.push_back(0);
+    out.bounds.push_back(static_cast<int64_t>(out.tokens.size()));
+    return absl::OkStatus();
   }
 
   const TokenShards& shards_;
@@ -79,6 +103,10 @@ absl::StatusOr<std::unique_ptr<Packer>> MakePairPacker(const TokenShards* shards
                          " tokens; make the shards again with `muster-trainer prepare`"));
       if (length <= options.max_length) continue;
       shortened = true;
+      if (options.scored) {
+        kept = false;
+        continue;
+      }
       const absl::StatusOr<bool> counts = Counts(*shards, document, options.max_length);
       if (!counts.ok()) return counts.status();
       kept &= *counts;
@@ -87,11 +115,18 @@ absl::StatusOr<std::unique_ptr<Packer>> MakePairPacker(const TokenShards* shards
     if (kept) pairs.push_back(pair);
   }
   if (pairs.empty())
-    return absl::InvalidArgumentError(absl::StrCat("every pair's prompt takes all of max_length ",
-                                                   options.max_length, "; raise max_length"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.scored ? "every pair is longer than max_length "
+                                    : "every pair's prompt takes all of max_length ",
+                     options.max_length, "; raise max_length"));
   std::string note;
   const int64_t lost = all - static_cast<int64_t>(pairs.size());
-  if (cut + lost > 0)
+  if (options.scored && lost > 0)
+    note = absl::StrCat("of ", all, " pairs, ", lost,
+                        " are left out, as an answer with its prompt "
+                        "is longer than max_length ",
+                        options.max_length, "; raise max_length to keep them");
+  else if (cut + lost > 0)
     note = absl::StrCat("of ", all, " pairs, ", cut, " lose their ends at max_length ",
                         options.max_length, ", and ", lost,
                         " are left out, as their prompts fill it; raise max_length to keep them");

@@ -74,6 +74,8 @@ void Assign(const Key& key, const json& value, TrainConfig& config, Problems& pr
     config.*(*member) = ParseLora(value, path, problems);
   } else if (const auto* member = std::get_if<DpoConfig TrainConfig::*>(&key.member)) {
     config.*(*member) = ParseDpo(value, path, problems);
+  } else if (const auto* member = std::get_if<RewardConfig TrainConfig::*>(&key.member)) {
+    config.*(*member) = ParseReward(value, path, problems);
   } else if (const auto* member = std::get_if<ParallelConfig TrainConfig::*>(&key.member)) {
     config.*(*member) = ParseParallel(value, path, problems);
   } else if (const auto* member = std::get_if<QuantizeConfig TrainConfig::*>(&key.member)) {
@@ -154,6 +156,8 @@ ordered_json TrainConfigSchema() {
       p = LoraSchema();
     } else if (std::holds_alternative<DpoConfig TrainConfig::*>(key.member)) {
       p = DpoSchema();
+    } else if (std::holds_alternative<RewardConfig TrainConfig::*>(key.member)) {
+      p = RewardSchema();
     } else if (std::holds_alternative<ParallelConfig TrainConfig::*>(key.member)) {
       p = ParallelSchema();
     } else if (std::holds_alternative<QuantizeConfig TrainConfig::*>(key.member)) {
@@ -301,25 +305,39 @@ void CheckPipeline(const TrainConfig& config, Problems& problems) {
 
 namespace {
 
-// What preferences don't go with.
-void CheckDpo(const json& value, const TrainConfig& config, Problems& problems) {
-  if (!config.dpo.on()) return;
-  const auto refuse = [&](const std::string& name, bool is_so, const char* why) {
+// What rows that are pairs don't go with: of dpo, or of reward.
+void CheckPairs(const json& value, const TrainConfig& config, Problems& problems) {
+  if (!config.OfPairs()) return;
+  const std::string kind = config.dpo.on() ? "dpo" : "reward";
+  const auto refuse = [&](const std::string& name, bool is_so, const std::string& why) {
     if (is_so) problems.push_back({"trainer." + name, why});
   };
-  refuse("dpo", value.contains("model"),
+  refuse("reward", config.dpo.on() && config.reward.on(),
+         "dpo and reward exclude each other, as a model has one head; keep one");
+  for (const char* name : {"packing", "document_mask", "max_row_length"})
+    refuse(name, value.contains(name),
+           absl::StrCat("with ", kind, " a row is a pair; leave it out"));
+  refuse("mixture", value.contains("mixture"),
+         absl::StrCat("is not supported yet with ", kind,
+                      "; prepare the inputs into one directory and give data"));
+  refuse("parallel.cp", config.parallel.cp > 1,
+         absl::StrCat("is not supported yet with ", kind,
+                      ", which sums over whole documents; use tp, or leave it out"));
+  refuse("cuda_graphs", config.cuda_graphs,
+         absl::StrCat("is not supported yet with ", kind, "; leave it out"));
+  refuse("z_loss", config.z_loss > 0,
+         absl::StrCat("is not supported yet with ", kind, "; leave it out"));
+  refuse("max_length", config.max_length == 1,
+         absl::StrCat("must be at least 2 with ", kind,
+                      ": a token of the prompt and one of the answer"));
+  refuse("dpo", config.dpo.on() && value.contains("model"),
          "the model that training starts from is the reference, too, and weights from scratch "
          "prefer nothing; give init instead of model");
-  for (const char* name : {"packing", "document_mask", "max_row_length"})
-    refuse(name, value.contains(name), "with dpo a row is a pair; leave it out");
-  refuse("mixture", value.contains("mixture"),
-         "is not supported yet with dpo; prepare the inputs into one directory and give data");
-  refuse("parallel.cp", config.parallel.cp > 1,
-         "is not supported yet with dpo, which sums over whole documents; use tp, or leave it out");
-  refuse("cuda_graphs", config.cuda_graphs, "is not supported yet with dpo; leave it out");
-  refuse("z_loss", config.z_loss > 0, "is not supported yet with dpo; leave it out");
-  refuse("max_length", config.max_length == 1,
-         "must be at least 2 with dpo: a token of the prompt and one of the answer");
+  refuse("reward", config.reward.on() && value.contains("model"),
+         "a reward model begins with a model that can read; give init instead of model");
+  refuse("lora", config.reward.on() && config.lora.on(),
+         "is not supported yet with reward, whose score would have to be trained beside adapters; "
+         "leave it out");
 }
 
 void CheckQuantize(const TrainConfig& config, Problems& problems) {
@@ -337,6 +355,14 @@ void CheckQuantize(const TrainConfig& config, Problems& problems) {
     problems.push_back({"trainer.offload",
                         "parameters is not supported with quantize: what is gathered from the host "
                         "are whole weights; use zero_stage: 3 without it, or offload: optimizer"});
+}
+
+void CheckFp8(const TrainConfig& config, Problems& problems) {
+  if (config.matmul != "fp8") return;
+  if (config.quantize.on)
+    problems.push_back({"trainer.matmul",
+                        "fp8 doesn't go with quantize: NF4's weights have a scale for 64 of them, "
+                        "and one for all would round them once more; leave one of the two out"});
 }
 
 // What keys mean together.
@@ -374,6 +400,7 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
   }
   CheckPipeline(config, problems);
   CheckQuantize(config, problems);
+  CheckFp8(config, problems);
   if (config.lora.on() && value.contains("model")) {
     problems.push_back(
         {"trainer.lora", "adapters stand beside trained weights; give init instead of model"});
@@ -426,119 +453,9 @@ TrainConfig ParseTrainConfig(const json& value, Problems& problems) {
   CheckSources(value, config, problems);
   CheckIdle(value, config, problems);
   CheckTogether(value, config, problems);
-  CheckDpo(value, config, problems);
+  CheckPairs(value, config, problems);
   CheckNumbers(config, problems);
   return config;
-}
-
-namespace {
-
-// What is about routers' biases, and the loss that models with them don't have.
-void CheckRouterBias(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
-  if (config.router_bias_speed > 0 && !model.experts.sigmoid)
-    problems.push_back({"trainer.router_bias_speed",
-                        absl::StrCat("is for models whose routers have biases (dots1), and this "
-                                     "one is of model_type ",
-                                     model.family, "; leave it out")});
-  else if (config.router_bias_speed > 0 && config.lora.on())
-    problems.push_back({"trainer.router_bias_speed",
-                        "with lora the model stays as it is, its routers' biases too; leave it "
-                        "out, or lora"});
-  if (model.experts.sigmoid &&
-      (config.router_aux_loss == "sequence" || config.router_aux_loss == "batch"))
-    problems.push_back(
-        {"trainer.router_aux_loss",
-         absl::StrCat(config.router_aux_loss, " is not supported for model_type ", model.family,
-                      ", whose experts are scored one by one; leave it out, and "
-                      "balance them by router_bias_speed: 0.001")});
-}
-
-// What is about experts.
-void CheckExperts(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
-  if (model.num_layers == 0) return;  // what is wrong with the model is said elsewhere
-  CheckRouterBias(config, model, problems);
-  const bool without = config.router_aux_loss == "none" || model.experts.count == 0 ||
-                       model.experts.sigmoid ||
-                       (config.router_aux_loss == "auto" && !model.experts.output_router_logits);
-  if (config.router_aux_loss_coef > 0 && without) {
-    problems.push_back({"trainer.router_aux_loss_coef",
-                        model.experts.count == 0
-                            ? "has no effect, as the model has no experts; leave it out"
-                        : model.experts.sigmoid
-                            ? "has no effect, as such a model has no such loss; leave it out"
-                            : "has no effect, as there is no such loss: the model's config.json "
-                              "doesn't ask for it; add router_aux_loss: sequence"});
-  }
-  if (model.experts.count == 0) {
-    if (config.router_aux_loss == "sequence" || config.router_aux_loss == "batch")
-      problems.push_back(
-          {"trainer.router_aux_loss",
-           absl::StrCat("is for models with experts (mixtral, qwen3_moe, dots1), and this one is "
-                        "of model_type ",
-                        model.family, "; leave it out")});
-    return;
-  }
-  if (config.dpo.on() && !without)
-    problems.push_back({"trainer.router_aux_loss",
-                        "the loss that balances experts is not supported yet with dpo; set "
-                        "router_aux_loss: none"});
-  if (config.quantize.on)
-    problems.push_back({"trainer.quantize",
-                        "is not supported yet for models with experts, whose weights are no "
-                        "linears for bitsandbytes; leave it out"});
-  if (config.cuda_graphs)
-    problems.push_back({"trainer.cuda_graphs",
-                        "a layer with experts is not recorded, as its products depend on what the "
-                        "router chose; leave it out"});
-  if (config.router_aux_loss == "batch" && config.parallel.pp > 1)
-    problems.push_back({"trainer.router_aux_loss",
-                        "batch counts all layers at once, and a stage of a pipeline has some of "
-                        "them; use sequence, or leave parallel.pp out"});
-}
-
-}  // namespace
-
-void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
-                 bool gpu_kernels, Problems& problems) {
-  CheckParallel(config.parallel, model, ranks, config.shard_size, "trainer.parallel", problems);
-  CheckExperts(config, model, problems);
-  const int64_t pp = config.parallel.pp;
-  const int in_stage = static_cast<int>(ranks % pp == 0 ? ranks / pp : ranks);
-  if (config.shard_size > 1 && ranks == 1) {
-    problems.push_back(
-        {"trainer.shard_size",
-         absl::StrCat("needs ", config.shard_size,
-                      " ranks, or a multiple of them, and this run has one; leave it out")});
-  } else if (config.shard_size > 0 && in_stage % config.shard_size != 0) {
-    std::string divisors;
-    for (int n = 1; n <= in_stage; ++n) {
-      if (in_stage % n == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", n);
-    }
-    problems.push_back({"trainer.shard_size",
-                        absl::StrCat(config.shard_size, " doesn't divide the ", in_stage, " ranks",
-                                     in_stage < ranks ? " of a stage" : "", "; use one of ",
-                                     divisors, ", or leave it out: all ranks share one copy")});
-  }
-  const int64_t tp = config.parallel.tp, unit = tp * config.parallel.cp;
-  if (config.shard_size > 0 && config.shard_size % unit != 0) {
-    problems.push_back({"trainer.shard_size",
-                        absl::StrCat(config.shard_size, " is no multiple of parallel.tp",
-                                     unit == tp ? "" : " times parallel.cp", ", ", unit,
-                                     ": ranks that share out a layer share one copy; use ",
-                                     (config.shard_size / unit + 1) * unit, ", or leave it out")});
-  }
-  if (gpus && config.offload == "none" && (!gpu_kernels || config.reference_ops)) {
-    const char* remedy =
-        gpu_kernels ? "leave out reference_ops"
-                    : "build with nvcc (deploy/setup.sh), use offload: optimizer, or leave it out";
-    if (config.masters == "split")
-      problems.push_back(
-          {"trainer.masters", absl::StrCat("split needs our own kernels on GPUs; ", remedy)});
-    if (config.moments != "fp32")
-      problems.push_back(
-          {"trainer.moments",
-           absl::StrCat(config.moments, " needs our own kernels on GPUs; ", remedy)});
-  }
 }
 
 std::vector<std::string> ChangedFields(const json& before, const json& now) {
@@ -568,7 +485,7 @@ int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share) {
     return std::max<int64_t>(1, std::min(config.micro_batch_size, share));
   const int64_t pp = config.parallel.pp;
   const int64_t most = pp == 1 ? share : share / (2 * pp);
-  const int64_t length = config.dpo.on() ? config.RowLength() : config.max_length;
+  const int64_t length = config.OfPairs() ? config.RowLength() : config.max_length;
   return std::max<int64_t>(1, std::min(8192 * config.parallel.cp / length, most));
 }
 

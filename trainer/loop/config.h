@@ -15,6 +15,7 @@
 #include "trainer/model/dpo_config.h"
 #include "trainer/model/lora_config.h"
 #include "trainer/model/quantize_config.h"
+#include "trainer/model/reward_config.h"
 
 namespace muster::trainer {
 
@@ -51,6 +52,7 @@ struct TrainConfig {
   std::string masters = "fp32";         // or split
   std::string moments = "fp32";         // or bf16, int8
   std::string gradient_dtype = "fp32";  // or bf16
+  std::string matmul = "dtype";         // or fp8: of the layers' linears
   std::string recompute = "none";       // or pointwise, keep_attention, full
   std::string offload = "none";         // or optimizer, parameters
   double z_loss = 0;
@@ -66,6 +68,7 @@ struct TrainConfig {
   QuantizeConfig quantize;
   LoraConfig lora;         // rank 0: everything is trained
   DpoConfig dpo;           // on: data is pairs, and each row is one
+  RewardConfig reward;     // the same
   std::string export_dir;  // key `export`; empty: none
   bool cuda_graphs = false;
   bool deterministic = false;
@@ -88,11 +91,16 @@ struct TrainConfig {
   int64_t DecaySteps() const;
   // The inputs with their weights: the mixture, or `data` alone.
   std::vector<MixturePart> Parts() const;
-  // How documents become rows: `packing`, or with dpo pairs.
-  std::string RowKind() const { return dpo.on() ? "pairs" : packing; }
+  // Whether a row is a pair.
+  bool OfPairs() const { return dpo.on() || reward.on(); }
+  // How documents become rows: `packing`, or pairs.
+  std::string RowKind() const { return OfPairs() ? "pairs" : packing; }
   // Tokens of the longest row.
   int64_t RowLength() const {
-    return dpo.on() ? 2 * (max_length - 1) : packing == "balanced" ? max_row_length : max_length;
+    return dpo.on()                ? 2 * (max_length - 1)
+           : reward.on()           ? 2 * max_length
+           : packing == "balanced" ? max_row_length
+                                   : max_length;
   }
 };
 
@@ -102,6 +110,9 @@ nlohmann::ordered_json TrainConfigSchema();
 
 // What doesn't go with its kind of pipeline.
 void CheckPipeline(const TrainConfig& config, Problems& problems);
+
+// What is wrong with a GPU of this compute capability (89: 8.9) for the configuration.
+void CheckGpu(const TrainConfig& config, int capability, Problems& problems);
 
 // What is wrong with the configuration for this model and this many ranks.
 // `gpu_kernels`: whether this program has kernels for them.

@@ -25,6 +25,12 @@ std::vector<Key> DataKeys() {
        "Train on preferences (DPO): data is pairs of a chosen and a rejected answer to a prompt, "
        "and global_batch_size and micro_batch_size count pairs. Needs init, whose model is the "
        "reference, too. {}: all defaults."},
+      {"reward", &C::reward,
+       "Train a reward model on preferences: data is pairs, as with dpo, and the head is a score "
+       "of "
+       "an answer at its last token. init is a model for sequence classification with one label, "
+       "or "
+       "one for causal language modelling, whose head is left. {}: all defaults."},
       {"packing",
        &C::packing,
        "How documents become sequences. wrapped: one stream, cut every max_length tokens; bfd: "
@@ -150,6 +156,16 @@ std::vector<Key> MemoryKeys() {
        0,
        false,
        {"fp32", "bf16"}},
+      {"matmul",
+       &C::matmul,
+       "Numbers that the layers' linears multiply. fp8: in 8 bits with one scale a tensor, weights "
+       "and activations as e4m3, gradients as e5m2, summed in fp32; embeddings, norms and the head "
+       "stay in dtype. On GPUs of compute capability 8.9 and later (and slowly on CPUs).",
+       false,
+       0,
+       0,
+       false,
+       {"dtype", "fp8"}},
       {"masters",
        &C::masters,
        "With dtype: bf16, how the exact weights are kept. split: as the bf16 weight and 16 bits "
@@ -311,6 +327,8 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"profile", "use profile_steps"},
       {"bf16", "use dtype: bf16"},
       {"fp16", "fp16 is not supported; use dtype: bf16"},
+      {"fp8", "use matmul: fp8"},
+      {"float8", "use matmul: fp8"},
       {"optim", "AdamW is the optimizer; leave it out"},
       {"adam_beta", "use adam_beta1 and adam_beta2"},
       {"beta1", "use adam_beta1"},
@@ -330,6 +348,8 @@ const std::vector<std::pair<std::string, std::string>>& Hints() {
       {"beta", "use dpo: {beta: …}"},
       {"loss_type", "use dpo: {loss_type: …}"},
       {"ref_model", "use dpo: the reference is the model of init"},
+      {"center_rewards_coefficient", "use reward: {center_rewards_coefficient: …}"},
+      {"num_labels", "use reward: {}, which has one"},
       {"lora_r", "use lora: {rank: …}"},
       {"lora_rank", "use lora: {rank: …}"},
       {"lora_alpha", "use lora: {alpha: …}"},

@@ -19,7 +19,7 @@ struct Key {
                bool TrainConfig::*, std::optional<nlohmann::json> TrainConfig::*,
                std::vector<MixturePart> TrainConfig::*, LoraConfig TrainConfig::*,
                ParallelConfig TrainConfig::*, DpoConfig TrainConfig::*,
-               QuantizeConfig TrainConfig::*>
+               QuantizeConfig TrainConfig::*, RewardConfig TrainConfig::*>
       member;
   const char* description;
   bool required = false;

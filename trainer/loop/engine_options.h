@@ -48,6 +48,8 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config, const ModelCon
   options.balance = BalanceOf(config, model);
   options.count_tokens = config.router_bias_speed > 0;
   options.dpo = config.dpo;
+  options.fp8 = config.matmul == "fp8";
+  options.reward = config.reward;
   options.pipeline = config.parallel.pipeline;
   options.chunks = static_cast<int>(config.parallel.Chunks());
   return options;

@@ -1,6 +1,7 @@
 #include "trainer/loop/estimate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "trainer/data/batches.h"
 #include "trainer/loop/engine_options.h"
@@ -87,7 +88,7 @@ struct Setting {
   }
   int64_t Length() const { return config.RowLength(); }
   // Of the longest sequence that attends to itself.
-  int64_t Attended() const { return config.dpo.on() ? config.max_length : Length(); }
+  int64_t Attended() const { return config.OfPairs() ? config.max_length : Length(); }
   // Of a row, that a rank has; and the most keys that its queries see, in the mean.
   int64_t RowTokens() const { return (Length() + Parts() - 1) / Parts(); }
   int64_t Keys() const {
@@ -204,6 +205,22 @@ int64_t PutOffElements(const Setting& s) {
              own.num_layers;
 }
 
+// Bytes of a linear's operands in 8 bits, as rows and as columns, and of what they are made of and
+// make, at most at once in a layer's backward (ops/fp8.h).
+int64_t Fp8Bytes(const Setting& s, int64_t tokens) {
+  if (!s.options.fp8) return 0;
+  const ModelConfig own = SlicedConfig(s.model, s.Part().slice, s.ExpertRanks());
+  const int64_t d = own.hidden_size, f = own.intermediate_size, q = own.num_heads * own.head_dim,
+                kv = own.num_kv_heads * own.head_dim;
+  int64_t most = 0;
+  for (const auto& [in, out] : {std::pair(d, q + 2 * kv), {q, d}, {d, 2 * f}, {f, d}}) {
+    const int64_t rows = tokens * (in + out), weights = in * out;
+    most = std::max(
+        most, rows + std::max({4 * tokens * std::max(in, out), rows + 4 * weights, 6 * weights}));
+  }
+  return most;
+}
+
 // Bytes of the activations that are kept and of what works on them.
 struct WorkEstimate {
   int64_t kept = 0, widest = 0, holes = 0, tables = 0;
@@ -244,12 +261,15 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
   // Of the layer whose backward runs all is there, recomputed or not.
   // What is gathered stands beside what a call takes of it, and its gradient in fp32, as it is made
   // and as it is received.
-  const int64_t layer_work =
-      tokens * element * layer_elements + s.GatheredNumbers(micro_batch) * (3 * element + 2 * 4);
+  const int64_t layer_work = tokens * element * layer_elements +
+                             s.GatheredNumbers(micro_batch) * (3 * element + 2 * 4) +
+                             Fp8Bytes(s, tokens);
   const int64_t head_work =
-      flats.head ? tokens * element * 3 * model.hidden_size +
-                       chunk * vocabulary * (logits_in_place ? element : 8 + (element == 2 ? 4 : 0))
-                 : 0;
+      !flats.head ? 0
+      : model.score
+          ? tokens * (element + 4) * 2 * model.hidden_size
+          : tokens * element * 3 * model.hidden_size +
+                chunk * vocabulary * (logits_in_place ? element : 8 + (element == 2 ? 4 : 0));
   const int64_t layers_kept = in_flight.layers * kept + in_flight.put_off * PutOffElements(s);
   WorkEstimate e;
   e.kept = tokens * element *

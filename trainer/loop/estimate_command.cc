@@ -295,7 +295,7 @@ std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConf
       e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained")
                                            : "",
       ", ", ranks, ranks == 1 ? " rank, " : " ranks, ", e.micro_batches, " x ", e.micro_batch,
-      config.dpo.on() ? " pairs of sequences of " : " sequences of ", config.max_length,
+      config.OfPairs() ? " pairs of sequences of " : " sequences of ", config.max_length,
       " tokens a rank and step",
       config.parallel.cp > 1 ? absl::StrCat(", in ", config.parallel.cp, " parts") : "", "\n");
   char line[160];
@@ -371,6 +371,7 @@ int RunEstimate(const EstimateOptions& options) {
             WithoutQuantization(*its, config.quantize, "trainer.init/config.json", problems),
             "trainer.init/config.json", /*strict=*/false, problems);
     }
+    model.score |= config.reward.on();
     CheckLayout(config, model, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
     if (!config.lora.target_modules.empty() && model.num_layers > 0)
       TargetModules(model, config.lora, "trainer.lora", problems);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "trainer/loop/engine_options.h"
@@ -31,7 +32,7 @@ Reporter::Reporter(const Setup& setup, World& world, Progress& progress, int64_t
 bool Reporter::IsTold(const StepReport& report) const {
   return world_.rank() == 0 &&
          (report.step % setup_.config.log_interval == 0 || report.step == setup_.config.max_steps ||
-          report.eval_loss || !report.skipped.empty());
+          report.evaluated || !report.skipped.empty());
 }
 
 void Reporter::Report(const StepReport& report, const StepBatches& batches) {
@@ -74,15 +75,23 @@ void Reporter::Report(const StepReport& report, const StepBatches& batches) {
 
 namespace {
 
-// TRL's names.
-void AddPairs(const PairMeans& means, ordered_json& line, std::string& text) {
+using Named = std::pair<const char*, double>;
+
+// TRL's names: DPOTrainer's, and RewardTrainer's.
+std::vector<Named> OfDpo(const PairMeans& means) {
   const auto [chosen, rejected, right, chosen_logps, rejected_logps] = means;
-  for (const auto& [name, value] : {std::pair("rewards/chosen", chosen),
-                                    {"rewards/rejected", rejected},
-                                    {"rewards/accuracies", right},
-                                    {"rewards/margins", chosen - rejected},
-                                    {"logps/chosen", chosen_logps},
-                                    {"logps/rejected", rejected_logps}}) {
+  return {{"rewards/chosen", chosen},     {"rewards/rejected", rejected},
+          {"rewards/accuracies", right},  {"rewards/margins", chosen - rejected},
+          {"logps/chosen", chosen_logps}, {"logps/rejected", rejected_logps}};
+}
+std::vector<Named> OfReward(const PairMeans& means) {
+  const auto [chosen, rejected, right, none, none_either] = means;
+  return {
+      {"accuracy", right}, {"margin", chosen - rejected}, {"mean_reward", (chosen + rejected) / 2}};
+}
+
+void Add(const std::vector<Named>& values, ordered_json& line, std::string& text) {
+  for (const auto& [name, value] : values) {
     line[name] = value;
     char buffer[64];
     std::snprintf(buffer, sizeof buffer, " %s=%.9g", name, value);
@@ -93,18 +102,11 @@ void AddPairs(const PairMeans& means, ordered_json& line, std::string& text) {
 }  // namespace
 
 void Reporter::AddOptional(const StepReport& report, ordered_json& line, std::string& text) const {
-  char buffer[64];
-  if (setup_.config.dpo.on()) AddPairs(report.pairs, line, text);
-  if (setup_.config.z_loss > 0) {
-    line["z_loss"] = report.z_loss;
-    std::snprintf(buffer, sizeof buffer, " z_loss=%.9g", report.z_loss);
-    text += buffer;
-  }
-  if (BalanceOf(setup_.config, setup_.model).kind != BalanceKind::kNone) {
-    line["aux_loss"] = report.aux_loss;
-    std::snprintf(buffer, sizeof buffer, " aux_loss=%.9g", report.aux_loss);
-    text += buffer;
-  }
+  if (setup_.config.dpo.on()) Add(OfDpo(report.pairs), line, text);
+  if (setup_.config.reward.on()) Add(OfReward(report.pairs), line, text);
+  if (setup_.config.z_loss > 0) Add({{"z_loss", report.z_loss}}, line, text);
+  if (BalanceOf(setup_.config, setup_.model).kind != BalanceKind::kNone)
+    Add({{"aux_loss", report.aux_loss}}, line, text);
   if (!report.skipped.empty()) {
     line["skipped"] = report.skipped;
     text += absl::StrCat(" skipped_steps=", report.skipped_steps);
@@ -113,11 +115,9 @@ void Reporter::AddOptional(const StepReport& report, ordered_json& line, std::st
     line["graph_replays"] = report.graph_replays;
     text += absl::StrCat(" graph_replays=", report.graph_replays);
   }
-  if (report.eval_loss) {
-    line["eval_loss"] = *report.eval_loss;
-    std::snprintf(buffer, sizeof buffer, " eval_loss=%.9g", *report.eval_loss);
-    text += buffer;
-  }
+  if (report.evaluated) Add({{"eval_loss", report.evaluated->loss}}, line, text);
+  if (report.evaluated && setup_.config.reward.on())
+    Add({{"eval_accuracy", report.evaluated->accuracy}}, line, text);
 }
 
 void Reporter::AddMfu(const StepBatches& batches, double tokens_per_s, ordered_json& line,

@@ -16,6 +16,12 @@
 
 namespace muster::trainer {
 
+// Means over what was evaluated on: targets, or pairs.
+struct Evaluated {
+  double loss = 0;
+  double accuracy = 0;  // with reward: the share of pairs whose chosen answer has the higher one
+};
+
 // What a step is reported with, beside its batches.
 struct StepReport {
   int64_t step = 0;  // its number, from 1
@@ -25,9 +31,9 @@ struct StepReport {
                                        // waited
   std::string skipped;                 // why there was no update
   int64_t skipped_steps = 0;           // so far
-  std::optional<double> eval_loss;
+  std::optional<Evaluated> evaluated;
   int64_t graph_replays = 0;
-  PairMeans pairs = {};  // with dpo
+  PairMeans pairs = {};  // with dpo or reward
 };
 
 // Not thread-safe.

@@ -10,6 +10,7 @@
 #include "trainer/data/packing.h"
 #include "trainer/model/init.h"
 #include "trainer/model/lora.h"
+#include "trainer/model/reward.h"
 
 namespace muster::trainer {
 namespace {
@@ -26,6 +27,8 @@ void BeginWithout(const Setup& setup, Engine& engine) {
       setup.init_weights->Read(*flat);
     else
       InitialiseMasters(*flat, seed, setup.model.initializer_range);
+    if (setup.model.score && !setup.init_weights->Has(kScoreName))
+      DrawParameter(*flat, kScoreName, seed, setup.model.initializer_range);
   }
 }
 

@@ -261,8 +261,8 @@ bool Run::Steps() {
       if (step_ == config_.max_steps && saving_.on())
         saving_.SaveNow(State());  // first what may not be lost
       const Range range([] { return "evaluate"; });
-      report.eval_loss = Evaluate();
-      stop = !report.eval_loss;
+      report.evaluated = Evaluate();
+      stop = !report.evaluated;
     }
     reporter_.Report(report, batches);
     stop = stop && step_ < config_.max_steps;
@@ -291,10 +291,10 @@ double Run::TakeWaited() {
   return waited_s;
 }
 
-// Mean loss over the targets, or pairs, of the rows to evaluate on, or none if a stop was requested
+// Means over the targets, or pairs, of the rows to evaluate on, or none if a stop was requested
 // meanwhile; collective, the same on every rank.
-std::optional<double> Run::Evaluate() {
-  double loss = 0;
+std::optional<Evaluated> Run::Evaluate() {
+  double loss = 0, right = 0;
   int64_t averaged = 0;
   for (size_t i = 0; i < evaluations_.size(); ++i) {
     auto& [reader, rows] = evaluations_[i];
@@ -305,13 +305,18 @@ std::optional<double> Run::Evaluate() {
                                                                      : evaluations_references_[i]);
       loss += engine_.Evaluate(batches->micro) * static_cast<double>(batches->averaged);
       averaged += batches->averaged;
+      PairMeans means = {};
+      for (const BatchMeta& batch : batches->micro) AddPairs(batch, means);
+      right += means[2] * static_cast<double>(batches->averaged);
       TakeWaited();  // it is no step's
       if (OnAny(world_, StopRequested())) return std::nullopt;
     }
   }
-  double sum = 0;
-  for (const std::vector<double>& row : world_.GatherRows({loss})) sum += row[0];
-  return sum / static_cast<double>(std::max<int64_t>(1, averaged));
+  Evaluated sum;
+  for (const std::vector<double>& row : world_.GatherRows({loss, right}))
+    sum.loss += row[0], sum.accuracy += row[1];
+  const auto count = static_cast<double>(std::max<int64_t>(1, averaged));
+  return Evaluated{sum.loss / count, sum.accuracy / count};
 }
 
 // A profile that can't be written is no reason to end a run.

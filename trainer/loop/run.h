@@ -58,7 +58,7 @@ class Run {
   void Update(const StepExchange& all, StepReport& report);
   bool EvaluationIsDue() const;
   double TakeWaited();
-  std::optional<double> Evaluate();
+  std::optional<Evaluated> Evaluate();
   void TellProfile(const absl::StatusOr<std::string>& path);
   void DumpTokens();
 

@@ -133,10 +133,12 @@ void CheckInit(Setup& setup, Problems& problems) {
   for (const std::string& key : ignored)
     std::fprintf(stderr, "trainer.init/config.json: %s is not known and ignored\n", key.c_str());
   if (problems.size() > before) return;
+  setup.model.score |= setup.config.reward.on();
   setup.init_directory = directory;
   setup.init_weights = std::make_shared<HuggingFaceWeights>(HuggingFaceWeights::Open(
       directory, MakeLayout(setup.model, {.linears_apart = setup.config.quantize.on}).flats,
-      setup.model.tie_word_embeddings, "trainer.init", problems, setup.config.quantize.nested));
+      setup.model.tie_word_embeddings, "trainer.init", problems, setup.config.quantize.nested,
+      /*draws_score=*/setup.config.reward.on()));
 }
 
 // What a token costs beside attention, in pairs of tokens that attend: 2 flops a weight against 4 a
@@ -159,14 +161,17 @@ std::unique_ptr<TokenShards> OpenData(const Setup& setup, const std::string& dir
   }
   auto shards = std::make_unique<TokenShards>(*std::move(opened));
   if (shards->has_pairs() != (options.kind == "pairs")) {
+    const char* kind = setup.config.dpo.on() ? "dpo" : "reward";
     problems.push_back(
         {path, shards->has_pairs()
                    ? absl::StrCat(directory,
                                   " holds pairs of a chosen and a rejected answer, which dpo: {} "
-                                  "trains on; add that, or prepare prompts with completions")
-                   : absl::StrCat(directory,
-                                  " holds no pairs, which dpo trains on; prepare records with "
-                                  "prompt, chosen and rejected, or leave dpo out")});
+                                  "and reward: {} train on; add one of them, or prepare prompts "
+                                  "with completions")
+                   : absl::StrCat(directory, " holds no pairs, which ", kind,
+                                  " trains on; prepare records with prompt, chosen and rejected, "
+                                  "or leave ",
+                                  kind, " out")});
     return shards;
   }
   if (options.max_length > 0) {
@@ -196,6 +201,9 @@ void CheckData(Setup& setup, Problems& problems) {
                          config.global_batch_size,
                          1};
   if (setup.model.vocab_size > 1) options.linear_work = LinearWork(setup.model);
+  options.scored = config.reward.on();
+  if (const json pad = setup.model.token_ids.value("pad_token_id", json()); pad.is_number_integer())
+    options.pad_token = pad.get<int64_t>();
   std::vector<std::unique_ptr<Packer>> packers;
   std::vector<double> weights;
   for (const MixturePart& part : config.Parts()) {

@@ -97,6 +97,8 @@ Request ReadRequest(const TrainOptions& options, Problems& problems) {
     request.device = chosen.value_or(at::kCPU);
     CheckLayout(request.setup.config, request.setup.model, info->size, request.device.is_cuda(),
                 ops::fused::Compiled(), problems);
+    if (request.device.is_cuda())
+      CheckGpu(request.setup.config, ComputeCapability(request.device), problems);
   }
   CheckFlags(options, info.ok() && info->rank == 0, request.setup.config, problems);
   return request;

@@ -149,6 +149,8 @@ std::vector<std::string> ModelConfig::DifferencesFrom(const ModelConfig& o) cons
   compare("rope_theta", rope_theta, o.rope_theta);
   if (rope != o.rope) found.emplace_back("the scaling of RoPE differs");
   compare("tie_word_embeddings", tie_word_embeddings, o.tie_word_embeddings);
+  if (score != o.score)
+    found.push_back(score ? "head is a score, not of tokens" : "head is of tokens, not a score");
   if (qkv_bias != o.qkv_bias || out_bias != o.out_bias || mlp_bias != o.mlp_bias)
     found.emplace_back("other linears have biases");
   if (family == o.family) compare("the norms of q and k", qk_norm, o.qk_norm);
@@ -192,7 +194,8 @@ int64_t ParametersWith(const ModelConfig& c, int64_t experts) {
                          3 * c.hidden_size * (experts * c.experts.width + c.experts.shared_width);
   const int64_t sparse_layers = c.NumSparseLayers();
   return c.num_layers * layer + sparse_layers * sparse + (c.num_layers - sparse_layers) * dense +
-         c.hidden_size + c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2);
+         c.hidden_size + (c.score ? c.hidden_size : 0) +
+         c.vocab_size * c.hidden_size * (c.tie_word_embeddings || c.score ? 1 : 2);
 }
 
 }  // namespace
@@ -282,6 +285,19 @@ void ParseExtras(ConfigReader& r, const FamilyFields& family, ModelConfig& confi
           absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
 }
 
+// Whether the class is the family's for sequence classification; complains of more than one label.
+bool ParseScore(ConfigReader& r, const FamilyFields& family) {
+  const json& labels = r.At("id2label");
+  const json& count = r.At("num_labels");
+  if (r.At("architectures") != json::array({ScoreArchitecture(family)})) return false;
+  const bool one = count.is_null() ? labels.is_object() && labels.size() == 1 : count == 1;
+  if (!one)
+    r.Bad("id2label",
+          "a model for sequence classification needs one label here, its reward; save "
+          "it with num_labels=1");
+  return true;
+}
+
 // The family that model_type and architectures name; complains where they name none that can be
 // trained, or two.
 const FamilyFields& ParseFamily(ConfigReader& r, bool strict) {
@@ -289,7 +305,9 @@ const FamilyFields& ParseFamily(ConfigReader& r, bool strict) {
   const json& names = r.At("architectures");
   const FamilyFields* family = nullptr;
   for (const FamilyFields& one : kFamilies) {
-    if (type.is_null() ? names == json::array({one.architecture}) : type == one.model_type)
+    if (type.is_null() ? names == json::array({one.architecture}) ||
+                             names == json::array({ScoreArchitecture(one)})
+                       : type == one.model_type)
       family = &one;
   }
   if (type.is_null() && names.is_null()) {
@@ -307,7 +325,8 @@ const FamilyFields& ParseFamily(ConfigReader& r, bool strict) {
                                           FamilyNames(&FamilyFields::architecture)));
     return kFamilies[0];
   }
-  if (!names.is_null() && names != json::array({family->architecture})) {
+  if (!names.is_null() && names != json::array({family->architecture}) &&
+      names != json::array({ScoreArchitecture(*family)})) {
     r.Bad("architectures",
           absl::StrCat(names.dump(), " can't be trained with model_type ", family->model_type,
                        "; [\"", family->architecture, "\"] can"));
@@ -421,6 +440,7 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   ConfigReader r(value, path, problems);
   const FamilyFields& family = ParseFamily(r, strict);
   config.family = family.model_type;
+  config.score = ParseScore(r, family);
   config.vocab_size = r.Size("vocab_size", 1, true);
   config.hidden_size = r.Size("hidden_size", 1, true);
   config.intermediate_size = r.Size("intermediate_size", 1, true);

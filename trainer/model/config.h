@@ -87,6 +87,7 @@ struct ModelConfig {
   double rope_theta = 10000;
   RopeScaling rope;
   bool tie_word_embeddings = false;
+  bool score = false;  // its head is a score of a document (ForSequenceClassification, one label)
   bool qkv_bias = false, out_bias = false, mlp_bias = false;
   bool qk_norm = false;  // heads of q and k are normed before they are rotated
   int64_t sliding_window =

@@ -68,6 +68,7 @@ void AddIgnored(ordered_json& properties) {
                            "is_encoder_decoder",
                            "chunk_size_feed_forward",
                            "problem_type",
+                           "num_labels",
                            "_attn_implementation",
                            "_attn_implementation_autoset",
                            "is_decoder",
@@ -155,8 +156,12 @@ ordered_json ModelSchema() {
 nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::string& dtype) {
   nlohmann::ordered_json out;
   const FamilyFields& family = FieldsOfFamily(config.family);
-  out["architectures"] = {family.architecture};
+  out["architectures"] = {config.score ? ScoreArchitecture(family) : family.architecture};
   out["model_type"] = family.model_type;
+  if (config.score) {
+    out["id2label"] = {{"0", "LABEL_0"}};
+    out["label2id"] = {{"LABEL_0", 0}};
+  }
   out["vocab_size"] = config.vocab_size;
   out["hidden_size"] = config.hidden_size;
   out["intermediate_size"] = config.intermediate_size;

@@ -53,6 +53,12 @@ inline constexpr FamilyFields kFamilies[] = {
      kDeepSeekWords, 1e-6, 10000, 62},
 };
 
+// The family's class for sequence classification.
+inline std::string ScoreArchitecture(const FamilyFields& family) {
+  const std::string causal = family.architecture;
+  return causal.substr(0, causal.find("ForCausalLM")) + "ForSequenceClassification";
+}
+
 // The first of them where none has the name.
 inline const FamilyFields& FieldsOfFamily(const std::string& model_type) {
   for (const FamilyFields& family : kFamilies) {

@@ -13,6 +13,7 @@
 #include "trainer/model/pairs.h"
 #include "trainer/model/parts.h"
 #include "trainer/model/projection.h"
+#include "trainer/model/reward.h"
 #include "trainer/model/vocab.h"
 #include "trainer/parallel/pipeline.h"
 
@@ -290,7 +291,9 @@ class LlamaLikeFamily : public Family {
     }
     BlockLayout head(slice, layout);
     head.Keep("model.norm.weight", {config.hidden_size});
-    if (config.tie_word_embeddings)
+    if (config.score)
+      head.Keep(kScoreName, {1, config.hidden_size}, /*weight_decay=*/true);
+    else if (config.tie_word_embeddings)
       head.Share(0);
     else
       head.Cut("lm_head.weight", table, 0, config.vocab_size, true);
@@ -323,8 +326,11 @@ class LlamaLikeFamily : public Family {
           mask = ops::MakeCausalMask(config, options.max_length, memory, tables.window);
         tables.mask = mask;
         blocks.push_back(std::make_unique<LayerBlock>(
-            AttentionPart(own, layer, list, adapters, tables, options.tensor, options.context),
+            AttentionPart(own, layer, list, adapters, tables, LinearsOf(options)),
             MakeFeedForward(own, layer, list, adapters, options)));
+      } else if (config.score) {
+        blocks.push_back(
+            MakeRewardHead(config, Parameter(*list[0], 0), Parameter(*list[0], 1), options));
       } else {
         // The projection is the last of the norm's flat, or has one: of slices, or the embedding's.
         blocks.push_back(std::make_unique<HeadBlock>(
@@ -346,6 +352,9 @@ class LlamaLikeFamily : public Family {
   }
 
  private:
+  static LinearOptions LinearsOf(const BlockOptions& options) {
+    return {options.tensor, options.context, options.fp8};
+  }
   static std::unique_ptr<const FeedForward> MakeFeedForward(const ModelConfig& config,
                                                             int64_t layer, const FlatList& flats,
                                                             const Adapters& adapters,
@@ -353,7 +362,7 @@ class LlamaLikeFamily : public Family {
     if (config.HasExperts(layer))
       return std::make_unique<MoePart>(config, layer, flats, adapters, options.tensor,
                                        options.experts);
-    return std::make_unique<MlpPart>(config, layer, flats, adapters, options.tensor);
+    return std::make_unique<MlpPart>(config, layer, flats, adapters, LinearsOf(options));
   }
 };
 
@@ -382,7 +391,7 @@ std::vector<int> CutBlocks(const ModelConfig& config, int stretches) {
   // In 64ths of a layer, whose squares don't overflow.
   constexpr int64_t kLayer = 64;
   const int64_t most = *std::max_element(costs.begin(), costs.end());
-  const int64_t head = kLayer * d * config.vocab_size / most;
+  const int64_t head = kLayer * d * (config.score ? 1 : config.vocab_size) / most;
   for (int64_t& cost : costs) cost = std::max<int64_t>(1, kLayer * cost / most);
   std::vector<int> first = CutLayers(costs, head, stretches);
   for (size_t i = 1; i < first.size(); ++i) first[i] += i + 1 == first.size() ? 2 : 1;

@@ -11,6 +11,7 @@
 #include "trainer/model/blocks.h"
 #include "trainer/model/config.h"
 #include "trainer/model/dpo_config.h"
+#include "trainer/model/reward_config.h"
 #include "trainer/parallel/expert_group.h"
 #include "trainer/parallel/flat_param.h"
 
@@ -23,6 +24,8 @@ struct BlockOptions {
   at::Device device = at::kCPU;
   double z_loss = 0;
   DpoConfig dpo = {};
+  bool fp8 = false;  // products of the layers' linears are of numbers in 8 bits
+  RewardConfig reward = {};
 };
 
 // Elements a token that a layer keeps for its backward, by part.

@@ -58,4 +58,18 @@ void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev) {
   flat.SetOwned(FlatParam::kMaster, host);
 }
 
+void DrawParameter(FlatParam& flat, const std::string& name, uint64_t seed, double stddev) {
+  at::Tensor host;
+  for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
+    if (flat.layout().segments()[piece.segment].name != name) continue;
+    if (!host.defined())
+      host = flat.Owned(FlatParam::kMaster)
+                 .to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    ForEachRun(flat.layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
+      FillNormal(seed, name, stddev, in_parameter, count, host.data_ptr<float>() + at);
+    });
+  }
+  if (host.defined()) flat.SetOwned(FlatParam::kMaster, host);
+}
+
 }  // namespace muster::trainer

@@ -24,4 +24,7 @@ void FillUniform(uint64_t seed, const std::string& name, int64_t begin, int64_t 
 // transformers does.
 void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev);
 
+// Draws the parameter `name` of a flat that has it, and leaves the others.
+void DrawParameter(FlatParam& flat, const std::string& name, uint64_t seed, double stddev);
+
 }  // namespace muster::trainer

@@ -152,7 +152,7 @@ std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer) 
 }
 
 std::vector<LinearModule> HeadLinears(const ModelConfig& model) {
-  if (model.tie_word_embeddings) return {};
+  if (model.tie_word_embeddings || model.score) return {};
   return {{"lm_head", model.hidden_size, model.vocab_size, 0, model.vocab_size}};
 }
 

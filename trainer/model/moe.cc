@@ -36,10 +36,10 @@ MoePart::MoePart(const ModelConfig& config, int64_t layer, const FlatList& flats
   if (experts_.sigmoid) router_bias_ = Parameter(flats, RouterBiasName(config, layer));
   if (experts_.shared > 0) {
     const auto name = [&](const char* linear) { return SharedExpertsName(config, layer, linear); };
-    shared_gate_up_ = Projection(flats, {name("gate_proj"), name("up_proj")}, adapters, tensor,
+    shared_gate_up_ = Projection(flats, {name("gate_proj"), name("up_proj")}, adapters, {tensor},
                                  Projection::Slices::kOfOutputs);
     shared_down_ =
-        Projection(flats, {name("down_proj")}, adapters, tensor, Projection::Slices::kOfInputs);
+        Projection(flats, {name("down_proj")}, adapters, {tensor}, Projection::Slices::kOfInputs);
   }
   const int64_t own = experts_.count / group.size(), first = group.rank() * own;
   gate_up_ = Parameter(flats, ExpertName(config, layer, first, ExpertMatrix::kGate),

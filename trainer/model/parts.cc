@@ -15,18 +15,19 @@ std::string LayerPrefix(int64_t layer) { return absl::StrCat("model.layers.", la
 
 AttentionPart::AttentionPart(const ModelConfig& config, int64_t layer, const FlatList& flats,
                              const Adapters& adapters, AttentionTables tables,
-                             const TensorGroup& tensor, const TensorGroup& context)
+                             const LinearOptions& options)
     : config_(config),
-      alone_(tensor.size() == 1 && context.size() == 1),
-      context_(context),
+      alone_(options.tensor.size() == 1 && options.context.size() == 1),
+      context_(options.context),
       tables_(std::move(tables)) {
   const std::string attention = LayerPrefix(layer) + "self_attn.";
   norm_ = Parameter(flats, LayerPrefix(layer) + "input_layernorm.weight");
   q_norm_ = Parameter(flats, attention + "q_norm.weight");
   k_norm_ = Parameter(flats, attention + "k_norm.weight");
   qkv_ = Projection(flats, {attention + "q_proj", attention + "k_proj", attention + "v_proj"},
-                    adapters, tensor, Projection::Slices::kOfOutputs);
-  out_ = Projection(flats, {attention + "o_proj"}, adapters, tensor, Projection::Slices::kOfInputs);
+                    adapters, options, Projection::Slices::kOfOutputs);
+  out_ =
+      Projection(flats, {attention + "o_proj"}, adapters, options, Projection::Slices::kOfInputs);
 }
 
 bool AttentionPart::IsKept(int slot, RecomputeMode mode) {
@@ -176,13 +177,13 @@ at::Tensor AttentionPart::Backward(const at::Tensor& d_out, const BatchMeta& met
 }
 
 MlpPart::MlpPart(const ModelConfig& config, int64_t layer, const FlatList& flats,
-                 const Adapters& adapters, const TensorGroup& tensor)
+                 const Adapters& adapters, const LinearOptions& options)
     : epsilon_(config.rms_norm_eps) {
   const std::string mlp = LayerPrefix(layer) + "mlp.";
   norm_ = Parameter(flats, LayerPrefix(layer) + "post_attention_layernorm.weight");
-  gate_up_ = Projection(flats, {mlp + "gate_proj", mlp + "up_proj"}, adapters, tensor,
+  gate_up_ = Projection(flats, {mlp + "gate_proj", mlp + "up_proj"}, adapters, options,
                         Projection::Slices::kOfOutputs);
-  down_ = Projection(flats, {mlp + "down_proj"}, adapters, tensor, Projection::Slices::kOfInputs);
+  down_ = Projection(flats, {mlp + "down_proj"}, adapters, options, Projection::Slices::kOfInputs);
 }
 
 int64_t MlpPart::Width(int slot, const ModelConfig& config, int slices) {

@@ -48,8 +48,7 @@ class AttentionPart {
   };
   // `config`: of this rank's slice (SlicedConfig).
   AttentionPart(const ModelConfig& config, int64_t layer, const FlatList& flats,
-                const Adapters& adapters, AttentionTables tables, const TensorGroup& tensor,
-                const TensorGroup& context);
+                const Adapters& adapters, AttentionTables tables, const LinearOptions& options);
 
   // Computes what isn't in `saved`, where kX is, up to kResult.
   void Recompute(const BatchMeta& meta, SavedPart saved) const;
@@ -112,7 +111,7 @@ class MlpPart : public FeedForward {
  public:
   enum Slot { kMiddle, kNorm, kRstd, kGateUp, kAct, kCount };
   MlpPart(const ModelConfig& config, int64_t layer, const FlatList& flats, const Adapters& adapters,
-          const TensorGroup& tensor);
+          const LinearOptions& options);
 
   int slots() const override { return kCount; }
   bool Complete(const BatchMeta& meta, SavedPart saved) const override;

@@ -71,10 +71,12 @@ bool Dropout::DrawsOnHost(const at::Tensor& weight) const {
 }
 
 Projection::Projection(const FlatList& flats, const std::vector<std::string>& modules,
-                       const Adapters& adapters, const TensorGroup& tensor, Slices slices)
+                       const Adapters& adapters, const LinearOptions& options, Slices slices)
     : base_(flats, modules[0] + ".weight", static_cast<int>(modules.size())),
       bias_(flats, modules[0] + ".bias", static_cast<int>(modules.size())),
-      tensor_(tensor),
+      tensor_(options.tensor),
+      context_(options.context),
+      fp8_(options.fp8),
       slices_(slices),
       scale_(adapters.scale),
       dropout_(adapters) {
@@ -94,11 +96,72 @@ Projection::Projection(const FlatList& flats, const std::vector<std::string>& mo
   }
 }
 
+// The largest absolute values of whole tensors of which this rank's parts have `each`.
+at::Tensor Projection::Largest(const std::vector<at::Tensor>& each) const {
+  return context_.Largest(tensor_.Largest(at::stack(each)));
+}
+
+// Of this rank's rows of x alone: of all tokens, or of its part of them, without what fills up.
+at::Tensor Projection::LargestOfTokens(const at::Tensor& x, bool is_part,
+                                       const BatchMeta& meta) const {
+  const int64_t first = is_part ? std::min(tensor_.rank() * x.size(0), meta.tokens()) : 0;
+  const int64_t rows = std::min(x.size(0), meta.tokens() - first);
+  return ops::fp8::Largest(x.narrow(0, 0, rows), meta.in_documents.defined()
+                                                     ? meta.in_documents.narrow(0, first, rows)
+                                                     : at::Tensor());
+}
+
+// Of x, or of `in`, which is all its tokens; undefined: they are gathered as bytes.
+ops::fp8::Matrix Projection::TokensInFp8(const at::Tensor& x, const at::Tensor& in, bool is_part,
+                                         const at::Tensor& largest, at::ScalarType type,
+                                         const BatchMeta& meta) const {
+  if (in.defined()) return ops::fp8::Quantise(in, largest, type);
+  ops::fp8::Matrix part = ops::fp8::Quantise(x, largest, type);
+  if (is_part)
+    part.codes =
+        tensor_.GatherTokens(part.codes.view(at::kByte), meta.tokens()).contiguous().view(type);
+  return part;
+}
+
+at::Tensor Projection::ProductInFp8(const at::Tensor& x, const at::Tensor& in,
+                                    const BatchMeta& meta) const {
+  const at::Tensor largest =
+      Largest({LargestOfTokens(x, Gathers(), meta), ops::fp8::Largest(base_.w)});
+  const ops::fp8::Matrix tokens =
+      TokensInFp8(x, in, Gathers(), largest[0], ops::fp8::kForward, meta);
+  const ops::fp8::Matrix w = ops::fp8::Quantise(base_.w, largest[1], ops::fp8::kForward);
+  return ops::fp8::Product(tokens, w, x.scalar_type());
+}
+
+at::Tensor Projection::BackwardInFp8(const at::Tensor& dy, const at::Tensor& d_out,
+                                     const at::Tensor& x, const at::Tensor& in,
+                                     const BatchMeta& meta) const {
+  const bool trained = base_.d.defined();
+  std::vector<at::Tensor> each = {LargestOfTokens(dy, Scatters(), meta),
+                                  ops::fp8::Largest(base_.w)};
+  if (trained) each.push_back(LargestOfTokens(x, Gathers(), meta));
+  const at::Tensor largest = Largest(each);
+  const ops::fp8::Matrix d =
+      TokensInFp8(dy, d_out, Scatters(), largest[0], ops::fp8::kBackward, meta);
+  if (trained)
+    ops::fp8::AddWeightGradient(
+        d, TokensInFp8(x, in, Gathers(), largest[2], ops::fp8::kForward, meta), base_.d);
+  const ops::fp8::Matrix w = ops::fp8::Quantise(base_.w, largest[1], ops::fp8::kForward);
+  return ops::fp8::Product(d, ops::fp8::Transposed(w), dy.scalar_type());
+}
+
 at::Tensor Projection::Forward(const at::Tensor& x, const BatchMeta& meta) const {
-  const at::Tensor in = Gathers() ? tensor_.GatherTokens(x, meta.tokens()) : x;
-  at::Tensor y = ops::Linear(in, base_.w, Scatters() ? at::Tensor() : bias_.w);
+  const bool adapted = !branches_.empty() && !meta.adapters_off;
+  const at::Tensor in = fp8_ && !adapted ? at::Tensor() : Gather(x, Gathers(), meta);
+  at::Tensor y;
+  if (fp8_) {
+    y = ProductInFp8(x, in, meta);
+    if (bias_.w.defined() && !Scatters()) y.add_(bias_.w);
+  } else {
+    y = ops::Linear(in, base_.w, Scatters() ? at::Tensor() : bias_.w);
+  }
   for (const LowRankBranch& branch : branches_) {
-    if (meta.adapters_off) break;
+    if (!adapted) break;
     const at::Tensor kept = dropout_.For(branch.module, in, meta, columns_).Apply(in);
     const at::Tensor inner = ops::Linear(kept, branch.adapter.a);  // [T, rank]
     y.narrow(1, branch.begin, branch.out).add_(ops::Linear(inner, branch.adapter.b), scale_);
@@ -110,9 +173,11 @@ at::Tensor Projection::Forward(const at::Tensor& x, const BatchMeta& meta) const
 
 at::Tensor Projection::Backward(const at::Tensor& dy, const at::Tensor& x,
                                 const BatchMeta& meta) const {
-  const at::Tensor in = Gathers() ? tensor_.GatherTokens(x, meta.tokens()) : x;
-  const at::Tensor d_out = Scatters() ? tensor_.GatherTokens(dy, meta.tokens()) : dy;
-  at::Tensor dx = ops::LinearBackward(d_out, in, base_.w, base_.d);
+  const bool bytes = fp8_ && branches_.empty();  // are gathered, where any are
+  const at::Tensor in = bytes ? at::Tensor() : Gather(x, Gathers(), meta);
+  const at::Tensor d_out = bytes ? at::Tensor() : Gather(dy, Scatters(), meta);
+  at::Tensor dx = fp8_ ? BackwardInFp8(dy, d_out, x, in, meta)
+                       : ops::LinearBackward(d_out, in, base_.w, base_.d);
   ops::AddBiasGradient(dy, bias_.d);
   for (const LowRankBranch& branch : branches_) {
     const Dropout::Mask mask = dropout_.For(branch.module, in, meta, columns_);

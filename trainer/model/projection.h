@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 
 #include "trainer/model/blocks.h"
+#include "trainer/ops/fp8.h"
 #include "trainer/parallel/flat_param.h"
 
 namespace muster::trainer {
@@ -65,9 +66,20 @@ class Dropout {
   uint64_t seed_ = 0;
 };
 
+// How a block's linears are computed: the ranks that share out weights and rows, and whether
+// products are of numbers in 8 bits.
+struct LinearOptions {
+  TensorGroup tensor, context;
+  bool fp8 = false;
+};
+
 // y = x·wᵀ for one or several linears whose weights stand under each other, with the adapters
 // beside them. Where a rank has a slice of the weights: of their outputs, then x is its part of the
 // tokens and y all tokens; or of their inputs, then x is all tokens and y its part.
+//
+// In 8 bits (ops/fp8.h) the linears' weights together have one scale, and so have x and dy of a
+// micro-batch. Scales are of whole tensors: of all ranks' slices and parts of rows, without
+// padding. Adapters' products stay as they are.
 class Projection {
  public:
   enum class Slices { kOfOutputs, kOfInputs };
@@ -75,7 +87,7 @@ class Projection {
   // `modules`: the linears' names, whose weights (and biases, if any) are joined segments of a
   // flat.
   Projection(const FlatList& flats, const std::vector<std::string>& modules,
-             const Adapters& adapters, const TensorGroup& tensor, Slices slices);
+             const Adapters& adapters, const LinearOptions& options, Slices slices);
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta) const;
   at::Tensor Backward(const at::Tensor& dy, const at::Tensor& x, const BatchMeta& meta) const;
@@ -90,11 +102,25 @@ class Projection {
     int64_t begin = 0, out = 0;  // its columns of y
   };
 
+  // All tokens of x, or of dy, where this rank has a part of them.
+  at::Tensor Gather(const at::Tensor& x, bool gathers, const BatchMeta& meta) const {
+    return gathers ? tensor_.GatherTokens(x, meta.tokens()) : x;
+  }
+  at::Tensor Largest(const std::vector<at::Tensor>& each) const;
+  at::Tensor LargestOfTokens(const at::Tensor& x, bool is_part, const BatchMeta& meta) const;
+  ops::fp8::Matrix TokensInFp8(const at::Tensor& x, const at::Tensor& in, bool is_part,
+                               const at::Tensor& largest, at::ScalarType type,
+                               const BatchMeta& meta) const;
+  at::Tensor ProductInFp8(const at::Tensor& x, const at::Tensor& in, const BatchMeta& meta) const;
+  at::Tensor BackwardInFp8(const at::Tensor& dy, const at::Tensor& d_out, const at::Tensor& x,
+                           const at::Tensor& in, const BatchMeta& meta) const;
+
   bool Gathers() const { return tensor_.size() > 1 && slices_ == Slices::kOfOutputs; }
   bool Scatters() const { return tensor_.size() > 1 && slices_ == Slices::kOfInputs; }
 
   Parameter base_, bias_;
-  TensorGroup tensor_;
+  TensorGroup tensor_, context_;
+  bool fp8_ = false;
   Slices slices_ = Slices::kOfOutputs;
   Columns columns_;  // of its input
   std::vector<LowRankBranch> branches_;

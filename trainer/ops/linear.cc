@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "trainer/ops/fused.h"
 #include "trainer/ops/ops.h"
 
@@ -31,11 +33,15 @@ void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias) {
   if (d_bias.defined()) d_bias.add_(dy.sum({0}, /*keepdim=*/false, at::kFloat));
 }
 
+void AddOrPutOff(std::function<void()> add) {
+  if (put_off != nullptr)
+    put_off->push_back(std::move(add));
+  else
+    add();
+}
+
 void AddWeightGradient(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& d_w) {
-  if (d_w.defined() && put_off != nullptr)
-    put_off->emplace_back([d_w, dy, x] { AddOuter(d_w, dy, x); });
-  else if (d_w.defined())
-    AddOuter(d_w, dy, x);
+  if (d_w.defined()) AddOrPutOff([d_w, dy, x] { AddOuter(d_w, dy, x); });
 }
 
 at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,

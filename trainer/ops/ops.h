@@ -28,6 +28,8 @@ class PutOffWeights {
   PutOffWeights(const PutOffWeights&) = delete;
   PutOffWeights& operator=(const PutOffWeights&) = delete;
 };
+// Adds to a weight's gradient: calls `add`, now or when the thread's list does.
+void AddOrPutOff(std::function<void()> add);
 
 // y = x · wᵀ + bias.  x [T, in], w [out, in], bias [out] or undefined → [T, out]
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias = {});

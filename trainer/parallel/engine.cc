@@ -72,7 +72,7 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   blocks_ = FamilyFor(config).MakeBlocks(
       config, layout, model_, adapters,
       {tensor, TensorGroup(world->context()), experts, options.max_length, world->device(),
-       options.z_loss, options.dpo});
+       options.z_loss, options.dpo, options.fp8, options.reward});
   if (options.graphs) graphs_.emplace(blocks_, options.recompute, options.graphs);
 }
 

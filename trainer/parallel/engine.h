@@ -13,6 +13,7 @@
 #include "trainer/model/blocks.h"
 #include "trainer/model/dpo_config.h"
 #include "trainer/model/lora_config.h"
+#include "trainer/model/reward_config.h"
 #include "trainer/parallel/flat_param.h"
 #include "trainer/parallel/graphs.h"
 #include "trainer/parallel/pipeline_links.h"
@@ -34,6 +35,8 @@ struct EngineOptions {
   BalanceOptions balance = {};                  // the loss that balances experts, beside the loss
   bool count_tokens = false;                    // of each expert, where routers have biases
   DpoConfig dpo = {};                           // the loss of batches of pairs
+  bool fp8 = false;          // products of the layers' linears are of numbers in 8 bits
+  RewardConfig reward = {};  // of a model whose head is a score, the loss of batches of pairs
 };
 
 // Loss of this rank's micro-batches: their share of the global mean. `z` is the z-loss's share, and

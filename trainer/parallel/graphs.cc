@@ -88,6 +88,7 @@ void BlockGraphs::Begin(const BatchMeta& meta) {
 bool BlockGraphs::Fits(const BatchMeta& meta) const {
   return meta.batch == meta_.batch && meta.length == meta_.length &&
          meta.positions.defined() == meta_.positions.defined() &&
+         meta.in_documents.defined() == meta_.in_documents.defined() &&
          meta.row_numbers.defined() == meta_.row_numbers.defined() &&
          meta.sequences.bounds.defined() == meta_.sequences.bounds.defined() &&
          (!meta.sequences.bounds.defined() ||
@@ -97,6 +98,7 @@ bool BlockGraphs::Fits(const BatchMeta& meta) const {
 void BlockGraphs::Prepare(const BatchMeta& meta) {
   meta_ = {.batch = meta.batch, .length = meta.length};
   if (meta.positions.defined()) meta_.positions = at::empty_like(meta.positions);
+  if (meta.in_documents.defined()) meta_.in_documents = at::empty_like(meta.in_documents);
   if (meta.row_numbers.defined()) meta_.row_numbers = at::empty_like(meta.row_numbers);
   if (meta.sequences.bounds.defined()) {
     const int64_t documents =
@@ -109,6 +111,7 @@ void BlockGraphs::Prepare(const BatchMeta& meta) {
 // Brings what differs between micro-batches to where graphs read it.
 void BlockGraphs::TakeOver(const BatchMeta& meta) {
   if (meta.positions.defined()) meta_.positions.copy_(meta.positions);
+  if (meta.in_documents.defined()) meta_.in_documents.copy_(meta.in_documents);
   if (meta.row_numbers.defined()) meta_.row_numbers.copy_(meta.row_numbers);
   if (!meta.sequences.bounds.defined()) return;
   const int64_t given = meta.sequences.bounds.numel();

@@ -153,6 +153,13 @@ std::string DeviceName(at::Device device) {
   return cudaGetDeviceProperties(&properties, device.index()) == cudaSuccess ? properties.name : "";
 }
 
+int ComputeCapability(at::Device device) {
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index());
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index());
+  return 10 * major + minor;
+}
+
 c10::intrusive_ptr<c10d::Store> World::MeetStore(bool serve) const {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(info_.master_port);

@@ -158,5 +158,7 @@ class World {
 absl::StatusOr<at::Device> ChooseDevice(int local_rank);
 // A GPU's name as CUDA tells it.
 std::string DeviceName(at::Device device);
+// Its compute capability, 89 for 8.9.
+int ComputeCapability(at::Device device);
 
 }  // namespace muster::trainer

@@ -29,6 +29,10 @@ at::Tensor TensorGroup::Stack(const at::Tensor& mine) const {
   return all.view(shape);
 }
 
+at::Tensor TensorGroup::Largest(const at::Tensor& mine) const {
+  return size() == 1 ? mine : Stack(mine).amax({0});
+}
+
 at::Tensor TensorGroup::GatherTokens(const at::Tensor& part, int64_t tokens) const {
   if (size() == 1) return part;
   TORCH_CHECK(part.size(0) == PartSize(tokens), "a part of ", part.size(0), " of ", tokens);

@@ -28,6 +28,8 @@ class TensorGroup {
   // This rank's part of the sum of what the ranks have: [tokens, d] → [PartSize, d]. Summed in fp32
   // in the order of the ranks, and rounded once, on every backend.
   at::Tensor SumScatterTokens(const at::Tensor& all) const;
+  // The largest of what the ranks have, by element.
+  at::Tensor Largest(const at::Tensor& mine) const;
   // Each rank's tensor, of one shape, under the others': [size, …].
   at::Tensor Stack(const at::Tensor& mine) const;
 

@@ -53,6 +53,12 @@ def name() -> str:
     )
 
 
+def compute_capability() -> float:
+    """Of the first GPU."""
+    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    return float(subprocess.run(words, capture_output=True, text=True).stdout.splitlines()[0])
+
+
 def transformers_tokens_per_s(
     model: dict, length: int, batch: int, steps: int
 ) -> tuple[float, int]:

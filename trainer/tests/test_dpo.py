@@ -340,7 +340,10 @@ def test_pairs_are_refused_beside_other_records_and_with_all_of_the_loss(tmp_pat
         ({"max_length": 1}, "trainer.max_length: must be at least 2 with dpo"),
         ({"mixture": [{"data": "x", "weight": 1}], "data": None}, "trainer.mixture: is not supp"),
         ({"model": {"model_type": "llama"}, "init": None}, "give init instead of model"),
-        ({"dpo": None}, "holds pairs of a chosen and a rejected answer, which dpo: {} trains on"),
+        (
+            {"dpo": None},
+            "holds pairs of a chosen and a rejected answer, which dpo: {} and reward: {} train on",
+        ),
     ],
 )
 def test_what_preferences_do_not_go_with_is_refused(trainer_bin, init, pairs, tmp_path, more, said):

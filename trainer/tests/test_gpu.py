@@ -75,6 +75,22 @@ def test_cuda_graphs_change_no_bit(name, trainer_bin, tokens, tmp_path):
         assert losses[0] == losses[1]
 
 
+def test_products_in_8_bits_train_as_the_cpus_do(trainer_bin, tokens, tmp_path):
+    """Where the GPU has none, that is said by name."""
+    runs, has_them = [], gpu.compute_capability() >= 8.9
+    for hidden in ({}, {"CUDA_VISIBLE_DEVICES": ""}):
+        config = resume.config(tokens, max_steps=STEPS, save_steps=0, deterministic=False)
+        config |= {"matmul": "fp8", "dtype": "bf16"}
+        with Gang(trainer_bin, config, 1, tmp_path / str(len(runs)), **hidden) as gang:
+            if not has_them:
+                gang.wait()
+                assert "trainer.matmul: fp8 needs a GPU of compute capability" in gang.stderr()
+                return
+            gang.finish()
+        runs.append(gang.metric("loss"))
+    assert max(relative(runs[0][step], runs[1][step]) for step in runs[1]) <= 1e-2
+
+
 def test_a_gpu_trains_as_the_cpu_does(trainer_bin, tokens, tmp_path):
     losses = []
     for hidden in ({}, {"CUDA_VISIBLE_DEVICES": ""}):

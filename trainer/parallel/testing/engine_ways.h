@@ -60,6 +60,7 @@ inline BatchMeta Rows(int step, int64_t begin, int64_t end) {
 inline BatchMeta PackedRows(int step, int64_t begin, int64_t end) {
   BatchMeta meta = Rows(step, begin, end);
   meta.positions = at::zeros({meta.tokens()}, at::kLong);
+  meta.in_documents = at::zeros({meta.tokens()}, at::kFloat);
   for (int64_t row = 0; row < meta.batch; ++row) {
     const int64_t cut = 1 + (begin + row) % (kLength - 1), last = kLength - (begin + row) % 2;
     if (begin + row == 3) meta.weights.narrow(0, row * kLength, kLength).zero_();
@@ -68,6 +69,7 @@ inline BatchMeta PackedRows(int step, int64_t begin, int64_t end) {
     for (const int64_t to : {cut, last}) {
       if (from >= to) continue;
       meta.documents.push_back({row, from, to});
+      meta.in_documents.narrow(0, row * kLength + from, to - from).fill_(1);
       for (int64_t at = from; at < to; ++at)
         meta.positions.data_ptr<int64_t>()[row * kLength + at] = at - from;
       from = to;

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Row `reward`: 50 steps of a reward model on preferences against TRL's RewardTrainer, and its export's scores.
+
+    reward.py [--quick]
+
+The same small models, pairs, order and learning rates, fp32; what each step said is compared, and the scores that transformers gives to every answer with what
+each has trained. TRL is bench/requirements-dpo.txt's, in the environment of row `dpo`. --quick: 12 steps; without that environment a loop of
+transformers with the loss written out (trainer/tests/rewards.py), and it says so.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "trainer" / "tests"))
+
+import preferences  # noqa: E402
+import rewards  # noqa: E402
+import torch  # noqa: E402
+from dpo import linear, python_of_trl  # noqa: E402
+from figures import figure  # noqa: E402
+from harness import trainer_binary  # noqa: E402
+
+BATCH, PAIRS, LEARNING_RATE, BAR = preferences.BATCH, 40, 2e-4, 1e-4
+LENGTH = preferences.LENGTH + 24  # of each answer with its prompt: none is left out
+KINDS = {"llama": 0, "qwen2": 0.01}  # and center_rewards_coefficient
+
+
+def ours(folder: Path, init: Path, pairs: Path, steps: int, center: float) -> list[dict]:
+    config = rewards.settings(
+        init,
+        pairs,
+        max_steps=steps,
+        max_length=LENGTH,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="linear",
+        warmup_steps=steps // 10,
+        export=str(folder / "model"),
+        reward={"center_rewards_coefficient": center},
+    )
+    return preferences.run(trainer_binary(), config, 1, folder / "run", dump_tokens=folder / "dump")
+
+
+def trl(folder: Path, python: Path, init: Path, pairs: Path, order: list, center: float) -> list:
+    settings = {
+        "init": str(init),
+        "pairs": str(pairs.parent / "pairs.jsonl"),
+        "tokenizer": str(pairs / "tokenizer"),
+        "output": str(folder / "peer"),
+        "order": sum(order, []),
+        "steps": len(order),
+        "batch": BATCH,
+        "max_length": LENGTH,
+        "center": center,
+        "learning_rate": LEARNING_RATE,
+        "warmup_steps": len(order) // 10,
+    }
+    (folder / "trl.json").write_text(json.dumps(settings))
+    words = [ROOT / "bench" / "reward_trl.py", folder / "trl.json", folder / "result.json"]
+    quiet = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run([python, *words], env=quiet, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"TRL failed:\n{done.stderr[-4000:]}")
+    found = json.loads((folder / "result.json").read_text())
+    assert found["pad"] == rewards.PAD, f"TRL pads with {found['pad']}"
+    return found["steps"]
+
+
+def stand_in(folder: Path, init: Path, pairs: Path, order: list, center: float) -> list[dict]:
+    model = rewards.load(init)
+    rates = [LEARNING_RATE * one for one in linear(len(order))]
+    lines = rewards.transformers_loop(model, rewards.documents(pairs), order, center, rates)
+    model.save_pretrained(folder / "peer")
+    return lines
+
+
+def main() -> int:
+    quick = "--quick" in sys.argv
+    python = python_of_trl(may_make=not quick)
+    peer = "TRL" if python else "a loop of transformers, as TRL's environment is not there"
+    print(f"compared with {peer}", flush=True)
+    holds = True
+    with tempfile.TemporaryDirectory(prefix="muster-reward-") as name:
+        folder = Path(name)
+        pairs = preferences.make_pairs(folder / "pairs", PAIRS)
+        for kind, center in KINDS.items():
+            place = folder / kind
+            init = rewards.make_init(place / "init", kind)
+            lines = ours(place, init, pairs, 12 if quick else 50, center)
+            order = rewards.pairs_by_step(place / "dump", pairs, length=LENGTH)
+            wanted = (
+                trl(place, python, init, pairs, order, center)
+                if python
+                else stand_in(place, init, pairs, order, center)
+            )
+            assert len(wanted) == len(lines) == len(order)
+
+            def apart(names: tuple[str, ...]) -> float:
+                return max(
+                    abs(line[one] - its[one]) for line, its in zip(lines, wanted) for one in names
+                )
+
+            moved = lines[0]["loss"] - lines[-1]["loss"]
+            print(f"{kind}: loss {lines[0]['loss']:.4f} to {lines[-1]['loss']:.4f}", flush=True)
+            for what, names in (
+                ("loss", ("loss",)),
+                ("rewards", ("accuracy", "margin", "mean_reward")),
+            ):
+                most = float(f"{apart(names):.3g}")
+                what = f"{what}, {kind}: the most that a step of {len(lines)} is apart"
+                holds &= figure(what, most, "", BAR, most <= BAR, peer)
+            what = f"loss, {kind}: learnt"
+            holds &= figure(what, round(moved, 4), "", ">= 0.01", moved >= 0.01, peer)
+            models = [rewards.load(place / one) for one in ("model", "peer")]
+            with torch.no_grad():
+                scores = [
+                    torch.stack(
+                        [
+                            one
+                            for pair in rewards.documents(pairs)
+                            for one in rewards.rewards(m, pair)
+                        ]
+                    )
+                    for m in models
+                ]
+            most = float(f"{(scores[0] - scores[1]).abs().max().item():.3g}")
+            what = f"scores, {kind}: the most that one of {len(scores[0])} is apart after the last step"
+            holds &= figure(what, most, "", BAR, most <= BAR, peer)
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

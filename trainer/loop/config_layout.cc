@@ -1,0 +1,167 @@
+// What is wrong with a configuration for a model, ranks and devices.
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "trainer/loop/config.h"
+#include "trainer/parallel/mesh.h"
+
+namespace muster::trainer {
+namespace {
+
+// What is about routers' biases, and the loss that models with them don't have.
+void CheckRouterBias(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
+  if (config.router_bias_speed > 0 && !model.experts.sigmoid)
+    problems.push_back({"trainer.router_bias_speed",
+                        absl::StrCat("is for models whose routers have biases (dots1), and this "
+                                     "one is of model_type ",
+                                     model.family, "; leave it out")});
+  else if (config.router_bias_speed > 0 && config.lora.on())
+    problems.push_back({"trainer.router_bias_speed",
+                        "with lora the model stays as it is, its routers' biases too; leave it "
+                        "out, or lora"});
+  if (model.experts.sigmoid &&
+      (config.router_aux_loss == "sequence" || config.router_aux_loss == "batch"))
+    problems.push_back(
+        {"trainer.router_aux_loss",
+         absl::StrCat(config.router_aux_loss, " is not supported for model_type ", model.family,
+                      ", whose experts are scored one by one; leave it out, and "
+                      "balance them by router_bias_speed: 0.001")});
+}
+
+// What is about experts.
+void CheckExperts(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
+  if (model.num_layers == 0) return;  // what is wrong with the model is said elsewhere
+  CheckRouterBias(config, model, problems);
+  const bool without = config.router_aux_loss == "none" || model.experts.count == 0 ||
+                       model.experts.sigmoid ||
+                       (config.router_aux_loss == "auto" && !model.experts.output_router_logits);
+  if (config.router_aux_loss_coef > 0 && without) {
+    problems.push_back({"trainer.router_aux_loss_coef",
+                        model.experts.count == 0
+                            ? "has no effect, as the model has no experts; leave it out"
+                        : model.experts.sigmoid
+                            ? "has no effect, as such a model has no such loss; leave it out"
+                            : "has no effect, as there is no such loss: the model's config.json "
+                              "doesn't ask for it; add router_aux_loss: sequence"});
+  }
+  if (model.experts.count == 0) {
+    if (config.router_aux_loss == "sequence" || config.router_aux_loss == "batch")
+      problems.push_back(
+          {"trainer.router_aux_loss",
+           absl::StrCat("is for models with experts (mixtral, qwen3_moe, dots1), and this one is "
+                        "of model_type ",
+                        model.family, "; leave it out")});
+    return;
+  }
+  if (config.OfPairs() && !without)
+    problems.push_back(
+        {"trainer.router_aux_loss",
+         absl::StrCat("the loss that balances experts is not supported yet with ",
+                      config.dpo.on() ? "dpo" : "reward", "; set router_aux_loss: none")});
+  if (config.quantize.on)
+    problems.push_back({"trainer.quantize",
+                        "is not supported yet for models with experts, whose weights are no "
+                        "linears for bitsandbytes; leave it out"});
+  if (config.cuda_graphs)
+    problems.push_back({"trainer.cuda_graphs",
+                        "a layer with experts is not recorded, as its products depend on what the "
+                        "router chose; leave it out"});
+  if (config.router_aux_loss == "batch" && config.parallel.pp > 1)
+    problems.push_back({"trainer.router_aux_loss",
+                        "batch counts all layers at once, and a stage of a pipeline has some of "
+                        "them; use sequence, or leave parallel.pp out"});
+}
+
+// Products in 8 bits are of widths that GPUs can do; whole models are told of once.
+void CheckFp8Layers(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
+  constexpr int64_t kMultiple = 16;
+  if (config.matmul != "fp8" || model.num_layers == 0) return;
+  if (model.experts.count > 0) {
+    problems.push_back({"trainer.matmul",
+                        "fp8 is not supported yet for models with experts, whose products are of "
+                        "as many rows as tokens chose them; leave it out"});
+    return;
+  }
+  const auto tp = static_cast<int>(std::max<int64_t>(1, config.parallel.tp));
+  for (const LinearModule& linear : LayerLinears(model, 0)) {
+    for (int slice = 0; slice < tp; ++slice) {
+      const auto [begin, end] = PartOf(linear.units, slice, tp);
+      const int64_t cut = linear.sliced_dim == 0 ? linear.out : linear.in;
+      const int64_t own = (end - begin) * (cut / std::max<int64_t>(1, linear.units));
+      const int64_t in = linear.sliced_dim == 0 ? linear.in : own,
+                    out = linear.sliced_dim == 0 ? own : linear.out;
+      if (in % kMultiple == 0 && out % kMultiple == 0) continue;
+      problems.push_back(
+          {"trainer.matmul",
+           absl::StrCat("fp8 needs linears whose widths are multiples of 16, and ", linear.name,
+                        " (and that of other layers) has ", in, " inputs and ", out, " outputs",
+                        tp > 1 ? absl::StrCat(" on a rank, with parallel.tp: ", tp) : "",
+                        "; leave matmul out", tp > 1 ? ", or use another parallel.tp" : "")});
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+void CheckGpu(const TrainConfig& config, int capability, Problems& problems) {
+  constexpr int kFp8 = 89;
+  if (config.matmul == "fp8" && capability < kFp8)
+    problems.push_back(
+        {"trainer.matmul",
+         absl::StrCat("fp8 needs a GPU of compute capability 8.9 or later (L4, L40, H100 and "
+                      "after), and this one has ",
+                      capability / 10, ".", capability % 10,
+                      "; leave it out, or ask for another")});
+}
+
+void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
+                 bool gpu_kernels, Problems& problems) {
+  CheckParallel(config.parallel, model, ranks, config.shard_size, "trainer.parallel", problems);
+  CheckExperts(config, model, problems);
+  CheckFp8Layers(config, model, problems);
+  if (model.score && !config.reward.on())
+    problems.push_back({"trainer.init",
+                        "is a model for sequence classification, whose head knows no tokens; add "
+                        "reward: {}, or give the model for causal language modelling"});
+  const int64_t pp = config.parallel.pp;
+  const int in_stage = static_cast<int>(ranks % pp == 0 ? ranks / pp : ranks);
+  if (config.shard_size > 1 && ranks == 1) {
+    problems.push_back(
+        {"trainer.shard_size",
+         absl::StrCat("needs ", config.shard_size,
+                      " ranks, or a multiple of them, and this run has one; leave it out")});
+  } else if (config.shard_size > 0 && in_stage % config.shard_size != 0) {
+    std::string divisors;
+    for (int n = 1; n <= in_stage; ++n) {
+      if (in_stage % n == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", n);
+    }
+    problems.push_back({"trainer.shard_size",
+                        absl::StrCat(config.shard_size, " doesn't divide the ", in_stage, " ranks",
+                                     in_stage < ranks ? " of a stage" : "", "; use one of ",
+                                     divisors, ", or leave it out: all ranks share one copy")});
+  }
+  const int64_t tp = config.parallel.tp, unit = tp * config.parallel.cp;
+  if (config.shard_size > 0 && config.shard_size % unit != 0) {
+    problems.push_back({"trainer.shard_size",
+                        absl::StrCat(config.shard_size, " is no multiple of parallel.tp",
+                                     unit == tp ? "" : " times parallel.cp", ", ", unit,
+                                     ": ranks that share out a layer share one copy; use ",
+                                     (config.shard_size / unit + 1) * unit, ", or leave it out")});
+  }
+  if (gpus && config.offload == "none" && (!gpu_kernels || config.reference_ops)) {
+    const char* remedy =
+        gpu_kernels ? "leave out reference_ops"
+                    : "build with nvcc (deploy/setup.sh), use offload: optimizer, or leave it out";
+    if (config.masters == "split")
+      problems.push_back(
+          {"trainer.masters", absl::StrCat("split needs our own kernels on GPUs; ", remedy)});
+    if (config.moments != "fp32")
+      problems.push_back(
+          {"trainer.moments",
+           absl::StrCat(config.moments, " needs our own kernels on GPUs; ", remedy)});
+  }
+}
+
+}  // namespace muster::trainer

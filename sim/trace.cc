@@ -41,6 +41,7 @@ absl::Status SetColumn(const std::string& column, const std::string& text, Trace
   if (column == "checkpoint_s") return set(ParseSeconds(text), &job->checkpoint_ns);
   if (column == "workers") return set(ParseCount(text, 1, 65536), &job->workers);
   if (column == "max_workers") return set(ParseCount(text, 1, 65536), &job->max_workers);
+  if (column == "multiple_of") return set(ParseCount(text, 1, 65536), &job->multiple_of);
   if (column == "priority") return set(ParseCount(text, 0, 100), &job->priority);
   if (column == "gpus") return set(ParseMilli(text), &job->gpus_milli);
   if (column == "cpus") return set(ParseMilli(text), &job->cpus_milli);
@@ -57,6 +58,12 @@ absl::Status CheckJob(const TraceJob& job) {
     return absl::InvalidArgumentError(
         absl::StrCat("max_workers ", job.max_workers, " is below workers ", job.workers));
   }
+  if (job.multiple_of > 1 &&
+      (job.workers % job.multiple_of != 0 || job.max_workers % job.multiple_of != 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("workers ", job.workers, " and max_workers ", job.max_workers,
+                     " must be multiples of multiple_of, ", job.multiple_of));
+  }
   if (job.gpus_milli % 1000 != 0 && (job.gpus_milli > 1000 || job.max_workers > 1)) {
     return absl::InvalidArgumentError("a fraction of a GPU needs gpus below 1 and one worker");
   }
@@ -67,8 +74,8 @@ absl::Status CheckJob(const TraceJob& job) {
 
 absl::StatusOr<Trace> ParseTrace(std::string_view text, const std::string& filename, bool strict) {
   static const std::vector<std::string> kColumns = {
-      "submit_s", "duration_s", "queue",    "workers",  "max_workers", "gpus",
-      "gpu_type", "cpus",       "clusters", "priority", "name",        "checkpoint_s"};
+      "submit_s", "duration_s", "queue",    "workers", "max_workers",  "gpus",       "gpu_type",
+      "cpus",     "clusters",   "priority", "name",    "checkpoint_s", "multiple_of"};
   Trace trace;
   std::vector<std::string> header;
   int line_number = 0;

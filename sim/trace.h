@@ -5,6 +5,7 @@
 //   duration_s*  seconds of running at `workers` workers
 //   queue        leaf queue; default `default`
 //   workers      gang size; default 1          max_workers  elastic up to; default workers
+//   multiple_of  it has multiples of so many workers only; default 1
 //   gpus         GPUs a worker; default 1      gpu_type     flavour, or several joined by `;`;
 //   default: the only one of the clusters cpus         cores a worker; default 0     clusters names
 //   joined by `;`, in order of preference; default: all priority     0..100; default 0 name label;
@@ -27,6 +28,7 @@ struct TraceJob {
   std::string name;
   int32_t workers = 1;
   int32_t max_workers = 1;
+  int32_t multiple_of = 0;    // as a job's workers have it; 0: any number
   int64_t gpus_milli = 1000;  // a worker
   int64_t cpus_milli = 0;     // a worker
   int64_t memory_bytes = 0;   // a worker; 0 = its share of the host

@@ -62,6 +62,7 @@ pb::JobSpec SpecOf(const TraceJob& job) {
   task->set_name("main");
   task->mutable_workers()->set_min(job.workers);
   task->mutable_workers()->set_max(job.max_workers);
+  task->mutable_workers()->set_multiple_of(job.multiple_of);
   task->mutable_resources()->set_gpus_milli(job.gpus_milli);
   if (job.gpus_milli > 0) {
     for (const absl::string_view type : absl::StrSplit(job.gpu_type, ';'))
@@ -100,10 +101,11 @@ class Resolver {
             [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; }) &&
         job.name[0] != '-';
     if (!plain) return Anew(job);
-    const std::string key = absl::StrCat(
-        job.queue, "\n", absl::StrJoin(job.clusters, ";"), "\n", job.gpu_type, "\n", job.workers,
-        "/", job.max_workers, "/", job.gpus_milli, "/", job.cpus_milli, "/", job.memory_bytes, "/",
-        job.priority, "/", job.checkpoint_ns, "/", job.required, "/", job.preferred);
+    const std::string key =
+        absl::StrCat(job.queue, "\n", absl::StrJoin(job.clusters, ";"), "\n", job.gpu_type, "\n",
+                     job.workers, "/", job.max_workers, "/", job.multiple_of, "/", job.gpus_milli,
+                     "/", job.cpus_milli, "/", job.memory_bytes, "/", job.priority, "/",
+                     job.checkpoint_ns, "/", job.required, "/", job.preferred);
     auto known = known_.find(key);
     if (known == known_.end()) known = known_.emplace(key, Anew(job)).first;
     if (!known->second.ok()) return known->second.status();

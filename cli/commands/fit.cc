@@ -33,11 +33,17 @@ std::string Line(const std::string& flavour, int64_t memory_bytes, const nlohman
   const auto number = [&](const char* key) {
     return told.contains(key) && told[key].is_number() ? told[key].get<double>() : 0.0;
   };
+  if (told.contains("none_fits") && told["none_fits"].is_string())
+    return absl::StrCat(flavour, ": does not fit: parallel: ", told["none_fits"].get<std::string>(),
+                        "\n");
+  const std::string chosen =
+      told.contains("chosen") ? absl::StrCat(" with ", told["chosen"].dump(), " (parallel: auto)")
+                              : "";
   const double needed = number("memory_bytes"), has = static_cast<double>(memory_bytes);
   if (needed <= 0) return "";
   if (needed <= has)
-    return absl::StrFormat("%s: a rank needs about %.1f of a GPU's %.0f GiB.\n", flavour,
-                           needed / kGiB, has / kGiB);
+    return absl::StrFormat("%s: a rank needs about %.1f of a GPU's %.0f GiB%s.\n", flavour,
+                           needed / kGiB, has / kGiB, chosen);
   std::string line =
       absl::StrFormat("%s: does not fit: a rank needs about %.1f GiB, a GPU has %.0f.", flavour,
                       needed / kGiB, has / kGiB);

@@ -66,6 +66,16 @@ std::string HolderText(const Explained::Holder& holder, int64_t now_ns) {
   return text;
 }
 
+// Workers by which what runs may still grow; 0: by none.
+int32_t GrowsBy(const pb::Job& job, const pb::Task& task) {
+  const pb::TaskSpec* spec = SpecOf(job, task.name());
+  const pb::Attempt* attempt = NewestAttempt(task);
+  if (task.state() != pb::TASK_RUNNING || spec == nullptr || attempt == nullptr ||
+      attempt->workers() >= spec->workers().max())
+    return 0;
+  return std::max(1, spec->workers().multiple_of());
+}
+
 // What is known of the tasks that don't wait.
 std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
   std::string text;
@@ -76,6 +86,8 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
                       attempt != nullptr ? absl::StrCat(" on ", PlaceName(*attempt)) : "");
       if (task.state() == pb::TASK_STOPPING && attempt != nullptr)
         absl::StrAppend(&text, ", stopping: ", CauseName(attempt->cause()));
+      if (const int32_t step = GrowsBy(job, task); step > 1)
+        absl::StrAppend(&text, ", grows by ", step, " workers at a time");
       if (task.progress().expected_end_ns() > now_ns)
         absl::StrAppend(&text, ", ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
       if (!task.spill_reason().empty()) absl::StrAppend(&text, ": ", Plain(task.spill_reason()));

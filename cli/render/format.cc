@@ -91,7 +91,9 @@ std::string FlavourName(std::string_view flavour, bool declared) {
 
 std::string DemandName(const pb::TaskSpec& task) {
   int min = std::max(1, task.workers().min()), max = std::max(min, task.workers().max());
-  std::string text = min == max ? absl::StrCat(min) : absl::StrCat("{", min, "..", max, "}");
+  const std::string step =
+      task.workers().multiple_of() > 1 ? absl::StrCat(" by ", task.workers().multiple_of()) : "";
+  std::string text = min == max ? absl::StrCat(min) : absl::StrCat("{", min, "..", max, step, "}");
   const pb::Resources& each = task.resources();
   if (each.gpus_milli() > 0) {
     absl::StrAppend(&text, " x ", FormatMilli(each.gpus_milli()), " ");

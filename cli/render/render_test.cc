@@ -371,6 +371,21 @@ TEST(ExplainTest, SaysWhyUntilWhenAndWhatWouldHelp) {
           "main running on phx/h07,h08, ends 15:40: dal is full for about 9m; phx has room now\n"));
 }
 
+TEST(ExplainTest, WhatRunsInMultiplesSaysByHowManyWorkersItGrows) {
+  pb::ExplainResponse running;
+  running.set_now_ns(kNow);
+  *running.mutable_job() = Job318();
+  pb::Workers* workers = running.mutable_job()->mutable_spec()->mutable_tasks(0)->mutable_workers();
+  workers->set_min(2);
+  workers->set_max(8);
+  workers->set_multiple_of(2);
+  EXPECT_THAT(RenderExplain(running, Screen()),
+              HasSubstr("main running on phx/h07,h08, grows by 2 workers at a time, ends 15:40\n"));
+  EXPECT_EQ(DemandName(running.job().spec().tasks(0)), "{2..8 by 2} x 8 h100-80g");
+  workers->set_max(2);
+  EXPECT_THAT(RenderExplain(running, Screen()), Not(HasSubstr("grows")));
+}
+
 TEST(ExplainTest, WhatLacksNoDevicesWaitsForItsTurn) {
   pb::ExplainResponse explained;
   explained.set_now_ns(kNow);

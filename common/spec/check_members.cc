@@ -238,6 +238,10 @@ class MembersChecker {
                         ", or {min: 1, max: 16} with min no larger than max; got {min: ",
                         workers.min(), ", max: ", workers.max(), "}"));
     }
+    if (workers.multiple_of() != 0) {
+      Emit("independent_workers.multiple_of",
+           "goes with workers: independent workers come and go one at a time; leave it out");
+    }
     if (spec_.tasks_size() > 1) {
       return Emit("independent_workers",
                   "goes with one task; make a job of its own of the task that has them");

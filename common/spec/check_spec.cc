@@ -21,6 +21,7 @@
 #include "common/spec/check_together.h"
 #include "common/spec/check_trackers.h"
 #include "common/spec/check_trainer.h"
+#include "common/spec/check_workers.h"
 #include "common/spec/ray.h"
 #include "common/spec/reader.h"
 #include "common/spec/trainer_schema.h"
@@ -293,7 +294,9 @@ class JobChecker {
 
   void CheckTask(const pb::TaskSpec& task, const std::string& path) {
     const auto at = [&](std::string_view field) { return JoinPath(path, field); };
-    CheckWorkers(task, path);
+    if (const std::string workers = at("workers"); task.has_workers() && Sound(workers))
+      CheckWorkers(task.workers(), workers,
+                   [this](const auto& where, const auto& what) { Emit(where, what); });
     CheckResources(task, at("resources"));
     if (task.processes_per_worker() < 0 || task.processes_per_worker() > kMaxProcessesPerWorker) {
       Emit(at("processes_per_worker"),
@@ -339,27 +342,6 @@ class JobChecker {
     if (duration_ns > most_ns)
       Emit(path, absl::StrCat("must be from 0s to ", FormatDuration(most_ns), "; got ",
                               FormatDuration(duration_ns)));
-  }
-
-  void CheckWorkers(const pb::TaskSpec& task, const std::string& path) {
-    if (!task.has_workers()) return;
-    const std::string at = JoinPath(path, "workers");
-    const int32_t least = task.workers().min(), most = task.workers().max();
-    if (task.workers().multiple_of() > 1)
-      Emit(JoinPath(at, "multiple_of"), "not yet: gangs grow by single workers. Leave it out");
-    if (!Sound(at)) return;
-    const std::string range =
-        absl::StrCat("must be a whole number from 1 to ", kMaxWorkers, "; got ");
-    if (least == most) {
-      if (least < 1 || least > kMaxWorkers) Emit(at, absl::StrCat(range, least));
-      return;
-    }
-    if (least < 1 || least > kMaxWorkers) Emit(at + ".min", absl::StrCat(range, least));
-    if (most < 1 || most > kMaxWorkers) {
-      Emit(at + ".max", absl::StrCat(range, most));
-    } else if (most < least) {
-      Emit(at + ".max", absl::StrCat(most, " is below min ", least));
-    }
   }
 
   void CheckResources(const pb::TaskSpec& task, const std::string& path) {

@@ -72,9 +72,10 @@ void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
 
 namespace {
 
-// The ranks that a task has: of a gang of any size, what each of its workers has.
+// The ranks that a task has: of a gang of several sizes, what these are multiples of.
 struct Ranks {
   int64_t count = 1, processes = 1, least = 1, most = 1;
+  int64_t step = 1;  // workers by which it grows
   bool AnySize() const { return least != most; }
   explicit Ranks(const pb::TaskSpec& task) {
     processes = task.processes_per_worker() > 0
@@ -82,7 +83,8 @@ struct Ranks {
                     : std::max<int64_t>(1, task.resources().gpus_milli() / 1000);
     least = std::max<int64_t>(1, task.workers().min());
     most = std::max<int64_t>(least, task.workers().max());
-    count = AnySize() ? processes : least * processes;
+    step = std::max<int64_t>(1, task.workers().multiple_of());
+    count = (AnySize() ? step : least) * processes;
   }
 };
 
@@ -95,11 +97,12 @@ std::string Counted(int64_t count, const char* what) {
 std::string DoesNotDivide(const Ranks& ranks, const std::string& value, const char* does_not,
                           int64_t unit, const std::string& can_be) {
   if (ranks.AnySize()) {
-    return absl::StrCat(value, " must divide the ranks of a gang of ", ranks.least, " to ",
-                        ranks.most, " workers, whatever its size: use ", can_be,
-                        ", which divides the ", ranks.processes,
-                        ranks.processes == 1 ? " process" : " processes",
-                        " of a worker, or give workers one number");
+    return absl::StrCat(
+        value, " must divide the ranks of a gang of ", ranks.least, " to ", ranks.most,
+        " workers, whatever its size: use ", can_be, ", which divides the ", ranks.count,
+        ranks.count == 1 ? " process" : " processes",
+        ranks.step == 1 ? " of a worker" : absl::StrCat(" of ", ranks.step, " workers"),
+        ", or give workers multiple_of: ", std::lcm(unit, ranks.processes) / ranks.processes);
   }
   const int64_t fewer = ranks.count / unit * unit;
   return absl::StrCat(value, " ", does_not, " divide the ", Counted(ranks.count, "rank"),

@@ -9,12 +9,14 @@ struct Case {
   const char* trainer;
   int min_workers, max_workers, processes;  // 0: left out
   const char* said;
+  int multiple_of = 0;
 };
 
 std::string Check(const Case& c) {
   pb::TaskSpec task;
   task.mutable_workers()->set_min(c.min_workers);
   task.mutable_workers()->set_max(c.max_workers);
+  task.mutable_workers()->set_multiple_of(c.multiple_of);
   task.set_processes_per_worker(c.processes);
   task.mutable_resources()->set_gpus_milli(4000);
   std::string said;
@@ -86,7 +88,7 @@ TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
        "or 4 ranks"},
       {kTwo, 2, 6, 1,
        "trainer.parallel.tp: 2 must divide the ranks of a gang of 2 to 6 workers, whatever its "
-       "size: use 1, which divides the 1 process of a worker, or give workers one number"},
+       "size: use 1, which divides the 1 process of a worker, or give workers multiple_of: 2"},
   };
   for (const Case& c : cases)
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
@@ -125,10 +127,26 @@ TEST(TrainerLayout, PartsOfRowsThatCantBeAreRefusedWithTheNearestThatCan) {
       {R"({"parallel": {"cp": 2}, "lora": {"rank": 8, "dropout": 0}})", 2, 2, 4, ""},
       {kFour, 2, 6, 2,
        "trainer.parallel.cp: 4 parts must divide the ranks of a gang of 2 to 6 workers, whatever "
-       "its size: use 2, which divides the 2 processes of a worker, or give workers one number"},
+       "its size: use 2, which divides the 2 processes of a worker, or give workers multiple_of: "
+       "2"},
   };
   for (const Case& c : cases)
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
+}
+
+TEST(TrainerLayout, WorkersInMultiplesHoldWhatDividesEachOfThem) {
+  constexpr char kEight[] = R"({"parallel": {"tp": 4, "pp": 2}})";
+  const Case cases[] = {
+      {kEight, 4, 16, 2, "", 4},
+      {kEight, 8, 16, 1, "", 8},
+      {kEight, 4, 12, 2,
+       "trainer.parallel.pp: 2 stages of 4 ranks (tp) must divide the ranks of a gang of 4 to 12 "
+       "workers, whatever its size: use 1, which divides the 4 processes of 2 workers, or give "
+       "workers multiple_of: 4",
+       2},
+  };
+  for (const Case& c : cases)
+    EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.multiple_of;
 }
 
 TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
@@ -155,7 +173,7 @@ TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
        "ranks use 2"},
       {kThree, 2, 6, 1,
        "trainer.parallel.pp: 3 stages must divide the ranks of a gang of 2 to 6 workers, whatever "
-       "its size: use 1, which divides the 1 process of a worker, or give workers one number"},
+       "its size: use 1, which divides the 1 process of a worker, or give workers multiple_of: 3"},
       {R"({"parallel": {"pp": 2}, "cuda_graphs": true})", 2, 2, 4,
        "trainer.cuda_graphs: does not go together with parallel.pp; leave one of them out"},
       {R"({"parallel": {"pp": 2, "pipeline": "zero_bubble"}, "recompute": "full"})", 2, 2, 4,
@@ -192,7 +210,7 @@ TEST(TrainerLayout, ExpertsThatCantBeSharedOutAreRefusedWithTheNearestThatCan) {
        "trainer.parallel.ep: 4 doesn't divide shard_size, 2; use 2"},
       {kFour, 2, 6, 2,
        "trainer.parallel.ep: 4 must divide the ranks of a gang of 2 to 6 workers, whatever its "
-       "size: use 2, which divides the 2 processes of a worker, or give workers one number"},
+       "size: use 2, which divides the 2 processes of a worker, or give workers multiple_of: 2"},
       {R"({"parallel": {"ep": 2}, "cuda_graphs": true})", 2, 2, 4,
        "trainer.cuda_graphs: does not go together with parallel.ep; leave one of them out"},
   };

@@ -95,6 +95,7 @@ void Collect(const Descriptor& message, const std::string& prefix, bool task,
     const FieldDescriptor& field = *message.field(i);
     const std::string path =
         prefix.empty() ? YamlName(field.name()) : absl::StrCat(prefix, ".", YamlName(field.name()));
+    if (path == "independent_workers.multiple_of") continue;  // refused: they come and go singly
     rows->push_back({path, Type(field), Doc(field), task});
     const Descriptor* below = field.message_type();
     if (below != nullptr && !field.is_repeated() && below->name() != "Run")

@@ -54,6 +54,8 @@ void AppendTrainerField(const std::string& path, const nlohmann::json& property,
          : type == "boolean" ? "true or false"
          : type.empty()      ? "any"
                              : type;
+  if (const std::string word = text("pattern"); type == "map" && word.size() > 2)  // ^auto$
+    absl::StrAppend(&type, ", or ", word.substr(1, word.size() - 2));
   if (const auto choices = property.find("enum");
       choices != property.end() && choices->is_array()) {
     std::string words;

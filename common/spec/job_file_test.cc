@@ -420,6 +420,42 @@ TEST(CheckSpec, ProtosObeyTheSameRulesAsFiles) {
             "grace: may not be negative");
 }
 
+TEST(JobFile, AWordMayStandInPlaceOfATrainersMap) {
+  SpecContext context;
+  context.trainer_schema_json = kTestTrainerSchema;
+  const auto read = [&](const std::string& parallel) {
+    pb::JobSpec spec;
+    std::vector<Problem> problems;
+    const bool good = ParseJobFile(
+        absl::StrCat(
+            "workers: {min: 2, max: 8}\n"
+            "trainer: {init: a, data: b, max_length: 1, global_batch_size: 1, max_steps: 1, "
+            "learning_rate: 1, parallel: ",
+            parallel, "}\n"),
+        "x.yaml", context, &spec, &problems);
+    return good ? spec.tasks(0).trainer_json() : Summary(problems);
+  };
+  EXPECT_THAT(read("auto"), testing::HasSubstr(R"("parallel":"auto")"));
+  EXPECT_THAT(read("automatic"), testing::HasSubstr("must be a map, or auto; got \"automatic\""));
+  EXPECT_THAT(read("{tp: 1}"), testing::HasSubstr(R"("parallel":{"tp":1})"));
+  EXPECT_THAT(read("{tp: 4}"), testing::HasSubstr("tp: 4 must divide the ranks of a gang"))
+      << "what is named has to go with every size";
+}
+
+TEST(JobFile, WorkersInMultiplesAreWrittenBack) {
+  pb::JobSpec spec, again;
+  std::vector<Problem> problems;
+  const std::string text = "workers: {min: 2, max: 8, multiple_of: 2}\n";
+  ASSERT_TRUE(ParseJobFile(text + "run: ls\n", "x.yaml", SpecContext(), &spec, &problems))
+      << Summary(problems);
+  EXPECT_EQ(spec.tasks(0).workers().multiple_of(), 2);
+  EXPECT_THAT(SpecToYaml(spec), testing::HasSubstr(text));
+  ASSERT_TRUE(ParseJobFile("workers: {min: 4, max: 4, multiple_of: 4}\nrun: ls\n", "x.yaml",
+                           SpecContext(), &again, &problems));
+  EXPECT_THAT(SpecToYaml(again), testing::HasSubstr("workers: {min: 4, max: 4, multiple_of: 4}"));
+  EXPECT_EQ(CheckSpec(spec).size() + CheckSpec(again).size(), 0u);
+}
+
 TEST(JobFile, SlicesThatItsWorkersCantHaveAreRefusedAtTheirPlace) {
   pb::JobSpec spec;
   std::vector<Problem> problems;

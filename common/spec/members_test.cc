@@ -138,6 +138,8 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
            {"independent_workers: 2\nworkers: 2\nrun: a\n", "workers", "leave it out"},
            {"independent_workers: {min: 3, max: 2}\nrun: a\n", "independent_workers",
             "min no larger than max"},
+           {"independent_workers: {min: 2, max: 4, multiple_of: 2}\nrun: a\n",
+            "independent_workers.multiple_of", "one at a time; leave it out"},
            {"independent_workers: 10001\nrun: a\n", "independent_workers", "from 1 to 10000"},
            {"independent_workers: {min: 0, max: 3}\nrun: a\n", "independent_workers.min",
             "from 1 to 10000"},

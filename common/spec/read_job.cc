@@ -273,10 +273,10 @@ class JobReader {
     if (node == nullptr) return false;
     if (node->IsMap()) {
       Fields range(document_, *node, fields.PathOf(name));
-      int32_t least = 0, most = 0;
+      int32_t least = 0, most = 0, multiple = 0;
       const bool has_least = range.Int("min", 1, limit, &least),
                  has_most = range.Int("max", 1, limit, &most);
-      range.NotYet("multiple_of", "gangs grow by single workers. Leave it out");
+      if (range.Int("multiple_of", 1, limit, &multiple)) workers->set_multiple_of(multiple);
       range.Finish();
       for (const char* end : {"min", "max"}) {
         if (range.Has(end) || !document_.Sound(range.path())) continue;

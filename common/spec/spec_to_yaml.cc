@@ -67,9 +67,11 @@ void WriteSchedule(YamlWriter& out, const pb::Schedule& schedule) {
 }
 
 void WriteWorkers(YamlWriter& out, std::string_view name, const pb::Workers& workers) {
-  out.Plain(name, workers.min() == workers.max()
-                      ? absl::StrCat(workers.min())
-                      : absl::StrCat("{min: ", workers.min(), ", max: ", workers.max(), "}"));
+  if (workers.min() == workers.max() && workers.multiple_of() == 0)
+    return out.Plain(name, absl::StrCat(workers.min()));
+  const std::string multiple =
+      workers.multiple_of() == 0 ? "" : absl::StrCat(", multiple_of: ", workers.multiple_of());
+  out.Plain(name, absl::StrCat("{min: ", workers.min(), ", max: ", workers.max(), multiple, "}"));
 }
 
 // `counted`: the job says elsewhere how many workers there are.

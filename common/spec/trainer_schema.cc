@@ -71,10 +71,17 @@ std::string TypeOf(const json* schema) {
   return "null";
 }
 
-bool TakesNull(const json& schema) {
+bool Takes(const json& schema, const char* kind) {
   const json* type = Member(&schema, "type");
-  if (type == nullptr || !type->is_array()) return type == nullptr || *type == "null";
-  return std::find(type->begin(), type->end(), "null") != type->end();
+  if (type == nullptr || !type->is_array()) return type == nullptr || *type == kind;
+  return std::find(type->begin(), type->end(), kind) != type->end();
+}
+
+// The one word that may stand in place of a map, "auto" of pattern ^auto$; "" where there is none.
+std::string WordInPlace(const json& schema) {
+  const std::string pattern = TextMember(&schema, "pattern");
+  const bool one = pattern.size() > 2 && pattern.front() == '^' && pattern.back() == '$';
+  return one && Takes(schema, "string") ? pattern.substr(1, pattern.size() - 2) : "";
 }
 
 std::optional<double> Bound(const json& schema, const char* key) {
@@ -245,7 +252,7 @@ void CheckAgainstSchema(const json& value, const json& schema, const std::string
     emit(path, absl::StrCat("must be ", wanted, "; got ", Dump(value)), Document::Where::kValue);
   };
   if (value.is_null()) {
-    if (!TakesNull(schema))
+    if (!Takes(schema, "null"))
       emit(path, "has no value; give one or leave the field out", Document::Where::kValue);
     return;
   }
@@ -281,7 +288,9 @@ void CheckAgainstSchema(const json& value, const json& schema, const std::string
     for (size_t i = 0; items != nullptr && i < value.size(); ++i)
       CheckAgainstSchema(value[i], *items, IndexPath(path, i), emit);
   } else if (type == "object" || Member(&schema, "properties") != nullptr) {
-    if (!value.is_object()) return bad("a map");
+    const std::string word = WordInPlace(schema);
+    if (!word.empty() && value == word) return;
+    if (!value.is_object()) return bad(word.empty() ? "a map" : absl::StrCat("a map, or ", word));
     CheckObject(value, schema, path, emit);
   }
 }

@@ -70,6 +70,14 @@ TEST(ResolveSpec, ADemandThatNoClusterHoldsIsRefusedWithTheNumbers) {
       {"too many even for its least",
        "workers { min: 5 max: 8 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }",
        "It can start with  workers: 4  or  workers: {min: 4, max: 8}"},
+      {"too many in multiples",
+       "workers { min: 6 max: 9 multiple_of: 3 } resources { gpus_milli: 1000 gpu_types: "
+       "\"cpu-slot\" }",
+       "It can start with  workers: 3  or  workers: {min: 3, max: 9, multiple_of: 3}"},
+      {"not even one multiple",
+       "workers { min: 5 max: 5 multiple_of: 5 } resources { gpus_milli: 1000 gpu_types: "
+       "\"cpu-slot\" }",
+       "It can't start with 5 workers, as multiple_of asks for"},
       {"too many devices for any host",
        "workers { min: 1 max: 1 } resources { gpus_milli: 3000 gpu_types: \"cpu-slot\" }",
        "a worker takes 3 cpu-slot of one host; the largest host has 2 cpu-slot (lab/h1)\nIt can "

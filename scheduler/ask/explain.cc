@@ -18,6 +18,7 @@
 #include "scheduler/ask/words/share_text.h"
 #include "scheduler/ask/words/standing_text.h"
 #include "scheduler/ask/words/together_text.h"
+#include "scheduler/ask/words/workers_text.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/state/what_if.h"
 
@@ -260,7 +261,9 @@ class Explainer {
     }
     for (const auto& [type, devices] : a_host) {
       const int64_t each = spec_.resources().gpus_milli() / 1000;
-      if (each > devices && (devices == 0 || (each * spec_.workers().min()) % devices != 0))
+      const int64_t step = std::max(1, spec_.workers().multiple_of());
+      if (each > devices && (devices == 0 || each * spec_.workers().min() % devices != 0 ||
+                             (step > 1 && each * step % devices != 0)))
         continue;
       pb::JobSpec spec = With([&, t = type, d = devices](pb::JobSpec*, pb::TaskSpec* task) {
         if (each <= d) {
@@ -276,6 +279,8 @@ class Explainer {
         task->mutable_workers()->set_max(
             static_cast<int32_t>(std::max(workers, each * spec_.workers().max() / d)));
         task->mutable_workers()->set_min(static_cast<int32_t>(workers));
+        if (step > 1)
+          task->mutable_workers()->set_multiple_of(static_cast<int32_t>(each * step / d));
         task->set_processes_per_worker(static_cast<int32_t>(d));
       });
       std::string change = absl::StrCat(
@@ -304,11 +309,6 @@ class Explainer {
     Fewer(Response::FEWER_WORKERS, "", *job_.spec, response);
   }
 
-  static std::string WorkersText(const pb::TaskSpec& task) {
-    if (task.workers().min() >= task.workers().max()) return absl::StrCat(task.workers().min());
-    return absl::StrCat("{min: ", task.workers().min(), ", max: ", task.workers().max(), "}");
-  }
-
   // What trains by itself goes on growing; other programs get a fixed size.
   pb::JobSpec Sized(const pb::JobSpec& base, int32_t workers) const {
     pb::JobSpec spec = base;
@@ -324,7 +324,8 @@ class Explainer {
   // bisection; if there are none, half of them, later.
   void Fewer(Response::Kind kind, const std::string& prefix, const pb::JobSpec& base,
              Response* response, const std::string& flavour = "") {
-    const int32_t wanted = base.tasks(task_).workers().min();
+    const int32_t step = std::max(1, base.tasks(task_).workers().multiple_of());
+    const int32_t wanted = base.tasks(task_).workers().min() / step;  // steps, as all here
     const int32_t least = (wanted + 3) / 4;
     int32_t starts = least - 1, fails = wanted;
     while (fails - starts > 1 && !Expired()) {
@@ -332,14 +333,14 @@ class Explainer {
       ++tried_;
       FutureOptions options = TrialOptions();
       options.horizon_ns = kSoonNs;
-      Future future(Own(kind, "", Sized(base, middle)).state, now_ns_, scheduling_, options);
+      Future future(Own(kind, "", Sized(base, middle * step)).state, now_ns_, scheduling_, options);
       const Foreseen* placed = future.RunUntilPlaced(Ref());
       const bool now = placed != nullptr && (flavour.empty() || placed->flavour == flavour);
       (now ? starts : fails) = middle;
     }
     const int32_t workers = starts >= least ? starts : wanted / 2;
     if (workers < 1 || workers >= wanted) return;
-    const pb::JobSpec spec = Sized(base, workers);
+    const pb::JobSpec spec = Sized(base, workers * step);
     Try(Own(kind, absl::StrCat(prefix, "workers: ", WorkersText(spec.tasks(task_))), spec),
         response, false, flavour);
   }

@@ -10,6 +10,7 @@
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/check_groups.h"
+#include "scheduler/ask/words/workers_text.h"
 #include "scheduler/state/directories.h"
 
 namespace muster {
@@ -213,10 +214,17 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
         " holds ", pool.workers, pool.workers == 1 ? " worker" : " workers",
         within ? absl::StrCat(" in one ", domain) : "");
   }
+  pb::Workers fewer = task.workers();
+  if (const int32_t step = fewer.multiple_of(); step > 1) {
+    if (best < step)
+      return absl::StrCat(text, "\nIt can't start with ", step, " workers, as multiple_of asks for",
+                          within ? "; a wider topology.required may help" : "");
+    best = best / step * step;
+  }
   absl::StrAppend(&text, "\nIt can start with  workers: ", best);
   if (within) absl::StrAppend(&text, ", or with a wider topology.required");
-  if (task.workers().max() > 1)
-    absl::StrAppend(&text, "  or  workers: {min: ", best, ", max: ", task.workers().max(), "}");
+  fewer.set_min(static_cast<int32_t>(best));
+  if (fewer.max() > 1) absl::StrAppend(&text, "  or  workers: ", WorkersText(fewer));
   return text;
 }
 

@@ -426,6 +426,18 @@ TEST(Explain, FewerWorkersStartAtOnceAndThatIsTrue) {
   EXPECT_EQ(s.state.FindJobByUid("changed")->state, pb::RUNNING);
 }
 
+TEST(Explain, FewerWorkersOfAGangInMultiplesAreAMultiple) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 4).Queue("research");
+  JobBuilder("research").Workers(1).TimeLimit(3600).SubmitTo(&s);
+  Go(&s);
+  const uint64_t waits = JobBuilder("research").Workers(8, 12).MultipleOf(4).SubmitTo(&s);
+  const std::vector<std::string> said = Said(Explained(&s, waits));
+  ASSERT_FALSE(said.empty());
+  EXPECT_THAT(said[0], HasSubstr("workers: {min: 4, max: 12, multiple_of: 4}"))
+      << "not 7, which are free";
+}
+
 TEST(Explain, SaysHowSoonWhatIsBorrowedMayBeStopped) {
   SystemBuilder s = OneGuaranteed();
   const auto borrowed = [&](uint64_t job) {

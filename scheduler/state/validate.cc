@@ -133,6 +133,21 @@ absl::Status CheckWaits(const State& state, const JobRow& job, int32_t t,
   return absl::OkStatus();
 }
 
+int32_t StepOf(const pb::TaskSpec& spec) { return std::max(1, spec.workers().multiple_of()); }
+
+bool AllowsWorkers(const pb::TaskSpec& spec, int32_t workers) {
+  const int32_t min = std::max(1, spec.workers().min());
+  return workers >= min && workers <= std::max(min, spec.workers().max()) &&
+         workers % StepOf(spec) == 0;
+}
+
+// "2..8 in multiples of 2"
+std::string AllowedText(const pb::TaskSpec& spec) {
+  const int32_t min = std::max(1, spec.workers().min());
+  const std::string range = absl::StrCat(min, "..", std::max(min, spec.workers().max()));
+  return StepOf(spec) == 1 ? range : absl::StrCat(range, " in multiples of ", StepOf(spec));
+}
+
 // Cluster, flavour and number of workers are what the task allows.
 absl::Status CheckAllowed(const State& state, const JobRow& job, const pb::TaskSpec& spec,
                           const pb::AttemptPlaced& e) {
@@ -149,9 +164,8 @@ absl::Status CheckAllowed(const State& state, const JobRow& job, const pb::TaskS
     return Broken("places on a flavour that isn't in gpu_types");
   if (gpus_milli == 0 && !e.flavour().empty())
     return Broken("gives a flavour to a task without GPUs");
-  const int32_t min = std::max(1, spec.workers().min()), max = std::max(min, spec.workers().max());
-  if (e.workers() < min || e.workers() > max)
-    return Broken(absl::StrCat("places ", e.workers(), " workers, not ", min, "..", max));
+  if (!AllowsWorkers(spec, e.workers()))
+    return Broken(absl::StrCat("places ", e.workers(), " workers, not ", AllowedText(spec)));
   return absl::OkStatus();
 }
 
@@ -306,10 +320,9 @@ absl::Status CheckStopping(const State& state, const pb::AttemptStopping& e) {
   if (e.next_workers() != 0) {
     if (e.cause() != pb::RESIZE && e.cause() != pb::PREEMPTION)
       return Broken("resizes for another cause than RESIZE or PREEMPTION");
-    if (e.next_workers() < std::max(1, spec.workers().min()) ||
-        e.next_workers() > std::max(1, spec.workers().max())) {
-      return Broken("resizes beyond what the task allows");
-    }
+    if (!AllowsWorkers(spec, e.next_workers()))
+      return Broken(absl::StrCat("resizes beyond what the task allows: to ", e.next_workers(),
+                                 " workers, not ", AllowedText(spec)));
   }
   if (e.grace_ns() < 0) return Broken("stops with a negative grace");
   if (e.cause() == pb::HOLDER && (job->holder == 0 || HolderGoesOn(state, *job, *attempt)))
@@ -365,6 +378,8 @@ absl::Status CheckReservation(const State& state, const pb::ReservationChanged& 
   }
   if (workers != e.workers() || workers < std::max(1, job->task_spec(t).workers().min()))
     return Broken("reserves for less than a gang");
+  if (const int32_t step = StepOf(job->task_spec(t)); workers % step != 0)
+    return Broken(absl::StrCat("reserves for ", workers, " workers, no multiple of ", step));
   return absl::OkStatus();
 }
 

@@ -247,6 +247,10 @@ TEST(Validate, CatchesPlantedWrongPlans) {
          p->events[0] = Placed(s->state, 1, "c", {{"h00", {0}}, {"h01", {0}}, {"h02", {0}}});
        }},
 
+      {"a number of workers that is no multiple", "places 3 workers, not 2..4 in multiples of 2", [](SystemBuilder* s, Plan* p) {
+         p->events.push_back(Placed(s->state, Waits(s, p, JobBuilder("q").Workers(2, 4).MultipleOf(2)), "c", {{"h02", {0, 1, 2}, 3}}));
+       }},
+
       // Where.
       {"a cluster that isn't in its list", "may not use", [](SystemBuilder* s, Plan* p) {
          s->Cluster("d").Hosts("d", 1, 2);
@@ -368,6 +372,10 @@ TEST(Validate, CatchesPlantedWrongPlans) {
       {"a resize below it", "resizes beyond", [](SystemBuilder* s, Plan* p) {
          s->Do(Placed(s->state, Waits(s, p, JobBuilder("q").Workers(2, 4)), "c", {{"h02", {0, 1}, 2}}));
          p->events.push_back(Stopping(s->state, 5, pb::RESIZE, 1));
+       }},
+      {"a resize to no multiple", "resizes beyond what the task allows: to 3 workers, not 2..4 in multiples of 2", [](SystemBuilder* s, Plan* p) {
+         s->Do(Placed(s->state, Waits(s, p, JobBuilder("q").Workers(2, 4).MultipleOf(2)), "c", {{"h02", {0, 1}, 2}}));
+         p->events.push_back(Stopping(s->state, 5, pb::RESIZE, 3));
        }},
       {"a resize within it", "", [](SystemBuilder* s, Plan* p) {
          s->Do(Placed(s->state, Waits(s, p, JobBuilder("q").Workers(2, 4)), "c", {{"h02", {0, 1}, 2}}));

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/loop/config_keys.h"
+#include "trainer/loop/sizes.h"
 
 namespace muster::trainer {
 namespace {
@@ -267,43 +268,12 @@ void CheckIdle(const json& value, const TrainConfig& config, Problems& problems)
   only_with("decay_steps", wsd, "lr_scheduler_type: warmup_stable_decay");
   only_with("decay_type", wsd, "lr_scheduler_type: warmup_stable_decay");
   only_with("shard_size", config.zero_stage > 0, "zero_stage 1 to 3 (0 shards nothing)");
+  only_with("memory_per_rank", config.parallel.automatic, "parallel: auto");
   only_with("masters", config.masters == "fp32" || config.dtype == "bf16",
             "dtype: bf16 (fp32 weights are the masters)");
   only_with("gradient_dtype", config.gradient_dtype == "fp32" || config.dtype == "bf16",
             "dtype: bf16");
 }
-
-}  // namespace
-
-void CheckPipeline(const TrainConfig& config, Problems& problems) {
-  if (config.parallel.pp == 1) return;
-  if (config.cuda_graphs) {
-    problems.push_back({"trainer.cuda_graphs",
-                        "graphs are recorded of micro-batches that run one after another, and a "
-                        "pipeline's don't; leave it or parallel.pp out"});
-  }
-  if (config.parallel.pipeline != PipelineKind::kZeroBubble) return;
-  const char* why = config.recompute == "full"
-                        ? "recompute: full would compute a layer twice more, or keep all of it; "
-                          "use keep_attention"
-                    : config.zero_stage > 1
-                        ? "zero_stage: 2 and 3 sum a micro-batch's gradients when its backward "
-                          "ends, and these wait; use zero_stage: 1"
-                    : config.deterministic
-                        ? "deterministic: true adds a micro-batch's gradients when its backward "
-                          "ends, and these wait; leave it out, as pipelines give the same bits "
-                          "without"
-                    : config.gradient_dtype == "bf16"
-                        ? "gradient_dtype: bf16 rounds a micro-batch's gradients when its backward "
-                          "ends, and these wait; use fp32"
-                        : nullptr;
-  if (why != nullptr)
-    problems.push_back(
-        {"trainer.parallel.pipeline",
-         absl::StrCat("zero_bubble puts off gradients of weights: ", why, ", or pipeline: 1f1b")});
-}
-
-namespace {
 
 // What rows that are pairs don't go with: of dpo, or of reward.
 void CheckPairs(const json& value, const TrainConfig& config, Problems& problems) {
@@ -320,9 +290,6 @@ void CheckPairs(const json& value, const TrainConfig& config, Problems& problems
   refuse("mixture", value.contains("mixture"),
          absl::StrCat("is not supported yet with ", kind,
                       "; prepare the inputs into one directory and give data"));
-  refuse("parallel.cp", config.parallel.cp > 1,
-         absl::StrCat("is not supported yet with ", kind,
-                      ", which sums over whole documents; use tp, or leave it out"));
   refuse("cuda_graphs", config.cuda_graphs,
          absl::StrCat("is not supported yet with ", kind, "; leave it out"));
   refuse("z_loss", config.z_loss > 0,
@@ -346,11 +313,6 @@ void CheckQuantize(const TrainConfig& config, Problems& problems) {
     problems.push_back({"trainer.quantize",
                         "is for weights that stay as they are; add lora: {rank: 16}, which trains "
                         "adapters beside them, or leave it out"});
-  if (config.parallel.tp > 1)
-    problems.push_back({"trainer.quantize",
-                        "doesn't go with parallel.tp: blocks go on from row to row of a matrix, "
-                        "and a slice would have parts of them; share weights out by zero_stage: 3 "
-                        "or parallel.pp"});
   if (config.offload == "parameters")
     problems.push_back({"trainer.offload",
                         "parameters is not supported with quantize: what is gathered from the host "
@@ -377,28 +339,13 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
                         "int8 saves memory beside the weights, and offload moves the moments away "
                         "from there; use bf16, or leave one of the two out"});
   }
-  if (config.offload == "parameters" && config.zero_stage != 3) {
-    problems.push_back({"trainer.offload",
-                        "parameters come block by block, as zero_stage: 3 has them; set that, or "
-                        "use offload: optimizer"});
-  }
   if (DecaysAtTheEnd(config) && !value.contains("decay_steps")) {
     problems.push_back({"trainer.decay_steps",
                         "is missing: warmup_stable_decay needs to know how long the decay takes, "
                         "such as 0.1 (a share of max_steps)"});
   }
-  if ((config.parallel.tp > 1 || config.parallel.cp > 1) && config.cuda_graphs) {
-    problems.push_back({"trainer.cuda_graphs",
-                        absl::StrCat("a layer that ranks share out is not recorded, as they speak "
-                                     "inside it; leave it or parallel.",
-                                     config.parallel.tp > 1 ? "tp" : "cp", " out")});
-  }
-  if (config.parallel.cp > 1 && config.lora.dropout > 0) {
-    problems.push_back({"trainer.lora.dropout",
-                        "is not supported yet with parallel.cp: what is dropped goes by a token's "
-                        "place in its row, and a rank has parts of rows; leave one of them out"});
-  }
-  CheckPipeline(config, problems);
+  const bool chooses_stage = config.parallel.automatic && !value.contains("zero_stage");
+  if (!chooses_stage) CheckLayoutKeys(config, problems);
   CheckQuantize(config, problems);
   CheckFp8(config, problems);
   if (config.lora.on() && value.contains("model")) {
@@ -415,6 +362,12 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
 
 // Numbers that bound each other; max_row_length as it is used.
 void CheckNumbers(TrainConfig& config, Problems& problems) {
+  constexpr int64_t kLeastMemory = 1 << 20;
+  if (!config.memory_per_rank.empty() && ParseBytes(config.memory_per_rank) < kLeastMemory) {
+    problems.push_back(
+        {"trainer.memory_per_rank",
+         absl::StrCat("must be a size such as 80GiB; got ", config.memory_per_rank)});
+  }
   if (config.max_row_length != 0 && config.max_row_length < config.max_length) {
     problems.push_back(
         {"trainer.max_row_length",

@@ -48,6 +48,7 @@ struct TrainConfig {
   int64_t zero_stage = 1;
   int64_t shard_size = 0;  // ranks that share one copy of what zero_stage shards; 0: all
   ParallelConfig parallel;
+  std::string memory_per_rank;  // with parallel: auto, "80GiB"; empty: the device's
   std::string dtype = "fp32";
   std::string masters = "fp32";         // or split
   std::string moments = "fp32";         // or bf16, int8
@@ -108,8 +109,9 @@ struct TrainConfig {
 // try.
 nlohmann::ordered_json TrainConfigSchema();
 
-// What doesn't go with its kind of pipeline.
-void CheckPipeline(const TrainConfig& config, Problems& problems);
+// What of a layout (parallel, shard_size, zero_stage, recompute, micro_batch_size) doesn't go with
+// itself or with other keys, whatever the model and the ranks.
+void CheckLayoutKeys(const TrainConfig& config, Problems& problems);
 
 // What is wrong with a GPU of this compute capability (89: 8.9) for the configuration.
 void CheckGpu(const TrainConfig& config, int capability, Problems& problems);

@@ -146,7 +146,13 @@ std::vector<Key> MemoryKeys() {
        false, 0, 1 << 20},
       {"parallel", &C::parallel,
        "How ranks share out one model, beside taking different rows: tp slices of its layers, in "
-       "pp stages, its experts among ep ranks, and each row's tokens among cp ranks."},
+       "pp stages, its experts among ep ranks, and each row's tokens among cp ranks. auto: the "
+       "ranks of each attempt choose what takes the least time by estimate of what fits, and so "
+       "they do with shard_size, zero_stage, recompute and micro_batch_size where these are left "
+       "out."},
+      {"memory_per_rank", &C::memory_per_rank,
+       "With parallel: auto, the memory that a rank may fill, such as 80GiB. Default: the GPU's; "
+       "on CPUs what the control group, else the host, has, shared out over the host's ranks."},
       {"dtype",
        &C::dtype,
        "Type of weights and activations; masters and sums are fp32 unless masters, moments or "

@@ -103,7 +103,68 @@ void CheckFp8Layers(const TrainConfig& config, const ModelConfig& model, Problem
   }
 }
 
+// What doesn't go with its kind of pipeline.
+void CheckPipeline(const TrainConfig& config, Problems& problems) {
+  if (config.parallel.pp == 1) return;
+  if (config.cuda_graphs) {
+    problems.push_back({"trainer.cuda_graphs",
+                        "graphs are recorded of micro-batches that run one after another, and a "
+                        "pipeline's don't; leave it or parallel.pp out"});
+  }
+  if (config.parallel.pipeline != PipelineKind::kZeroBubble) return;
+  const char* why = config.recompute == "full"
+                        ? "recompute: full would compute a layer twice more, or keep all of it; "
+                          "use keep_attention"
+                    : config.zero_stage > 1
+                        ? "zero_stage: 2 and 3 sum a micro-batch's gradients when its backward "
+                          "ends, and these wait; use zero_stage: 1"
+                    : config.deterministic
+                        ? "deterministic: true adds a micro-batch's gradients when its backward "
+                          "ends, and these wait; leave it out, as pipelines give the same bits "
+                          "without"
+                    : config.gradient_dtype == "bf16"
+                        ? "gradient_dtype: bf16 rounds a micro-batch's gradients when its backward "
+                          "ends, and these wait; use fp32"
+                        : nullptr;
+  if (why != nullptr)
+    problems.push_back(
+        {"trainer.parallel.pipeline",
+         absl::StrCat("zero_bubble puts off gradients of weights: ", why, ", or pipeline: 1f1b")});
+}
+
 }  // namespace
+
+void CheckLayoutKeys(const TrainConfig& config, Problems& problems) {
+  CheckPipeline(config, problems);
+  if (config.offload == "parameters" && config.zero_stage != 3) {
+    problems.push_back({"trainer.offload",
+                        "parameters come block by block, as zero_stage: 3 has them; set that, or "
+                        "use offload: optimizer"});
+  }
+  if ((config.parallel.tp > 1 || config.parallel.cp > 1) && config.cuda_graphs) {
+    problems.push_back({"trainer.cuda_graphs",
+                        absl::StrCat("a layer that ranks share out is not recorded, as they speak "
+                                     "inside it; leave it or parallel.",
+                                     config.parallel.tp > 1 ? "tp" : "cp", " out")});
+  }
+  if (config.parallel.cp > 1 && config.lora.dropout > 0) {
+    problems.push_back({"trainer.lora.dropout",
+                        "is not supported yet with parallel.cp: what is dropped goes by a token's "
+                        "place in its row, and a rank has parts of rows; leave one of them out"});
+  }
+  if (config.parallel.cp > 1 && config.OfPairs()) {
+    problems.push_back(
+        {"trainer.parallel.cp",
+         absl::StrCat("is not supported yet with ", config.dpo.on() ? "dpo" : "reward",
+                      ", which sums over whole documents; use tp, or leave it "
+                      "out")});
+  }
+  if (config.parallel.tp > 1 && config.quantize.on)
+    problems.push_back({"trainer.quantize",
+                        "doesn't go with parallel.tp: blocks go on from row to row of a matrix, "
+                        "and a slice would have parts of them; share weights out by zero_stage: 3 "
+                        "or parallel.pp"});
+}
 
 void CheckGpu(const TrainConfig& config, int capability, Problems& problems) {
   constexpr int kFp8 = 89;

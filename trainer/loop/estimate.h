@@ -77,11 +77,6 @@ struct EstimateOptions {
   std::string ranks_per_host = "8";
   std::string within_host, between_hosts;  // GB/s of a GPU, one way; empty: as the device's are
 };
-// Bytes of "80GiB", "80g", "85.9GB" or a plain number; 0: it is none. A letter alone is binary, as
-// in a flavour's name.
-int64_t ParseBytes(const std::string& text);
-// The memory that a device's name ends with, "h100-80g" or "A100-SXM4-80GB"; 0: it doesn't say.
-int64_t MemoryInName(const std::string& device);
 // `muster-trainer estimate`. Exit code 0, 3 where a rank doesn't fit, or 2 with all problems on
 // stderr.
 int RunEstimate(const EstimateOptions& options);

@@ -2,15 +2,16 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "trainer/checkpoint/files.h"
+#include "trainer/loop/auto_layout.h"
 #include "trainer/loop/estimate.h"
 #include "trainer/loop/layout_search.h"
 #include "trainer/loop/memory.h"
 #include "trainer/loop/mfu.h"
+#include "trainer/loop/sizes.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
 
@@ -36,19 +37,6 @@ double PredictedStep(const Estimate& e, const TrainConfig& config, const ModelCo
   return StepSeconds(e, config, model, ranks, hosts);
 }
 
-// "8.0 KiB", "812.3 MiB", "79.25 GiB", right-aligned to `width`.
-std::string SizeText(int64_t bytes, int width = 0) {
-  char text[40];
-  const double mib = static_cast<double>(bytes) / (1 << 20);
-  if (mib < 1)
-    std::snprintf(text, sizeof text, "%*.1f KiB", width, mib * 1024);
-  else if (mib < 1024)
-    std::snprintf(text, sizeof text, "%*.1f MiB", width, mib);
-  else
-    std::snprintf(text, sizeof text, "%*.2f GiB", width, mib / 1024);
-  return text;
-}
-
 // What `--search` was asked with.
 struct SearchSetting {
   size_t most = 0;  // 0: it wasn't
@@ -70,17 +58,24 @@ double ReadLink(const std::string& flag, const std::string& given, double known,
   return gigabytes * 1e9;
 }
 
+// Ranks that share a host; adds what is wrong with what was asked for.
+int ReadRanksPerHost(const EstimateOptions& options, Problems& problems) {
+  int per_host = 0;
+  if (!absl::SimpleAtoi(options.ranks_per_host, &per_host) || per_host < 1 || per_host > 1024)
+    problems.push_back({"--ranks-per-host", absl::StrCat("must be a whole number from 1; got ",
+                                                         options.ranks_per_host)});
+  return per_host;
+}
+
 SearchSetting ReadSearch(const EstimateOptions& options, const TrainConfig& config,
                          int64_t device_bytes, Problems& problems) {
   SearchSetting setting;
   if (options.search.empty()) return setting;
-  int most = 0, per_host = 0;
+  int most = 0;
   if (!absl::SimpleAtoi(options.search, &most) || most < 1 || most > 100)
     problems.push_back({"--search", absl::StrCat("must be how many layouts to tell, 1 to 100; got ",
                                                  options.search)});
-  if (!absl::SimpleAtoi(options.ranks_per_host, &per_host) || per_host < 1 || per_host > 1024)
-    problems.push_back({"--ranks-per-host", absl::StrCat("must be a whole number from 1; got ",
-                                                         options.ranks_per_host)});
+  const int per_host = ReadRanksPerHost(options, problems);
   GpuHosts& hosts = setting.hosts;
   hosts.peak_flops = config.peak_tflops > 0 ? config.peak_tflops * 1e12
                                             : PeakFlops(options.device, config.dtype == "bf16");
@@ -105,16 +100,23 @@ SearchSetting ReadSearch(const EstimateOptions& options, const TrainConfig& conf
   return setting;
 }
 
-// "parallel: {tp: 2, pipeline: 1f1b}, recompute: full": YAML, without braces around it all.
-std::string FieldsText(const ordered_json& fields) {
-  std::vector<std::string> texts;
-  for (const auto& [name, value] : fields.items()) {
-    const std::string text = value.is_object()   ? absl::StrCat("{", FieldsText(value), "}")
-                             : value.is_string() ? value.get<std::string>()
-                                                 : value.dump();
-    texts.push_back(absl::StrCat(name, ": ", text));
+// What `parallel: auto` would choose.
+absl::StatusOr<Layout> ChooseBy(const EstimateOptions& options, const json& trainer,
+                                const TrainConfig& config, const ModelConfig& model, int ranks,
+                                int64_t device_bytes, Problems& problems) {
+  const int per_host = std::min(ranks, ReadRanksPerHost(options, problems));
+  RankDevice device{.gpu = options.device, .bytes = device_bytes, .ranks_per_host = per_host};
+  if (!config.memory_per_rank.empty()) {
+    device.bytes = ParseBytes(config.memory_per_rank);
+  } else if (options.device.empty() && problems.empty()) {
+    device.bytes = HostMemoryLimit() / per_host;
   }
-  return absl::StrJoin(texts, ", ");
+  if (device.bytes == 0)
+    problems.push_back({"--device-memory", absl::StrCat("is needed with parallel: auto, as the "
+                                                        "memory of ",
+                                                        options.device, " isn't known: 80GiB")});
+  if (!problems.empty()) return absl::InvalidArgumentError("");
+  return ChooseLayout(trainer, config, model, ranks, device);
 }
 
 // Of layouts; exit code 3 where none fits.
@@ -159,41 +161,23 @@ int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
       static_cast<long long>(found.tried), "step", "memory", "fields");
   for (const Layout& one : found.best)
     std::printf("%6.3g s %12s  %s\n", one.step_s, SizeText(one.estimate.DeviceBytes()).c_str(),
-                FieldsText(one.fields).c_str());
+                one.FieldsText().c_str());
   return 0;
 }
 
-}  // namespace
-
-int64_t ParseBytes(const std::string& text) {
-  const size_t digits = text.find_first_not_of("0123456789.");
-  double number = 0;
-  if (!absl::SimpleAtod(text.substr(0, digits), &number) || !(number > 0)) return 0;
-  std::string unit = digits == std::string::npos
-                         ? ""
-                         : absl::AsciiStrToUpper(absl::StripAsciiWhitespace(text.substr(digits)));
-  int power = 0;
-  if (!unit.empty() && unit != "B") {
-    constexpr std::string_view kLetters = "KMGT";
-    const size_t letter = kLetters.find(unit[0]);
-    if (letter == std::string_view::npos) return 0;
-    power = static_cast<int>(letter) + 1;
-    unit.erase(0, 1);
-    if (unit != "" && unit != "IB" && unit != "B") return 0;
+// That `parallel: auto` finds no layout.
+int TellNone(const absl::Status& why, int ranks, const EstimateOptions& options) {
+  const std::string text(why.message());
+  if (options.json == "true") {
+    const ordered_json out = {{"ranks", ranks}, {"none_fits", text}};
+    std::printf("%s\n", out.dump().c_str());
   } else {
-    unit.clear();
+    std::printf("does not fit: %s\n", text.c_str());
   }
-  for (; power > 0; --power) number *= unit == "B" ? 1000 : 1024;
-  return number < 1 || number > 1e18 ? 0 : static_cast<int64_t>(number);
+  return kDoesNotFit;
 }
 
-int64_t MemoryInName(const std::string& device) {
-  const size_t dash = device.rfind('-');
-  std::string size =
-      dash == std::string::npos ? "" : absl::AsciiStrToUpper(device.substr(dash + 1));
-  if (size.ends_with('B')) size.pop_back();  // "A100-SXM4-80GB" has 80 GiB
-  return size.ends_with('G') ? ParseBytes(size) : 0;
-}
+}  // namespace
 
 std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks,
                                  int64_t device_bytes) {
@@ -240,7 +224,7 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
     TrainConfig next = changed;
     if (!change.make(next, ranks)) continue;
     Problems problems;
-    CheckPipeline(next, problems);
+    CheckLayoutKeys(next, problems);
     CheckLayout(next, model, ranks, /*gpus=*/true, /*gpu_kernels=*/true, problems);
     if (!problems.empty()) continue;
     changed = std::move(next);
@@ -384,12 +368,18 @@ int RunEstimate(const EstimateOptions& options) {
                                          options.device_memory)});
   }
   const SearchSetting search = ReadSearch(options, config, device_bytes, problems);
+  const bool chooses = config.parallel.automatic && search.most == 0;
+  absl::StatusOr<Layout> chosen = absl::UnknownError("");
+  if (chooses && problems.empty())
+    chosen = ChooseBy(options, *parsed, config, model, ranks, device_bytes, problems);
   if (!problems.empty()) {
     std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(),
                  problems.size() == 1 ? "" : "s", ToText(problems).c_str());
     return 2;
   }
   if (search.most > 0) return TellLayouts(config, model, ranks, options, search);
+  if (chooses && !chosen.ok()) return TellNone(chosen.status(), ranks, options);
+  if (chooses) config = chosen->config;
   const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(),
                                          ReadMemoryUse(at::kCPU).now_bytes);
   const std::optional<Remedy> remedy =
@@ -397,10 +387,12 @@ int RunEstimate(const EstimateOptions& options) {
   const bool fits = device_bytes == 0 || estimate.DeviceBytes() <= device_bytes;
   if (options.json == "true") {
     ordered_json out = ToJson(estimate, config, model, ranks, options.device);
+    if (chooses) out["chosen"] = chosen->fields;
     if (remedy) out["fits_with"] = remedy->fields, out["fits_with_bytes"] = remedy->bytes;
     std::printf("%s\n", out.dump().c_str());
     return fits ? 0 : kDoesNotFit;
   }
+  if (chooses) std::printf("parallel: auto takes  %s\n", chosen->FieldsText().c_str());
   std::fputs(ToText(estimate, config, model, ranks, options.device).c_str(), stdout);
   if (fits) {
     if (device_bytes == 0 && !options.device.empty())

@@ -5,6 +5,8 @@
 #include <cctype>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "trainer/data/batches.h"
 #include "trainer/loop/mfu.h"
 
@@ -85,11 +87,22 @@ ordered_json FieldsOf(const TrainConfig& config, const TrainConfig& given, int64
   return fields;
 }
 
+std::string TextOf(const ordered_json& fields) {
+  std::vector<std::string> texts;
+  for (const auto& [name, value] : fields.items()) {
+    const std::string text = value.is_object()   ? absl::StrCat("{", TextOf(value), "}")
+                             : value.is_string() ? value.get<std::string>()
+                                                 : value.dump();
+    texts.push_back(absl::StrCat(name, ": ", text));
+  }
+  return absl::StrJoin(texts, ", ");
+}
+
 class Search {
  public:
   Search(const TrainConfig& config, const ModelConfig& model, int ranks, const GpuHosts& hosts,
-         size_t most)
-      : config_(config), model_(model), ranks_(ranks), hosts_(hosts), most_(most) {}
+         size_t most, const FixedKeys& fixed)
+      : config_(config), model_(model), ranks_(ranks), hosts_(hosts), most_(most), fixed_(fixed) {}
 
   FoundLayouts Run() {
     const int64_t longest_cp = std::max<int64_t>(1, config_.RowLength() / kShortestPart);
@@ -100,6 +113,7 @@ class Search {
           for (const int64_t ep :
                Divisors(std::max<int64_t>(1, model_.experts.count), ranks_ / pp)) {
             TrainConfig next = config_;
+            next.parallel.automatic = false;
             next.parallel.tp = tp, next.parallel.pp = pp;
             next.parallel.cp = cp, next.parallel.ep = ep;
             TryPipelines(next);
@@ -134,6 +148,7 @@ class Search {
       sizes.push_back(hosts_.ranks_per_host);
     if (config.shard_size > 0 && config.shard_size != sizes.back())
       sizes.push_back(config.shard_size);
+    if (fixed_.shard_size) sizes = {config.shard_size};
     for (const int64_t size : sizes) {
       config.shard_size = size;
       TryMicroBatches(config);
@@ -144,6 +159,10 @@ class Search {
     const ParallelConfig& p = config.parallel;
     const int64_t share =
         SharePerRank(config.global_batch_size, static_cast<int>(ranks_ / p.pp / p.tp / p.cp));
+    if (fixed_.micro_batch_size) {
+      TryStages(config);
+      return;
+    }
     bool fits = true;  // with a smaller one
     for (int64_t rows = 1; rows <= std::min<int64_t>(8, share) && fits; rows *= 2) {
       config.micro_batch_size = rows;
@@ -154,11 +173,13 @@ class Search {
   // False: none fits, or could be among the best.
   bool TryStages(TrainConfig config) {
     bool any = false;
+    const int64_t given = config.zero_stage;
     for (int64_t stage = 1; stage <= (ranks_ > 1 ? 3 : 1); ++stage) {
-      config.zero_stage = stage;
+      config.zero_stage = fixed_.zero_stage ? given : stage;
       const int with = FirstThatFits(config);
       any = any || with >= 0;
-      if (with == 0) break;  // a higher stage sends more and has nothing to save
+      // A higher stage sends more, and would have nothing to save.
+      if (with == 0 || fixed_.zero_stage) break;
     }
     return any;
   }
@@ -167,18 +188,21 @@ class Search {
   // or could be among the best, or the layout can't be.
   int FirstThatFits(TrainConfig config) {
     for (size_t r = 0; r < kRecompute.size(); ++r) {
-      config.recompute = kRecompute[r];
+      if (fixed_.recompute && r > 0) break;
+      if (!fixed_.recompute) config.recompute = kRecompute[r];
       if (found_.best.size() == most_ && LeastSeconds(config) >= found_.best.front().step_s)
         return -1;
+      const bool gpus = hosts_.runtime_bytes == 0;
       Problems problems;
-      CheckPipeline(config, problems);
-      CheckLayout(config, model_, ranks_, /*gpus=*/true, /*gpu_kernels=*/true, problems);
+      CheckLayoutKeys(config, problems);
+      CheckLayout(config, model_, ranks_, gpus, hosts_.gpu_kernels, problems);
       if (!problems.empty()) continue;
       ++found_.tried;
-      Estimate estimate = MakeEstimate(config, model_, ranks_, /*gpus=*/true, 0);
+      Estimate estimate = MakeEstimate(config, model_, ranks_, gpus, hosts_.runtime_bytes);
       flops_ = estimate.flops;
-      if (estimate.DeviceBytes() > hosts_.device_bytes - hosts_.device_bytes / kSpareShare)
-        continue;
+      const int64_t needs = estimate.DeviceBytes();
+      if (found_.least_bytes == 0 || needs < found_.least_bytes) found_.least_bytes = needs;
+      if (needs > hosts_.device_bytes - hosts_.device_bytes / kSpareShare) continue;
       Keep(config, std::move(estimate));
       return static_cast<int>(r);
     }
@@ -216,11 +240,14 @@ class Search {
   const int ranks_;
   const GpuHosts& hosts_;
   const size_t most_;
+  const FixedKeys fixed_;
   double flops_ = 0;  // a step, in any layout; known once one was tried
   FoundLayouts found_;
 };
 
 }  // namespace
+
+std::string Layout::FieldsText() const { return TextOf(fields); }
 
 double LinkWithinHost(const std::string& device) {
   const Links* links = LinksOf(device);
@@ -265,8 +292,8 @@ double StepSeconds(const Estimate& estimate, const TrainConfig& config, const Mo
 }
 
 FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
-                           const GpuHosts& hosts, size_t most) {
-  return Search(config, model, ranks, hosts, most).Run();
+                           const GpuHosts& hosts, size_t most, const FixedKeys& fixed) {
+  return Search(config, model, ranks, hosts, most, fixed).Run();
 }
 
 }  // namespace muster::trainer

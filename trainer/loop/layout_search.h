@@ -28,6 +28,14 @@ struct GpuHosts {
   int ranks_per_host = 8;
   // That a GPU sends others of its host, and of other hosts, one way.
   double within_bytes_per_s = 0, between_bytes_per_s = 0;
+  bool gpu_kernels = true;  // the trainer has our own
+  // On CPUs: what a process takes before it trains. 0: ranks have GPUs.
+  int64_t runtime_bytes = 0;
+};
+
+// Keys of a layout that stay as they are configured.
+struct FixedKeys {
+  bool shard_size = false, zero_stage = false, recompute = false, micro_batch_size = false;
 };
 
 // Bytes a second, one way, of the links of a GPU by its name, from the makers' data sheets of it
@@ -39,12 +47,14 @@ struct Layout {
   TrainConfig config;
   Estimate estimate;
   double step_s = 0;
-  nlohmann::ordered_json fields;  // of `trainer:`, as in a job file
+  nlohmann::ordered_json fields;   // of `trainer:`, as in a job file
+  std::string FieldsText() const;  // "parallel: {tp: 2}, recompute: full": YAML, without braces
 };
 
 struct FoundLayouts {
   std::vector<Layout> best;  // the fastest first
   int64_t tried = 0;         // estimates that were made; what could not be among the best has none
+  int64_t least_bytes = 0;   // that one of them needs
 };
 
 // Of a run on `ranks` GPUs: seconds a step.
@@ -53,8 +63,8 @@ double StepSeconds(const Estimate& estimate, const TrainConfig& config, const Mo
 
 // The `most` fastest of those that fit with a twentieth of the memory to spare. Tries tp, pp with
 // its kinds, cp, ep, shard_size, zero_stage, recompute and micro_batch_size; all else stays as
-// configured.
+// configured, and so do the `fixed` of these.
 FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
-                           const GpuHosts& hosts, size_t most = 5);
+                           const GpuHosts& hosts, size_t most = 5, const FixedKeys& fixed = {});
 
 }  // namespace muster::trainer

@@ -1,4 +1,5 @@
 #include "trainer/loop/layout_search.h"
+#include "trainer/loop/auto_layout.h"
 
 #include <cmath>
 
@@ -63,7 +64,7 @@ TEST(LayoutSearch, WhatItFindsFitsAndCanBe) {
     EXPECT_GE(layout.step_s, before) << layout.fields;
     before = layout.step_s;
     Problems problems;
-    CheckPipeline(layout.config, problems);
+    CheckLayoutKeys(layout.config, problems);
     CheckLayout(layout.config, model, 64, true, true, problems);
     EXPECT_TRUE(problems.empty()) << layout.fields << ToText(problems);
   }
@@ -108,6 +109,59 @@ TEST(LayoutSearch, FindsNothingWhereNothingFits) {
   const FoundLayouts found = SearchLayouts(Training(), Model8B(), 8, small);
   EXPECT_TRUE(found.best.empty());
   EXPECT_GT(found.tried, 0);
+}
+
+TEST(LayoutSearch, KeysThatStayAreAsConfigured) {
+  TrainConfig config = Training();
+  config.zero_stage = 2;
+  config.recompute = "full";
+  config.micro_batch_size = 4;
+  const FoundLayouts found = SearchLayouts(
+      config, Model8B(), 16, H100s(), 5,
+      {.shard_size = true, .zero_stage = true, .recompute = true, .micro_batch_size = true});
+  ASSERT_FALSE(found.best.empty());
+  for (const Layout& layout : found.best) {
+    EXPECT_EQ(layout.config.zero_stage, 2) << layout.fields;
+    EXPECT_EQ(layout.config.recompute, "full") << layout.fields;
+    EXPECT_EQ(layout.config.shard_size, 0) << layout.fields;
+    EXPECT_EQ(layout.config.micro_batch_size, 4) << layout.fields;
+  }
+}
+
+TEST(LayoutSearch, WhatGoesNotTogetherIsNoLayout) {
+  TrainConfig config = Training(/*batch=*/64, /*length=*/8192);
+  config.cuda_graphs = true;
+  for (const Layout& layout : SearchLayouts(config, Model8B(), 16, H100s(), 100).best) {
+    EXPECT_EQ(layout.config.parallel.tp * layout.config.parallel.cp, 1) << layout.fields;
+    EXPECT_EQ(layout.config.parallel.pp, 1) << layout.fields;
+  }
+}
+
+TEST(AutoLayout, NeighboursAreThoseThatEveryHostHas) {
+  EXPECT_EQ(NeighboursOnHosts({"a"}), 1);
+  EXPECT_EQ(NeighboursOnHosts({"a", "a", "a", "a"}), 4);
+  EXPECT_EQ(NeighboursOnHosts({"a", "a", "a", "a", "b", "b"}), 2);
+  EXPECT_EQ(NeighboursOnHosts({"a", "a", "a", "b"}), 1);
+  EXPECT_EQ(NeighboursOnHosts({"a", "a", "b", "b", "a", "a"}), 2);
+}
+
+TEST(AutoLayout, TakesWhatFitsAndSaysWhatWouldWhereNothingDoes) {
+  const nlohmann::json plain = nlohmann::json::object();
+  const RankDevice h100{.gpu = "h100-80g", .bytes = int64_t{80} << 30, .ranks_per_host = 8};
+  const auto roomy = ChooseLayout(plain, Training(), Model8B(), 16, h100);
+  ASSERT_TRUE(roomy.ok()) << roomy.status();
+  EXPECT_FALSE(roomy->config.parallel.automatic);
+  RankDevice small = h100;
+  small.bytes = int64_t{24} << 30;
+  const auto tight = ChooseLayout(plain, Training(), Model8B(), 16, small);
+  ASSERT_TRUE(tight.ok()) << tight.status();
+  EXPECT_LE(tight->estimate.DeviceBytes(), small.bytes);
+  EXPECT_GE(tight->step_s, roomy->step_s);
+  const auto none = ChooseLayout(plain, Training(), Model8B(), 2, small);
+  ASSERT_FALSE(none.ok());
+  const std::string said(none.status().message());
+  EXPECT_NE(said.find("none fits the 24.00 GiB"), std::string::npos) << said;
+  EXPECT_NE(said.find("what would do: "), std::string::npos) << said;
 }
 
 TEST(LayoutSearch, LinksAreKnownByName) {

@@ -13,6 +13,8 @@ struct MemoryUse {
   int64_t now_bytes = 0, peak_bytes = 0;
 };
 MemoryUse ReadMemoryUse(at::Device device);
+// All of a GPU's memory; 0: CUDA doesn't say.
+int64_t DeviceMemory(at::Device device);
 
 // What this host, and the control groups that this process is in, could give to new work without
 // swapping; 0 if the host doesn't say.
@@ -20,5 +22,11 @@ int64_t AvailableHostBytes();
 // What the control group `path` and those above it leave of their limits; `root` is where version 2
 // of them is mounted. The largest number if none has a limit.
 int64_t ControlGroupRoom(const std::string& root, std::string path);
+
+// What the processes of this one's control groups may have together: their smallest limit, else all
+// that the host has, whoever uses it. 0: the host doesn't say.
+int64_t HostMemoryLimit();
+// The smallest limit of the control group `path` and those above it, as ControlGroupRoom.
+int64_t ControlGroupLimit(const std::string& root, std::string path);
 
 }  // namespace muster::trainer

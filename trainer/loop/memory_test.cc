@@ -26,6 +26,8 @@ TEST(ControlGroupRoom, IsWhatTheTightestGroupAboveLeaves) {
   write("/job/task/memory.current", "100");
   EXPECT_EQ(ControlGroupRoom(root, "/job/task"), 0);
   EXPECT_EQ(ControlGroupRoom(root, "/"), std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(ControlGroupLimit(root, "/job/task"), 90) << "whatever is used";
+  EXPECT_EQ(ControlGroupLimit(root, "/job"), 1000);
   std::filesystem::remove_all(root);
 }
 

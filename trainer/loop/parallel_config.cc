@@ -221,8 +221,12 @@ void CheckExpertGroups(const ParallelConfig& config, const ModelConfig& model, i
 
 ParallelConfig ParseParallel(const json& value, const std::string& path, Problems& problems) {
   ParallelConfig config;
+  if (value == "auto") {
+    config.automatic = true;
+    return config;
+  }
   if (!value.is_object()) {
-    problems.push_back({path, absl::StrCat("must be a map; got ", value.dump())});
+    problems.push_back({path, absl::StrCat("must be a map, or auto; got ", value.dump())});
     return config;
   }
   for (const auto& [name, given] : value.items()) {
@@ -243,7 +247,8 @@ ParallelConfig ParseParallel(const json& value, const std::string& path, Problem
 ordered_json ParallelSchema() {
   const ParallelConfig defaults;
   ordered_json schema;
-  schema["type"] = "object";
+  schema["type"] = {"object", "string"};
+  schema["pattern"] = "^auto$";  // of the string
   schema["additionalProperties"] = false;
   ordered_json& properties = schema["properties"];
   properties["tp"] = {

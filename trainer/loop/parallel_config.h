@@ -1,4 +1,4 @@
-// The `parallel:` map: how ranks share out one model beside taking different rows.
+// The `parallel:` map, or auto: how ranks share out one model beside taking different rows.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@
 namespace muster::trainer {
 
 struct ParallelConfig {
-  int64_t tp = 1;  // slices of each layer's weights
-  int64_t pp = 1;  // stages of a pipeline
-  int64_t ep = 1;  // ranks that share out the experts
-  int64_t cp = 1;  // parts of each row
+  bool automatic = false;  // the ranks choose when they meet (auto_layout.h); until then all is one
+  int64_t tp = 1;          // slices of each layer's weights
+  int64_t pp = 1;          // stages of a pipeline
+  int64_t ep = 1;          // ranks that share out the experts
+  int64_t cp = 1;          // parts of each row
   ContextSharding cp_sharding = ContextSharding::kAuto;
   PipelineKind pipeline = PipelineKind::k1F1B;
   int64_t chunks = 2;  // stretches of the model a stage, where the pipeline is interleaved
@@ -25,7 +26,7 @@ struct ParallelConfig {
   bool operator==(const ParallelConfig&) const = default;
 };
 
-// The map. Adds every problem under `path`.
+// The map, or "auto". Adds every problem under `path`.
 ParallelConfig ParseParallel(const nlohmann::json& value, const std::string& path,
                              Problems& problems);
 // Its JSON Schema.

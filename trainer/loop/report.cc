@@ -65,6 +65,7 @@ void Reporter::Report(const StepReport& report, const StepBatches& batches) {
       static_cast<double>(memory.now_bytes) / kMiB, static_cast<double>(memory.peak_bytes) / kMiB,
       report.exposed_communication_s, report.data_wait_s);
   std::string text = buffer;
+  if (setup_.layout.is_object()) line["layout"] = setup_.layout;
   AddOptional(report, line, text);
   AddMfu(batches, tokens_per_s, line, text);
   metrics_.Send(line);

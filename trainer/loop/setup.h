@@ -48,6 +48,7 @@ struct Setup {
   };
   std::vector<Evaluation> evaluations;
   std::string export_target;
+  nlohmann::ordered_json layout;  // that `parallel: auto` has chosen; null: it was given
 
   // Of all inputs; which tokenizer an export gets.
   std::string DataFingerprint() const;

@@ -23,6 +23,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/loop/auto_layout.h"
 #include "trainer/loop/failures.h"
 #include "trainer/loop/memory.h"
 #include "trainer/loop/run.h"
@@ -114,10 +115,13 @@ std::thread StartReadingAhead(const Request& request) {
                       most] { ReadAheadOf(path, rank, size, most); });
 }
 
-// Meets the other ranks, and says how long that took.
-std::unique_ptr<World> Meet(const Request& request, Clock::time_point begin) {
+// Meets the other ranks, and says how long that took. Adds why no layout can be chosen, where that
+// is theirs to do; all ranks then do so.
+std::unique_ptr<World> Meet(Request& request, Clock::time_point begin, Problems& problems) {
   const at::Device device = request.device;
   std::unique_ptr<World> world = World::Connect(request.info, device);
+  if (request.setup.config.parallel.automatic) SettleLayout(*world, request.setup, problems);
+  if (!problems.empty()) return world;
   const ParallelConfig& parallel = request.setup.config.parallel;
   world->MakeGroups(
       Mesh(request.info.size, static_cast<int>(parallel.tp),
@@ -185,7 +189,13 @@ int Train(const TrainOptions& options) {
   std::unique_ptr<World> world;
   std::unique_ptr<Run> run;
   try {
-    world = Meet(request, begin);
+    world = Meet(request, begin, problems);
+    if (!problems.empty()) {
+      if (read_ahead.joinable()) read_ahead.join();
+      if (world->rank() == 0) Refuse(options.config_path, problems);
+      world->GatherRows({0});
+      return kRefused;
+    }
     run = std::make_unique<Run>(std::move(request.setup), world.get(), options.dump_tokens,
                                 options.metrics);
     if (read_ahead.joinable()) read_ahead.join();

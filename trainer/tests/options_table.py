@@ -19,6 +19,8 @@ BEGIN, END = (
 def type_text(field: dict) -> str:
     if "enum" in field:
         return ", ".join(field["enum"])
+    if isinstance(field["type"], list):  # a word in place of a map
+        return f"map, or {field['pattern'].strip('^$')}"
     low, high = field.get("minimum"), field.get("maximum")
     name = {
         "integer": "whole number",

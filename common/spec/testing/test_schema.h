@@ -30,6 +30,8 @@ inline constexpr char kTestTrainerSchema[] = R"({
     "deterministic": {"type": "boolean", "default": false, "description": "Refuse kernels that may differ from run to run."},
     "packing": {"type": "string", "description": "Several documents in a row."},
     "dpo": {"type": "object", "description": "Preferences."},
+    "parallel": {"type": ["object", "string"], "pattern": "^auto$", "additionalProperties": false, "description": "Layout.",
+      "properties": {"tp": {"type": "integer", "minimum": 1, "description": "Slices."}}},
     "eval_interval": {"type": "integer", "minimum": 1, "description": "Steps."},
     "export": {"type": "string", "minLength": 1, "description": "Hugging Face directory."}
   },

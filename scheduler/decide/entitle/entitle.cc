@@ -185,14 +185,14 @@ void Entitlement::Unlist(int32_t b) {
 void Entitlement::SetCandidate(int32_t b, int32_t u, bool growth, int32_t pool) {
   Branch& branch = branches_[b];
   const Unit& unit = leaves_[branch.node].units[u];
-  const int64_t demand_milli = growth ? unit.worker_milli : unit.demand_milli;
+  const int64_t demand_milli = growth ? unit.growth_milli : unit.demand_milli;
   const int32_t f = m_->pools[pool].flavour;
   branch.unit = u;
   branch.growth = growth;
   branch.pool = pool;
   branch.flavour = f;
   branch.demand_milli = demand_milli;
-  branch.cpus_milli = growth ? unit.worker_cpus_milli : unit.cpus_milli;
+  branch.cpus_milli = growth ? unit.growth_cpus_milli : unit.cpus_milli;
   branch.best = b;
   branch.listed_at = static_cast<int32_t>(listed_[pool].size());
   listed_[pool].push_back(b);
@@ -229,7 +229,7 @@ void Entitlement::Advance(int32_t b) {
       const int32_t u = leaf.growing[branch.position - gangs];
       const Unit& unit = leaf.units[u];
       if (unit.part.taken && unit.part.growth < unit.extra &&
-          Fits(b, unit.part.charge, unit.worker_milli, unit.worker_cpus_milli)) {
+          Fits(b, unit.part.charge, unit.growth_milli, unit.growth_cpus_milli)) {
         return SetCandidate(b, u, true, unit.part.charge);
       }
       continue;
@@ -492,7 +492,7 @@ void Entitlement::Accept(int32_t order) {
   MUSTER_CHECK(room_[pool] >= 0);
   CheckPool(pool);
   if (const int32_t cpus = cpu_pool_[pool]; cpus >= 0) {
-    host_cpus_[cpus] += growth ? unit.worker_host_cpus_milli : unit.host_cpus_milli;
+    host_cpus_[cpus] += growth ? unit.growth_host_cpus_milli : unit.host_cpus_milli;
     CheckPool(cpus);
   }
   ChargePath(node, pool, demand_milli, cpus_milli);
@@ -567,7 +567,7 @@ std::vector<int32_t> Entitlement::Run(Model* model) {
     gang.guaranteed = unit->part.guaranteed;
     gang.charged_as_bound = unit->part.charged_as_bound;
     gang.charge = unit->part.charge;
-    gang.growth = unit->part.growth;
+    gang.growth = unit->part.growth * gang.step_workers;
     unit->published = unit->part;
     changed.push_back(unit->gang);
   };

@@ -1,10 +1,11 @@
 // The entitled set (docs/scheduling.md §1): which units may run now, and the pool that each is
 // charged to.
 //
-// A *unit* is a gang (a gang at its minimum size) or one growth worker of an elastic gang. Each
-// turn accepts the best candidate below the root. A leaf's candidate is the first unit of its order
-// that fits what the queues above it may still take; among a queue's children the one with the
-// smallest share wins, those within their guarantees strictly first.
+// A *unit* is a gang (a gang at its minimum size) or one growth step of an elastic gang: one
+// worker, or as many as its sizes are multiples of. Each turn accepts the best candidate below the
+// root. A leaf's candidate is the first unit of its order that fits what the queues above it may
+// still take; among a queue's children the one with the smallest share wins, those within their
+// guarantees strictly first.
 //
 // The method: a queue under each combination of "within the guarantee, or not" of itself and the
 // queues above is a *branch*. Under one branch allowances only shrink from turn to turn, so a unit
@@ -73,12 +74,12 @@ class Entitlement {
   // A gang of a leaf with its growth. What a cursor asks is in its first line.
   struct alignas(64) Unit {
     int64_t demand_milli = 0;  // of the gang
-    int64_t worker_milli = 0;  // of each growth worker
+    int64_t growth_milli = 0;  // of each growth step
     int64_t cpus_milli = 0,
-            worker_cpus_milli = 0;  // beside devices, where a queue's quota counts them
+            growth_cpus_milli = 0;  // beside devices, where a queue's quota counts them
     int64_t submit_ns = 0;
     int32_t gang = 0;
-    int32_t extra = 0;   // growth workers at most
+    int32_t extra = 0;   // growth steps at most
     int32_t bound = -1;  // pool; -1 also if it isn't one of its list
     int32_t pools_at = 0,
             pools = 0;  // its list in Leaf::pools, and behind that the opened ones of it
@@ -87,7 +88,7 @@ class Entitlement {
     int32_t group = -1;  // first unit of its job, if where one of them is charged binds the others
     struct Part {        // of the entitled set
       bool taken = false, guaranteed = false, charged_as_bound = false;
-      int32_t charge = -1, growth = 0;
+      int32_t charge = -1, growth = 0;  // steps
       bool operator==(const Part&) const = default;
     };
     Part prefix;             // what its leaf's guaranteed prefix grants it
@@ -98,7 +99,7 @@ class Entitlement {
     int32_t late_key = -1;  // in late_keys_
     int32_t group_cluster = -1;
     Part published;                                           // what the gang in the model has
-    int64_t host_cpus_milli = 0, worker_host_cpus_milli = 0;  // beside devices
+    int64_t host_cpus_milli = 0, growth_host_cpus_milli = 0;  // beside devices
   };
   // The largest key in a line of units up to some unit, history apart. Of several lines the one
   // with the smallest key at its head goes next, so this tells when the unit was accepted.

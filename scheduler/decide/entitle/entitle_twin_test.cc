@@ -78,14 +78,14 @@ class Twin {
       m_.pools[c].charged_milli += demand;
       const int32_t cpus = m_.PoolOf(m_.pools[c].cluster, m_.cpu);
       if (m_.pools[c].flavour != m_.cpu && cpus >= 0)
-        beside_[cpus] += gang.host_cpus_milli * (x->growth ? 1 : gang.min_workers);
+        beside_[cpus] += gang.host_cpus_milli * Workers(x->gang, x->growth);
       for (int32_t n = gang.leaf; n >= 0; n = quotas_[n].parent) {
         u_[n][m_.pools[c].flavour] += demand;
         u_[n][m_.cpu] += Cpus(x->gang, x->growth);
         u_pool_[n][c] += demand;
       }
       if (x->growth) {
-        ++gang.growth;
+        gang.growth += gang.step_workers;
         continue;
       }
       gang.entitled = true;
@@ -115,12 +115,16 @@ class Twin {
     int64_t history = 0;
   };
 
+  int64_t Workers(int32_t b, bool growth) const {
+    return growth ? m_.gangs[b].step_workers : m_.gangs[b].min_workers;
+  }
+
   int64_t Demand(int32_t b, bool growth) const {
-    return m_.gangs[b].worker_milli * (growth ? 1 : m_.gangs[b].min_workers);
+    return m_.gangs[b].worker_milli * Workers(b, growth);
   }
 
   int64_t Cpus(int32_t b, bool growth) const {
-    return m_.gangs[b].worker_cpus_milli * (growth ? 1 : m_.gangs[b].min_workers);
+    return m_.gangs[b].worker_cpus_milli * Workers(b, growth);
   }
 
   bool Fits(int32_t pool, int64_t demand, int64_t cpus, const Room& room, bool promised) const {
@@ -214,7 +218,7 @@ class Twin {
       const Gang& gang = m_.gangs[b];
       if (gang.leaf != n || gang.pools.empty()) continue;
       const bool growth = gang.entitled;
-      if (growth && gang.min_workers + gang.growth >= gang.max_workers) continue;
+      if (growth && gang.entitled_workers() >= gang.max_workers) continue;
       order.emplace_back(growth, -gang.priority, gang.band, gang.submit_ns,
                          static_cast<int32_t>(b));
     }
@@ -372,8 +376,10 @@ Instance RandomInstance(Dice* dice, bool nests = false, int64_t about = 0) {
     gang.worker_milli = dice->Chance(80) ? 1000 * (1 + dice->Of(3)) : 250 * (1 + dice->Of(3));
     if (with_cpus && dice->Chance(60)) gang.worker_cpus_milli = 500 * (1 + dice->Of(4));
     gang.min_workers = 1 + static_cast<int32_t>(dice->Of(3));
+    gang.step_workers = dice->Chance(30) ? 2 + static_cast<int32_t>(dice->Of(2)) : 1;
     gang.max_workers =
-        gang.min_workers + (dice->Chance(40) ? static_cast<int32_t>(dice->Of(4)) : 0);
+        gang.min_workers +
+        (dice->Chance(40) ? gang.step_workers * static_cast<int32_t>(dice->Of(4)) : 0);
     for (size_t tries = 1 + static_cast<size_t>(dice->Of(static_cast<int64_t>(m.pools.size()) + 1));
          tries > 0; --tries) {
       const int32_t pool = static_cast<int32_t>(dice->Of(static_cast<int64_t>(m.pools.size())));
@@ -564,7 +570,8 @@ TEST(EntitleTwin, EqualsThePseudoCodeWhatEverWasKept) {
             gang.growth = 0;
             if (what < 13) {
               gang.priority = static_cast<int32_t>(dice.Of(3));
-              gang.max_workers = gang.min_workers + static_cast<int32_t>(dice.Of(3));
+              gang.max_workers =
+                  gang.min_workers + gang.step_workers * static_cast<int32_t>(dice.Of(3));
             } else if (gang.pools.empty()) {
               gang.pools = {0};
               gang.opened = {1};

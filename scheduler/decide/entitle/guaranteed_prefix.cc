@@ -110,7 +110,7 @@ void Entitlement::AcceptPrefix(int32_t node) {
     if (!left_in.empty()) left_in[charge] -= milli;
     leaf.prefix_used[accepted.charged] += milli;
     AddTo(&leaf.prefix_pools, charge, milli);
-    const int64_t host_cpus_milli = growth ? unit.worker_host_cpus_milli : unit.host_cpus_milli;
+    const int64_t host_cpus_milli = growth ? unit.growth_host_cpus_milli : unit.host_cpus_milli;
     if (host_cpus_milli > 0 && cpu_pool_[charge] >= 0)
       AddTo(&leaf.prefix_host_cpus, cpu_pool_[charge], host_cpus_milli);
   };
@@ -136,9 +136,9 @@ void Entitlement::AcceptPrefix(int32_t node) {
   for (const int32_t u : leaf.growing) {
     Unit& unit = leaf.units[u];
     while (unit.part.taken && unit.part.growth < unit.extra &&
-           fits(unit.part.charge, unit.worker_milli)) {
+           fits(unit.part.charge, unit.growth_milli)) {
       ++unit.part.growth;
-      accept(unit, true, unit.part.charge, unit.worker_milli, unit.part.charge);
+      accept(unit, true, unit.part.charge, unit.growth_milli, unit.part.charge);
     }
   }
   leaf.prefix_taken.assign(leaf.units.size(), 0);

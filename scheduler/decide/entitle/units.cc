@@ -168,19 +168,19 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
     unit.gang = b;
     unit_at_[b] = index;
     unit.published = {gang.entitled, gang.guaranteed, gang.charged_as_bound, gang.charge,
-                      gang.growth};
+                      gang.growth / gang.step_workers};
     unit.demand_milli = gang.unit_milli();
-    unit.worker_milli = gang.worker_milli;
+    unit.growth_milli = gang.worker_milli * gang.step_workers;
     unit.cpus_milli = gang.unit_cpus_milli();
-    unit.worker_cpus_milli = gang.worker_cpus_milli;
+    unit.growth_cpus_milli = gang.worker_cpus_milli * gang.step_workers;
     unit.host_cpus_milli = gang.unit_host_cpus_milli();
-    unit.worker_host_cpus_milli = gang.host_cpus_milli;
+    unit.growth_host_cpus_milli = gang.host_cpus_milli * gang.step_workers;
     leaf->wants_cpus = leaf->wants_cpus ||
                        std::any_of(gang.pools.begin(), gang.pools.end(),
                                    [&](int32_t c) { return model.pools[c].flavour == model.cpu; });
     leaf->counts_cpus = leaf->counts_cpus || unit.cpus_milli > 0;
     unit.submit_ns = gang.submit_ns;
-    unit.extra = gang.max_workers - gang.min_workers;
+    unit.extra = (gang.max_workers - gang.min_workers) / gang.step_workers;
     unit.bound = BoundIn(gang);
     unit.pools_at = static_cast<int32_t>(leaf->pools.size());
     unit.pools = static_cast<int32_t>(gang.pools.size());
@@ -203,8 +203,8 @@ void Entitlement::Read(const Model& model, Leaf* leaf) {
                         model.gangs[leaf->units[index - 1].gang].ref.job == gang.ref.job;
       unit.group = same ? leaf->units[index - 1].group : index;
     }
-    leaf->least_milli =
-        std::min(leaf->least_milli, unit.extra > 0 ? unit.worker_milli : unit.demand_milli);
+    leaf->least_milli = std::min(leaf->least_milli, unit.demand_milli);
+    if (unit.extra > 0) leaf->least_milli = std::min(leaf->least_milli, unit.growth_milli);
   }
 }
 

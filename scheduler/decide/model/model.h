@@ -116,6 +116,7 @@ struct alignas(64) Gang {
   // Of what runs, so that no row is read for it (ReadRun):
   int32_t workers = 0;
   int32_t max_workers = 1;             // that it may have
+  int32_t step_workers = 1;            // it has multiples of so many, and grows by so many
   int64_t place_ns = 0, start_ns = 0;  // start_ns 0: not yet
   int64_t told_end_ns = 0;             // its program's word; 0: none
   int64_t steps = 0, steps_left = 0;   // since its start, by its progress; steps 0: unknown
@@ -129,7 +130,7 @@ struct alignas(64) Gang {
   bool hosts_up = false;     // all that may have processes of it: one that doesn't answer wouldn't
                              // carry out a stop
   bool may_resize = false;   // it runs on all its hosts, and they may get work
-  int32_t growth = 0;        // growth workers entitled (Entitlement)
+  int32_t growth = 0;        // growth workers entitled (Entitlement), whole steps
   Demand wants;              // of a worker, as its spec has it
   Abilities needs = 0;       // of the agents that start it
   int64_t host_cpus_milli =
@@ -156,6 +157,8 @@ struct alignas(64) Gang {
   bool running() const { return current != nullptr && !stopping; }
   bool wants_place() const { return waiting; }
   int64_t since_ns() const { return start_ns != 0 ? start_ns : place_ns; }
+  // At most so many, of what it may have.
+  int32_t InSteps(int32_t most) const { return most / step_workers * step_workers; }
   // How long it would run if it started now, by its limit and history; kUnbounded: unknown. History
   // that is used up says nothing.
   int64_t run_left_ns() const {

@@ -16,11 +16,11 @@ constexpr size_t kOverGangsKept = 256;  // and a fifth of all: then the gangs mo
 bool SameUnits(const Gang& a, const Gang& b) {
   return a.leaf == b.leaf && a.priority == b.priority && a.band == b.band &&
          a.submit_ns == b.submit_ns && a.min_workers == b.min_workers &&
-         a.max_workers == b.max_workers && a.worker_milli == b.worker_milli &&
-         a.host_cpus_milli == b.host_cpus_milli && a.worker_cpus_milli == b.worker_cpus_milli &&
-         a.binds_others == b.binds_others && a.pools == b.pools && a.opened == b.opened &&
-         a.leader == b.leader && a.unit_milli() == b.unit_milli() &&
-         a.unit_cpus_milli() == b.unit_cpus_milli() &&
+         a.max_workers == b.max_workers && a.step_workers == b.step_workers &&
+         a.worker_milli == b.worker_milli && a.host_cpus_milli == b.host_cpus_milli &&
+         a.worker_cpus_milli == b.worker_cpus_milli && a.binds_others == b.binds_others &&
+         a.pools == b.pools && a.opened == b.opened && a.leader == b.leader &&
+         a.unit_milli() == b.unit_milli() && a.unit_cpus_milli() == b.unit_cpus_milli() &&
          a.unit_host_cpus_milli() == b.unit_host_cpus_milli();
 }
 

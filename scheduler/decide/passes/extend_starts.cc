@@ -13,11 +13,12 @@ void ExtendStarts(const Inputs& in, Draft* draft) {
     int32_t most = gang.entitled_workers();
     if (gang.row->wanted_workers > 0)
       most = std::min(most, std::max(gang.min_workers, gang.row->wanted_workers));
+    most = gang.InSteps(most);
     if (most <= place.workers) continue;
     draft->Withdraw(i);
     int32_t workers = most;
     std::optional<HostSlices> slices;
-    for (; workers > place.workers; --workers) {
+    for (; workers > place.workers; workers -= gang.step_workers) {
       if (!draft->WithinLimits(gang, place.pool, workers - place.workers)) continue;
       slices = draft->FindPlace(draft->now(), gang, place.pool, workers, in.EndIfStarted(gang));
       if (slices.has_value()) break;

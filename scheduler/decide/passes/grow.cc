@@ -38,7 +38,7 @@ std::optional<HostSlices> PlaceFor(const Inputs& in, const Gang& gang, int32_t w
 
 bool GrowOnFree(const Inputs& in, const Gang& gang, Draft* draft) {
   for (int32_t workers = gang.entitled_workers(); workers > gang.workers && Pays(in, gang, workers);
-       --workers) {
+       workers -= gang.step_workers) {
     std::optional<HostSlices> slices = PlaceFor(in, gang, workers, draft);
     if (!slices.has_value()) continue;
     draft->Stop(gang,

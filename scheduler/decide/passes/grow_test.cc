@@ -98,6 +98,62 @@ TEST(Grow, CountsWhatDevicesAreHeldForAgainstLimits) {
   }
 }
 
+// Five of eight devices are free: a gang in multiples of two gets four, and grows by two when two
+// more are.
+TEST(Grow, AGangInMultiplesStartsAndGrowsByWholeSteps) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 8).Queue("a");
+  const auto start = [&](const JobBuilder& builder) {
+    const uint64_t job = JobBuilder(builder).SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, job);
+    return job;
+  };
+  const uint64_t stays = start(JobBuilder("a").Gpus(2));
+  const uint64_t goes = start(JobBuilder("a").Gpus(1));
+  const uint64_t elastic = start(JobBuilder("a").Workers(2, 8).MultipleOf(2));
+  ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 4) << "five are free";
+  system.Step(30);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 0) << "one is free";
+  ReportAll(&system, goes, pb::GONE, 0);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
+  EXPECT_EQ(TaskOf(system.state, elastic).current()->next_workers, 6);
+  ReportAll(&system, elastic, pb::GONE, 0, true);
+  DecideQuickly(&system);
+  EXPECT_EQ(TaskOf(system.state, elastic).current()->workers, 6);
+  EXPECT_TRUE(TaskOf(system.state, stays).current() != nullptr);
+}
+
+// It is entitled to eight, and with what is free it could have seven.
+TEST(Grow, AGangInMultiplesTakesWhatIsFreeByWholeSteps) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 8).Queue("a", 8).Queue("b");
+  const auto start = [&](const JobBuilder& builder) {
+    const uint64_t job = JobBuilder(builder).SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, job);
+    return job;
+  };
+  start(JobBuilder("b").Gpus(1));
+  const uint64_t goes = start(JobBuilder("b").Gpus(5));
+  const uint64_t elastic = start(JobBuilder("a").Workers(2, 8).MultipleOf(2));
+  ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 2);
+  ReportAll(&system, goes, pb::GONE, 0);
+  system.Step(30);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
+  EXPECT_EQ(TaskOf(system.state, elastic).current()->next_workers, 6);
+}
+
+// What S grants beyond the gang is whole steps, too, and each counts in full: of a limit of seven a
+// gang of two has two more steps of two.
+TEST(Grow, AStepThatALimitHoldsInPartOnlyIsNotGranted) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 8).Queue("a", 0, 7);
+  const uint64_t elastic = JobBuilder("a").Workers(2, 8).MultipleOf(2).SubmitTo(&system);
+  DecideQuickly(&system);
+  EXPECT_EQ(TaskOf(system.state, elastic).current()->workers, 6);
+}
+
 TEST(HeldQueue, WhatRunsThereDoesNotGrow) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 4).Queue("a", 4).Queue("b");

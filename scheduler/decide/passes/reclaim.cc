@@ -236,8 +236,8 @@ void Claim::SpareTheNeedless() {
     SetLeft(victim.gang, victim.keeps);
     if (victim.keeps == 0) continue;
     int32_t fewest = victim.keeps, too_many = left_before_[i];
-    while (too_many > fewest + 1) {
-      const int32_t middle = fewest + (too_many - fewest) / 2;
+    while (too_many > fewest + gang.step_workers) {
+      const int32_t middle = fewest + gang.InSteps((too_many - fewest) / 2);
       (may_stay(middle) ? fewest : too_many) = middle;
     }
     SetLeft(victim.gang, fewest);

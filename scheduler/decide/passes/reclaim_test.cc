@@ -113,6 +113,28 @@ TEST(Reclaim, AGuaranteedClaimWaitsNoLongerThanMinRuntimeForWhatIsLeftAlone) {
   EXPECT_EQ(StopsIn(DecideQuickly(&at.system, options)), 1) << "it has waited for min_runtime";
 }
 
+// The claim wants one of nine devices. A gang in multiples of three gives back three; two of them
+// are nobody's then, and the next one takes them.
+TEST(Reclaim, AGangInMultiplesGivesBackAWholeStepAndTheRestIsFree) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 1, 9).Queue("a", 1).Queue("b").Queue("d");
+  const uint64_t elastic = JobBuilder("b").Workers(3, 9).MultipleOf(3).SubmitTo(&system);
+  DecideQuickly(&system);
+  StartAll(&system, elastic);
+  ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 9);
+  system.Step(20);
+  const uint64_t claimant = JobBuilder("a").Gpus(1).SubmitTo(&system);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
+  EXPECT_EQ(TaskOf(system.state, elastic).current()->next_workers, 6);
+  ReportAll(&system, elastic, pb::GONE, 0, true);
+  const uint64_t takes_rest = JobBuilder("d").Gpus(2).SubmitTo(&system);
+  DecideQuickly(&system);
+  EXPECT_TRUE(IsRunning(system, claimant));
+  EXPECT_TRUE(IsRunning(system, takes_rest));
+  ASSERT_TRUE(IsRunning(system, elastic));
+  EXPECT_EQ(TaskOf(system.state, elastic).current()->workers, 6);
+}
+
 // It was held on its first workers' devices, of which one is broken: a decision later it had to
 // claim anew, in the same round.
 TEST(Reclaim, AGangThatIsMadeSmallerKeepsItsSoundDevices) {

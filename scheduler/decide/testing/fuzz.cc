@@ -23,6 +23,7 @@
 #include "scheduler/decide/testing/fuzz_arrays.h"
 #include "scheduler/decide/testing/fuzz_due.h"
 #include "scheduler/decide/testing/fuzz_hosted.h"
+#include "scheduler/decide/testing/fuzz_multiples.h"
 #include "scheduler/decide/testing/fuzz_outside.h"
 #include "scheduler/decide/testing/fuzz_rules.h"
 #include "scheduler/decide/testing/fuzz_spared.h"
@@ -50,6 +51,8 @@ class Case {
         together_dice_(seed ^ 0x846ca68b),
         crowd_dice_(seed ^ 0x165667b1),
         crowds_(seed % 16 == 10 || seed % 16 == 13),
+        multiple_dice_(seed ^ 0x27d4eb2f),
+        multiples_(seed % 11 == 3 || seed % 11 == 8),
         hosted_dice_(seed ^ 0x2c1b3c6d),
         hosted_(arrays && (seed % 8 == 5 || seed % 16 == 1)),
         together_(arrays && (seed % 8 == 0 || seed % 8 == 7)),
@@ -364,6 +367,7 @@ class Case {
     }
     if (hosted_ && hosted_dice_.Percent(40))
       totals_.hosted += PutOnHolder(s_, &hosted_dice_, e) ? 1 : 0;
+    if (multiples_) totals_.multiples.tasks += DrawMultiples(&multiple_dice_, spec);
     Do(event);
   }
 
@@ -608,7 +612,8 @@ class Case {
     for (const std::string& broken :
          {CheckReserved(s_, now_ns_, options_, before, plan, &totals_.lent),
           CheckClaims(s_, now_ns_, options_, before, others, &totals_.judged),
-          CheckSpared(s_, others, &totals_.spared), Charged(before)}) {
+          CheckSpared(s_, others, &totals_.spared), Charged(before),
+          multiples_ ? CheckMultiples(s_, plan, &totals_.multiples) : ""}) {
       if (!broken.empty()) Fail(broken);
     }
     if (!error_.empty()) Print(plan);
@@ -1039,6 +1044,8 @@ class Case {
   Dice together_dice_;         // of its own, likewise
   Dice crowd_dice_;            // of its own, likewise
   const bool crowds_;          // many are submitted at once, so that a decision has several claims
+  Dice multiple_dice_;         // of its own, likewise
+  const bool multiples_;       // some gangs run in multiples of some workers only
   Dice hosted_dice_;           // of its own, likewise
   const bool hosted_;          // some jobs run on others' devices
   const bool together_;        // tasks of some jobs start together

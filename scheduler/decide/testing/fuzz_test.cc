@@ -38,6 +38,10 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.successors, 100);
   EXPECT_GT(totals.timed, 100);
   EXPECT_GT(totals.one_way, 0);
+  EXPECT_GT(totals.multiples.tasks, 100);
+  EXPECT_GT(totals.multiples.starts, 10);
+  EXPECT_GT(totals.multiples.growths, 5);
+  EXPECT_GT(totals.multiples.shrinks, 0);
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
 }
 

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "common/base/fnv.h"
 #include "scheduler/decide/testing/fuzz.h"
 
 namespace muster {
@@ -30,6 +32,10 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   timed += o.timed;
   together += o.together;
   hosted += o.hosted;
+  multiples.tasks += o.multiples.tasks;
+  multiples.starts += o.multiples.starts;
+  multiples.growths += o.multiples.growths;
+  multiples.shrinks += o.multiples.shrinks;
   one_way += o.one_way;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;

@@ -223,6 +223,10 @@ class JobBuilder {
     task_->mutable_workers()->set_max(max == 0 ? min : max);
     return *this;
   }
+  JobBuilder& MultipleOf(int workers) {
+    task_->mutable_workers()->set_multiple_of(workers);
+    return *this;
+  }
   JobBuilder& Gpus(int64_t gpus) { return GpusMilli(gpus * 1000); }
   JobBuilder& GpusMilli(int64_t milli) {
     task_->mutable_resources()->set_gpus_milli(milli);

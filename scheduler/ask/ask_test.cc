@@ -698,6 +698,9 @@ TEST_F(Sentences, TellHowManyShorterOnesAreBeforeIt) {
   const uint64_t first = testing::JobBuilder("research").SubmitTo(&s_);
   const uint64_t second = testing::JobBuilder("research").SubmitTo(&s_);
   testing::JobBuilder("research").Priority(1).SubmitTo(&s_);  // what is more urgent isn't shorter
+  testing::JobBuilder("research")                             // has no turn yet
+      .NotBefore(s_.state.now_ns() + 86'400 * kSecond)
+      .SubmitTo(&s_);
   EXPECT_EQ(told(longer),
             "behind 2 shorter jobs, 1 that goes first of research, whose order is shortest");
   EXPECT_EQ(told(second),

@@ -350,7 +350,7 @@ class Explainer {
     int32_t highest = -1;
     for (const uint64_t number : state_.active_jobs()) {
       const JobRow& other = *state_.FindJob(number);
-      if (number != job_.number && other.spec->queue() == job_.spec->queue())
+      if (number != job_.number && other.spec->queue() == job_.spec->queue() && HasATurn(other))
         highest = std::max(highest, other.spec->priority());
     }
     const int32_t enough = std::min(100, highest + 1);

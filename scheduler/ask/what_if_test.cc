@@ -400,6 +400,8 @@ TEST(Explain, FewerWorkersStartAtOnceAndThatIsTrue) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 2, 4).Queue("research");
   const uint64_t running = JobBuilder("research").Workers(2).TimeLimit(3600).SubmitTo(&s);
+  // Nobody has to outdo what has no turn yet.
+  JobBuilder("research").Priority(90).NotBefore(s.now_ns + 30 * 86'400 * kSecond).SubmitTo(&s);
   Go(&s);
   const uint64_t waits = JobBuilder("research").Workers(8).SubmitTo(&s);
   const pb::ExplainResponse response = Explained(&s, waits);

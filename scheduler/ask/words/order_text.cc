@@ -1,5 +1,6 @@
 #include "scheduler/ask/words/order_text.h"
 
+#include <algorithm>
 #include <tuple>
 #include <vector>
 
@@ -16,6 +17,12 @@ std::string Count(int64_t jobs, const char* what) {
 }
 
 }  // namespace
+
+bool HasATurn(const JobRow& job) {
+  return std::any_of(job.tasks.begin(), job.tasks.end(), [](const TaskRow& task) {
+    return task.waiting() || task.current() != nullptr;
+  });
+}
 
 std::string OrderText(const State& state, const JobRow& job) {
   const std::string& path = job.spec->queue();
@@ -34,7 +41,7 @@ std::string OrderText(const State& state, const JobRow& job) {
   for (const uint64_t number : state.active_jobs()) {
     const JobRow& other = *state.FindJob(number);
     if (number == job.number || other.spec->queue() != path ||
-        other.spec->priority() != job.spec->priority())
+        other.spec->priority() != job.spec->priority() || !HasATurn(other))
       continue;
     if (other.band == kFrontBand) {
       ++first;

@@ -262,6 +262,10 @@ class JobBuilder {
     task_->set_time_limit_ns(seconds * kSecond);
     return *this;
   }
+  JobBuilder& NotBefore(int64_t unix_ns) {
+    not_before_ns_ = unix_ns;
+    return *this;
+  }
   pb::TaskSpec* task() { return task_; }
 
   uint64_t SubmitTo(SystemBuilder* system, const std::string& key = "") {
@@ -271,6 +275,7 @@ class JobBuilder {
     submitted->set_uid(absl::StrCat("uid", submitted->number()));
     submitted->set_owner("ann");
     submitted->set_idempotency_key(key);
+    submitted->set_not_before_ns(not_before_ns_);
     *submitted->mutable_spec() = spec;
     SetPredecessors(system->state, submitted);
     system->Do(event);
@@ -282,6 +287,7 @@ class JobBuilder {
  private:
   pb::TaskSpec* task_ = nullptr;
   bool first_ = true, renamed_ = false;
+  int64_t not_before_ns_ = 0;
 };
 
 inline const TaskRow& TaskOf(const State& state, uint64_t job, int task = 0) {

@@ -91,6 +91,9 @@ function(muster_test name)
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 120)
   endif()
+  if(MUSTER_SANITIZE)  # slower by as much
+    math(EXPR A_TIMEOUT "5 * ${A_TIMEOUT}")
+  endif()
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   # Those that may take long begin first: else the longest runs alone at the end.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${A_TIMEOUT} COST ${A_TIMEOUT})

@@ -7,9 +7,15 @@
 namespace muster {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr uint64_t kTrees = 200;  // for what reads or writes astray; what is decided is the same
+#else
+constexpr uint64_t kTrees = 1000;
+#endif
+
 TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   FuzzTotals totals;
-  for (uint64_t seed = 1; seed <= 1000; ++seed) {
+  for (uint64_t seed = 1; seed <= kTrees; ++seed) {
     const std::string error = RunFuzzCase(seed, &totals);
     ASSERT_EQ(error, "") << "seed " << seed << "; sched-fuzz --replay=" << seed;
   }
@@ -18,6 +24,7 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
       "reservations, %ld lent, %ld levels compared, %ld stopped beside devices\n",
       totals.trees, totals.steps, totals.starts, totals.backfills, totals.evictions, totals.shrinks,
       totals.growths, totals.reservations, totals.lent, totals.judged, totals.beside);
+  if (kTrees < 1000) return;
   // Everything that is to be tried was tried.
   EXPECT_GT(totals.backfills, 100);
   EXPECT_GT(totals.evictions, 100);

@@ -87,7 +87,7 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
       if (task.state() == pb::TASK_STOPPING && attempt != nullptr)
         absl::StrAppend(&text, ", stopping: ", CauseName(attempt->cause()));
       if (const int32_t step = GrowsBy(job, task); step > 1)
-        absl::StrAppend(&text, ", grows by ", step, " workers at a time");
+        absl::StrAppend(&text, ", can grow by ", step, " workers at a time");
       if (task.progress().expected_end_ns() > now_ns)
         absl::StrAppend(&text, ", ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
       if (!task.spill_reason().empty()) absl::StrAppend(&text, ": ", Plain(task.spill_reason()));

@@ -379,8 +379,9 @@ TEST(ExplainTest, WhatRunsInMultiplesSaysByHowManyWorkersItGrows) {
   workers->set_min(2);
   workers->set_max(8);
   workers->set_multiple_of(2);
-  EXPECT_THAT(RenderExplain(running, Screen()),
-              HasSubstr("main running on phx/h07,h08, grows by 2 workers at a time, ends 15:40\n"));
+  EXPECT_THAT(
+      RenderExplain(running, Screen()),
+      HasSubstr("main running on phx/h07,h08, can grow by 2 workers at a time, ends 15:40\n"));
   EXPECT_EQ(DemandName(running.job().spec().tasks(0)), "{2..8 by 2} x 8 h100-80g");
   workers->set_max(2);
   EXPECT_THAT(RenderExplain(running, Screen()), Not(HasSubstr("grows")));

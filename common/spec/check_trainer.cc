@@ -97,12 +97,13 @@ std::string Counted(int64_t count, const char* what) {
 std::string DoesNotDivide(const Ranks& ranks, const std::string& value, const char* does_not,
                           int64_t unit, const std::string& can_be) {
   if (ranks.AnySize()) {
+    const int64_t multiple = std::lcm(unit, ranks.processes) / ranks.processes;
     return absl::StrCat(
         value, " must divide the ranks of a gang of ", ranks.least, " to ", ranks.most,
         " workers, whatever its size: use ", can_be, ", which divides the ", ranks.count,
         ranks.count == 1 ? " process" : " processes",
         ranks.step == 1 ? " of a worker" : absl::StrCat(" of ", ranks.step, " workers"),
-        ", or give workers multiple_of: ", std::lcm(unit, ranks.processes) / ranks.processes);
+        multiple > ranks.most ? "" : absl::StrCat(", or give workers multiple_of: ", multiple));
   }
   const int64_t fewer = ranks.count / unit * unit;
   return absl::StrCat(value, " ", does_not, " divide the ", Counted(ranks.count, "rank"),

@@ -144,6 +144,9 @@ TEST(TrainerLayout, WorkersInMultiplesHoldWhatDividesEachOfThem) {
        "workers, whatever its size: use 1, which divides the 4 processes of 2 workers, or give "
        "workers multiple_of: 4",
        2},
+      {R"({"parallel": {"tp": 8}})", 1, 4, 1,
+       "trainer.parallel.tp: 8 must divide the ranks of a gang of 1 to 4 workers, whatever its "
+       "size: use 1, which divides the 1 process of a worker"},
   };
   for (const Case& c : cases)
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.multiple_of;

@@ -61,6 +61,7 @@ std::string Type(const FieldDescriptor& field) {
   if (absl::EndsWith(name, "_json")) return "map";
   if (field.enum_type() != nullptr) return Choices(*field.enum_type());
   if (field.message_type() != nullptr) {
+    if (field.name() == "workers") return "whole number, or {min, max, multiple_of}";
     if (field.message_type()->name() == "Workers") return "whole number, or {min, max}";
     if (field.message_type()->name() == "Schedule") return "text, or map";
     if (field.message_type()->name() == "Run") return "text, or list of text";

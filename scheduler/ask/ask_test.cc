@@ -77,7 +77,7 @@ TEST(ResolveSpec, ADemandThatNoClusterHoldsIsRefusedWithTheNumbers) {
       {"not even one multiple",
        "workers { min: 5 max: 5 multiple_of: 5 } resources { gpus_milli: 1000 gpu_types: "
        "\"cpu-slot\" }",
-       "It can't start with 5 workers, as multiple_of asks for"},
+       "It can't start with 5 workers, as multiple_of asks for; use a multiple_of of at most "},
       {"too many devices for any host",
        "workers { min: 1 max: 1 } resources { gpus_milli: 3000 gpu_types: \"cpu-slot\" }",
        "a worker takes 3 cpu-slot of one host; the largest host has 2 cpu-slot (lab/h1)\nIt can "

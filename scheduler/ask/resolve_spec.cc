@@ -218,7 +218,8 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
   if (const int32_t step = fewer.multiple_of(); step > 1) {
     if (best < step)
       return absl::StrCat(text, "\nIt can't start with ", step, " workers, as multiple_of asks for",
-                          within ? "; a wider topology.required may help" : "");
+                          "; use a multiple_of of at most ", best,
+                          within ? ", or a wider topology.required" : "");
     best = best / step * step;
   }
   absl::StrAppend(&text, "\nIt can start with  workers: ", best);

@@ -253,7 +253,7 @@ void HuggingFaceWeights::Read(FlatParam& flat) const {
   const at::Tensor host = flat.Landing(FlatParam::kMaster);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
     const std::string& name = flat.layout().segments()[piece.segment].name;
-    if (!Has(name)) continue;
+    if (name == kScoreName && !Has(name)) continue;  // it is drawn
     ForEachRun(flat.layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
       ReadRange(name, in_parameter, count, host.data_ptr<float>() + at);
     });

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "trainer/loop/config.h"
+#include "trainer/model/families.h"
 #include "trainer/parallel/mesh.h"
 
 namespace muster::trainer {
@@ -103,6 +104,23 @@ void CheckFp8Layers(const TrainConfig& config, const ModelConfig& model, Problem
   }
 }
 
+// What is about scores in place of tokens.
+void CheckScore(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
+  if (model.score && !config.reward.on() && config.model)
+    problems.push_back({"trainer.model.architectures",
+                        "is of models for sequence classification, whose heads know no tokens; "
+                        "leave it out"});
+  else if (model.score && !config.reward.on())
+    problems.push_back({"trainer.init",
+                        "is a model for sequence classification, whose head knows no tokens; add "
+                        "reward: {}, or give the model for causal language modelling"});
+  if (config.reward.on() && model.num_layers > 0 && !FieldsOfFamily(model.family).has_score_class)
+    problems.push_back(
+        {"trainer.reward", absl::StrCat("is not for model_type ", model.family,
+                                        ", which transformers has no class for sequence "
+                                        "classification of; give a model of another type")});
+}
+
 // What doesn't go with its kind of pipeline.
 void CheckPipeline(const TrainConfig& config, Problems& problems) {
   if (config.parallel.pp == 1) return;
@@ -182,10 +200,7 @@ void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks,
   CheckParallel(config.parallel, model, ranks, config.shard_size, "trainer.parallel", problems);
   CheckExperts(config, model, problems);
   CheckFp8Layers(config, model, problems);
-  if (model.score && !config.reward.on())
-    problems.push_back({"trainer.init",
-                        "is a model for sequence classification, whose head knows no tokens; add "
-                        "reward: {}, or give the model for causal language modelling"});
+  CheckScore(config, model, problems);
   const int64_t pp = config.parallel.pp;
   const int in_stage = static_cast<int>(ranks % pp == 0 ? ranks / pp : ranks);
   if (config.shard_size > 1 && ranks == 1) {

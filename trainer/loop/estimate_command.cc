@@ -357,6 +357,8 @@ int RunEstimate(const EstimateOptions& options) {
     }
     model.score |= config.reward.on();
     CheckLayout(config, model, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
+    if (const int capability = CapabilityOf(options.device); capability > 0)
+      CheckGpu(config, capability, problems);
     if (!config.lora.target_modules.empty() && model.num_layers > 0)
       TargetModules(model, config.lora, "trainer.lora", problems);
   }

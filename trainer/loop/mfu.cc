@@ -18,25 +18,38 @@ namespace {
 
 struct Device {
   const char* name;
-  double bf16, fp32;
+  double bf16, fp32;  // FLOPS
+  int capability;
 };
 // First match counts: the more special name stands first.
 constexpr Device kDevices[] = {
-    {"H100 PCIE", 756e12, 51e12}, {"H100 NVL", 835e12, 60e12}, {"H100", 989e12, 67e12},
-    {"H200", 989e12, 67e12},      {"GH200", 989e12, 67e12},    {"B200", 2250e12, 75e12},
-    {"A100", 312e12, 19.5e12},    {"A800", 312e12, 19.5e12},   {"H800", 989e12, 67e12},
-    {"L40S", 362e12, 91.6e12},    {"A40", 149.7e12, 37.4e12},  {"A10", 125e12, 31.2e12},
+    {"H100 PCIE", 756e12, 51e12, 90}, {"H100 NVL", 835e12, 60e12, 90},
+    {"H100", 989e12, 67e12, 90},      {"H200", 989e12, 67e12, 90},
+    {"GH200", 989e12, 67e12, 90},     {"B200", 2250e12, 75e12, 100},
+    {"A100", 312e12, 19.5e12, 80},    {"A800", 312e12, 19.5e12, 80},
+    {"H800", 989e12, 67e12, 90},      {"L40S", 362e12, 91.6e12, 89},
+    {"A40", 149.7e12, 37.4e12, 86},   {"A10", 125e12, 31.2e12, 86},
 };
+
+const Device* FindDevice(const std::string& device_name) {
+  std::string name = device_name;
+  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (const Device& device : kDevices) {
+    if (name.find(device.name) != std::string::npos) return &device;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
 double PeakFlops(const std::string& device_name, bool bf16) {
-  std::string name = device_name;
-  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  for (const Device& device : kDevices) {
-    if (name.find(device.name) != std::string::npos) return bf16 ? device.bf16 : device.fp32;
-  }
-  return 0;
+  const Device* device = FindDevice(device_name);
+  return device == nullptr ? 0 : bf16 ? device->bf16 : device->fp32;
+}
+
+int CapabilityOf(const std::string& device_name) {
+  const Device* device = FindDevice(device_name);
+  return device == nullptr ? 0 : device->capability;
 }
 
 std::string KnownDevices() {

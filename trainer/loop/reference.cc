@@ -98,6 +98,7 @@ std::optional<Logps> Compute(const Setup& setup, World& world, Engine& engine,
 std::string ReferenceKey(const Setup& setup, const TokenShards& shards) {
   std::string all = absl::StrCat(kVersion, " ", shards.fingerprint(), " ", setup.config.max_length,
                                  " ", setup.config.dtype);
+  if (setup.config.matmul != "dtype") absl::StrAppend(&all, " ", setup.config.matmul);
   std::vector<std::string> files;
   std::error_code unknown;  // files that go meanwhile are told of by who reads them
   for (const fs::directory_entry& file : fs::directory_iterator(setup.init_directory, unknown)) {

@@ -133,12 +133,13 @@ void CheckInit(Setup& setup, Problems& problems) {
   for (const std::string& key : ignored)
     std::fprintf(stderr, "trainer.init/config.json: %s is not known and ignored\n", key.c_str());
   if (problems.size() > before) return;
+  const bool draws_score = setup.config.reward.on() && !setup.model.score;
   setup.model.score |= setup.config.reward.on();
   setup.init_directory = directory;
   setup.init_weights = std::make_shared<HuggingFaceWeights>(HuggingFaceWeights::Open(
       directory, MakeLayout(setup.model, {.linears_apart = setup.config.quantize.on}).flats,
       setup.model.tie_word_embeddings, "trainer.init", problems, setup.config.quantize.nested,
-      /*draws_score=*/setup.config.reward.on()));
+      draws_score));
 }
 
 // What a token costs beside attention, in pairs of tokens that attend: 2 flops a weight against 4 a

@@ -285,11 +285,15 @@ void ParseExtras(ConfigReader& r, const FamilyFields& family, ModelConfig& confi
           absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
 }
 
+bool NamesScoreClass(const json& names, const FamilyFields& family) {
+  return family.has_score_class && names == json::array({ScoreArchitecture(family)});
+}
+
 // Whether the class is the family's for sequence classification; complains of more than one label.
 bool ParseScore(ConfigReader& r, const FamilyFields& family) {
   const json& labels = r.At("id2label");
   const json& count = r.At("num_labels");
-  if (r.At("architectures") != json::array({ScoreArchitecture(family)})) return false;
+  if (!NamesScoreClass(r.At("architectures"), family)) return false;
   const bool one = count.is_null() ? labels.is_object() && labels.size() == 1 : count == 1;
   if (!one)
     r.Bad("id2label",
@@ -305,8 +309,7 @@ const FamilyFields& ParseFamily(ConfigReader& r, bool strict) {
   const json& names = r.At("architectures");
   const FamilyFields* family = nullptr;
   for (const FamilyFields& one : kFamilies) {
-    if (type.is_null() ? names == json::array({one.architecture}) ||
-                             names == json::array({ScoreArchitecture(one)})
+    if (type.is_null() ? names == json::array({one.architecture}) || NamesScoreClass(names, one)
                        : type == one.model_type)
       family = &one;
   }
@@ -326,7 +329,7 @@ const FamilyFields& ParseFamily(ConfigReader& r, bool strict) {
     return kFamilies[0];
   }
   if (!names.is_null() && names != json::array({family->architecture}) &&
-      names != json::array({ScoreArchitecture(*family)})) {
+      !NamesScoreClass(names, *family)) {
     r.Bad("architectures",
           absl::StrCat(names.dump(), " can't be trained with model_type ", family->model_type,
                        "; [\"", family->architecture, "\"] can"));

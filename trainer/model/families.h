@@ -39,6 +39,7 @@ struct FamilyFields {
   ExpertWords experts = {};
   double rms_norm_eps = 1e-6, rope_theta = 10000;
   int64_t max_window_layers = 28;
+  bool has_score_class = true;  // transformers has one for sequence classification
 };
 inline constexpr FamilyFields kFamilies[] = {
     {"llama", "LlamaForCausalLM", 2048, 0, 0, false, true, true, false, false, false},
@@ -50,10 +51,10 @@ inline constexpr FamilyFields kFamilies[] = {
     {"qwen3_moe", "Qwen3MoeForCausalLM", 32768, 0, 4096, false, true, false, true, false, true,
      kQwenWords},
     {"dots1", "Dots1ForCausalLM", 2048, 0, 4096, false, true, false, true, true, false,
-     kDeepSeekWords, 1e-6, 10000, 62},
+     kDeepSeekWords, 1e-6, 10000, 62, false},
 };
 
-// The family's class for sequence classification.
+// The family's class for sequence classification, if it has one.
 inline std::string ScoreArchitecture(const FamilyFields& family) {
   const std::string causal = family.architecture;
   return causal.substr(0, causal.find("ForCausalLM")) + "ForSequenceClassification";

@@ -118,6 +118,8 @@ def test_an_estimate_counts_the_copies_in_8_bits(trainer_bin, tokens, tmp_path, 
     rows, d, width = 4 * parity.LENGTH, SIZES["hidden_size"], 2 * SIZES["intermediate_size"]
     assert more.pop("work of the widest block") == rows * (d + width) + 4 * rows * width
     assert not any(more.values())
+    old = estimate(trainer_bin, tmp_path, said, "--device", "a100-80g")
+    assert old.returncode == 2 and "compute capability 8.9 or later" in old.stderr, old.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from harness import Gang
 from preferences import BATCH, LENGTH, make_pairs, run
 from rewards import CENTER, PAD, SHOWN, config_of, documents, settings
+from safetensors.torch import load_file, save_file
 from test_schema import train
 
 
@@ -210,3 +211,10 @@ def test_models_and_data_of_another_kind_are_refused(trainer_bin, init, pairs, t
     refused(settings(init, tokens), "holds no pairs, which reward trains on")
     two = rewards.make_init(tmp_path / "two", num_labels=2)
     refused(settings(two, pairs), "id2label: a model for sequence classification needs one label")
+    none = experts.make_init(tmp_path / "none", "dots1")
+    refused(settings(none, pairs), "trainer.reward: is not for model_type dots1")
+    headless = rewards.make_init(tmp_path / "headless")
+    weights = load_file(headless / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, headless / "model.safetensors")
+    refused(settings(headless, pairs), "has no score.weight, which config.json's model has")

@@ -19,26 +19,29 @@ constexpr int kDoesNotFit = 3;  // estimate's exit code then
 constexpr double kGiB = 1 << 30;
 
 // What `muster-trainer estimate` answers; not an object if it doesn't.
-nlohmann::json Ask(const std::string& config, int64_t ranks, const std::string& flavour,
-                   int64_t memory_bytes) {
-  const std::optional<std::string> text = AskLocalTrainer(
-      {"estimate", "--config", "/dev/stdin", "--ranks", absl::StrCat(ranks), "--device", flavour,
-       "--device-memory", absl::StrCat(memory_bytes), "--json", "true"},
-      config, {0, kDoesNotFit});
+nlohmann::json Ask(const std::string& config, int64_t ranks, int64_t ranks_per_host,
+                   const std::string& flavour, int64_t memory_bytes) {
+  const std::optional<std::string> text =
+      AskLocalTrainer({"estimate", "--config", "/dev/stdin", "--ranks", absl::StrCat(ranks),
+                       "--device", flavour, "--device-memory", absl::StrCat(memory_bytes),
+                       "--ranks-per-host", absl::StrCat(ranks_per_host), "--json", "true"},
+                      config, {0, kDoesNotFit});
   return text ? nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false)
               : nlohmann::json();
 }
 
-std::string Line(const std::string& flavour, int64_t memory_bytes, const nlohmann::json& told) {
+std::string Line(const std::string& flavour, int64_t memory_bytes, int64_t ranks_per_host,
+                 const nlohmann::json& told) {
   const auto number = [&](const char* key) {
     return told.contains(key) && told[key].is_number() ? told[key].get<double>() : 0.0;
   };
   if (told.contains("none_fits") && told["none_fits"].is_string())
     return absl::StrCat(flavour, ": does not fit: parallel: ", told["none_fits"].get<std::string>(),
                         "\n");
-  const std::string chosen =
-      told.contains("chosen") ? absl::StrCat(" with ", told["chosen"].dump(), " (parallel: auto)")
-                              : "";
+  const std::string chosen = told.contains("chosen")
+                                 ? absl::StrCat(" with ", told["chosen"].dump(),
+                                                " (parallel: auto, ", ranks_per_host, " to a host)")
+                                 : "";
   const double needed = number("memory_bytes"), has = static_cast<double>(memory_bytes);
   if (needed <= 0) return "";
   if (needed <= has)
@@ -88,10 +91,12 @@ std::string FitText(const pb::PreviewResponse& preview) {
   size_t asked = 0;
   for (const auto& [flavour, count] : workers) {
     if (++asked > kMostFlavours) break;
-    const int64_t ranks = std::max<int64_t>(1, count) * std::max(1, task->processes_per_worker());
+    // A worker's processes share a host; whether workers do isn't known before they are placed.
+    const int64_t per_host = std::max(1, task->processes_per_worker()),
+                  ranks = std::max<int64_t>(1, count) * per_host;
     const int64_t memory_bytes = FlavourMemoryBytes(flavour);
-    const nlohmann::json told = Ask(task->trainer_json(), ranks, flavour, memory_bytes);
-    if (told.is_object()) text += Line(flavour, memory_bytes, told);
+    const nlohmann::json told = Ask(task->trainer_json(), ranks, per_host, flavour, memory_bytes);
+    if (told.is_object()) text += Line(flavour, memory_bytes, per_host, told);
   }
   return text;
 }

@@ -1,9 +1,10 @@
 #include "trainer/loop/auto_layout.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <exception>
 #include <fstream>
-#include <map>
 #include <numeric>
 #include <utility>
 
@@ -25,7 +26,9 @@ constexpr double kGpuFlops = 100e12, kGpuWithin = 32e9, kGpuBetween = 12.5e9;
 constexpr double kCpuFlops = 100e9, kCpuWithin = 5e9, kCpuBetween = 1e9;
 // Of a process on a CPU before it trains: libtorch, its threads and what it reads with.
 constexpr int64_t kCpuRuntimeBytes = int64_t{256} << 20;
-constexpr int kMostTimesRanks = 64;  // that are tried where nothing fits
+// What is looked for where nothing fits: other ranks wait for the answer, and so does who submits.
+constexpr int kMostTimesRanks = 8;
+constexpr std::chrono::milliseconds kTimeForRemedies{1500};  // of each kind
 
 GpuHosts HostsOf(const TrainConfig& config, const RankDevice& device) {
   const bool gpu = !device.gpu.empty();
@@ -41,11 +44,6 @@ GpuHosts HostsOf(const TrainConfig& config, const RankDevice& device) {
   hosts.gpu_kernels = device.gpu_kernels;
   hosts.runtime_bytes = gpu ? 0 : kCpuRuntimeBytes;
   return hosts;
-}
-
-FixedKeys FixedIn(const json& trainer, const TrainConfig& config) {
-  return {trainer.contains("shard_size"), trainer.contains("zero_stage"),
-          trainer.contains("recompute"), config.micro_batch_size > 0};
 }
 
 // A change of one key, beside those that the search makes.
@@ -70,18 +68,38 @@ bool GoTogether(const TrainConfig& c) {
          !(c.quantize.on && c.offload == "parameters");
 }
 
-// "; moments: bf16 would do, or 8 ranks".
+// What of the named keys stays where those are left out that may be, and these.
+std::pair<FixedKeys, std::vector<const char*>> LeaveOut(const FixedKeys& fixed,
+                                                        const TrainConfig& config) {
+  FixedKeys others;
+  std::vector<const char*> names;
+  if (fixed.shard_size) names.push_back("shard_size");
+  if (fixed.zero_stage) names.push_back("zero_stage");
+  if (fixed.recompute) names.push_back("recompute");
+  if (config.router_aux_loss == "batch")  // which must be said then
+    others.micro_batch_size = fixed.micro_batch_size;
+  else if (fixed.micro_batch_size)
+    names.push_back("micro_batch_size");
+  return {others, names};
+}
+
+// "; what would do: moments: bf16, or 8 ranks".
 std::string WhatWouldDo(const TrainConfig& config, const ModelConfig& model, int ranks,
                         const GpuHosts& hosts, const FixedKeys& fixed) {
   std::vector<std::string> remedies;
-  const FixedKeys free;
-  const bool any_fixed =
-      fixed.shard_size || fixed.zero_stage || fixed.recompute || fixed.micro_batch_size;
+  bool out_of_time = false;
+  SearchEnd end{.at_first = true};
+  const auto begin_kind = [&] { end.at = std::chrono::steady_clock::now() + kTimeForRemedies; };
   const auto fits = [&](const TrainConfig& with, int with_ranks, const FixedKeys& keys) {
-    return !SearchLayouts(with, model, with_ranks, hosts, 1, keys).best.empty();
+    const FoundLayouts found = SearchLayouts(with, model, with_ranks, hosts, 1, keys, end);
+    out_of_time |= found.out_of_time;
+    return !found.best.empty();
   };
-  if (any_fixed && fits(config, ranks, free))
-    remedies.emplace_back("to leave out shard_size, zero_stage, recompute and micro_batch_size");
+  begin_kind();
+  const auto [others, names] = LeaveOut(fixed, config);
+  if (!names.empty() && fits(config, ranks, others))
+    remedies.push_back(absl::StrCat("to leave out ", absl::StrJoin(names, ", ")));
+  begin_kind();
   for (const Change& change : kChanges) {
     if (change.gpus_only && hosts.runtime_bytes > 0) continue;
     TrainConfig with = config;
@@ -90,32 +108,46 @@ std::string WhatWouldDo(const TrainConfig& config, const ModelConfig& model, int
     remedies.emplace_back(change.text);
     break;
   }
+  begin_kind();
   for (int times = 2; times <= kMostTimesRanks; times *= 2) {
     if (!fits(config, ranks * times, fixed)) continue;
     remedies.push_back(absl::StrCat(ranks * times, " ranks"));
     break;
   }
-  return remedies.empty() ? "; take devices with more memory, or a smaller model"
-                          : absl::StrCat("; what would do: ", absl::StrJoin(remedies, ", or "));
+  if (!remedies.empty()) return absl::StrCat("; what would do: ", absl::StrJoin(remedies, ", or "));
+  return out_of_time ? "; there was no time to find what would do: try more ranks, or devices with "
+                       "more memory"
+                     : "; take devices with more memory, or a smaller model";
+}
+
+// What is wrong with ranks that share out no layer, in which most layouts can be.
+std::string WhyNotPlain(TrainConfig config, const ModelConfig& model, int ranks,
+                        const GpuHosts& hosts, const FixedKeys& fixed) {
+  config.parallel = ParallelConfig();
+  if (config.offload == "parameters" && !fixed.zero_stage) config.zero_stage = 3;
+  Problems problems;
+  CheckLayoutKeys(config, problems);
+  CheckLayout(config, model, ranks, /*gpus=*/hosts.runtime_bytes == 0, hosts.gpu_kernels, problems);
+  return problems.empty()
+             ? ""
+             : absl::StrCat("; of the plain one ", problems[0].path, ": ", problems[0].text);
+}
+
+std::string Ranks(int ranks, const GpuHosts& hosts) {
+  if (ranks == 1) return "1 rank";
+  return absl::StrCat(ranks, " ranks, ", hosts.ranks_per_host, " to a host,");
 }
 
 std::string NoneFits(const TrainConfig& config, const ModelConfig& model, int ranks,
                      const GpuHosts& hosts, const FixedKeys& fixed, const FoundLayouts& found) {
   if (found.tried == 0)
-    return absl::StrCat("auto: no layout of ", ranks,
-                        " ranks goes together with what else is asked for; name one, such as "
-                        "parallel: {tp: 2}, to be told why");
-  return absl::StrCat("auto: of ", found.tried, " layouts of ", ranks,
-                      ranks == 1 ? " rank" : " ranks", " none fits the ",
-                      SizeText(hosts.device_bytes),
+    return absl::StrCat("auto: no layout of ", Ranks(ranks, hosts),
+                        " goes together with what else is asked for",
+                        WhyNotPlain(config, model, ranks, hosts, fixed));
+  return absl::StrCat("auto: of ", found.tried, " layouts of ", Ranks(ranks, hosts),
+                      " none fits the ", SizeText(hosts.device_bytes),
                       " that a rank may fill, with 5 % to spare; the smallest needs ",
                       SizeText(found.least_bytes), WhatWouldDo(config, model, ranks, hosts, fixed));
-}
-
-// All of it that a rank may fill; 0: nobody says.
-int64_t BytesOf(const TrainConfig& config, at::Device device, int ranks_on_host) {
-  if (!config.memory_per_rank.empty()) return ParseBytes(config.memory_per_rank);
-  return device.is_cuda() ? DeviceMemory(device) : HostMemoryLimit() / ranks_on_host;
 }
 
 // One name for all ranks of a host.
@@ -126,28 +158,54 @@ std::string NameOfHost() {
   return name;
 }
 
-// Rank 0's choice.
-absl::StatusOr<Layout> Choose(const World& world, const Setup& setup,
-                              const std::vector<std::string>& hosts) {
-  const auto on_host = static_cast<int>(std::count(hosts.begin(), hosts.end(), hosts[0]));
+double PeakOf(const std::string& gpu, bool bf16) {
+  const double peak = PeakFlops(gpu, bf16);
+  return peak > 0 ? peak : kGpuFlops;
+}
+
+// What every rank has. Collective.
+RankDevice GatherDevices(World& world, const TrainConfig& config) {
   const bool gpu = world.device().is_cuda();
-  RankDevice device{gpu ? DeviceName(world.device()) : "",
-                    BytesOf(setup.config, world.device(), on_host), NeighboursOnHosts(hosts),
-                    ops::fused::Compiled()};
-  if (gpu && device.gpu.empty()) device.gpu = "GPU";
+  std::string name = gpu ? DeviceName(world.device()) : "";
+  if (gpu && name.empty()) name = "GPU";
+  const std::vector<std::string> hosts = world.GatherTexts(NameOfHost());
+  const std::vector<std::string> gpus = world.GatherTexts(name);
+  const auto on_host = std::count(hosts.begin(), hosts.end(), hosts[world.rank()]);
+  const int64_t own =
+      BytesToFill(config, gpu ? DeviceMemory(world.device()) : HostMemoryLimit() / on_host);
+  const std::vector<std::vector<double>> bytes = world.GatherRows({static_cast<double>(own)});
+  std::vector<RankHas> ranks;
+  for (size_t r = 0; r < hosts.size(); ++r)
+    ranks.push_back({hosts[r], gpus[r], static_cast<int64_t>(bytes[r][0])});
+  return LeastOf(ranks, config.dtype == "bf16");
+}
+
+// Rank 0's choice, which it says.
+absl::StatusOr<Layout> Choose(int ranks, const Setup& setup, const RankDevice& device) {
   if (device.bytes <= 0)
     return absl::InvalidArgumentError(
         "auto: how much memory a rank may fill isn't known here; add memory_per_rank, such as "
         "memory_per_rank: 80GiB");
   absl::StatusOr<Layout> chosen =
-      ChooseLayout(setup.trainer, setup.config, setup.model, world.size(), device);
+      ChooseLayout(setup.trainer, setup.config, setup.model, ranks, device);
   if (chosen.ok()) {
-    std::printf("layout: %s (parallel: auto, %d rank%s, %d on a host; about %s of %s a rank)\n",
-                chosen->FieldsText().c_str(), world.size(), world.size() == 1 ? "" : "s", on_host,
+    std::printf("layout: %s (parallel: auto, %d rank%s, %d to a host; about %s of %s a rank)\n",
+                chosen->FieldsText().c_str(), ranks, ranks == 1 ? "" : "s", device.ranks_per_host,
                 SizeText(chosen->estimate.DeviceBytes()).c_str(), SizeText(device.bytes).c_str());
     std::fflush(stdout);
   }
   return chosen;
+}
+
+// The fields of rank 0's choice as JSON, or why there is none. Never throws: others wait for it.
+std::string ChoiceAsText(int ranks, const Setup& setup, const RankDevice& device) {
+  try {
+    const absl::StatusOr<Layout> chosen = Choose(ranks, setup, device);
+    return chosen.ok() ? chosen->fields.dump() : std::string(chosen.status().message());
+  } catch (const std::exception& error) {
+    return absl::StrCat("auto: rank 0 could not choose a layout: ", error.what(),
+                        "; name one, such as parallel: {tp: 1}");
+  }
 }
 
 // Puts the fields of a layout in place of `auto`.
@@ -166,10 +224,20 @@ void Take(const ordered_json& fields, Setup& setup, Problems& problems) {
 
 }  // namespace
 
+FixedKeys KeysThatStay(const json& trainer, const TrainConfig& config) {
+  return {trainer.contains("shard_size"), trainer.contains("zero_stage"),
+          trainer.contains("recompute"), config.micro_batch_size > 0};
+}
+
+int64_t BytesToFill(const TrainConfig& config, int64_t device_bytes) {
+  const int64_t most = ParseBytes(config.memory_per_rank);
+  return most > 0 && device_bytes > 0 ? std::min(most, device_bytes) : std::max(most, device_bytes);
+}
+
 absl::StatusOr<Layout> ChooseLayout(const json& trainer, const TrainConfig& config,
                                     const ModelConfig& model, int ranks, const RankDevice& device) {
   const GpuHosts hosts = HostsOf(config, device);
-  const FixedKeys fixed = FixedIn(trainer, config);
+  const FixedKeys fixed = KeysThatStay(trainer, config);
   FoundLayouts found = SearchLayouts(config, model, ranks, hosts, 1, fixed);
   if (found.best.empty())
     return absl::InvalidArgumentError(NoneFits(config, model, ranks, hosts, fixed, found));
@@ -187,14 +255,23 @@ int NeighboursOnHosts(const std::vector<std::string>& hosts) {
   return std::max(1, together);
 }
 
+RankDevice LeastOf(const std::vector<RankHas>& ranks, bool bf16) {
+  const auto slowest =
+      std::min_element(ranks.begin(), ranks.end(), [&](const RankHas& a, const RankHas& b) {
+        return PeakOf(a.gpu, bf16) < PeakOf(b.gpu, bf16);
+      });
+  const auto smallest =
+      std::min_element(ranks.begin(), ranks.end(),
+                       [](const RankHas& a, const RankHas& b) { return a.bytes < b.bytes; });
+  std::vector<std::string> hosts;
+  for (const RankHas& rank : ranks) hosts.push_back(rank.host);
+  return {slowest->gpu, smallest->bytes, NeighboursOnHosts(hosts), ops::fused::Compiled()};
+}
+
 void SettleLayout(World& world, Setup& setup, Problems& problems) {
-  const std::vector<std::string> hosts = world.GatherTexts(NameOfHost());
-  std::string told;
-  if (world.rank() == 0) {
-    const absl::StatusOr<Layout> chosen = Choose(world, setup, hosts);
-    told = chosen.ok() ? chosen->fields.dump() : std::string(chosen.status().message());
-  }
-  told = world.Broadcast(told);
+  const RankDevice device = GatherDevices(world, setup.config);
+  const std::string told =
+      world.Broadcast(world.rank() == 0 ? ChoiceAsText(world.size(), setup, device) : "");
   const ordered_json fields = ordered_json::parse(told, nullptr, /*allow_exceptions=*/false);
   if (!fields.is_object()) {
     problems.push_back({"trainer.parallel", told});

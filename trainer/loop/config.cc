@@ -346,6 +346,13 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
   }
   const bool chooses_stage = config.parallel.automatic && !value.contains("zero_stage");
   if (!chooses_stage) CheckLayoutKeys(config, problems);
+  if (config.parallel.automatic && config.router_aux_loss == "batch" &&
+      config.micro_batch_size == 0) {
+    problems.push_back({"trainer.micro_batch_size",
+                        "is missing: router_aux_loss: batch is over all rows of a micro-batch, so "
+                        "with parallel: auto each layout would train another model; name it, such "
+                        "as micro_batch_size: 1, or use router_aux_loss: sequence"});
+  }
   CheckQuantize(config, problems);
   CheckFp8(config, problems);
   if (config.lora.on() && value.contains("model")) {

@@ -151,8 +151,9 @@ std::vector<Key> MemoryKeys() {
        "they do with shard_size, zero_stage, recompute and micro_batch_size where these are left "
        "out."},
       {"memory_per_rank", &C::memory_per_rank,
-       "With parallel: auto, the memory that a rank may fill, such as 80GiB. Default: the GPU's; "
-       "on CPUs what the control group, else the host, has, shared out over the host's ranks."},
+       "With parallel: auto, the most memory that a rank may fill, such as 64GiB. Default: all of "
+       "the GPU's; on CPUs what the control group, else the host, has, shared out over the host's "
+       "ranks."},
       {"dtype",
        &C::dtype,
        "Type of weights and activations; masters and sums are fp32 unless masters, moments or "

@@ -57,6 +57,8 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"gradient_dtype", "bf16"}}, "trainer.gradient_dtype: is for dtype: bf16"},
       {{{"offload", "parameters"}},
        "trainer.offload: parameters come block by block, as zero_stage: 3"},
+      {{{"parallel", "auto"}, {"router_aux_loss", "batch"}},
+       "trainer.micro_batch_size: is missing: router_aux_loss: batch is over all rows"},
       {{{"recompute", "some"}}, "one of none pointwise keep_attention full"},
       {{{"lr_scheduler_type", "warmup_stable_decay"}}, "trainer.decay_steps: is missing"},
       {{{"decay_steps", 5}}, "trainer.decay_steps: is for lr_scheduler_type: warmup_stable_decay"},

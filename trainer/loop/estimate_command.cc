@@ -41,6 +41,7 @@ double PredictedStep(const Estimate& e, const TrainConfig& config, const ModelCo
 struct SearchSetting {
   size_t most = 0;  // 0: it wasn't
   GpuHosts hosts;
+  FixedKeys fixed;
 };
 
 // GB/s; `known`: of the device, where none are given.
@@ -67,8 +68,9 @@ int ReadRanksPerHost(const EstimateOptions& options, Problems& problems) {
   return per_host;
 }
 
-SearchSetting ReadSearch(const EstimateOptions& options, const TrainConfig& config,
-                         int64_t device_bytes, Problems& problems) {
+// With `parallel: auto` in `trainer` it is of what that would look for.
+SearchSetting ReadSearch(const EstimateOptions& options, const json& trainer,
+                         const TrainConfig& config, int64_t device_bytes, Problems& problems) {
   SearchSetting setting;
   if (options.search.empty()) return setting;
   int most = 0;
@@ -79,7 +81,7 @@ SearchSetting ReadSearch(const EstimateOptions& options, const TrainConfig& conf
   GpuHosts& hosts = setting.hosts;
   hosts.peak_flops = config.peak_tflops > 0 ? config.peak_tflops * 1e12
                                             : PeakFlops(options.device, config.dtype == "bf16");
-  hosts.device_bytes = device_bytes;
+  hosts.device_bytes = BytesToFill(config, device_bytes);
   if (options.device.empty() || hosts.peak_flops == 0)
     problems.push_back(
         {"--search",
@@ -87,7 +89,7 @@ SearchSetting ReadSearch(const EstimateOptions& options, const TrainConfig& conf
                                              : absl::StrCat("doesn't know the peak of ",
                                                             options.device, "; known are "),
                       KnownDevices(), ", and trainer.peak_tflops tells another's")});
-  else if (device_bytes == 0)
+  else if (hosts.device_bytes == 0)
     problems.push_back({"--search", absl::StrCat("needs to know the memory of ", options.device,
                                                  ": --device-memory 80GiB")});
   if (!problems.empty()) return setting;
@@ -96,34 +98,40 @@ SearchSetting ReadSearch(const EstimateOptions& options, const TrainConfig& conf
   hosts.between_bytes_per_s = ReadLink("--between-hosts", options.between_hosts,
                                        LinkBetweenHosts(options.device), options.device, problems);
   hosts.ranks_per_host = per_host;
+  if (config.parallel.automatic) setting.fixed = KeysThatStay(trainer, config);
   setting.most = static_cast<size_t>(most);
   return setting;
 }
 
-// What `parallel: auto` would choose.
+// What `parallel: auto` would choose. Of ranks on CPUs, whose hosts are taken to be like this one.
 absl::StatusOr<Layout> ChooseBy(const EstimateOptions& options, const json& trainer,
                                 const TrainConfig& config, const ModelConfig& model, int ranks,
                                 int64_t device_bytes, Problems& problems) {
+  const bool gpu = !options.device.empty();
   const int per_host = std::min(ranks, ReadRanksPerHost(options, problems));
-  RankDevice device{.gpu = options.device, .bytes = device_bytes, .ranks_per_host = per_host};
-  if (!config.memory_per_rank.empty()) {
-    device.bytes = ParseBytes(config.memory_per_rank);
-  } else if (options.device.empty() && problems.empty()) {
-    device.bytes = HostMemoryLimit() / per_host;
-  }
-  if (device.bytes == 0)
+  if (!problems.empty()) return absl::InvalidArgumentError("");
+  const RankDevice device{
+      .gpu = options.device,
+      .bytes = BytesToFill(config, gpu ? device_bytes : HostMemoryLimit() / per_host),
+      .ranks_per_host = per_host};
+  if (device.bytes > 0) return ChooseLayout(trainer, config, model, ranks, device);
+  if (gpu)
     problems.push_back({"--device-memory", absl::StrCat("is needed with parallel: auto, as the "
                                                         "memory of ",
                                                         options.device, " isn't known: 80GiB")});
-  if (!problems.empty()) return absl::InvalidArgumentError("");
-  return ChooseLayout(trainer, config, model, ranks, device);
+  else
+    problems.push_back({"trainer.memory_per_rank",
+                        "is needed with parallel: auto, as this host doesn't say how much memory "
+                        "it has, such as memory_per_rank: 16GiB"});
+  return absl::InvalidArgumentError("");
 }
 
 // Of layouts; exit code 3 where none fits.
 int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
                 const EstimateOptions& options, const SearchSetting& setting) {
   const GpuHosts& hosts = setting.hosts;
-  const FoundLayouts found = SearchLayouts(config, model, ranks, hosts, setting.most);
+  const FoundLayouts found =
+      SearchLayouts(config, model, ranks, hosts, setting.most, setting.fixed);
   const Estimate given = MakeEstimate(config, model, ranks, /*gpus=*/true, 0);
   const bool given_fits = given.DeviceBytes() <= hosts.device_bytes;
   const double given_s = StepSeconds(given, config, model, ranks, hosts);
@@ -163,6 +171,25 @@ int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
     std::printf("%6.3g s %12s  %s\n", one.step_s, SizeText(one.estimate.DeviceBytes()).c_str(),
                 one.FieldsText().c_str());
   return 0;
+}
+
+// Whether a rank fits into the `room` that it has (0: not known): of the device, or `by_key`
+// memory_per_rank.
+void TellFit(const EstimateOptions& options, int64_t room, bool by_key, bool fits,
+             const std::optional<Remedy>& remedy) {
+  if (options.device.empty()) return;
+  const std::string has = by_key ? absl::StrCat("memory_per_rank is ", SizeText(room))
+                                 : absl::StrCat(options.device, " has ", SizeText(room));
+  if (room == 0)
+    std::printf("whether it fits isn't known, as the memory of %s isn't: --device-memory SIZE\n",
+                options.device.c_str());
+  else if (fits)
+    std::printf("fits: %s\n", has.c_str());
+  else if (remedy)
+    std::printf("does not fit: %s; with %s it needs %s\n", has.c_str(), remedy->fields.c_str(),
+                SizeText(remedy->bytes).c_str());
+  else
+    std::printf("does not fit: %s; take more ranks, or a GPU with more memory\n", has.c_str());
 }
 
 // That `parallel: auto` finds no layout.
@@ -369,7 +396,8 @@ int RunEstimate(const EstimateOptions& options) {
         {"--device-memory", absl::StrCat("must be a size such as 80GiB, beside --device GPU; got ",
                                          options.device_memory)});
   }
-  const SearchSetting search = ReadSearch(options, config, device_bytes, problems);
+  const SearchSetting search =
+      ReadSearch(options, parsed.ok() ? *parsed : json::object(), config, device_bytes, problems);
   const bool chooses = config.parallel.automatic && search.most == 0;
   absl::StatusOr<Layout> chosen = absl::UnknownError("");
   if (chooses && problems.empty())
@@ -384,9 +412,10 @@ int RunEstimate(const EstimateOptions& options) {
   if (chooses) config = chosen->config;
   const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(),
                                          ReadMemoryUse(at::kCPU).now_bytes);
+  const int64_t room = options.device.empty() ? 0 : BytesToFill(config, device_bytes);
   const std::optional<Remedy> remedy =
-      device_bytes > 0 ? FindRemedy(config, model, ranks, device_bytes) : std::nullopt;
-  const bool fits = device_bytes == 0 || estimate.DeviceBytes() <= device_bytes;
+      room > 0 ? FindRemedy(config, model, ranks, room) : std::nullopt;
+  const bool fits = room == 0 || estimate.DeviceBytes() <= room;
   if (options.json == "true") {
     ordered_json out = ToJson(estimate, config, model, ranks, options.device);
     if (chooses) out["chosen"] = chosen->fields;
@@ -396,21 +425,8 @@ int RunEstimate(const EstimateOptions& options) {
   }
   if (chooses) std::printf("parallel: auto takes  %s\n", chosen->FieldsText().c_str());
   std::fputs(ToText(estimate, config, model, ranks, options.device).c_str(), stdout);
-  if (fits) {
-    if (device_bytes == 0 && !options.device.empty())
-      std::printf("whether it fits isn't known, as the memory of %s isn't: --device-memory SIZE\n",
-                  options.device.c_str());
-    if (device_bytes > 0)
-      std::printf("fits: %s has %s\n", options.device.c_str(), SizeText(device_bytes).c_str());
-    return 0;
-  }
-  std::printf("does not fit: %s has %s", options.device.c_str(), SizeText(device_bytes).c_str());
-  if (remedy)
-    std::printf("; with %s it needs %s", remedy->fields.c_str(), SizeText(remedy->bytes).c_str());
-  else
-    std::printf("; take more ranks, or a GPU with more memory");
-  std::printf("\n");
-  return kDoesNotFit;
+  TellFit(options, room, /*by_key=*/room != device_bytes, fits, remedy);
+  return fits ? 0 : kDoesNotFit;
 }
 
 }  // namespace muster::trainer

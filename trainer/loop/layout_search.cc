@@ -59,9 +59,9 @@ double ForwardAgain(const TrainConfig& config, const ModelConfig& model) {
   return mlp / (mlp + d * heads + scores);
 }
 
-std::vector<int64_t> Divisors(int64_t n, int64_t most) {
+std::vector<int64_t> Divisors(int64_t n, int64_t most, int64_t least = 1) {
   std::vector<int64_t> found;
-  for (int64_t i = 1; i <= std::min(n, most); ++i) {
+  for (int64_t i = least; i <= std::min(n, most); ++i) {
     if (n % i == 0) found.push_back(i);
   }
   return found;
@@ -80,7 +80,8 @@ ordered_json FieldsOf(const TrainConfig& config, const TrainConfig& given, int64
   if (p.Chunks() > 1) parallel["chunks"] = p.chunks;
   if (!parallel.empty() || given.parallel != ParallelConfig())
     fields["parallel"] = parallel.empty() ? ordered_json::object() : std::move(parallel);
-  if (ranks > 1) fields["zero_stage"] = config.zero_stage;
+  if (ranks > 1 || config.zero_stage != 1 || given.zero_stage != 1)
+    fields["zero_stage"] = config.zero_stage;
   if (config.shard_size > 0 || given.shard_size > 0) fields["shard_size"] = config.shard_size;
   fields["recompute"] = config.recompute;
   fields["micro_batch_size"] = micro_batch;
@@ -101,17 +102,38 @@ std::string TextOf(const ordered_json& fields) {
 class Search {
  public:
   Search(const TrainConfig& config, const ModelConfig& model, int ranks, const GpuHosts& hosts,
-         size_t most, const FixedKeys& fixed)
-      : config_(config), model_(model), ranks_(ranks), hosts_(hosts), most_(most), fixed_(fixed) {}
+         size_t most, const FixedKeys& fixed, const SearchEnd& end)
+      : config_(config),
+        model_(model),
+        ranks_(ranks),
+        hosts_(hosts),
+        most_(most),
+        fixed_(fixed),
+        end_(end) {}
 
   FoundLayouts Run() {
+    TrySlices(1, hosts_.ranks_per_host);
+    // Slower links are better than none that fits. Heads bound it.
+    if (found_.best.empty()) TrySlices(hosts_.ranks_per_host + 1, model_.num_kv_heads);
+    std::sort(found_.best.begin(), found_.best.end(), Before);
+    return std::move(found_);
+  }
+
+ private:
+  static bool Before(const Layout& a, const Layout& b) {
+    return std::tuple(a.step_s, a.estimate.DeviceBytes(), a.fields.dump()) <
+           std::tuple(b.step_s, b.estimate.DeviceBytes(), b.fields.dump());
+  }
+
+  // What keeps to a host first, and few stages: what comes later has a bar to beat.
+  void TrySlices(int64_t least_tp, int64_t most_tp) {
     const int64_t longest_cp = std::max<int64_t>(1, config_.RowLength() / kShortestPart);
-    // What keeps to a host first, and few stages: what comes later has a bar to beat.
-    for (const int64_t tp : Divisors(ranks_, hosts_.ranks_per_host)) {
+    for (const int64_t tp : Divisors(ranks_, most_tp, least_tp)) {
       for (const int64_t pp : Divisors(ranks_ / tp, model_.num_layers)) {
         for (const int64_t cp : Divisors(ranks_ / tp / pp, longest_cp)) {
           for (const int64_t ep :
                Divisors(std::max<int64_t>(1, model_.experts.count), ranks_ / pp)) {
+            if (Ends()) return;
             TrainConfig next = config_;
             next.parallel.automatic = false;
             next.parallel.tp = tp, next.parallel.pp = pp;
@@ -121,14 +143,12 @@ class Search {
         }
       }
     }
-    std::sort(found_.best.begin(), found_.best.end(), Before);
-    return std::move(found_);
   }
 
- private:
-  static bool Before(const Layout& a, const Layout& b) {
-    return std::tuple(a.step_s, a.estimate.DeviceBytes(), a.fields.dump()) <
-           std::tuple(b.step_s, b.estimate.DeviceBytes(), b.fields.dump());
+  bool Ends() {
+    if (end_.at_first && !found_.best.empty()) return true;
+    found_.out_of_time |= end_.at && std::chrono::steady_clock::now() >= *end_.at;
+    return found_.out_of_time;
   }
 
   void TryPipelines(TrainConfig config) {
@@ -174,7 +194,9 @@ class Search {
   bool TryStages(TrainConfig config) {
     bool any = false;
     const int64_t given = config.zero_stage;
-    for (int64_t stage = 1; stage <= (ranks_ > 1 ? 3 : 1); ++stage) {
+    // A rank alone has nothing to share out, but offload: parameters goes with stage 3 only.
+    const int64_t most = ranks_ > 1 || config.offload == "parameters" ? 3 : 1;
+    for (int64_t stage = 1; stage <= most; ++stage) {
       config.zero_stage = fixed_.zero_stage ? given : stage;
       const int with = FirstThatFits(config);
       any = any || with >= 0;
@@ -188,7 +210,7 @@ class Search {
   // or could be among the best, or the layout can't be.
   int FirstThatFits(TrainConfig config) {
     for (size_t r = 0; r < kRecompute.size(); ++r) {
-      if (fixed_.recompute && r > 0) break;
+      if ((fixed_.recompute && r > 0) || Ends()) break;
       if (!fixed_.recompute) config.recompute = kRecompute[r];
       if (found_.best.size() == most_ && LeastSeconds(config) >= found_.best.front().step_s)
         return -1;
@@ -226,7 +248,10 @@ class Search {
   void Keep(const TrainConfig& config, Estimate estimate) {
     Layout layout{config, std::move(estimate), 0, {}};
     layout.step_s = StepSeconds(layout.estimate, config, model_, ranks_, hosts_);
-    layout.fields = FieldsOf(config, config_, layout.estimate.micro_batch, ranks_);
+    // As named, though a rank's share may be less.
+    const int64_t micro_batch =
+        fixed_.micro_batch_size ? config.micro_batch_size : layout.estimate.micro_batch;
+    layout.fields = FieldsOf(config, config_, micro_batch, ranks_);
     std::vector<Layout>& best = found_.best;
     best.push_back(std::move(layout));
     std::push_heap(best.begin(), best.end(), Before);  // the slowest is in front
@@ -241,6 +266,7 @@ class Search {
   const GpuHosts& hosts_;
   const size_t most_;
   const FixedKeys fixed_;
+  const SearchEnd end_;
   double flops_ = 0;  // a step, in any layout; known once one was tried
   FoundLayouts found_;
 };
@@ -292,8 +318,9 @@ double StepSeconds(const Estimate& estimate, const TrainConfig& config, const Mo
 }
 
 FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
-                           const GpuHosts& hosts, size_t most, const FixedKeys& fixed) {
-  return Search(config, model, ranks, hosts, most, fixed).Run();
+                           const GpuHosts& hosts, size_t most, const FixedKeys& fixed,
+                           const SearchEnd& end) {
+  return Search(config, model, ranks, hosts, most, fixed, end).Run();
 }
 
 }  // namespace muster::trainer

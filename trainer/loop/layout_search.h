@@ -9,7 +9,9 @@
 // others the network: as Narayanan et al., arXiv 2104.04473, section 3 reasons about tp and pp.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +40,12 @@ struct FixedKeys {
   bool shard_size = false, zero_stage = false, recompute = false, micro_batch_size = false;
 };
 
+// What ends a search before all layouts were looked at.
+struct SearchEnd {
+  bool at_first = false;  // that fits
+  std::optional<std::chrono::steady_clock::time_point> at = {};
+};
+
 // Bytes a second, one way, of the links of a GPU by its name, from the makers' data sheets of it
 // and of hosts with eight of them; 0: unknown.
 double LinkWithinHost(const std::string& device);
@@ -55,6 +63,7 @@ struct FoundLayouts {
   std::vector<Layout> best;  // the fastest first
   int64_t tried = 0;         // estimates that were made; what could not be among the best has none
   int64_t least_bytes = 0;   // that one of them needs
+  bool out_of_time = false;  // it ended at SearchEnd::at
 };
 
 // Of a run on `ranks` GPUs: seconds a step.
@@ -63,8 +72,9 @@ double StepSeconds(const Estimate& estimate, const TrainConfig& config, const Mo
 
 // The `most` fastest of those that fit with a twentieth of the memory to spare. Tries tp, pp with
 // its kinds, cp, ep, shard_size, zero_stage, recompute and micro_batch_size; all else stays as
-// configured, and so do the `fixed` of these.
+// configured, and so do the `fixed` of these. tp stays within a host, unless nothing fits so.
 FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
-                           const GpuHosts& hosts, size_t most = 5, const FixedKeys& fixed = {});
+                           const GpuHosts& hosts, size_t most = 5, const FixedKeys& fixed = {},
+                           const SearchEnd& end = {});
 
 }  // namespace muster::trainer

@@ -1,6 +1,7 @@
 #include "trainer/loop/layout_search.h"
 #include "trainer/loop/auto_layout.h"
 
+#include <chrono>
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -128,6 +129,58 @@ TEST(LayoutSearch, KeysThatStayAreAsConfigured) {
   }
 }
 
+// A rank's share is less; what the file says isn't changed by that.
+TEST(LayoutSearch, ANamedMicroBatchSizeIsWrittenAsNamed) {
+  TrainConfig config = Training();
+  config.micro_batch_size = 64;
+  const FoundLayouts found =
+      SearchLayouts(config, Model8B(), 16, H100s(), 5, {.micro_batch_size = true});
+  ASSERT_FALSE(found.best.empty());
+  for (const Layout& layout : found.best)
+    EXPECT_EQ(layout.fields.value("micro_batch_size", 0), 64) << layout.fields;
+}
+
+TEST(LayoutSearch, ARankAloneTakesStage3ToOffloadParameters) {
+  TrainConfig config = Training();
+  config.offload = "parameters";
+  const FoundLayouts found = SearchLayouts(config, Model8B(), 1, H100s());
+  ASSERT_FALSE(found.best.empty());
+  for (const Layout& layout : found.best) {
+    EXPECT_EQ(layout.config.zero_stage, 3) << layout.fields;
+    EXPECT_EQ(layout.fields.value("zero_stage", 0), 3) << layout.fields;
+  }
+}
+
+TEST(LayoutSearch, SlicesGoAcrossHostsOnlyWhereNothingElseFits) {
+  const ModelConfig model = Model8B();
+  GpuHosts apart = H100s();
+  apart.ranks_per_host = 1;
+  for (const Layout& layout : SearchLayouts(Training(), model, 8, apart).best)
+    EXPECT_EQ(layout.config.parallel.tp, 1) << layout.fields;
+  GpuHosts tiny = H100s();
+  tiny.device_bytes = 1;
+  const int64_t least = SearchLayouts(Training(), model, 8, tiny).least_bytes;
+  apart.device_bytes = least + least / 19 + 20;  // a twentieth of it is spare
+  const FoundLayouts found = SearchLayouts(Training(), model, 8, apart);
+  ASSERT_FALSE(found.best.empty());
+  for (const Layout& layout : found.best) EXPECT_GT(layout.config.parallel.tp, 1) << layout.fields;
+}
+
+TEST(LayoutSearch, EndsAtTheFirstThatFitsOrInTime) {
+  const ModelConfig model = Model8B();
+  const FoundLayouts all = SearchLayouts(Training(), model, 16, H100s(), 1);
+  EXPECT_FALSE(all.out_of_time);
+  const FoundLayouts first =
+      SearchLayouts(Training(), model, 16, H100s(), 1, {}, {.at_first = true});
+  EXPECT_EQ(first.best.size(), 1u);
+  EXPECT_LT(first.tried, all.tried);
+  const FoundLayouts late = SearchLayouts(Training(), model, 16, H100s(), 1, {},
+                                          {.at = std::chrono::steady_clock::now()});
+  EXPECT_TRUE(late.best.empty());
+  EXPECT_TRUE(late.out_of_time);
+  EXPECT_EQ(late.tried, 0);
+}
+
 TEST(LayoutSearch, WhatGoesNotTogetherIsNoLayout) {
   TrainConfig config = Training(/*batch=*/64, /*length=*/8192);
   config.cuda_graphs = true;
@@ -143,6 +196,43 @@ TEST(AutoLayout, NeighboursAreThoseThatEveryHostHas) {
   EXPECT_EQ(NeighboursOnHosts({"a", "a", "a", "a", "b", "b"}), 2);
   EXPECT_EQ(NeighboursOnHosts({"a", "a", "a", "b"}), 1);
   EXPECT_EQ(NeighboursOnHosts({"a", "a", "b", "b", "a", "a"}), 2);
+}
+
+TEST(AutoLayout, TheLeastOfRanksThatDifferCounts) {
+  const RankDevice cpus =
+      LeastOf({{"a", "", 300}, {"a", "", 300}, {"b", "", 200}, {"b", "", 200}}, /*bf16=*/false);
+  EXPECT_EQ(cpus.gpu, "");
+  EXPECT_EQ(cpus.bytes, 200);
+  EXPECT_EQ(cpus.ranks_per_host, 2);
+  const RankDevice gpus = LeastOf(
+      {{"a", "NVIDIA H100 80GB HBM3", 80}, {"b", "NVIDIA A100-SXM4-80GB", 79}}, /*bf16=*/true);
+  EXPECT_EQ(gpus.gpu, "NVIDIA A100-SXM4-80GB");
+  EXPECT_EQ(gpus.bytes, 79);
+  EXPECT_EQ(gpus.ranks_per_host, 1);
+  EXPECT_EQ(LeastOf({{"a", "", 300}, {"b", "", 0}}, /*bf16=*/false).bytes, 0) << "nobody knows";
+}
+
+TEST(AutoLayout, MemoryPerRankBoundsWhatADeviceHas) {
+  TrainConfig config = Training();
+  EXPECT_EQ(BytesToFill(config, 0), 0);
+  EXPECT_EQ(BytesToFill(config, int64_t{2} << 20), int64_t{2} << 20);
+  config.memory_per_rank = "1MiB";
+  EXPECT_EQ(BytesToFill(config, 0), 1 << 20);
+  EXPECT_EQ(BytesToFill(config, int64_t{2} << 20), 1 << 20);
+  EXPECT_EQ(BytesToFill(config, 1 << 19), 1 << 19);
+}
+
+TEST(AutoLayout, SaysWhyNoLayoutCanBe) {
+  TrainConfig config = Training();
+  config.masters = "split";
+  const RankDevice h100{
+      .gpu = "h100-80g", .bytes = int64_t{80} << 30, .ranks_per_host = 4, .gpu_kernels = false};
+  const auto none = ChooseLayout(nlohmann::json::object(), config, Model8B(), 4, h100);
+  ASSERT_FALSE(none.ok());
+  const std::string said(none.status().message());
+  EXPECT_NE(said.find("of the plain one trainer.masters: split needs our own kernels"),
+            std::string::npos)
+      << said;
 }
 
 TEST(AutoLayout, TakesWhatFitsAndSaysWhatWouldWhereNothingDoes) {
@@ -161,7 +251,13 @@ TEST(AutoLayout, TakesWhatFitsAndSaysWhatWouldWhereNothingDoes) {
   ASSERT_FALSE(none.ok());
   const std::string said(none.status().message());
   EXPECT_NE(said.find("none fits the 24.00 GiB"), std::string::npos) << said;
+  EXPECT_NE(said.find("2 ranks, 8 to a host,"), std::string::npos) << said;
   EXPECT_NE(said.find("what would do: "), std::string::npos) << said;
+  const auto hopeless = ChooseLayout(plain, Training(), Model8B(), 2,
+                                     {.gpu = "h100-80g", .bytes = 1 << 20, .ranks_per_host = 8});
+  ASSERT_FALSE(hopeless.ok());
+  EXPECT_EQ(std::string(hopeless.status().message()).find("what would do: "), std::string::npos)
+      << hopeless.status();
 }
 
 TEST(LayoutSearch, LinksAreKnownByName) {

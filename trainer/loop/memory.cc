@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -60,32 +61,62 @@ int64_t NumberOf(const std::string& path, const std::string& key) {
   return 0;
 }
 
-// The least of `of(folder, limit)` over the control group `path` and those above it that have a
-// limit.
+// What a control group says of its memory, in files that versions 2 and 1 name differently.
+struct GroupFiles {
+  const char *limit, *used, *inactive;  // inactive: a line of memory.stat
+};
+constexpr GroupFiles kVersions[] = {
+    {"memory.max", "memory.current", "inactive_file"},
+    {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}};
+// Version 1 says by its largest number of pages that there is no limit.
+constexpr int64_t kHuge = int64_t{1} << 60;
+
+// The least of `of(folder, files, limit)` over the control group `path` and those above it that
+// have a limit.
 template <class Of>
 int64_t LeastOfGroups(const std::string& root, std::string path, const Of& of) {
   int64_t least = kNoLimit;
   while (true) {
     const std::string folder = root + path + (path.ends_with('/') ? "" : "/");
-    const int64_t limit = NumberIn(folder + "memory.max", kNoLimit);
-    if (limit != kNoLimit) least = std::min(least, of(folder, limit));
+    for (const GroupFiles& files : kVersions) {
+      const int64_t limit = NumberIn(folder + files.limit, kNoLimit);
+      if (limit < kHuge) least = std::min(least, of(folder, files, limit));
+    }
     if (path.empty() || path == "/") return least;
     path.resize(path.rfind('/'));
   }
 }
 
-// The host's figure, or what `of` says of this process's control group if that is less; 0: the
+struct GroupPlace {
+  std::string mounted, path;  // where its hierarchy is, and the group in it
+};
+// Of a line of /proc/self/cgroup, if that hierarchy may count memory: "0::/PATH" is version 2,
+// "4:memory:/PATH" version 1.
+std::optional<GroupPlace> MemoryGroup(const std::string& line) {
+  const size_t first = line.find(':'),
+               second = first == std::string::npos ? first : line.find(":/", first + 1);
+  if (second == std::string::npos) return std::nullopt;
+  const std::string controllers = line.substr(first + 1, second - first - 1);
+  const std::string path = line.substr(second + 1);
+  if (controllers.empty()) return GroupPlace{"/sys/fs/cgroup", path};
+  if (("," + controllers + ",").find(",memory,") == std::string::npos) return std::nullopt;
+  return GroupPlace{"/sys/fs/cgroup/" + controllers, path};
+}
+
+// The host's figure, or what `of` says of this process's control groups if that is less; 0: the
 // host doesn't say.
-int64_t HostFigure(std::string_view key, int64_t (*of)(const std::string&, std::string)) {
-  std::ifstream all("/proc/meminfo");
+int64_t HostFigure(const std::string& root, std::string_view key,
+                   int64_t (*of)(const std::string&, std::string)) {
+  std::ifstream all(root + "/proc/meminfo");
   for (std::string line; std::getline(all, line);) {
     if (!line.starts_with(key)) continue;
-    const int64_t of_host = std::stoll(line.substr(key.size())) * 1024;
-    std::ifstream groups("/proc/self/cgroup");
+    int64_t least = std::stoll(line.substr(key.size())) * 1024;
+    std::ifstream groups(root + "/proc/self/cgroup");
     for (std::string group; std::getline(groups, group);) {
-      if (group.starts_with("0::")) return std::min(of_host, of("/sys/fs/cgroup", group.substr(3)));
+      if (const auto place = MemoryGroup(group))
+        least = std::min(least, of(root + place->mounted, place->path));
     }
-    return of_host;
+    return least;
   }
   return 0;
 }
@@ -93,21 +124,26 @@ int64_t HostFigure(std::string_view key, int64_t (*of)(const std::string&, std::
 }  // namespace
 
 int64_t ControlGroupRoom(const std::string& root, std::string path) {
-  return LeastOfGroups(root, std::move(path), [](const std::string& folder, int64_t limit) {
-    // What was read from files and not lately used goes first.
-    const int64_t used =
-        NumberIn(folder + "memory.current", 0) - NumberOf(folder + "memory.stat", "inactive_file");
-    return std::max<int64_t>(0, limit - used);
-  });
+  return LeastOfGroups(
+      root, std::move(path), [](const std::string& folder, const GroupFiles& files, int64_t limit) {
+        // What was read from files and not lately used goes first.
+        const int64_t used =
+            NumberIn(folder + files.used, 0) - NumberOf(folder + "memory.stat", files.inactive);
+        return std::max<int64_t>(0, limit - used);
+      });
 }
 
 int64_t ControlGroupLimit(const std::string& root, std::string path) {
   return LeastOfGroups(root, std::move(path),
-                       [](const std::string&, int64_t limit) { return limit; });
+                       [](const std::string&, const GroupFiles&, int64_t limit) { return limit; });
 }
 
-int64_t AvailableHostBytes() { return HostFigure("MemAvailable:", ControlGroupRoom); }
+int64_t AvailableHostBytes(const std::string& root) {
+  return HostFigure(root, "MemAvailable:", ControlGroupRoom);
+}
 
-int64_t HostMemoryLimit() { return HostFigure("MemTotal:", ControlGroupLimit); }
+int64_t HostMemoryLimit(const std::string& root) {
+  return HostFigure(root, "MemTotal:", ControlGroupLimit);
+}
 
 }  // namespace muster::trainer

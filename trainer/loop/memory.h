@@ -17,15 +17,16 @@ MemoryUse ReadMemoryUse(at::Device device);
 int64_t DeviceMemory(at::Device device);
 
 // What this host, and the control groups that this process is in, could give to new work without
-// swapping; 0 if the host doesn't say.
-int64_t AvailableHostBytes();
+// swapping; 0 if the host doesn't say. `root`: the folder with proc and sys, which is / but in
+// tests.
+int64_t AvailableHostBytes(const std::string& root = "");
 // What the control group `path` and those above it leave of their limits; `root` is where version 2
-// of them is mounted. The largest number if none has a limit.
+// of them, or version 1's memory controller, is mounted. The largest number if none has a limit.
 int64_t ControlGroupRoom(const std::string& root, std::string path);
 
 // What the processes of this one's control groups may have together: their smallest limit, else all
 // that the host has, whoever uses it. 0: the host doesn't say.
-int64_t HostMemoryLimit();
+int64_t HostMemoryLimit(const std::string& root = "");
 // The smallest limit of the control group `path` and those above it, as ControlGroupRoom.
 int64_t ControlGroupLimit(const std::string& root, std::string path);
 

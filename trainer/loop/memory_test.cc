@@ -31,5 +31,60 @@ TEST(ControlGroupRoom, IsWhatTheTightestGroupAboveLeaves) {
   std::filesystem::remove_all(root);
 }
 
+// A host of 4 MiB, with the `cgroup` that a process is in and files of its control groups.
+class AHost {
+ public:
+  explicit AHost(const std::string& cgroup) : root_(::testing::TempDir() + "/a-host") {
+    std::filesystem::remove_all(root_);
+    Write("/proc/meminfo", "MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 2048 kB");
+    Write("/proc/self/cgroup", cgroup);
+  }
+  ~AHost() { std::filesystem::remove_all(root_); }
+  void Write(const std::string& name, const std::string& text) const {
+    std::filesystem::create_directories(std::filesystem::path(root_ + name).parent_path());
+    std::ofstream(root_ + name) << text << "\n";
+  }
+  const std::string& root() const { return root_; }
+
+ private:
+  std::string root_;
+};
+
+constexpr char kVersion1[] = "5:cpu,cpuacct:/job\n4:memory:/job/task\n0::/job";
+
+TEST(HostMemory, IsTheHostsWhereNoGroupHasALimit) {
+  const AHost host(kVersion1);
+  EXPECT_EQ(HostMemoryLimit(host.root()), 4 << 20);
+  EXPECT_EQ(AvailableHostBytes(host.root()), 2 << 20);
+  host.Write("/sys/fs/cgroup/memory/job/task/memory.limit_in_bytes", "9223372036854771712");
+  EXPECT_EQ(HostMemoryLimit(host.root()), 4 << 20) << "that is no limit";
+  EXPECT_EQ(HostMemoryLimit(host.root() + "/none"), 0);
+}
+
+TEST(HostMemory, KnowsLimitsOfVersion1) {
+  const AHost host(kVersion1);
+  host.Write("/sys/fs/cgroup/memory/job/task/memory.limit_in_bytes", "9223372036854771712");
+  host.Write("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1000");
+  host.Write("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "700");
+  host.Write("/sys/fs/cgroup/memory/job/memory.stat", "inactive_file 1\ntotal_inactive_file 50");
+  EXPECT_EQ(HostMemoryLimit(host.root()), 1000);
+  EXPECT_EQ(AvailableHostBytes(host.root()), 350);
+  host.Write("/sys/fs/cgroup/cpu,cpuacct/job/memory.limit_in_bytes", "10");
+  EXPECT_EQ(HostMemoryLimit(host.root()), 1000) << "another controller's";
+}
+
+// In a container the host's path isn't there, and the root is the container's group.
+TEST(HostMemory, TakesTheRootsLimitWhereThePathIsNotThere) {
+  const AHost host("4:memory:/docker/1234");
+  host.Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "5000");
+  EXPECT_EQ(HostMemoryLimit(host.root()), 5000);
+}
+
+TEST(HostMemory, KnowsLimitsOfVersion2) {
+  const AHost host("0::/job");
+  host.Write("/sys/fs/cgroup/job/memory.max", "3000");
+  EXPECT_EQ(HostMemoryLimit(host.root()), 3000);
+}
+
 }  // namespace
 }  // namespace muster::trainer

@@ -15,6 +15,10 @@ LAYOUTS = {  # name: (ranks, what the configuration says)
     "dp 2": (2, {}),
     "tp 2": (2, {"parallel": {"tp": 2}}),
     "tp 4": (4, {"parallel": {"tp": 4}, "micro_batch_size": 1}),
+    "tp 4, stage 3": (
+        4,
+        {"parallel": {"tp": 4}, "zero_stage": 3, "poison": True, "recompute": "full"},
+    ),
     "dp 2 x tp 2": (4, {"parallel": {"tp": 2}}),
     "dp 2 x tp 2, stage 3": (
         4,

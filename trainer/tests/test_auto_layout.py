@@ -82,15 +82,25 @@ def test_less_memory_shares_out_more(trainer_bin, tmp_path):
     assert less["zero_stage"] == 3 or less["parallel"], less
 
 
-def test_keys_that_the_file_names_stay(trainer_bin, tmp_path):
-    named = {"zero_stage": 2, "recompute": "full", "micro_batch_size": 1}
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"zero_stage": 2, "recompute": "full", "micro_batch_size": 1},
+        {"micro_batch_size": resume.BATCH},  # more than a rank's share
+    ],
+)
+def test_keys_that_the_file_names_stay(named, trainer_bin, tmp_path):
     given = settings(tmp_path / "not there yet") | named
     taken = choose(trainer_bin, tmp_path, given, 4)
     assert taken | named == taken
 
 
-def test_estimate_says_what_auto_takes_on_gpus(trainer_bin, tmp_path):
-    given = settings(tmp_path / "not there yet") | {"dtype": "bf16"}
+@pytest.mark.parametrize(
+    "named",
+    [{}, {"recompute": "full", "micro_batch_size": 1}, {"memory_per_rank": "8GiB"}],
+)
+def test_estimate_says_what_auto_takes_on_gpus(named, trainer_bin, tmp_path):
+    given = settings(tmp_path / "not there yet") | {"dtype": "bf16"} | named
     gpus = ["--ranks", "8", "--device", "h100-80g"]
     done = estimate(trainer_bin, tmp_path, given, *gpus)
     assert done.returncode == 0 and done.stdout.startswith("parallel: auto takes  "), done.stdout
@@ -98,6 +108,33 @@ def test_estimate_says_what_auto_takes_on_gpus(trainer_bin, tmp_path):
     search = estimate(trainer_bin, tmp_path, given, *gpus, "--search", "1", "--json", "true")
     best = json.loads(search.stdout)["layouts"][0]
     assert choose(trainer_bin, tmp_path, given, 8, *gpus[2:]) == best["fields"]
+
+
+def test_memory_per_rank_bounds_what_a_gpu_has(trainer_bin, tmp_path):
+    given = settings(tmp_path / "not there yet") | {"dtype": "bf16"}
+    for device, named, wanted in (
+        ("h100-80g", "1000GiB", "fits: h100-80g has 80.00 GiB"),
+        ("h100-80g", "40GiB", "fits: memory_per_rank is 40.00 GiB"),
+        ("mystery", "40GiB", "fits: memory_per_rank is 40.00 GiB"),
+    ):
+        bounded = given | {"memory_per_rank": named}
+        done = estimate(trainer_bin, tmp_path, bounded, "--ranks", "2", "--device", device)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert wanted in done.stdout, done.stdout
+        assert "whether it fits" not in done.stdout, done.stdout
+
+
+def test_a_rank_alone_offloads_parameters_with_stage_3(trainer_bin, tmp_path):
+    given = settings(tmp_path / "not there yet") | {"dtype": "bf16", "offload": "parameters"}
+    assert choose(trainer_bin, tmp_path, given, 1, "--device", "h100-80g")["zero_stage"] == 3
+
+
+def test_a_bad_flag_is_one_problem(trainer_bin, tmp_path):
+    given = settings(tmp_path / "not there yet")
+    done = estimate(trainer_bin, tmp_path, given, "--ranks", "4", "--ranks-per-host", "x")
+    assert done.returncode == 2
+    assert done.stderr.startswith("estimate: 1 problem\n"), done.stderr
+    assert "--ranks-per-host: must be a whole number from 1; got x" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -143,6 +180,10 @@ def test_more_ranks_choose_anew_and_go_on(trainer_bin, tokens, tmp_path):
             "memory_per_rank: is for parallel: auto",
         ),
         ({"memory_per_rank": "much"}, "trainer.memory_per_rank: must be a size such as 80GiB"),
+        (
+            {"router_aux_loss": "batch"},
+            "trainer.micro_batch_size: is missing: router_aux_loss: batch is over all rows",
+        ),
     ],
 )
 def test_what_is_no_choice_is_refused(more, wanted, trainer_bin, tmp_path):

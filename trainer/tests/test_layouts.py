@@ -18,6 +18,7 @@ ZERO_BUBBLE = {"parallel": {"pp": 2, "pipeline": "zero_bubble"}}
     [
         ("llama2", "tp 4"),
         ("llama3", "tp 2"),
+        ("llama3", "tp 4, stage 3"),
         ("llama-biases", "dp 2 x tp 2, stage 3"),
         ("mistral", "tp 2"),
         ("qwen2", "dp 2 x tp 2, two copies"),

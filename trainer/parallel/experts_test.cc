@@ -166,7 +166,8 @@ TEST(Experts, TokensOfEachExpertAreCountedOnceInEveryLayout) {
     for (Way way : kShared) {
       SCOPED_TRACE(absl::StrCat(way.name, packed ? ", packed" : ""));
       way.options.count_tokens = true, way.packed = packed;
-      ExpectGradients(way, model, wanted, wanted_norm);
+      // Norms of heads have gradients that mostly cancel: fp32 rounds more of these.
+      ExpectGradients(way, model, wanted, wanted_norm, /*bound=*/3e-5);
       double norm = 0;
       for (const auto& [name, counts] : GradientsOf(way, model, &norm)) {
         if (absl::EndsWith(name, kRouterBias))

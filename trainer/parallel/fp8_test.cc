@@ -1,4 +1,6 @@
 // Products in 8 bits on ranks: whatever they share out, scales are of whole tensors.
+#include <cmath>
+
 #include <gtest/gtest.h>
 
 #include "trainer/parallel/testing/engine_ways.h"
@@ -37,6 +39,18 @@ double Farthest(const std::map<std::string, at::Tensor>& found,
   return most;
 }
 
+// How far all of it is off, of its length. (Of a parameter whose gradient is nearly zero, such as
+// k_proj's before attention has learnt anything, it's mostly rounding.)
+double Distance(const std::map<std::string, at::Tensor>& found,
+                const std::map<std::string, at::Tensor>& wanted) {
+  double off = 0, length = 0;
+  for (const auto& [name, gradient] : wanted) {
+    off += (found.at(name) - gradient).square().sum().item<double>();
+    length += gradient.square().sum().item<double>();
+  }
+  return std::sqrt(off / length);
+}
+
 TEST(Fp8Ranks, GradientsAreOfAllSlicesAndPartsOfRows) {
   // Rounding differs for a few numbers that lie between two of 8 bits. Where a scale is of a rank's
   // part alone, it differs for all.
@@ -48,7 +62,7 @@ TEST(Fp8Ranks, GradientsAreOfAllSlicesAndPartsOfRows) {
       return GradientsOf(way, Widths(packed), &norm);
     };
     const auto wanted = gradients(InFp8("one"));
-    const double rounding = Farthest(wanted, gradients({"exact"}));
+    const double rounding = Distance(wanted, gradients({"exact"}));
     EXPECT_GT(rounding, 2e-2) << "it does round";
     EXPECT_LT(rounding, 0.3);
     for (const Way& way : {InParts("tp", 2, 1), InParts("cp", 1, 2), InParts("tp and cp", 2, 2)})
@@ -87,7 +101,7 @@ TEST(Fp8Ranks, TrainsNearlyAsExactNumbersDo) {
   const Outcome exact = Train({"exact"}, Widths(true)), found = Train(InFp8("fp8"), Widths(true));
   EXPECT_NE(found.losses, exact.losses);
   for (size_t i = 0; i < exact.losses.size(); ++i)
-    EXPECT_NEAR(found.losses[i], exact.losses[i], 0.05 * exact.losses[i]) << i;
+    EXPECT_NEAR(found.losses[i], exact.losses[i], 0.1 * exact.losses[i]) << i;
 }
 
 }  // namespace

@@ -238,9 +238,11 @@ inline std::map<std::string, at::Tensor> GradientsOf(const Way& way, const Model
   return gradients;
 }
 
-// That the gradients of a step are `wanted`, those of one rank, and their norm is.
+// That the gradients of a step are `wanted`, those of one rank, and their norm is. `bound`: how
+// far each may be off, of its length.
 inline void ExpectGradients(const Way& way, const ModelConfig& model,
-                            const std::map<std::string, at::Tensor>& wanted, double wanted_norm) {
+                            const std::map<std::string, at::Tensor>& wanted, double wanted_norm,
+                            double bound = 1e-5) {
   double norm = 0;
   const auto found = GradientsOf(way, model, &norm);
   EXPECT_NEAR(norm / wanted_norm, 1, 5e-6);
@@ -248,7 +250,7 @@ inline void ExpectGradients(const Way& way, const ModelConfig& model,
     const double distance = (found.at(name) - gradient).norm().item<double>(),
                  length = gradient.norm().item<double>();
     EXPECT_GT(length, 0) << name;
-    EXPECT_LE(distance / length, 1e-5) << name;
+    EXPECT_LE(distance / length, bound) << name;
   }
 }
 

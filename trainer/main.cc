@@ -70,7 +70,7 @@ constexpr CommandHelp kHelp[] = {
      "                         which fields would make it fit\n"
      "  --search N             instead, the N ways to share the run out among the ranks that fit "
      "and take the least time, by estimate\n"
-     "  --ranks-per-host N     for --search (default 8)\n"
+     "  --ranks-per-host N     for --search, and parallel: auto (default 8)\n"
      "  --within-host GB/s     for --search: what a GPU sends others of its host, one way "
      "(default: by its data sheet)\n"
      "  --between-hosts GB/s   for --search: and others (default: a port of 400 Gb/s for each H100 "

@@ -69,6 +69,11 @@ ROWS = {
         [sys.executable, "trainer/tests/bench_parity_families.py"],
         1800,
     ),
+    "elastic-bits": (
+        "40 steps on 1, 2, 3, 4 and 8 ranks, and resized on the way, with deterministic: elastic: norms and weights bit for bit",
+        [sys.executable, "trainer/tests/bench_elastic_bits.py"],
+        1800,
+    ),
     "resume-reshard": (
         "60 steps at once against stopped and resumed: same world, 4 -> 2 -> 3 ranks, another ZeRO stage",
         [sys.executable, "trainer/tests/bench_resume_reshard.py"],

@@ -54,7 +54,8 @@ void AppendTrainerField(const std::string& path, const nlohmann::json& property,
          : type == "boolean" ? "true or false"
          : type.empty()      ? "any"
                              : type;
-  if (const std::string word = text("pattern"); type == "map" && word.size() > 2)  // ^auto$
+  const bool takes_word = type == "map" || type == "true or false";
+  if (const std::string word = text("pattern"); takes_word && word.size() > 2)  // ^auto$
     absl::StrAppend(&type, ", or ", word.substr(1, word.size() - 2));
   if (const auto choices = property.find("enum");
       choices != property.end() && choices->is_array()) {

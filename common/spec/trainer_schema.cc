@@ -77,7 +77,8 @@ bool Takes(const json& schema, const char* kind) {
   return std::find(type->begin(), type->end(), kind) != type->end();
 }
 
-// The one word that may stand in place of a map, "auto" of pattern ^auto$; "" where there is none.
+// The one word that may stand in place of a map or of true and false, "auto" of pattern ^auto$; ""
+// where there is none.
 std::string WordInPlace(const json& schema) {
   const std::string pattern = TextMember(&schema, "pattern");
   const bool one = pattern.size() > 2 && pattern.front() == '^' && pattern.back() == '$';
@@ -276,7 +277,10 @@ void CheckAgainstSchema(const json& value, const json& schema, const std::string
     if (!value.is_number() || !InRange(schema, value.get<double>()))
       bad("a number" + RangeText(schema));
   } else if (type == "boolean") {
-    if (!value.is_boolean()) bad("true or false");
+    const std::string word = WordInPlace(schema);
+    if (!word.empty() && value == word) return;
+    if (!value.is_boolean())
+      bad(word.empty() ? "true or false" : absl::StrCat("true, false or ", word));
   } else if (type == "string") {
     if (!value.is_string()) return bad("text");
     const std::optional<double> least = Bound(schema, "minLength");

@@ -15,13 +15,31 @@ namespace muster::trainer {
 
 int64_t SharePerRank(int64_t global_batch, int ranks) { return (global_batch + ranks - 1) / ranks; }
 
+std::vector<Cut> CutBatch(int64_t global_batch, int64_t micro_batch, int rank, int ranks,
+                          int tree_ranks) {
+  std::vector<Cut> cuts;
+  if (tree_ranks == 0) {
+    const int64_t share = SharePerRank(global_batch, ranks);
+    for (int64_t begin = 0; begin < share; begin += micro_batch)
+      cuts.push_back({rank * share + begin, std::min(micro_batch, share - begin)});
+    return cuts;
+  }
+  for (int64_t turn = 0; turn < global_batch; turn += tree_ranks * micro_batch) {
+    const int64_t first = turn + rank * micro_batch;
+    if (rank < tree_ranks)
+      cuts.push_back({first, std::min(micro_batch, global_batch - first)});
+    else
+      cuts.push_back({global_batch, 1});
+  }
+  return cuts;
+}
+
 BatchReader::BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank,
-                         int ranks, at::Device device, int64_t rows, const ContextShare& context)
+                         int ranks, at::Device device, int64_t rows, const ContextShare& context,
+                         int tree_ranks)
     : packer_(*packer),
       global_batch_(global_batch),
-      micro_batch_(micro_batch),
-      share_(SharePerRank(global_batch, ranks)),
-      rank_(rank),
+      cuts_(CutBatch(global_batch, micro_batch, rank, ranks, tree_ranks)),
       device_(device),
       rows_(rows),
       context_(context) {}
@@ -109,14 +127,13 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
   const float share = 1.0f / static_cast<float>(existing);
   const float scale = 1.0f / static_cast<float>(std::max<int64_t>(1, step.target_tokens));
   step.averaged = packer_.pairs() ? existing : step.target_tokens;
-  for (int64_t begin = 0; begin < share_; begin += micro_batch_) {
-    const int64_t n = std::min(micro_batch_, share_ - begin);
+  for (const auto& [begin, n] : cuts_) {
     std::vector<Sequence> rows(n);
     std::vector<float> shares(n);
     bool documents = false;
     int64_t length = 0;
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t k = rank_ * share_ + begin + i;
+      const int64_t k = begin + i;
       if (k < global_batch_ && Exists(first + k)) {
         if (absl::Status s = packer_.Get(first + k, rows[i]); !s.ok()) return s;
       }
@@ -135,7 +152,7 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
     meta.row_shares = std::move(shares);
     for (int64_t i = 0; i < n; ++i) {
       const Sequence& row = rows[i];
-      meta.rows.push_back(first + rank_ * share_ + begin + i);
+      meta.rows.push_back(first + begin + i);
       std::copy(row.tokens.begin(), row.tokens.end(), ids.data_ptr<int64_t>() + i * length);
       std::copy(row.targets.begin(), row.targets.end(), targets.data_ptr<int64_t>() + i * length);
       std::transform(row.counts.begin(), row.counts.end(), weights.data_ptr<float>() + i * length,

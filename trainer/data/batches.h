@@ -1,6 +1,7 @@
 // A rank's part of each global batch, as tensors. The global batch is cut into equal contiguous
 // shares; where the ranks don't divide it, rows of weight zero fill up, so that every rank runs the
-// same micro-batches. Rows of one micro-batch are padded to the longest of them.
+// same micro-batches. Or it is cut into micro-batches, which ranks take in turns. Rows of one
+// micro-batch are padded to the longest of them.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,15 @@ namespace muster::trainer {
 // Rows of a global batch per rank: ceil(batch / ranks).
 int64_t SharePerRank(int64_t global_batch, int ranks);
 
+// Rows of a global batch that are one micro-batch.
+struct Cut {
+  int64_t first = 0, rows = 0;
+};
+// A rank's micro-batches. `tree_ranks`: so many ranks take them in turns (sum_tree.h), and the
+// others have as many of one row that doesn't exist; 0: each rank has a share.
+std::vector<Cut> CutBatch(int64_t global_batch, int64_t micro_batch, int rank, int ranks,
+                          int tree_ranks);
+
 struct StepBatches {
   std::vector<BatchMeta> micro;
   // Of the whole global batch, over all ranks:
@@ -33,9 +43,10 @@ struct StepBatches {
 class BatchReader {
  public:
   // `rows`: rows from this number on don't exist (weight zero); -1: there is no end. `context`: the
-  // rank's part of the rows that it takes.
+  // rank's part of the rows that it takes. `tree_ranks`: as CutBatch has it.
   BatchReader(Packer* packer, int64_t global_batch, int64_t micro_batch, int rank, int ranks,
-              at::Device device, int64_t rows = -1, const ContextShare& context = {});
+              at::Device device, int64_t rows = -1, const ContextShare& context = {},
+              int tree_ranks = 0);
   // This rank's micro-batches of the step that starts with row `first`; those of the last ReadAhead
   // are there already, or soon.
   absl::StatusOr<StepBatches> Read(int64_t first);
@@ -54,8 +65,8 @@ class BatchReader {
   }
 
   Packer& packer_;
-  const int64_t global_batch_, micro_batch_, share_;
-  const int rank_;
+  const int64_t global_batch_;
+  const std::vector<Cut> cuts_;
   const at::Device device_;
   const int64_t rows_;
   const ContextShare context_;

@@ -68,6 +68,11 @@ void Assign(const Key& key, const json& value, TrainConfig& config, Problems& pr
   } else if (const auto* member = std::get_if<bool TrainConfig::*>(&key.member)) {
     if (!value.is_boolean()) return bad("true or false");
     config.*(*member) = value.get<bool>();
+  } else if (const auto* member = std::get_if<Determinism TrainConfig::*>(&key.member)) {
+    if (!value.is_boolean() && value != "elastic") return bad("true, false or elastic");
+    config.*(*member) = value == "elastic" ? Determinism::kElastic
+                        : value            ? Determinism::kYes
+                                           : Determinism::kNo;
   } else if (const auto* member = std::get_if<std::optional<json> TrainConfig::*>(&key.member)) {
     if (!value.is_object()) return bad("a map with the content of a config.json");
     config.*(*member) = value;
@@ -153,6 +158,10 @@ ordered_json TrainConfigSchema() {
     } else if (const auto* member = std::get_if<bool TrainConfig::*>(&key.member)) {
       p["type"] = "boolean";
       p["default"] = defaults.*(*member);
+    } else if (std::holds_alternative<Determinism TrainConfig::*>(key.member)) {
+      p["type"] = {"boolean", "string"};
+      p["pattern"] = "^elastic$";
+      p["default"] = false;
     } else if (std::holds_alternative<LoraConfig TrainConfig::*>(key.member)) {
       p = LoraSchema();
     } else if (std::holds_alternative<DpoConfig TrainConfig::*>(key.member)) {
@@ -327,6 +336,30 @@ void CheckFp8(const TrainConfig& config, Problems& problems) {
                         "and one for all would round them once more; leave one of the two out"});
 }
 
+// Sums of a step that are the same for any number of ranks.
+void CheckElastic(const TrainConfig& config, Problems& problems) {
+  if (config.deterministic != Determinism::kElastic) return;
+  const ParallelConfig& p = config.parallel;
+  const char* shared = p.automatic ? ": auto"
+                       : p.tp > 1  ? ".tp"
+                       : p.pp > 1  ? ".pp"
+                       : p.ep > 1  ? ".ep"
+                       : p.cp > 1  ? ".cp"
+                                   : nullptr;
+  if (shared != nullptr)
+    problems.push_back(
+        {"trainer.deterministic", absl::StrCat("elastic is not supported yet with parallel", shared,
+                                               "; leave one of them out, or use true")});
+  if (config.micro_batch_size == 0)
+    problems.push_back({"trainer.micro_batch_size",
+                        "is missing: deterministic: elastic sums micro-batches of one size, "
+                        "whatever the number of ranks"});
+  if (config.gradient_dtype == "bf16")
+    problems.push_back({"trainer.gradient_dtype",
+                        "bf16 doesn't go with deterministic: elastic, which sums in fp32; leave "
+                        "it out"});
+}
+
 // What keys mean together.
 void CheckTogether(const json& value, const TrainConfig& config, Problems& problems) {
   if (config.offload != "none" && config.masters == "split") {
@@ -355,6 +388,7 @@ void CheckTogether(const json& value, const TrainConfig& config, Problems& probl
   }
   CheckQuantize(config, problems);
   CheckFp8(config, problems);
+  CheckElastic(config, problems);
   if (config.lora.on() && value.contains("model")) {
     problems.push_back(
         {"trainer.lora", "adapters stand beside trained weights; give init instead of model"});
@@ -441,6 +475,8 @@ std::vector<std::string> ChangedFields(const json& before, const json& now) {
 }
 
 int64_t ChooseMicroBatchSize(const TrainConfig& config, int64_t share) {
+  if (config.deterministic == Determinism::kElastic)
+    return std::max<int64_t>(1, std::min(config.micro_batch_size, config.global_batch_size));
   if (config.micro_batch_size > 0)
     return std::max<int64_t>(1, std::min(config.micro_batch_size, share));
   const int64_t pp = config.parallel.pp;

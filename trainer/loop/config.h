@@ -25,6 +25,9 @@ struct MixturePart {
   double weight = 0;
 };
 
+// kYes: the same ranks have the same bits each time. kElastic: so have any number of ranks.
+enum class Determinism { kNo, kYes, kElastic };
+
 struct TrainConfig {
   std::string init;                     // Hugging Face directory; empty when `model` is given
   std::optional<nlohmann::json> model;  // config.json content for weights from scratch
@@ -72,7 +75,7 @@ struct TrainConfig {
   RewardConfig reward;     // the same
   std::string export_dir;  // key `export`; empty: none
   bool cuda_graphs = false;
-  bool deterministic = false;
+  Determinism deterministic = Determinism::kNo;
   int64_t log_interval = 1;
   int64_t profile_steps = 0;  // 0: no profile
   double peak_tflops = 0;     // of one rank's device, for MFU; 0: from the table

@@ -248,7 +248,10 @@ std::vector<Key> RunKeys() {
        "On GPUs, layers are recorded as CUDA graphs and started whole, where micro-batches are of "
        "one shape. The numbers don't change, but for rounding where documents are packed."},
       {"deterministic", &C::deterministic,
-       "Refuse kernels whose result may differ from run to run."},
+       "true: refuse kernels whose result may differ from run to run. elastic: and sum "
+       "micro-batches as a binary tree, so that any number of ranks trains to the same bits; "
+       "gradients are sent for each micro-batch. Of ranks as many compute as the largest power of "
+       "two that divides the step's micro-batches."},
       {"reference_ops", &C::reference_ops,
        "Compute with ATen's plain operations instead of our kernels and, on GPUs, FlashAttention: "
        "slower, to tell whether those are at fault."},

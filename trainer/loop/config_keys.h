@@ -16,7 +16,8 @@ namespace muster::trainer {
 struct Key {
   const char* name;
   std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*,
-               bool TrainConfig::*, std::optional<nlohmann::json> TrainConfig::*,
+               bool TrainConfig::*, Determinism TrainConfig::*,
+               std::optional<nlohmann::json> TrainConfig::*,
                std::vector<MixturePart> TrainConfig::*, LoraConfig TrainConfig::*,
                ParallelConfig TrainConfig::*, DpoConfig TrainConfig::*,
                QuantizeConfig TrainConfig::*, RewardConfig TrainConfig::*>

@@ -136,7 +136,7 @@ void CheckPipeline(const TrainConfig& config, Problems& problems) {
                     : config.zero_stage > 1
                         ? "zero_stage: 2 and 3 sum a micro-batch's gradients when its backward "
                           "ends, and these wait; use zero_stage: 1"
-                    : config.deterministic
+                    : config.deterministic != Determinism::kNo
                         ? "deterministic: true adds a micro-batch's gradients when its backward "
                           "ends, and these wait; leave it out, as pipelines give the same bits "
                           "without"

@@ -27,7 +27,7 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config, const ModelCon
   options.flats.zero_stage = static_cast<int>(config.zero_stage);
   options.flats.dtype = config.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
   // Micro-batches are added as ranks are: the result doesn't depend on which of the two they were.
-  options.flats.separate_gradients = config.deterministic;
+  options.flats.separate_gradients = config.deterministic != Determinism::kNo;
   if (config.quantize.on)
     options.flats.quantisation =
         config.quantize.nested ? Quantisation::kNf4Nested : Quantisation::kNf4;
@@ -53,6 +53,20 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config, const ModelCon
   options.pipeline = config.parallel.pipeline;
   options.chunks = static_cast<int>(config.parallel.Chunks());
   return options;
+}
+
+// Micro-batches of a step, and the ranks of `replicas` that take them in turns: the others compute
+// nothing. 0: each has a share.
+inline int64_t TreeParts(const TrainConfig& config) {
+  const int64_t micro = ChooseMicroBatchSize(config, config.global_batch_size);
+  return (config.global_batch_size + micro - 1) / micro;
+}
+inline int TreeRanksOf(const TrainConfig& config, int replicas) {
+  return config.deterministic == Determinism::kElastic ? TreeRanks(TreeParts(config), replicas) : 0;
+}
+inline void SumAsTrees(const TrainConfig& config, int replicas, FlatOptions* flats) {
+  flats->tree_ranks = TreeRanksOf(config, replicas);
+  if (flats->tree_ranks > 0) flats->tree_levels = TreeLevels(TreeParts(config) / flats->tree_ranks);
 }
 
 }  // namespace muster::trainer

@@ -342,7 +342,10 @@ void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) 
         e->gather_bytes += Ring(flats.gathered[action.index], group);
     } else if (holders > 1) {
       const int64_t bytes = flats.padded[action.index] * 4;
-      if (!s.gpus || s.config.zero_stage == 0)
+      if (s.options.flats.tree_ranks > 0)
+        e->reduce_bytes +=
+            (group == holders && s.config.zero_stage > 0 ? 1 : 2) * Ring(bytes, holders);
+      else if (!s.gpus || s.config.zero_stage == 0)
         e->reduce_bytes += 2 * Ring(bytes, holders);
       else
         e->reduce_bytes += Ring(bytes, group) + 2 * Ring(bytes / group, holders / group);
@@ -369,7 +372,9 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
   const int64_t share =
       SharePerRank(s.config.global_batch_size, s.InStage() / s.Slices() / s.Parts());
   e.micro_batch = ChooseMicroBatchSize(s.config, share);
-  e.micro_batches = (share + e.micro_batch - 1) / e.micro_batch;
+  const int tree_ranks = s.options.flats.tree_ranks;
+  e.micro_batches = tree_ranks > 0 ? TreeParts(s.config) / tree_ranks
+                                   : (share + e.micro_batch - 1) / e.micro_batch;
   e.stage = s.stage;
 
   const FlatsEstimate flats = EstimateFlats(s);
@@ -398,6 +403,10 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
               {"gradients of one micro-batch (slots)",
                slot_bytes(Action::kOpen, {Action::kAccumulate, Action::kWaitReduce},
                           flats.gradient_slots, 4)},
+              {"gradients of other ranks, as they are summed",
+               tree_ranks > 0 && s.ranks > 1
+                   ? slot_bytes(Action::kReduce, {Action::kWaitReduce}, flats.gradient_slots, 4)
+                   : 0},
               {"masters", flats.sum.masters, gpus && options.host_state},
               {"moments", flats.sum.moments, gpus && options.host_state},
               {"activations kept", work.kept},
@@ -419,7 +428,8 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
 
 Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
                       int64_t runtime_bytes) {
-  const EngineOptions options = MakeEngineOptions(config, model);
+  EngineOptions options = MakeEngineOptions(config, model);
+  SumAsTrees(config, ranks, &options.flats);
   Setting s{config, model, ranks, gpus, options, options.flats.dtype == at::kBFloat16 ? 2 : 4, 0};
   Estimate worst;
   std::vector<StageEstimate> stages;

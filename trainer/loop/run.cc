@@ -26,8 +26,10 @@ double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-EngineOptions OptionsFor(const TrainConfig& config, const ModelConfig& model, at::Device device) {
+EngineOptions OptionsFor(const TrainConfig& config, const ModelConfig& model, const World& world) {
   EngineOptions options = MakeEngineOptions(config, model);
+  SumAsTrees(config, world.mesh().dp(), &options.flats);
+  const at::Device device = world.device();
   if (config.cuda_graphs && device.is_cuda()) options.graphs = CudaGraphs(device);
   return options;
 }
@@ -54,7 +56,7 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
       config_(setup_.config),
       world_(*world),
       progress_(Env("MUSTER_PROGRESS_SOCKET")),
-      engine_(setup_.model, world, OptionsFor(config_, setup_.model, world->device())),
+      engine_(setup_.model, world, OptionsFor(config_, setup_.model, *world)),
       guard_(config_.spike_factor, config_.skip_limit),
       optimizer_(engine_.flats(), {config_.adam_beta1, config_.adam_beta2, config_.adam_epsilon,
                                    config_.weight_decay}),
@@ -70,7 +72,12 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
   const int64_t micro =
       ChooseMicroBatchSize(config_, SharePerRank(config_.global_batch_size, replicas));
   batches_.emplace(setup_.packer.get(), config_.global_batch_size, micro, replica, replicas,
-                   world_.device(), /*rows=*/-1, context);
+                   world_.device(), /*rows=*/-1, context, TreeRanksOf(config_, replicas));
+  if (const int taking = TreeRanksOf(config_, replicas); Leads() && taking > 0 && taking < replicas)
+    std::fprintf(stderr,
+                 "note: deterministic: elastic: of %d ranks %d compute, the largest power of two "
+                 "that divides the step's %ld micro-batches\n",
+                 replicas, taking, TreeParts(config_));
   for (const Setup::Evaluation& one : setup_.evaluations) {
     const int64_t rows = RowsToEvaluate(one.packer->rows_per_epoch());
     evaluations_.emplace_back(BatchReader(one.packer.get(), config_.global_batch_size, micro,

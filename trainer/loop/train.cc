@@ -163,8 +163,11 @@ void PrepareProcess(const Request& request) {
     c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
   }
   ops::fused::Allow(!request.setup.config.reference_ops);
-  ChooseThreads(request.setup.config.threads, request.info.local_size);
-  if (request.setup.config.deterministic)
+  const TrainConfig& config = request.setup.config;
+  // Sums in a product depend on how many threads share it out.
+  const bool alone = config.deterministic == Determinism::kElastic && !request.device.is_cuda();
+  ChooseThreads(config.threads == 0 && alone ? 1 : config.threads, request.info.local_size);
+  if (config.deterministic != Determinism::kNo)
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   // It would write all memory that is made, and nothing here reads what it didn't write.
   at::globalContext().setDeterministicFillUninitializedMemory(false);

@@ -298,10 +298,12 @@ EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
   std::vector<Action>& schedule = schedules_[batches.size()];
   if (schedule.empty()) schedule = Schedule(batches.size(), /*training=*/true);
   if (graphs_) graphs_->BeginStep();
-  if ((Balances() || options_.count_tokens) && config_.experts.count > 0)
-    return RunBalanced(batches, schedule);
   EngineLoss loss;
-  Carry(schedule, batches, loss);
+  if ((Balances() || options_.count_tokens) && config_.experts.count > 0)
+    loss = RunBalanced(batches, schedule);
+  else
+    Carry(schedule, batches, loss);
+  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->FinishGradients();
   return loss;
 }
 

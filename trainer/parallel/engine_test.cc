@@ -239,6 +239,35 @@ TEST(Engine, TwoRanksAreTwoMicroBatchesBitForBit) {
   }
 }
 
+// Eight micro-batches, and four: a rank of three computes nothing, and four of eight where there
+// are four.
+TEST(Engine, AnyNumberOfRanksIsTheSameBitsWhereSumsAreTrees) {
+  const auto way = [](int ranks, int64_t rows, FlatOptions flats) {
+    const int64_t parts = kRows / rows;
+    flats.tree_ranks = TreeRanks(parts, ranks);
+    flats.tree_levels = TreeLevels(parts / flats.tree_ranks);
+    return Way{"", ranks, static_cast<int>(parts), {.flats = flats}};
+  };
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t rows : {1, 2}) {
+      const FlatOptions plain = Stage(0, {.dtype = dtype});
+      const Outcome wanted = Train(way(1, rows, plain));
+      ExpectNear(wanted, Train({"plain", 1, 1, {.flats = plain}}),
+                 dtype == at::kFloat ? 2e-6 : 2e-2);
+      for (const int ranks : {2, 3, 4, 8}) {
+        for (const int stage : {0, 1, 2, 3}) {
+          SCOPED_TRACE(absl::StrCat(ranks, " ranks, stage ", stage, ", rows: ", rows));
+          Way found = way(ranks, rows, Stage(stage, {.dtype = dtype, .poison = true}));
+          found.shard_size = ranks == 4 && stage % 2 == 1 ? 2 : 0;
+          const Outcome its = Train(found);
+          ExpectNear(its, wanted, 1e-12);
+          ExpectSameWeights(its, wanted);
+        }
+      }
+    }
+  }
+}
+
 TEST(Engine, WhatSavesMemoryChangesNoBit) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const FlatOptions plain = Stage(3, {.dtype = dtype});
@@ -407,6 +436,8 @@ TEST(Engine, MemoryIsWhatWasSaidBefore) {
       for (const bool more : {false, true}) {
         const bool half = dtype == at::kBFloat16;
         all.push_back({.zero_stage = stage, .dtype = dtype, .separate_gradients = more});
+        all.push_back(
+            {.zero_stage = stage, .dtype = dtype, .tree_ranks = more ? 4 : 1, .tree_levels = 2});
         all.push_back({.zero_stage = stage, .dtype = dtype, .frozen = true});
         all.push_back({.zero_stage = stage,
                        .dtype = dtype,

@@ -174,11 +174,13 @@ FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOp
     if (sharing > 1) m.in_transit = m.weights * sharing;
   }
   if (options.frozen) return m;
-  m.gradients_in_slot = options.separate_gradients || options.bf16_gradients ||
+  const bool tree = options.tree_ranks > 0;
+  m.gradients_in_slot = options.separate_gradients || options.bf16_gradients || tree ||
                         (options.zero_stage >= 2 && group > 1 && !options.sum_once);
-  m.reduces_slot = m.gradients_in_slot && ranks > 1 && !options.sum_once &&
-                   (options.zero_stage >= 2 || options.bf16_gradients);
-  m.gradients = (m.reduces_slot ? owned : padded) * (options.bf16_gradients ? 2 : 4);
+  m.reduces_slot = tree || (m.gradients_in_slot && ranks > 1 && !options.sum_once &&
+                            (options.zero_stage >= 2 || options.bf16_gradients));
+  m.gradients = (m.reduces_slot ? owned : padded) * (options.bf16_gradients ? 2 : 4) +
+                options.tree_levels * owned * 4;
   const bool one_memory =
       options.dtype == at::kFloat && (!options.host_state || options.host_weights);
   m.masters = options.split_masters ? owned * 2 : one_memory ? 0 : owned * 4;
@@ -229,6 +231,8 @@ FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options
   } else {
     sums_ = grads_ = Zeros(padded, fp32);
   }
+  for (int level = 0; level < options.tree_levels; ++level)
+    tree_.TakeMemory(Zeros(owned_numel_, fp32));
   if (options.split_masters)
     low_bits_ = Zeros(owned_numel_, on_host(fp32.dtype(at::kShort), options.host_state));
   else
@@ -252,7 +256,7 @@ FlatMemory FlatParam::Memory() const {
       quantised_         ? bytes(quantised_->owned())
       : weights_in_slot_ ? bytes(owned_weights_)
                          : bytes(params_),
-      bytes(sums_),
+      bytes(sums_) + tree_.bytes(),
       (masters_.is_same(owned_weights_) ? 0 : bytes(masters_)) + bytes(low_bits_),
       int8_moments_ ? int8_moments_->bytes() : bytes(exp_avg_) + bytes(exp_avg_sq_),
       quantised_ && quantised_->ranks() > 1 ? bytes(quantised_->owned()) * quantised_->ranks() : 0,
@@ -461,6 +465,7 @@ void FlatParam::LeaveSlot() {
 
 void FlatParam::ZeroGradients() {
   if (!std::exchange(zero_, false)) sums_.zero_();
+  tree_.Clear();
 }
 
 void FlatParam::OpenGradient() {
@@ -480,6 +485,7 @@ bool FlatParam::SumsWhole() const {
 }
 
 void FlatParam::StartReduce() {
+  if (options_.tree_ranks > 0) return StartTree();
   if (whole().size == 1) return;
   at::Tensor& sums = reduces_slot_ ? grads_ : sums_;
   if (SumsWhole()) {
@@ -503,7 +509,38 @@ void FlatParam::ReduceOverReplicas(const at::Tensor& owned) {
   reduce_ = replicate().backend->allreduce(tensors, {});
 }
 
+// Each rank gets its part of all ranks' gradients.
+void FlatParam::StartTree() {
+  if (whole().size == 1) return;
+  arrived_ = at::empty_like(grads_);
+  std::vector<int64_t> equal;
+  reduce_ = whole().backend->alltoall_base(arrived_, grads_, equal, equal, {});
+}
+
+void FlatParam::WaitTree() {
+  const int ranks = whole().size;
+  if (ranks > 1) {
+    Wait(reduce_);
+    const int64_t part = grads_.numel() / ranks;
+    at::Tensor own = SumOfRows(arrived_.view({ranks, part}).narrow(0, 0, options_.tree_ranks));
+    if (owned_numel_ == part) {  // it owns no other
+      grads_.narrow(0, owned_begin_, part).copy_(own);
+    } else {
+      reduce_ = whole().backend->_allgather_base(grads_, own, {});
+      Wait(reduce_);
+    }
+    arrived_.reset();
+  }
+  tree_.Add(grads_.narrow(0, owned_begin_, owned_numel_));
+  if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
+}
+
+void FlatParam::FinishGradients() {
+  if (!frozen() && options_.tree_ranks > 0) tree_.CopyTotal(sums_);
+}
+
 void FlatParam::WaitReduce() {
+  if (options_.tree_ranks > 0) return WaitTree();
   if (!reduce_) return;
   Wait(reduce_);
   at::Tensor owned = (reduces_slot_ ? grads_ : sums_).narrow(0, owned_begin_, owned_numel_);

@@ -32,6 +32,7 @@
 #include "trainer/parallel/mesh.h"
 #include "trainer/parallel/quantised_weights.h"
 #include "trainer/parallel/slice.h"
+#include "trainer/parallel/sum_tree.h"
 
 namespace muster::trainer {
 
@@ -116,6 +117,9 @@ struct FlatOptions {
   bool host_weights = false;  // stage 3: the owned weights as well
   bool poison = false;        // what is left behind in a slot becomes NaN
   bool sum_once = false;      // gradients are summed over ranks once a step, whatever the stage
+  // Of sums as trees (sum_tree.h): ranks that take parts, and sums under way; 0: sums are none.
+  // Each micro-batch's gradient is summed over the ranks by itself, whatever the stage.
+  int tree_ranks = 0, tree_levels = 0;
 };
 // Those of one flat where `options` are the model's: only linears are quantised; biases of routers
 // are fp32 in one place; and where ranks of other stages hold it, they come to its sum at another
@@ -235,6 +239,8 @@ class FlatParam {
   // WaitReduce at least the owned range of the step's holds it.
   void StartReduce();
   void WaitReduce();
+  // All micro-batches of the step are summed over the ranks.
+  void FinishGradients();
 
   // What it really takes.
   FlatMemory Memory() const;
@@ -257,6 +263,8 @@ class FlatParam {
   const Group& shard() const { return holders_.shard; }
   const Group& replicate() const { return holders_.replicate; }
   void ReduceOverReplicas(const at::Tensor& owned);
+  void StartTree();
+  void WaitTree();
 
   FlatLayout layout_;
   World* world_;
@@ -276,6 +284,8 @@ class FlatParam {
   at::Tensor staging_;  // owned weights on their way from the host
   std::optional<QuantisedWeights> quantised_;
   at::Tensor quantised_rows_;  // of all ranks, until the weights are made of them
+  SumTree tree_;               // of owned gradients
+  at::Tensor arrived_;         // [ranks, padded / ranks]: this rank's part of all ranks' gradients
   bool stale_ = true, unsharded_ = false;
   bool zero_ = true;  // sums_ are as they were made
   double waited_s_ = 0;

@@ -19,8 +19,11 @@ BEGIN, END = (
 def type_text(field: dict) -> str:
     if "enum" in field:
         return ", ".join(field["enum"])
-    if isinstance(field["type"], list):  # a word in place of a map
-        return f"map, or {field['pattern'].strip('^$')}"
+    if isinstance(field["type"], list):  # a word in place of a map, or of true and false
+        kind = {"object": "map", "boolean": "true or false"}[
+            next(one for one in field["type"] if one != "string")
+        ]
+        return f"{kind}, or {field['pattern'].strip('^$')}"
     low, high = field.get("minimum"), field.get("maximum")
     name = {
         "integer": "whole number",

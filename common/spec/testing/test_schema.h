@@ -27,7 +27,7 @@ inline constexpr char kTestTrainerSchema[] = R"({
     "learning_rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1000, "description": "Peak learning rate."},
     "warmup_steps": {"type": "number", "default": 0, "minimum": 0, "maximum": 1e9, "description": "Linear warm-up."},
     "dtype": {"type": "string", "default": "fp32", "enum": ["fp32", "bf16"], "description": "Type of weights."},
-    "deterministic": {"type": "boolean", "default": false, "description": "Refuse kernels that may differ from run to run."},
+    "deterministic": {"type": ["boolean", "string"], "pattern": "^elastic$", "default": false, "description": "Refuse kernels that may differ from run to run."},
     "packing": {"type": "string", "description": "Several documents in a row."},
     "dpo": {"type": "object", "description": "Preferences."},
     "parallel": {"type": ["object", "string"], "pattern": "^auto$", "additionalProperties": false, "description": "Layout.",

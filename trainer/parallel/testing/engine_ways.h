@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "trainer/data/batches.h"
 #include "trainer/data/context_rows.h"
 #include "trainer/model/family.h"
 #include "trainer/model/init.h"
@@ -100,6 +101,24 @@ inline BatchMeta PartOfRows(const Way& way, const World& world, int step, int64_
   return TakeContextPart(way.packed ? PackedRows(step, begin, end) : Rows(step, begin, end), share);
 }
 
+// A rank's micro-batches of a step: of its share of the rows, or where sums are trees in turns. Not
+// by two ranks at once, as the generator behind Rows is the process's.
+inline std::vector<BatchMeta> BatchesOf(const Way& way, const World& world, int step) {
+  const int dp = world.mesh().dp(), tree_ranks = way.options.flats.tree_ranks;
+  const int64_t share = tree_ranks > 0 ? kRows : kRows / dp;
+  std::vector<BatchMeta> batches;
+  for (const Cut& cut : CutBatch(kRows, share / way.micro_batches,
+                                 world.mesh().DpIndex(world.rank()), dp, tree_ranks)) {
+    const bool exists = cut.first < kRows;
+    const int64_t first = exists ? cut.first : 0;
+    batches.push_back(PartOfRows(way, world, step, first, first + cut.rows));
+    if (exists) continue;
+    batches.back().weights.zero_();
+    batches.back().row_shares = {0};
+  }
+  return batches;
+}
+
 struct Outcome {
   std::vector<double> losses;
   std::vector<at::Tensor> weights;  // every parameter of the model, in the end
@@ -115,8 +134,6 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
     Engine engine(model, &world, options);
     for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
     AdamW optimizer(engine.flats(), {.weight_decay = 0.1});
-    const int64_t share = kRows / world.mesh().dp(), micro = share / way.micro_batches;
-    const int64_t first = world.mesh().DpIndex(world.rank()) * share;
     std::vector<double> losses;
     const auto sum = [&](double mine) {
       double all = 0;
@@ -127,9 +144,7 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
       std::vector<BatchMeta> batches;
       {
         const std::lock_guard<std::mutex> lock(seeds);
-        for (int m = 0; m < way.micro_batches; ++m)
-          batches.push_back(
-              PartOfRows(way, world, step, first + m * micro, first + (m + 1) * micro));
+        batches = BatchesOf(way, world, step);
       }
       losses.push_back(sum(engine.Run(batches).loss));
       const double norm = std::sqrt(sum(ShardSquaredNorm(engine.flats()).Value()));
@@ -138,8 +153,7 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
       std::vector<BatchMeta> again;
       {
         const std::lock_guard<std::mutex> lock(seeds);
-        for (int m = 0; m < way.micro_batches; ++m)
-          again.push_back(PartOfRows(way, world, step, first + m * micro, first + (m + 1) * micro));
+        again = BatchesOf(way, world, step);
       }
       losses.push_back(sum(engine.Evaluate(again)));
     }
@@ -158,8 +172,7 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
 
 inline Outcome Train(const Way& way, bool tied = false) { return Train(way, Tiny(tied)); }
 
-inline void ExpectSame(const Outcome& found, const Outcome& wanted) {
-  EXPECT_EQ(found.losses, wanted.losses);
+inline void ExpectSameWeights(const Outcome& found, const Outcome& wanted) {
   ASSERT_EQ(found.weights.size(), wanted.weights.size());
   for (size_t i = 0; i < found.weights.size(); ++i)
     EXPECT_TRUE(at::equal(found.weights[i], wanted.weights[i])) << i;
@@ -169,6 +182,11 @@ inline void ExpectNear(const Outcome& found, const Outcome& wanted, double bound
   ASSERT_EQ(found.losses.size(), wanted.losses.size());
   for (size_t i = 0; i < found.losses.size(); ++i)
     EXPECT_LE(std::abs(found.losses[i] - wanted.losses[i]) / wanted.losses[i], bound) << i;
+}
+
+inline void ExpectSame(const Outcome& found, const Outcome& wanted) {
+  EXPECT_EQ(found.losses, wanted.losses);
+  ExpectSameWeights(found, wanted);
 }
 
 // As far as AdamW's steps let them differ.
@@ -202,14 +220,10 @@ inline std::map<std::string, at::Tensor> GradientsOf(const Way& way, const Model
         if (way.scatter) world.PreferAllReduce(false);
         Engine engine(model, &world, options);
         for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
-        const int64_t share = kRows / world.mesh().dp();
-        const int64_t first = world.mesh().DpIndex(world.rank()) * share;
         std::vector<BatchMeta> batches;
         {
           const std::lock_guard<std::mutex> lock(mutex);
-          for (int64_t m = 0; m < way.micro_batches; ++m)
-            batches.push_back(PartOfRows(way, world, 0, first + m * share / way.micro_batches,
-                                         first + (m + 1) * share / way.micro_batches));
+          batches = BatchesOf(way, world, 0);
         }
         engine.Run(batches);
         double squares = 0;

@@ -1,0 +1,97 @@
+#include "trainer/parallel/sum_tree.h"
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "trainer/data/batches.h"
+
+namespace muster::trainer {
+namespace {
+
+TEST(SumTree, RanksAreTheMostThatShareOutThePartsEvenly) {
+  struct Case {
+    int64_t parts;
+    int ranks, wanted;
+  };
+  for (const Case& c : {Case{8, 1, 1},
+                        {8, 2, 2},
+                        {8, 3, 2},
+                        {8, 7, 4},
+                        {8, 8, 8},
+                        {8, 100, 8},
+                        {6, 4, 2},
+                        {12, 8, 4},
+                        {7, 8, 1},
+                        {1, 4, 1}})
+    EXPECT_EQ(TreeRanks(c.parts, c.ranks), c.wanted) << c.parts << " " << c.ranks;
+}
+
+// The k-th of so many: of any size, so that the order in which they are added matters.
+at::Tensor Part(int64_t k) {
+  at::Tensor part = at::empty({64});
+  for (int64_t i = 0; i < 64; ++i)
+    part[i] = std::ldexp(1.0 + static_cast<double>((k * 37 + i * 11) % 97) / 97,
+                         static_cast<int>((k * 5 + i * 3) % 9)) *
+              ((k + i) % 3 == 0 ? -1 : 1);
+  return part;
+}
+
+// As the header says it: by twos, and what is left over from the smallest up.
+at::Tensor Wanted(int64_t first, int64_t parts) {
+  if (parts == 1) return Part(first);
+  int64_t whole = 1;
+  while (2 * whole <= parts) whole *= 2;
+  if (whole == parts) return Wanted(first, parts / 2) + Wanted(first + parts / 2, parts / 2);
+  return Wanted(first, whole) + Wanted(first + whole, parts - whole);
+}
+
+at::Tensor Sum(int64_t parts, int ranks, bool twice) {
+  const int taking = TreeRanks(parts, ranks);
+  SumTree tree;
+  for (int level = 0; level < TreeLevels(parts / taking); ++level) tree.TakeMemory(at::zeros({64}));
+  at::Tensor sum = at::zeros({64});
+  for (int step = twice ? 0 : 1; step < 2; ++step) {
+    tree.Clear();
+    for (int64_t turn = 0; turn < parts / taking; ++turn) {
+      at::Tensor rows = at::zeros({taking, 64});
+      for (int rank = 0; rank < taking; ++rank)
+        rows[rank] = Part(CutBatch(parts, 1, rank, ranks, taking)[turn].first);
+      tree.Add(SumOfRows(rows));
+    }
+    tree.CopyTotal(sum);
+  }
+  return sum;
+}
+
+TEST(SumTree, AnyNumberOfRanksHasTheSameBits) {
+  int differ = 0;
+  for (const int64_t parts : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 24, 31, 32, 48}) {
+    const at::Tensor wanted = Wanted(0, parts);
+    at::Tensor in_order = at::zeros({64});
+    for (int64_t k = 0; k < parts; ++k) in_order += Part(k);
+    differ += !at::equal(in_order, wanted);
+    for (const int ranks : {1, 2, 3, 4, 6, 8, 16, 64}) {
+      EXPECT_TRUE(at::equal(Sum(parts, ranks, false), wanted)) << parts << " " << ranks;
+      EXPECT_TRUE(at::equal(Sum(parts, ranks, true), wanted)) << "again, " << parts << " " << ranks;
+    }
+  }
+  EXPECT_GT(differ, 5) << "the order makes no difference here";
+}
+
+TEST(SumTree, EachRankTakesItsTurnsAndTheOthersNothing) {
+  const auto rows = [](int rank) {
+    std::vector<std::pair<int64_t, int64_t>> found;
+    for (const Cut& cut : CutBatch(11, 2, rank, 3, 2)) found.emplace_back(cut.first, cut.rows);
+    return found;
+  };
+  using Found = std::vector<std::pair<int64_t, int64_t>>;
+  EXPECT_EQ(rows(0), (Found{{0, 2}, {4, 2}, {8, 2}}));
+  EXPECT_EQ(rows(1), (Found{{2, 2}, {6, 2}, {10, 1}}));
+  EXPECT_EQ(rows(2), (Found{{11, 1}, {11, 1}, {11, 1}}));
+}
+
+}  // namespace
+}  // namespace muster::trainer

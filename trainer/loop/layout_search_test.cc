@@ -168,10 +168,10 @@ TEST(LayoutSearch, SlicesGoAcrossHostsOnlyWhereNothingElseFits) {
 
 TEST(LayoutSearch, EndsAtTheFirstThatFitsOrInTime) {
   const ModelConfig model = Model8B();
-  const FoundLayouts all = SearchLayouts(Training(), model, 16, H100s(), 1);
+  const FoundLayouts all = SearchLayouts(Training(), model, 16, H100s(), 5);
   EXPECT_FALSE(all.out_of_time);
   const FoundLayouts first =
-      SearchLayouts(Training(), model, 16, H100s(), 1, {}, {.at_first = true});
+      SearchLayouts(Training(), model, 16, H100s(), 5, {}, {.at_first = true});
   EXPECT_EQ(first.best.size(), 1u);
   EXPECT_LT(first.tried, all.tried);
   const FoundLayouts late = SearchLayouts(Training(), model, 16, H100s(), 1, {},
@@ -256,7 +256,7 @@ TEST(AutoLayout, TakesWhatFitsAndSaysWhatWouldWhereNothingDoes) {
   const auto hopeless = ChooseLayout(plain, Training(), Model8B(), 2,
                                      {.gpu = "h100-80g", .bytes = 1 << 20, .ranks_per_host = 8});
   ASSERT_FALSE(hopeless.ok());
-  EXPECT_EQ(std::string(hopeless.status().message()).find("what would do: "), std::string::npos)
+  EXPECT_EQ(std::string(hopeless.status().message()).find("; what would do: "), std::string::npos)
       << hopeless.status();
 }
 

@@ -64,7 +64,7 @@ TEST(Fp8Ranks, GradientsAreOfAllSlicesAndPartsOfRows) {
     const auto wanted = gradients(InFp8("one"));
     const double rounding = Distance(wanted, gradients({"exact"}));
     EXPECT_GT(rounding, 2e-2) << "it does round";
-    EXPECT_LT(rounding, 0.3);
+    EXPECT_LT(rounding, 0.6) << "layers of weights as large as these make more of it";
     for (const Way& way : {InParts("tp", 2, 1), InParts("cp", 1, 2), InParts("tp and cp", 2, 2)})
       EXPECT_LE(Farthest(gradients(way), wanted), kApart) << way.name << packed;
   }

@@ -144,7 +144,7 @@ def test_an_export_of_a_shared_out_model_is_that_of_its_checkpoint(trainer_bin, 
         ({"parallel": {"cp": 2, "cp_sharding": "ring"}}, 2, "one of auto, sequence, document"),
         ({"parallel": {"context_parallel_size": 2}}, 2, "context_parallel_size: use cp"),
         ({"parallel": {"tp": 0}}, 2, "parallel.tp: must be a whole number from 1 to 1024; got 0"),
-        ({"parallel": 2}, 2, "trainer.parallel: must be a map; got 2"),
+        ({"parallel": 2}, 2, "trainer.parallel: must be a map, or auto; got 2"),
         (
             {"parallel": {"tensor_parallel_size": 2}},
             2,

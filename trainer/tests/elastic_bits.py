@@ -75,6 +75,6 @@ def compare(
     found = {}
     for way in ranks:
         name = ", ".join(map(str, way))
-        its = train(trainer_bin, settings, folder / name, way)
+        its = train(trainer_bin, settings, folder / "-".join(map(str, way)), way)
         found[name] = (its.differs(wanted), its.loss_differs(wanted))
     return found

@@ -21,7 +21,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-elastic-") as name:
         tokens = harness.make_tokens(Path(name) / "tokens")
         for kind in ["plain", "stage 3"] if quick else elastic_bits.KINDS:
-            folder = Path(name) / kind.replace(" ", "_")
+            folder = Path(name) / kind.replace(",", "").replace(
+                " ", "_"
+            )  # commas divide checkpoints
             folder.mkdir()
             found = elastic_bits.compare(trainer_bin, tokens, folder, steps, kind, ways)
             print(f"{kind}: {found}", flush=True)

@@ -60,28 +60,35 @@ def ours(folder: Path, init: Path, pairs: Path, steps: int, more: dict) -> tuple
     return lines, preferences.pairs_by_step(dump, pairs)
 
 
-def trl(folder: Path, python: Path, init: Path, pairs: Path, order: list, more: dict) -> list[dict]:
+def ask_trl(program: str, folder: Path, python: Path, pairs: Path, order: list, more: dict):
+    """What the program beside this one answers, with its output in the folder's `peer`."""
     settings = {
-        "init": str(init),
         "pairs": str(pairs.parent / "pairs.jsonl"),
         "tokenizer": str(pairs / "tokenizer"),
-        "adapter": str(folder / "began" / "adapter"),
-        "output": str(folder / "trl"),
+        "output": str(folder / "peer"),
         "order": sum(order, []),
         "steps": len(order),
         "batch": BATCH,
-        "max_length": preferences.LENGTH,
-        "beta": preferences.BETA,
         "learning_rate": LEARNING_RATE,
         "warmup_steps": len(order) // 10,
     } | more
     (folder / "trl.json").write_text(json.dumps(settings))
-    words = [ROOT / "bench" / "dpo_trl.py", folder / "trl.json", folder / "result.json"]
+    words = [ROOT / "bench" / program, folder / "trl.json", folder / "result.json"]
     quiet = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run([python, *words], env=quiet, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"TRL failed:\n{done.stderr[-4000:]}")
     return json.loads((folder / "result.json").read_text())
+
+
+def trl(folder: Path, python: Path, init: Path, pairs: Path, order: list, more: dict) -> list[dict]:
+    settings = {
+        "init": str(init),
+        "adapter": str(folder / "began" / "adapter"),
+        "max_length": preferences.LENGTH,
+        "beta": preferences.BETA,
+    } | more
+    return ask_trl("dpo_trl.py", folder, python, pairs, order, settings)
 
 
 def stand_in(folder: Path, init: Path, pairs: Path, order: list, more: dict) -> list[dict]:
@@ -102,11 +109,30 @@ def linear(steps: int) -> list[float]:
     ]
 
 
+def told_apart(kind: str, lines: list, wanted: list, rewards: tuple[str, ...], peer: str) -> bool:
+    """Tells how far losses and rewards of each step are apart, and how much was learnt."""
+    assert len(wanted) == len(lines)
+    holds = True
+    print(f"{kind}: loss {lines[0]['loss']:.4f} to {lines[-1]['loss']:.4f}", flush=True)
+    for what, names in (("loss", ("loss",)), ("rewards", rewards)):
+        most = max(abs(line[one] - its[one]) for line, its in zip(lines, wanted) for one in names)
+        what = f"{what}, {kind}: the most that a step of {len(lines)} is apart"
+        holds &= figure(what, float(f"{most:.3g}"), "", BAR, most <= BAR, peer)
+    moved = lines[0]["loss"] - lines[-1]["loss"]
+    what = f"loss, {kind}: learnt"
+    return figure(what, round(moved, 4), "", ">= 0.01", moved >= 0.01, peer) and holds
+
+
+def peer_of(python: Path | None) -> str:
+    peer = "TRL" if python else "a loop of transformers, as TRL's environment is not there"
+    print(f"compared with {peer}", flush=True)
+    return peer
+
+
 def main() -> int:
     quick = "--quick" in sys.argv
     python = python_of_trl(may_make=not quick)
-    peer = "TRL" if python else "a loop of transformers, as TRL's environment is not there"
-    print(f"compared with {peer}", flush=True)
+    peer = peer_of(python)
     holds = True
     with tempfile.TemporaryDirectory(prefix="muster-dpo-") as name:
         folder = Path(name)
@@ -121,28 +147,8 @@ def main() -> int:
                 if python
                 else stand_in(place, init, pairs, order, more)
             )
-            assert len(wanted) == len(lines) == len(order)
-
-            def apart(names: tuple[str, ...]) -> float:
-                return max(
-                    abs(line[one] - its[one]) for line, its in zip(lines, wanted) for one in names
-                )
-
-            moved = lines[0]["loss"] - lines[-1]["loss"]
-            print(f"{kind}: loss {lines[0]['loss']:.4f} to {lines[-1]['loss']:.4f}", flush=True)
-            for what, names in (("loss", ("loss",)), ("rewards", REWARDS)):
-                most = apart(names)
-                holds &= figure(
-                    f"{what}, {kind}: the most that a step of {len(lines)} is apart",
-                    float(f"{most:.3g}"),
-                    "",
-                    BAR,
-                    most <= BAR,
-                    peer,
-                )
-            holds &= figure(
-                f"loss, {kind}: learnt", round(moved, 4), "", ">= 0.01", moved >= 0.01, peer
-            )
+            assert len(lines) == len(order)
+            holds &= told_apart(kind, lines, wanted, REWARDS, peer)
     return 0 if holds else 1
 
 

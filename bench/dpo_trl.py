@@ -1,37 +1,17 @@
-"""What row `dpo` compares with: TRL's DPOTrainer on the pairs of JSON lines, in the order given.
+"""What row `dpo` compares with: TRL's DPOTrainer on the pairs of JSON lines, in the order given (trl_in_order.py).
 
 dpo_trl.py SETTINGS.json RESULT.json   (written by bench/dpo.py; run by the python of bench/requirements-dpo.txt)
 """
 
-import json
-import sys
-
 import torch
-from datasets import Dataset
+import trl_in_order
 from peft import LoraConfig
 from safetensors.torch import load_file
-from torch.utils.data import SequentialSampler
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from trl import DPOConfig, DPOTrainer
 
 SHOWN = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins")
 SHOWN += ("logps/chosen", "logps/rejected")
-
-
-class InOrder(DPOTrainer):
-    """Takes the pairs as they come, and keeps each step's figures with all their digits."""
-
-    steps: list[dict] = []
-
-    def _get_train_sampler(self, dataset=None):
-        return SequentialSampler(dataset if dataset is not None else self.train_dataset)
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        loss = found[0] if return_outputs else found
-        told = {name: self._metrics["train"][name][-1] for name in SHOWN}
-        self.steps.append({"loss": loss.item()} | told)
-        return found
 
 
 def begin_as(model, adapter: str) -> None:
@@ -48,35 +28,13 @@ def begin_as(model, adapter: str) -> None:
 
 
 def main(settings: dict) -> list[dict]:
-    torch.set_num_threads(1)
-    with open(settings["pairs"]) as file:
-        records = [json.loads(line) for line in file]
     lora = settings.get("lora")
-    trainer = InOrder(
+    trainer = trl_in_order.in_order(DPOTrainer, SHOWN)(
         model=AutoModelForCausalLM.from_pretrained(settings["init"], dtype=torch.float32),
         ref_model=None
         if lora
         else AutoModelForCausalLM.from_pretrained(settings["init"], dtype=torch.float32),
-        args=DPOConfig(
-            output_dir=settings["output"],
-            beta=settings["beta"],
-            max_length=settings["max_length"],
-            per_device_train_batch_size=settings["batch"],
-            max_steps=settings["steps"],
-            learning_rate=settings["learning_rate"],
-            lr_scheduler_type="linear",
-            warmup_steps=settings["warmup_steps"],
-            weight_decay=0.0,
-            max_grad_norm=1.0,
-            bf16=False,
-            gradient_checkpointing=False,
-            optim="adamw_torch",
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-        ),
-        train_dataset=Dataset.from_list([records[number] for number in settings["order"]]),
-        processing_class=AutoTokenizer.from_pretrained(settings["tokenizer"]),
+        args=DPOConfig(beta=settings["beta"], **trl_in_order.arguments(settings)),
         peft_config=LoraConfig(
             r=lora["rank"],
             lora_alpha=lora["alpha"],
@@ -85,6 +43,7 @@ def main(settings: dict) -> list[dict]:
         )
         if lora
         else None,
+        **trl_in_order.data(settings),
     )
     if lora:
         begin_as(trainer.model, settings["adapter"])
@@ -93,7 +52,4 @@ def main(settings: dict) -> list[dict]:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
-        found = main(json.load(file))
-    with open(sys.argv[2], "w") as file:
-        json.dump(found, file)
+    trl_in_order.answer(main)

@@ -8,9 +8,6 @@ each has trained. TRL is bench/requirements-dpo.txt's, in the environment of row
 transformers with the loss written out (trainer/tests/rewards.py), and it says so.
 """
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,11 +18,20 @@ sys.path.append(str(ROOT / "trainer" / "tests"))
 import preferences  # noqa: E402
 import rewards  # noqa: E402
 import torch  # noqa: E402
-from dpo import linear, python_of_trl  # noqa: E402
+from dpo import (  # noqa: E402
+    BAR,
+    LEARNING_RATE,
+    PAIRS,
+    ask_trl,
+    linear,
+    peer_of,
+    python_of_trl,
+    told_apart,
+)
 from figures import figure  # noqa: E402
 from harness import trainer_binary  # noqa: E402
 
-BATCH, PAIRS, LEARNING_RATE, BAR = preferences.BATCH, 40, 2e-4, 1e-4
+REWARDS = ("accuracy", "margin", "mean_reward")
 LENGTH = preferences.LENGTH + 24  # of each answer with its prompt: none is left out
 KINDS = {"llama": 0, "qwen2": 0.01}  # and center_rewards_coefficient
 
@@ -46,26 +52,8 @@ def ours(folder: Path, init: Path, pairs: Path, steps: int, center: float) -> li
 
 
 def trl(folder: Path, python: Path, init: Path, pairs: Path, order: list, center: float) -> list:
-    settings = {
-        "init": str(init),
-        "pairs": str(pairs.parent / "pairs.jsonl"),
-        "tokenizer": str(pairs / "tokenizer"),
-        "output": str(folder / "peer"),
-        "order": sum(order, []),
-        "steps": len(order),
-        "batch": BATCH,
-        "max_length": LENGTH,
-        "center": center,
-        "learning_rate": LEARNING_RATE,
-        "warmup_steps": len(order) // 10,
-    }
-    (folder / "trl.json").write_text(json.dumps(settings))
-    words = [ROOT / "bench" / "reward_trl.py", folder / "trl.json", folder / "result.json"]
-    quiet = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    done = subprocess.run([python, *words], env=quiet, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"TRL failed:\n{done.stderr[-4000:]}")
-    found = json.loads((folder / "result.json").read_text())
+    settings = {"init": str(init), "max_length": LENGTH, "center": center}
+    found = ask_trl("reward_trl.py", folder, python, pairs, order, settings)
     assert found["pad"] == rewards.PAD, f"TRL pads with {found['pad']}"
     return found["steps"]
 
@@ -81,8 +69,7 @@ def stand_in(folder: Path, init: Path, pairs: Path, order: list, center: float) 
 def main() -> int:
     quick = "--quick" in sys.argv
     python = python_of_trl(may_make=not quick)
-    peer = "TRL" if python else "a loop of transformers, as TRL's environment is not there"
-    print(f"compared with {peer}", flush=True)
+    peer = peer_of(python)
     holds = True
     with tempfile.TemporaryDirectory(prefix="muster-reward-") as name:
         folder = Path(name)
@@ -97,24 +84,8 @@ def main() -> int:
                 if python
                 else stand_in(place, init, pairs, order, center)
             )
-            assert len(wanted) == len(lines) == len(order)
-
-            def apart(names: tuple[str, ...]) -> float:
-                return max(
-                    abs(line[one] - its[one]) for line, its in zip(lines, wanted) for one in names
-                )
-
-            moved = lines[0]["loss"] - lines[-1]["loss"]
-            print(f"{kind}: loss {lines[0]['loss']:.4f} to {lines[-1]['loss']:.4f}", flush=True)
-            for what, names in (
-                ("loss", ("loss",)),
-                ("rewards", ("accuracy", "margin", "mean_reward")),
-            ):
-                most = float(f"{apart(names):.3g}")
-                what = f"{what}, {kind}: the most that a step of {len(lines)} is apart"
-                holds &= figure(what, most, "", BAR, most <= BAR, peer)
-            what = f"loss, {kind}: learnt"
-            holds &= figure(what, round(moved, 4), "", ">= 0.01", moved >= 0.01, peer)
+            assert len(lines) == len(order)
+            holds &= told_apart(kind, lines, wanted, REWARDS, peer)
             models = [rewards.load(place / one) for one in ("model", "peer")]
             with torch.no_grad():
                 scores = [

@@ -10,6 +10,7 @@
 #include "cli/render/job.h"
 #include "cli/render/table.h"
 #include "common/base/units.h"
+#include "common/spec/workers.h"
 
 namespace muster {
 namespace {
@@ -73,7 +74,7 @@ int32_t GrowsBy(const pb::Job& job, const pb::Task& task) {
   if (task.state() != pb::TASK_RUNNING || spec == nullptr || attempt == nullptr ||
       attempt->workers() >= spec->workers().max())
     return 0;
-  return std::max(1, spec->workers().multiple_of());
+  return StepOf(spec->workers());
 }
 
 // What is known of the tasks that don't wait.

@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/spec/workers.h"
 
 namespace muster {
 namespace {
@@ -83,7 +84,7 @@ struct Ranks {
                     : std::max<int64_t>(1, task.resources().gpus_milli() / 1000);
     least = std::max<int64_t>(1, task.workers().min());
     most = std::max<int64_t>(least, task.workers().max());
-    step = std::max<int64_t>(1, task.workers().multiple_of());
+    step = StepOf(task.workers());
     count = (AnySize() ? step : least) * processes;
   }
 };

@@ -55,8 +55,8 @@ void AppendTrainerField(const std::string& path, const nlohmann::json& property,
          : type.empty()      ? "any"
                              : type;
   const bool takes_word = type == "map" || type == "true or false";
-  if (const std::string word = text("pattern"); takes_word && word.size() > 2)  // ^auto$
-    absl::StrAppend(&type, ", or ", word.substr(1, word.size() - 2));
+  if (const std::string word = WordInPlace(property); takes_word && !word.empty())
+    absl::StrAppend(&type, ", or ", word);
   if (const auto choices = property.find("enum");
       choices != property.end() && choices->is_array()) {
     std::string words;

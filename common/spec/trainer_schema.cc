@@ -77,14 +77,6 @@ bool Takes(const json& schema, const char* kind) {
   return std::find(type->begin(), type->end(), kind) != type->end();
 }
 
-// The one word that may stand in place of a map or of true and false, "auto" of pattern ^auto$; ""
-// where there is none.
-std::string WordInPlace(const json& schema) {
-  const std::string pattern = TextMember(&schema, "pattern");
-  const bool one = pattern.size() > 2 && pattern.front() == '^' && pattern.back() == '$';
-  return one && Takes(schema, "string") ? pattern.substr(1, pattern.size() - 2) : "";
-}
-
 std::optional<double> Bound(const json& schema, const char* key) {
   const json* bound = Member(&schema, key);
   return bound != nullptr && bound->is_number() ? std::optional(bound->get<double>())
@@ -180,6 +172,12 @@ void CheckObject(const json& value, const json& schema, const std::string& path,
 }
 
 }  // namespace
+
+std::string WordInPlace(const json& schema) {
+  const std::string pattern = TextMember(&schema, "pattern");
+  const bool one = pattern.size() > 2 && pattern.front() == '^' && pattern.back() == '$';
+  return one && Takes(schema, "string") ? pattern.substr(1, pattern.size() - 2) : "";
+}
 
 json ParseBoundedJson(std::string_view text, size_t max_bytes) {
   json bad(json::value_t::discarded);

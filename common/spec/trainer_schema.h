@@ -18,6 +18,10 @@ namespace muster {
 // (is_discarded()) if bad.
 nlohmann::json ParseBoundedJson(std::string_view text, size_t max_bytes);
 
+// The one word that may stand in place of a map or of true and false, "auto" of pattern ^auto$; ""
+// where there is none.
+std::string WordInPlace(const nlohmann::json& schema);
+
 // The YAML below trainer: as JSON. Plain scalars get the type that the schema gives their place
 // ("2e-5" is a number, 123 may be text), or what YAML's core schema says where the schema is silent
 // or absent. Quoted ones are text. Notes the places.

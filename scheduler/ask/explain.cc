@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
+#include "common/spec/workers.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/borrowed.h"
 #include "scheduler/ask/capacity.h"
@@ -261,7 +262,7 @@ class Explainer {
     }
     for (const auto& [type, devices] : a_host) {
       const int64_t each = spec_.resources().gpus_milli() / 1000;
-      const int64_t step = std::max(1, spec_.workers().multiple_of());
+      const int64_t step = StepOf(spec_.workers());
       if (each > devices && (devices == 0 || each * spec_.workers().min() % devices != 0 ||
                              (step > 1 && each * step % devices != 0)))
         continue;
@@ -324,7 +325,7 @@ class Explainer {
   // bisection; if there are none, half of them, later.
   void Fewer(Response::Kind kind, const std::string& prefix, const pb::JobSpec& base,
              Response* response, const std::string& flavour = "") {
-    const int32_t step = std::max(1, base.tasks(task_).workers().multiple_of());
+    const int32_t step = StepOf(base.tasks(task_).workers());
     const int32_t wanted = base.tasks(task_).workers().min() / step;  // steps, as all here
     const int32_t least = (wanted + 3) / 4;
     int32_t starts = least - 1, fails = wanted;

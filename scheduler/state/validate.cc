@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/spec/workers.h"
 #include "scheduler/state/hosted.h"
 #include "scheduler/state/validate_hosted.h"
 #include "scheduler/state/validate_together.h"
@@ -133,19 +134,18 @@ absl::Status CheckWaits(const State& state, const JobRow& job, int32_t t,
   return absl::OkStatus();
 }
 
-int32_t StepOf(const pb::TaskSpec& spec) { return std::max(1, spec.workers().multiple_of()); }
-
 bool AllowsWorkers(const pb::TaskSpec& spec, int32_t workers) {
   const int32_t min = std::max(1, spec.workers().min());
   return workers >= min && workers <= std::max(min, spec.workers().max()) &&
-         workers % StepOf(spec) == 0;
+         workers % StepOf(spec.workers()) == 0;
 }
 
 // "2..8 in multiples of 2"
 std::string AllowedText(const pb::TaskSpec& spec) {
   const int32_t min = std::max(1, spec.workers().min());
   const std::string range = absl::StrCat(min, "..", std::max(min, spec.workers().max()));
-  return StepOf(spec) == 1 ? range : absl::StrCat(range, " in multiples of ", StepOf(spec));
+  const int32_t step = StepOf(spec.workers());
+  return step == 1 ? range : absl::StrCat(range, " in multiples of ", step);
 }
 
 // Cluster, flavour and number of workers are what the task allows.
@@ -378,7 +378,7 @@ absl::Status CheckReservation(const State& state, const pb::ReservationChanged& 
   }
   if (workers != e.workers() || workers < std::max(1, job->task_spec(t).workers().min()))
     return Broken("reserves for less than a gang");
-  if (const int32_t step = StepOf(job->task_spec(t)); workers % step != 0)
+  if (const int32_t step = StepOf(job->task_spec(t).workers()); workers % step != 0)
     return Broken(absl::StrCat("reserves for ", workers, " workers, no multiple of ", step));
   return absl::OkStatus();
 }

@@ -16,6 +16,7 @@ from small_system import (
     rank_pid,
     start,
     submit,
+    submit_trainer,
     submit_waiting,
     task,
     wait_ended,
@@ -225,12 +226,7 @@ trainer:
   threads: 1
   log_interval: 50
 """)
-    wait_for(
-        "the agents to tell the trainer's schema",
-        lambda: bare.run(["submit", path, "--preview-only"], check=False).returncode == 0,
-        30,
-    )
-    number = bare.submit(path)["number"]
+    number = submit_trainer(bare, path)
     wait_for(
         "its first steps",
         lambda: int((task(bare.job(number)).get("progress") or {}).get("step", 0)) > 10,

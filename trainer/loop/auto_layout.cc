@@ -30,13 +30,18 @@ constexpr int64_t kCpuRuntimeBytes = int64_t{256} << 20;
 constexpr int kMostTimesRanks = 8;
 constexpr std::chrono::milliseconds kTimeForRemedies{1500};  // of each kind
 
+double PeakOf(const std::string& gpu, bool bf16) {
+  const double peak = PeakFlops(gpu, bf16);
+  return peak > 0 ? peak : kGpuFlops;
+}
+
 GpuHosts HostsOf(const TrainConfig& config, const RankDevice& device) {
   const bool gpu = !device.gpu.empty();
   const auto known = [](double value, double otherwise) { return value > 0 ? value : otherwise; };
   GpuHosts hosts;
-  hosts.peak_flops = known(config.peak_tflops > 0 ? config.peak_tflops * 1e12
-                                                  : PeakFlops(device.gpu, config.dtype == "bf16"),
-                           gpu ? kGpuFlops : kCpuFlops);
+  hosts.peak_flops = config.peak_tflops > 0 ? config.peak_tflops * 1e12
+                     : gpu                  ? PeakOf(device.gpu, config.dtype == "bf16")
+                                            : kCpuFlops;
   hosts.within_bytes_per_s = known(LinkWithinHost(device.gpu), gpu ? kGpuWithin : kCpuWithin);
   hosts.between_bytes_per_s = known(LinkBetweenHosts(device.gpu), gpu ? kGpuBetween : kCpuBetween);
   hosts.device_bytes = device.bytes;
@@ -156,11 +161,6 @@ std::string NameOfHost() {
   std::string name;
   std::getline(file, name);
   return name;
-}
-
-double PeakOf(const std::string& gpu, bool bf16) {
-  const double peak = PeakFlops(gpu, bf16);
-  return peak > 0 ? peak : kGpuFlops;
 }
 
 // What every rank has. Collective.

@@ -68,12 +68,13 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
       saving_(setup_, world_, engine_.flats(), progress_, requests_) {
   const Mesh& mesh = world_.mesh();
   const int replica = mesh.DpIndex(world_.rank()), replicas = mesh.dp();
+  const int taking = TreeRanksOf(config_, replicas);
   const ContextShare context{mesh.CpIndex(world_.rank()), mesh.cp(), config_.parallel.cp_sharding};
   const int64_t micro =
       ChooseMicroBatchSize(config_, SharePerRank(config_.global_batch_size, replicas));
   batches_.emplace(setup_.packer.get(), config_.global_batch_size, micro, replica, replicas,
-                   world_.device(), /*rows=*/-1, context, TreeRanksOf(config_, replicas));
-  if (const int taking = TreeRanksOf(config_, replicas); Leads() && taking > 0 && taking < replicas)
+                   world_.device(), /*rows=*/-1, context, taking);
+  if (Leads() && taking > 0 && taking < replicas)
     std::fprintf(stderr,
                  "note: deterministic: elastic: of %d ranks %d compute, the largest power of two "
                  "that divides the step's %ld micro-batches\n",

@@ -519,19 +519,20 @@ void FlatParam::StartTree() {
 
 void FlatParam::WaitTree() {
   const int ranks = whole().size;
+  at::Tensor owned = grads_.narrow(0, owned_begin_, owned_numel_);
   if (ranks > 1) {
     Wait(reduce_);
     const int64_t part = grads_.numel() / ranks;
-    at::Tensor own = SumOfRows(arrived_.view({ranks, part}).narrow(0, 0, options_.tree_ranks));
+    at::Tensor sum = SumOfRows(arrived_.view({ranks, part}).narrow(0, 0, options_.tree_ranks));
     if (owned_numel_ == part) {  // it owns no other
-      grads_.narrow(0, owned_begin_, part).copy_(own);
+      owned = sum;
     } else {
-      reduce_ = whole().backend->_allgather_base(grads_, own, {});
+      reduce_ = whole().backend->_allgather_base(grads_, sum, {});
       Wait(reduce_);
     }
-    arrived_.reset();
   }
-  tree_.Add(grads_.narrow(0, owned_begin_, owned_numel_));
+  tree_.Add(owned);
+  arrived_.reset();
   if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/spec/members.h"
+#include "common/spec/workers.h"
 #include "scheduler/decide/model/model_upkeep.h"
 #include "scheduler/decide/model/next_stop.h"
 #include "scheduler/decide/model/together.h"
@@ -53,7 +54,7 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   gang.leaf = leaf;
   gang.min_workers = std::max(1, gang.spec->workers().min());
   gang.max_workers = std::max(gang.min_workers, gang.spec->workers().max());
-  gang.step_workers = std::max(1, gang.spec->workers().multiple_of());
+  gang.step_workers = StepOf(gang.spec->workers());
   gang.priority = job.spec->priority();
   if (job.array != 0 && StandsBehind(*job.spec, job.member)) gang.priority -= kBehindAll;
   gang.band = job.band;

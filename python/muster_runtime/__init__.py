@@ -23,6 +23,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from muster_runtime.reports import Reports
+
 __all__ = [
     "checkpoint",
     "checkpoint_directory",
@@ -38,13 +40,12 @@ MOST_BYTES = 8192  # of a line
 # Names of a line that say what it is. What is logged under such a name is not told.
 _RESERVED = {"rank", "step", "total_steps", "loaded", "checkpoint", "export", "own_time_s"}
 _KNOWN = {"loss", "grad_norm", "tokens_per_s", "mfu_causal", "mfu", "mfu_full"}
-_TRIES, _PAUSE_S = 50, 0.02  # of a line that has to arrive, while the socket's queue is full
-# Of a report: the queue takes ten (net.unix.max_dgram_qlen), and the shim empties it in a
-# millisecond. Where it doesn't, reports are dropped for a while without waiting again.
-_REPORT_TRIES, _REPORT_PAUSE_S, _NO_WAIT_S = 40, 0.0005, 5.0
+# Of a line, while the socket's queue is full: it takes ten (net.unix.max_dgram_qlen), and the shim
+# empties it in a millisecond.
+_TRIES, _PAUSE_S, _LONG_PAUSE_S = 90, 0.001, 0.02
 
 _LOOK_S = 0.5  # between two looks for requests
-_BARE_EVERY_S = 0.1  # between two reports of a step without figures: each wakes the shim
+_BARE_EVERY_S = 0.1  # between two reports of a step without figures
 
 _stopped = threading.Event()
 _asked = threading.Event()  # for a checkpoint
@@ -53,7 +54,6 @@ _watching = False
 _channel: socket.socket | None = None
 _saved_at: float | None = None
 _group = None  # of all ranks, for decide() and gather()
-_hurried_until_s = 0.0  # until then no report waits for room in the queue
 _reported_at = -math.inf
 
 
@@ -71,7 +71,8 @@ def rank() -> int:
 def report(
     step: int, *, total_steps: int | None = None, loss: float | None = None, **figures
 ) -> None:
-    """The step that is done, and figures of it: grad_norm, tokens_per_s (of all ranks), mfu_causal. Numbers that aren't finite are left out. May be dropped."""
+    """The step that is done, and figures of it: grad_norm, tokens_per_s (of all ranks), mfu_causal. Numbers that aren't finite are left out. It goes within
+    0.1 s, by a thread; it may be dropped."""
     report_logged(step, total_steps, {"loss": loss} | figures)
 
 
@@ -90,10 +91,7 @@ def report_logged(step: int, total_steps: int | None, figures: Mapping) -> None:
     line = {"rank": rank(), "step": int(step), "total_steps": total_steps}
     if "MUSTER_TRIAL" in os.environ:  # muster_tune listens, to which a loss that is NaN is news
         line |= {"not_finite": [name for name in figures if _is_not_finite(figures[name])]}
-    whole = line | {name: value for name, value in numbers.items() if name not in _RESERVED}
-    if len(_encoded(whole)) > MOST_BYTES:
-        whole = line | {name: value for name, value in numbers.items() if name in _KNOWN}
-    _tell_soon(whole)
+    _tell_soon(line | {name: value for name, value in numbers.items() if name not in _RESERVED})
 
 
 def own_time(step: int, seconds: float) -> None:
@@ -285,33 +283,46 @@ def _encoded(line: dict) -> bytes:
 
 
 def _tell_soon(line: dict) -> None:
-    """Waits 20 ms at most, and not at all while nobody empties the queue: a training isn't held up."""
-    global _hurried_until_s
-    waits = time.monotonic() >= _hurried_until_s
-    if not _tell(line, _REPORT_TRIES if waits else 1, _REPORT_PAUSE_S) and waits:
-        _hurried_until_s = time.monotonic() + _NO_WAIT_S
+    if under_muster():
+        _reports.add(line)
 
 
-def _tell(line: dict, tries: int = _TRIES, pause_s: float = _PAUSE_S) -> bool:
-    global _channel
-    address = os.environ.get("MUSTER_PROGRESS_SOCKET")
-    if not address:
-        return False
+def _tell(line: dict) -> bool:
+    """Behind what was reported before."""
+    _reports.flush()
+    return _send(_encoded(line))
+
+
+def _send_report(line: dict) -> bool:
     data = _encoded(line)
     if len(data) > MOST_BYTES:
+        kept = _RESERVED | _KNOWN | {"not_finite"}
+        data = _encoded({name: value for name, value in line.items() if name in kept})
+    return _send(data)
+
+
+def _send(data: bytes) -> bool:
+    """Waits for room in the socket's queue, a second at most."""
+    global _channel
+    address = os.environ.get("MUSTER_PROGRESS_SOCKET")
+    if not address or len(data) > MOST_BYTES:
         return False
     if _channel is None:
-        _channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        _channel.setblocking(False)
-    for _ in range(tries):
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        channel.setblocking(False)
+        _channel = channel
+    for tried in range(_TRIES):
         try:
             _channel.sendto(data, address)
             return True
         except BlockingIOError:
-            time.sleep(pause_s if tries > 1 else 0)
+            time.sleep(_PAUSE_S if tried < _TRIES // 2 else _LONG_PAUSE_S)
         except OSError:
             return False  # the agent's side is gone: the training isn't
     return False
+
+
+_reports = Reports(_send_report)
 
 
 def _sync(path: str) -> int:

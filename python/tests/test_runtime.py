@@ -11,6 +11,7 @@ from pathlib import Path
 
 import muster_runtime
 import pytest
+from muster_runtime.reports import Reports
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -30,6 +31,12 @@ def fresh(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
+def said(agent) -> list[dict]:
+    """All that was reported until now."""
+    muster_runtime._reports.flush()
+    return agent.lines()
+
+
 def test_where_muster_runs_nothing_every_call_works(tmp_path):
     muster_runtime.report(3, total_steps=9, loss=1.5)
     muster_runtime.checkpoint(tmp_path, 3)
@@ -43,7 +50,7 @@ def test_a_report_leaves_out_what_is_not_a_number(agent, monkeypatch):
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
     muster_runtime.report(3, total_steps=9, loss=float("nan"), grad_norm=0.5)
     muster_runtime.own_time(3, 0.25)
-    assert agent.lines() == [
+    assert said(agent) == [
         {"rank": 0, "step": 3, "total_steps": 9, "grad_norm": 0.5},
         {"rank": 0, "step": 3, "own_time_s": 0.25},
     ]
@@ -55,7 +62,7 @@ def test_what_is_logged_under_a_name_of_the_line_is_not_told(agent, monkeypatch)
     logged = {"loss": 1.5, "acc": 0.5, "note": "x"} | dict.fromkeys(reserved, 7.0)
     muster_runtime.report_logged(3, 9, logged)
     muster_runtime.report(4, rank=7, export=1)
-    assert agent.lines() == [
+    assert said(agent) == [
         {"rank": 0, "step": 3, "total_steps": 9, "loss": 1.5, "acc": 0.5},
         {"rank": 0, "step": 4},
     ]
@@ -65,18 +72,17 @@ def test_a_line_that_is_too_long_goes_without_what_muster_does_not_know(agent, m
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
     logged = {f"val/metric_of_some_name_{i:03}": i / 7 for i in range(200)}
     muster_runtime.report_logged(3, 9, logged | {"loss": 0.5, "grad_norm": 2.0})
-    assert agent.lines() == [
-        {"rank": 0, "step": 3, "total_steps": 9, "loss": 0.5, "grad_norm": 2.0}
-    ]
+    assert said(agent) == [{"rank": 0, "step": 3, "total_steps": 9, "loss": 0.5, "grad_norm": 2.0}]
 
 
 def test_an_agent_that_is_away_ends_no_training(agent, monkeypatch):
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path) + ".gone")
     muster_runtime.report(1)
+    assert said(agent) == []
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
     for step in range(10_000):  # nobody reads: the socket is full soon
         muster_runtime.report(step, loss=1.0)
-    assert agent.lines()[0]["step"] == 0
+    assert 0 < len(said(agent)) < 100
 
 
 def test_steps_without_figures_are_told_ten_times_a_second_and_at_the_end(agent, monkeypatch):
@@ -86,13 +92,12 @@ def test_steps_without_figures_are_told_ten_times_a_second_and_at_the_end(agent,
     for step in range(1, 41):
         now_s[0] += 0.011
         muster_runtime.report(step, total_steps=40, loss=1.0 if step == 15 else None)
-    assert [line["step"] for line in agent.lines()] == [1, 11, 15, 25, 35, 40]
+    assert [line["step"] for line in said(agent)] == [1, 11, 15, 25, 35, 40]
 
 
 def test_a_burst_arrives_whole_where_somebody_reads(agent, monkeypatch):
     """The queue of a socket takes ten lines."""
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
-    monkeypatch.setattr(muster_runtime, "_hurried_until_s", 0.0)
     steps = []
 
     def read():
@@ -107,14 +112,67 @@ def test_a_burst_arrives_whole_where_somebody_reads(agent, monkeypatch):
     assert steps == list(range(500))
 
 
-def test_reports_wait_once_and_not_again_where_nobody_reads(agent, monkeypatch):
+def test_no_report_waits_where_nobody_reads_and_the_oldest_give_way():
+    begun, go_on, sent = threading.Event(), threading.Event(), []
+
+    def send(line):
+        begun.set()
+        assert go_on.wait(10)
+        sent.append(line["step"])
+        return True
+
+    reports = Reports(send)
+    reports.add({"step": -1})
+    assert begun.wait(10)
+    for step in range(1500):
+        reports.add({"step": step})
+    go_on.set()
+    reports.flush()
+    assert sent == [-1, *range(500, 1500)]
+
+
+def test_a_line_that_cannot_be_sent_takes_those_behind_it_along():
+    sent = []
+    reports = Reports(lambda line: sent.append(line["step"]) or line["step"] != 2)
+    with reports._sending:  # so that all of them wait together
+        for step in range(1, 6):
+            reports.add({"step": step})
+    reports.flush()
+    reports.add({"step": 6})
+    reports.flush()
+    assert sent == [1, 2, 6]
+
+
+def test_what_was_reported_last_is_told_when_the_program_ends_and_once(agent):
+    """A child of a fork says nothing of its parent's."""
+    program = """
+import os, muster_runtime
+with muster_runtime._reports._sending:
+    muster_runtime.report(1, loss=1.0)
+    child = os.fork()
+    if child == 0:
+        muster_runtime.report(2, loss=1.0)
+        muster_runtime._reports.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+muster_runtime.report(3, loss=1.0)
+"""
+    environment = os.environ | {
+        "MUSTER_PROGRESS_SOCKET": str(agent.path),
+        "PYTHONPATH": str(PACKAGE),
+    }
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+    assert [line["step"] for line in agent.lines()] == [2, 1, 3]
+
+
+def test_a_checkpoint_is_told_behind_the_steps_before_it(agent, monkeypatch, tmp_path):
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
-    monkeypatch.setattr(muster_runtime, "_hurried_until_s", 0.0)
-    pauses = []
-    monkeypatch.setattr(muster_runtime.time, "sleep", pauses.append)
-    for step in range(1000):
+    for step in range(1, 6):
         muster_runtime.report(step, loss=1.0)
-    assert 0 < sum(pauses) < 0.1, "of all of them"
+    (tmp_path / "step-5").mkdir()
+    muster_runtime.checkpoint(tmp_path / "step-5", 5)
+    told = agent.lines()
+    assert [line["step"] for line in told[:-1]] == [1, 2, 3, 4, 5] and "checkpoint" in told[-1]
 
 
 def test_a_checkpoint_is_told_whole_with_its_size(agent, monkeypatch, tmp_path):

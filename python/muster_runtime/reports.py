@@ -1,0 +1,55 @@
+"""Lines that may be dropped, on their way to Muster: a training adds them, a thread sends them."""
+
+import atexit
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+_MOST = 1000  # lines that wait; the oldest give way
+_EVERY_S = 0.1  # between two sendings: each wakes the shim, which a step of milliseconds would feel
+
+
+class Reports:
+    """The first line goes at once, what comes in the 0.1 s after a sending goes together. A line that can't be sent takes those with it that wait behind it."""
+
+    def __init__(self, send: Callable[[dict], bool]):
+        """`send` may take its time: no training waits for it."""
+        self._send = send
+        self._waiting: deque[dict] = deque(maxlen=_MOST)
+        self._begin()
+        atexit.register(self.flush)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def add(self, line: dict) -> None:
+        self._waiting.append(line)
+        if self._news.is_set():
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        self._news.set()
+
+    def flush(self) -> None:
+        """Returns when all that was added has been sent or dropped."""
+        with self._sending:
+            while self._waiting:
+                if not self._send(self._waiting.popleft()):
+                    self._waiting.clear()
+
+    def _run(self) -> None:
+        while True:
+            self._news.wait()
+            self._news.clear()
+            self.flush()
+            time.sleep(_EVERY_S)
+
+    def _begin(self) -> None:
+        self._news, self._sending = threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def _forget(self) -> None:
+        """A child has neither the thread nor the right to say its parent's lines again."""
+        self._waiting.clear()
+        self._begin()

@@ -4,7 +4,7 @@
     ray_row.py [--quick]
 
 Ray is bench/requirements-ray.txt's, in an environment that the row makes. Fifty pairs of users (--quick: four) submit at once; as many run at a time as the host has
-memory for. --quick: only where the environment is.
+memory and CPUs for. --quick: only where the environment is.
 """
 
 import os
@@ -52,6 +52,7 @@ run: python {program} {words}
 """
 TAKER = "queue: prod\nworkers: 2\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: exec sleep 3600"
 LATER_MOST_S, PAIRS = 1.0, 50
+PAIRS_A_CPU = 2  # with 16 on two CPUs each `ray start` gives up after two minutes
 NODE_BYTES = 700 << 20  # what a node of Ray's takes with nothing in it, and some room
 
 
@@ -207,7 +208,8 @@ def room_for_pairs(most: int) -> int:
         for line in Path("/proc/meminfo").read_text().splitlines()
         if line.startswith("MemAvailable")
     )
-    return max(2, min(most, available * 2 // 3 // (2 * NODE_BYTES)))
+    room = available * 2 // 3 // (2 * NODE_BYTES)
+    return max(2, min(most, room, PAIRS_A_CPU * len(os.sched_getaffinity(0))))
 
 
 @contextmanager

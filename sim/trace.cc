@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/base/units.h"
+#include "muster/v1/job.pb.h"
 #include "sim/random.h"
 
 namespace muster::sim {
@@ -31,6 +32,24 @@ absl::StatusOr<int32_t> ParseCount(const std::string& text, int32_t low, int32_t
   return value;
 }
 
+// "8:host;64:rack"
+absl::StatusOr<std::vector<TraceBlock>> ParseBlocks(const std::string& text) {
+  static const std::map<std::string, int32_t> kLevels = {
+      {"host", v1::HOST}, {"rack", v1::RACK}, {"block", v1::BLOCK}};
+  std::vector<TraceBlock> blocks;
+  for (const absl::string_view one : absl::StrSplit(text, ';', absl::SkipEmpty())) {
+    const std::vector<std::string> words = absl::StrSplit(one, ':');
+    const auto level = words.size() == 2 ? kLevels.find(words[1]) : kLevels.end();
+    if (level == kLevels.end())
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", one, "\" is no block of ranks, such as 8:host, 64:rack or 512:block"));
+    const absl::StatusOr<int32_t> gpus = ParseCount(words[0], 1, 65536);
+    if (!gpus.ok()) return gpus.status();
+    blocks.push_back({*gpus, level->second});
+  }
+  return blocks;
+}
+
 absl::Status SetColumn(const std::string& column, const std::string& text, TraceJob* job) {
   const auto set = [](auto parsed, auto* field) {
     if (parsed.ok()) *field = *parsed;
@@ -42,6 +61,7 @@ absl::Status SetColumn(const std::string& column, const std::string& text, Trace
   if (column == "workers") return set(ParseCount(text, 1, 65536), &job->workers);
   if (column == "max_workers") return set(ParseCount(text, 1, 65536), &job->max_workers);
   if (column == "multiple_of") return set(ParseCount(text, 1, 65536), &job->multiple_of);
+  if (column == "blocks") return set(ParseBlocks(text), &job->blocks);
   if (column == "priority") return set(ParseCount(text, 0, 100), &job->priority);
   if (column == "gpus") return set(ParseMilli(text), &job->gpus_milli);
   if (column == "cpus") return set(ParseMilli(text), &job->cpus_milli);
@@ -74,8 +94,8 @@ absl::Status CheckJob(const TraceJob& job) {
 
 absl::StatusOr<Trace> ParseTrace(std::string_view text, const std::string& filename, bool strict) {
   static const std::vector<std::string> kColumns = {
-      "submit_s", "duration_s", "queue",    "workers", "max_workers",  "gpus",       "gpu_type",
-      "cpus",     "clusters",   "priority", "name",    "checkpoint_s", "multiple_of"};
+      "submit_s", "duration_s", "queue",    "workers", "max_workers",  "gpus",        "gpu_type",
+      "cpus",     "clusters",   "priority", "name",    "checkpoint_s", "multiple_of", "blocks"};
   Trace trace;
   std::vector<std::string> header;
   int line_number = 0;

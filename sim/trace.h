@@ -6,6 +6,7 @@
 //   queue        leaf queue; default `default`
 //   workers      gang size; default 1          max_workers  elastic up to; default workers
 //   multiple_of  it has multiples of so many workers only; default 1
+//   blocks       of ranks, as topology.blocks requires them: `8:host;64:rack`; default none
 //   gpus         GPUs a worker; default 1      gpu_type     flavour, or several joined by `;`;
 //   default: the only one of the clusters cpus         cores a worker; default 0     clusters names
 //   joined by `;`, in order of preference; default: all priority     0..100; default 0 name label;
@@ -21,6 +22,11 @@
 
 namespace muster::sim {
 
+struct TraceBlock {
+  int32_t gpus = 0;
+  int32_t required = 0;  // a pb::TopologyLevel
+};
+
 struct TraceJob {
   int64_t submit_ns = 0;
   int64_t duration_ns = 0;  // at `workers` workers; work is workers x duration
@@ -28,7 +34,8 @@ struct TraceJob {
   std::string name;
   int32_t workers = 1;
   int32_t max_workers = 1;
-  int32_t multiple_of = 0;    // as a job's workers have it; 0: any number
+  int32_t multiple_of = 0;  // as a job's workers have it; 0: any number
+  std::vector<TraceBlock> blocks;
   int64_t gpus_milli = 1000;  // a worker
   int64_t cpus_milli = 0;     // a worker
   int64_t memory_bytes = 0;   // a worker; 0 = its share of the host

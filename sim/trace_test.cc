@@ -3,6 +3,7 @@
 #include "common/base/units.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "muster/v1/job.pb.h"
 
 namespace muster::sim {
 namespace {
@@ -39,6 +40,18 @@ TEST(Trace, BrokenLinesAreLeftOutWithTheirPlaceOrStopAStrictRead) {
     EXPECT_THAT(kept->broken, testing::ElementsAre(c.want));
     EXPECT_EQ(ParseTrace(text, "t.csv", true).status().message(), c.want);
   }
+}
+
+TEST(Trace, ReadsBlocksOfRanks) {
+  const std::string header = "submit_s,duration_s,workers,gpus,blocks\n";
+  const auto trace = ParseTrace(header + "1,60,16,4,8:host;64:rack\n2,60,1,1,\n", "t.csv", true);
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  ASSERT_EQ(trace->jobs[0].blocks.size(), 2u);
+  EXPECT_EQ(trace->jobs[0].blocks[0].gpus, 8);
+  EXPECT_EQ(trace->jobs[0].blocks[1].required, pb::RACK);
+  EXPECT_TRUE(trace->jobs[1].blocks.empty());
+  for (const char* bad : {"8", "8:island", "0:host", "8:host:rack"})
+    EXPECT_FALSE(ParseTrace(header + "1,60,16,4," + bad + "\n", "t.csv", true).ok()) << bad;
 }
 
 TEST(Trace, AnUnusableHeaderIsRefused) {

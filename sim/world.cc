@@ -74,6 +74,11 @@ pb::JobSpec SpecOf(const TraceJob& job) {
     task->mutable_topology()->set_required(static_cast<pb::TopologyLevel>(job.required));
   if (job.preferred != 0)
     task->mutable_topology()->set_preferred(static_cast<pb::TopologyLevel>(job.preferred));
+  for (const TraceBlock& block : job.blocks) {
+    pb::RankBlock* out = task->mutable_topology()->add_blocks();
+    out->set_gpus(block.gpus);
+    out->set_required(static_cast<pb::TopologyLevel>(block.required));
+  }
   task->mutable_run()->add_exec("simulated");
   task->mutable_checkpoint()->set_interval_ns(job.checkpoint_ns);
   task->set_hang_timeout_ns(0);  // a gang here tells its end once and is then silent
@@ -101,11 +106,13 @@ class Resolver {
             [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; }) &&
         job.name[0] != '-';
     if (!plain) return Anew(job);
-    const std::string key =
+    std::string key =
         absl::StrCat(job.queue, "\n", absl::StrJoin(job.clusters, ";"), "\n", job.gpu_type, "\n",
                      job.workers, "/", job.max_workers, "/", job.multiple_of, "/", job.gpus_milli,
                      "/", job.cpus_milli, "/", job.memory_bytes, "/", job.priority, "/",
                      job.checkpoint_ns, "/", job.required, "/", job.preferred);
+    for (const TraceBlock& block : job.blocks)
+      absl::StrAppend(&key, "/", block.gpus, ":", block.required);
     auto known = known_.find(key);
     if (known == known_.end()) known = known_.emplace(key, Anew(job)).first;
     if (!known->second.ok()) return known->second.status();

@@ -13,6 +13,7 @@
 #include "common/base/job_defaults.h"
 #include "common/base/secret_use.h"
 #include "common/base/view.h"
+#include "common/spec/check_blocks.h"
 #include "common/spec/check_image.h"
 #include "common/spec/check_members.h"
 #include "common/spec/check_on.h"
@@ -304,6 +305,11 @@ class JobChecker {
                         task.processes_per_worker()));
     }
     CheckTopology(task.topology(), at("topology"));
+    bool blocks_sound = Sound(at("topology")) && Sound(at("workers")) && Sound(at("resources"));
+    for (int b = 0; b < task.topology().blocks_size(); ++b)
+      blocks_sound = blocks_sound && Sound(at(absl::StrCat("topology.blocks[", b, "]")));
+    if (blocks_sound)
+      CheckBlocks(task, path, [this](const auto& where, const auto& what) { Emit(where, what); });
     if (task.setup().size() > kMaxScriptBytes)
       Emit(at("setup"),
            absl::StrCat("longer than ", kMaxScriptBytes / 1024, " KiB; put it into a file"));
@@ -504,7 +510,8 @@ class JobChecker {
       // They reach the program as one variable, with commas between them.
       if (!whole || checkpoint.size() > kMaxPathBytes || absl::StrContains(checkpoint, ','))
         Emit(from, absl::StrCat("must be absolute paths or URLs without commas, of at most ",
-                                kMaxPathBytes, " bytes; got \"", checkpoint.substr(0, 200), "\""));
+                                kMaxPathBytes, " bytes; got \"", checkpoint.substr(0, 200),
+                                "\". Of a job by its number: muster submit --resume-from JOB"));
     }
   }
 

@@ -8,6 +8,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/spec/blocks.h"
 #include "common/spec/workers.h"
 
 namespace muster {
@@ -50,6 +52,17 @@ bool IsHubName(std::string_view text) {
          text.find('/', slash + 1) == std::string_view::npos && text[0] != '.';
 }
 
+// s3://BUCKET/PREFIX, of whose parts none is empty.
+bool IsObjectPrefix(absl::string_view url) {
+  if (!absl::ConsumePrefix(&url, "s3://")) return false;
+  while (absl::ConsumeSuffix(&url, "/")) continue;
+  const size_t slash = url.find('/');
+  return slash != absl::string_view::npos && slash >= 3 && slash <= 63 &&
+         url.substr(0, slash).find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789.-{}") ==
+             absl::string_view::npos &&
+         !absl::StrContains(url, "//");
+}
+
 }  // namespace
 
 void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
@@ -59,7 +72,12 @@ void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
     if (found == trainer.end() || !found->is_string()) continue;
     const std::string& given = found->get_ref<const std::string&>();
     std::string problem;
-    if (absl::StrContains(given, "://")) {
+    if (std::string_view(field) == "export" && absl::StrContains(given, "://")) {
+      if (!IsObjectPrefix(given))
+        problem = absl::StrCat("\"", given.substr(0, 200),
+                               "\" is no place of an object store; give s3://BUCKET/PREFIX, or a "
+                               "directory, absolute or under the job's directory");
+    } else if (absl::StrContains(given, "://")) {
       problem =
           "not yet: URLs. Give a directory that the hosts see, absolute or under the job's "
           "directory";
@@ -84,7 +102,8 @@ struct Ranks {
                     : std::max<int64_t>(1, task.resources().gpus_milli() / 1000);
     least = std::max<int64_t>(1, task.workers().min());
     most = std::max<int64_t>(least, task.workers().max());
-    step = StepOf(task.workers());
+    step = task.workers().multiple_of() > 0 ? StepOf(task.workers())
+                                            : LargestBlockOf(task);  // as it will be filled in
     count = (AnySize() ? step : least) * processes;
   }
 };
@@ -232,12 +251,62 @@ void RefuseLowBits(const nlohmann::json& trainer, int64_t tp, const std::string&
       refuse("quantize",
              "does not go together with parallel.tp; share weights out by zero_stage: 3 or "
              "parallel.pp");
+    if (Inner(trainer, "matmul") == "fp8")
+      refuse("matmul", "fp8 does not go together with quantize; leave one of them out");
     if (offload == "parameters")
       refuse("offload",
              "parameters does not go together with quantize; use optimizer, or leave it out");
   }
   if (Inner(trainer, "moments") == "int8" && (offload == "parameters" || offload == "optimizer"))
     refuse("moments", "int8 does not go together with offload; use bf16, or leave one of them out");
+}
+
+// Rows that are pairs, of dpo or of reward.
+void RefusePairs(const nlohmann::json& trainer, const std::string& path, const EmitProblem& emit) {
+  const bool dpo = Inner(trainer, "dpo").is_object(), reward = Inner(trainer, "reward").is_object();
+  if (!dpo && !reward) return;
+  const std::string kind = dpo ? "dpo" : "reward";
+  const auto refuse = [&](const char* key, bool is_so, const std::string& text) {
+    if (is_so) emit(absl::StrCat(path, ".", key), text, Document::Where::kName);
+  };
+  refuse("reward", dpo && reward,
+         "dpo and reward exclude each other, as a model has one head; keep one");
+  for (const char* key : {"packing", "document_mask", "max_row_length"})
+    refuse(key, trainer.contains(key),
+           absl::StrCat("with ", kind, " a row is a pair; leave it out"));
+  refuse("mixture", trainer.contains("mixture"),
+         absl::StrCat("is not supported yet with ", kind,
+                      "; prepare the inputs into one directory and give data"));
+  const nlohmann::json& z_loss = Inner(trainer, "z_loss");
+  refuse("cuda_graphs", Inner(trainer, "cuda_graphs") == true,
+         absl::StrCat("is not supported yet with ", kind, "; leave it out"));
+  refuse("z_loss", z_loss.is_number() && z_loss.get<double>() > 0,
+         absl::StrCat("is not supported yet with ", kind, "; leave it out"));
+  refuse("model", trainer.contains("model"),
+         absl::StrCat(kind, " goes on from a model that can read; give init instead"));
+  refuse("lora", reward && trainer.contains("lora"),
+         "is not supported yet with reward; leave it out");
+}
+
+// Sums that are the same for any number of ranks.
+void RefuseElastic(const nlohmann::json& trainer, const std::string& path,
+                   const EmitProblem& emit) {
+  if (Inner(trainer, "deterministic") != "elastic") return;
+  const auto refuse = [&](const std::string& text) {
+    emit(path + ".deterministic", text, Document::Where::kValue);
+  };
+  const nlohmann::json& parallel = Inner(trainer, "parallel");
+  if (parallel == "auto")
+    refuse("elastic is not supported yet with parallel: auto; leave one of them out, or use true");
+  for (const char* key : {"tp", "pp", "ep", "cp"}) {
+    if (Number(parallel, key).value_or(1) > 1)
+      refuse(absl::StrCat("elastic is not supported yet with parallel.", key,
+                          "; leave one of them out, or use true"));
+  }
+  if (!trainer.contains("micro_batch_size"))
+    refuse(
+        "elastic sums micro-batches of one size, whatever the number of ranks; add "
+        "micro_batch_size");
 }
 
 }  // namespace
@@ -249,6 +318,8 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
   const int64_t tp = Number(parallel, "tp").value_or(1), pp = Number(parallel, "pp").value_or(1),
                 ep = Number(parallel, "ep").value_or(1), cp = Number(parallel, "cp").value_or(1);
   RefuseLowBits(trainer, tp, path, emit);
+  RefusePairs(trainer, path, emit);
+  RefuseElastic(trainer, path, emit);
   if (tp == 1 && pp == 1 && ep == 1 && cp == 1) return;
   if (Inner(trainer, "cuda_graphs") == true) {
     emit(path + ".cuda_graphs",

@@ -48,6 +48,43 @@ TEST(TrainerLayout, NumbersInFewBitsAreRefusedWithWhatTheyDoNotGoTogetherWith) {
   for (const Case& c : cases) EXPECT_EQ(Check(c), c.said) << c.trainer;
 }
 
+TEST(TrainerLayout, WhatDoesNotGoWithPairsOrElasticSumsIsRefused) {
+  const Case cases[] = {
+      {R"({"dpo": {}, "init": "/m", "z_loss": 0, "cuda_graphs": false})", 1, 1, 1, ""},
+      {R"({"reward": {}, "init": "/m"})", 1, 1, 1, ""},
+      {R"({"packing": "bfd", "model": {}, "lora": {}, "z_loss": 1})", 1, 1, 1, ""},
+      {R"({"dpo": {}, "reward": {}, "init": "/m"})", 1, 1, 1,
+       "trainer.reward: dpo and reward exclude each other, as a model has one head; keep one"},
+      {R"({"reward": {}, "packing": "bfd"})", 1, 1, 1,
+       "trainer.packing: with reward a row is a pair; leave it out"},
+      {R"({"dpo": {}, "mixture": []})", 1, 1, 1,
+       "trainer.mixture: is not supported yet with dpo; prepare the inputs into one directory and "
+       "give data"},
+      {R"({"dpo": {}, "cuda_graphs": true})", 1, 1, 1,
+       "trainer.cuda_graphs: is not supported yet with dpo; leave it out"},
+      {R"({"reward": {}, "z_loss": 1e-4})", 1, 1, 1,
+       "trainer.z_loss: is not supported yet with reward; leave it out"},
+      {R"({"dpo": {}, "model": {}})", 1, 1, 1,
+       "trainer.model: dpo goes on from a model that can read; give init instead"},
+      {R"({"reward": {}, "lora": {}})", 1, 1, 1,
+       "trainer.lora: is not supported yet with reward; leave it out"},
+      {R"({"dpo": {}, "lora": {}})", 1, 1, 1, ""},
+      {R"({"quantize": {}, "lora": {}, "matmul": "fp8"})", 1, 1, 1,
+       "trainer.matmul: fp8 does not go together with quantize; leave one of them out"},
+      {R"({"deterministic": "elastic", "micro_batch_size": 2})", 1, 1, 1, ""},
+      {R"({"deterministic": "elastic"})", 1, 1, 1,
+       "trainer.deterministic: elastic sums micro-batches of one size, whatever the number of "
+       "ranks; add micro_batch_size"},
+      {R"({"deterministic": "elastic", "micro_batch_size": 2, "parallel": "auto"})", 1, 1, 1,
+       "trainer.deterministic: elastic is not supported yet with parallel: auto; leave one of "
+       "them out, or use true"},
+      {R"({"deterministic": "elastic", "micro_batch_size": 2, "parallel": {"pp": 2}})", 1, 1, 2,
+       "trainer.deterministic: elastic is not supported yet with parallel.pp; leave one of them "
+       "out, or use true"},
+  };
+  for (const Case& c : cases) EXPECT_EQ(Check(c), c.said) << c.trainer;
+}
+
 TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
   constexpr char kTwo[] = R"({"parallel": {"tp": 2}, "model": {"num_key_value_heads": 8}})";
   constexpr char kThree[] = R"({"parallel": {"tp": 3}, "model": {"num_key_value_heads": 8}})";
@@ -219,6 +256,27 @@ TEST(TrainerLayout, ExpertsThatCantBeSharedOutAreRefusedWithTheNearestThatCan) {
   };
   for (const Case& c : cases)
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
+}
+
+TEST(TrainerPaths, AnExportGoesToADirectoryOrAPrefixOfABucket) {
+  const auto said = [](const char* field, const char* given) {
+    std::string text;
+    CheckTrainerPaths({{field, given}}, "trainer",
+                      [&](const std::string& path, const std::string& message, Document::Where) {
+                        text = path + ": " + message;
+                      });
+    return text;
+  };
+  for (const char* good :
+       {"model", "/models/new", "s3://acme/models/new", "s3://acme/a/{{index}}/"})
+    EXPECT_EQ(said("export", good), "") << good;
+  for (const char* bad : {"gs://acme/model", "s3://", "s3://acme", "s3://acme//", "s3:///model",
+                          "s3://ac/model", "s3://Acme/model", "s3://acme/a//b"})
+    EXPECT_EQ(said("export", bad),
+              std::string("trainer.export: \"") + bad +
+                  "\" is no place of an object store; give s3://BUCKET/PREFIX, or a directory, "
+                  "absolute or under the job's directory");
+  EXPECT_NE(said("init", "s3://acme/model"), "");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "common/spec/blocks.h"
 #include "common/spec/spec.h"
 #include "common/spec/testing/test_schema.h"
 #include "common/spec/trainer_schema.h"
@@ -176,6 +177,39 @@ TEST(JobFile, AnElasticJobIsReadWhole) {
   EXPECT_EQ(task.input().size_bytes(), int64_t{120} << 30);
   EXPECT_EQ(task.time_limit_ns(), 3 * kDay);
   EXPECT_EQ(task.grace_ns(), 5 * kMinute);
+}
+
+TEST(JobFile, BlocksOfRanksAreReadWrittenAndGiveTheStep) {
+  const struct {
+    const char* workers;
+    const char* blocks;
+    int32_t multiple_of;
+    RankUnits units;
+  } kCases[] = {
+      {"8", "[{gpus: 4, required: host}]", 2, {2, 2, 2}},
+      {"8", "[{gpus: 2, required: rack}]", 0, {1, 1, 1}},
+      {"8", "[{gpus: 1, required: host}]", 0, {1, 1, 1}},
+      {"{min: 4, max: 8}", "[{gpus: 4, required: rack}, {gpus: 8, preferred: rack}]", 4, {1, 2, 2}},
+      {"{min: 8, max: 16, multiple_of: 8}",
+       "[{gpus: 4, preferred: host, required: block}]",
+       8,
+       {1, 1, 2}},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.blocks);
+    const std::string text = absl::StrCat("run: ls\nworkers: ", c.workers,
+                                          "\nresources: {gpus: 2, gpu_types: [h100-80g]}\n",
+                                          "topology: {blocks: ", c.blocks, "}\n");
+    pb::JobSpec spec, again;
+    std::vector<Problem> problems;
+    ASSERT_TRUE(ParseJobFile(text, "x.yaml", {}, &spec, &problems)) << Summary(problems);
+    EXPECT_EQ(RankUnitsOf(spec.tasks(0), 0), c.units);
+    ASSERT_TRUE(ParseJobFile(SpecToYaml(spec), "x.yaml", {}, &again, &problems))
+        << Summary(problems);
+    EXPECT_EQ(again.ShortDebugString(), spec.ShortDebugString());
+    ApplyDefaults(&spec, SpecDefaults{});
+    EXPECT_EQ(spec.tasks(0).workers().multiple_of(), c.multiple_of);
+  }
 }
 
 TEST(JobFile, TheTrainersMapBecomesCanonicalJsonTypedByItsSchema) {

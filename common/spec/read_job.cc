@@ -152,6 +152,24 @@ class JobReader {
     }
   }
 
+  void ReadBlock(const YamlNode& node, const std::string& path, pb::RankBlock* block) {
+    if (!node.IsMap()) {
+      document_.MarkUnsound(path);
+      return document_.Add(
+          node, path,
+          absl::StrCat("must be a map, as {gpus: 8, required: host}; got ", Shown(node)));
+    }
+    Fields fields(document_, node, path);
+    int32_t gpus = 0;
+    if (fields.Int("gpus", 1, kMaxWorkers, &gpus)) block->set_gpus(gpus);
+    std::string text;
+    if (fields.Choice("preferred", TopologyNames(), 1, &text))
+      block->set_preferred(ByName<pb::TopologyLevel>(TopologyNames(), text));
+    if (fields.Choice("required", TopologyNames(), 1, &text))
+      block->set_required(ByName<pb::TopologyLevel>(TopologyNames(), text));
+    fields.Finish();
+  }
+
   void ReadTask(Fields& fields, pb::TaskSpec* task) {
     pb::Workers workers;
     if (ReadWorkers(fields, "workers", kMaxWorkers, &workers)) *task->mutable_workers() = workers;
@@ -167,6 +185,9 @@ class JobReader {
         out->set_preferred(ByName<pb::TopologyLevel>(TopologyNames(), text));
       if (topology->Choice("required", TopologyNames(), 1, &text))
         out->set_required(ByName<pb::TopologyLevel>(TopologyNames(), text));
+      topology->ForEach("blocks", [&](const YamlNode& node, const std::string& path) {
+        ReadBlock(node, path, out->add_blocks());
+      });
       topology->Finish();
     }
     if (fields.Text("setup", &text)) task->set_setup(text);

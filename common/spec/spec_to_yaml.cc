@@ -74,6 +74,21 @@ void WriteWorkers(YamlWriter& out, std::string_view name, const pb::Workers& wor
   out.Plain(name, absl::StrCat("{min: ", workers.min(), ", max: ", workers.max(), multiple, "}"));
 }
 
+void WriteBlocks(YamlWriter& out, const pb::Topology& topology) {
+  if (topology.blocks().empty()) return;
+  out.Open("blocks");
+  for (const pb::RankBlock& block : topology.blocks()) {
+    out.Item();
+    out.Plain("gpus", absl::StrCat(block.gpus()));
+    if (block.preferred() != pb::TOPOLOGY_LEVEL_UNSPECIFIED)
+      out.Plain("preferred", LevelName(block.preferred()));
+    if (block.required() != pb::TOPOLOGY_LEVEL_UNSPECIFIED)
+      out.Plain("required", LevelName(block.required()));
+    out.Close();
+  }
+  out.Close();
+}
+
 // `counted`: the job says elsewhere how many workers there are.
 void WriteTask(YamlWriter& out, const pb::TaskSpec& task, bool counted) {
   WriteList(out, "after", task.after());
@@ -98,6 +113,7 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task, bool counted) {
       out.Plain("preferred", LevelName(task.topology().preferred()));
     if (task.topology().required() != pb::TOPOLOGY_LEVEL_UNSPECIFIED)
       out.Plain("required", LevelName(task.topology().required()));
+    WriteBlocks(out, task.topology());
     out.Close();
   }
   if (!task.setup().empty()) out.Text("setup", task.setup());

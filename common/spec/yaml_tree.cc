@@ -180,6 +180,9 @@ bool Document::Parse(std::string_view text, std::string_view filename) {
         !word.empty() && absl::StrContains(error.msg, "flow"))
       absl::StrAppend(&message, ". Within {…} or […] a value with braces needs quotes: \"", word,
                       "\"");
+    if (absl::StrContains(error.msg, "anchor"))
+      absl::StrAppend(&message,
+                      ". A value that begins with * or & needs quotes: schedule: \"*/5 * * * *\"");
     AddAt({line, placed ? error.mark.column + 1 : 0, 1}, "", message);
     return false;
   }

@@ -347,6 +347,24 @@ TEST(ResolveSpec, WhatNoDomainOrNoLimitedFlavourHoldsIsRefused) {
       {"a host doesn't hold three", "default",
        one + "workers { min: 3 max: 3 } topology { required: ISLAND }",
        "in one island; lab holds 2 workers in one island"},
+      {"a host holds each block of two", "default",
+       one + "workers { min: 8 max: 8 } topology { blocks { gpus: 2 required: HOST } }", ""},
+      {"no host holds a block of four", "default",
+       one + "workers { min: 4 max: 4 } topology { blocks { gpus: 4 required: HOST } }",
+       "lab holds its 4 workers, but not in blocks of 4 GPUs within one host each, as "
+       "topology.blocks says\nIt can start with  smaller blocks, wider levels, or preferred in "
+       "place of required"},
+      {"a wish is none", "default",
+       one + "workers { min: 4 max: 4 } topology { blocks { gpus: 4 preferred: HOST } }", ""},
+      {"each rack holds one block", "default",
+       one +
+           "workers { min: 8 max: 8 } topology { blocks { gpus: 2 required: HOST } blocks { gpus: "
+           "4 required: RACK } }",
+       ""},
+      {"within one rack only one block", "default",
+       one + "workers { min: 8 max: 8 } topology { required: RACK blocks { gpus: 4 required: RACK "
+             "} }",
+       "8 workers x 1 = 8 h100 in one rack; lab holds 4 workers in one rack"},
       {"the flavour with room is limited, the other too few", "small",
        "resources { gpus_milli: 2000 gpu_types: \"h100\" gpu_types: \"a100\" } workers { min: 2 "
        "max: 2 }",
@@ -620,6 +638,28 @@ TEST_F(Sentences, NameTheResourceThatLacksBesideFreeDevices) {
   const uint64_t fits = testing::JobBuilder("research").SubmitTo(&s_);
   EXPECT_EQ(Text(fits, pb::V_PLACEMENT),
             "enough gpu in lab is free, but kept for others, whose turn comes first");
+}
+
+// One GPU is free on each host.
+TEST_F(Sentences, NameTheBlocksOfRanksThatFindNoRoom) {
+  for (const char* host : {"h00", "h01"}) {
+    const uint64_t other = testing::JobBuilder("research").SubmitTo(&s_);
+    s_.Do(testing::Placed(s_.state, other, "lab", {{host, {0}}}));
+  }
+  const auto blocks = [&](int gpus, pb::TopologyLevel required) {
+    testing::JobBuilder job("research");
+    job.Workers(2);
+    pb::RankBlock* block = job.task()->mutable_topology()->add_blocks();
+    block->set_gpus(gpus);
+    block->set_required(required);
+    return Text(job.SubmitTo(&s_), pb::V_PLACEMENT);
+  };
+  EXPECT_EQ(blocks(2, pb::HOST),
+            "enough gpu in lab is free, but not in blocks of 2 GPUs within one host each, as "
+            "topology.blocks says");
+  EXPECT_THAT(blocks(2, pb::BLOCK), HasSubstr("kept for others"));
+  s_.Hosts("lab", 1, 2);
+  EXPECT_THAT(blocks(2, pb::HOST), HasSubstr("kept for others"));
 }
 
 TEST_F(Sentences, NameTheHostsWhoseAgentsAreTooOldAndWhatToDo) {

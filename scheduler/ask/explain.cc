@@ -12,6 +12,7 @@
 #include "common/base/units.h"
 #include "common/spec/workers.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/block_room.h"
 #include "scheduler/ask/borrowed.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/taken.h"
@@ -263,8 +264,9 @@ class Explainer {
     for (const auto& [type, devices] : a_host) {
       const int64_t each = spec_.resources().gpus_milli() / 1000;
       const int64_t step = StepOf(spec_.workers());
-      if (each > devices && (devices == 0 || each * spec_.workers().min() % devices != 0 ||
-                             (step > 1 && each * step % devices != 0)))
+      if (each > devices &&
+          (devices == 0 || each * spec_.workers().min() % devices != 0 ||
+           (step > 1 && each * step % devices != 0) || !HasBlocksFor(spec_, devices)))
         continue;
       pb::JobSpec spec = With([&, t = type, d = devices](pb::JobSpec*, pb::TaskSpec* task) {
         if (each <= d) {
@@ -298,10 +300,13 @@ class Explainer {
 
   void TryTopology(Response* response) {
     const pb::TopologyLevel required = spec_.topology().required();
-    if (required == pb::TOPOLOGY_LEVEL_UNSPECIFIED || required >= pb::CLUSTER) return;
-    Try(Own(Response::LOOSER_TOPOLOGY, "topology: {required: cluster}",
+    const bool blocks = RankUnitsOf(spec_, 0) != RankUnits();
+    if (!blocks && (required == pb::TOPOLOGY_LEVEL_UNSPECIFIED || required >= pb::CLUSTER)) return;
+    Try(Own(Response::LOOSER_TOPOLOGY,
+            blocks ? "topology: {required: cluster, blocks: []}" : "topology: {required: cluster}",
             With([](pb::JobSpec*, pb::TaskSpec* task) {
               task->mutable_topology()->set_required(pb::CLUSTER);
+              task->mutable_topology()->clear_blocks();
             })),
         response);
   }

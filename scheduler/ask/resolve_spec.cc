@@ -7,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
+#include "common/spec/workers.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/block_room.h"
 #include "scheduler/ask/capacity.h"
 #include "scheduler/ask/check_groups.h"
 #include "scheduler/ask/words/workers_text.h"
@@ -108,6 +110,7 @@ std::vector<PoolRoom> PoolsOf(const State& state, const pb::JobSpec& spec, const
       bool any = false;
       pb::Inventory made;
       std::map<std::string, int64_t> domains;
+      BlockRoom room(task);
       for (HostId id : state.hosts()) {
         const HostRow& host = state.host(id);
         if (host.cluster != static_cast<int32_t>(c)) continue;
@@ -115,7 +118,7 @@ std::vector<PoolRoom> PoolsOf(const State& state, const pb::JobSpec& spec, const
         const pb::Inventory& shape = ShapeOf(state, host, &made);
         if (flavour.empty() || shape.flavour() == flavour) {
           int64_t& workers = domains[DomainOf(task.topology().required(), host)];
-          workers += WorkersOn(task, shape);
+          workers += room.Add(host, WorkersOn(task, shape), task.topology().required());
           pool.workers = std::max(pool.workers, workers);
         }
         if (one_that_holds && Holds(pool, task)) return {pool};
@@ -190,11 +193,39 @@ std::string TooLargeForAHost(const State& state, const pb::JobSpec& spec,
                       "what hosts have: muster host list");
 }
 
+// Where it is for its blocks of ranks that no pool holds it; else "". `best`: workers that some
+// pool holds.
+std::string BlocksTooLarge(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
+                           int64_t best) {
+  if (!BlockRoom(task).asks()) return "";
+  pb::TaskSpec apart = task;
+  apart.mutable_topology()->clear_blocks();
+  const std::vector<PoolRoom> pools = PoolsOf(state, spec, apart, /*one_that_holds=*/true);
+  if (pools.empty()) return "";
+  const int64_t step = StepOf(task.workers());
+  const std::string fewer =
+      best < step ? "" : absl::StrCat(" workers: ", best / step * step, ", or with");
+  return absl::StrCat(pools[0].cluster, " holds its ", task.workers().min(), " workers, but not ",
+                      BlocksText(task), "\nIt can start with ", fewer,
+                      " smaller blocks, wider levels, or preferred in place of required");
+}
+
 // The second line says what would be accepted.
 std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
                      const std::vector<PoolRoom>& pools) {
   int64_t best = 0;
   for (const PoolRoom& pool : pools) best = std::max(best, pool.workers);
+  if (const std::string text = BlocksTooLarge(state, spec, task, best); !text.empty()) return text;
+  if (BlockRoom(task).asks() && best < StepOf(task.workers())) {
+    pb::TaskSpec one = task;
+    one.mutable_topology()->clear_blocks();
+    one.mutable_workers()->set_min(1);
+    if (!PoolsOf(state, spec, one, /*one_that_holds=*/true).empty())
+      return absl::StrCat("no cluster holds a block of ranks of ", LargestBlockOf(task),
+                          " workers (topology.blocks), and its ", task.workers().min(),
+                          " workers don't fit\nUse smaller blocks or wider levels, and fewer "
+                          "workers");
+  }
   if (best == 0) return TooLargeForAHost(state, spec, task);
   const bool gpus = task.resources().gpus_milli() > 0;
   const int64_t each_milli = gpus ? task.resources().gpus_milli() : task.resources().cpus_milli();

@@ -440,6 +440,23 @@ TEST(Explain, FewerWorkersOfAGangInMultiplesAreAMultiple) {
       << "not 7, which are free";
 }
 
+TEST(Explain, NamesWhatItWouldGetWithoutItsBlocksOfRanks) {
+  SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 2, 4).Queue("research");
+  for (const char* host : {"h00", "h01"}) {
+    const uint64_t other = JobBuilder("research").SubmitTo(&s);
+    s.Do(testing::Placed(s.state, other, "lab", {{host, {0}}}));
+  }
+  JobBuilder gang("research");
+  pb::RankBlock* block = gang.Workers(6).MultipleOf(2).task()->mutable_topology()->add_blocks();
+  block->set_gpus(2);
+  block->set_required(pb::HOST);
+  const std::vector<std::string> said = Said(Explained(&s, gang.SubmitTo(&s)));
+  EXPECT_THAT(said, ::testing::Contains(HasSubstr(
+                        "0 s: topology: {required: cluster, blocks: []} on lab/h00,h01")));
+  EXPECT_THAT(said, ::testing::Contains(HasSubstr("0 s: workers: 4")));
+}
+
 TEST(Explain, SaysHowSoonWhatIsBorrowedMayBeStopped) {
   SystemBuilder s = OneGuaranteed();
   const auto borrowed = [&](uint64_t job) {

@@ -201,6 +201,46 @@ TEST(Decide, PlacesOnTheTightestLevel) {
   }
 }
 
+// Racks "large" (three hosts of 4) and "small" (two); a GPU of the first host is taken.
+TEST(Decide, BlocksOfRanksLieTogetherInTheOrderOfRank) {
+  const struct {
+    const char* name;
+    int workers, gpus;
+    pb::TopologyLevel required;
+    std::vector<int32_t> parts;  // workers of each; none: not placed
+  } cases[] = {
+      {"apart where nobody asks", 19, 1, pb::TOPOLOGY_LEVEL_UNSPECIFIED, {3, 4, 4, 4, 4}},
+      {"pairs on one host each", 18, 2, pb::HOST, {2, 4, 4, 4, 4}},
+      {"five blocks of three", 15, 3, pb::HOST, {3, 3, 3, 3, 3}},
+      {"no host for the sixth, though by number", 18, 3, pb::HOST, {}},
+      {"blocks of four", 16, 4, pb::HOST, {4, 4, 4, 4}},
+      {"a rack for each block of eight", 16, 8, pb::RACK, {4, 4, 4, 4}},
+  };
+  for (const auto& c : cases) {
+    SystemBuilder system;
+    system.Cluster("c")
+        .Hosts("c", 3, 4, "gpu", "large")
+        .Hosts("c", 2, 4, "gpu", "small")
+        .Queue("q");
+    const uint64_t other = JobBuilder("q").SubmitTo(&system);
+    system.Do(testing::Placed(system.state, other, "c", {{"h00", {0}}}));
+    JobBuilder builder("q");
+    builder.Workers(c.workers);
+    if (c.required != pb::TOPOLOGY_LEVEL_UNSPECIFIED) {
+      pb::RankBlock* block = builder.task()->mutable_topology()->add_blocks();
+      block->set_gpus(c.gpus);
+      block->set_required(c.required);
+    }
+    const uint64_t job = builder.SubmitTo(&system);
+    Go(&system);
+    std::vector<int32_t> parts;
+    if (const AttemptRow* attempt = TaskOf(system.state, job).current(); attempt != nullptr) {
+      for (const PartRow& part : attempt->parts) parts.push_back(part.workers);
+    }
+    EXPECT_EQ(parts, c.parts) << c.name;
+  }
+}
+
 TEST(Decide, SharesADeviceAndRespectsCpus) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 1, 1, "gpu", "", 4).Queue("q");

@@ -70,8 +70,37 @@ int64_t ReplaceableBelow(const State& state, int32_t node, const std::string& fl
   return milli;
 }
 
-// The whole gang is in one domain of the level that its task requires. Racks of two blocks may have
-// one name.
+// Racks of two blocks may have one name.
+std::string DomainOf(pb::TopologyLevel level, const HostRow& host) {
+  if (level == pb::BLOCK) return host.block;
+  return level == pb::RACK ? absl::StrCat(host.block, "/", host.rack) : host.name;
+}
+
+// Each block of its ranks is in one domain of the level that it requires. Parts are in the order of
+// RANK.
+absl::Status CheckBlocks(const State& state, const pb::TaskSpec& spec, const pb::AttemptPlaced& e) {
+  const int64_t gpus = spec.resources().gpus_milli() / 1000;
+  for (const pb::RankBlock& block : spec.topology().blocks()) {
+    const pb::TopologyLevel level = block.required();
+    if (level == pb::TOPOLOGY_LEVEL_UNSPECIFIED || level >= pb::CLUSTER || block.gpus() <= gpus)
+      continue;
+    int64_t before = 0;  // GPUs in the parts before
+    std::string domain;  // of the part before
+    for (const pb::Placement& placement : e.placements()) {
+      const HostRow& host = state.host(state.FindHost(e.cluster(), placement.host()));
+      std::string here = DomainOf(level, host);
+      if (before % block.gpus() != 0 && here != domain)
+        return Broken(absl::StrCat("each block of ", block.gpus(), " GPUs is to be in one ",
+                                   absl::AsciiStrToLower(pb::TopologyLevel_Name(level)),
+                                   ", not in ", domain, " and ", here));
+      before += placement.workers() * gpus;
+      domain = std::move(here);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The whole gang is in one domain of the level that its task requires.
 absl::Status CheckTopology(const State& state, const pb::TaskSpec& spec,
                            const pb::AttemptPlaced& e) {
   const pb::TopologyLevel level = spec.topology().required();
@@ -80,12 +109,8 @@ absl::Status CheckTopology(const State& state, const pb::TaskSpec& spec,
   std::set<std::string> domains;
   for (const pb::Placement& placement : e.placements()) {
     const HostRow& host = state.host(state.FindHost(e.cluster(), placement.host()));
-    if (level == pb::BLOCK) {
-      domains.insert(host.block);
-    } else if (level == pb::RACK) {
-      domains.insert(absl::StrCat(host.block, "/", host.rack));
-    } else if (level == pb::HOST || placement.devices().empty()) {
-      domains.insert(host.name);
+    if (level != pb::ISLAND || placement.devices().empty()) {
+      domains.insert(DomainOf(level, host));
     } else {
       for (const int32_t device : placement.devices())
         domains.insert(
@@ -269,6 +294,7 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
     return Broken("a gang over several hosts starts in two phases, any other at once");
   if (job->holder != 0) return CheckPlacedOnHolder(state, *job, spec, e);
   if (e.holder_attempt() != 0) return Broken("names a holder's attempt of a job that has none");
+  if (absl::Status status = CheckBlocks(state, spec, e); !status.ok()) return status;
   return CheckTopology(state, spec, e);
 }
 

@@ -24,7 +24,8 @@ struct PlanFault {
 //    the job may use, one flavour of its list, devices that exist, are healthy and free, no device
 //    twice; CPUs, memory, disk of each host suffice; hosts are up, heard from, not drained, and
 //    nothing is placed beside what nobody knows; the queue and the cluster are not held or drained;
-//    all of the gang is in one domain of the topology level that its task requires;
+//    all of the gang is in one domain of the topology level that its task requires, and so is each
+//    block of its ranks;
 //  - no queue on the path exceeds a limit by it;
 //  - attempt numbers are the task's next; tasks that it comes after have succeeded; its backoff is
 //  over;

@@ -551,5 +551,94 @@ TEST(Validate, AGangIsInOneDomainOfTheLevelThatItRequires) {
       std::string::npos);
 }
 
+// The hosts of the test above: h00 with two islands of two, h01 beside it in rack a/r1, h02 in
+// a/r2, h03 in b/r1.
+TEST(Validate, BlocksOfRanksAreTogether) {
+  SystemBuilder system;
+  const struct {
+    const char *host, *block, *rack;
+  } hosts[] = {{"h00", "a", "r1"}, {"h01", "a", "r1"}, {"h02", "a", "r2"}, {"h03", "b", "r1"}};
+  pb::Event event;
+  pb::ClusterSpec* cluster = event.mutable_clusters_configured()->mutable_file()->add_clusters();
+  cluster->set_name("c");
+  for (const auto& h : hosts) {
+    pb::HostSpec* host = cluster->add_hosts();
+    host->set_name(h.host);
+    host->set_block(h.block);
+    host->set_rack(h.rack);
+  }
+  system.Do(event);
+  for (const auto& h : hosts) system.Hello("c", h.host, 4);
+  system.Queue("q");
+  const struct {
+    const char* why;
+    int gpus;
+    pb::TopologyLevel required, preferred;
+    std::vector<testing::On> parts;
+    const char* message;  // part of it; "" = valid
+  } cases[] = {
+      {"whole blocks on each host",
+       2,
+       pb::HOST,
+       {},
+       {{"h00", {0, 1, 2, 3}, 4}, {"h02", {0, 1}, 2}},
+       ""},
+      {"a block over two hosts",
+       2,
+       pb::HOST,
+       {},
+       {{"h00", {0, 1, 2}, 3}, {"h02", {0}}},
+       "each block of 2 GPUs is to be in one host, not in h00 and h02"},
+      {"as many on each, but not from the first on",
+       2,
+       pb::HOST,
+       {},
+       {{"h00", {0}}, {"h01", {0, 1}, 2}, {"h02", {0}}},
+       "not in h00 and h01"},
+      {"a block in a rack", 4, pb::RACK, {}, {{"h00", {0, 1, 2}, 3}, {"h01", {0}}}, ""},
+      {"a block over two racks",
+       4,
+       pb::RACK,
+       {},
+       {{"h00", {0, 1}, 2}, {"h02", {0, 1}, 2}},
+       "each block of 4 GPUs is to be in one rack, not in a/r1 and a/r2"},
+      {"racks of one name in two blocks",
+       4,
+       pb::RACK,
+       {},
+       {{"h00", {0, 1}, 2}, {"h03", {0, 1}, 2}},
+       "not in a/r1 and b/r1"},
+      {"a block of ranks in one of hosts",
+       4,
+       pb::BLOCK,
+       {},
+       {{"h00", {0, 1}, 2}, {"h02", {0, 1}, 2}},
+       ""},
+      {"a block of ranks in two of hosts",
+       4,
+       pb::BLOCK,
+       {},
+       {{"h02", {0, 1}, 2}, {"h03", {0, 1}, 2}},
+       "in one block, not in a and b"},
+      {"a wish binds nobody", 2, {}, pb::HOST, {{"h00", {0}}, {"h02", {0}}}, ""},
+  };
+  for (const auto& c : cases) {
+    SystemBuilder with = system;
+    JobBuilder job("q");
+    int workers = 0;
+    for (const testing::On& part : c.parts) workers += part.workers;
+    pb::RankBlock* block = job.Workers(workers).task()->mutable_topology()->add_blocks();
+    block->set_gpus(c.gpus);
+    block->set_required(c.required);
+    block->set_preferred(c.preferred);
+    Plan plan;
+    plan.events.push_back(Placed(with.state, job.SubmitTo(&with), "c", c.parts));
+    const absl::Status status = Validate(with.state, plan);
+    EXPECT_EQ(status.ok(), *c.message == '\0') << c.why << ": " << status.message();
+    EXPECT_NE(std::string(status.message()).find(c.message), std::string::npos)
+        << c.why << ": " << status.message();
+  }
+}
+
 }  // namespace
 }  // namespace muster

@@ -1,14 +1,15 @@
 #include <algorithm>
-#include <cctype>
 #include <limits>
 #include <map>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
 #include "common/spec/members.h"
 #include "scheduler/ask/ask.h"
+#include "scheduler/ask/block_room.h"
 #include "scheduler/ask/words/absent_text.h"
 #include "scheduler/ask/words/after_text.h"
 #include "scheduler/ask/words/clock_text.h"
@@ -123,6 +124,8 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
     int64_t free = -1, wants = 0;
     HostId host = kNoHost;
   } most[kResources];
+  BlockRoom blocks(spec);
+  int64_t in_blocks = 0;  // workers, whose blocks are together
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
     if (host.cluster != cluster || !host.usable() || !Can(AbilitiesOf(host.inventory), needs) ||
@@ -143,12 +146,16 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
     const int64_t wants[kResources] = {demand.gpus_milli, demand.cpus_milli, demand.memory_bytes,
                                        demand.disk_bytes};
     fit_devices += of_devices;
+    int64_t of_all = of_devices;
     for (int r = 0; r < kResources; ++r) {
-      fit[r] += r == 0 || wants[r] == 0
-                    ? of_devices
-                    : std::min(of_devices, std::max<int64_t>(0, free[r]) / wants[r]);
+      const int64_t here = r == 0 || wants[r] == 0
+                               ? of_devices
+                               : std::min(of_devices, std::max<int64_t>(0, free[r]) / wants[r]);
+      of_all = std::min(of_all, here);
+      fit[r] += here;
       if ((of_devices > 0 || r == 0) && free[r] > most[r].free) most[r] = {free[r], wants[r], id};
     }
+    in_blocks += blocks.Add(host, of_all, pb::CLUSTER);
   }
   std::string unable = Unable(state, job, task);
   if (most[0].host == kNoHost) return unable;  // none of those that are up
@@ -179,12 +186,12 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
                         gpus ? absl::StrCat(" beside free ", verdict.flavour()) : "", ": ", each,
                         " takes ", shown(r, most[r].wants), best, others);
   }
+  if (blocks.asks() && in_blocks < workers)
+    return absl::StrCat("enough ", Where(verdict), " is free, but not ", BlocksText(spec), others);
   const pb::TopologyLevel level = spec.topology().required();
   if (workers > 1 && level >= pb::ISLAND && level <= pb::BLOCK) {
-    std::string name = pb::TopologyLevel_Name(level);
-    std::transform(name.begin(), name.end(), name.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    return absl::StrCat("enough ", Where(verdict), " is free, but not within one ", name,
+    return absl::StrCat("enough ", Where(verdict), " is free, but not within one ",
+                        absl::AsciiStrToLower(pb::TopologyLevel_Name(level)),
                         ", as topology.required says", others);
   }
   return "";

@@ -4,6 +4,7 @@
 
 #include "common/base/job_defaults.h"
 #include "common/base/units.h"
+#include "common/spec/blocks.h"
 
 namespace muster {
 namespace {
@@ -90,6 +91,29 @@ bool AllSound(const State& state, const HostSlices& slices) {
       return device < has.devices_size() && has.devices(device).healthy();
     });
   });
+}
+
+bool AreTogether(const State& state, const pb::TaskSpec& spec, const HostSlices& slices) {
+  const auto apart = [&](pb::TopologyLevel level, const HostSlice& one, const HostSlice& other) {
+    const HostRow &a = state.host(one.host), &b = state.host(other.host);
+    if (level <= pb::HOST) return one.host != other.host;
+    return a.block != b.block || (level == pb::RACK && a.rack != b.rack);
+  };
+  const auto binds = [](pb::TopologyLevel level) {
+    return level != pb::TOPOLOGY_LEVEL_UNSPECIFIED && level < pb::CLUSTER;
+  };
+  int64_t before = 0;  // workers in the slices before
+  for (size_t i = 1; i < slices.size(); ++i) {
+    before += slices[i - 1].workers;
+    const pb::TopologyLevel required = spec.topology().required();
+    if (binds(required) && apart(required, slices[i - 1], slices[i])) return false;
+    for (const pb::RankBlock& block : spec.topology().blocks()) {
+      if (binds(block.required()) && before % WorkersOf(block, spec) != 0 &&
+          apart(block.required(), slices[i - 1], slices[i]))
+        return false;
+    }
+  }
+  return true;
 }
 
 AttemptRow SoundFirst(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) {

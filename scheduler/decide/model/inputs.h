@@ -83,6 +83,9 @@ HostSlices SlicesOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t
 // The workers first all of whose devices are sound, each kind in its order.
 AttemptRow SoundFirst(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
 bool AllSound(const State& state, const HostSlices& slices);
+// Whether they are as near to each other as the task requires of the whole gang and of blocks of
+// its ranks: what was taken by others' leave may be torn, and racks may have changed since.
+bool AreTogether(const State& state, const pb::TaskSpec& spec, const HostSlices& slices);
 // Those of the first `workers` of such slices.
 HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t workers);
 int32_t WorkersIn(const HostSlices& slices);

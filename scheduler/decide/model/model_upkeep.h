@@ -108,8 +108,11 @@ class ModelUpkeep {
   std::set<HostId> unreachable_;
   std::map<int32_t, bool> mass_loss_;  // of the clusters with unreachable hosts
   // Workers, a worker's GPUs, CPUs, memory and disk, what it needs of agents, topology preferred
-  // and required; of what starts together -1, job and task.
-  std::map<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, Abilities, int, int>, int32_t>
+  // and required, its blocks of ranks (GPUs, preferred, required); of what starts together -1, job
+  // and task.
+  std::map<std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, Abilities, int, int,
+                      std::vector<int32_t>>,
+           int32_t>
       shapes_;
   std::set<uint64_t> over_;  // finished jobs whose gangs are still in the model
   size_t over_gangs_ = 0;

@@ -93,9 +93,8 @@ NextStop NextStopOf(const State& state, const JobRow& job, int32_t task, const A
     const auto index = static_cast<int32_t>(failed - job.tasks.begin());
     return absl::StrCat("task ", job.task_spec(index).name(), " failed");
   });
-  at_once(NotNeeded(job, task), pb::NOT_NEEDED, grace_ns, [&] {
-    return absl::StrCat("what it was there for has succeeded: ", absl::StrJoin(spec.until(), ", "));
-  });
+  at_once(NotNeeded(job, task), pb::NOT_NEEDED, grace_ns,
+          [&] { return absl::StrJoin(spec.until(), ", "); });
   at_once(job.holder != 0 && !HolderGoesOn(state, job, attempt), pb::HOLDER, grace_ns, [&] {
     return absl::StrCat("job ", job.holder, ", on whose devices it ran, doesn't go on");
   });

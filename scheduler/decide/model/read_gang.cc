@@ -23,6 +23,13 @@ bool Ends(const JobRow& job) {
                      [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
 }
 
+std::vector<int32_t> BlocksOf(const pb::Topology& topology) {
+  std::vector<int32_t> blocks;
+  for (const pb::RankBlock& block : topology.blocks())
+    blocks.insert(blocks.end(), {block.gpus(), block.preferred(), block.required()});
+  return blocks;
+}
+
 }  // namespace
 
 Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
@@ -66,13 +73,13 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   gang.gpus = wants.gpus_milli() > 0;
   gang.wants = WantsOf(*gang.spec);
   gang.needs = NeedsOf(*job.spec, *gang.spec);
-  gang.shape =
-      shapes_
-          .try_emplace({gang.min_workers, wants.gpus_milli(), wants.cpus_milli(),
-                        wants.memory_bytes(), wants.disk_bytes(), gang.needs,
-                        gang.spec->topology().preferred(), gang.spec->topology().required()},
-                       static_cast<int32_t>(shapes_.size()))
-          .first->second;
+  gang.shape = shapes_
+                   .try_emplace({gang.min_workers, wants.gpus_milli(), wants.cpus_milli(),
+                                 wants.memory_bytes(), wants.disk_bytes(), gang.needs,
+                                 gang.spec->topology().preferred(),
+                                 gang.spec->topology().required(), BlocksOf(gang.spec->topology())},
+                                static_cast<int32_t>(shapes_.size()))
+                   .first->second;
   gang.worker_milli = std::max<int64_t>(
       1, wants.gpus_milli() > 0 ? wants.gpus_milli()
                                 : WorkerDemand(*gang.spec, pb::Inventory()).cpus_milli);
@@ -171,7 +178,7 @@ void ModelUpkeep::ReadTogether(const State& state, const JobRow& job, size_t fir
 int32_t ModelUpkeep::ShapeOfTogether(const TaskRef& ref) {
   const auto number = static_cast<int64_t>(ref.job);
   return shapes_
-      .try_emplace({-1, number, ref.task, 0, 0, 0, 0, 0}, static_cast<int32_t>(shapes_.size()))
+      .try_emplace({-1, number, ref.task, 0, 0, 0, 0, 0, {}}, static_cast<int32_t>(shapes_.size()))
       .first->second;
 }
 

@@ -22,7 +22,9 @@ void KeepOwn(const Inputs& in, const Gang& gang, Draft* draft) {
   if (held == nullptr || !held->held || held->attempt != gang.row->next_attempt || gang.leaf < 0)
     return;
   if (!gang.wants_place() && (!gang.ComesBack() || in.Unanswered(gang))) return;
-  if (!draft->later()->Fits(gang, held->parts, /*silent_too=*/true)) return;
+  if (!AreTogether(in.state, *gang.spec, held->parts) ||
+      !draft->later()->Fits(gang, held->parts, /*silent_too=*/true))
+    return;
   const auto is_there = [&](int32_t p) {
     const Pool& pool = in.model.pools[p];
     return pool.cluster == held->cluster &&

@@ -47,8 +47,9 @@ class Consolidation {
         claimant_(claimant),
         pool_(pool),
         avoids_hosts_(!HostsToAvoid(*claimant.job).empty()),
-        wants_certain_hosts_(avoids_hosts_ || claimant.spec->topology().required() !=
-                                                  pb::TOPOLOGY_LEVEL_UNSPECIFIED) {}
+        wants_certain_hosts_(avoids_hosts_ || !claimant.spec->topology().blocks().empty() ||
+                             claimant.spec->topology().required() !=
+                                 pb::TOPOLOGY_LEVEL_UNSPECIFIED) {}
 
   bool Run();
 

@@ -31,7 +31,8 @@ std::optional<PlannedPlace> HeldFor(const Inputs& in, const Gang& gang, const Dr
   // It would keep others from its next place for nothing.
   if (in.Unanswered(gang)) return std::nullopt;
   const int32_t workers = std::min(held.workers, gang.entitled_workers());
-  if (workers < gang.min_workers) return std::nullopt;
+  if (workers < gang.min_workers || !AreTogether(in.state, *gang.spec, held.parts))
+    return std::nullopt;
   return PlannedPlace{
       in.IndexOf(gang), gang.charge, workers,
       workers == held.workers ? held.parts : Shortened(*gang.spec, held.parts, workers)};

@@ -309,8 +309,10 @@ void Claim::Stop() {
     const Gang& gang = in_.gang(v);
     if (workers == 0 || workers == gang.workers) continue;
     HostSlices kept = SlicesOfVictim(v, 0, workers);
-    // Where it has too few sound devices left, nothing is held for it: it looks for a place anew.
-    if (AllSound(in_.state, kept)) draft_->Hold(v, gang.bound_pool, workers, std::move(kept));
+    // Where it has too few sound devices left, or they are no whole blocks of ranks, nothing is
+    // held for it: it looks for a place anew.
+    if (AllSound(in_.state, kept) && AreTogether(in_.state, *gang.spec, kept))
+      draft_->Hold(v, gang.bound_pool, workers, std::move(kept));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "scheduler/decide/testing/fixture.h"
 #include "scheduler/state/testing/builders.h"
 
@@ -133,6 +134,80 @@ TEST(Reclaim, AGangInMultiplesGivesBackAWholeStepAndTheRestIsFree) {
   EXPECT_TRUE(IsRunning(system, takes_rest));
   ASSERT_TRUE(IsRunning(system, elastic));
   EXPECT_EQ(TaskOf(system.state, elastic).current()->workers, 6);
+}
+
+// With its first device broken, the first four sound workers are one of h00, two of h01 and one of
+// h02: no pairs. It is not held on them.
+TEST(Reclaim, AGangOfBlocksThatIsMadeSmallerIsHeldInWholeBlocksOnly) {
+  for (const bool broken : {false, true}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 3, 2).Queue("a", 2).Queue("b");
+    JobBuilder builder("b");
+    builder.Workers(2, 6).MultipleOf(2);
+    pb::RankBlock* block = builder.task()->mutable_topology()->add_blocks();
+    block->set_gpus(2);
+    block->set_required(pb::HOST);
+    const uint64_t elastic = builder.SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, elastic);
+    ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 6);
+    system.Step(20);
+    if (broken) {
+      pb::Event event;
+      pb::HostHello& hello = *event.mutable_host_hello();
+      hello.set_cluster("c");
+      hello.set_host("h00");
+      hello.set_state_id("s1");
+      hello.set_boot_id("b1");
+      *hello.mutable_inventory() = system.state.host(system.state.FindHost("c", "h00")).inventory;
+      hello.mutable_inventory()->mutable_devices(0)->set_healthy(false);
+      system.Do(event);
+    }
+    JobBuilder("a").Gpus(1).SubmitTo(&system);
+    EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
+    EXPECT_EQ(TaskOf(system.state, elastic).current()->next_workers, 4);
+    const Reservation* held = ReservationOf(system, elastic);
+    ASSERT_EQ(held != nullptr, !broken);
+    if (held == nullptr) continue;
+    for (const HostSlice& part : held->parts) EXPECT_EQ(part.workers, 2);
+  }
+}
+
+// Racks that are changed while it is held on two hosts tear its block: what was held is given up.
+TEST(Reclaim, AGangOfBlocksIsNotHeldWhereChangedRacksHaveTornThem) {
+  for (const bool changed : {false, true}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 4, 2).Queue("a", 4).Queue("b");
+    JobBuilder builder("b");
+    builder.Workers(4, 8).MultipleOf(4);
+    pb::RankBlock* block = builder.task()->mutable_topology()->add_blocks();
+    block->set_gpus(4);
+    block->set_required(pb::RACK);
+    const uint64_t elastic = builder.SubmitTo(&system);
+    DecideQuickly(&system);
+    StartAll(&system, elastic);
+    ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 8);
+    system.Step(20);
+    JobBuilder("a").Workers(4).SubmitTo(&system);
+    DecideQuickly(&system);
+    ASSERT_NE(ReservationOf(system, elastic), nullptr);
+    if (changed) {
+      pb::Event event;
+      pb::ClusterSpec* cluster =
+          event.mutable_clusters_configured()->mutable_file()->add_clusters();
+      cluster->set_name("c");
+      const char* racks[] = {"r0", "r1", "r0", "r1"};
+      for (int h = 0; h < 4; ++h) {
+        pb::HostSpec* host = cluster->add_hosts();
+        host->set_name(absl::StrCat("h0", h));
+        host->set_rack(racks[h]);
+      }
+      system.Do(event);
+    }
+    DecideQuickly(&system);
+    const Reservation* held = ReservationOf(system, elastic);
+    ASSERT_EQ(held != nullptr, !changed);
+  }
 }
 
 // It was held on its first workers' devices, of which one is broken: a decision later it had to

@@ -85,6 +85,30 @@ TEST(Decide, AGangKeepsItsOtherHostsAndTakesASpareForTheOneThatIsLost) {
   }
 }
 
+// Two hosts with half a GPU block each are free: by number they would do for the lost host.
+TEST(Decide, AGangOfBlocksTakesNoSparesThatWouldTearThem) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 5, 2).Queue("q");
+  JobBuilder builder("q");
+  builder.Workers(6).Gpus(1);
+  builder.task()->set_trainer_json("{}");
+  pb::RankBlock* block = builder.task()->mutable_topology()->add_blocks();
+  block->set_gpus(2);
+  block->set_required(pb::HOST);
+  const uint64_t job = builder.SubmitTo(&system);
+  for (const char* host : {"h03", "h04"}) {
+    const uint64_t other = JobBuilder("q").SubmitTo(&system);
+    system.Do(testing::Placed(system.state, other, "c", {{host, {0}}}));
+  }
+  DecideQuickly(&system);
+  StartAll(&system, job);
+  ASSERT_EQ(TaskOf(system.state, job).current()->parts.size(), 3u);
+  LoseItsSecondHost(&system, job);
+  DecideQuickly(&system);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
+  EXPECT_EQ(TaskOf(system.state, job).reservation, nullptr);
+}
+
 // The only spare is still another job's, which is being stopped: until it has left the gang runs
 // on.
 TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {

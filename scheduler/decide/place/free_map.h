@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/container/btree_set.h"
+#include "common/spec/blocks.h"
 #include "scheduler/decide/model/model.h"
 #include "scheduler/decide/place/slices.h"
 #include "scheduler/decide/place/task_mix.h"
@@ -95,9 +96,11 @@ class FreeMap {
   // memory, disk, what it needs of the hosts' agents and the required level. On one host by the
   // policy; else the tightest level from the preferred one (tightest: island, then host) to the
   // required one that holds them, there in the domain with the least free, spread evenly over as
-  // few of its racks (blocks) as hold them, on few hosts in each. Hosts in `avoid` (ascending) are
-  // used only if there is no place without them. Equal places in State's order of hosts. Parts
-  // follow that order.
+  // few of its racks (blocks) as hold them, on few hosts in each. Blocks of ranks stay together as
+  // topology.blocks requires, and wishes if there is such a place at any level: else without the
+  // largest block's wish, and so on. Hosts in `avoid` (ascending) are used only if there is no
+  // place without them. Equal places in State's order of hosts. Parts follow that order, which is
+  // by block, then by rack: blocks of ranks lie in it one after the other.
   std::optional<HostSlices> Place(const pb::TaskSpec& spec, int32_t workers, const Pool& pool,
                                   const std::vector<HostId>& avoid = {}, Abilities needs = 0);
 
@@ -177,6 +180,7 @@ class FreeMap {
   struct Wanted {
     SliceWish wish;
     int64_t devices = 0;  // whole ones; 0: none, or a share
+    RankUnits units;      // workers that are together on a host, in a rack, in a block
     int32_t kind = -1;    // that `demand` and `accepts` are for
     Demand demand;
     bool accepts = true;
@@ -213,6 +217,10 @@ class FreeMap {
   // place.cc
   std::optional<HostSlices> PlaceIn(PoolIndex* index, const pb::TaskSpec& spec, int32_t workers,
                                     const std::vector<HostId>& avoid, Abilities needs);
+  // The same with the blocks of ranks that `wanted` has.
+  std::optional<HostSlices> PlaceInUnits(PoolIndex* index, const pb::Topology& topology,
+                                         int32_t workers, const std::vector<HostId>& avoid,
+                                         Wanted* wanted);
   // In the rack, or block, with the least room that holds it; and over several racks of these
   // blocks.
   std::optional<HostSlices> PlaceInRack(const PoolIndex& index, Wanted* wanted, int32_t workers,

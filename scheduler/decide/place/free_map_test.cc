@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "scheduler/decide/decide.h"
+#include "scheduler/decide/model/inputs.h"
 #include "scheduler/state/testing/builders.h"
 
 namespace muster {
@@ -389,8 +390,36 @@ int32_t CountOn(TwinHost host, const pb::Resources& wants, int32_t most, int isl
   return workers;
 }
 
-bool TwinHolds(const std::vector<TwinHost>& hosts, const pb::TaskSpec& task, int32_t workers) {
+// Of the workers as many as blocks of ranks leave that are to be together at the level, or at a
+// tighter one. `wishes`: these count, too.
+int32_t InBlocks(int32_t workers, const pb::TaskSpec& task, pb::TopologyLevel level, bool wishes) {
+  const int64_t gpus = std::max<int64_t>(1, task.resources().gpus_milli() / 1000);
+  for (const pb::RankBlock& block : task.topology().blocks()) {
+    const int32_t size = static_cast<int32_t>(block.gpus() / gpus);
+    if ((block.required() != 0 && block.required() <= level) ||
+        (wishes && block.preferred() != 0 && block.preferred() <= level))
+      workers -= workers % size;
+  }
+  return workers;
+}
+
+bool TwinHolds(const std::vector<TwinHost>& hosts, const pb::TaskSpec& task, int32_t workers,
+               bool wishes = false) {
   const pb::Resources& wants = task.resources();
+  if (task.topology().blocks_size() > 0) {
+    // By counting: on hosts, then in racks of what its hosts have, then in blocks.
+    std::map<std::string, std::map<std::string, int32_t>> found;
+    for (const TwinHost& h : hosts)
+      found[h.block][h.rack] += InBlocks(CountOn(h, wants, workers), task, pb::HOST, wishes);
+    int32_t all = 0;
+    for (const auto& [block, racks] : found) {
+      int32_t in_block = 0;
+      for (const auto& [rack, in_rack] : racks)
+        in_block += InBlocks(in_rack, task, pb::RACK, wishes);
+      all += InBlocks(in_block, task, pb::BLOCK, wishes);
+    }
+    return all >= workers;
+  }
   std::map<std::string, int32_t> of_rack, of_block;
   int32_t all = 0;
   bool island = false, host = false, rack = false, block = false;
@@ -415,6 +444,92 @@ bool TwinHolds(const std::vector<TwinHost>& hosts, const pb::TaskSpec& task, int
     default:
       return all >= workers;
   }
+}
+
+// Each run of so many GPUs, in the order of the parts, is in one domain of the level.
+bool AreTogether(const State& state, const HostSlices& slices, int32_t gpus,
+                 pb::TopologyLevel level) {
+  std::vector<std::string> at;
+  for (const HostSlice& part : slices) {
+    const HostRow& host = state.host(part.host);
+    at.insert(at.end(), part.devices.size(),
+              level == pb::HOST   ? host.name
+              : level == pb::RACK ? absl::StrCat(host.block, "/", host.rack)
+                                  : host.block);
+  }
+  for (size_t g = 0; g < at.size(); ++g) {
+    if (at[g] != at[g - g % static_cast<size_t>(gpus)]) return false;
+  }
+  return true;
+}
+
+TEST(Place, KeepsBlocksOfRanksTogetherExactlyWhereThatIsPossible) {
+  std::mt19937 random(11);
+  const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  int found = 0, none = 0, kept = 0, given_up = 0;
+  for (int round = 0; round < 1500; ++round) {
+    std::vector<TestHost> hosts;
+    const int count = 2 + upto(11);
+    for (int h = 0; h < count; ++h) {
+      TestHost host{absl::StrCat("b", h / 6), absl::StrCat("r", h / 2), {}, 4 + upto(12)};
+      host.islands = {2 + upto(4)};
+      for (int d = 0; d < host.islands[0]; ++d) host.used_milli.push_back(upto(5) == 0 ? 1000 : 0);
+      hosts.push_back(host);
+    }
+    const Fleet fleet(hosts);
+    std::vector<TwinHost> twin;
+    for (const HostId id : fleet.system.state.hosts()) {
+      const HostRow& row = fleet.system.state.host(id);
+      TwinHost& host = twin.emplace_back();
+      host.islands.emplace_back();
+      for (const int64_t used : row.device_used_milli) host.islands[0].push_back(1000 - used);
+      host.cpus_milli = row.inventory.cpus_milli() - row.cpus_used_milli;
+      host.memory_bytes = row.inventory.memory_bytes() - row.memory_used_bytes;
+      host.block = row.block;
+      host.rack = row.rack;
+    }
+    FreeMap map(fleet.system.state);
+    for (int t = 0; t < 8; ++t) {
+      pb::TaskSpec task =
+          Task(1000 * (1 + upto(2)), 1 + upto(2), static_cast<pb::TopologyLevel>(1 + upto(5)));
+      int32_t block_workers = 1 + upto(3);
+      for (int b = 1 + upto(3); b > 0; --b, block_workers *= 1 + upto(3)) {
+        pb::RankBlock* block = task.mutable_topology()->add_blocks();
+        block->set_gpus(block_workers * static_cast<int32_t>(task.resources().gpus_milli() / 1000));
+        if (upto(3) > 0) block->set_required(static_cast<pb::TopologyLevel>(pb::HOST + upto(3)));
+        if (block->required() == 0 || (block->required() > pb::HOST && upto(3) == 0))
+          block->set_preferred(pb::HOST);
+      }
+      const int32_t largest = static_cast<int32_t>(LargestBlockOf(task));
+      const int32_t workers = largest * (1 + upto(4));
+      const std::optional<HostSlices> slices = map.Place(task, workers, fleet.PoolFor(true));
+      ASSERT_EQ(slices.has_value(), TwinHolds(twin, task, workers))
+          << "round " << round << " " << task.ShortDebugString() << " x " << workers;
+      ++(slices.has_value() ? found : none);
+      if (!slices.has_value()) continue;
+      EXPECT_TRUE(map.Fits(task, *slices));
+      EXPECT_EQ(WorkersIn(*slices), workers);
+      bool wishes = true;
+      for (const pb::RankBlock& block : task.topology().blocks()) {
+        if (block.required() != 0) {
+          EXPECT_TRUE(AreTogether(fleet.system.state, *slices, block.gpus(), block.required()))
+              << task.ShortDebugString() << " on " << fleet.Shown(slices);
+        }
+        wishes = wishes && (block.preferred() == 0 || AreTogether(fleet.system.state, *slices,
+                                                                  block.gpus(), block.preferred()));
+      }
+      if (TwinHolds(twin, task, workers, /*wishes=*/true)) {
+        EXPECT_TRUE(wishes) << task.ShortDebugString() << " on " << fleet.Shown(slices);
+        ++kept;
+      } else {
+        ++given_up;
+      }
+    }
+  }
+  EXPECT_GT(found, 2000);
+  EXPECT_GT(none, 500);
+  EXPECT_GT(kept, 1000);
+  EXPECT_GT(given_up, 100);
 }
 
 TEST(Place, SaysNoneExactlyWhenThereIsNoPlace) {

@@ -11,14 +11,20 @@ namespace {
 
 constexpr int64_t kMostWorkers = 1 << 20;
 
+// Of so many workers those in whole units.
+int64_t Whole(int64_t workers, int64_t unit) { return workers - workers % unit; }
+// As many, and so many more that the last unit is whole.
+int64_t Filled(int64_t workers, int64_t unit) { return Whole(workers + unit - 1, unit); }
+
 bool Avoided(const std::vector<HostId>& avoid, HostId id) {
   return !avoid.empty() && std::binary_search(avoid.begin(), avoid.end(), id);
 }
 
 // Gives each of the domains its share of the workers: as few of them as hold all, of these the
 // fullest ones that do, and evenly between them, in multiples of `grain` (what the emptiest host
-// holds, so that evenness breaks no host that needn't be broken). Domain is {index, workers,
-// share}; in: workers by index; out: those with a share, by index.
+// holds, so that evenness breaks no host that needn't be broken) and of the domains' unit, of which
+// `workers` and what each domain holds are multiples. Domain is {index, workers, share}; in:
+// workers by index; out: those with a share, by index.
 template <typename Domain>
 void Share(std::vector<Domain>* domains, int64_t workers, int64_t grain) {
   std::vector<Domain>& d = *domains;
@@ -121,7 +127,7 @@ int64_t FreeMap::FitsIn(const PoolIndex& index, int32_t rack, Wanted* wanted,
   int64_t workers = 0;
   for (const HostId id : index.racks[rack].hosts) {
     if (Avoided(avoid, id)) continue;
-    const int64_t here = Capacity(wanted, id);
+    const int64_t here = Whole(Capacity(wanted, id), wanted->units.host);
     if (here == 0) continue;
     fits->push_back({id, here});
     workers += here;
@@ -291,20 +297,22 @@ std::optional<HostSlices> FreeMap::Spread(const PoolIndex& index,
     fits[b].resize(racks.size());
     int64_t in_block = 0;
     for (size_t r = 0; r < racks.size(); ++r) {
-      const int64_t in_rack = FitsIn(index, racks[r], wanted, avoid, &fits[b][r]);
+      const int64_t in_rack =
+          Whole(FitsIn(index, racks[r], wanted, avoid, &fits[b][r]), wanted->units.rack);
       if (in_rack > 0) of_racks[b].push_back({static_cast<int32_t>(r), in_rack});
       for (const Fit& fit : fits[b][r]) grain = std::max(grain, fit.workers);
       in_block += in_rack;
     }
+    in_block = Whole(in_block, wanted->units.block);
     if (in_block > 0) of_blocks.push_back({static_cast<int32_t>(b), in_block});
     total += in_block;
   }
   if (total < workers) return std::nullopt;
   HostSlices slices;
-  Share(&of_blocks, workers, grain);
+  Share(&of_blocks, workers, Filled(grain, wanted->units.block));
   for (const Domain& block : of_blocks) {
     std::vector<Domain>& racks = of_racks[block.index];
-    Share(&racks, block.share, grain);
+    Share(&racks, block.share, Filled(grain, wanted->units.rack));
     for (const Domain& rack : racks)
       Fill(std::move(fits[block.index][rack.index]), rack.share, *wanted, &slices);
   }
@@ -332,39 +340,50 @@ std::optional<HostSlices> FreeMap::PlaceIn(PoolIndex* index, const pb::TaskSpec&
   Wanted wanted = WantedOf(WantsOf(spec), needs);
   SettleSums(index);
   if (AtMost(index->whole, index->milli, wanted) < workers) return std::nullopt;
+  const pb::Topology& topology = spec.topology();
+  for (int wishes = topology.blocks_size(); wishes >= 0; --wishes) {
+    const RankUnits units = RankUnitsOf(spec, wishes);
+    const bool tried = wishes < topology.blocks_size() && units == wanted.units;
+    wanted.units = units;
+    if (tried || workers % units.block != 0) continue;
+    if (auto slices = PlaceInUnits(index, topology, workers, avoid, &wanted)) return slices;
+  }
+  return std::nullopt;
+}
 
-  const pb::TopologyLevel required = spec.topology().required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED
-                                         ? pb::CLUSTER
-                                         : spec.topology().required();
-  pb::TopologyLevel preferred = spec.topology().preferred() == pb::TOPOLOGY_LEVEL_UNSPECIFIED
-                                    ? pb::ISLAND
-                                    : spec.topology().preferred();
+std::optional<HostSlices> FreeMap::PlaceInUnits(PoolIndex* index, const pb::Topology& topology,
+                                                int32_t workers, const std::vector<HostId>& avoid,
+                                                Wanted* wanted) {
+  const pb::TopologyLevel required =
+      topology.required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED ? pb::CLUSTER : topology.required();
+  pb::TopologyLevel preferred =
+      topology.preferred() == pb::TOPOLOGY_LEVEL_UNSPECIFIED ? pb::ISLAND : topology.preferred();
   if (workers == 1 && preferred > pb::HOST)
     preferred = pb::HOST;  // one worker is on one host anyhow
   preferred = std::min(preferred, required);
   if (preferred <= pb::HOST) {
-    const bool islands = wanted.devices * workers > 1;
+    const bool islands = wanted->devices * workers > 1;
     if (required == pb::ISLAND || (preferred == pb::ISLAND && islands && index->islands)) {
-      if (auto part = PlaceOnOne(index, &wanted, workers, islands, avoid))
+      if (auto part = PlaceOnOne(index, wanted, workers, islands, avoid))
         return HostSlices{std::move(*part)};
     }
     if (required == pb::ISLAND) return std::nullopt;
-    if (auto part = PlaceOnOne(index, &wanted, workers, false, avoid))
+    if (auto part = PlaceOnOne(index, wanted, workers, false, avoid))
       return HostSlices{std::move(*part)};
   }
   if (required <= pb::HOST || workers == 1) return std::nullopt;
 
   // Domains of a level by what is free in them, the least first: the larger ones stay whole.
   if (preferred <= pb::RACK) {
-    if (auto slices = PlaceInRack(*index, &wanted, workers, avoid)) return slices;
+    if (auto slices = PlaceInRack(*index, wanted, workers, avoid)) return slices;
   }
   if (preferred <= pb::BLOCK && required >= pb::BLOCK) {
-    if (auto slices = PlaceInBlock(*index, &wanted, workers, avoid)) return slices;
+    if (auto slices = PlaceInBlock(*index, wanted, workers, avoid)) return slices;
   }
   if (required < pb::CLUSTER) return std::nullopt;
   std::vector<int32_t> all(index->blocks.size());
   for (size_t b = 0; b < all.size(); ++b) all[b] = static_cast<int32_t>(b);
-  return Spread(*index, all, &wanted, workers, avoid);
+  return Spread(*index, all, wanted, workers, avoid);
 }
 
 std::optional<HostSlices> FreeMap::Place(const pb::TaskSpec& spec, int32_t workers,

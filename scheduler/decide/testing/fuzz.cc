@@ -21,6 +21,7 @@
 #include "scheduler/decide/testing/dice.h"
 #include "scheduler/decide/testing/fuzz_after.h"
 #include "scheduler/decide/testing/fuzz_arrays.h"
+#include "scheduler/decide/testing/fuzz_blocks.h"
 #include "scheduler/decide/testing/fuzz_due.h"
 #include "scheduler/decide/testing/fuzz_hosted.h"
 #include "scheduler/decide/testing/fuzz_multiples.h"
@@ -53,6 +54,9 @@ class Case {
         crowds_(seed % 16 == 10 || seed % 16 == 13),
         multiple_dice_(seed ^ 0x27d4eb2f),
         multiples_(seed % 11 == 3 || seed % 11 == 8),
+        block_dice_(seed ^ 0x3c6ef372),
+        rank_blocks_(seed % 13 == 4 || seed % 13 == 9),
+        rack_a_host_(seed % 13 == 9),
         hosted_dice_(seed ^ 0x2c1b3c6d),
         hosted_(arrays && (seed % 8 == 5 || seed % 16 == 1)),
         together_(arrays && (seed % 8 == 0 || seed % 8 == 7)),
@@ -158,7 +162,8 @@ class Case {
       for (int h = 0; h < hosts; ++h) {
         pb::HostSpec* host = cluster->add_hosts();
         host->set_name(absl::StrCat("h", h));
-        host->set_rack(absl::StrCat("r", h / 2));
+        host->set_rack(absl::StrCat("r", rack_a_host_ ? h : h / 2));
+        if (rack_a_host_) host->set_block(absl::StrCat("b", h / 2));
         hosts_.push_back({cluster->name(), host->name(),
                           kFlavours[dice_.Percent(20) ? 1 - flavour : flavour],
                           dice_.Percent(20) ? 1 << dice_.Of(4) : devices, 8 + dice_.Of(3) * 8});
@@ -368,6 +373,7 @@ class Case {
     if (hosted_ && hosted_dice_.Percent(40))
       totals_.hosted += PutOnHolder(s_, &hosted_dice_, e) ? 1 : 0;
     if (multiples_) totals_.multiples.tasks += DrawMultiples(&multiple_dice_, spec);
+    if (rank_blocks_) totals_.blocks.tasks += DrawBlocks(&block_dice_, spec);
     Do(event);
   }
 
@@ -613,7 +619,8 @@ class Case {
          {CheckReserved(s_, now_ns_, options_, before, plan, &totals_.lent),
           CheckClaims(s_, now_ns_, options_, before, others, &totals_.judged),
           CheckSpared(s_, others, &totals_.spared), Charged(before),
-          multiples_ ? CheckMultiples(s_, plan, &totals_.multiples) : ""}) {
+          multiples_ || rank_blocks_ ? CheckMultiples(s_, plan, &totals_.multiples) : "",
+          rank_blocks_ ? CheckRankBlocks(s_, plan, &totals_.blocks) : ""}) {
       if (!broken.empty()) Fail(broken);
     }
     if (!error_.empty()) Print(plan);
@@ -1046,6 +1053,9 @@ class Case {
   const bool crowds_;          // many are submitted at once, so that a decision has several claims
   Dice multiple_dice_;         // of its own, likewise
   const bool multiples_;       // some gangs run in multiples of some workers only
+  Dice block_dice_;            // of its own, likewise
+  const bool rank_blocks_;     // some gangs' ranks stay together by blocks
+  const bool rack_a_host_;     // and blocks of the topology have two
   Dice hosted_dice_;           // of its own, likewise
   const bool hosted_;          // some jobs run on others' devices
   const bool together_;        // tasks of some jobs start together

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "common/base/fnv.h"
+#include "scheduler/decide/testing/fuzz_blocks.h"
 #include "scheduler/decide/testing/fuzz_multiples.h"
 #include "scheduler/decide/testing/fuzz_spared.h"
 
@@ -36,6 +37,7 @@ struct FuzzTotals {
   int64_t together = 0;    // jobs of which tasks start together
   int64_t hosted = 0;      // jobs on another one's devices
   Multiples multiples;     // of gangs that run in multiples of some workers only
+  RankBlocks blocks;       // of gangs whose ranks stay together by blocks
   int64_t one_way = 0;     // starts outside a job's first cluster, where storages reach one way
   int64_t evicted_milli = 0, requested_milli = 0;
   int64_t steps_to_settle_max = 0;             // decisions with an effect in a quiet time

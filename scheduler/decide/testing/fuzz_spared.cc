@@ -51,7 +51,15 @@ class Room {
 
   bool Holds(const pb::TaskSpec& spec, const std::string& flavour, int64_t workers) const {
     const int64_t gpus_milli = spec.resources().gpus_milli();
-    int64_t found = 0;
+    std::map<std::string, std::map<std::string, int64_t>> found;  // by block, by rack
+    const auto whole = [&](int64_t count, pb::TopologyLevel level) {
+      for (const pb::RankBlock& block : spec.topology().blocks()) {
+        const int64_t together = block.gpus() * 1000 / std::max<int64_t>(1, gpus_milli);
+        const bool within = block.required() != 0 && block.required() <= level;
+        if (within && together > 1) count -= count % together;
+      }
+      return count;
+    };
     for (const auto& [id, free] : hosts_) {
       const HostRow& host = state_.host(id);
       if (gpus_milli > 0 && host.inventory.flavour() != flavour) continue;
@@ -70,9 +78,15 @@ class Room {
       at_most(free.cpus_milli, demand.cpus_milli);
       at_most(free.memory_bytes, demand.memory_bytes);
       at_most(free.disk_bytes, demand.disk_bytes);
-      found += here;
+      found[host.block][host.rack] += whole(here, pb::HOST);
     }
-    return found >= workers;
+    int64_t all = 0;
+    for (const auto& [block, racks] : found) {
+      int64_t in_block = 0;
+      for (const auto& [rack, in_rack] : racks) in_block += whole(in_rack, pb::RACK);
+      all += whole(in_block, pb::BLOCK);
+    }
+    return all >= workers;
   }
 
  private:

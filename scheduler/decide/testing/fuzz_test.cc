@@ -49,6 +49,10 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.multiples.starts, 10);
   EXPECT_GT(totals.multiples.growths, 5);
   EXPECT_GT(totals.multiples.shrinks, 0);
+  EXPECT_GT(totals.blocks.tasks, 100);
+  EXPECT_GT(totals.blocks.spread, 20);
+  EXPECT_GT(totals.blocks.wishes, 20);
+  EXPECT_GT(totals.blocks.resizes, 2);
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
 }
 

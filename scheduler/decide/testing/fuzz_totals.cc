@@ -36,6 +36,10 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   multiples.starts += o.multiples.starts;
   multiples.growths += o.multiples.growths;
   multiples.shrinks += o.multiples.shrinks;
+  blocks.tasks += o.blocks.tasks;
+  blocks.spread += o.blocks.spread;
+  blocks.wishes += o.blocks.wishes;
+  blocks.resizes += o.blocks.resizes;
   one_way += o.one_way;
   evicted_milli += o.evicted_milli;
   requested_milli += o.requested_milli;

@@ -1,0 +1,36 @@
+#include "common/spec/blocks.h"
+
+#include <algorithm>
+
+namespace muster {
+
+int64_t WorkersOf(const v1::RankBlock& block, const v1::TaskSpec& task) {
+  const int64_t gpus = task.resources().gpus_milli() / 1000;
+  return gpus == 0 ? 1 : std::max<int64_t>(1, block.gpus() / gpus);
+}
+
+RankUnits RankUnitsOf(const v1::TaskSpec& task, int wishes) {
+  RankUnits units;
+  int seen = 0;
+  for (const v1::RankBlock& block : task.topology().blocks()) {
+    v1::TopologyLevel level = block.required();
+    if (++seen <= wishes && block.preferred() != v1::TOPOLOGY_LEVEL_UNSPECIFIED)
+      level = block.preferred();
+    if (level == v1::TOPOLOGY_LEVEL_UNSPECIFIED || level > v1::BLOCK) continue;
+    // What is together on a host is so in a rack, and in a block.
+    const int64_t workers = WorkersOf(block, task);
+    if (level <= v1::HOST) units.host = std::max(units.host, workers);
+    if (level <= v1::RACK) units.rack = std::max(units.rack, workers);
+    units.block = std::max(units.block, workers);
+  }
+  return units;
+}
+
+int64_t LargestBlockOf(const v1::TaskSpec& task) {
+  int64_t most = 1;
+  for (const v1::RankBlock& block : task.topology().blocks())
+    most = std::max(most, WorkersOf(block, task));
+  return most;
+}
+
+}  // namespace muster

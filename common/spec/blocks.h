@@ -1,0 +1,27 @@
+// Blocks of ranks (topology.blocks), in workers.
+#pragma once
+
+#include <cstdint>
+
+#include "muster/v1/job.pb.h"
+
+namespace muster {
+
+// How many workers, in the order of RANK and from the first on, are together on a host, in a rack,
+// in a block of the topology. Each divides the next. 1: any may be apart.
+struct RankUnits {
+  int64_t host = 1, rack = 1, block = 1;
+  bool operator==(const RankUnits&) const = default;
+};
+
+// Workers of one of its blocks; 1 where a worker has as many GPUs or more.
+int64_t WorkersOf(const v1::RankBlock& block, const v1::TaskSpec& task);
+
+// What the constraints of all its blocks ask for, and the wishes of the first (smallest) `wishes`
+// blocks.
+RankUnits RankUnitsOf(const v1::TaskSpec& task, int wishes);
+
+// Workers of its largest block; 1: it has none that is larger than a worker. By so many it grows.
+int64_t LargestBlockOf(const v1::TaskSpec& task);
+
+}  // namespace muster

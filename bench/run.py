@@ -65,13 +65,18 @@ ROWS = {
         900,
     ),
     "parity-families": (
-        "50 steps at lr 1e-4 against transformers: Llama 2 and 3, Mistral, Qwen2, Qwen2.5 and Qwen3, fp32 and bf16",
+        "50 steps at lr 1e-4 against transformers: Llama 2 and 3, Mistral, Qwen2, Qwen2.5, Qwen3, Phi-3, Phi-4-mini, Gemma 2 and 3, fp32 and bf16",
         [sys.executable, "trainer/tests/bench_parity_families.py"],
         1800,
     ),
     "elastic-bits": (
         "40 steps on 1, 2, 3, 4 and 8 ranks, and resized on the way, with deterministic: elastic: norms and weights bit for bit",
         [sys.executable, "trainer/tests/bench_elastic_bits.py"],
+        1800,
+    ),
+    "warm-restart": (
+        "1 GiB of state resized 4 -> 2 -> 4 ranks under musterd, from stop to the next step's end: from memory, and by way of the disk",
+        [sys.executable, "bench/warm_restart.py"],
         1800,
     ),
     "resume-reshard": (
@@ -258,6 +263,11 @@ ROWS = {
         "trials that are killed and preempted, none lost; how many find the trainer's best settings on a measured grid, beside Optuna; a model left out",
         [sys.executable, "bench/tune.py"],
         900,
+    ),
+    "tune-search": (
+        "a ranking model found by muster tune against five after their papers at the same FLOPs a sample: normalised entropy on unseen rows, three searches",
+        [sys.executable, "bench/tune_search.py"],
+        1800,
     ),
     "profile": (
         "20 programs that hang, each in another way: is the call that doesn't return named; and what a profile costs the steps that it is of",

@@ -90,6 +90,21 @@ def test_a_trainer_of_transformers_goes_on_after_it_was_killed(system):
     assert int(job["tasks"][0]["progress"]["step"]) > int(last["resumed_step"])
 
 
+def test_a_search_for_a_ranking_model_has_trials(system):
+    python = os.environ.get("MUSTER_PYTHON", "")
+    if not python:
+        pytest.skip("MUSTER_PYTHON names no Python with torch")
+    study = system.folder / "study"
+    text = (EXAMPLES / "rank_search.yaml").read_text().replace("python3", python)
+    text = text.replace("--trials 96", "--trials 2").replace("--budget 16000", "--steps 5")
+    text += f"env: {{PYTHONPATH: {EXAMPLES.parent.parent / 'python'}, STUDY: {study}}}\n"
+    number = from_a_copy(system, "rank_search.yaml", text)
+    job = wait_ended(system, number, 120)
+    assert job["state"] == "SUCCEEDED", system.run(["logs", number]).stdout
+    best = json.loads((study / "best.json").read_text())
+    assert best["trials"] == 2 and best["failed"] == 0 and 0 < best["best"]["value"] < 3
+
+
 @contextlib.contextmanager
 def muster_up(folder: Path, bin_dir: Path, *flags: str):
     """A function that runs `muster ARGUMENTS` against a `muster up` of its own."""

@@ -169,6 +169,78 @@ TEST_F(ResumeTest, WhatItWouldBeginFromIsListedTheNewestFirst) {
   ASSERT_EQ(Run({"checkpoints", "list", "7"}), 0) << err_;
 }
 
+class ResumeFromTest : public ResumeTest {
+ protected:
+  // The ended job 7 has the tasks prepare and train, of which train told steps 10 and 20.
+  ResumeFromTest() {
+    pb::JobSpec* spec = jobs_.got.mutable_spec();
+    spec->mutable_tasks(0)->set_name("prepare");
+    spec->add_tasks()->set_name("train");
+    pb::Task* train = jobs_.got.add_tasks();
+    for (const int step : {10, 20}) {
+      pb::Checkpoint* checkpoint = train->add_checkpoints();
+      checkpoint->set_step(step);
+      checkpoint->set_path(absl::StrCat("s3://acme/7/train/step-", step));
+    }
+  }
+  // What the only task of a new job, called main, begins from; nothing: it was refused.
+  std::vector<std::string> From(const std::string& from, const std::string& file = kOne) {
+    submitted_.clear();
+    if (Run({"submit", "-d", "--resume-from", from, Write("job.yaml", file)}) != 0) return {};
+    const auto& paths = submitted_.at(0).tasks(submitted_[0].tasks_size() - 1).checkpoint();
+    return {paths.resume_from().begin(), paths.resume_from().end()};
+  }
+  static constexpr char kOne[] =
+      "queue: research\nrun: a\ncheckpoint: {resume_from: [/shared/old]}\n";
+  static constexpr char kTwo[] =
+      "queue: research\ntasks:\n- {name: check, run: a}\n- {name: train, run: a, after: [check]}\n";
+};
+
+TEST_F(ResumeFromTest, ANewJobBeginsFromThoseOfAnEndedOne) {
+  const std::vector<std::string> both = {"s3://acme/7/train/step-20", "s3://acme/7/train/step-10"};
+  const std::vector<std::string> older = {"s3://acme/7/train/step-10"};
+  EXPECT_EQ(From("7/train"), both) << err_;
+  EXPECT_EQ(From("7/train/10"), older) << err_;
+  EXPECT_EQ(From("7", kTwo), both) << err_;
+  EXPECT_EQ(submitted_.at(0).tasks(0).checkpoint().resume_from_size(), 0);
+  EXPECT_EQ(From("7/train/10", kTwo), older) << err_;
+  // Of two jobs with one task each the names don't matter.
+  jobs_.got.mutable_spec()->mutable_tasks()->DeleteSubrange(0, 1);
+  jobs_.got.mutable_tasks()->DeleteSubrange(0, 1);
+  EXPECT_EQ(From("7"), both) << err_;
+}
+
+TEST_F(ResumeFromTest, WhatCantBeIsRefusedWithWhatThereIs) {
+  const struct {
+    const char *from, *file, *said;
+  } kCases[] = {
+      {"7/", kOne, "write JOB, JOB/TASK or JOB/TASK/STEP"},
+      {"7/train/ten", kOne, "write JOB, JOB/TASK or JOB/TASK/STEP"},
+      {"7/train/-1", kOne, "write JOB, JOB/TASK or JOB/TASK/STEP"},
+      {"7/train/10/1", kOne, "write JOB, JOB/TASK or JOB/TASK/STEP"},
+      {"/shared/7/step-10", kOne, "Paths and URLs stand in the file's checkpoint.resume_from"},
+      {"7/trian", kOne, "job 7 has no task trian; it has prepare, train"},
+      {"7/prepare", kTwo, "this job has no task prepare to begin from that of job 7; it has check"},
+      {"7/train/15", kOne,
+       "has no checkpoint of step 15 any more; what it has: muster checkpoints"},
+      {"7/prepare", kOne, "job 7 told no checkpoint for the tasks of this one"},
+      {"7", kOne, "job 7 told no checkpoint for the tasks of this one"},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.from);
+    EXPECT_TRUE(From(c.from, c.file).empty());
+    EXPECT_THAT(err_, HasSubstr(c.said));
+    EXPECT_TRUE(submitted_.empty());
+  }
+  jobs_.got.set_state(pb::RUNNING);
+  EXPECT_TRUE(From("7/train").empty());
+  EXPECT_THAT(err_, HasSubstr("job 7 has not ended, and removes old checkpoints as new ones come. "
+                              "End it first: muster cancel 7"));
+  jobs_.get_status = grpc::Status(grpc::StatusCode::NOT_FOUND, "there is no job \"9\"");
+  EXPECT_TRUE(From("9").empty());
+  EXPECT_THAT(err_, HasSubstr("there is no job"));
+}
+
 TEST_F(ResumeTest, RefusesAJobWithoutCheckpoints) {
   EXPECT_NE(Run({"resume", "-d", "7"}), 0);
   EXPECT_THAT(err_, HasSubstr("job 7 told no checkpoint to go on from"));

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <optional>
-#include <ranges>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/failed_members.h"
 #include "cli/commands/fit.h"
+#include "cli/commands/resume_from.h"
 #include "cli/commands/submission.h"
 #include "cli/follow.h"
 #include "cli/interrupt.h"
@@ -36,7 +36,8 @@ struct SubmitOptions {
   bool failed = false;          // of an array: only members that have failed
   std::string queue, key, directory;
   std::vector<std::string> settings, env, secrets, sweep, after, after_any;
-  std::string on, at, schedule;
+  std::string on, resume_from;
+  std::optional<std::string> at, schedule;
   std::optional<std::string> array;
   bool yes = false, detach = false, preview_only = false, detailed_exitcode = false,
        wait_for_capacity = false;
@@ -73,39 +74,6 @@ bool IsHidden(const pb::JobSpec& spec) {
                                            [&](const auto& task) { return hidden(task.env()); });
 }
 
-// Each task begins from the checkpoints that it told, the newest first, and behind them from what
-// it had begun from itself.
-absl::Status BeginFromCheckpoints(const pb::Job& job, pb::JobSpec* spec) {
-  constexpr int kMost = 8;
-  const std::string name = absl::StrCat("job ", JobId(job));
-  if (job.has_array())
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " is an array; resume its members one by one: muster jobs ", JobId(job), " --tasks"));
-  if (!HasEnded(job.state()))
-    return absl::FailedPreconditionError(
-        absl::StrCat(name,
-                     " has not ended, and goes on by itself. To go on with it changed, end "
-                     "it first: muster cancel ",
-                     JobId(job)));
-  bool any = false;
-  for (int t = 0; t < std::min(spec->tasks_size(), job.tasks_size()); ++t) {
-    std::vector<std::string> paths;
-    const auto& told = job.tasks(t).checkpoints();
-    for (const pb::Checkpoint& checkpoint : told | std::views::reverse)
-      paths.push_back(checkpoint.path());
-    pb::CheckpointPolicy* policy = spec->mutable_tasks(t)->mutable_checkpoint();
-    for (const std::string& path : policy->resume_from()) {
-      if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
-    }
-    if (paths.size() > kMost) paths.resize(kMost);
-    any = any || !told.empty();
-    *policy->mutable_resume_from() = {paths.begin(), paths.end()};
-  }
-  if (any) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      name, " told no checkpoint to go on from. From its beginning: muster rerun ", JobId(job)));
-}
-
 // What was submitted, as a file. PERMISSION_DENIED: the caller may not read all of it.
 absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool resumes) {
   const std::string name = absl::StrCat("job ", job.number());
@@ -117,7 +85,7 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
   pb::JobSpec spec = OwnSpec(job);
   ClearTimes(&spec);  // its schedule goes on by itself
   if (resumes) {
-    if (absl::Status status = BeginFromCheckpoints(job, &spec); !status.ok()) return status;
+    if (absl::Status status = BeginWhereItEnded(job, &spec); !status.ok()) return status;
   }
   if (!job.has_member()) return JobFile{name, SpecToYaml(spec)};
   const std::string& member = job.member().id();
@@ -264,20 +232,27 @@ absl::Status SetOtherJobs(const SubmitOptions& options, const SpecContext& conte
 // "none" leaves none.
 absl::Status SetTimes(const SubmitOptions& options, const SpecContext& context, int64_t now_ns,
                       pb::JobSpec* spec) {
-  if (options.at.empty() && options.schedule.empty()) return absl::OkStatus();
+  if (!options.at.has_value() && !options.schedule.has_value()) return absl::OkStatus();
+  // An empty variable of a shell would run a nightly job at once, and never again.
+  if (options.at == "")
+    return absl::InvalidArgumentError("--at is empty; write a time such as 22:00, or none");
+  if (options.schedule == "")
+    return absl::InvalidArgumentError(
+        "--schedule is empty; write five fields such as \"0 3 * * *\", or none");
   if (options.at == "none") {
     spec->clear_not_before();
-  } else if (!options.at.empty()) {
-    const absl::StatusOr<std::string> at = InstantOf(options.at, now_ns, absl::LocalTimeZone());
+  } else if (options.at.has_value()) {
+    const absl::StatusOr<std::string> at = InstantOf(*options.at, now_ns, absl::LocalTimeZone());
     if (!at.ok()) return absl::InvalidArgumentError(absl::StrCat("--at: ", at.status().message()));
     if (ParseInstantNs(*at).value_or(0) < now_ns - kMinute)
-      return absl::InvalidArgumentError(absl::StrCat("--at: ", *at, " is over; none: at once"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--at: ", *at, " is over; --at none starts it at once"));
     spec->set_not_before(*at);
   }
   if (options.schedule == "none") {
     spec->clear_schedule();
-  } else if (!options.schedule.empty()) {
-    spec->mutable_schedule()->set_cron(options.schedule);
+  } else if (options.schedule.has_value()) {
+    spec->mutable_schedule()->set_cron(*options.schedule);
   }
   return CheckFields(*spec, context, {"schedule", "not_before"});
 }
@@ -289,8 +264,8 @@ std::map<std::string, std::string> GivenByFlags(const SubmitOptions& options) {
   if (!options.on.empty()) flags["on"] = "--on";
   if (options.array.has_value()) flags["array"] = "--array";
   if (!options.sweep.empty()) flags["sweep"] = "--sweep";
-  if (!options.at.empty()) flags["not_before"] = "--at";
-  if (!options.schedule.empty()) flags["schedule"] = "--schedule";
+  if (options.at.has_value()) flags["not_before"] = "--at";
+  if (options.schedule.has_value()) flags["schedule"] = "--schedule";
   if (!options.after.empty()) flags["after"] = "--after";
   if (!options.after_any.empty()) flags["after_any"] = "--after-any";
   return flags;
@@ -327,6 +302,10 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
       return session.Fail(status);
     if (absl::Status status = SetTimes(options, context, session.now_ns(), &spec); !status.ok())
       return session.Fail(status);
+    if (!options.resume_from.empty()) {
+      if (absl::Status status = BeginFromJob(**client, options.resume_from, &spec); !status.ok())
+        return session.Fail(status);
+    }
     if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
       return session.Fail(status);
     const int code = PackFor(session, options, file, packs, &spec);
@@ -521,6 +500,10 @@ void AddSubmit(CLI::App& root, Session& session) {
       ->add_option("files", options->files,
                    "Job file; - reads standard input. Of several none is followed")
       ->required();
+  submit->add_option("--resume-from", options->resume_from,
+                     "JOB, JOB/TASK or JOB/TASK/STEP: begins from the checkpoints of that ended "
+                     "job, the newest first, or from that step's, instead of the file's "
+                     "checkpoint.resume_from");
   AddOptions(submit, session, options);
   auto again = std::make_shared<SubmitOptions>();
   CLI::App* rerun = root.add_subcommand(

@@ -1,0 +1,150 @@
+#include "cli/commands/resume_from.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <ranges>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "cli/render/array.h"
+#include "cli/render/format.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kMostPaths = 8;
+
+using Paths = std::vector<std::string>;
+
+// Whether others may begin from this job's checkpoints.
+absl::Status CheckEnded(const pb::Job& job, const char* on_its_own) {
+  const std::string name = absl::StrCat("job ", JobId(job));
+  if (job.has_array())
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " is an array; resume its members one by one: muster jobs ", JobId(job), " --tasks"));
+  if (HasEnded(job.state())) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(name, " has not ended, ", on_its_own, ": muster cancel ", JobId(job)));
+}
+
+// That a task has told, the newest first; of one step alone, if one is given.
+Paths ToldBy(const pb::Task& task, std::optional<int64_t> step = std::nullopt) {
+  Paths paths;
+  for (const pb::Checkpoint& checkpoint : task.checkpoints() | std::views::reverse) {
+    if (!step || checkpoint.step() == *step) paths.push_back(checkpoint.path());
+  }
+  return paths;
+}
+
+void SetPaths(Paths paths, pb::TaskSpec* task) {
+  if (paths.size() > kMostPaths) paths.resize(kMostPaths);
+  *task->mutable_checkpoint()->mutable_resume_from() = {paths.begin(), paths.end()};
+}
+
+struct From {
+  std::string job, task;
+  std::optional<int64_t> step;
+};
+
+absl::StatusOr<From> Parse(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, '/');
+  From from{parts[0], parts.size() > 1 ? parts[1] : "", std::nullopt};
+  int64_t step = 0;
+  const bool has_step = parts.size() == 3 && absl::SimpleAtoi(parts[2], &step) && step >= 0;
+  const bool lacks = std::find(parts.begin(), parts.end(), "") != parts.end();
+  if (lacks || parts.size() > 3 || (parts.size() == 3 && !has_step))
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--resume-from ", text,
+        ": write JOB, JOB/TASK or JOB/TASK/STEP, such as 17 or 17/train/1200. Paths and URLs "
+        "stand in the file's checkpoint.resume_from"));
+  if (has_step) from.step = step;
+  return from;
+}
+
+// The index of the job's task of that name; -1: it has none.
+int TaskCalled(const pb::JobSpec& spec, const std::string& name) {
+  const auto& tasks = spec.tasks();
+  const auto found = std::find_if(tasks.begin(), tasks.end(),
+                                  [&](const pb::TaskSpec& task) { return task.name() == name; });
+  return found == tasks.end() ? -1 : static_cast<int>(found - tasks.begin());
+}
+
+std::string NamesOf(const pb::JobSpec& spec) {
+  return absl::StrJoin(spec.tasks(), ", ", [](std::string* out, const pb::TaskSpec& task) {
+    absl::StrAppend(out, task.name());
+  });
+}
+
+// Which of the job's tasks a task of `spec` begins from; -1: from none.
+int SourceOf(const pb::Job& job, const From& from, const pb::JobSpec& spec, int task) {
+  const std::string& name = spec.tasks(task).name();
+  if (!from.task.empty())
+    return spec.tasks_size() == 1 || name == from.task ? TaskCalled(job.spec(), from.task) : -1;
+  return spec.tasks_size() == 1 && job.spec().tasks_size() == 1 ? 0 : TaskCalled(job.spec(), name);
+}
+
+// That the job has nothing to begin from, and what it has.
+absl::Status NothingThere(const pb::Job& job, const From& from, const pb::JobSpec& spec) {
+  const std::string name = absl::StrCat("job ", JobId(job));
+  std::string what = "told no checkpoint for the tasks of this one";
+  if (!from.task.empty() && TaskCalled(job.spec(), from.task) < 0)
+    return absl::InvalidArgumentError(absl::StrCat("--resume-from: ", name, " has no task ",
+                                                   from.task, "; it has ", NamesOf(job.spec())));
+  if (!from.task.empty() && spec.tasks_size() > 1 && TaskCalled(spec, from.task) < 0)
+    return absl::InvalidArgumentError(absl::StrCat("--resume-from: this job has no task ",
+                                                   from.task, " to begin from that of ", name,
+                                                   "; it has ", NamesOf(spec)));
+  if (from.step) what = absl::StrCat("has no checkpoint of step ", *from.step, " any more");
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--resume-from: ", name, " ", what, "; what it has: muster checkpoints list ", JobId(job)));
+}
+
+}  // namespace
+
+absl::Status BeginWhereItEnded(const pb::Job& job, pb::JobSpec* spec) {
+  if (absl::Status s =
+          CheckEnded(job, "and goes on by itself. To go on with it changed, end it first");
+      !s.ok())
+    return s;
+  bool any = false;
+  for (int t = 0; t < std::min(spec->tasks_size(), job.tasks_size()); ++t) {
+    Paths paths = ToldBy(job.tasks(t));
+    any = any || !paths.empty();
+    for (const std::string& path : spec->tasks(t).checkpoint().resume_from()) {
+      if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
+    }
+    SetPaths(std::move(paths), spec->mutable_tasks(t));
+  }
+  if (any) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job ", JobId(job), " told no checkpoint to go on from. From its beginning: muster rerun ",
+      JobId(job)));
+}
+
+absl::Status BeginFromJob(Client& client, const std::string& text, pb::JobSpec* spec) {
+  const absl::StatusOr<From> from = Parse(text);
+  if (!from.ok()) return from.status();
+  const absl::StatusOr<pb::Job> job = client.Get(from->job);
+  if (!job.ok()) return job.status();
+  if (absl::Status s =
+          CheckEnded(*job, "and removes old checkpoints as new ones come. End it first");
+      !s.ok())
+    return s;
+  bool any = false;
+  for (int t = 0; t < spec->tasks_size(); ++t) {
+    const int source = SourceOf(*job, *from, *spec, t);
+    if (source < 0 || source >= job->tasks_size()) continue;
+    Paths paths = ToldBy(job->tasks(source), from->step);
+    if (paths.empty()) continue;
+    any = true;
+    SetPaths(std::move(paths), spec->mutable_tasks(t));
+  }
+  return any ? absl::OkStatus() : NothingThere(*job, *from, *spec);
+}
+
+}  // namespace muster

@@ -2,6 +2,7 @@
 // and that of a Hugging Face directory: the files lie in the directory, and a checkpoint's pieces
 // make up each tensor once, inside their files.
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -91,8 +92,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     MUSTER_CHECK(index.status().message() != "index.json doesn't match its checksum");
   }
   std::vector<std::string> problems;
-  const std::set<std::string> files = WeightFilesIn(text, problems);
+  const std::map<std::string, std::string> files = WeightMapIn(text, problems);
   MUSTER_CHECK(!files.empty() || !problems.empty());
-  for (const std::string& name : files) CheckName(name);
+  for (const auto& [tensor, name] : files) CheckName(name);
   return 0;
 }

@@ -176,29 +176,36 @@ absl::Status DurableFile::Write(std::span<const uint8_t> bytes) {
                             : WriteAll(fd_, bytes, path_ + ".tmp");
 }
 
-absl::Status DurableFile::Commit() {
+absl::Status DurableFile::Commit(Until until) {
   if (upload_ != nullptr) return Failed(std::exchange(upload_, nullptr)->Commit());
   const std::string temporary = path_ + ".tmp";
-  if (::fsync(fd_) != 0) return Errno("cannot fsync", temporary);
-  if (::rename(temporary.c_str(), path_.c_str()) != 0) return Errno("cannot rename to", path_);
-  ::close(std::exchange(fd_, -1));
+  const bool synced = until == Until::kOnDisk;
+  if (synced && ::fsync(fd_) != 0) return Errno("cannot fsync", temporary);
+  // A file system of a network may learn only now that there is no room.
+  const int closed = ::close(std::exchange(fd_, -1));
+  absl::Status status = closed != 0 && errno != EINTR ? Errno("cannot close", temporary)
+                        : ::rename(temporary.c_str(), path_.c_str()) != 0
+                            ? Errno("cannot rename to", path_)
+                            : absl::OkStatus();
+  if (!status.ok()) ::unlink(temporary.c_str());
+  if (!status.ok() || !synced) return status;
   const std::string parent = fs::path(path_).parent_path().string();
   return SyncDirectory(parent.empty() ? "." : parent);
 }
 
 absl::Status WriteFileDurably(const std::string& path,
-                              const std::vector<std::span<const uint8_t>>& pieces) {
+                              const std::vector<std::span<const uint8_t>>& pieces, Until until) {
   absl::StatusOr<DurableFile> file = DurableFile::Create(path);
   if (!file.ok()) return file.status();
   for (const std::span<const uint8_t> piece : pieces) {
     if (absl::Status s = file->Write(piece); !s.ok()) return s;
   }
-  return file->Commit();
+  return file->Commit(until);
 }
 
-absl::Status WriteFileDurably(const std::string& path, std::string_view content) {
-  return WriteFileDurably(path,
-                          {{reinterpret_cast<const uint8_t*>(content.data()), content.size()}});
+absl::Status WriteFileDurably(const std::string& path, std::string_view content, Until until) {
+  return WriteFileDurably(
+      path, {{reinterpret_cast<const uint8_t*>(content.data()), content.size()}}, until);
 }
 
 absl::Status MakeDirectories(const std::string& path) {

@@ -59,6 +59,11 @@ size_t ReadAhead(const std::string& path, size_t most_bytes);
 absl::StatusOr<std::string> ReadFile(const std::string& path,
                                      size_t limit_bytes = size_t{64} << 20);
 
+// When what is written counts: once the disk has it, or once the kernel's file cache has it, which
+// outlives this process but not the machine; the kernel writes it to the disk in its own time
+// (Linux: about 30 s). An object store always has it for good.
+enum class Until { kOnDisk, kCached };
+
 // A file on its way: written as `path` + ".tmp", renamed when it is whole. What isn't committed is
 // removed. Movable.
 class DurableFile {
@@ -71,8 +76,8 @@ class DurableFile {
   ~DurableFile();
 
   absl::Status Write(std::span<const uint8_t> bytes);
-  // fsyncs, renames to `path`, fsyncs the directory. The last call.
-  absl::Status Commit();
+  // Renames to `path`; kOnDisk fsyncs the file before and the directory behind it. The last call.
+  absl::Status Commit(Until until = Until::kOnDisk);
 
  private:
   DurableFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
@@ -81,11 +86,13 @@ class DurableFile {
   std::unique_ptr<ObjectUpload> upload_;  // of an object, instead
 };
 
-// Writes the pieces to `path` + ".tmp", fsyncs, renames to `path`, fsyncs the directory. After OK
-// the content is durable and readers see either nothing or all of it.
+// Writes the pieces to `path` + ".tmp", and commits. After OK the content is durable (kOnDisk) and
+// readers see either nothing or all of it.
 absl::Status WriteFileDurably(const std::string& path,
-                              const std::vector<std::span<const uint8_t>>& pieces);
-absl::Status WriteFileDurably(const std::string& path, std::string_view content);
+                              const std::vector<std::span<const uint8_t>>& pieces,
+                              Until until = Until::kOnDisk);
+absl::Status WriteFileDurably(const std::string& path, std::string_view content,
+                              Until until = Until::kOnDisk);
 
 absl::Status MakeDirectories(const std::string& path);
 absl::Status SyncDirectory(const std::string& path);

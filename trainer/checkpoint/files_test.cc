@@ -1,4 +1,5 @@
-// Directories put in place of others, also on a file system that can't exchange two names.
+// Directories put in place of others, also on a file system that can't exchange two names; files
+// with and without the disk.
 #include "trainer/checkpoint/files.h"
 
 #include <stdio.h>
@@ -15,6 +16,7 @@
 namespace {
 
 int exchange_error = 0;  // what an exchange fails with; 0: it is done
+int syncs = 0;
 
 }  // namespace
 
@@ -24,6 +26,10 @@ extern "C" int renameat2(int old_folder, const char* old_name, int new_folder, c
   if (exchange_error != 0 && (flags & RENAME_EXCHANGE) != 0) return errno = exchange_error, -1;
   return static_cast<int>(
       ::syscall(SYS_renameat2, old_folder, old_name, new_folder, new_name, flags));
+}
+extern "C" int fsync(int fd) {
+  ++syncs;
+  return static_cast<int>(::syscall(SYS_fsync, fd));
 }
 
 namespace muster::trainer {
@@ -80,6 +86,25 @@ TEST_P(ReplacedDirectory, StaysWhereTheNewOneIsMissing) {
   Make(to_, "new");
   EXPECT_FALSE(ReplaceDirectory(from_, to_).ok());
   ExpectNewAlone();
+}
+
+TEST(WrittenFile, IsThereWholeWithoutTheDiskWhereTheFileCacheIsEnough) {
+  const std::string parent =
+      std::filesystem::temp_directory_path() / ("written_test." + std::to_string(::getpid()));
+  ASSERT_TRUE(MakeDirectories(parent).ok());
+  const std::string path = parent + "/file";
+  for (const auto& [until, wanted] : {std::pair(Until::kOnDisk, 2), {Until::kCached, 0}}) {
+    syncs = 0;
+    EXPECT_EQ(WriteFileDurably(path, std::to_string(wanted), until), absl::OkStatus());
+    EXPECT_EQ(syncs, wanted);  // of the file, and of its directory
+    EXPECT_EQ(*ReadFile(path), std::to_string(wanted));
+    EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
+  }
+  // A directory is in the way of the name: nothing is left.
+  ASSERT_TRUE(MakeDirectories(parent + "/taken/x").ok());
+  EXPECT_FALSE(WriteFileDurably(parent + "/taken", "", Until::kCached).ok());
+  EXPECT_FALSE(std::filesystem::exists(parent + "/taken.tmp"));
+  RemoveTree(parent);
 }
 
 }  // namespace

@@ -1,9 +1,6 @@
 #include "trainer/checkpoint/hugging_face.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <set>
 #include <string_view>
@@ -13,21 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "trainer/checkpoint/hugging_face_files.h"
 #include "trainer/model/experts_config.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
 #include "trainer/model/reward.h"
 
 namespace muster::trainer {
-namespace {
-
-namespace fs = std::filesystem;
-using nlohmann::json;
-
-constexpr int64_t kChunkElements = int64_t{1} << 20;  // that are converted at once
-constexpr char kSingle[] = "model.safetensors";
-constexpr char kEmbedding[] = "model.embed_tokens.weight", kHead[] = "lm_head.weight";
-constexpr char kIndex[] = "model.safetensors.index.json";
 
 at::ScalarType TorchType(const std::string& dtype) {
   if (dtype == "F32") return at::kFloat;
@@ -37,9 +26,16 @@ at::ScalarType TorchType(const std::string& dtype) {
   return at::ScalarType::Undefined;
 }
 
-// The directory's weight files.
-std::vector<std::string> WeightFiles(const std::string& directory, const std::string& path,
-                                     Problems& problems) {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr char kEmbedding[] = "model.embed_tokens.weight", kHead[] = "lm_head.weight";
+
+// The directory's weight files. `map`: where an index means tensors to be; empty without one.
+std::set<std::string> WeightFiles(const std::string& directory, const std::string& path,
+                                  std::map<std::string, std::string>& map, Problems& problems) {
   if (!fs::exists(directory + "/" + kIndex)) {
     if (!fs::exists(directory + "/" + kSingle)) {
       const bool pickled = fs::exists(directory + "/pytorch_model.bin") ||
@@ -55,10 +51,12 @@ std::vector<std::string> WeightFiles(const std::string& directory, const std::st
   }
   absl::StatusOr<std::string> text = ReadFile(directory + "/" + kIndex);
   std::vector<std::string> wrong;
-  const std::set<std::string> names = WeightFilesIn(text.ok() ? *text : "", wrong);
+  map = WeightMapIn(text.ok() ? *text : "", wrong);
   for (const std::string& what : wrong)
     problems.push_back({path, absl::StrCat(directory, "/", kIndex, what)});
-  return {names.begin(), names.end()};
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map) names.insert(file);
+  return names;
 }
 
 // How these layouts name experts.
@@ -108,6 +106,32 @@ std::vector<std::string> MiscountedExperts(const std::vector<FlatLayout>& layout
   return {};
 }
 
+// Whether files have several of these layouts' linears as one.
+bool AreJoined(const std::vector<FlatLayout>& layouts,
+               const std::function<bool(const std::string&)>& has) {
+  for (const FlatLayout& layout : layouts) {
+    for (const Segment& segment : layout.segments()) {
+      const std::string name = JoinedName(segment.name);
+      if (!name.empty() && has(name)) return true;
+    }
+  }
+  return false;
+}
+
+// That a tensor is missing, and where an index means it to be.
+std::string Lacking(const std::string& name, bool tied,
+                    const std::map<std::string, std::string>& map) {
+  const bool either = tied && name == kEmbedding;
+  for (const std::string& one : {name, std::string(either ? kHead : "")}) {
+    if (const auto meant = map.find(one); meant != map.end())
+      return absl::StrCat("has no ", one, " in ", meant->second, ", where ", kIndex,
+                          " means it to be; download both again");
+  }
+  return either ? absl::StrCat("has neither ", kEmbedding, " nor ", kHead,
+                               ", of which config.json's model (tie_word_embeddings) has one")
+                : absl::StrCat("has no ", name, ", which config.json's model has");
+}
+
 }  // namespace
 
 // Gives the experts of tensors that hold a whole layer's names of their own, as if each stood by
@@ -147,13 +171,47 @@ void HuggingFaceWeights::SplitExperts(const ExpertWords& words) {
   for (auto& [name, tensor] : split) where_.insert_or_assign(name, std::move(tensor));
 }
 
+// Gives the parts of matrices that are several linears' names of their own, as if each stood by
+// itself.
+std::string HuggingFaceWeights::SplitJoined(const std::vector<FlatLayout>& layouts) {
+  std::map<std::string, std::vector<int64_t>> wanted;  // the shapes of what is split
+  std::map<std::string, Tensor> split;
+  for (const FlatLayout& layout : layouts) {
+    for (const Segment& segment : layout.segments()) {
+      const std::string name = JoinedName(segment.name);
+      const auto found = where_.find(name);
+      if (found == where_.end() || where_.contains(segment.name)) continue;
+      if (where_.contains(name + ".absmax"))
+        return absl::StrCat(name,
+                            " is quantised, and the linears that it is made of are not read "
+                            "from NF4 yet; give the unquantised model, which quantize: {type: nf4} "
+                            "quantises as it is read");
+      std::vector<int64_t>& whole =
+          wanted.try_emplace(name, std::vector<int64_t>{0, 0}).first->second;
+      split[segment.name] = {found->second.file, found->second.entry, segment.shape,
+                             whole[0] * segment.shape[1]};
+      whole = {whole[0] + segment.shape[0], segment.shape[1]};
+    }
+  }
+  for (const auto& [name, shape] : wanted) {
+    if (where_.at(name).shape != shape)
+      return absl::StrCat(name, " is [", absl::StrJoin(where_.at(name).shape, ", "),
+                          "] where config.json means [", absl::StrJoin(shape, ", "),
+                          "]; take config.json and the weights from one place");
+  }
+  for (const auto& [name, unused] : wanted) where_.erase(name);
+  where_.merge(split);
+  return "";
+}
+
 HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
                                             const std::vector<FlatLayout>& layouts, bool tied,
                                             const std::string& path, Problems& problems,
                                             bool nested, bool draws_score) {
   HuggingFaceWeights weights;
   const size_t before = problems.size();
-  for (const std::string& name : WeightFiles(directory, path, problems)) {
+  std::map<std::string, std::string> map;
+  for (const std::string& name : WeightFiles(directory, path, map, problems)) {
     if (problems.size() > before) return weights;
     absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(directory + "/" + name);
     if (!file.ok()) {
@@ -172,6 +230,13 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
   }
   if (problems.size() > before) return weights;
   weights.SplitExperts(WordsOf(layouts));
+  const bool joined = AreJoined(layouts, [&](const std::string& name) {
+    return weights.where_.contains(name) || map.contains(name);
+  });
+  if (const std::string wrong = weights.SplitJoined(layouts); !wrong.empty()) {
+    problems.push_back({path, wrong});
+    return weights;
+  }
   if (const auto head = weights.where_.find(kHead);
       tied && head != weights.where_.end() && !weights.where_.contains(kEmbedding)) {
     weights.where_[kEmbedding] = head->second;
@@ -184,13 +249,18 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
   weights.TakeQuantised(layouts, nested, wrong);
   const bool damaged = wrong.size() > others;
   bool prefixed = false;  // the names of a model without a head
+  bool misled = false;    // by an index
   for (const FlatLayout& layout : layouts) {
     for (const Segment& segment : layout.segments()) {
       wanted.insert(segment.name);
       const auto found = weights.where_.find(segment.name);
       if (found == weights.where_.end() && draws_score && segment.name == kScoreName) continue;
       if (found == weights.where_.end()) {
-        wrong.push_back(absl::StrCat("has no ", segment.name, ", which config.json's model has"));
+        const std::string whole = joined ? JoinedName(segment.name) : "";
+        const std::string lacking = Lacking(whole.empty() ? segment.name : whole, tied, map);
+        if (!whole.empty() && !wrong.empty() && wrong.back() == lacking) continue;  // by a part
+        wrong.push_back(lacking);
+        misled |= absl::StrContains(wrong.back(), kIndex);
         prefixed |= weights.where_.contains(std::string(absl::StripPrefix(segment.name, "model.")));
         continue;
       }
@@ -218,7 +288,7 @@ HuggingFaceWeights HuggingFaceWeights::Open(const std::string& directory,
   if (wrong.size() > kTold)
     problems.push_back(
         {path, absl::StrCat("and ", wrong.size() - kTold, " more tensors that don't fit")});
-  if (!wrong.empty() && !damaged) {
+  if (!wrong.empty() && !damaged && !misled) {
     problems.push_back(
         {path,
          prefixed
@@ -269,197 +339,6 @@ std::string HuggingFaceWeights::Dtype() const {
   }
   if (types == std::set<std::string>{"BF16"}) return "bf16";
   return types == std::set<std::string>{"F16"} ? "fp16" : "fp32";
-}
-
-namespace {
-
-const char* TorchName(const std::string& dtype) {
-  return dtype == "bf16" ? "bfloat16" : dtype == "fp16" ? "float16" : "float32";
-}
-const char* FileType(const std::string& dtype) {
-  return dtype == "bf16" ? "BF16" : dtype == "fp16" ? "F16" : "F32";
-}
-
-constexpr uintmax_t kLargestAlong = uintmax_t{64} << 20;
-
-// Files of a Hugging Face directory that an export takes along, if they aren't larger than
-// kLargestAlong: the tokenizer's, a licence, a card; not weights of any kind, nor what belongs to
-// those or to the run that made them.
-bool GoesAlong(const fs::directory_entry& entry) {
-  static constexpr const char* kWeights[] = {".safetensors", ".bin", ".pt",        ".pth",
-                                             ".ckpt",        ".h5",  ".msgpack",   ".gguf",
-                                             ".onnx",        ".npz", ".index.json"};
-  const std::string name = entry.path().filename().string();
-  std::error_code error;
-  return entry.is_regular_file(error) && name[0] != '.' && name != "adapter_config.json" &&
-         name != "trainer_state.json" && !absl::StartsWith(name, "events.out.") &&
-         std::none_of(std::begin(kWeights), std::end(kWeights),
-                      [&](const char* end) { return absl::EndsWith(name, end); });
-}
-
-// Writes model.safetensors, a chunk of rows at a time.
-absl::Status WriteWeights(const ReadParameter& read, const std::vector<FlatLayout>& layouts,
-                          const std::string& dtype, const std::string& path,
-                          const AdapterExport* adapters) {
-  std::vector<SafetensorsTensor> tensors;
-  const auto type_of = [&](const FlatLayout& layout) {
-    return layout.router_bias() ? "F32" : FileType(dtype);  // as transformers keeps them
-  };
-  for (const FlatLayout& layout : layouts) {
-    for (const Segment& segment : layout.segments())
-      tensors.push_back({segment.name, type_of(layout), segment.shape, {}});
-  }
-  absl::StatusOr<SafetensorsWriter> writer =
-      SafetensorsWriter::Create(path, tensors, {{"format", "pt"}});
-  if (!writer.ok()) return writer.status();
-  std::map<std::string, Adapter> modules;
-  if (adapters != nullptr) modules = FindAdapters(*adapters->flats);
-  for (int flat = 0; flat < static_cast<int>(layouts.size()); ++flat) {
-    const at::ScalarType type = TorchType(type_of(layouts[flat]));
-    for (int index = 0; index < static_cast<int>(layouts[flat].segments().size()); ++index) {
-      const Segment& segment = layouts[flat].segments()[index];
-      const int64_t rows = segment.shape[0], width = segment.numel / rows,
-                    step = std::max<int64_t>(1, kChunkElements / width);
-      const auto adapter = modules.find(std::string(absl::StripSuffix(segment.name, ".weight")));
-      for (int64_t row = 0; row < rows; row += step) {
-        const int64_t count = std::min(step, rows - row);
-        at::Tensor part = at::empty({count, width}, at::kFloat);
-        if (absl::Status s = read(flat, index, row * width, part.view(-1)); !s.ok()) return s;
-        if (adapter != modules.end())
-          part = Merged(
-              part,
-              {adapter->second.a.cpu(), adapter->second.b.cpu().narrow(0, row, count), {}, {}},
-              adapters->config.Scale());
-        part = part.to(type);
-        if (absl::Status s = writer->Append(
-                {static_cast<const uint8_t*>(part.data_ptr()), static_cast<size_t>(part.nbytes())});
-            !s.ok())
-          return s;
-      }
-    }
-  }
-  return writer->Finish().status();
-}
-
-absl::Status WriteExport(const ReadParameter& read, const ModelConfig& config,
-                         const std::string& dtype, const std::string& tokenizer,
-                         const std::string& source, const std::string& staging,
-                         const AdapterExport* adapters) {
-  std::error_code error;
-  if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
-  if (absl::Status s =
-          WriteWeights(read, MakeLayout(config).flats, dtype, staging + "/" + kSingle, adapters);
-      !s.ok())
-    return s;
-  if (adapters != nullptr) {
-    if (absl::Status s = SaveAdapter(*adapters->flats, adapters->config, adapters->base_model,
-                                     staging + "/adapter");
-        !s.ok())
-      return s;
-  }
-  const std::string config_text = ToHuggingFace(config, TorchName(dtype)).dump(2) + "\n";
-  if (absl::Status s = WriteFileDurably(staging + "/config.json", config_text); !s.ok()) return s;
-  absl::StatusOr<std::string> generation = absl::NotFoundError("");
-  if (!source.empty()) generation = ReadFile(source + "/generation_config.json");
-  if (!generation.ok()) {
-    nlohmann::ordered_json ids = nlohmann::ordered_json::object();
-    for (const auto& [key, id] : config.token_ids.items()) ids[key] = id;
-    generation = ids.dump(2) + "\n";
-  }
-  if (absl::Status s = WriteFileDurably(staging + "/generation_config.json", *generation); !s.ok())
-    return s;
-  if (!tokenizer.empty()) {
-    for (const fs::directory_entry& entry : fs::directory_iterator(tokenizer, error)) {
-      if (error || !GoesAlong(entry)) continue;
-      if (entry.file_size(error) > kLargestAlong) {
-        std::fprintf(stderr, "note: %s is left out of the export, as it is larger than %d MiB\n",
-                     entry.path().c_str(), static_cast<int>(kLargestAlong >> 20));
-        continue;
-      }
-      fs::copy_file(entry.path(), fs::path(staging) / entry.path().filename(),
-                    fs::copy_options::skip_existing, error);
-    }
-    if (error)
-      return absl::UnavailableError(absl::StrCat("cannot copy the tokenizer from ", tokenizer, ": ",
-                                                 error.message(),
-                                                 "; name another by --tokenizer DIR"));
-  }
-  return SyncTree(staging);
-}
-
-}  // namespace
-
-absl::Status StageExport(const ReadParameter& read, const ModelConfig& config,
-                         const std::string& dtype, const std::string& tokenizer,
-                         const std::string& source, const std::string& staging,
-                         const AdapterExport* adapters) {
-  RemoveTree(staging);
-  const absl::Status status =
-      WriteExport(read, config, dtype, tokenizer, source, staging, adapters);
-  if (!status.ok()) RemoveTree(staging);  // a full disk stays full otherwise
-  return status;
-}
-
-bool HasTokenizer(const std::string& directory) {
-  static constexpr const char* kNames[] = {
-      "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-      "vocab.json",     "vocab.txt",       "spiece.model"};
-  bool found = false;
-  std::error_code error;
-  for (fs::directory_iterator it(directory, error); !error && it != fs::directory_iterator();
-       it.increment(error)) {
-    if (GoesAlong(*it) && ::access(it->path().c_str(), R_OK) != 0) return false;
-    found |= std::any_of(std::begin(kNames), std::end(kNames),
-                         [&](const char* name) { return it->path().filename() == name; });
-  }
-  return found && !error;
-}
-
-absl::Status StageCheckpoint(const HuggingFaceWeights& weights, const ModelConfig& config,
-                             const std::string& source, const std::string& staging) {
-  RemoveTree(staging);
-  if (absl::Status s = MakeDirectories(staging); !s.ok()) return s;
-  const std::vector<FlatLayout> layouts = MakeLayout(config).flats;
-  RankLayouts pointers;
-  std::vector<SafetensorsTensor> tensors;
-  for (int flat = 0; flat < static_cast<int>(layouts.size()); ++flat) {
-    pointers.push_back(&layouts[flat]);
-    tensors.push_back(
-        {FlatTensorName(flat, kCheckpointKinds[0]), "F32", {layouts[flat].PaddedNumel(1)}, {}});
-  }
-  absl::StatusOr<SafetensorsWriter> writer = SafetensorsWriter::Create(
-      staging + "/" + RankFileName(0, 1), tensors, {{"format", kCheckpointFormat}});
-  if (!writer.ok()) return writer.status();
-  for (const FlatLayout& layout : layouts) {
-    const int64_t padded = layout.PaddedNumel(1);
-    for (int64_t begin = 0; begin < padded; begin += kChunkElements) {
-      const at::Tensor part = at::zeros({std::min(kChunkElements, padded - begin)}, at::kFloat);
-      for (const SegmentPiece& piece : PiecesIn(layout, begin, begin + part.numel())) {
-        weights.ReadRange(layout.segments()[piece.segment].name, piece.segment_begin, piece.numel,
-                          part.data_ptr<float>() + piece.range_begin);
-      }
-      if (absl::Status s = writer->Append(
-              {static_cast<const uint8_t*>(part.data_ptr()), static_cast<size_t>(part.nbytes())});
-          !s.ok())
-        return s;
-    }
-  }
-  const absl::StatusOr<WrittenFile> written = writer->Finish();
-  if (!written.ok()) return written.status();
-  CheckpointMeta meta;
-  meta.dtype = weights.Dtype();
-  meta.optimizer = false;
-  meta.source = fs::absolute(source).lexically_normal().string();
-  if (HasTokenizer(source)) meta.tokenizer = meta.source;
-  meta.model = ToHuggingFace(config, TorchName(meta.dtype));
-  const Shares all = [&](int flat, int) {
-    return std::pair<int64_t, int64_t>(0, layouts[flat].PaddedNumel(1));
-  };
-  if (absl::Status s = WriteFileDurably(staging + "/index.json",
-                                        IndexText(meta, {*written}, TensorMap({pointers}, all)));
-      !s.ok())
-    return s;
-  return SyncTree(staging);
 }
 
 }  // namespace muster::trainer

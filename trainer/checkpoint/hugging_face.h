@@ -1,9 +1,10 @@
 // Hugging Face directories: weights in (model.safetensors, or shards with
 // model.safetensors.index.json) and out (config.json, generation_config.json, model.safetensors,
-// tokenizer files).
+// tokenizer files), to a directory or an object store.
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -23,7 +24,8 @@ class HuggingFaceWeights {
  public:
   // Opens all files and checks that every parameter of `layouts` is there with its shape;
   // everything wrong is added to `problems` under `path`. Experts may stand one by one, as
-  // transformers writes them, or all of a layer in one tensor, as it has them in memory. With a
+  // transformers writes them, or all of a layer in one tensor, as it has them in memory; q, k and
+  // v, and gate and up, may be one matrix, as Phi-3 has them. With a
   // tied head one of the embedding and lm_head.weight is enough, as it is for transformers: they
   // are the same weights. Where `layouts` have linears that stand apart, those may be saved in NF4
   // by bitsandbytes; `nested`: with nested scales. `draws_score`: the weights of a score may be
@@ -55,6 +57,8 @@ class HuggingFaceWeights {
     int64_t begin = 0;
   };
   void SplitExperts(const ExpertWords& words);
+  // What is wrong; "": nothing.
+  std::string SplitJoined(const std::vector<FlatLayout>& layouts);
   std::span<const uint8_t> Bytes(const std::string& name) const;
   std::vector<float> Floats(const std::string& name) const;
   std::string ReadState(const std::string& name, const std::vector<int64_t>& shape, bool nested);
@@ -84,14 +88,28 @@ struct AdapterExport {
 using ReadParameter =
     std::function<absl::Status(int flat, int segment, int64_t begin, at::Tensor out)>;
 
+struct ExportOptions {
+  // Of the weights: fp32, bf16 or fp16.
+  std::string dtype = {};
+  // Directory whose files are copied, weights and large ones aside, or "".
+  std::string tokenizer = {};
+  // Directory the training started from, whose generation_config.json is kept, or "".
+  std::string source = {};
+  const AdapterExport* adapters = nullptr;
+  // Weights of more bytes go into several files, with an index; a tensor that is larger into one of
+  // its own.
+  int64_t most_file_bytes = std::numeric_limits<int64_t>::max();
+};
+
 // Writes a model whole into the directory `staging` (removed first), fsynced; the caller moves it.
-// Takes little memory beside what `read` takes. dtype: fp32, bf16 or fp16. `tokenizer`: directory
-// whose files are copied, weights and large ones aside, or "". `source`: directory the training
-// started from, whose generation_config.json is kept, or "".
+// Takes little memory beside what `read` takes.
 absl::Status StageExport(const ReadParameter& read, const ModelConfig& config,
-                         const std::string& dtype, const std::string& tokenizer,
-                         const std::string& source, const std::string& staging,
-                         const AdapterExport* adapters = nullptr);
+                         const ExportOptions& options, const std::string& staging);
+
+// Writes a model to a place in an object store (push.h), config.json last. Whether it takes an
+// earlier one's place.
+absl::StatusOr<bool> PushExport(const ReadParameter& read, const ModelConfig& config,
+                                ExportOptions options, const std::string& place);
 
 // Whether a tokenizer of the kinds that transformers knows lies in `directory`, and all that goes
 // along with it can be read.

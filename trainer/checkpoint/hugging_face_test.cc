@@ -4,12 +4,15 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <numeric>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/safetensors.h"
+#include "trainer/model/family.h"
 
 namespace muster::trainer {
 namespace {
@@ -17,6 +20,9 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 3, kWidth = 2;
+constexpr char kGate[] = "model.layers.0.mlp.gate_proj.weight";
+constexpr char kUp[] = "model.layers.0.mlp.up_proj.weight";
+constexpr char kJoined[] = "model.layers.0.mlp.gate_up_proj.weight";
 
 class HuggingFaceDirectory : public ::testing::Test {
  protected:
@@ -26,28 +32,49 @@ class HuggingFaceDirectory : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
-  // Embeddings or heads whose elements are `first`, `first` + 1, …
-  void Write(const std::vector<std::pair<std::string, float>>& firsts) {
+  // Embeddings or heads whose elements are `first`, `first` + 1, …; in one file, or in one each
+  // with an index.
+  void Write(const std::vector<std::pair<std::string, float>>& firsts, bool sharded = false) {
     std::vector<std::vector<float>> values;
+    std::vector<SafetensorsTensor> tensors;
     for (const auto& [name, first] : firsts) {
       std::vector<float>& tensor = values.emplace_back(kRows * kWidth);
       std::iota(tensor.begin(), tensor.end(), first);
-    }
-    std::vector<SafetensorsTensor> tensors;
-    for (size_t i = 0; i < firsts.size(); ++i) {
-      const auto* bytes = reinterpret_cast<const uint8_t*>(values[i].data());
       tensors.push_back(
-          {firsts[i].first, "F32", {kRows, kWidth}, {bytes, values[i].size() * sizeof(float)}});
+          {name,
+           "F32",
+           {kRows, kWidth},
+           {reinterpret_cast<const uint8_t*>(tensor.data()), tensor.size() * sizeof(float)}});
     }
-    const auto written =
-        WriteSafetensors(directory_ + "/model.safetensors", tensors, {{"format", "pt"}});
+    if (!sharded) return WriteFile("model.safetensors", tensors);
+    nlohmann::json map;
+    for (const SafetensorsTensor& tensor : tensors) {
+      map[tensor.name] = tensor.name + ".safetensors";
+      WriteFile(map[tensor.name], {tensor});
+    }
+    WriteIndex(map);
+  }
+  void WriteFile(const std::string& name, const std::vector<SafetensorsTensor>& tensors) {
+    const auto written = WriteSafetensors(directory_ + "/" + name, tensors, {{"format", "pt"}});
     ASSERT_TRUE(written.ok()) << written.status();
+  }
+  void WriteIndex(const nlohmann::json& map) {
+    const absl::Status status = WriteFileDurably(directory_ + "/model.safetensors.index.json",
+                                                 nlohmann::json{{"weight_map", map}}.dump());
+    ASSERT_TRUE(status.ok()) << status;
   }
   HuggingFaceWeights Open(bool tied) {
     std::vector<FlatLayout> layouts(1);
     layouts[0].Add("model.embed_tokens.weight", {kRows, kWidth}, true);
     if (!tied) layouts[0].Add("lm_head.weight", {kRows, kWidth}, true);
     return HuggingFaceWeights::Open(directory_, layouts, tied, "init", problems_);
+  }
+  // Of a model whose gate and up have two rows and one.
+  HuggingFaceWeights OpenJoined() {
+    std::vector<FlatLayout> layouts(1);
+    layouts[0].Add(kGate, {2, kWidth}, true);
+    layouts[0].Add(kUp, {1, kWidth}, true, /*joined=*/true);
+    return HuggingFaceWeights::Open(directory_, layouts, false, "init", problems_);
   }
   float First(const HuggingFaceWeights& weights, const std::string& name) {
     float value = -1;
@@ -59,26 +86,160 @@ class HuggingFaceDirectory : public ::testing::Test {
   Problems problems_;
 };
 
+constexpr char kEmbedding[] = "model.embed_tokens.weight", kHead[] = "lm_head.weight";
+
 TEST_F(HuggingFaceDirectory, OfATiedModelNeedsOneOfEmbeddingAndHead) {
-  Write({{"lm_head.weight", 10}});
-  const HuggingFaceWeights weights = Open(/*tied=*/true);
-  ASSERT_TRUE(problems_.empty()) << problems_[0].text;
-  EXPECT_EQ(First(weights, "model.embed_tokens.weight"), 10);
-  EXPECT_EQ(weights.Dtype(), "fp32");
+  const struct {
+    std::vector<std::pair<std::string, float>> tensors;
+    float first;  // of the embedding that is read
+  } kCases[] = {
+      {{{kHead, 10}}, 10},
+      {{{kEmbedding, 20}}, 20},
+      {{{kHead, 10}, {kEmbedding, 20}}, 20},
+  };
+  for (const bool sharded : {false, true}) {
+    for (const auto& c : kCases) {
+      SCOPED_TRACE(testing::Message() << c.first << " of " << c.tensors.size() << ", " << sharded);
+      std::filesystem::remove_all(directory_);
+      std::filesystem::create_directory(directory_);
+      Write(c.tensors, sharded);
+      const HuggingFaceWeights weights = Open(/*tied=*/true);
+      ASSERT_TRUE(problems_.empty()) << problems_[0].text;
+      EXPECT_EQ(First(weights, kEmbedding), c.first);
+      EXPECT_EQ(weights.Dtype(), "fp32");
+    }
+  }
 }
 
-TEST_F(HuggingFaceDirectory, OfATiedModelThatHasBothGivesTheEmbedding) {
-  Write({{"lm_head.weight", 10}, {"model.embed_tokens.weight", 20}});
-  const HuggingFaceWeights weights = Open(/*tied=*/true);
-  ASSERT_TRUE(problems_.empty()) << problems_[0].text;
-  EXPECT_EQ(First(weights, "model.embed_tokens.weight"), 20);
+TEST_F(HuggingFaceDirectory, OfATiedModelWithoutBothIsRefusedByBothNames) {
+  Write({{"model.norm.weight", 1}});
+  Open(/*tied=*/true);
+  ASSERT_FALSE(problems_.empty());
+  EXPECT_THAT(problems_[0].text,
+              HasSubstr("has neither model.embed_tokens.weight nor lm_head.weight"));
 }
 
 TEST_F(HuggingFaceDirectory, OfAModelThatIsNotTiedNeedsBoth) {
-  Write({{"lm_head.weight", 10}});
-  Open(/*tied=*/false);
-  ASSERT_FALSE(problems_.empty());
-  EXPECT_THAT(problems_[0].text, HasSubstr("has no model.embed_tokens.weight"));
+  for (const bool sharded : {false, true}) {
+    Write({{kHead, 10}}, sharded);
+    problems_.clear();
+    Open(/*tied=*/false);
+    ASSERT_FALSE(problems_.empty());
+    EXPECT_THAT(problems_[0].text, HasSubstr("has no model.embed_tokens.weight"));
+  }
+}
+
+TEST_F(HuggingFaceDirectory, AnIndexThatLeadsToAFileWithoutTheTensorIsNamedWithBoth) {
+  for (const char* meant : {kEmbedding, kHead}) {
+    Write({{"model.norm.weight", 1}}, /*sharded=*/true);
+    WriteIndex({{"model.norm.weight", "model.norm.weight.safetensors"},
+                {meant, "model.norm.weight.safetensors"}});
+    problems_.clear();
+    Open(/*tied=*/true);
+    ASSERT_FALSE(problems_.empty());
+    EXPECT_EQ(problems_[0].text,
+              absl::StrCat("has no ", meant,
+                           " in model.norm.weight.safetensors, where model.safetensors.index.json "
+                           "means it to be; download both again"));
+  }
+}
+
+ModelConfig TinyModel() {
+  Problems problems;
+  const ModelConfig model = ParseModelConfig({{"model_type", "llama"},
+                                              {"vocab_size", 12},
+                                              {"hidden_size", 8},
+                                              {"intermediate_size", 16},
+                                              {"num_hidden_layers", 2},
+                                              {"num_attention_heads", 2},
+                                              {"num_key_value_heads", 1},
+                                              {"tie_word_embeddings", true}},
+                                             "model", /*strict=*/true, problems);
+  EXPECT_TRUE(problems.empty());
+  return model;
+}
+
+// An element of the export under test.
+float ValueAt(int flat, int segment, int64_t element) {
+  return static_cast<float>(1000 * flat + 100 * segment) + static_cast<float>(element) / 256;
+}
+
+TEST_F(HuggingFaceDirectory, AnExportInSeveralFilesHasAnIndexAndIsReadAsOneIs) {
+  const ModelConfig model = TinyModel();
+  const std::vector<FlatLayout> layouts = MakeLayout(model).flats;
+  const ReadParameter read = [](int flat, int segment, int64_t begin, const at::Tensor& out) {
+    for (int64_t i = 0; i < out.numel(); ++i)
+      out.data_ptr<float>()[i] = ValueAt(flat, segment, begin + i);
+    return absl::OkStatus();
+  };
+  std::map<int64_t, size_t> files;  // by the most bytes of one
+  for (const int64_t most : {int64_t{1}, int64_t{1000}, int64_t{1} << 40}) {
+    SCOPED_TRACE(most);
+    const absl::Status status =
+        StageExport(read, model, {.dtype = "fp32", .most_file_bytes = most}, directory_);
+    ASSERT_TRUE(status.ok()) << status;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_))
+      files[most] += entry.path().extension() == ".safetensors";
+    EXPECT_EQ(std::filesystem::exists(directory_ + "/model.safetensors.index.json"),
+              files[most] > 1);
+    const HuggingFaceWeights weights =
+        HuggingFaceWeights::Open(directory_, layouts, /*tied=*/true, "init", problems_);
+    ASSERT_TRUE(problems_.empty()) << problems_[0].text;
+    for (size_t f = 0; f < layouts.size(); ++f) {
+      for (size_t s = 0; s < layouts[f].segments().size(); ++s) {
+        const Segment& segment = layouts[f].segments()[s];
+        float last = 0;
+        weights.ReadRange(segment.name, segment.numel - 1, 1, &last);
+        EXPECT_EQ(last, ValueAt(static_cast<int>(f), static_cast<int>(s), segment.numel - 1))
+            << segment.name;
+      }
+    }
+  }
+  size_t tensors = 0;
+  for (const FlatLayout& layout : layouts) tensors += layout.segments().size();
+  EXPECT_EQ(files[1], tensors);
+  EXPECT_GT(files[1000], 1u);
+  EXPECT_LT(files[1000], tensors);
+  EXPECT_EQ(files[int64_t{1} << 40], 1u);
+}
+
+TEST_F(HuggingFaceDirectory, LinearsThatAreOneMatrixAreReadEach) {
+  Write({{kJoined, 10}});
+  const HuggingFaceWeights weights = OpenJoined();
+  ASSERT_TRUE(problems_.empty()) << problems_[0].text;
+  EXPECT_EQ(First(weights, kGate), 10);
+  EXPECT_EQ(First(weights, kUp), 14);
+  EXPECT_FALSE(weights.Has(kJoined));
+}
+
+TEST_F(HuggingFaceDirectory, AMatrixOfLinearsMustHaveTheRowsOfAll) {
+  Write({{kJoined, 10}});
+  std::vector<FlatLayout> layouts(1);
+  layouts[0].Add(kGate, {2, kWidth}, true);
+  layouts[0].Add(kUp, {2, kWidth}, true, /*joined=*/true);
+  HuggingFaceWeights::Open(directory_, layouts, false, "init", problems_);
+  ASSERT_EQ(problems_.size(), 1u);
+  EXPECT_THAT(problems_[0].text,
+              HasSubstr("gate_up_proj.weight is [3, 2] where config.json means [4, 2]"));
+}
+
+TEST_F(HuggingFaceDirectory, AMissingMatrixOfLinearsIsNamedOnceAsFilesNameIt) {
+  Write({{kJoined, 10}});
+  std::vector<FlatLayout> layouts(1);
+  layouts[0].Add(kGate, {2, kWidth}, true);
+  layouts[0].Add(kUp, {1, kWidth}, true, /*joined=*/true);
+  layouts[0].Add("model.layers.1.mlp.gate_proj.weight", {2, kWidth}, true);
+  layouts[0].Add("model.layers.1.mlp.up_proj.weight", {1, kWidth}, true, /*joined=*/true);
+  HuggingFaceWeights::Open(directory_, layouts, false, "init", problems_);
+  ASSERT_EQ(problems_.size(), 2u);  // the other says that the two are of different models
+  EXPECT_THAT(problems_[0].text, HasSubstr("has no model.layers.1.mlp.gate_up_proj.weight"));
+}
+
+TEST_F(HuggingFaceDirectory, AQuantisedMatrixOfLinearsIsRefusedWithTheRemedy) {
+  Write({{kJoined, 10}, {std::string(kJoined) + ".absmax", 0}});
+  OpenJoined();
+  ASSERT_EQ(problems_.size(), 1u);
+  EXPECT_THAT(problems_[0].text, HasSubstr("give the unquantised model"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <compare>
 #include <limits>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -222,20 +223,21 @@ std::string SealedIndex(json index) {
   return index.dump(1) + "\n";
 }
 
-std::set<std::string> WeightFilesIn(const std::string& index_text,
-                                    std::vector<std::string>& problems) {
-  std::set<std::string> names;
+std::map<std::string, std::string> WeightMapIn(const std::string& index_text,
+                                               std::vector<std::string>& problems) {
+  std::map<std::string, std::string> map;
   const absl::StatusOr<json> index = ParseJsonObject(index_text, kIndexDepth);
   if (index.ok() && index->contains("weight_map") && (*index)["weight_map"].is_object()) {
     for (const auto& [tensor, file] : (*index)["weight_map"].items()) {
       if (file.is_string() && IsFileName(file.get<std::string>()))
-        names.insert(file.get<std::string>());
+        map.emplace(tensor, file.get<std::string>());
       else
-        problems.push_back(absl::StrCat(": weight_map.", tensor, " is no file name"));
+        problems.push_back(
+            absl::StrCat(": weight_map.", tensor, " is no file name; download it again"));
     }
   }
-  if (names.empty()) problems.emplace_back(" has no weight_map; download it again");
-  return names;
+  if (map.empty()) problems.emplace_back(" has no weight_map; download it again");
+  return map;
 }
 
 }  // namespace muster::trainer

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -73,9 +72,9 @@ absl::StatusOr<CheckpointIndex> ReadIndex(const std::string& text);
 // The text of `index` with its own checksum in it.
 std::string SealedIndex(nlohmann::json index);
 
-// The names of the files that a model.safetensors.index.json leads to, each in its directory. What
-// is wrong is added to `problems`.
-std::set<std::string> WeightFilesIn(const std::string& index_text,
-                                    std::vector<std::string>& problems);
+// Where a model.safetensors.index.json means each tensor to be: names of files in its directory.
+// What is wrong is added to `problems`.
+std::map<std::string, std::string> WeightMapIn(const std::string& index_text,
+                                               std::vector<std::string>& problems);
 
 }  // namespace muster::trainer

@@ -192,19 +192,19 @@ TEST(ReadIndex, RefusesTextThatIsNoIndex) {
   }
 }
 
-TEST(WeightFilesIn, AreNamesInTheDirectory) {
+TEST(WeightMapIn, HasNamesOfFilesInTheDirectory) {
   std::vector<std::string> problems;
-  EXPECT_EQ(
-      WeightFilesIn(R"({"weight_map": {"a": "x.safetensors", "b": "y", "c": "x.safetensors"}})",
-                    problems),
-      (std::set<std::string>{"x.safetensors", "y"}));
+  EXPECT_EQ(WeightMapIn(R"({"weight_map": {"a": "x.safetensors", "b": "y", "c": "x.safetensors"}})",
+                        problems),
+            (std::map<std::string, std::string>{
+                {"a", "x.safetensors"}, {"b", "y"}, {"c", "x.safetensors"}}));
   EXPECT_TRUE(problems.empty());
   for (const char* file :
        {R"("/x")", R"("../x")", R"("..")", R"("")", R"("x\u0000")", "7", "null"}) {
     problems.clear();
     EXPECT_TRUE(
-        WeightFilesIn(absl::StrCat(R"({"weight_map": {"a": )", file, "}}"), problems).empty());
-    EXPECT_EQ(problems.front(), ": weight_map.a is no file name") << file;
+        WeightMapIn(absl::StrCat(R"({"weight_map": {"a": )", file, "}}"), problems).empty());
+    EXPECT_EQ(problems.front(), ": weight_map.a is no file name; download it again") << file;
   }
 }
 

@@ -23,6 +23,7 @@ namespace {
 
 constexpr int64_t kPartBytes = int64_t{8} << 20;  // fetched at once
 constexpr int kFetchers = 4;                      // parts of an object on their way
+constexpr int64_t kAttempts = 7;                  // at a request: about half a minute
 
 std::string Env(const char* name) {
   const char* value = std::getenv(name);
@@ -158,6 +159,9 @@ class ArrowStore : public ObjectStore {
     // The caller writes beside training already; in the background a copy of everything would be
     // kept once more.
     options.background_writes = false;
+    // Requests that a store is too busy for, or that didn't reach it, are sent again, with pauses
+    // of up to some seconds.
+    options.retry_strategy = arrow::fs::S3RetryStrategy::GetAwsStandardRetryStrategy(kAttempts);
     ARROW_ASSIGN_OR_RAISE(system, arrow::fs::S3FileSystem::Make(options));
     return system;
   }

@@ -214,7 +214,9 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
     const std::map<std::string, std::string>& metadata) {
   absl::StatusOr<DurableFile> file = DurableFile::Create(path);
   if (!file.ok()) return file.status();
-  SafetensorsWriter writer(*std::move(file));
+  // So few that they are still in the CPU's cache when they are written; an object store wants much
+  // at once.
+  SafetensorsWriter writer(*std::move(file), IsObject(path) ? SIZE_MAX : size_t{256} << 10);
   const std::string header = SafetensorsHeaderBytes(tensors, metadata);
   writer.wanted_bytes_ = header.size();
   for (const SafetensorsTensor& tensor : tensors) writer.wanted_bytes_ += BytesOf(tensor);
@@ -226,17 +228,22 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
 }
 
 absl::Status SafetensorsWriter::Append(std::span<const uint8_t> bytes) {
-  written_.size_bytes += bytes.size();
-  written_.crc32c = Crc32c(bytes.data(), bytes.size(), written_.crc32c);
-  return file_.Write(bytes);
+  for (size_t at = 0; at < bytes.size(); at += std::min(block_bytes_, bytes.size() - at)) {
+    const std::span<const uint8_t> block =
+        bytes.subspan(at, std::min(block_bytes_, bytes.size() - at));
+    written_.size_bytes += block.size();
+    written_.crc32c = Crc32c(block.data(), block.size(), written_.crc32c);
+    if (absl::Status s = file_.Write(block); !s.ok()) return s;
+  }
+  return absl::OkStatus();
 }
 
-absl::StatusOr<WrittenFile> SafetensorsWriter::Finish() {
+absl::StatusOr<WrittenFile> SafetensorsWriter::Finish(Until until) {
   if (written_.size_bytes != wanted_bytes_) {
     return absl::InternalError(absl::StrCat(
         written_.size_bytes, " bytes were written where the header means ", wanted_bytes_));
   }
-  if (absl::Status s = file_.Commit(); !s.ok()) return s;
+  if (absl::Status s = file_.Commit(until); !s.ok()) return s;
   return written_;
 }
 

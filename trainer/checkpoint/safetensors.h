@@ -90,14 +90,16 @@ class SafetensorsWriter {
       const std::map<std::string, std::string>& metadata);
   // The next bytes of the tensors, which follow each other in the order given.
   absl::Status Append(std::span<const uint8_t> bytes);
-  // Makes the file durable (DurableFile); every tensor must have been written whole.
-  absl::StatusOr<WrittenFile> Finish();
+  // Commits the file (DurableFile); every tensor must have been written whole.
+  absl::StatusOr<WrittenFile> Finish(Until until = Until::kOnDisk);
 
  private:
-  explicit SafetensorsWriter(DurableFile file) : file_(std::move(file)) {}
+  SafetensorsWriter(DurableFile file, size_t block_bytes)
+      : file_(std::move(file)), block_bytes_(block_bytes) {}
   DurableFile file_;
   WrittenFile written_;
   uint64_t wanted_bytes_ = 0;
+  size_t block_bytes_;  // that are checked and written in turn
 };
 
 // Writes the file durably (WriteFileDurably).

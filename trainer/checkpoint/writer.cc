@@ -66,10 +66,11 @@ int64_t CheckpointWriter::CopyBytes(bool optimizer) const {
   return numel * 4 * (optimizer ? 3 : 1);
 }
 
-void CheckpointWriter::Start(const CheckpointMeta& meta, Way way) {
+void CheckpointWriter::Start(const CheckpointMeta& meta, Way way, Until until) {
   TORCH_CHECK(!busy_, "the checkpoint before is still being written");
   begin_s_ = Now();
   meta_ = meta;
+  until_ = until;
   directory_ = parent_ + "/" + CheckpointName(meta.step);
   parts_.clear();
   for (int f = 0; f < static_cast<int>(flats_.size()); ++f) {
@@ -116,7 +117,7 @@ void CheckpointWriter::Write(const std::function<absl::Status(SafetensorsWriter&
                                     tensors, {{"format", kCheckpointFormat}});
       status_ = writer.ok() ? append(*writer) : writer.status();
       if (status_.ok()) {
-        const absl::StatusOr<WrittenFile> written = writer->Finish();
+        const absl::StatusOr<WrittenFile> written = writer->Finish(until_);
         if (written.ok()) written_ = *written;
         status_ = written.status();
       }
@@ -136,23 +137,30 @@ absl::Status CheckpointWriter::AppendCopies(SafetensorsWriter& writer) {
   return absl::OkStatus();
 }
 
-// One chunk is written while the next is copied.
+// State that is kept as the file has it is written from there; of other state one chunk is written
+// while the next is copied.
 absl::Status CheckpointWriter::AppendInPlace(SafetensorsWriter& writer) {
   at::NoGradGuard no_grad;
   at::Tensor chunks[2];
-  for (at::Tensor& chunk : chunks)
-    chunk =
-        at::empty({chunk_numel_},
-                  at::TensorOptions().dtype(at::kFloat).pinned_memory(world_.device().is_cuda()));
   std::future<absl::Status> appended;
   const auto wait = [&] { return appended.valid() ? appended.get() : absl::OkStatus(); };
   int which = 0;
   for (const Part& part : parts_) {
     const FlatParam& flat = *flats_[part.flat];
+    const auto state = static_cast<FlatParam::State>(part.kind);
+    if (const at::Tensor kept = flat.InPlace(state); kept.defined()) {
+      if (absl::Status s = wait(); !s.ok()) return s;
+      if (absl::Status s = writer.Append(BytesOf(flat.OfShard(kept))); !s.ok()) return s;
+      continue;
+    }
     for (int64_t at = 0; at < flat.shard_numel(); at += chunk_numel_) {
+      if (!chunks[which].defined())
+        chunks[which] = at::empty(
+            {chunk_numel_},
+            at::TensorOptions().dtype(at::kFloat).pinned_memory(world_.device().is_cuda()));
       const at::Tensor chunk =
           chunks[which].narrow(0, 0, std::min(chunk_numel_, flat.shard_numel() - at));
-      flat.CopyShard(static_cast<FlatParam::State>(part.kind), at, chunk);
+      flat.CopyShard(state, at, chunk);
       if (absl::Status s = wait(); !s.ok()) return s;
       appended = std::async(std::launch::async,
                             [&writer, chunk] { return writer.Append(BytesOf(chunk)); });
@@ -181,8 +189,8 @@ void CheckpointWriter::Publish(const std::vector<WrittenFile>& files) {
                         holders.whole.size, holders.shard.size);
     };
     status_ = WriteFileDurably(directory_ + "/index.json",
-                               IndexText(meta_, files, TensorMap(layouts, shares)));
-    if (status_.ok()) status_ = SyncDirectory(parent_);
+                               IndexText(meta_, files, TensorMap(layouts, shares)), until_);
+    if (status_.ok() && until_ == Until::kOnDisk) status_ = SyncDirectory(parent_);
   } catch (const std::exception& e) {
     status_ = absl::InternalError(e.what());
   }

@@ -24,7 +24,7 @@ namespace muster::trainer {
 
 // How the writing of a checkpoint ended; the same on every rank.
 struct CheckpointOutcome {
-  absl::Status status;  // OK: published and durable
+  absl::Status status;  // OK: published, and durable if that was asked for
   int64_t step = 0;
   std::string path;
   double copy_s = 0;   // this rank's training stood still that long
@@ -46,9 +46,10 @@ class CheckpointWriter {
 
   // The one before must have ended (!busy()). kBeside copies all that this rank writes, CopyBytes()
   // on the host, and a thread writes it. kInPlace returns when it is written, and needs room for
-  // two chunks.
+  // two chunks, or for none where the state is kept as the file has it. With Until::kCached a
+  // machine that stops hard may leave a published checkpoint whose files don't match.
   enum Way { kBeside, kInPlace };
-  void Start(const CheckpointMeta& meta, Way way = kBeside);
+  void Start(const CheckpointMeta& meta, Way way = kBeside, Until until = Until::kOnDisk);
   int64_t CopyBytes(bool optimizer = true) const;
   static constexpr int64_t kChunkBytes = int64_t{64} << 20;
   // The published checkpoint of `step` was told of: old ones are removed, in the thread. With keep
@@ -88,6 +89,7 @@ class CheckpointWriter {
   int64_t told_step_ = -1;
   CheckpointMeta meta_;
   std::string directory_;
+  Until until_ = Until::kOnDisk;
   double begin_s_ = 0, copy_s_ = 0;
 
   // Of the thread while phase_ is kBusy, otherwise of the caller.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "trainer/checkpoint/objects.h"
 #include "trainer/loop/config_keys.h"
 #include "trainer/loop/sizes.h"
 
@@ -254,6 +255,10 @@ void CheckSources(const json& value, const TrainConfig& config, Problems& proble
     problems.push_back(
         {"trainer.checkpoints", absl::StrCat("must be s3://BUCKET/PREFIX; got ", config.checkpoints,
                                              ". A directory is the job's checkpoint.storage")});
+  }
+  if (config.export_dir.find("://") != std::string::npos) {
+    if (const std::string problem = PrefixProblem(config.export_dir); !problem.empty())
+      problems.push_back({"trainer.export", absl::StrCat(problem, ", or a directory")});
   }
 }
 

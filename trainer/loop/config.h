@@ -82,6 +82,7 @@ struct TrainConfig {
   std::string checkpoints;    // s3://BUCKET/PREFIX; empty: where the job's checkpoints go
   int64_t save_steps = 0;     // 0: off
   bool save_in_background = true;
+  bool warm_restart = false;
   int64_t eval_interval = 0;   // 0: off
   int64_t eval_sequences = 0;  // 0: all
   std::string eval_data;       // empty: the data's own validation split

@@ -13,7 +13,7 @@ std::vector<Key> DataKeys() {
        "Exactly one of init and model."},
       {"model", &C::model,
        "Content of a Hugging Face config.json (Llama, Mistral, Mixtral, Qwen2, Qwen3, "
-       "Qwen3-MoE or dots1): "
+       "Qwen3-MoE, dots1, Phi-3 and 4, Gemma 2 and 3): "
        "weights are drawn from scratch. Exactly one of init and model."},
       {"data", &C::data,
        "Directory of token shards made by `muster-trainer prepare`; relative to the job's "
@@ -243,7 +243,7 @@ std::vector<Key> RunKeys() {
   return {
       {"export", &C::export_dir,
        "Hugging Face directory that is written after the last step; relative to the job's "
-       "directory."},
+       "directory. s3://BUCKET/PREFIX: it goes to this object store."},
       {"cuda_graphs", &C::cuda_graphs,
        "On GPUs, layers are recorded as CUDA graphs and started whole, where micro-batches are of "
        "one shape. The numbers don't change, but for rounding where documents are packed."},
@@ -276,6 +276,10 @@ std::vector<Key> RunKeys() {
       {"save_in_background", &C::save_in_background,
        "Checkpoints are copied to memory and written beside training; false: training waits until "
        "they are on disk."},
+      {"warm_restart", &C::warm_restart,
+       "A run that is stopped (resized, moved, preempted) doesn't wait for the disk: its last "
+       "checkpoint counts once the host's file cache has it, from where the next attempt reads it. "
+       "A host that crashes within half a minute costs the steps since the checkpoint before."},
       {"eval_interval", &C::eval_interval,
        "Steps between evaluations on the validation split, also after the last step; 0: off.",
        false, 0, 1e9},

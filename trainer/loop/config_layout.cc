@@ -74,6 +74,16 @@ void CheckExperts(const TrainConfig& config, const ModelConfig& model, Problems&
                         "them; use sequence, or leave parallel.pp out"});
 }
 
+// An adapter beside linears that are one has rows of each, of which a slice would have some.
+void CheckJoinedAdapters(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
+  if (config.lora.on() && config.parallel.tp > 1 && FieldsOfFamily(model.family).joined_linears)
+    problems.push_back(
+        {"trainer.lora",
+         absl::StrCat("is not supported yet with parallel.tp for model_type ", model.family,
+                      ", whose q, k and v have one adapter, and whose gate and up; share the model "
+                      "out by zero_stage: 3, parallel.pp or parallel.cp")});
+}
+
 // Products in 8 bits are of widths that GPUs can do; whole models are told of once.
 void CheckFp8Layers(const TrainConfig& config, const ModelConfig& model, Problems& problems) {
   constexpr int64_t kMultiple = 16;
@@ -200,6 +210,7 @@ void CheckLayout(const TrainConfig& config, const ModelConfig& model, int ranks,
   CheckParallel(config.parallel, model, ranks, config.shard_size, "trainer.parallel", problems);
   CheckExperts(config, model, problems);
   CheckFp8Layers(config, model, problems);
+  CheckJoinedAdapters(config, model, problems);
   CheckScore(config, model, problems);
   const int64_t pp = config.parallel.pp;
   const int in_stage = static_cast<int>(ranks % pp == 0 ? ranks / pp : ranks);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/loop/guard.h"
 #include "trainer/loop/mfu.h"
+#include "trainer/model/families.h"
 #include "trainer/optim/lr_schedule.h"
 
 namespace muster::trainer {
@@ -98,6 +99,17 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"lora", {{"rank", 4}}}}, "trainer.lora: adapters stand beside trained weights; give init"},
       {{{"checkpoints", "/data/run"}},
        "trainer.checkpoints: must be s3://BUCKET/PREFIX; got /data/run"},
+      {{{"export", "gs://acme/model"}},
+       "trainer.export: must be s3://BUCKET/PREFIX; got gs://acme/model, or a directory"},
+      {{{"export", "s3://"}}, "trainer.export: must be s3://BUCKET/PREFIX"},
+      {{{"export", "s3:///model"}}, "trainer.export: must be s3://BUCKET/PREFIX"},
+      {{{"export", "s3://acme"}}, "trainer.export: must be s3://BUCKET/PREFIX"},
+      {{{"export", "s3://acme//"}}, "trainer.export: must be s3://BUCKET/PREFIX"},
+      {{{"export", "s3://Acme/model"}}, "BUCKET has 3 to 63 of [a-z0-9.-]"},
+      {{{"export", "s3://ac/model"}}, "BUCKET has 3 to 63 of [a-z0-9.-]"},
+      {{{"export", "s3://acme/a//b"}}, "no part of PREFIX is empty"},
+      {{{"export", "s3://acme/a/../b"}}, "no part of PREFIX is empty"},
+      {{{"export", "s3://acme/a\n"}}, "has control characters"},
       {{{"lora", {{"r", 4}}}}, "trainer.lora.r: use rank"},
       {{{"lora", {{"rank", 0}}}}, "trainer.lora.rank: must be a whole number from 1"},
       {{{"lora", {{"rank", 4}, {"dropout", 1}}}},
@@ -113,6 +125,11 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
     EXPECT_NE(Problem(GoodConfig(), c.change, false).find(c.wanted), std::string::npos)
         << c.change << "\n"
         << Problem(GoodConfig(), c.change, false);
+}
+
+TEST(TrainConfig, AnExportGoesToADirectoryOrAPrefixOfABucket) {
+  for (const char* place : {"model", "/shared/model", "s3://acme/model", "s3://a.b-1/x y/1=é//"})
+    EXPECT_EQ(Problem(GoodConfig(), {{"export", place}}, false), "") << place;
 }
 
 TEST(TrainConfig, LayoutsThatDontMakeUpTheWorldAreRefusedWithWhatWould) {
@@ -291,9 +308,9 @@ TEST(ModelConfig, BadModelsAreRefusedWithFieldAndRemedy) {
       {{{"hidden_act", "gelu"}}, "model.hidden_act"},
       {{{"rope_theta", 5e5}, {"rope_parameters", {{"rope_theta", 1e4}}}},
        "model.rope_theta: contradicts"},
-      {{{"rope_scaling", {{"rope_type", "longrope"}, {"factor", 2}}}},
-       "rope_scaling.rope_type: \"longrope\" can't be trained; default, linear, llama3 and yarn "
-       "can"},
+      {{{"rope_scaling", {{"rope_type", "dynamic"}, {"factor", 2}}}},
+       "rope_scaling.rope_type: \"dynamic\" can't be trained; default, linear, llama3, yarn and "
+       "longrope can"},
       {{{"rope_parameters", {{"rope_type", "linear"}}}}, "factor: is missing"},
       {{{"dtype", "float32"}, {"torch_dtype", "bfloat16"}}, "contradicts dtype"},
       {{{"num_layers", 3}}, "model.num_layers: no such field"},
@@ -326,9 +343,9 @@ TEST(ModelConfig, TheSchemaNamesWhatIsTaken) {
     ParseModelConfig(value, "model", true, problems);
     EXPECT_EQ(ToText(problems), "") << key;
   }
-  for (const char* type : {"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "dots1"}) {
+  for (const FamilyFields& family : kFamilies) {
     ModelConfig config;
-    config.family = type;
+    config.family = family.model_type;
     config.rope.type = "yarn";
     config.sliding_window = 8;
     config.num_layers = 1;

@@ -10,6 +10,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/hugging_face.h"
 #include "trainer/checkpoint/objects.h"
+#include "trainer/checkpoint/push.h"
 #include "trainer/loop/failures.h"
 #include "trainer/model/blocks.h"
 #include "trainer/model/family.h"
@@ -25,6 +26,14 @@ using nlohmann::json;
 // Nothing, an empty directory, or one that holds `marker` and so is an earlier result.
 void CheckOutput(const std::string& output, const char* marker, const char* what,
                  Problems& problems) {
+  if (IsObject(output) && std::string_view(what) == "export") {
+    std::string problem = PrefixProblem(output);
+    if (problem.empty()) {
+      if (absl::Status s = ClaimPlace(PlaceOf(output)); !s.ok()) problem = std::string(s.message());
+    }
+    if (!problem.empty()) problems.push_back({"--output", problem});
+    return;
+  }
   if (IsObject(output))
     return problems.push_back(
         {"--output", absl::StrCat(output,
@@ -39,7 +48,9 @@ void CheckOutput(const std::string& output, const char* marker, const char* what
 
 // What the last line says of a directory that was there before.
 const char* InPlace(const std::string& output) {
-  return fs::exists(output) && !fs::is_empty(output) ? ", in place of what was there" : "";
+  return !IsObject(output) && fs::exists(output) && !fs::is_empty(output)
+             ? ", in place of what was there"
+             : "";
 }
 
 // What is wrong with an input that has no index.json.
@@ -247,10 +258,12 @@ absl::Status WriteExport(const Checkpoint& checkpoint, const ModelConfig& model,
   };
   const std::string unfinished = output + ".unfinished";
   const AdapterExport merged{&adapters, base.lora, base.init};
-  if (absl::Status s = StageExport(read, model, dtype, sources.tokenizer, sources.model, unfinished,
-                                   base.weights != nullptr ? &merged : nullptr);
-      !s.ok())
-    return s;
+  const ExportOptions options{.dtype = dtype,
+                              .tokenizer = sources.tokenizer,
+                              .source = sources.model,
+                              .adapters = base.weights != nullptr ? &merged : nullptr};
+  if (IsObject(output)) return PushExport(read, model, options, PlaceOf(output)).status();
+  if (absl::Status s = StageExport(read, model, options, unfinished); !s.ok()) return s;
   return ReplaceDirectory(unfinished, output);
 }
 
@@ -278,8 +291,8 @@ int Export(const ConvertOptions& options) {
     problems.push_back({"--dtype", absl::StrCat("must be fp32, bf16 or fp16; got ", dtype)});
   if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer))
     problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
-  CheckOutput(options.output, "config.json", "export", problems);
   const Base base = FindBase(options, meta, model, problems);
+  if (problems.empty()) CheckOutput(options.output, "config.json", "export", problems);
   if (!problems.empty()) return Refuse("export", problems);
   Sources sources;
   std::error_code error;  // a place that can't be looked at is no place to take from

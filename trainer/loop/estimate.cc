@@ -1,6 +1,7 @@
 #include "trainer/loop/estimate.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "trainer/data/batches.h"
@@ -33,7 +34,9 @@ int64_t BackwardElements(const ModelConfig& whole, int64_t layer, ops::Attention
   const int64_t d = model.hidden_size, f = model.intermediate_size;
   const int64_t q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
   const int64_t scores = AttentionPart::Width(AttentionPart::kScores, model, kind, length, slices);
-  const int64_t attention = 2 * scores + 3 * q + 2 * kv + 2 * d, slice = slices > 1 ? 3 * d : 0;
+  // Scores with a cap are computed once more; what stands behind a norm has a gradient of its own.
+  const int64_t attention = (model.attention_softcap > 0 ? 4 : 2) * scores + 3 * q + 2 * kv + 2 * d;
+  const int64_t slice = (slices > 1 ? 3 * d : 0) + (model.post_norms ? d : 0);
   if (!model.HasExperts(layer)) return d + slice + std::max(5 * f, attention - 3 * f - d);
   // Of experts' rows: what they are given and its gradient, in two orders, beside what their MLP
   // needs.
@@ -113,6 +116,7 @@ struct FlatsEstimate {
   std::vector<int64_t> gathered;  // bytes of all ranks, by flat
   int64_t in_transit = 0;         // and of quantised weights at most at once
   bool embedding = false, head = false;
+  std::set<int64_t> windows;  // of its layers, as masks have them
 };
 
 int64_t ParametersIn(const ModelLayout& layout) {
@@ -131,6 +135,11 @@ FlatsEstimate EstimateFlats(const Setting& s) {
   e.blocks = layout.block_flats;
   e.embedding = layout.blocks.front() == 0, e.head = layout.blocks.back() > s.model.num_layers;
   e.layers = static_cast<int64_t>(layout.blocks.size()) - (e.embedding ? 1 : 0) - (e.head ? 1 : 0);
+  for (const int block : layout.blocks) {
+    if (block == 0 || block > s.model.num_layers) continue;
+    const int64_t window = s.model.Window(block - 1);
+    e.windows.insert(window < s.config.max_length ? window : 0);
+  }
   e.needs.pipeline = {s.options.pipeline, s.stage, s.Stages(), layout.stretches};
   if (s.config.lora.on()) {
     ModelLayout adapters = MakeLoraLayout(s.model, s.config.lora, s.Part());
@@ -236,7 +245,7 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
   // into their gradients in place.
   const bool kernels = !config.reference_ops;
   const ops::AttentionKind kind =
-      ops::ChooseAttention(s.gpus, kernels, s.options.flats.dtype, model.head_dim);
+      ops::ChooseAttention(s.gpus, kernels, s.options.flats.dtype, model);
   const Family& family = FamilyFor(model);
   const int slices = s.Slices();
   // The mean of the layers, and the work of the one that needs the most.
@@ -265,11 +274,12 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
                              s.GatheredNumbers(micro_batch) * (3 * element + 2 * 4) +
                              Fp8Bytes(s, tokens);
   const int64_t head_work =
-      !flats.head ? 0
-      : model.score
-          ? tokens * (element + 4) * 2 * model.hidden_size
-          : tokens * element * 3 * model.hidden_size +
-                chunk * vocabulary * (logits_in_place ? element : 8 + (element == 2 ? 4 : 0));
+      !flats.head   ? 0
+      : model.score ? tokens * (element + 4) * 2 * model.hidden_size
+                    : tokens * element * 3 * model.hidden_size +
+                          chunk * vocabulary *
+                              ((logits_in_place ? element : 8 + (element == 2 ? 4 : 0)) +
+                               (model.final_softcap > 0 ? element : 0));  // the cap's derivative
   const int64_t layers_kept = in_flight.layers * kept + in_flight.put_off * PutOffElements(s);
   WorkEstimate e;
   e.kept = tokens * element *
@@ -279,10 +289,11 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
       s.gpus && config.cuda_graphs ? layer_work + head_work : std::max(layer_work, head_work);
   if (!s.gpus)
     e.holes = tokens * element * layers_kept / (element == 2 ? kBf16HolesShare : kHolesShare);
-  e.tables = length * model.head_dim * 4 +
+  const auto masks = static_cast<int64_t>(flats.windows.size());
+  e.tables = (model.local_rope_theta > 0 ? 2 : 1) * length * model.head_dim * 4 +
              (kind == ops::AttentionKind::kFlash
                   ? 0
-                  : length * length * (model.num_heads / model.num_kv_heads) * element);
+                  : masks * length * length * (model.num_heads / model.num_kv_heads) * element);
   return e;
 }
 

@@ -32,7 +32,8 @@ StepExchange Exchange(World& world, const StepExchange& mine,
                              mine.aux_loss,
                              mine.stop ? 1.0 : 0.0,
                              mine.checkpoint ? 1.0 : 0.0,
-                             static_cast<double>(mine.profile_steps)};
+                             static_cast<double>(mine.profile_steps),
+                             mine.unsynced ? 1.0 : 0.0};
   row.insert(row.end(), writer.begin(), writer.end());
   AppendSum(mine.squared_norm, row);
   const size_t pairs = row.size();
@@ -45,8 +46,9 @@ StepExchange Exchange(World& world, const StepExchange& mine,
     all.stop |= one[3] != 0;
     all.checkpoint |= one[4] != 0;
     all.profile_steps = std::max(all.profile_steps, static_cast<int>(one[5]));
-    all.writers.push_back({one[6], one[7], one[8]});
-    all.squared_norm.Add(SumAt(one, 9));
+    all.unsynced |= one[6] != 0;
+    all.writers.push_back({one[7], one[8], one[9]});
+    all.squared_norm.Add(SumAt(one, 10));
     for (size_t i = 0; i < all.pairs.size(); ++i) all.pairs[i] += one[pairs + i];
   }
   return all;

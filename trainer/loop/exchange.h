@@ -19,6 +19,7 @@ struct StepExchange {
   double loss = 0, z_loss = 0, aux_loss = 0;
   kernels::ExactSum squared_norm;
   bool stop = false, checkpoint = false;
+  bool unsynced = false;  // Saving's
   int profile_steps = 0;  // that are to be recorded from the next one on
   PairMeans pairs = {};
   std::vector<CheckpointWriter::Report> writers;  // one of each rank

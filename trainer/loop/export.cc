@@ -11,6 +11,7 @@
 
 #include "trainer/checkpoint/files.h"
 #include "trainer/checkpoint/hugging_face.h"
+#include "trainer/checkpoint/objects.h"
 #include "trainer/loop/exchange.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
@@ -33,6 +34,12 @@ Flats WholeAdapters(const Setup& setup, const Engine& engine, World& alone) {
   return flats;
 }
 
+void TellExported(const std::string& target, bool replaces) {
+  std::printf("exported to %s%s\n", target.c_str(),
+              replaces ? ", in place of the export that was there" : "");
+  std::fflush(stdout);
+}
+
 // On rank 0, once all weights are there.
 int WriteExport(const Setup& setup, at::Device device, Engine& engine, Progress& progress) {
   at::NoGradGuard no_grad;
@@ -51,20 +58,31 @@ int WriteExport(const Setup& setup, at::Device device, Engine& engine, Progress&
     out.copy_(engine.WholeWeight(name).view(-1).narrow(0, first, out.numel()));
     return absl::OkStatus();
   };
-  const bool replaces = std::filesystem::exists(setup.export_target + "/config.json");
-  absl::Status status =
-      StageExport(read, setup.model, setup.config.dtype, setup.TokenizerDirectory(),
-                  setup.init_directory, unfinished, setup.config.lora.on() ? &adapters : nullptr);
-  if (status.ok()) status = ReplaceDirectory(unfinished, managed ? staged : setup.export_target);
-  if (!status.ok()) {
+  const ExportOptions options{.dtype = setup.config.dtype,
+                              .tokenizer = setup.TokenizerDirectory(),
+                              .source = setup.init_directory,
+                              .adapters = setup.config.lora.on() ? &adapters : nullptr};
+  const auto failed = [](const absl::Status& status) {
     std::fprintf(stderr, "export failed: %s\n", std::string(status.message()).c_str());
     return 1;
+  };
+  if (IsObject(setup.export_target)) {
+    const absl::StatusOr<bool> replaced =
+        PushExport(read, setup.model, options, setup.export_target);
+    if (!replaced.ok()) return failed(replaced.status());
+    TellExported(setup.export_target, *replaced);
+    // Without `staged`: there is nothing to publish.
+    progress.Send({{"export", {{"target", setup.export_target}}}}, Progress::kDurable);
+    return 0;
   }
+  const bool replaces = std::filesystem::exists(setup.export_target + "/config.json");
+  absl::Status status = StageExport(read, setup.model, options, unfinished);
+  if (status.ok()) status = ReplaceDirectory(unfinished, managed ? staged : setup.export_target);
+  if (!status.ok()) return failed(status);
   if (managed)
     std::printf("export staged=%s target=%s\n", staged.c_str(), setup.export_target.c_str());
   else
-    std::printf("exported to %s%s\n", setup.export_target.c_str(),
-                replaces ? ", in place of the export that was there" : "");
+    TellExported(setup.export_target, replaces);
   std::fflush(stdout);
   progress.Send(
       {{"export",

@@ -26,7 +26,7 @@ void BeginWithout(const Setup& setup, Engine& engine) {
     else if (setup.init_weights != nullptr)
       setup.init_weights->Read(*flat);
     else
-      InitialiseMasters(*flat, seed, setup.model.initializer_range);
+      InitialiseMasters(*flat, seed, setup.model.initializer_range, setup.model.norms_from_one);
     if (setup.model.score && !setup.init_weights->Has(kScoreName))
       DrawParameter(*flat, kScoreName, seed, setup.model.initializer_range);
   }

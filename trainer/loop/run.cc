@@ -164,7 +164,7 @@ int Run::Go() {
   }
   const bool stopped = Steps();
   const bool finished = step_ >= config_.max_steps;
-  if (saving_.on() && (stopped || finished) && !saving_.SaveNow(State())) return 1;
+  if (saving_.on() && (stopped || finished) && !saving_.SaveNow(State(), stopped)) return 1;
   if (!finished || !AwaitDataCheck()) {
     if (Leads()) std::printf("stopped_at_step=%lld\n", static_cast<long long>(step_));
     return 0;
@@ -210,7 +210,8 @@ StepExchange Run::ForwardAndBackward(const StepBatches& batches, StepReport& rep
     mine.squared_norm = ShardSquaredNorm(engine_.flats());
   }
   mine.stop = StopRequested();
-  mine.checkpoint = Leads() && saving_.IsDue(step_ + 1);
+  mine.checkpoint = (Leads() && saving_.IsDue(step_ + 1)) || saving_.WantsAnew();
+  mine.unsynced = saving_.unsynced();
   mine.profile_steps = requests_.TakeProfile();
   const Range range([] { return "exchange with other ranks"; });
   const Clock::time_point begin = Clock::now();
@@ -256,11 +257,14 @@ bool Run::Steps() {
       batches_->ReadAhead(next_sequence_ + config_.global_batch_size);
     const StepExchange all = ForwardAndBackward(batches, report);
     CheckData();
-    saving_.Take(all.writers);
+    saving_.Take(all.writers, all.unsynced);
     Update(all, report);
     ++step_;
     next_sequence_ += config_.global_batch_size;
-    if (std::exchange(first_, false)) world_.SetTimeout(config_.StepTimeout());
+    if (std::exchange(first_, false)) {
+      world_.SetTimeout(config_.StepTimeout());
+      saving_.SyncLoaded();
+    }
     report.step = step_;
     report.step_s = SecondsSince(begin);
     report.graph_replays = engine_.replayed_micro_batches();

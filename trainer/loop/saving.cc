@@ -1,8 +1,11 @@
 #include "trainer/loop/saving.h"
 
 #include <cstdio>
+#include <exception>
 #include <utility>
 
+#include "trainer/checkpoint/files.h"
+#include "trainer/checkpoint/objects.h"
 #include "trainer/data/packing.h"
 #include "trainer/loop/exchange.h"
 #include "trainer/loop/memory.h"
@@ -16,6 +19,8 @@ using nlohmann::ordered_json;
 
 // This part of a host's free memory is left to others.
 constexpr int64_t kHeadroomShare = 8;
+// Before a checkpoint in the place of one that the disk didn't take is tried once more.
+constexpr std::chrono::seconds kTryAgain{30};
 
 namespace {
 
@@ -48,6 +53,14 @@ Saving::Saving(const Setup& setup, World& world, const Flats& flats, Progress& p
   if (!s.checkpoint_directory.empty())
     writer_.emplace(world, flats, s.checkpoint_directory, s.checkpoint_keep,
                     AllParts(setup, world.mesh()));
+  if (setup.config.warm_restart && IsObject(s.checkpoint_directory) && world.rank() == 0)
+    std::fprintf(stderr,
+                 "note: warm_restart changes nothing here: what %s has was stored by its servers\n",
+                 s.checkpoint_directory.c_str());
+}
+
+Saving::~Saving() {
+  if (sync_.joinable()) sync_.join();
 }
 
 void Saving::Loaded(int64_t step, const std::string& path) {
@@ -56,6 +69,30 @@ void Saving::Loaded(int64_t step, const std::string& path) {
 }
 
 void Saving::Begin() { last_time_ = Clock::now(); }
+
+void Saving::SyncLoaded() {
+  if (!setup_.config.warm_restart || loaded_path_.empty() || IsObject(loaded_path_)) return;
+  any_unsynced_ = true;
+  if (world_.info().local_rank != 0) return;
+  unsynced_ = true;
+  sync_ = std::thread([this, path = loaded_path_] {
+    std::string why;
+    try {
+      absl::Status status = SyncTree(path);
+      if (status.ok()) status = SyncDirectory(path + "/..");  // which has its name
+      if (!status.ok()) why = std::string(status.message());
+    } catch (const std::exception& e) {
+      why = e.what();
+    }
+    if (why.empty()) {
+      unsynced_ = false;
+      return;
+    }
+    std::fprintf(stderr, "note: the disk may not have %s, a new checkpoint is made: %s\n",
+                 path.c_str(), why.c_str());
+    save_anew_ = true;
+  });
+}
 
 bool Saving::IsDue(int64_t step) const {
   if (!writer_) return false;
@@ -67,18 +104,26 @@ bool Saving::IsDue(int64_t step) const {
          std::chrono::duration<double>(Clock::now() - last_time_).count() >= interval_s;
 }
 
+bool Saving::WantsAnew() const {
+  return writer_ && !writer_->busy() && save_anew_ &&
+         (!tried_anew_ || Clock::now() - last_time_ >= kTryAgain);
+}
+
 CheckpointWriter::Report Saving::Mine() const {
   return writer_ ? writer_->Mine() : CheckpointWriter::Report{};
 }
 
-void Saving::Take(const std::vector<CheckpointWriter::Report>& all) {
+void Saving::Take(const std::vector<CheckpointWriter::Report>& all, bool unsynced) {
   if (!writer_) return;
+  any_unsynced_ = unsynced;
   if (const auto outcome = writer_->Take(all)) Tell(*outcome);
 }
 
-void Saving::Start(const RunState& state) {
+// Ends what is under way.
+CheckpointMeta Saving::Prepare(const RunState& state) {
   requests_.SaveBegins();
   if (writer_->busy()) Tell(Finish());
+  tried_anew_ = save_anew_;
   if (untold_) PruneIfTold();
   CheckpointMeta meta;
   meta.step = state.step;
@@ -94,9 +139,20 @@ void Saving::Start(const RunState& state) {
   meta.source = setup_.init_directory;
   meta.tokenizer = setup_.TokenizerDirectory();
   last_time_ = Clock::now();
+  return meta;
+}
+
+void Saving::Start(const RunState& state) {
+  const CheckpointMeta meta = Prepare(state);
+  until_ = Until::kOnDisk;
   if (setup_.config.save_in_background && CopyFits()) return writer_->Start(meta);
+  WriteInPlace(meta, Until::kOnDisk);
+}
+
+void Saving::WriteInPlace(const CheckpointMeta& meta, Until until) {
   world_.SetTimeout(kStartTimeout);  // the others' part may take longer than any step
-  writer_->Start(meta, CheckpointWriter::kInPlace);
+  until_ = until;
+  writer_->Start(meta, CheckpointWriter::kInPlace, until);
   Tell(Finish());
 }
 
@@ -113,10 +169,18 @@ bool Saving::CopyFits() {
   return false;
 }
 
-bool Saving::SaveNow(const RunState& state) {
+bool Saving::SaveNow(const RunState& state, bool stopped) {
   if (writer_->busy()) Tell(Finish());
-  if (last_step_ != state.step) Start(state);
-  if (writer_->busy()) Tell(Finish());
+  if (last_step_ != state.step) {
+    const CheckpointMeta meta = Prepare(state);
+    Until until = Until::kOnDisk;
+    if (stopped && setup_.config.warm_restart) {
+      // What a crash of the host would be gone back to.
+      any_unsynced_ = OnAny(world_, unsynced_);
+      if (durable_ || (loaded_step_ >= 0 && !any_unsynced_)) until = Until::kCached;
+    }
+    WriteInPlace(meta, until);
+  }
   return last_step_ == state.step;
 }
 
@@ -138,6 +202,10 @@ void Saving::Tell(const CheckpointOutcome& outcome) {
     return;
   }
   last_step_ = outcome.step;
+  if (until_ == Until::kOnDisk) {
+    durable_ = true;
+    unsynced_ = any_unsynced_ = save_anew_ = tried_anew_ = false;
+  }
   if (!leads) return;
   std::printf("checkpoint step=%lld path=%s seconds=%.3f copy_s=%.3f\n",
               static_cast<long long>(outcome.step), outcome.path.c_str(), outcome.total_s,
@@ -150,9 +218,9 @@ void Saving::Tell(const CheckpointOutcome& outcome) {
 }
 
 // Old checkpoints may go once the word of the newest is out: until then the scheduler knows no
-// other than those.
+// other than those. And once all hosts' disks have what the run was loaded from, or a newer one.
 void Saving::PruneIfTold() {
-  untold_ = !progress_.Delivered();
+  untold_ = !progress_.Delivered() || any_unsynced_ || unsynced_;
   if (!untold_) writer_->Told(last_step_);
 }
 

@@ -12,6 +12,7 @@
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checksum.h"
 #include "trainer/checkpoint/objects.h"
+#include "trainer/checkpoint/push.h"
 #include "trainer/data/batches.h"
 #include "trainer/loop/guard.h"
 #include "trainer/loop/progress.h"
@@ -254,16 +255,14 @@ void CheckData(Setup& setup, Problems& problems) {
 
 void CheckExport(Setup& setup, Problems& problems) {
   if (setup.config.export_dir.empty()) return;
+  if (setup.config.export_dir.find("://") != std::string::npos) {  // checked already
+    setup.export_target = PlaceOf(setup.config.export_dir);
+    return;
+  }
   setup.export_target = setup.surroundings.Resolve(setup.config.export_dir);
-  if (setup.config.export_dir.find("://") != std::string::npos) {
-    problems.push_back(
-        {"trainer.export", absl::StrCat(setup.config.export_dir,
-                                        ": a directory is wanted, which is put in place whole; "
-                                        "copy it from there to a store")});
-  } else if (fs::exists(setup.export_target) &&
-             !(fs::is_directory(setup.export_target) &&
-               (fs::is_empty(setup.export_target) ||
-                fs::exists(setup.export_target + "/config.json")))) {
+  if (fs::exists(setup.export_target) &&
+      !(fs::is_directory(setup.export_target) &&
+        (fs::is_empty(setup.export_target) || fs::exists(setup.export_target + "/config.json")))) {
     problems.push_back(
         {"trainer.export", absl::StrCat(setup.export_target,
                                         " exists and is no earlier export; name a new directory")});

@@ -23,6 +23,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/objects.h"
+#include "trainer/checkpoint/push.h"
 #include "trainer/loop/auto_layout.h"
 #include "trainer/loop/failures.h"
 #include "trainer/loop/memory.h"
@@ -102,6 +104,11 @@ Request ReadRequest(const TrainOptions& options, Problems& problems) {
       CheckGpu(request.setup.config, ComputeCapability(request.device), problems);
   }
   CheckFlags(options, info.ok() && info->rank == 0, request.setup.config, problems);
+  // Before the first step: an export that can't be written wouldn't be known until the last one.
+  if (problems.empty() && request.info.rank == 0 && IsObject(request.setup.export_target)) {
+    if (absl::Status s = ClaimPlace(request.setup.export_target); !s.ok())
+      problems.push_back({"trainer.export", std::string(s.message())});
+  }
   return request;
 }
 

@@ -8,6 +8,7 @@
 #include "trainer/model/config_reader.h"
 #include "trainer/model/experts_config.h"
 #include "trainer/model/families.h"
+#include "trainer/model/rope_config.h"
 
 namespace muster::trainer {
 namespace {
@@ -19,61 +20,6 @@ std::string FamilyNames(const char* FamilyFields::*name) {
   for (const FamilyFields& family : kFamilies)
     absl::StrAppend(&names, names.empty() ? "" : ", ", family.*name);
   return names;
-}
-
-void ParseRopeMap(const json& map, const std::string& path, ModelConfig& config,
-                  Problems& problems) {
-  if (!map.is_object()) {
-    problems.push_back({path, "must be a map such as {rope_type: default, rope_theta: 10000.0}"});
-    return;
-  }
-  ConfigReader reader(map, path, problems);
-  if (reader.Has("rope_theta"))
-    config.rope_theta = reader.Positive("rope_theta", config.rope_theta);
-  const json& type = reader.Has("rope_type") ? reader.At("rope_type") : reader.At("type");
-  reader.At("type");
-  config.rope.type = type.is_null()     ? "default"
-                     : type.is_string() ? type.get<std::string>()
-                                        : type.dump();
-  if (config.rope.type == "linear" || config.rope.type == "llama3" || config.rope.type == "yarn") {
-    if (!reader.Has("factor"))
-      reader.Bad("factor", absl::StrCat("is missing; rope_type ", config.rope.type, " needs it"));
-    config.rope.factor = reader.Positive("factor", 1);
-  }
-  if (config.rope.type == "llama3") {
-    config.rope.low_freq_factor = reader.Positive("low_freq_factor", 1);
-    config.rope.high_freq_factor = reader.Positive("high_freq_factor", 4);
-    if (config.rope.high_freq_factor <= config.rope.low_freq_factor)
-      reader.Bad("high_freq_factor", "must be above low_freq_factor");
-  } else if (config.rope.type == "yarn") {
-    config.rope.beta_fast = reader.Positive("beta_fast", 32);
-    config.rope.beta_slow = reader.Positive("beta_slow", 1);
-    config.rope.attention_factor = reader.Positive("attention_factor", 0);
-    config.rope.mscale = reader.Positive("mscale", 0);
-    config.rope.mscale_all_dim = reader.Positive("mscale_all_dim", 0);
-    config.rope.truncate = reader.Bool("truncate", true);
-    if (config.rope.factor < 1)
-      reader.Bad("factor",
-                 absl::StrCat(config.rope.factor, " is below 1; YaRN lengthens the context by it"));
-    if (config.rope.beta_fast < config.rope.beta_slow)
-      reader.Bad("beta_fast", "must be at least beta_slow");
-  } else if (config.rope.type != "default" && config.rope.type != "linear") {
-    reader.Bad("rope_type",
-               absl::StrCat("\"", config.rope.type,
-                            "\" can't be trained; default, linear, llama3 and yarn can"));
-  }
-  if (config.rope.type == "llama3" || config.rope.type == "yarn") {
-    config.rope.original_max_position_embeddings =
-        reader.Size("original_max_position_embeddings", config.max_position_embeddings);
-  }
-  if (const json& share = reader.At("partial_rotary_factor"); !share.is_null() && share != 1) {
-    reader.Bad("partial_rotary_factor",
-               absl::StrCat(share.dump(), " can't be trained; whole heads are rotated"));
-  }
-  for (const auto& [key, value] : map.items()) {
-    if (!reader.used().contains(key) && !value.is_null())
-      reader.Bad(key, "has no meaning for this rope_type; remove it");
-  }
 }
 
 }  // namespace
@@ -124,13 +70,6 @@ std::string DidYouMean(const std::string& name, const std::vector<std::string>& 
   return best.empty() ? "" : absl::StrCat(" Did you mean ", best, "?");
 }
 
-double RopeScaling::AttentionFactor() const {
-  if (type != "yarn") return 1;
-  if (attention_factor > 0) return attention_factor;
-  const auto scale = [&](double m) { return factor <= 1 ? 1.0 : 0.1 * m * std::log(factor) + 1.0; };
-  return mscale > 0 && mscale_all_dim > 0 ? scale(mscale) / scale(mscale_all_dim) : scale(1);
-}
-
 std::vector<std::string> ModelConfig::DifferencesFrom(const ModelConfig& o) const {
   std::vector<std::string> found;
   const auto compare = [&](const char* name, const auto& mine, const auto& other) {
@@ -147,7 +86,12 @@ std::vector<std::string> ModelConfig::DifferencesFrom(const ModelConfig& o) cons
   compare("head_dim", head_dim, o.head_dim);
   compare("rms_norm_eps", rms_norm_eps, o.rms_norm_eps);
   compare("rope_theta", rope_theta, o.rope_theta);
+  compare("rope_local_base_freq", local_rope_theta, o.local_rope_theta);
+  compare("partial_rotary_factor", partial_rotary_factor, o.partial_rotary_factor);
   if (rope != o.rope) found.emplace_back("the scaling of RoPE differs");
+  compare("query_pre_attn_scalar", query_pre_attn_scalar, o.query_pre_attn_scalar);
+  compare("attn_logit_softcapping", attention_softcap, o.attention_softcap);
+  compare("final_logit_softcapping", final_softcap, o.final_softcap);
   compare("tie_word_embeddings", tie_word_embeddings, o.tie_word_embeddings);
   if (score != o.score)
     found.push_back(score ? "head is a score, not of tokens" : "head is of tokens, not a score");
@@ -188,6 +132,7 @@ int64_t ParametersWith(const ModelConfig& c, int64_t experts) {
   if (c.qkv_bias) layer += c.head_dim * (c.num_heads + 2 * c.num_kv_heads);
   if (c.out_bias) layer += c.hidden_size;
   if (c.qk_norm) layer += 2 * c.head_dim;
+  if (c.post_norms) layer += 2 * c.hidden_size;
   int64_t dense = 3 * c.hidden_size * c.intermediate_size;
   if (c.mlp_bias) dense += 2 * c.intermediate_size + c.hidden_size;
   const int64_t sparse = c.hidden_size * c.experts.count +
@@ -206,6 +151,22 @@ int64_t ModelConfig::NumActiveParameters() const {
 }
 
 namespace {
+
+// Of Gemma each so many-th layer has none, where `listed` doesn't say which.
+void TakeGemmaWindows(ConfigReader& r, const FamilyFields& family, int64_t window,
+                      std::vector<bool> listed, ModelConfig& config) {
+  const int64_t every = family.gemma.local_rope
+                            ? r.Size("sliding_window_pattern", family.gemma.full_every)
+                            : family.gemma.full_every;
+  for (int64_t layer = static_cast<int64_t>(listed.size()); layer < config.num_layers; ++layer)
+    listed.push_back((layer + 1) % every != 0);
+  if (window == 0)
+    r.Bad("sliding_window", absl::StrCat("is null, which transformers' ", family.model_type,
+                                         " can't do; give the tokens that a token sees in layers "
+                                         "with a window"));
+  config.sliding_window = window;
+  config.sliding_layers = std::move(listed);
+}
 
 // Which layers have a window, as transformers reads it.
 void ParseWindows(ConfigReader& r, const json& value, const FamilyFields& family,
@@ -238,6 +199,7 @@ void ParseWindows(ConfigReader& r, const json& value, const FamilyFields& family
     for (const json& type : named ? types : json::array())
       listed.push_back(type == "sliding_attention");
   }
+  if (family.is_gemma()) return TakeGemmaWindows(r, family, window, listed, config);
   if (!family.windows_by_layer) {
     const bool on = !family.window_switch || r.Bool("use_sliding_window", false);
     config.sliding_window = on ? window : 0;
@@ -285,6 +247,51 @@ void ParseExtras(ConfigReader& r, const FamilyFields& family, ModelConfig& confi
           absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
 }
 
+void ParseActivation(ConfigReader& r, const FamilyFields& family, ModelConfig& config) {
+  const char* known = family.is_gemma() ? "gelu_pytorch_tanh" : "silu";
+  if (family.is_gemma()) config.activation = Activation::kGeluTanh;
+  for (const char* key : {"hidden_act", "hidden_activation"}) {
+    if (const json& act = r.At(key); !act.is_null() && act != known)
+      r.Bad(key, absl::StrCat(act.dump(), " can't be trained; only \"", known, "\" can"));
+  }
+}
+
+// What Gemma's models have that others haven't.
+void ParseGemma(ConfigReader& r, const json& value, const FamilyFields& family,
+                ModelConfig& config) {
+  const auto refuse = [&](const char* key) {
+    if (r.Has(key))
+      r.Bad(key, absl::StrCat("has no meaning for model_type ", family.model_type, "; remove it"));
+  };
+  if (!family.gemma.local_rope) refuse("rope_local_base_freq");
+  if (!family.gemma.local_rope && r.At("sliding_window_pattern") != family.gemma.full_every)
+    refuse("sliding_window_pattern");
+  if (!family.is_gemma()) {
+    for (const char* key : {"query_pre_attn_scalar", "attn_logit_softcapping",
+                            "final_logit_softcapping", "use_bidirectional_attention"})
+      refuse(key);
+    return;
+  }
+  config.norms_from_one = config.post_norms = config.scaled_embeddings = true;
+  constexpr int64_t kScalar = 256;
+  config.query_pre_attn_scalar = r.Size("query_pre_attn_scalar", kScalar);
+  const auto cap = [&](const char* key, double otherwise) {  // null: none
+    return value.contains(key) && !r.Has(key) ? 0 : r.Positive(key, otherwise);
+  };
+  config.final_softcap = cap("final_logit_softcapping", family.gemma.final_cap);
+  config.attention_softcap = cap("attn_logit_softcapping", family.gemma.attention_cap);
+  if (family.gemma.attention_cap == 0 && config.attention_softcap > 0)
+    r.Bad("attn_logit_softcapping",
+          absl::StrCat("has no effect in transformers' ", family.model_type, "; remove it"));
+  if (r.Bool("use_bidirectional_attention", false))
+    r.Bad("use_bidirectional_attention",
+          "true is a model whose tokens see later ones, which can't be trained; use false");
+  if (config.hidden_size % config.num_heads != 0)
+    r.Bad("hidden_size",
+          absl::StrCat(config.hidden_size, " is no multiple of num_attention_heads, ",
+                       config.num_heads, ", as transformers wants it of ", family.model_type));
+}
+
 bool NamesScoreClass(const json& names, const FamilyFields& family) {
   return family.has_score_class && names == json::array({ScoreArchitecture(family)});
 }
@@ -320,7 +327,12 @@ const FamilyFields& ParseFamily(ConfigReader& r, bool strict) {
     return kFamilies[0];
   }
   if (family == nullptr) {
-    if (!type.is_null())
+    if (type == "gemma3")
+      r.Bad("model_type",
+            "\"gemma3\" is of text and images; its text part can be trained: load it in "
+            "transformers, and save its language_model as a Gemma3ForCausalLM, whose model_type "
+            "is gemma3_text (docs/trainer.md, Phi and Gemma)");
+    else if (!type.is_null())
       r.Bad("model_type", absl::StrCat(type.dump(), " can't be trained; can be: ",
                                        FamilyNames(&FamilyFields::model_type)));
     else
@@ -357,34 +369,11 @@ void ParseHeads(ConfigReader& r, const FamilyFields& family, ModelConfig& config
           absl::StrCat(config.head_dim, " is odd; rotary embeddings need an even head_dim"));
 }
 
-void ParseRope(ConfigReader& r, const std::string& path, ModelConfig& config, Problems& problems) {
-  // Newer files hold rope_parameters (theta inside), older ones rope_theta beside rope_scaling.
-  const bool has_top_theta = r.Has("rope_theta");
-  config.rope_theta = FieldsOfFamily(config.family).rope_theta;
-  const double top_theta = r.Positive("rope_theta", config.rope_theta);
-  config.rope_theta = top_theta;
-  const json& parameters = r.At("rope_parameters");
-  const json& scaling = r.At("rope_scaling");
-  if (!parameters.is_null()) {
-    ParseRopeMap(parameters, path + ".rope_parameters", config, problems);
-    if (has_top_theta && config.rope_theta != top_theta)
-      r.Bad("rope_theta", "contradicts rope_parameters.rope_theta; keep one");
-    if (!scaling.is_null() && scaling != parameters) {
-      ModelConfig other = config;
-      Problems scratch;
-      ParseRopeMap(scaling, path + ".rope_scaling", other, scratch);
-      if (!scratch.empty() || !(other.rope == config.rope))
-        r.Bad("rope_scaling", "contradicts rope_parameters; keep one");
-    }
-  } else if (!scaling.is_null()) {
-    ParseRopeMap(scaling, path + ".rope_scaling", config, problems);
-  }
-}
-
 void RefuseUntrainable(ConfigReader& r) {
-  if (const json& dropout = r.At("attention_dropout");
-      !dropout.is_null() && !(dropout.is_number() && dropout.get<double>() == 0)) {
-    r.Bad("attention_dropout", absl::StrCat(dropout.dump(), " can't be trained; use 0"));
+  for (const char* key : {"attention_dropout", "resid_pdrop", "embd_pdrop"}) {
+    const json& dropout = r.At(key);
+    if (!dropout.is_null() && !(dropout.is_number() && dropout.get<double>() == 0))
+      r.Bad(key, absl::StrCat(dropout.dump(), " can't be trained; use 0"));
   }
   if (const json& tp = r.At("pretraining_tp"); !tp.is_null() && tp != 1)
     r.Bad("pretraining_tp", "only 1 is supported");
@@ -452,19 +441,18 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   config.num_kv_heads = r.Size("num_key_value_heads", config.num_heads);
   // The other families' transformers classes have a number of their own for it, which is hardly
   // what is meant.
-  if (config.family != "llama" && !value.contains("num_key_value_heads"))
+  if (config.family != "llama" && config.family != "phi3" && !value.contains("num_key_value_heads"))
     r.Bad("num_key_value_heads", "is missing; the model's shape needs it");
   config.max_position_embeddings =
       r.Size("max_position_embeddings", family.max_position_embeddings);
   config.rms_norm_eps = r.Positive("rms_norm_eps", family.rms_norm_eps);
   config.initializer_range = r.Positive("initializer_range", 0.02);
-  config.tie_word_embeddings = r.Bool("tie_word_embeddings", false);
+  config.tie_word_embeddings = r.Bool("tie_word_embeddings", family.is_gemma());
 
   ParseHeads(r, family, config);
-  ParseRope(r, path, config, problems);
-  if (const json& act = r.At("hidden_act"); !act.is_null() && act != "silu") {
-    r.Bad("hidden_act", absl::StrCat(act.dump(), " can't be trained; only \"silu\" can"));
-  }
+  ParseRope(r, family, path, config, problems);
+  ParseActivation(r, family, config);
+  ParseGemma(r, value, family, config);
   ParseExtras(r, family, config);
   ParseWindows(r, value, family, config);
   RefuseUntrainable(r);

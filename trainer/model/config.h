@@ -1,9 +1,9 @@
-// The shape of a Llama-like model (Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3) or one with
-// experts in place of its MLPs (Mixtral, Qwen3-MoE), read from and written as the content of a
-// Hugging Face config.json. Both key generations are understood (rope_theta and rope_parameters,
-// torch_dtype and dtype); a missing field means what transformers means by it. What can't be
-// trained faithfully (another architecture, dropout, other activations) is refused with the field
-// and a remedy.
+// The shape of a Llama-like model (Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3, Phi-3 and 4), of a
+// Gemma 2 or 3 or of one with experts in place of its MLPs (Mixtral, Qwen3-MoE, dots1), read from
+// and written as the content of a Hugging Face config.json. Both key generations are understood
+// (rope_theta and rope_parameters, torch_dtype and dtype); a missing field means what transformers
+// means by it. What can't be trained faithfully (another architecture, dropout, other activations)
+// is refused with the field and a remedy.
 #pragma once
 
 #include <cstdint>
@@ -34,15 +34,18 @@ absl::StatusOr<nlohmann::json> ParseJson(const std::string& text, const std::str
 std::string DidYouMean(const std::string& name, const std::vector<std::string>& known);
 
 struct RopeScaling {
-  std::string type = "default";  // default, linear, llama3 or yarn
+  std::string type = "default";  // default, linear, llama3, yarn or longrope
   double factor = 1;
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
-  int64_t original_max_position_embeddings = 0;      // llama3, yarn
+  int64_t original_max_position_embeddings = 0;      // llama3, yarn, longrope
   // yarn:
   double beta_fast = 32, beta_slow = 1;
-  double attention_factor = 0;            // 0: from factor and the two below
+  double attention_factor = 0;  // and longrope: 0: from factor, of yarn also from the two below
   double mscale = 0, mscale_all_dim = 0;  // 0: not given
   bool truncate = true;
+  // longrope: what each frequency is divided by, in rows of up to the original length, and in
+  // longer ones.
+  std::vector<double> short_factor = {}, long_factor = {};
 
   // What cos and sin are multiplied by.
   double AttentionFactor() const;
@@ -72,6 +75,9 @@ struct ExpertsConfig {
   std::vector<int64_t> mlp_only_layers;
 };
 
+// Of an MLP's gate.
+enum class Activation { kSilu, kGeluTanh };
+
 struct ModelConfig {
   std::string family = "llama";  // model_type (families.h)
   int64_t vocab_size = 0;
@@ -86,10 +92,18 @@ struct ModelConfig {
   double initializer_range = 0.02;
   double rope_theta = 10000;
   RopeScaling rope;
+  double local_rope_theta = 0;       // of layers with a window, unscaled; 0: as in the others
+  double partial_rotary_factor = 1;  // share of a head that is rotated: its first elements
   bool tie_word_embeddings = false;
   bool score = false;  // its head is a score of a document (ForSequenceClassification, one label)
   bool qkv_bias = false, out_bias = false, mlp_bias = false;
   bool qk_norm = false;  // heads of q and k are normed before they are rotated
+  // Gemma's: a norm's weight counts from 1; what attention and the MLP give is normed before it is
+  // added; embeddings are multiplied by the root of hidden_size.
+  bool norms_from_one = false, post_norms = false, scaled_embeddings = false;
+  Activation activation = Activation::kSilu;
+  int64_t query_pre_attn_scalar = 0;  // scores are divided by its root; 0: by that of head_dim
+  double attention_softcap = 0, final_softcap = 0;  // of scores and logits; 0: none
   int64_t sliding_window =
       0;  // tokens a token sees, itself among them, in the layers below; 0: there is no window
   std::vector<bool> sliding_layers;  // a flag a layer; empty: no layer has a window
@@ -104,6 +118,10 @@ struct ModelConfig {
   // The window of a layer; 0: none.
   int64_t Window(int64_t layer) const {
     return sliding_layers.empty() || !sliding_layers[layer] ? 0 : sliding_window;
+  }
+  // Elements of a head that are rotated.
+  int64_t RotaryDim() const {
+    return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
   }
   bool HasExperts(int64_t layer) const { return experts.count > 0 && experts.sparse_layers[layer]; }
   int64_t NumSparseLayers() const;

@@ -4,6 +4,7 @@
 #include "trainer/model/config.h"
 #include "trainer/model/experts_config.h"
 #include "trainer/model/families.h"
+#include "trainer/model/rope_config.h"
 
 namespace muster::trainer {
 namespace {
@@ -31,26 +32,26 @@ const ordered_json& SizeRange() {
   return range;
 }
 
-// Of rope_parameters and rope_scaling.
-ordered_json RopeProperties() {
-  ordered_json rope = ordered_json::object();
-  const ordered_json above_zero = {{"exclusiveMinimum", 0}};
-  Add(rope, "rope_theta", "number", "Base of the rotary embeddings.", above_zero);
-  for (const char* name : {"rope_type", "type"})
-    Add(rope, name, "string", "How the context is lengthened.",
-        OneOf({"default", "linear", "llama3", "yarn"}));
-  Add(rope, "original_max_position_embeddings", "integer", "The context before (llama3, yarn).",
-      SizeRange());
-  for (const auto& [name, description] :
-       {Named("factor", "By how much."), Named("low_freq_factor", "Of llama3."),
-        Named("high_freq_factor", "Of llama3."), Named("beta_fast", "Of yarn."),
-        Named("beta_slow", "Of yarn."), Named("attention_factor", "Of yarn."),
-        Named("mscale", "Of yarn."), Named("mscale_all_dim", "Of yarn.")}) {
-    Add(rope, name, "number", description, above_zero);
-  }
-  Add(rope, "truncate", "boolean", "Of yarn.");
-  Add(rope, "partial_rotary_factor", "number", "Whole heads are rotated.", OneOf({1}));
-  return rope;
+void AddGemmaSchema(ordered_json& properties) {
+  Add(properties, "query_pre_attn_scalar", "integer",
+      "Scores are divided by its root (gemma2 and gemma3_text: 256).", SizeRange());
+  Add(properties, "attn_logit_softcapping", "number",
+      "Cap c of scores s: c tanh(s / c) (gemma2: 50).", {{"exclusiveMinimum", 0}});
+  Add(properties, "final_logit_softcapping", "number",
+      "The same of logits (gemma2: 30; gemma3_text: none).", {{"exclusiveMinimum", 0}});
+  Add(properties, "use_bidirectional_attention", "boolean", "Can't be trained.", OneOf({false}));
+  Add(properties, "sliding_window_pattern", "integer",
+      "Each so many-th layer has no window (gemma3_text: 6; gemma2 has always 2).", SizeRange());
+}
+
+void AddGemma(const ModelConfig& config, ordered_json& out) {
+  out["hidden_activation"] = "gelu_pytorch_tanh";
+  out["query_pre_attn_scalar"] = config.query_pre_attn_scalar;
+  for (const auto& [key, cap] : {std::pair("attn_logit_softcapping", config.attention_softcap),
+                                 std::pair("final_logit_softcapping", config.final_softcap)})
+    out[key] = cap > 0 ? ordered_json(cap) : ordered_json();
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    out["layer_types"].push_back(config.Window(layer) > 0 ? "sliding_attention" : "full_attention");
 }
 
 void AddIgnored(ordered_json& properties) {
@@ -69,6 +70,7 @@ void AddIgnored(ordered_json& properties) {
                            "chunk_size_feed_forward",
                            "problem_type",
                            "num_labels",
+                           "_sliding_window_pattern",
                            "_attn_implementation",
                            "_attn_implementation_autoset",
                            "is_decoder",
@@ -104,23 +106,33 @@ ordered_json ModelSchema() {
     schema["required"].push_back(name);
   }
   Add(properties, "num_key_value_heads", "integer",
-      "Heads of keys and values; as many as of queries if left out (llama alone).", SizeRange());
+      "Heads of keys and values; as many as of queries if left out (llama and phi3 alone).",
+      SizeRange());
   Add(properties, "head_dim", "integer",
-      "Width of a head; hidden_size / num_attention_heads if left out (qwen3: 128).", SizeRange());
+      "Width of a head; hidden_size / num_attention_heads if left out (qwen3: 128, gemma2 and "
+      "gemma3_text: 256).",
+      SizeRange());
   Add(properties, "max_position_embeddings", "integer",
       "The longest sequence that the model is meant for.", SizeRange());
-  Add(properties, "rms_norm_eps", "number", "Added under the root of a norm (mixtral: 1e-5).",
+  Add(properties, "rms_norm_eps", "number",
+      "Added under the root of a norm (mixtral and phi3: 1e-5).",
       {{"default", 1e-6}, {"exclusiveMinimum", 0}});
   Add(properties, "initializer_range", "number",
       "Standard deviation of weights drawn from scratch.",
       {{"default", 0.02}, {"exclusiveMinimum", 0}});
-  Add(properties, "tie_word_embeddings", "boolean", "The head's weights are the embeddings.",
-      {{"default", false}});
+  Add(properties, "tie_word_embeddings", "boolean",
+      "The head's weights are the embeddings (by default false; gemma2 and gemma3_text: true).");
   Add(properties, "attention_bias", "boolean",
-      "The linears of attention have biases (llama, qwen3, qwen3_moe, dots1).");
+      "The linears of attention have biases (llama, qwen3, qwen3_moe, dots1, gemma2, "
+      "gemma3_text).");
   Add(properties, "mlp_bias", "boolean", "The linears of the MLP have biases (llama).");
-  Add(properties, "hidden_act", "string", "The MLP's activation.", OneOf({"silu"}));
-  Add(properties, "attention_dropout", "number", "Can't be trained.", OneOf({0}));
+  for (const char* name : {"hidden_act", "hidden_activation"})
+    Add(properties, name, "string",
+        "The MLP's activation: silu, of gemma2 and gemma3_text gelu_pytorch_tanh.",
+        OneOf({"silu", "gelu_pytorch_tanh"}));
+  AddGemmaSchema(properties);
+  for (const char* name : {"attention_dropout", "resid_pdrop", "embd_pdrop"})
+    Add(properties, name, "number", "Can't be trained.", OneOf({0}));
   Add(properties, "pretraining_tp", "integer", "Slices of the linears in an old checkpoint.",
       OneOf({1}));
   Add(properties, "quantization_config", "object",
@@ -137,14 +149,7 @@ ordered_json ModelSchema() {
       {{"minimum", 0}, {"maximum", kSizeMax}});
   Add(properties, "layer_types", "array", "full_attention or sliding_attention for each layer.",
       {{"items", {{"type", "string"}, {"enum", {"full_attention", "sliding_attention"}}}}});
-  Add(properties, "rope_theta", "number", "Base of the rotary embeddings (mixtral: 1e6).",
-      {{"default", 10000}, {"exclusiveMinimum", 0}});
-  const ordered_json rope = RopeProperties();
-  for (const char* name : {"rope_parameters", "rope_scaling"}) {
-    Add(properties, name, "object",
-        "Rotary embeddings, such as {rope_type: default, rope_theta: 10000.0}.",
-        {{"additionalProperties", false}, {"properties", rope}});
-  }
+  AddRopeSchema(properties);
   for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"})
     Add(properties, name, "", "A token's id, or a list of them; kept for the export.");
   AddExpertsSchema(properties);
@@ -169,7 +174,7 @@ nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::strin
   out["num_attention_heads"] = config.num_heads;
   out["num_key_value_heads"] = config.num_kv_heads;
   out["head_dim"] = config.head_dim;
-  out["hidden_act"] = "silu";
+  out["hidden_act"] = family.is_gemma() ? "gelu_pytorch_tanh" : "silu";
   out["max_position_embeddings"] = config.max_position_embeddings;
   out["initializer_range"] = config.initializer_range;
   out["rms_norm_eps"] = config.rms_norm_eps;
@@ -189,32 +194,13 @@ nlohmann::ordered_json ToHuggingFace(const ModelConfig& config, const std::strin
       out["layer_types"].push_back(config.Window(layer) > 0 ? "sliding_attention"
                                                             : "full_attention");
   }
+  if (family.is_gemma()) AddGemma(config, out);
   AddExperts(config, family, out);
-  nlohmann::ordered_json rope;
-  rope["rope_type"] = config.rope.type;
-  if (config.rope.type != "default") rope["factor"] = config.rope.factor;
-  if (config.rope.type == "llama3") {
-    rope["low_freq_factor"] = config.rope.low_freq_factor;
-    rope["high_freq_factor"] = config.rope.high_freq_factor;
-  }
-  if (config.rope.type == "yarn") {
-    rope["beta_fast"] = config.rope.beta_fast;
-    rope["beta_slow"] = config.rope.beta_slow;
-    if (config.rope.attention_factor > 0) rope["attention_factor"] = config.rope.attention_factor;
-    if (config.rope.mscale > 0) rope["mscale"] = config.rope.mscale;
-    if (config.rope.mscale_all_dim > 0) rope["mscale_all_dim"] = config.rope.mscale_all_dim;
-    rope["truncate"] = config.rope.truncate;
-  }
-  if (config.rope.original_max_position_embeddings > 0)
-    rope["original_max_position_embeddings"] = config.rope.original_max_position_embeddings;
-  // Readers before transformers 5 look for rope_theta and rope_scaling, later ones for
-  // rope_parameters.
-  out["rope_theta"] = config.rope_theta;
-  out["rope_scaling"] = config.rope.type == "default" ? nlohmann::ordered_json() : rope;
-  rope["rope_theta"] = config.rope_theta;
-  out["rope_parameters"] = rope;
+  AddRope(config, family, out);
   out["tie_word_embeddings"] = config.tie_word_embeddings;
   for (const auto& [key, id] : config.token_ids.items()) out[key] = id;
+  // What is left out is a token that a small vocabulary hasn't.
+  if (family.joined_linears && !out.contains("pad_token_id")) out["pad_token_id"] = nullptr;
   out["dtype"] = dtype;
   out["torch_dtype"] = dtype;
   out["use_cache"] = true;

@@ -1,6 +1,7 @@
 #include "trainer/model/family.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
@@ -34,24 +35,32 @@ struct VocabTable {
 
 class EmbeddingBlock : public Block {
  public:
-  EmbeddingBlock(VocabTable table, const TensorGroup& tensor)
-      : table_(std::move(table)), tensor_(tensor) {}
+  EmbeddingBlock(const ModelConfig& config, VocabTable table, const TensorGroup& tensor)
+      : table_(std::move(table)), tensor_(tensor) {
+    if (config.scaled_embeddings)
+      scale_ = at::full({}, std::sqrt(static_cast<double>(config.hidden_size)), at::kFloat)
+                   .to(table_.parameter.w.scalar_type())
+                   .item<double>();
+  }
   at::Tensor Forward(const at::Tensor&, const BatchMeta& meta, Saved&) override {
-    return tensor_.size() == 1
-               ? ops::Embedding(meta.ids, table_.parameter.w)
-               : VocabEmbedding(meta.ids, table_.parameter.w, table_.slice, tensor_);
+    const at::Tensor rows =
+        tensor_.size() == 1 ? ops::Embedding(meta.ids, table_.parameter.w)
+                            : VocabEmbedding(meta.ids, table_.parameter.w, table_.slice, tensor_);
+    return scale_ == 1 ? rows : rows.mul_(scale_);
   }
   at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta, Saved&) override {
+    const at::Tensor d_rows = scale_ == 1 ? dy : dy * scale_;
     if (tensor_.size() == 1)
-      ops::EmbeddingBackward(dy, meta.ids, table_.parameter.d);
+      ops::EmbeddingBackward(d_rows, meta.ids, table_.parameter.d);
     else
-      VocabEmbeddingBackward(dy, meta.ids, table_.parameter.d, table_.slice, tensor_);
+      VocabEmbeddingBackward(d_rows, meta.ids, table_.parameter.d, table_.slice, tensor_);
     return {};
   }
 
  private:
   const VocabTable table_;
   const TensorGroup tensor_;
+  double scale_ = 1;  // a number of the weights' type
 };
 
 // x + attention(norm(x)), then + mlp(norm(that)).
@@ -109,8 +118,8 @@ class HeadBlock : public Block {
  public:
   HeadBlock(const ModelConfig& config, Parameter norm, const VocabTable& projection,
             const Adapters& adapters, const BlockOptions& options)
-      : config_(config),
-        norm_(std::move(norm)),
+      : softcap_(config.final_softcap),
+        norm_(config, std::move(norm)),
         projection_(projection.parameter),
         slice_(projection.slice),
         tensor_(options.tensor),
@@ -123,7 +132,7 @@ class HeadBlock : public Block {
   }
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
-    const ops::RmsNormResult norm = ops::RmsNorm(x, norm_.w, config_.rms_norm_eps);
+    const ops::RmsNormResult norm = norm_.Forward(x);
     const at::Tensor all = tensor_.GatherTokens(norm.y, meta.tokens());
     ops::LossResult loss = meta.pairs ? OfPairs(all, meta) : Of(all, meta, AskOf(meta));
     if (!meta.loss_only) loss.dx = tensor_.SumScatterTokens(loss.dx);
@@ -132,7 +141,7 @@ class HeadBlock : public Block {
   }
   at::Tensor Backward(const at::Tensor&, const BatchMeta&, Saved& saved) override {
     const Saved own = std::exchange(saved, {});
-    return ops::RmsNormBackward(own[2], own[0], norm_.w, own[1], norm_.d);
+    return norm_.Backward(own[2], own[0], own[1]);
   }
 
  private:
@@ -154,10 +163,10 @@ class HeadBlock : public Block {
                        const ops::LossBranch* branch = nullptr) const {
     return tensor_.size() == 1
                ? ops::LinearCrossEntropy(x, projection_.w, meta.targets, ask.weights, projection_.d,
-                                         ask.loss_only, z_loss_, branch, ask.token_losses)
+                                         ask.loss_only, z_loss_, branch, ask.token_losses, softcap_)
                : VocabCrossEntropy(x, projection_.w, meta.targets, ask.weights, projection_.d,
                                    slice_, tensor_, ask.loss_only, z_loss_, branch,
-                                   ask.token_losses);
+                                   ask.token_losses, softcap_);
   }
 
   ops::LossResult Adapted(const at::Tensor& x, const BatchMeta& meta, const Ask& ask) const {
@@ -191,8 +200,9 @@ class HeadBlock : public Block {
     return result;
   }
 
-  const ModelConfig config_;
-  Parameter norm_, projection_;
+  const double softcap_;
+  const Norm norm_;
+  Parameter projection_;
   const VocabSlice slice_;
   const TensorGroup tensor_;
   std::optional<Adapter> adapter_;
@@ -252,6 +262,7 @@ void AddLayer(const ModelConfig& config, int64_t layer, const TensorSlice& share
   block.Cut(prefix + "self_attn.v_proj.weight", {kv, d}, 0, hkv, true, /*joined=*/true);
   block.Cut(prefix + "self_attn.o_proj.weight", {d, q}, 1, h, true);
   block.Keep(prefix + "post_attention_layernorm.weight", {d});
+  if (config.post_norms) block.Keep(prefix + "pre_feedforward_layernorm.weight", {d});
   if (sparse) {
     AddExperts(config, layer, share, block);
   } else {
@@ -259,6 +270,7 @@ void AddLayer(const ModelConfig& config, int64_t layer, const TensorSlice& share
     block.Cut(prefix + "mlp.up_proj.weight", {f, d}, 0, f, true, /*joined=*/true);
     block.Cut(prefix + "mlp.down_proj.weight", {d, f}, 1, f, true);
   }
+  if (config.post_norms) block.Keep(prefix + "post_feedforward_layernorm.weight", {d});
   if (config.qkv_bias) {
     block.Cut(prefix + "self_attn.q_proj.bias", {q}, 0, h, false);
     block.Cut(prefix + "self_attn.k_proj.bias", {kv}, 0, hkv, false, /*joined=*/true);
@@ -310,16 +322,25 @@ class LlamaLikeFamily : public Family {
     const at::TensorOptions memory =
         at::TensorOptions().dtype(flats[0]->Weight(0).scalar_type()).device(options.device);
     AttentionTables tables;
-    tables.rope = ops::MakeRopeTables(config, options.max_length, options.device);
-    tables.kind = ops::ChooseAttention(memory, config.head_dim);
+    const auto rope = [&](bool local) {
+      return ops::MakeRopeTables(config, options.max_length, options.device, local);
+    };
+    const bool two = config.local_rope_theta > 0;
+    const ops::RopeTables all = rope(false), local = two ? rope(true) : all;
+    tables.kind = ops::ChooseAttention(memory, config);
+    tables.scores.softcap = config.attention_softcap;
+    if (config.query_pre_attn_scalar > 0)
+      tables.scores.scale = 1 / std::sqrt(static_cast<double>(config.query_pre_attn_scalar));
     std::map<int64_t, at::Tensor> masks;  // by window
     for (const int number : layout.blocks) {
       FlatList list;
       for (const int flat : layout.block_flats[blocks.size()]) list.push_back(flats[flat].get());
       const int64_t layer = number - 1;
       if (layer < 0) {
-        blocks.push_back(std::make_unique<EmbeddingBlock>(VocabTable(*list[0], 0), options.tensor));
+        blocks.push_back(
+            std::make_unique<EmbeddingBlock>(config, VocabTable(*list[0], 0), options.tensor));
       } else if (layer < config.num_layers) {
+        tables.rope = config.Window(layer) > 0 ? local : all;
         tables.window = config.Window(layer) < options.max_length ? config.Window(layer) : 0;
         at::Tensor& mask = masks[tables.window];
         if (!mask.defined() && tables.kind == ops::AttentionKind::kPlain)

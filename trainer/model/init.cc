@@ -41,14 +41,14 @@ void FillUniform(uint64_t seed, const std::string& name, int64_t begin, int64_t 
   });
 }
 
-void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev) {
+void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev, bool norms_from_one) {
   const at::Tensor host = at::zeros({flat.owned_end() - flat.owned_begin()}, at::kFloat);
   for (const SegmentPiece& piece : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {
     const Segment& segment = flat.layout().segments()[piece.segment];
     if (absl::EndsWith(segment.name, ".bias") || flat.layout().router_bias()) {
       continue;  // zero
     } else if (segment.shape.size() == 1) {
-      host.narrow(0, piece.range_begin, piece.numel).fill_(1);
+      if (!norms_from_one) host.narrow(0, piece.range_begin, piece.numel).fill_(1);
     } else {
       ForEachRun(flat.layout(), piece, [&](int64_t at, int64_t in_parameter, int64_t count) {
         FillNormal(seed, segment.name, stddev, in_parameter, count, host.data_ptr<float>() + at);

@@ -20,9 +20,9 @@ void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t b
 // The same stream as numbers in (0, 1].
 void FillUniform(uint64_t seed, const std::string& name, int64_t begin, int64_t n, float* out);
 
-// Fills a flat's masters: norms with 1, biases with 0, everything else from normal(0, stddev), as
-// transformers does.
-void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev);
+// Fills a flat's masters: norms with 1, or with 0 where their weights count from 1, biases with 0,
+// everything else from normal(0, stddev), as transformers does.
+void InitialiseMasters(FlatParam& flat, uint64_t seed, double stddev, bool norms_from_one = false);
 
 // Draws the parameter `name` of a flat that has it, and leaves the others.
 void DrawParameter(FlatParam& flat, const std::string& name, uint64_t seed, double stddev);

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "trainer/model/experts_config.h"
+#include "trainer/model/families.h"
 
 namespace muster::trainer {
 namespace {
@@ -132,6 +133,11 @@ std::vector<LinearModule> LayerLinears(const ModelConfig& model, int64_t layer) 
   const int64_t q = model.num_heads * model.head_dim, kv = model.num_kv_heads * model.head_dim;
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
   const int64_t h = model.num_heads, hkv = model.num_kv_heads;
+  if (FieldsOfFamily(model.family).joined_linears)
+    return {{prefix + "self_attn.qkv_proj", d, q + 2 * kv, 0, h + 2 * hkv},
+            {prefix + "self_attn.o_proj", q, d, 1, h},
+            {prefix + "mlp.gate_up_proj", d, 2 * f, 0, 2 * f},
+            {prefix + "mlp.down_proj", f, d, 1, f}};
   std::vector<LinearModule> linears = {{prefix + "self_attn.q_proj", d, q, 0, h},
                                        {prefix + "self_attn.k_proj", d, kv, 0, hkv},
                                        {prefix + "self_attn.v_proj", d, kv, 0, hkv},
@@ -187,12 +193,12 @@ std::vector<std::string> TargetModules(const ModelConfig& model, const LoraConfi
                             " is this model's embedding, too (tie_word_embeddings), so that an "
                             "adapter couldn't be merged into it; leave it out")
              : absl::StrCat(
-                   pattern,
-                   " means no linear that can have an adapter; there are q_proj, k_proj, v_proj, "
-                   "o_proj",
-                   model.NumSparseLayers() == 0 || model.experts.shared > 0
-                       ? ", gate_proj, up_proj and down_proj"
-                       : "",
+                   pattern, " means no linear that can have an adapter; there are ",
+                   FieldsOfFamily(model.family).joined_linears
+                       ? "qkv_proj, o_proj, gate_up_proj and down_proj"
+                   : model.NumSparseLayers() == 0 || model.experts.shared > 0
+                       ? "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj"
+                       : "q_proj, k_proj, v_proj, o_proj",
                    " in model.layers.0 to model.layers.", model.num_layers - 1,
                    model.tie_word_embeddings ? "" : ", and lm_head",
                    model.NumSparseLayers() > 0 ? "; experts and routers stay as they are" : "")});

@@ -25,13 +25,9 @@ at::Tensor Scaled(const at::Tensor& rows, const at::Tensor& weights) {
 
 MoePart::MoePart(const ModelConfig& config, int64_t layer, const FlatList& flats,
                  const Adapters& adapters, const TensorGroup& tensor, const ExpertGroup& group)
-    : experts_(config.experts),
-      rule_(RuleOf(config.experts)),
-      epsilon_(config.rms_norm_eps),
-      tensor_(tensor),
-      group_(group) {
-  norm_ =
-      Parameter(flats, absl::StrCat("model.layers.", layer, ".post_attention_layernorm.weight"));
+    : experts_(config.experts), rule_(RuleOf(config.experts)), tensor_(tensor), group_(group) {
+  norm_ = Norm(config, Parameter(flats, absl::StrCat("model.layers.", layer,
+                                                     ".post_attention_layernorm.weight")));
   router_ = Parameter(flats, RouterName(config, layer));
   if (experts_.sigmoid) router_bias_ = Parameter(flats, RouterBiasName(config, layer));
   if (experts_.shared > 0) {
@@ -123,17 +119,16 @@ at::Tensor MoePart::Weighted(SavedPart saved) const {
 bool MoePart::Complete(const BatchMeta&, SavedPart saved) const {
   if (saved[kAct].defined()) return true;
   if (!saved[kGateUp].defined()) return false;
-  const ops::RmsNormResult norm = ops::RmsNorm(saved[kMiddle], norm_.w, epsilon_);
+  const ops::RmsNormResult norm = norm_.Forward(saved[kMiddle]);
   saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
-  saved[kAct] = ops::SwiGlu(saved[kGateUp]);
-  if (experts_.shared > 0) saved[kSharedAct] = ops::SwiGlu(saved[kSharedGateUp]);
+  saved[kAct] = ops::GatedUnit(saved[kGateUp]);
+  if (experts_.shared > 0) saved[kSharedAct] = ops::GatedUnit(saved[kSharedGateUp]);
   return true;
 }
 
 void MoePart::Recompute(at::Tensor attention, const at::Tensor& residual, const BatchMeta& meta,
                         SavedPart saved) const {
-  ops::ResidualNormResult norm =
-      ops::ResidualRmsNorm(std::move(attention), residual, norm_.w, epsilon_);
+  ops::ResidualNormResult norm = norm_.Forward(std::move(attention), residual);
   saved[kMiddle] = norm.sum, saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
   const bool again = saved[kExperts].defined();
   const ops::Routing routing =
@@ -152,10 +147,10 @@ void MoePart::Recompute(at::Tensor attention, const at::Tensor& residual, const 
   saved[kRowWeights] = group_.ToExperts(
       Gathered(routing.weights, meta).flatten().index_select(0, rows.order.pairs), rows.route);
   saved[kGateUp] = ops::GroupedLinear(inputs, gate_up_.w, rows.route.counts);
-  saved[kAct] = ops::SwiGlu(saved[kGateUp]);
+  saved[kAct] = ops::GatedUnit(saved[kGateUp]);
   if (experts_.shared == 0) return;
   saved[kSharedGateUp] = shared_gate_up_.Forward(norm.y, meta);
-  saved[kSharedAct] = ops::SwiGlu(saved[kSharedGateUp]);
+  saved[kSharedAct] = ops::GatedUnit(saved[kSharedGateUp]);
 }
 
 at::Tensor MoePart::Forward(const BatchMeta& meta, SavedPart saved) const {
@@ -184,7 +179,7 @@ at::Tensor MoePart::RouterBackward(const at::Tensor& d_weights, const BatchMeta&
 at::Tensor MoePart::SharedBackward(const at::Tensor& dy, const BatchMeta& meta,
                                    SavedPart saved) const {
   at::Tensor d_act = shared_down_.Backward(dy, TakeSaved(saved, kSharedAct), meta);
-  const at::Tensor d_gate_up = ops::SwiGluBackward(d_act, TakeSaved(saved, kSharedGateUp));
+  const at::Tensor d_gate_up = ops::GatedUnitBackward(d_act, TakeSaved(saved, kSharedGateUp));
   d_act.reset();
   return shared_gate_up_.Backward(d_gate_up, saved[kNorm], meta);
 }
@@ -199,7 +194,7 @@ at::Tensor MoePart::Backward(const at::Tensor& dy, const BatchMeta& meta, SavedP
       (d_weighted.to(at::kFloat) * TakeSaved(saved, kAct)).sum({1}, /*keepdim=*/false, at::kFloat);
   at::Tensor d_act = Scaled(d_weighted, TakeSaved(saved, kRowWeights));
   d_weighted.reset();
-  at::Tensor d_gate_up = ops::SwiGluBackward(d_act, TakeSaved(saved, kGateUp));
+  at::Tensor d_gate_up = ops::GatedUnitBackward(d_act, TakeSaved(saved, kGateUp));
   d_act.reset();
   at::Tensor d_rows = ops::GroupedLinearBackward(d_gate_up, Inputs(meta, rows, saved), gate_up_.w,
                                                  gate_up_.d, counts);
@@ -218,8 +213,7 @@ at::Tensor MoePart::Backward(const at::Tensor& dy, const BatchMeta& meta, SavedP
   d_norm.add_(RouterBackward(d_weights, meta, saved));
   if (experts_.shared > 0) d_norm.add_(SharedBackward(dy, meta, saved));
   TakeSaved(saved, kNorm);
-  return ops::RmsNormBackward(d_norm, TakeSaved(saved, kMiddle), norm_.w, TakeSaved(saved, kRstd),
-                              norm_.d, dy);
+  return norm_.Backward(d_norm, TakeSaved(saved, kMiddle), TakeSaved(saved, kRstd), dy);
 }
 
 }  // namespace muster::trainer

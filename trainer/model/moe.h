@@ -76,10 +76,10 @@ class MoePart : public FeedForward {
 
   const ExpertsConfig experts_;
   const ops::RouterRule rule_;
-  const double epsilon_;
   const TensorGroup tensor_;
   const ExpertGroup group_;
-  Parameter norm_, router_;
+  Norm norm_;
+  Parameter router_;
   Parameter router_bias_;                    // its gradient: tokens by expert (router_bias.h)
   Projection shared_gate_up_, shared_down_;  // as an MLP's
   Parameter gate_up_, down_;  // this rank's experts' under each other, each gate's above its up's

@@ -21,11 +21,15 @@ AttentionPart::AttentionPart(const ModelConfig& config, int64_t layer, const Fla
       context_(options.context),
       tables_(std::move(tables)) {
   const std::string attention = LayerPrefix(layer) + "self_attn.";
-  norm_ = Parameter(flats, LayerPrefix(layer) + "input_layernorm.weight");
-  q_norm_ = Parameter(flats, attention + "q_norm.weight");
-  k_norm_ = Parameter(flats, attention + "k_norm.weight");
+  const auto norm = [&](const std::string& name) {
+    return Norm(config, Parameter(flats, name + ".weight"));
+  };
+  norm_ = norm(LayerPrefix(layer) + "input_layernorm");
+  q_norm_ = norm(attention + "q_norm");
+  k_norm_ = norm(attention + "k_norm");
+  if (config.post_norms) post_norm_ = norm(LayerPrefix(layer) + "post_attention_layernorm");
   qkv_ = Projection(flats, {attention + "q_proj", attention + "k_proj", attention + "v_proj"},
-                    adapters, options, Projection::Slices::kOfOutputs);
+                    adapters, options, Projection::Slices::kOfOutputs, attention + "qkv_proj");
   out_ =
       Projection(flats, {attention + "o_proj"}, adapters, options, Projection::Slices::kOfInputs);
 }
@@ -52,6 +56,8 @@ int64_t AttentionPart::Width(int slot, const ModelConfig& config, ops::Attention
     case kX:
     case kNorm:
       return config.hidden_size / slices;
+    case kOut:
+      return config.post_norms ? config.hidden_size / slices : 0;
     case kHeadQ:
     case kResult:
       return q;
@@ -85,17 +91,15 @@ bool AttentionPart::Recordable(const BatchMeta& meta) const {
 
 void AttentionPart::Recompute(const BatchMeta& meta, SavedPart saved) const {
   if (!saved[kNorm].defined()) {
-    ops::RmsNormResult norm = ops::RmsNorm(saved[kX], norm_.w, config_.rms_norm_eps);
+    ops::RmsNormResult norm = norm_.Forward(saved[kX]);
     saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
   }
   if (saved[kResult].defined()) return;
   {
     const at::Tensor qkv = qkv_.Forward(saved[kNorm], meta);
     if (config_.qk_norm) {
-      const ops::HeadNormResult q =
-          ops::NormHeads(qkv, 0, config_.num_heads, q_norm_.w, config_.rms_norm_eps);
-      const ops::HeadNormResult k =
-          ops::NormHeads(qkv, KeyColumns(), config_.num_kv_heads, k_norm_.w, config_.rms_norm_eps);
+      const ops::HeadNormResult q = q_norm_.Heads(qkv, 0, config_.num_heads);
+      const ops::HeadNormResult k = k_norm_.Heads(qkv, KeyColumns(), config_.num_kv_heads);
       saved[kQ] = q.x, saved[kRstdQ] = q.rstd, saved[kK] = k.x, saved[kRstdK] = k.rstd;
     }
     const ops::Heads heads =
@@ -110,20 +114,22 @@ void AttentionPart::Attend(const BatchMeta& meta, SavedPart saved) const {
   if (meta.context) {
     const ops::FlashResult found =
         ops::ContextAttention(heads.q, GatherKeys(heads), meta.context->calls, tables_.kind,
-                              tables_.mask, tables_.window);
+                              tables_.mask, tables_.window, tables_.scores);
     saved[kScores] = found.log_sum, saved[kRandomState] = found.random_state,
     saved[kResult] = found.out;
     return;
   }
   if (tables_.kind == ops::AttentionKind::kFlash) {
-    const ops::FlashResult flash = ops::FlashAttention(heads, meta.sequences, tables_.window);
+    const ops::FlashResult flash =
+        ops::FlashAttention(heads, meta.sequences, tables_.window, tables_.scores);
     saved[kScores] = flash.log_sum, saved[kRandomState] = flash.random_state,
     saved[kResult] = flash.out;
     return;
   }
   const ops::AttentionResult attention =
-      meta.positions.defined() ? ops::DocumentAttention(heads, tables_.mask, meta.documents)
-                               : ops::Attention(heads, tables_.mask);
+      meta.positions.defined()
+          ? ops::DocumentAttention(heads, tables_.mask, meta.documents, tables_.scores)
+          : ops::Attention(heads, tables_.mask, tables_.scores);
   saved[kScores] = attention.probabilities, saved[kResult] = attention.out;
 }
 
@@ -136,8 +142,9 @@ at::Tensor AttentionPart::GatherKeys(const ops::Heads& heads) const {
 ops::Heads AttentionPart::ContextBackward(const at::Tensor& d_out, const ops::Heads& heads,
                                           const ops::FlashResult& result,
                                           const BatchMeta& meta) const {
-  const ops::ContextGradients found = ops::ContextAttentionBackward(
-      d_out, heads.q, GatherKeys(heads), result, meta.context->calls, tables_.kind, tables_.window);
+  const ops::ContextGradients found =
+      ops::ContextAttentionBackward(d_out, heads.q, GatherKeys(heads), result, meta.context->calls,
+                                    tables_.kind, tables_.window, tables_.scores);
   const int64_t hkv = heads.k.size(1), d = heads.k.size(3);
   const at::Tensor own = context_.SumScatterTokens(found.keys_values.flatten(1))
                              .view({meta.batch, meta.length, 2 * hkv, d})
@@ -147,42 +154,53 @@ ops::Heads AttentionPart::ContextBackward(const at::Tensor& d_out, const ops::He
 }
 
 at::Tensor AttentionPart::Forward(const BatchMeta& meta, SavedPart saved) const {
-  return out_.Forward(saved[kResult], meta);
+  const at::Tensor out = out_.Forward(saved[kResult], meta);
+  if (!post_norm_.there()) return out;
+  const ops::RmsNormResult normed = post_norm_.Forward(out);
+  saved[kOut] = out, saved[kRstdOut] = normed.rstd;
+  return normed.y;
 }
 
 at::Tensor AttentionPart::Backward(const at::Tensor& d_out, const BatchMeta& meta,
                                    SavedPart saved) const {
   const bool flash = tables_.kind == ops::AttentionKind::kFlash;
   ops::FlashResult attention{Take(saved, kResult), Take(saved, kScores), Take(saved, kRandomState)};
-  const at::Tensor d_attention = out_.Backward(d_out, attention.out, meta);
+  const at::Tensor d_attention = out_.Backward(
+      post_norm_.there() ? post_norm_.Backward(d_out, Take(saved, kOut), Take(saved, kRstdOut))
+                         : d_out,
+      attention.out, meta);
   const ops::Heads heads{Take(saved, kHeadQ), Take(saved, kHeadK), Take(saved, kHeadV)};
   if (!flash) attention.out.reset();
   const ops::Heads d_heads =
       meta.context ? ContextBackward(d_attention, heads, attention, meta)
       : flash      ? ops::FlashAttentionBackward(d_attention, heads, attention, meta.sequences,
-                                                 tables_.window)
+                                                 tables_.window, tables_.scores)
       : meta.positions.defined()
-          ? ops::DocumentAttentionBackward(d_attention, heads, attention.log_sum, meta.documents)
-          : ops::AttentionBackward(d_attention, heads, attention.log_sum);
+          ? ops::DocumentAttentionBackward(d_attention, heads, attention.log_sum, meta.documents,
+                                           tables_.scores)
+          : ops::AttentionBackward(d_attention, heads, attention.log_sum, tables_.scores);
   attention = {};
   const at::Tensor d_qkv =
       ops::SplitAndRotateBackward(d_heads, config_, tables_.rope, meta.positions);
   if (config_.qk_norm) {
-    ops::NormHeadsBackward(d_qkv, 0, {Take(saved, kQ), Take(saved, kRstdQ)}, q_norm_.w, q_norm_.d);
-    ops::NormHeadsBackward(d_qkv, KeyColumns(), {Take(saved, kK), Take(saved, kRstdK)}, k_norm_.w,
-                           k_norm_.d);
+    q_norm_.HeadsBackward(d_qkv, 0, {Take(saved, kQ), Take(saved, kRstdQ)});
+    k_norm_.HeadsBackward(d_qkv, KeyColumns(), {Take(saved, kK), Take(saved, kRstdK)});
   }
   const at::Tensor d_norm = qkv_.Backward(d_qkv, Take(saved, kNorm), meta);
-  return ops::RmsNormBackward(d_norm, Take(saved, kX), norm_.w, Take(saved, kRstd), norm_.d, d_out);
+  return norm_.Backward(d_norm, Take(saved, kX), Take(saved, kRstd), d_out);
 }
 
 MlpPart::MlpPart(const ModelConfig& config, int64_t layer, const FlatList& flats,
                  const Adapters& adapters, const LinearOptions& options)
-    : epsilon_(config.rms_norm_eps) {
+    : activation_(config.activation) {
   const std::string mlp = LayerPrefix(layer) + "mlp.";
-  norm_ = Parameter(flats, LayerPrefix(layer) + "post_attention_layernorm.weight");
+  const auto norm = [&](const char* name) {
+    return Norm(config, Parameter(flats, LayerPrefix(layer) + name + ".weight"));
+  };
+  norm_ = norm(config.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm");
+  if (config.post_norms) post_norm_ = norm("post_feedforward_layernorm");
   gate_up_ = Projection(flats, {mlp + "gate_proj", mlp + "up_proj"}, adapters, options,
-                        Projection::Slices::kOfOutputs);
+                        Projection::Slices::kOfOutputs, mlp + "gate_up_proj");
   down_ = Projection(flats, {mlp + "down_proj"}, adapters, options, Projection::Slices::kOfInputs);
 }
 
@@ -191,6 +209,8 @@ int64_t MlpPart::Width(int slot, const ModelConfig& config, int slices) {
     case kMiddle:
     case kNorm:
       return config.hidden_size / slices;
+    case kOut:
+      return config.post_norms ? config.hidden_size / slices : 0;
     case kGateUp:
       return 2 * config.intermediate_size;
     case kAct:
@@ -202,15 +222,16 @@ int64_t MlpPart::Width(int slot, const ModelConfig& config, int slices) {
 
 bool MlpPart::Keeps(int slot, RecomputeMode mode) {
   return mode == RecomputeMode::kNone ||
-         (mode == RecomputeMode::kPointwise && (slot == kMiddle || slot == kGateUp));
+         (mode == RecomputeMode::kPointwise &&
+          (slot == kMiddle || slot == kGateUp || slot == kOut || slot == kRstdOut));
 }
 
 bool MlpPart::Complete(const BatchMeta&, SavedPart saved) const {
   if (saved[kAct].defined()) return true;
   if (!saved[kGateUp].defined()) return false;
-  const ops::RmsNormResult norm = ops::RmsNorm(saved[kMiddle], norm_.w, epsilon_);
+  const ops::RmsNormResult norm = norm_.Forward(saved[kMiddle]);
   saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
-  saved[kAct] = ops::SwiGlu(saved[kGateUp]);
+  saved[kAct] = ops::GatedUnit(saved[kGateUp], activation_);
   return true;
 }
 
@@ -224,25 +245,37 @@ int64_t MlpPart::SavedElements(const ModelConfig& config, RecomputeMode mode, in
 
 void MlpPart::Recompute(at::Tensor attention, const at::Tensor& residual, const BatchMeta& meta,
                         SavedPart saved) const {
-  ops::ResidualNormResult norm =
-      ops::ResidualRmsNorm(std::move(attention), residual, norm_.w, epsilon_);
+  ops::ResidualNormResult norm = norm_.Forward(std::move(attention), residual);
   saved[kMiddle] = norm.sum, saved[kNorm] = norm.y, saved[kRstd] = norm.rstd;
   saved[kGateUp] = gate_up_.Forward(norm.y, meta);
-  saved[kAct] = ops::SwiGlu(saved[kGateUp]);
+  saved[kAct] = ops::GatedUnit(saved[kGateUp], activation_);
+}
+
+at::Tensor MlpPart::NormOut(const BatchMeta& meta, SavedPart saved) const {
+  saved[kOut] = down_.Forward(saved[kAct], meta);
+  const ops::RmsNormResult normed = post_norm_.Forward(saved[kOut]);
+  saved[kRstdOut] = normed.rstd;
+  return normed.y;
 }
 
 at::Tensor MlpPart::Forward(const BatchMeta& meta, SavedPart saved) const {
+  if (post_norm_.there()) return NormOut(meta, saved).add_(saved[kMiddle]);
   return down_.Forward(saved[kAct], meta).add_(saved[kMiddle]);
 }
 
 at::Tensor MlpPart::Backward(const at::Tensor& dy, const BatchMeta& meta, SavedPart saved) const {
-  at::Tensor d_act = down_.Backward(dy, Take(saved, kAct), meta);
-  at::Tensor d_gate_up = ops::SwiGluBackward(d_act, Take(saved, kGateUp));
+  at::Tensor d_out = dy;
+  if (post_norm_.there()) {
+    if (!saved[kOut].defined()) NormOut(meta, saved);
+    d_out = post_norm_.Backward(dy, Take(saved, kOut), Take(saved, kRstdOut));
+  }
+  at::Tensor d_act = down_.Backward(d_out, Take(saved, kAct), meta);
+  d_out.reset();
+  at::Tensor d_gate_up = ops::GatedUnitBackward(d_act, Take(saved, kGateUp), activation_);
   d_act.reset();
   const at::Tensor d_norm = gate_up_.Backward(d_gate_up, Take(saved, kNorm), meta);
   d_gate_up.reset();
-  return ops::RmsNormBackward(d_norm, Take(saved, kMiddle), norm_.w, Take(saved, kRstd), norm_.d,
-                              dy);
+  return norm_.Backward(d_norm, Take(saved, kMiddle), Take(saved, kRstd), dy);
 }
 
 }  // namespace muster::trainer

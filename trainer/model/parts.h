@@ -25,9 +25,10 @@ struct AttentionTables {
   ops::AttentionKind kind = ops::AttentionKind::kPlain;
   at::Tensor mask;     // kPlain
   int64_t window = 0;  // tokens that a token sees; 0: all before it
+  ops::ScoreRule scores;
 };
 
-// Attention of norm(x), without the residual.
+// Attention of norm(x), without the residual; normed once more where the model has such norms.
 class AttentionPart {
  public:
   enum Slot {
@@ -44,6 +45,8 @@ class AttentionPart {
     kScores,  // probabilities; with FlashAttention the rows' log-sums
     kRandomState,
     kResult,
+    kOut,  // before the norm behind it, and that norm's statistics
+    kRstdOut,
     kCount
   };
   // `config`: of this rank's slice (SlicedConfig).
@@ -52,7 +55,7 @@ class AttentionPart {
 
   // Computes what isn't in `saved`, where kX is, up to kResult.
   void Recompute(const BatchMeta& meta, SavedPart saved) const;
-  // Of what is saved, the output projection's result.
+  // Of what is saved, the output projection's result, normed if it is to be; saves what that takes.
   at::Tensor Forward(const BatchMeta& meta, SavedPart saved) const;
   // d_out: of Forward's result and of the residual beside it. Returns d x; empties `saved`.
   at::Tensor Backward(const at::Tensor& d_out, const BatchMeta& meta, SavedPart saved) const;
@@ -80,12 +83,12 @@ class AttentionPart {
   const bool alone_;  // no other rank is asked
   const TensorGroup context_;
   const AttentionTables tables_;
-  Parameter norm_, q_norm_, k_norm_;
+  Norm norm_, q_norm_, k_norm_, post_norm_;
   Projection qkv_, out_;  // q, k, v are one matrix
 };
 
 // What follows attention in a layer: of norm(middle), where middle is attention's result and the
-// residual; and that added.
+// residual; and that, normed once more where the model has such norms, added.
 class FeedForward {
  public:
   virtual ~FeedForward() = default;
@@ -97,7 +100,7 @@ class FeedForward {
   // the residual.
   virtual void Recompute(at::Tensor attention, const at::Tensor& residual, const BatchMeta& meta,
                          SavedPart saved) const = 0;
-  // Of what is saved, the layer's result.
+  // Of what is saved, the layer's result; may save more.
   virtual at::Tensor Forward(const BatchMeta& meta, SavedPart saved) const = 0;
   // Returns d middle; empties `saved`.
   virtual at::Tensor Backward(const at::Tensor& dy, const BatchMeta& meta,
@@ -109,7 +112,7 @@ class FeedForward {
 
 class MlpPart : public FeedForward {
  public:
-  enum Slot { kMiddle, kNorm, kRstd, kGateUp, kAct, kCount };
+  enum Slot { kMiddle, kNorm, kRstd, kGateUp, kAct, kOut, kRstdOut, kCount };
   MlpPart(const ModelConfig& config, int64_t layer, const FlatList& flats, const Adapters& adapters,
           const LinearOptions& options);
 
@@ -127,8 +130,11 @@ class MlpPart : public FeedForward {
   static int64_t Width(int slot, const ModelConfig& config, int slices);
 
  private:
-  const double epsilon_;
-  Parameter norm_;
+  // Fills kOut and kRstdOut; returns what is normed.
+  at::Tensor NormOut(const BatchMeta& meta, SavedPart saved) const;
+
+  const Activation activation_;
+  Norm norm_, post_norm_;
   Projection gate_up_, down_;  // gate and up are one matrix
 };
 

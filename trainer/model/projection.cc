@@ -71,7 +71,8 @@ bool Dropout::DrawsOnHost(const at::Tensor& weight) const {
 }
 
 Projection::Projection(const FlatList& flats, const std::vector<std::string>& modules,
-                       const Adapters& adapters, const LinearOptions& options, Slices slices)
+                       const Adapters& adapters, const LinearOptions& options, Slices slices,
+                       const std::string& joined)
     : base_(flats, modules[0] + ".weight", static_cast<int>(modules.size())),
       bias_(flats, modules[0] + ".bias", static_cast<int>(modules.size())),
       tensor_(options.tensor),
@@ -94,6 +95,8 @@ Projection::Projection(const FlatList& flats, const std::vector<std::string>& mo
       branches_.push_back({module, found->second, begin, out});
     begin += out;
   }
+  if (const auto found = adapters.modules.find(joined); found != adapters.modules.end())
+    branches_.push_back({joined, found->second, 0, begin});
 }
 
 // The largest absolute values of whole tensors of which this rank's parts have `each`.

@@ -4,12 +4,15 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 
 #include "trainer/model/blocks.h"
+#include "trainer/model/config.h"
 #include "trainer/ops/fp8.h"
+#include "trainer/ops/ops.h"
 #include "trainer/parallel/flat_param.h"
 
 namespace muster::trainer {
@@ -25,6 +28,41 @@ struct Parameter {
   Parameter(const FlatParam& flat, int segment, int count = 1)
       : w(flat.Weight(segment, count)), d(flat.Gradient(segment, count)) {}
   Parameter(const FlatList& flats, const std::string& name, int count = 1);
+};
+
+// A norm of a model's; its weight is undefined where the model has no such norm.
+class Norm {
+ public:
+  Norm() = default;
+  Norm(const ModelConfig& config, Parameter weight)
+      : weight_(std::move(weight)),
+        epsilon_(config.rms_norm_eps),
+        from_one_(config.norms_from_one) {}
+
+  bool there() const { return weight_.w.defined(); }
+  ops::RmsNormResult Forward(const at::Tensor& x) const {
+    return ops::RmsNorm(x, weight_.w, epsilon_, from_one_);
+  }
+  ops::ResidualNormResult Forward(at::Tensor x, const at::Tensor& residual) const {
+    return ops::ResidualRmsNorm(std::move(x), residual, weight_.w, epsilon_, from_one_);
+  }
+  at::Tensor Backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& rstd,
+                      const at::Tensor& residual = {}) const {
+    return ops::RmsNormBackward(dy, x, weight_.w, rstd, weight_.d, residual, from_one_);
+  }
+  // Of heads among columns, in place.
+  ops::HeadNormResult Heads(const at::Tensor& qkv, int64_t begin, int64_t heads) const {
+    return ops::NormHeads(qkv, begin, heads, weight_.w, epsilon_, from_one_);
+  }
+  void HeadsBackward(const at::Tensor& d_qkv, int64_t begin,
+                     const ops::HeadNormResult& before) const {
+    ops::NormHeadsBackward(d_qkv, begin, before, weight_.w, weight_.d, from_one_);
+  }
+
+ private:
+  Parameter weight_;
+  double epsilon_ = 0;
+  bool from_one_ = false;
 };
 
 // The columns of an input that a rank has, from `begin` on, of `all`; 0: all of them.
@@ -85,9 +123,10 @@ class Projection {
   enum class Slices { kOfOutputs, kOfInputs };
   Projection() = default;
   // `modules`: the linears' names, whose weights (and biases, if any) are joined segments of a
-  // flat.
+  // flat. `joined`: the name of all of them as one linear, where an adapter may be beside that.
   Projection(const FlatList& flats, const std::vector<std::string>& modules,
-             const Adapters& adapters, const LinearOptions& options, Slices slices);
+             const Adapters& adapters, const LinearOptions& options, Slices slices,
+             const std::string& joined = "");
 
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta) const;
   at::Tensor Backward(const at::Tensor& dy, const at::Tensor& x, const BatchMeta& meta) const;

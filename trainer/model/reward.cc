@@ -12,8 +12,7 @@ class RewardHead : public Block {
  public:
   RewardHead(const ModelConfig& config, Parameter norm, Parameter score,
              const BlockOptions& options)
-      : epsilon_(config.rms_norm_eps),
-        norm_(std::move(norm)),
+      : norm_(config, std::move(norm)),
         score_(std::move(score)),
         tensor_(options.tensor),
         reward_(options.reward) {}
@@ -21,7 +20,7 @@ class RewardHead : public Block {
   // The score's gradient and that of what it is of come out of the forward, as the loss does.
   at::Tensor Forward(const at::Tensor& x, const BatchMeta& meta, Saved& saved) override {
     PairBatch& pairs = *meta.pairs;
-    const ops::RmsNormResult norm = ops::RmsNorm(x, norm_.w, epsilon_);
+    const ops::RmsNormResult norm = norm_.Forward(x);
     const at::Tensor rows = norm.y.to(at::kFloat), w = score_.w.flatten().to(at::kFloat);
     const at::Tensor scores =
         tensor_.GatherTokens(at::mv(rows, w).unsqueeze(1), meta.tokens()).squeeze(1);  // [T]
@@ -42,7 +41,7 @@ class RewardHead : public Block {
 
   at::Tensor Backward(const at::Tensor&, const BatchMeta&, Saved& saved) override {
     const Saved own = std::exchange(saved, {});
-    return ops::RmsNormBackward(own[2], own[0], norm_.w, own[1], norm_.d);
+    return norm_.Backward(own[2], own[0], own[1]);
   }
 
  private:
@@ -55,8 +54,8 @@ class RewardHead : public Block {
     return part;
   }
 
-  const double epsilon_;
-  Parameter norm_, score_;
+  const Norm norm_;
+  Parameter score_;
   const TensorGroup tensor_;
   const RewardConfig reward_;
 };

@@ -58,7 +58,8 @@ ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
                                   const at::Tensor& targets, const at::Tensor& weights,
                                   const at::Tensor& d_w, const VocabSlice& slice,
                                   const TensorGroup& ranks, bool loss_only, double z_loss,
-                                  const ops::LossBranch* branch, const at::Tensor& token_losses) {
+                                  const ops::LossBranch* branch, const at::Tensor& token_losses,
+                                  double softcap) {
   const int64_t tokens = x.size(0);
   // The same on every rank, whatever its slice.
   const int64_t widest = (slice.size + ranks.size() - 1) / ranks.size();
@@ -75,6 +76,11 @@ ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
     const at::Tensor inner =
         branch != nullptr ? branch->inner.narrow(0, begin, length) : at::Tensor();
     if (inner.defined()) logits.addmm_(inner, branch->b.t());
+    at::Tensor slope;  // of the capped logits
+    if (softcap > 0) {
+      ops::CapInPlace(logits, softcap);
+      if (!loss_only) slope = ops::CapDerivative(logits, softcap);
+    }
     if (logits.scalar_type() != at::kFloat) logits = logits.to(at::kFloat);
     const RowSums rows =
         SumRows(logits, logits.gather(1, places.in_slice).masked_fill_(places.outside, 0), ranks);
@@ -91,7 +97,8 @@ ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
     logits.sub_(log_sum).exp_();
     logits.mul_(z_loss > 0 ? weight * (log_sum * (2 * z_loss) + 1) : weight);
     logits.scatter_add_(1, places.in_slice, weight.neg().masked_fill_(places.outside, 0));
-    const at::Tensor d_logits = logits.to(x.scalar_type());
+    at::Tensor d_logits = logits.to(x.scalar_type());
+    if (slope.defined()) d_logits.mul_(slope);
     result.dx.narrow(0, begin, length).copy_(ops::LinearBackward(d_logits, x_part, w, d_w));
     if (inner.defined())
       branch->d_inner.narrow(0, begin, length)

@@ -30,6 +30,6 @@ ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
                                   const at::Tensor& d_w, const VocabSlice& slice,
                                   const TensorGroup& ranks, bool loss_only, double z_loss,
                                   const ops::LossBranch* branch = nullptr,
-                                  const at::Tensor& token_losses = {});
+                                  const at::Tensor& token_losses = {}, double softcap = 0);
 
 }  // namespace muster::trainer

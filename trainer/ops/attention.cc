@@ -8,23 +8,24 @@
 namespace muster::trainer::ops {
 namespace {
 
-// Writes x rotated by the tables' angles (their negative when `sign` is -1) to out. x, out: [...,
-// S, D] views.
+// Writes x to out, its first elements rotated by the tables' angles (their negative when `sign` is
+// -1). x, out: [..., S, D] views.
 void Rotate(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos,
             const at::Tensor& sin, int sign) {
-  const int64_t half = x.size(-1) / 2;
+  const int64_t half = cos.size(-1), rest = x.size(-1) - 2 * half;
   const at::Tensor x1 = x.narrow(-1, 0, half), x2 = x.narrow(-1, half, half);
   at::Tensor y1 = out.narrow(-1, 0, half), y2 = out.narrow(-1, half, half);
   at::mul_out(y1, x1, cos);
   y1.addcmul_(x2, sin, -sign);
   at::mul_out(y2, x2, cos);
   y2.addcmul_(x1, sin, sign);
+  if (rest > 0) out.narrow(-1, 2 * half, rest).copy_(x.narrow(-1, 2 * half, rest));
 }
 
 // YaRN's ramp: 0 for the pairs below `low`, which keep their frequencies, to 1 from `high` on,
 // which are interpolated.
 at::Tensor YarnRamp(const ModelConfig& config) {
-  const int64_t d = config.head_dim;
+  const int64_t d = config.RotaryDim();
   const auto pair_of = [&](double rotations) {
     return static_cast<double>(d) *
            std::log(static_cast<double>(config.rope.original_max_position_embeddings) /
@@ -40,12 +41,20 @@ at::Tensor YarnRamp(const ModelConfig& config) {
 }
 
 // The transformers formulas (modeling_rope_utils.py) in fp32, in the same order of operations.
-at::Tensor InverseFrequencies(const ModelConfig& config) {
+at::Tensor InverseFrequencies(const ModelConfig& config, int64_t length, bool local) {
   const at::TensorOptions fp32 = at::TensorOptions().dtype(at::kFloat);
-  const at::Tensor exponent =
-      at::arange(0, config.head_dim, 2, fp32) / static_cast<double>(config.head_dim);
-  const at::Tensor periods = at::pow(config.rope_theta, exponent);  // [D / 2]
+  const int64_t rotated = config.RotaryDim();
+  const at::Tensor exponent = at::arange(0, rotated, 2, fp32) / static_cast<double>(rotated);
+  const at::Tensor periods =
+      at::pow(local ? config.local_rope_theta : config.rope_theta, exponent);  // [R / 2]
   at::Tensor inverse = 1.0 / periods;
+  if (local) return inverse;
+  if (config.rope.type == "longrope") {
+    const bool longer = length > config.rope.original_max_position_embeddings;
+    const std::vector<double>& factors =
+        longer ? config.rope.long_factor : config.rope.short_factor;
+    return 1.0 / (at::tensor(factors, fp32) * periods);
+  }
   if (config.rope.type == "linear") return inverse / config.rope.factor;
   if (config.rope.type == "yarn") {
     const at::Tensor kept = 1 - YarnRamp(config);
@@ -65,16 +74,18 @@ at::Tensor InverseFrequencies(const ModelConfig& config) {
 
 }  // namespace
 
-RopeTables MakeRopeTables(const ModelConfig& config, int64_t length, at::Device device) {
+RopeTables MakeRopeTables(const ModelConfig& config, int64_t length, at::Device device,
+                          bool local) {
   const at::Tensor positions = at::arange(length, at::TensorOptions().dtype(at::kFloat));
-  const at::Tensor angles = at::outer(positions, InverseFrequencies(config));  // [S, D / 2]
-  const double factor = config.rope.AttentionFactor();
+  const at::Tensor angles =
+      at::outer(positions, InverseFrequencies(config, length, local));  // [S, R / 2]
+  const double factor = local ? 1 : config.rope.AttentionFactor();
   return {angles.cos().mul_(factor).to(device), angles.sin().mul_(factor).to(device)};
 }
 
 namespace {
 
-// cos and sin of every token's position, to be broadcast over heads: [S, D / 2] or [B, 1, S, D /
+// cos and sin of every token's position, to be broadcast over heads: [S, R / 2] or [B, 1, S, R /
 // 2].
 RopeTables AtPositions(const RopeTables& rope, const at::Tensor& positions, int64_t batch,
                        int64_t length, at::ScalarType dtype) {
@@ -130,31 +141,47 @@ at::Tensor MakeCausalMask(const ModelConfig& config, int64_t length,
   return square.repeat({config.num_heads / config.num_kv_heads, 1});  // [G·S, S]
 }
 
-AttentionResult Attention(const Heads& heads, const at::Tensor& mask) {
+double ScoreRule::ScaleOf(int64_t head_dim) const {
+  return scale > 0 ? scale : 1.0 / std::sqrt(static_cast<double>(head_dim));
+}
+
+at::Tensor Scores(const at::Tensor& q, const at::Tensor& k, const ScoreRule& rule) {
+  at::Tensor scores = at::bmm(q, k.transpose(1, 2)).mul_(rule.ScaleOf(q.size(2)));
+  if (rule.softcap > 0) CapInPlace(scores, rule.softcap);
+  return scores;
+}
+
+void ScoresBackward(const at::Tensor& d_scores, const at::Tensor& q, const at::Tensor& k,
+                    const ScoreRule& rule) {
+  if (rule.softcap > 0) d_scores.mul_(CapDerivative(Scores(q, k, rule), rule.softcap));
+  d_scores.mul_(rule.ScaleOf(q.size(2)));
+}
+
+AttentionResult Attention(const Heads& heads, const at::Tensor& mask, const ScoreRule& rule) {
   const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3);
   const int64_t hkv = heads.k.size(1), g = h / hkv;
   const at::Tensor q = heads.q.view({b * hkv, g * s, d});
   const at::Tensor k = heads.k.view({b * hkv, s, d}), v = heads.v.view({b * hkv, s, d});
-  const double scale = 1.0 / std::sqrt(static_cast<double>(d));
-  const at::Tensor scores = at::baddbmm(mask.unsqueeze(0), q, k.transpose(1, 2), /*beta=*/1,
-                                        /*alpha=*/scale);  // [B·Hkv, G·S, S]
+  const at::Tensor scores = rule.softcap > 0
+                                ? Scores(q, k, rule).add_(mask.unsqueeze(0))
+                                : at::baddbmm(mask.unsqueeze(0), q, k.transpose(1, 2), /*beta=*/1,
+                                              /*alpha=*/rule.ScaleOf(d));  // [B·Hkv, G·S, S]
   at::Tensor probabilities = at::_softmax(scores, 2, /*half_to_float=*/false);
   const at::Tensor out = at::bmm(probabilities, v);  // [B·Hkv, G·S, D]
   return {out.view({b, h, s, d}).transpose(1, 2).reshape({b * s, h * d}), probabilities};
 }
 
 Heads AttentionBackward(const at::Tensor& d_out, const Heads& heads,
-                        const at::Tensor& probabilities) {
+                        const at::Tensor& probabilities, const ScoreRule& rule) {
   const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3);
   const int64_t hkv = heads.k.size(1), g = h / hkv;
   const at::Tensor q = heads.q.view({b * hkv, g * s, d});
   const at::Tensor k = heads.k.view({b * hkv, s, d}), v = heads.v.view({b * hkv, s, d});
-  const double scale = 1.0 / std::sqrt(static_cast<double>(d));
   const at::Tensor d_o = d_out.view({b, s, h, d}).transpose(1, 2).reshape({b * hkv, g * s, d});
   const at::Tensor d_v = at::bmm(probabilities.transpose(1, 2), d_o);  // [B·Hkv, S, D]
   const at::Tensor d_p = at::bmm(d_o, v.transpose(1, 2));              // [B·Hkv, G·S, S]
-  const at::Tensor d_scores =
-      at::_softmax_backward_data(d_p, probabilities, 2, d_p.scalar_type()).mul_(scale);
+  const at::Tensor d_scores = at::_softmax_backward_data(d_p, probabilities, 2, d_p.scalar_type());
+  ScoresBackward(d_scores, q, k, rule);
   const at::Tensor d_q = at::bmm(d_scores, k);
   const at::Tensor d_k = at::bmm(d_scores.transpose(1, 2), q);
   return {d_q.view({b, h, s, d}), d_k.view({b, hkv, s, d}), d_v.view({b, hkv, s, d})};
@@ -179,10 +206,10 @@ int64_t ProbabilityCount(const Heads& heads, const DocumentSpan& span) {
 }  // namespace
 
 AttentionResult DocumentAttention(const Heads& heads, const at::Tensor& mask,
-                                  const std::vector<DocumentSpan>& documents) {
+                                  const std::vector<DocumentSpan>& documents,
+                                  const ScoreRule& rule) {
   const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3),
                 hkv = heads.k.size(1);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(d));
   int64_t count = 0;
   for (const DocumentSpan& span : documents) count += ProbabilityCount(heads, span);
   AttentionResult result{at::zeros({b, s, h, d}, heads.q.options()),
@@ -191,7 +218,7 @@ AttentionResult DocumentAttention(const Heads& heads, const at::Tensor& mask,
   for (const DocumentSpan& span : documents) {
     const int64_t n = span.end - span.begin;
     const Heads own = OfDocument(heads, span);
-    at::Tensor scores = at::bmm(own.q, own.k.transpose(1, 2)).mul_(scale);  // [Hkv, G·n, n]
+    at::Tensor scores = Scores(own.q, own.k, rule);  // [Hkv, G·n, n]
     scores.view({h, n, n}).add_(mask.narrow(0, 0, n).narrow(1, 0, n));
     at::Tensor probabilities = result.probabilities.narrow(0, at, ProbabilityCount(heads, span))
                                    .view({hkv, h / hkv * n, n});
@@ -206,10 +233,9 @@ AttentionResult DocumentAttention(const Heads& heads, const at::Tensor& mask,
 
 Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads,
                                 const at::Tensor& probabilities,
-                                const std::vector<DocumentSpan>& documents) {
+                                const std::vector<DocumentSpan>& documents, const ScoreRule& rule) {
   const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3),
                 hkv = heads.k.size(1);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(d));
   Heads d_heads{at::zeros_like(heads.q), at::zeros_like(heads.k), at::zeros_like(heads.v)};
   int64_t at = 0;
   for (const DocumentSpan& span : documents) {
@@ -223,8 +249,8 @@ Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads,
                                .transpose(0, 1)
                                .reshape({hkv, h / hkv * n, d});
     const at::Tensor d_p = at::bmm(d_o, own.v.transpose(1, 2));  // [Hkv, G·n, n]
-    const at::Tensor d_scores =
-        at::_softmax_backward_data(d_p, p, 2, d_p.scalar_type()).mul_(scale);
+    const at::Tensor d_scores = at::_softmax_backward_data(d_p, p, 2, d_p.scalar_type());
+    ScoresBackward(d_scores, own.q, own.k, rule);
     const auto put = [&](const at::Tensor& all, const at::Tensor& part) {
       all.select(0, span.row).narrow(1, span.begin, n).copy_(part);
     };
@@ -236,15 +262,16 @@ Heads DocumentAttentionBackward(const at::Tensor& d_out, const Heads& heads,
   return d_heads;
 }
 
-AttentionKind ChooseAttention(bool gpu, bool kernels, at::ScalarType dtype, int64_t head_dim) {
-  const bool flash =
-      gpu && kernels && dtype == at::kBFloat16 && head_dim <= 256 && head_dim % 8 == 0;
+AttentionKind ChooseAttention(bool gpu, bool kernels, at::ScalarType dtype,
+                              const ModelConfig& config) {
+  const bool flash = gpu && kernels && dtype == at::kBFloat16 && config.head_dim <= 256 &&
+                     config.head_dim % 8 == 0 && config.attention_softcap == 0;
   return flash ? AttentionKind::kFlash : AttentionKind::kPlain;
 }
 
-AttentionKind ChooseAttention(const at::TensorOptions& options, int64_t head_dim) {
+AttentionKind ChooseAttention(const at::TensorOptions& options, const ModelConfig& config) {
   return ChooseAttention(options.device().is_cuda(), fused::Allowed(),
-                         options.dtype().toScalarType(), head_dim);
+                         options.dtype().toScalarType(), config);
 }
 
 std::vector<int32_t> SequenceBounds(const std::vector<DocumentSpan>& documents, int64_t batch,
@@ -275,7 +302,8 @@ std::optional<int64_t> After(int64_t window) {
 
 }  // namespace
 
-FlashResult FlashAttention(const Heads& heads, const FlashSequences& sequences, int64_t window) {
+FlashResult FlashAttention(const Heads& heads, const FlashSequences& sequences, int64_t window,
+                           const ScoreRule& rule) {
   const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3);
   const bool packed = sequences.bounds.defined();
   const std::optional<at::Tensor> bounds =
@@ -284,13 +312,14 @@ FlashResult FlashAttention(const Heads& heads, const FlashSequences& sequences, 
   auto [out, log_sum, random_state, unused, debug] = at::_flash_attention_forward(
       ForFlash(heads.q, packed), ForFlash(heads.k, packed), ForFlash(heads.v, packed), bounds,
       bounds, longest, longest, /*dropout_p=*/0.0,
-      /*is_causal=*/true, /*return_debug_mask=*/false, 1.0 / std::sqrt(static_cast<double>(d)),
-      Before(window), After(window));
+      /*is_causal=*/true, /*return_debug_mask=*/false, rule.ScaleOf(d), Before(window),
+      After(window));
   return {out.reshape({b * s, h * d}), log_sum, random_state};
 }
 
 Heads FlashAttentionBackward(const at::Tensor& d_out, const Heads& heads, const FlashResult& result,
-                             const FlashSequences& sequences, int64_t window) {
+                             const FlashSequences& sequences, int64_t window,
+                             const ScoreRule& rule) {
   const int64_t b = heads.q.size(0), h = heads.q.size(1), s = heads.q.size(2), d = heads.q.size(3);
   const bool packed = sequences.bounds.defined();
   const std::vector<int64_t> shape =
@@ -301,8 +330,7 @@ Heads FlashAttentionBackward(const at::Tensor& d_out, const Heads& heads, const 
       d_out.view(shape), ForFlash(heads.q, packed), ForFlash(heads.k, packed),
       ForFlash(heads.v, packed), result.out.view(shape), result.log_sum, sequences.bounds,
       sequences.bounds, longest, longest, /*dropout_p=*/0.0, /*is_causal=*/true,
-      result.random_state, unused, 1.0 / std::sqrt(static_cast<double>(d)), Before(window),
-      After(window));
+      result.random_state, unused, rule.ScaleOf(d), Before(window), After(window));
   const auto back = [&](const at::Tensor& x) {
     return x.reshape({b, s, -1, d}).transpose(1, 2).contiguous();
   };

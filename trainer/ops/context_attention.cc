@@ -1,6 +1,5 @@
 #include "trainer/ops/context_attention.h"
 
-#include <cmath>
 #include <optional>
 
 namespace muster::trainer::ops {
@@ -51,13 +50,13 @@ int64_t ForEachSequence(const ContextCall& call, int64_t heads, int64_t probabil
 
 // The plain way, into `out` [Q, H, D] and `probabilities`, from `at` on.
 int64_t PlainForward(const Gathered& all, const ContextCall& call, const at::Tensor& mask,
-                     const at::Tensor& out, const at::Tensor& probabilities, int64_t at) {
+                     const at::Tensor& out, const at::Tensor& probabilities, int64_t at,
+                     const ScoreRule& rule) {
   const int64_t h = all.q.size(1), hkv = all.k.size(1), d = all.q.size(2);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(d));
   return ForEachSequence(call, h, at, [&](const auto& one, int64_t query, int64_t key, int64_t p) {
     const int64_t n = one.queries, m = one.keys;
     const OneSequence own = Cut(all, one, query, key);
-    at::Tensor scores = at::bmm(own.q, own.k.transpose(1, 2)).mul_(scale);  // [Hkv, G·n, m]
+    at::Tensor scores = Scores(own.q, own.k, rule);  // [Hkv, G·n, m]
     // The last query is the last key.
     scores.view({h, n, m}).add_(mask.narrow(0, m - n, n).narrow(1, 0, m));
     at::Tensor found = probabilities.narrow(0, p, h * n * m).view({hkv, h / hkv * n, m});
@@ -69,17 +68,16 @@ int64_t PlainForward(const Gathered& all, const ContextCall& call, const at::Ten
 // Into d_q [Q, H, D] and d_keys_values [K, 2·Hkv, D].
 int64_t PlainBackward(const at::Tensor& d_out, const Gathered& all, const ContextCall& call,
                       const at::Tensor& probabilities, int64_t at, const at::Tensor& d_q,
-                      const at::Tensor& d_keys_values) {
+                      const at::Tensor& d_keys_values, const ScoreRule& rule) {
   const int64_t h = all.q.size(1), hkv = all.k.size(1), d = all.q.size(2);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(d));
   return ForEachSequence(call, h, at, [&](const auto& one, int64_t query, int64_t key, int64_t p) {
     const int64_t n = one.queries, m = one.keys;
     const OneSequence own = Cut(all, one, query, key);
     const at::Tensor found = probabilities.narrow(0, p, h * n * m).view({hkv, h / hkv * n, m});
     const at::Tensor d_o = d_out.narrow(0, query, n).transpose(0, 1).reshape({hkv, h / hkv * n, d});
     const at::Tensor d_p = at::bmm(d_o, own.v.transpose(1, 2));  // [Hkv, G·n, m]
-    const at::Tensor d_scores =
-        at::_softmax_backward_data(d_p, found, 2, d_p.scalar_type()).mul_(scale);
+    const at::Tensor d_scores = at::_softmax_backward_data(d_p, found, 2, d_p.scalar_type());
+    ScoresBackward(d_scores, own.q, own.k, rule);
     const auto put = [&](int64_t head, const at::Tensor& part) {
       d_keys_values.narrow(0, key, m).narrow(1, head, hkv).copy_(part.transpose(0, 1));
     };
@@ -97,25 +95,25 @@ std::optional<int64_t> After(int64_t window) {
 }
 
 // FlashAttention aligns a causal mask at the end by itself.
-FlashResult FlashForward(const Gathered& all, const ContextCall& call, int64_t window) {
+FlashResult FlashForward(const Gathered& all, const ContextCall& call, int64_t window,
+                         double scale) {
   auto [out, log_sum, random_state, unused, debug] = at::_flash_attention_forward(
       all.q, all.k, all.v, call.query_bounds, call.key_bounds, call.longest_queries,
-      call.longest_keys, /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false,
-      1.0 / std::sqrt(static_cast<double>(all.q.size(2))), Before(window), After(window));
+      call.longest_keys, /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, scale,
+      Before(window), After(window));
   return {out, log_sum, random_state};
 }
 
 // As PlainBackward.
 void FlashBackward(const at::Tensor& d_out, const Gathered& all, const ContextCall& call,
-                   const FlashResult& result, int64_t window, const at::Tensor& d_q,
+                   const FlashResult& result, int64_t window, double scale, const at::Tensor& d_q,
                    const at::Tensor& d_keys_values) {
   const int64_t hkv = all.k.size(1);
   const at::Tensor unused = at::empty({0}, all.q.options().dtype(at::kLong));
   auto [of_q, of_k, of_v] = at::_flash_attention_backward(
       d_out, all.q, all.k, all.v, result.out, result.log_sum, call.query_bounds, call.key_bounds,
       call.longest_queries, call.longest_keys, /*dropout_p=*/0.0, /*is_causal=*/true,
-      result.random_state, unused, 1.0 / std::sqrt(static_cast<double>(all.q.size(2))),
-      Before(window), After(window));
+      result.random_state, unused, scale, Before(window), After(window));
   d_q.copy_(of_q);
   d_keys_values.narrow(1, 0, hkv).copy_(of_k);
   d_keys_values.narrow(1, hkv, hkv).copy_(of_v);
@@ -137,7 +135,7 @@ at::Tensor KeysAndValues(const Heads& heads) {
 
 FlashResult ContextAttention(const at::Tensor& q, const at::Tensor& keys_values,
                              const std::vector<ContextCall>& calls, AttentionKind kind,
-                             const at::Tensor& mask, int64_t window) {
+                             const at::Tensor& mask, int64_t window, const ScoreRule& rule) {
   const at::Tensor rows = AsRows(q);
   FlashResult result{at::zeros(rows.sizes(), rows.options()), {}, {}};
   std::vector<at::Tensor> log_sums;  // [H, Q] of each call
@@ -147,13 +145,13 @@ FlashResult ContextAttention(const at::Tensor& q, const at::Tensor& keys_values,
   for (const ContextCall& call : calls) {
     const Gathered all = GatherFor(call, rows, keys_values);
     if (flash) {
-      FlashResult one = FlashForward(all, call, window);
+      FlashResult one = FlashForward(all, call, window, rule.ScaleOf(q.size(3)));
       result.out.index_copy_(0, call.queries, one.out);
       log_sums.push_back(one.log_sum);
       result.random_state = one.random_state;  // of no dropout: any will do
     } else {
       const at::Tensor out = at::empty_like(all.q);
-      at = PlainForward(all, call, mask, out, result.log_sum, at);
+      at = PlainForward(all, call, mask, out, result.log_sum, at, rule);
       result.out.index_copy_(0, call.queries, out);
     }
   }
@@ -165,7 +163,7 @@ FlashResult ContextAttention(const at::Tensor& q, const at::Tensor& keys_values,
 ContextGradients ContextAttentionBackward(const at::Tensor& d_out, const at::Tensor& q,
                                           const at::Tensor& keys_values, const FlashResult& result,
                                           const std::vector<ContextCall>& calls, AttentionKind kind,
-                                          int64_t window) {
+                                          int64_t window, const ScoreRule& rule) {
   const at::Tensor rows = AsRows(q), d_rows = at::zeros(rows.sizes(), rows.options());
   ContextGradients found{{},
                          at::zeros(keys_values.sizes(), keys_values.options().dtype(at::kFloat))};
@@ -182,10 +180,11 @@ ContextGradients ContextAttentionBackward(const at::Tensor& d_out, const at::Ten
       const int64_t count = call.queries.size(0);
       const FlashResult one{pick(result.out, call),
                             result.log_sum.narrow(1, at, count).contiguous(), result.random_state};
-      FlashBackward(pick(d_out, call), all, call, one, window, d_q, d_both);
+      FlashBackward(pick(d_out, call), all, call, one, window, rule.ScaleOf(q.size(3)), d_q,
+                    d_both);
       at += count;
     } else {
-      at = PlainBackward(pick(d_out, call), all, call, result.log_sum, at, d_q, d_both);
+      at = PlainBackward(pick(d_out, call), all, call, result.log_sum, at, d_q, d_both, rule);
     }
     d_rows.index_copy_(0, call.queries, d_q);
     // No key twice: there is nothing whose order could differ.

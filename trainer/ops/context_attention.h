@@ -33,7 +33,7 @@ at::Tensor KeysAndValues(const Heads& heads);
 // sequences than any.
 FlashResult ContextAttention(const at::Tensor& q, const at::Tensor& keys_values,
                              const std::vector<ContextCall>& calls, AttentionKind kind,
-                             const at::Tensor& mask, int64_t window);
+                             const at::Tensor& mask, int64_t window, const ScoreRule& rule = {});
 
 // → d_q [B, H, S, D] and the gradients of all gathered keys and values, [R, 2·Hkv, D] fp32, added
 // up call by call.
@@ -43,6 +43,6 @@ struct ContextGradients {
 ContextGradients ContextAttentionBackward(const at::Tensor& d_out, const at::Tensor& q,
                                           const at::Tensor& keys_values, const FlashResult& result,
                                           const std::vector<ContextCall>& calls, AttentionKind kind,
-                                          int64_t window);
+                                          int64_t window, const ScoreRule& rule = {});
 
 }  // namespace muster::trainer::ops

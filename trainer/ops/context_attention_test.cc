@@ -56,15 +56,21 @@ struct Found {
   at::Tensor out, q, k, v;  // [B·S, heads, D]: attention's result and gradients
 };
 
+// With a window a scale and a cap, too.
+ops::ScoreRule RuleFor(int64_t window) {
+  return window > 0 ? ops::ScoreRule{0.5, 1.5} : ops::ScoreRule{};
+}
+
 Found ByOne(const ops::Heads& heads, const at::Tensor& d_out, const BatchMeta& whole,
             int64_t window) {
   const at::Tensor mask = ops::MakeCausalMask(Model(), whole.length, d_out.options(), window);
   std::vector<ops::DocumentSpan> documents = whole.documents;
   for (int64_t row = 0; documents.size() < kBatch && !whole.positions.defined(); ++row)
     documents.push_back({row, 0, whole.length});
-  const ops::AttentionResult result = ops::DocumentAttention(heads, mask, documents);
-  const ops::Heads d = ops::DocumentAttentionBackward(d_out.view({-1, kHeads * kDim}), heads,
-                                                      result.probabilities, documents);
+  const ops::AttentionResult result =
+      ops::DocumentAttention(heads, mask, documents, RuleFor(window));
+  const ops::Heads d = ops::DocumentAttentionBackward(
+      d_out.view({-1, kHeads * kDim}), heads, result.probabilities, documents, RuleFor(window));
   return {result.out.view({-1, kHeads, kDim}), AsRows(d.q), AsRows(d.k), AsRows(d.v)};
 }
 
@@ -85,12 +91,13 @@ Found ByRanks(const ops::Heads& heads, const at::Tensor& d_out, const BatchMeta&
   at::Tensor d_gathered = at::zeros(keys_values.sizes(), at::kFloat);
   for (const BatchMeta& part : parts) {
     const at::Tensor q = AsHeads(Pick(AsRows(heads.q), part), part.length);
-    const ops::FlashResult result = ops::ContextAttention(q, keys_values, part.context->calls,
-                                                          ops::AttentionKind::kPlain, mask, window);
+    const ops::FlashResult result =
+        ops::ContextAttention(q, keys_values, part.context->calls, ops::AttentionKind::kPlain, mask,
+                              window, RuleFor(window));
     PutBack(found.out, result.out.view({-1, kHeads, kDim}), part);
     const ops::ContextGradients d = ops::ContextAttentionBackward(
         Pick(d_out, part).view({-1, kHeads * kDim}), q, keys_values, result, part.context->calls,
-        ops::AttentionKind::kPlain, window);
+        ops::AttentionKind::kPlain, window, RuleFor(window));
     PutBack(found.q, AsRows(d.q), part);
     EXPECT_EQ(d.keys_values.scalar_type(), at::kFloat);
     d_gathered.add_(d.keys_values);

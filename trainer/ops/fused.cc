@@ -63,7 +63,7 @@ void CheckLaunch(const at::Tensor& x) {
 }
 
 std::optional<ResidualNormResult> ResidualRmsNorm(const at::Tensor& x, const at::Tensor& residual,
-                                                  const at::Tensor& w, double eps) {
+                                                  const at::Tensor& w, double eps, bool from_one) {
   const kernels::Kernels* table = KernelsFor(x);
   const int64_t width = x.size(-1);
   if (table == nullptr || !Suits(x, width) || !Like(x, w) ||
@@ -72,7 +72,7 @@ std::optional<ResidualNormResult> ResidualRmsNorm(const at::Tensor& x, const at:
   ResidualNormResult result{residual.defined() ? at::empty_like(x) : x, at::empty_like(x),
                             Fp32(x, {x.size(0), 1})};
   kernels::RmsNormArguments a;
-  a.bf16 = IsBf16(x), a.rows = x.size(0), a.width = width;
+  a.bf16 = IsBf16(x), a.from_one = from_one, a.rows = x.size(0), a.width = width;
   a.x = x.data_ptr(), a.weight = w.data_ptr();
   if (residual.defined()) a.residual = residual.data_ptr(), a.sum = result.sum.data_ptr();
   a.y = result.y.data_ptr(), a.rstd = result.rstd.data_ptr<float>(),
@@ -84,7 +84,8 @@ std::optional<ResidualNormResult> ResidualRmsNorm(const at::Tensor& x, const at:
 
 std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
                                           const at::Tensor& w, const at::Tensor& rstd,
-                                          const at::Tensor& d_w, const at::Tensor& residual) {
+                                          const at::Tensor& d_w, const at::Tensor& residual,
+                                          bool from_one) {
   const kernels::Kernels* table = KernelsFor(x);
   const int64_t width = x.size(-1);
   if (table == nullptr || width > kernels::kMostNormWidth || !Suits(x, width) || !Like(x, dy) ||
@@ -92,7 +93,7 @@ std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor
     return std::nullopt;
   at::Tensor dx = at::empty_like(x), partial;
   kernels::RmsNormBackwardArguments a;
-  a.bf16 = IsBf16(x), a.rows = x.size(0), a.width = width;
+  a.bf16 = IsBf16(x), a.from_one = from_one, a.rows = x.size(0), a.width = width;
   a.dy = dy.data_ptr(), a.x = x.data_ptr(), a.weight = w.data_ptr(),
   a.rstd = rstd.data_ptr<float>(), a.dx = dx.data_ptr();
   if (residual.defined()) a.residual = residual.data_ptr();
@@ -125,7 +126,8 @@ kernels::RopeArguments RopeOf(const Heads& heads, const at::Tensor& qkv, const R
 std::optional<Heads> SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config,
                                     const RopeTables& rope, const at::Tensor& positions) {
   const kernels::Kernels* table = KernelsFor(qkv);
-  if (table == nullptr || !Suits(qkv, config.head_dim / 2)) return std::nullopt;
+  if (table == nullptr || !Suits(qkv, config.head_dim / 2) || config.partial_rotary_factor != 1)
+    return std::nullopt;
   const int64_t length = qkv.size(0) / batch, d = config.head_dim;
   Heads heads{at::empty({batch, config.num_heads, length, d}, qkv.options()),
               at::empty({batch, config.num_kv_heads, length, d}, qkv.options()),
@@ -140,7 +142,7 @@ std::optional<at::Tensor> SplitAndRotateBackward(const Heads& d_heads, const Mod
                                                  const at::Tensor& positions) {
   const kernels::Kernels* table = KernelsFor(d_heads.q);
   if (table == nullptr || !Suits(d_heads.q, config.head_dim / 2) || !Like(d_heads.q, d_heads.k) ||
-      !Like(d_heads.q, d_heads.v))
+      !Like(d_heads.q, d_heads.v) || config.partial_rotary_factor != 1)
     return std::nullopt;
   const int64_t tokens = d_heads.q.size(0) * d_heads.q.size(2);
   at::Tensor d_qkv =
@@ -192,13 +194,14 @@ bool SuitsHeads(const at::Tensor& all, int64_t begin, const at::Tensor& w) {
 }  // namespace
 
 std::optional<HeadNormResult> NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads,
-                                        const at::Tensor& w, double eps) {
+                                        const at::Tensor& w, double eps, bool from_one) {
   const kernels::Kernels* table = KernelsFor(qkv);
   if (table == nullptr || !SuitsHeads(qkv, begin, w)) return std::nullopt;
   const int64_t rows = qkv.size(0) * heads, d = w.size(0);
   HeadNormResult before{at::empty({rows, d}, qkv.options()), Fp32(qkv, {rows, 1})};
   kernels::RmsNormArguments a;
-  a.bf16 = IsBf16(qkv), a.rows = rows, a.width = d, a.heads = heads, a.stride = qkv.size(1);
+  a.bf16 = IsBf16(qkv), a.from_one = from_one, a.rows = rows, a.width = d, a.heads = heads;
+  a.stride = qkv.size(1);
   a.y = static_cast<char*>(qkv.data_ptr()) + begin * qkv.element_size(), a.x = a.y;
   a.sum = before.x.data_ptr(), a.weight = w.data_ptr(), a.rstd = before.rstd.data_ptr<float>();
   a.epsilon = static_cast<float>(eps);
@@ -208,7 +211,7 @@ std::optional<HeadNormResult> NormHeads(const at::Tensor& qkv, int64_t begin, in
 }
 
 bool NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
-                       const at::Tensor& w, const at::Tensor& d_w) {
+                       const at::Tensor& w, const at::Tensor& d_w, bool from_one) {
   const kernels::Kernels* table = KernelsFor(d_qkv);
   const int64_t d = w.size(0);
   if (table == nullptr || !SuitsHeads(d_qkv, begin, w) || !Like(d_qkv, before.x) ||
@@ -216,7 +219,7 @@ bool NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormRes
     return false;
   at::Tensor partial;
   kernels::RmsNormBackwardArguments a;
-  a.bf16 = IsBf16(d_qkv), a.rows = before.x.size(0), a.width = d;
+  a.bf16 = IsBf16(d_qkv), a.from_one = from_one, a.rows = before.x.size(0), a.width = d;
   a.heads = a.rows / d_qkv.size(0), a.stride = d_qkv.size(1);
   a.dx = static_cast<char*>(d_qkv.data_ptr()) + begin * d_qkv.element_size(), a.dy = a.dx;
   a.x = before.x.data_ptr(), a.weight = w.data_ptr(), a.rstd = before.rstd.data_ptr<float>();

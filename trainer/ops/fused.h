@@ -29,10 +29,12 @@ void CheckLaunch(const at::Tensor& x);
 
 // Each returns nothing, or false, where it can't.
 std::optional<ResidualNormResult> ResidualRmsNorm(const at::Tensor& x, const at::Tensor& residual,
-                                                  const at::Tensor& w, double eps);
+                                                  const at::Tensor& w, double eps,
+                                                  bool from_one = false);
 std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor& x,
                                           const at::Tensor& w, const at::Tensor& rstd,
-                                          const at::Tensor& d_w, const at::Tensor& residual);
+                                          const at::Tensor& d_w, const at::Tensor& residual,
+                                          bool from_one = false);
 std::optional<Heads> SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config,
                                     const RopeTables& rope, const at::Tensor& positions);
 std::optional<at::Tensor> SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config,
@@ -42,9 +44,9 @@ std::optional<at::Tensor> SwiGlu(const at::Tensor& gate_up);
 std::optional<at::Tensor> SwiGluBackward(const at::Tensor& d_y, const at::Tensor& gate_up);
 // In place; what stood there. Nothing where the columns don't begin at multiples of 16 bytes.
 std::optional<HeadNormResult> NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads,
-                                        const at::Tensor& w, double eps);
+                                        const at::Tensor& w, double eps, bool from_one = false);
 bool NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
-                       const at::Tensor& w, const at::Tensor& d_w);
+                       const at::Tensor& w, const at::Tensor& d_w, bool from_one = false);
 bool EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w);
 // Adds the squares of all of `values` to *total, which lies beside them.
 bool AddSquares(const at::Tensor& values, kernels::ExactSum* total);

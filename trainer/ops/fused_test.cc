@@ -108,19 +108,20 @@ TEST_P(Fused, ResidualRmsNormAndItsBackward) {
          {std::pair<int64_t, int64_t>{5, 64}, {3, 512}, {7, 520}, {1, 8192}, {530, 8}}) {
       const at::Tensor x = Random({rows, width}, type), residual = Random({rows, width}, type),
                        w = Random({width}, type), dy = Random({rows, width}, type);
-      for (const bool with : {true, false}) {
-        const auto [fused, plain] = Both([&] {
-          if (with) return ops::ResidualRmsNorm(x.clone(), residual, w, 1e-5);
-          const ops::RmsNormResult norm = ops::RmsNorm(x, w, 1e-5);
+      for (const auto& [with, from_one] :
+           {std::pair(true, false), {false, false}, {true, true}, {false, true}}) {
+        const auto [fused, plain] = Both([&, with = with, from_one = from_one] {
+          if (with) return ops::ResidualRmsNorm(x.clone(), residual, w, 1e-5, from_one);
+          const ops::RmsNormResult norm = ops::RmsNorm(x, w, 1e-5, from_one);
           return ops::ResidualNormResult{x, norm.y, norm.rstd};
         });
         EXPECT_TRUE(at::equal(fused.sum, plain.sum));
         ExpectSame(fused.y, plain.y, "y");
         ExpectSame(fused.rstd, plain.rstd, "rstd");
-        const auto [d_fused, d_plain] = Both([&, &plain = plain] {
+        const auto [d_fused, d_plain] = Both([&, &plain = plain, with = with, from_one = from_one] {
           const at::Tensor d_w = at::ones({width}, x.options().dtype(at::kFloat));
           const at::Tensor dx = ops::RmsNormBackward(dy, plain.sum, w, plain.rstd, d_w,
-                                                     with ? residual : at::Tensor());
+                                                     with ? residual : at::Tensor(), from_one);
           return std::pair{dx, d_w};
         });
         ExpectSame(d_fused.first, d_plain.first, "dx");
@@ -159,9 +160,9 @@ TEST_P(Fused, RopeAndItsBackward) {
 TEST_P(Fused, SwiGluAndItsBackward) {
   for (const at::ScalarType type : kTypes) {
     const at::Tensor gate_up = Random({67, 48}, type).mul_(3), dy = Random({67, 24}, type);
-    const auto [fused, plain] = Both([&] { return ops::SwiGlu(gate_up); });
+    const auto [fused, plain] = Both([&] { return ops::GatedUnit(gate_up); });
     ExpectSame(fused, plain, "y");
-    const auto [d_fused, d_plain] = Both([&] { return ops::SwiGluBackward(dy, gate_up); });
+    const auto [d_fused, d_plain] = Both([&] { return ops::GatedUnitBackward(dy, gate_up); });
     ExpectSame(d_fused, d_plain, "d gate_up", 4);
   }
 }
@@ -200,16 +201,17 @@ TEST_P(Fused, NormOfHeadsInPlaceAndItsBackward) {
          {std::tuple<int64_t, int64_t, int64_t>{0, 3, 16}, {48, 2, 8}, {64, 1, 32}}) {
       const at::Tensor qkv = Random({5, 96}, type), d_qkv = Random({5, 96}, type),
                        w = Random({d}, type);
+      const bool from_one = heads == 2;
       const auto [fused, plain] = Both([&, begin = begin, heads = heads] {
         const at::Tensor all = qkv.clone();
-        return std::pair{ops::NormHeads(all, begin, heads, w, 1e-5), all};
+        return std::pair{ops::NormHeads(all, begin, heads, w, 1e-5, from_one), all};
       });
       EXPECT_TRUE(at::equal(fused.first.x, plain.first.x)) << "what stood there";
       ExpectSame(fused.first.rstd, plain.first.rstd, "rstd");
       ExpectSame(fused.second, plain.second, "normed");
       const auto [d_fused, d_plain] = Both([&, begin = begin, d = d, &plain = plain] {
         const at::Tensor all = d_qkv.clone(), d_w = at::ones({d}, w.options().dtype(at::kFloat));
-        ops::NormHeadsBackward(all, begin, plain.first, w, d_w);
+        ops::NormHeadsBackward(all, begin, plain.first, w, d_w, from_one);
         return std::pair{all, d_w};
       });
       ExpectSame(d_fused.first, d_plain.first, "d qkv");

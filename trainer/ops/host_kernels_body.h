@@ -148,6 +148,12 @@ void RmsNormOf(const RmsNormArguments& a) {
         1.0f / __builtin_sqrtf(Sum(squares) / static_cast<float>(a.width) + a.epsilon);
     a.rstd[row] = rstd;
     T* y = static_cast<T*>(a.y) + PlaceOf(row, a);
+    if (a.from_one) {
+      ForRow(a.width, [&](int64_t i, int64_t n) {
+        Store(y + i, Load(x + i, n) * rstd * (1.0f + Load(w + i, n)), n);
+      });
+      continue;
+    }
     ForRow(a.width, [&](int64_t i, int64_t n) {
       Store(y + i, Round<T>(Load(x + i, n) * rstd) * Load(w + i, n), n);
     });
@@ -162,6 +168,7 @@ void RmsNormBackwardOf(const RmsNormBackwardArguments& a) {
   const T *all_dy = static_cast<const T*>(a.dy), *all_x = static_cast<const T*>(a.x),
           *w = static_cast<const T*>(a.weight);
   const T* all_residual = static_cast<const T*>(a.residual);
+  const float base = a.from_one ? 1.0f : 0.0f;
   const int64_t blocks = a.rows < kNormBlocks ? a.rows : kNormBlocks;
 #pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < blocks; ++block) {
@@ -173,14 +180,14 @@ void RmsNormBackwardOf(const RmsNormBackwardArguments& a) {
       F dots = {};
       ForRow(a.width, [&](int64_t i, int64_t n) {
         const F d = Load(dy + i, n), normed = Load(x + i, n) * rstd;
-        dots += d * Load(w + i, n) * normed;
+        dots += d * (base + Load(w + i, n)) * normed;
         if (partial != nullptr) Store(partial + i, Load(partial + i, n) + d * normed, n);
       });
       const float mean = Sum(dots) / static_cast<float>(a.width);
       T* dx = static_cast<T*>(a.dx) + PlaceOf(row, a);
       const T* residual = all_residual == nullptr ? nullptr : all_residual + row * a.width;
       ForRow(a.width, [&](int64_t i, int64_t n) {
-        F d = (Load(dy + i, n) * Load(w + i, n) - Load(x + i, n) * rstd * mean) * rstd;
+        F d = (Load(dy + i, n) * (base + Load(w + i, n)) - Load(x + i, n) * rstd * mean) * rstd;
         if (residual != nullptr) d = Round<T>(d) + Load(residual + i, n);
         Store(dx + i, d, n);
       });

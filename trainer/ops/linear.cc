@@ -60,10 +60,16 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Te
                                           /*scale_grad_by_freq=*/false));
 }
 
+void CapInPlace(const at::Tensor& x, double softcap) { x.div_(softcap).tanh_().mul_(softcap); }
+
+at::Tensor CapDerivative(const at::Tensor& capped, double softcap) {
+  return (capped / softcap).square_().neg_().add_(1);
+}
+
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                               const at::Tensor& weights, const at::Tensor& d_w, bool loss_only,
                               double z_loss, const LossBranch* branch,
-                              const at::Tensor& token_losses) {
+                              const at::Tensor& token_losses, double softcap) {
   const int64_t tokens = x.size(0);
   const int64_t chunk = std::max<int64_t>(
       1, std::min(tokens, (x.is_cuda() ? kLogitsChunkOnGpu : kLogitsChunk) / w.size(0)));
@@ -79,6 +85,11 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
     const at::Tensor inner =
         branch != nullptr ? branch->inner.narrow(0, begin, length) : at::Tensor();
     if (inner.defined()) logits.addmm_(inner, branch->b.t());
+    at::Tensor slope;  // of the capped logits
+    if (softcap > 0) {
+      CapInPlace(logits, softcap);
+      if (!loss_only) slope = CapDerivative(logits, softcap);
+    }
     at::Tensor d_logits;
     const at::Tensor losses =
         token_losses.defined() ? token_losses.narrow(0, begin, length) : at::Tensor();
@@ -108,6 +119,7 @@ LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at
       }
     }
     if (loss_only) continue;
+    if (slope.defined()) d_logits.mul_(slope);
     if (d_w.defined()) AddOuter(d_w, d_logits, x_part);
     at::Tensor dx = result.dx.narrow(0, begin, length);
     at::mm_out(dx, d_logits, w);

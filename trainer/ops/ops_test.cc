@@ -87,30 +87,59 @@ TEST_F(Ops, RmsNorm) {
   ExpectClose(d_w, wanted[1], "dw");
 }
 
-TEST_F(Ops, SwiGlu) {
-  const at::Tensor x = Random({6, 10}), dy = Random({6, 5});
+TEST_F(Ops, RmsNormWhoseWeightCountsFromOneIsRoundedOnce) {
+  const at::Tensor x = Random({6, 8}), w = Random({8}), dy = Random({6, 8}),
+                   residual = Random({6, 8});
   const auto f = [](const auto& l) {
-    return at::silu(l[0].narrow(1, 0, 5)) * l[0].narrow(1, 5, 5);
+    return l[0] * at::rsqrt(l[0].square().mean({-1}, true) + 1e-5) * (1 + l[1]);
   };
-  ExpectClose(ops::SwiGlu(x), f(std::vector<at::Tensor>{x}), "y");
-  ExpectClose(ops::SwiGluBackward(dy, x), Autograd({x}, f, dy)[0], "dx");
+  const auto wanted = Autograd({x, w}, f, dy);
+  const ops::RmsNormResult result = ops::RmsNorm(x, w, 1e-5, /*from_one=*/true);
+  at::Tensor d_w = at::zeros({8});
+  ExpectClose(result.y, f(std::vector<at::Tensor>{x, w}), "y");
+  ExpectClose(ops::RmsNormBackward(dy, x, w, result.rstd, d_w, residual, true),
+              wanted[0] + residual, "dx");
+  ExpectClose(d_w, wanted[1], "dw");
+  // 1 + w is no number of bf16.
+  const at::Tensor x16 = x.to(at::kBFloat16), w16 = at::full({8}, 1.0 / 512, x16.options());
+  EXPECT_TRUE(ops::RmsNorm(x16, w16, 1e-5, true)
+                  .y.equal(f(std::vector<at::Tensor>{x16.to(at::kFloat), w16.to(at::kFloat)})
+                               .to(at::kBFloat16)));
 }
 
-// transformers' attention: rotate_half, repeat_kv, softmax over a causal mask.
+TEST_F(Ops, GatedUnits) {
+  const at::Tensor x = Random({6, 10}), dy = Random({6, 5});
+  for (const Activation kind : {Activation::kSilu, Activation::kGeluTanh}) {
+    const auto f = [&](const auto& l) {
+      const at::Tensor gate = l[0].narrow(1, 0, 5);
+      return (kind == Activation::kSilu ? at::silu(gate) : at::gelu(gate, "tanh")) *
+             l[0].narrow(1, 5, 5);
+    };
+    ExpectClose(ops::GatedUnit(x, kind), f(std::vector<at::Tensor>{x}), "y");
+    ExpectClose(ops::GatedUnitBackward(dy, x, kind), Autograd({x}, f, dy)[0], "dx");
+  }
+}
+
+// transformers' attention: rotate_half of a head's first elements, repeat_kv, softmax over a causal
+// mask.
 at::Tensor PlainAttention(const at::Tensor& qkv, const ModelConfig& c, const ops::RopeTables& rope,
-                          int64_t batch, int64_t window = 0) {
+                          int64_t batch, int64_t window = 0, const ops::ScoreRule& rule = {}) {
   const int64_t s = qkv.size(0) / batch, d = c.head_dim, g = c.num_heads / c.num_kv_heads;
   const at::Tensor cos = at::cat({rope.cos, rope.cos}, -1), sin = at::cat({rope.sin, rope.sin}, -1);
-  const auto rotate = [&](const at::Tensor& x) {
-    const at::Tensor half = at::cat({-x.narrow(-1, d / 2, d / 2), x.narrow(-1, 0, d / 2)}, -1);
-    return x * cos + half * sin;
+  const auto rotate = [&](const at::Tensor& all) {
+    const int64_t r = cos.size(-1);
+    const at::Tensor x = all.narrow(-1, 0, r);
+    const at::Tensor half = at::cat({-x.narrow(-1, r / 2, r / 2), x.narrow(-1, 0, r / 2)}, -1);
+    return at::cat({x * cos + half * sin, all.narrow(-1, r, d - r)}, -1);
   };
   const at::Tensor all = qkv.view({batch, s, -1, d}).transpose(1, 2);
   const at::Tensor q = rotate(all.narrow(1, 0, c.num_heads)),
                    k = rotate(all.narrow(1, c.num_heads, c.num_kv_heads)).repeat_interleave(g, 1);
   const at::Tensor v =
       all.narrow(1, c.num_heads + c.num_kv_heads, c.num_kv_heads).repeat_interleave(g, 1);
-  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(d));
+  at::Tensor scores = at::matmul(q, k.transpose(2, 3)) *
+                      (rule.scale > 0 ? rule.scale : 1 / std::sqrt(static_cast<double>(d)));
+  if (rule.softcap > 0) scores = at::tanh(scores / rule.softcap) * rule.softcap;
   at::Tensor blocked = at::ones({s, s}, at::kBool).triu(1);
   if (window > 0) blocked = blocked.logical_or(at::ones({s, s}, at::kBool).tril(-window));
   const at::Tensor p =
@@ -134,6 +163,37 @@ TEST_F(Ops, RotaryGroupedCausalAttention) {
       Autograd(
           {qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, batch); }, dy)[0],
       "d qkv");
+}
+
+TEST_F(Ops, ScoresAreScaledAndCappedAndHeadsRotatedInPart) {
+  ModelConfig c = Tiny();
+  c.partial_rotary_factor = 0.75;
+  const int64_t batch = 2, s = 7;
+  const at::Tensor qkv = Random({batch * s, 8 * 8}), dy = Random({batch * s, 32});
+  const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
+  EXPECT_EQ(rope.cos.size(1), 3);
+  const ops::Heads heads = ops::SplitAndRotate(qkv, batch, c, rope);
+  const at::Tensor mask = ops::MakeCausalMask(c, s, qkv.options(), 4);
+  const std::vector<ops::DocumentSpan> documents = {{0, 0, s}, {1, 0, s}};
+  for (const ops::ScoreRule& rule : {ops::ScoreRule{0.7, 0}, {0, 1.2}, {0.7, 1.2}}) {
+    const at::Tensor wanted = PlainAttention(qkv, c, rope, batch, 4, rule);
+    const at::Tensor d_wanted = Autograd(
+        {qkv}, [&](const auto& l) { return PlainAttention(l[0], c, rope, batch, 4, rule); }, dy)[0];
+    const ops::AttentionResult whole = ops::Attention(heads, mask, rule),
+                               packed = ops::DocumentAttention(heads, mask, documents, rule);
+    ExpectClose(whole.out, wanted, "out");
+    ExpectClose(packed.out, wanted, "out of documents");
+    ExpectClose(ops::SplitAndRotateBackward(
+                    ops::AttentionBackward(dy, heads, whole.probabilities, rule), c, rope),
+                d_wanted, "d qkv");
+    ExpectClose(ops::SplitAndRotateBackward(ops::DocumentAttentionBackward(
+                                                dy, heads, packed.probabilities, documents, rule),
+                                            c, rope),
+                d_wanted, "d qkv of documents");
+  }
+  c.attention_softcap = 50;
+  EXPECT_EQ(ops::ChooseAttention(true, true, at::kBFloat16, c), ops::AttentionKind::kPlain)
+      << "FlashAttention knows no cap";
 }
 
 TEST_F(Ops, AWindowHidesWhatIsOlder) {
@@ -290,6 +350,59 @@ TEST_F(Ops, ZLossIsTheWeightedSquareOfTheLogSumExp) {
   ExpectClose(d_w, wanted[1], "dw");
 }
 
+TEST_F(Ops, ACapOfLogitsIsPartOfTheLoss) {
+  const at::Tensor x = Random({9, 4}), w = Random({11, 4}) * 3, inner = Random({9, 2}),
+                   b = Random({11, 2}), targets = at::randint(0, 11, {9}, at::kLong),
+                   weights = at::rand({9});
+  constexpr double kZ = 0.3, kCap = 2;
+  const auto f = [&](const auto& l) {
+    const at::Tensor logits =
+        at::tanh((at::mm(l[0], l[1].t()) + at::mm(l[2], l[3].t())) / kCap) * kCap;
+    return at::cross_entropy_loss(logits, targets, {}, at::Reduction::None) +
+           at::logsumexp(logits, 1).square() * kZ;
+  };
+  const auto wanted = Autograd({x, w, inner, b}, f, weights);
+  at::Tensor d_w = at::zeros_like(w);
+  const ops::LossBranch branch{inner, b, at::empty_like(inner), at::zeros_like(b)};
+  const ops::LossResult result =
+      ops::LinearCrossEntropy(x, w, targets, weights, d_w, false, kZ, &branch, {}, kCap);
+  EXPECT_NEAR(result.loss.sum().item<double>(),
+              (f(std::vector<at::Tensor>{x, w, inner, b}) * weights).sum().item<double>(), 1e-5);
+  ExpectClose(result.dx, wanted[0], "dx");
+  ExpectClose(d_w, wanted[1], "dw");
+  ExpectClose(branch.d_inner, wanted[2], "d inner");
+  ExpectClose(branch.d_b, wanted[3], "db");
+}
+
+TEST_F(Ops, LongRopeTablesFollowTransformers) {
+  ModelConfig c = Tiny();
+  c.partial_rotary_factor = 0.5;
+  c.rope.type = "longrope", c.rope.factor = 4, c.rope.original_max_position_embeddings = 16;
+  c.rope.short_factor = {1, 2}, c.rope.long_factor = {1.5, 8};
+  // modeling_rope_utils._compute_longrope_parameters by hand: sqrt(1 + ln 4 / ln 16), and for theta
+  // 10000 and 4 elements the frequencies 1 and 0.01.
+  const double attention = std::sqrt(1.5);
+  for (const int64_t length : {16, 17}) {
+    const ops::RopeTables tables = ops::MakeRopeTables(c, length, at::kCPU);
+    const std::vector<double>& factors = length > 16 ? c.rope.long_factor : c.rope.short_factor;
+    for (int i = 0; i < 2; ++i)
+      EXPECT_NEAR(tables.sin[1][i].item<double>(),
+                  attention * std::sin((i == 0 ? 1 : 0.01) / factors[i]), 1e-6)
+          << length << " " << i;
+  }
+  c.rope.attention_factor = 1.25;
+  EXPECT_NEAR(ops::MakeRopeTables(c, 1, at::kCPU).cos[0][0].item<double>(), 1.25, 1e-6);
+}
+
+TEST_F(Ops, LayersWithAWindowHaveABaseOfTheirOwnWithoutScaling) {
+  ModelConfig c = Tiny();
+  c.rope.type = "linear", c.rope.factor = 8, c.local_rope_theta = 100;
+  const ops::RopeTables all = ops::MakeRopeTables(c, 2, at::kCPU),
+                        local = ops::MakeRopeTables(c, 2, at::kCPU, /*local=*/true);
+  EXPECT_NEAR(all.sin[1][2].item<double>(), std::sin(0.01 / 8), 1e-6);
+  EXPECT_NEAR(local.sin[1][2].item<double>(), std::sin(0.1), 1e-6);
+}
+
 TEST_F(Ops, ScaledRotaryTablesFollowTransformers) {
   ModelConfig c = Tiny();
   c.rope = {"llama3", 8, 1, 4, 16};
@@ -330,19 +443,34 @@ ModelConfig WithEverything() {
   c.sliding_window = 3, c.sliding_layers = {false, true};
   return c;
 }
+// What Gemma 2 and 3 have between them.
+ModelConfig LikeGemma() {
+  ModelConfig c = Tiny(true);
+  c.head_dim = 12, c.query_pre_attn_scalar = 20;
+  c.norms_from_one = c.post_norms = c.scaled_embeddings = c.qk_norm = true;
+  c.activation = Activation::kGeluTanh;
+  c.attention_softcap = 1.5, c.final_softcap = 2, c.local_rope_theta = 100;
+  c.sliding_window = 3, c.sliding_layers = {true, false};
+  return c;
+}
+ModelConfig ModelOfKind(const std::string& kind) {
+  return kind == "everything" ? WithEverything()
+         : kind == "gemma"    ? LikeGemma()
+                              : Tiny(kind == "tied");
+}
 class Model : public ::testing::TestWithParam<std::tuple<const char*, int, RecomputeMode>> {};
 
 TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   at::NoGradGuard no_grad;
   const auto [kind, micros, recompute] = GetParam();
   const bool tied = std::string(kind) != "untied";
-  const ModelConfig c = std::string(kind) == "everything" ? WithEverything() : Tiny(tied);
+  const ModelConfig c = ModelOfKind(kind);
   const int64_t batch = 4, s = 6;
   std::unique_ptr<World> world = World::Connect({}, at::kCPU);
   Engine engine(c, world.get(),
                 {.max_length = s, .flats = {.zero_stage = 1}, .recompute = recompute});
   for (const auto& flat : engine.flats()) {
-    InitialiseMasters(*flat, 3, 0.3);
+    InitialiseMasters(*flat, 3, 0.3, c.norms_from_one);
     const at::Tensor masters = flat->Owned(FlatParam::kMaster).clone();
     for (const Segment& segment : flat->layout().segments()) {  // norms and biases that show
       if (segment.shape.size() == 1)
@@ -371,8 +499,17 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
           flat->Weight(i).detach().clone().set_requires_grad(true);
   }
   const ops::RopeTables rope = ops::MakeRopeTables(c, s, at::kCPU);
+  const ops::RopeTables local =
+      c.local_rope_theta > 0 ? ops::MakeRopeTables(c, s, at::kCPU, /*local=*/true) : rope;
+  const ops::ScoreRule rule{
+      c.query_pre_attn_scalar > 0 ? 1 / std::sqrt(static_cast<double>(c.query_pre_attn_scalar)) : 0,
+      c.attention_softcap};
   const auto norm = [&](const at::Tensor& x, const at::Tensor& scale) {
-    return x * at::rsqrt(x.square().mean({-1}, true) + c.rms_norm_eps) * scale;
+    return x * at::rsqrt(x.square().mean({-1}, true) + c.rms_norm_eps) *
+           (c.norms_from_one ? scale + 1 : scale);
+  };
+  const auto post_norm = [&](const at::Tensor& x, const std::string& name) {
+    return c.post_norms ? norm(x, w.at(name)) : x;
   };
   const auto linear = [&](const at::Tensor& x, const std::string& name) {
     const at::Tensor y = at::mm(x, w.at(name + ".weight").t());
@@ -382,6 +519,7 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
     return w.contains(name) ? norm(x.view({batch * s, -1, c.head_dim}), w.at(name)).view_as(x) : x;
   };
   at::Tensor x = w["model.embed_tokens.weight"].index_select(0, ids);
+  if (c.scaled_embeddings) x = x * std::sqrt(24.0);
   for (int i = 0; i < 2; ++i) {
     const std::string p = "model.layers." + std::to_string(i) + ".";
     const at::Tensor n1 = norm(x, w[p + "input_layernorm.weight"]);
@@ -390,14 +528,22 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
                  norm_heads(linear(n1, p + "self_attn.k_proj"), p + "self_attn.k_norm.weight"),
                  linear(n1, p + "self_attn.v_proj")},
                 1);
-    x = x + linear(PlainAttention(qkv, c, rope, batch, c.Window(i)), p + "self_attn.o_proj");
-    const at::Tensor n2 = norm(x, w[p + "post_attention_layernorm.weight"]);
-    x = x + linear(at::silu(linear(n2, p + "mlp.gate_proj")) * linear(n2, p + "mlp.up_proj"),
-                   p + "mlp.down_proj");
+    const ops::RopeTables& own = c.Window(i) > 0 ? local : rope;
+    x = x + post_norm(linear(PlainAttention(qkv, c, own, batch, c.Window(i), rule),
+                             p + "self_attn.o_proj"),
+                      p + "post_attention_layernorm.weight");
+    const at::Tensor n2 = norm(x, w[p + (c.post_norms ? "pre_feedforward_layernorm.weight"
+                                                      : "post_attention_layernorm.weight")]);
+    const at::Tensor gate = linear(n2, p + "mlp.gate_proj");
+    x = x + post_norm(linear((c.post_norms ? at::gelu(gate, "tanh") : at::silu(gate)) *
+                                 linear(n2, p + "mlp.up_proj"),
+                             p + "mlp.down_proj"),
+                      p + "post_feedforward_layernorm.weight");
   }
   const at::Tensor head = w[tied ? "model.embed_tokens.weight" : "lm_head.weight"];
-  const at::Tensor wanted =
-      at::cross_entropy_loss(at::mm(norm(x, w["model.norm.weight"]), head.t()), targets);
+  at::Tensor logits = at::mm(norm(x, w["model.norm.weight"]), head.t());
+  if (c.final_softcap > 0) logits = at::tanh(logits / c.final_softcap) * c.final_softcap;
+  const at::Tensor wanted = at::cross_entropy_loss(logits, targets);
   wanted.backward();
   EXPECT_NEAR(loss, wanted.item<double>(), 2e-6);
   EXPECT_EQ(w.contains("model.layers.1.mlp.down_proj.bias"), c.mlp_bias);
@@ -412,12 +558,12 @@ TEST_P(Model, LossAndAllGradientsEqualAutograd) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(KindsMicroBatchesAndRecompute, Model,
-                         ::testing::Combine(::testing::Values("untied", "tied", "everything"),
-                                            ::testing::Values(1, 2),
-                                            ::testing::Values(RecomputeMode::kNone,
-                                                              RecomputeMode::kKeepAttention,
-                                                              RecomputeMode::kFull)));
+INSTANTIATE_TEST_SUITE_P(
+    KindsMicroBatchesAndRecompute, Model,
+    ::testing::Combine(::testing::Values("untied", "tied", "everything", "gemma"),
+                       ::testing::Values(1, 2),
+                       ::testing::Values(RecomputeMode::kNone, RecomputeMode::kPointwise,
+                                         RecomputeMode::kKeepAttention, RecomputeMode::kFull)));
 
 }  // namespace
 }  // namespace muster::trainer

@@ -83,18 +83,18 @@ TEST(Vocab, AnEmbeddingInSlicesIsTheWholeTablesBitForBit) {
 TEST(Vocab, ALossOfSlicedLogitsIsThatOfWholeOnes) {
   const at::Tensor x = Drawn({kTokens, kWidth}, 3), w = Drawn({kVocabulary, kWidth}, 4) * 3;
   const at::Tensor weights = at::arange(kTokens).to(at::kFloat).div(100);  // one doesn't count
-  for (const double z_loss : {0.0, 1e-2}) {
+  for (const auto& [z_loss, softcap] : {std::pair(0.0, 0.0), {1e-2, 0.0}, {1e-2, 4.0}}) {
     at::Tensor wanted_d = at::zeros_like(w);
-    const ops::LossResult wanted =
-        ops::LinearCrossEntropy(x, w, Ids(), weights, wanted_d, false, z_loss);
+    const ops::LossResult wanted = ops::LinearCrossEntropy(x, w, Ids(), weights, wanted_d, false,
+                                                           z_loss, nullptr, {}, softcap);
     for (const int size : {2, 3}) {
       for (const bool loss_only : {false, true}) {
-        OnSlices(size, [&](const TensorGroup& ranks) {
+        OnSlices(size, [&, z = z_loss, cap = softcap](const TensorGroup& ranks) {
           const VocabSlice slice = SliceFor(ranks);
           const at::Tensor own = w.narrow(0, slice.begin, slice.end - slice.begin);
           const at::Tensor d_own = at::zeros_like(own);
-          const ops::LossResult found =
-              VocabCrossEntropy(x, own, Ids(), weights, d_own, slice, ranks, loss_only, z_loss);
+          const ops::LossResult found = VocabCrossEntropy(x, own, Ids(), weights, d_own, slice,
+                                                          ranks, loss_only, z, nullptr, {}, cap);
           // Counted on one rank, not on each.
           EXPECT_TRUE(at::allclose(ranks.Stack(found.loss).sum(0), wanted.loss, 1e-6));
           if (loss_only) {

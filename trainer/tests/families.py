@@ -81,6 +81,56 @@ FAMILIES = {
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
     },
 }
+FAMILIES |= {
+    "phi3": {
+        "model_type": "phi3",
+        "pad_token_id": 258,
+        "sliding_window": 24,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "phi4-mini": {
+        "model_type": "phi3",
+        "pad_token_id": 258,
+        "tie_word_embeddings": True,
+        "original_max_position_embeddings": 32,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
+        },
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+        "final_logit_softcapping": 2.0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 2.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "gemma2": {
+        "model_type": "gemma2",
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": 24,
+        "attn_logit_softcapping": 0.5,  # small, as a small model's scores are
+        "final_logit_softcapping": 1.0,
+    },
+}
 EXPERTS = {  # models with experts; of the second and the fourth, one layer without
     "mixtral": {
         "model_type": "mixtral",
@@ -136,7 +186,7 @@ EXPERTS = {  # models with experts; of the second and the fourth, one layer with
     },
 }
 ROUTER_BIAS = "e_score_correction_bias"  # of dots1, and no parameter of transformers
-OLD_KEYS = {"llama3", "qwen2.5-yarn", "mistral"}  # written as transformers 4 did
+OLD_KEYS = {"llama3", "qwen2.5-yarn", "mistral", "phi4-mini"}  # written as transformers 4 did
 
 
 def router_biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -80,9 +80,19 @@ def read_tensors(checkpoint: Path, kind: str) -> dict[str, torch.Tensor]:
     return found
 
 
-def in_files(name: str, whole: torch.Tensor, mixtral: bool) -> dict[str, torch.Tensor]:
-    """A parameter of transformers by the names that it has in files: of experts, each by itself."""
+def in_files(name: str, whole: torch.Tensor, config) -> dict[str, torch.Tensor]:
+    """A parameter of transformers by the names that it has in our checkpoints, those of files: of experts, each by itself. Of
+    Phi-3, the linears that are one in files."""
+    mixtral = config.model_type == "mixtral"
     block = "block_sparse_moe" if mixtral else "mlp"
+    if config.model_type == "phi3" and name.endswith(("qkv_proj.weight", "gate_up_proj.weight")):
+        rows = len(whole) // (config.num_attention_heads + 2 * config.num_key_value_heads)
+        kv = rows * config.num_key_value_heads
+        words, sizes = ("gate_proj", "up_proj"), len(whole) // 2
+        if "qkv_proj" in name:
+            words, sizes = ("q_proj", "k_proj", "v_proj"), [len(whole) - 2 * kv, kv, kv]
+        parent = name.rsplit(".", 2)[0]
+        return {f"{parent}.{word}.weight": part for word, part in zip(words, whole.split(sizes))}
     layer, _, kind = name.partition(".mlp.experts.")
     if not kind:
         return {name.replace(".mlp.gate.", f".{block}.gate."): whole}
@@ -105,7 +115,7 @@ def autograd(init: Path, batch: tuple[int, ...]) -> dict[str, torch.Tensor]:
     found = {}
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        found |= in_files(name, gradient, model.config.model_type == "mixtral")
+        found |= in_files(name, gradient, model.config)
     return found
 
 

@@ -20,11 +20,11 @@ def truncate(path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
 
-def retensor(folder, change) -> None:
+def retensor(folder, change, part: int | None = None) -> None:
     from safetensors.torch import load_file, save_file
 
-    tensors = load_file(folder / "model.safetensors")
-    save_file(change(tensors), folder / "model.safetensors", {"format": "pt"})
+    name = f"model-{part:05d}-of-00002.safetensors" if part else "model.safetensors"
+    save_file(change(load_file(folder / name)), folder / name, {"format": "pt"})
 
 
 def shard(folder, change=lambda index: index) -> None:
@@ -93,7 +93,17 @@ CASES = {  # name: (family, what is done to the directory, what the message must
     "an index that leads elsewhere": (
         "llama2",
         lambda f: shard(f, lambda index: {"weight_map": {"a": "../../etc/passwd"}}),
-        ["model.safetensors.index.json: weight_map.a is no file name"],
+        ["model.safetensors.index.json: weight_map.a is no file name; download it again"],
+    ),
+    "an index that leads to the wrong part": (
+        "llama2",
+        lambda f: (
+            shard(f),
+            retensor(f, lambda t: {k: v for k, v in t.items() if k != "model.norm.weight"}, 2),
+        ),
+        [
+            "has no model.norm.weight in model-00002-of-00002.safetensors, where model.safetensors.index.json means it to be; download both again",
+        ],
     ),
     "pickled weights": (
         "llama2",
@@ -148,8 +158,21 @@ CASES = {  # name: (family, what is done to the directory, what the message must
     ),
     "another architecture": (
         "llama2",
-        lambda f: rewrite(f, model_type="phi3"),
-        ['model_type: "phi3" can\'t be trained; can be: llama, mistral, qwen2, qwen3, mixtral'],
+        lambda f: rewrite(f, model_type="phi"),
+        ['model_type: "phi" can\'t be trained; can be: llama, mistral, qwen2, qwen3, mixtral'],
+    ),
+    "text and images": (
+        "llama2",
+        lambda f: rewrite(f, model_type="gemma3", architectures="remove"),
+        ['model_type: "gemma3" is of text and images; its text part can be trained'],
+    ),
+    "another width of joined linears": (
+        "phi3",
+        lambda f: rewrite(f, intermediate_size=96),
+        [
+            "mlp.gate_up_proj.weight is [320, 64] where config.json means [192, 64]",
+            "take config.json and the weights from one place",
+        ],
     ),
     "contradicting thetas": (
         "llama2",

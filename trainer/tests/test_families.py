@@ -8,7 +8,8 @@ from bench_parity_families import BARS
 
 @pytest.mark.parametrize(
     "dtype,family",
-    [("fp32", family) for family in families.FAMILIES] + [("bf16", "qwen2"), ("bf16", "qwen3")],
+    [("fp32", family) for family in families.FAMILIES]
+    + [("bf16", family) for family in ("qwen2", "qwen3", "phi3", "gemma3", "gemma2")],
 )
 def test_a_family_trains_as_transformers_does(dtype, family, trainer_bin, tokens, tmp_path):
     init = families.make(tmp_path / "init", family)

@@ -27,6 +27,9 @@ ZERO_BUBBLE = {"parallel": {"pp": 2, "pipeline": "zero_bubble"}}
         ("qwen3-biases", "dp 2 x cp 2, stage 3"),
         ("mistral", "tp 2 x cp 2"),
         ("llama2", "pp 2 x cp 3"),
+        ("phi3", "tp 2 x cp 2"),
+        ("gemma3", "dp 2 x tp 2, stage 3"),
+        ("gemma2", "tp 2 x cp 2"),
     ],
 )
 def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, tokens, tmp_path):
@@ -44,6 +47,9 @@ def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, 
         ("mistral", "pp 2, interleaved x dp 2, stage 3", "fp32"),
         ("mistral", "cp 4, by document", "fp32"),
         ("qwen2", "tp 2 x cp 2", "bf16"),
+        ("phi3", "tp 2", "fp32"),
+        ("gemma3", "dp 2 x cp 2, stage 3", "fp32"),
+        ("gemma2", "pp 2, zero-bubble x tp 2", "fp32"),
     ],
 )
 def test_layouts_train_as_transformers_does(family, layout, dtype, trainer_bin, tokens, tmp_path):

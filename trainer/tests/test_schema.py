@@ -74,6 +74,7 @@ CONTRACT_KEYS = {
     "lora",
     "quantize",
     "save_in_background",
+    "warm_restart",
     "step_timeout_s",
     "checkpoints",
     "cuda_graphs",
@@ -222,8 +223,8 @@ REFUSED = {  # name: (changes to a good configuration, what the message must hol
         ["trainer.init: s3://acme/model: a directory is wanted"],
     ),
     "export to a URL": (
-        {"export": "s3://acme/model"},
-        ["trainer.export: s3://acme/model: a directory is wanted", "copy it from there"],
+        {"export": "gs://acme/model"},
+        ["trainer.export: must be s3://BUCKET/PREFIX; got gs://acme/model, or a directory"],
     ),
     "data and mixture": (
         {"mixture": [{"data": "/nowhere", "weight": 1}]},

@@ -126,7 +126,7 @@ def test_ranks_wait_for_a_long_export_and_notice_one_that_dies_meanwhile(
     ) | {"init": str(init)}
     del settings["model"]
 
-    written_before = tmp_path / "model.staging.unfinished" / "config.json"
+    written_before = tmp_path / "model.staging.unfinished" / "model.safetensors"
 
     with Gang(trainer_bin, settings, 2, tmp_path / "whole") as gang:
         wait_for(written_before.exists, gang)

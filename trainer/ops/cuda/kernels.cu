@@ -51,8 +51,11 @@ __global__ void __launch_bounds__(threads) RmsNormKernel(RmsNormArguments a) {
   for (int64_t i = threadIdx.x; i < packs; i += threads) {
     const P p = in[i], w = weight[i];
     P out;
-    for (int k = 0; k < P::kCount; ++k)
-      out.at[k] = From<T>(Round<T>(ToFloat(p.at[k]) * rstd) * ToFloat(w.at[k]));
+    for (int k = 0; k < P::kCount; ++k) {
+      const float normed = ToFloat(p.at[k]) * rstd;
+      out.at[k] = From<T>(a.from_one ? normed * (1.0f + ToFloat(w.at[k]))
+                                     : Round<T>(normed) * ToFloat(w.at[k]));
+    }
     y[i] = out;
   }
 }
@@ -65,6 +68,7 @@ __global__ void __launch_bounds__(threads) RmsNormBackwardKernel(RmsNormBackward
   constexpr int kMostPacks = kOwnElements / P::kCount;
   const int64_t packs = a.width / P::kCount;
   const P* weight = static_cast<const P*>(a.weight);
+  const float base = a.from_one ? 1.0f : 0.0f;
   float sums[kOwnElements] = {};
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const int64_t first = row * a.width, place = a.stride > 0 ? PlaceOfHead(row, a) : first;
@@ -78,7 +82,7 @@ __global__ void __launch_bounds__(threads) RmsNormBackwardKernel(RmsNormBackward
       const P d = dy[i], p = x[i], w = weight[i];
       for (int k = 0; k < P::kCount; ++k) {
         const float normed = ToFloat(p.at[k]) * rstd;
-        dot += ToFloat(d.at[k]) * ToFloat(w.at[k]) * normed;
+        dot += ToFloat(d.at[k]) * (base + ToFloat(w.at[k])) * normed;
         sums[j * P::kCount + k] += ToFloat(d.at[k]) * normed;
       }
     }
@@ -92,7 +96,7 @@ __global__ void __launch_bounds__(threads) RmsNormBackwardKernel(RmsNormBackward
       P out;
       for (int k = 0; k < P::kCount; ++k) {
         const float normed = ToFloat(p.at[k]) * rstd;
-        out.at[k] = From<T>((ToFloat(d.at[k]) * ToFloat(w.at[k]) - normed * mean) * rstd);
+        out.at[k] = From<T>((ToFloat(d.at[k]) * (base + ToFloat(w.at[k])) - normed * mean) * rstd);
       }
       if (residual != nullptr) {
         const P r = residual[i];

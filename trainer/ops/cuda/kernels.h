@@ -22,6 +22,7 @@ using Stream = CUstream_st*;
 
 struct RmsNormArguments {
   bool bf16 = false;
+  bool from_one = false;  // the weight counts from 1, and y is rounded once
   int64_t rows = 0, width = 0;
   const void *x = nullptr, *residual = nullptr, *weight = nullptr;  // residual: may be null
   void* sum = nullptr;                                              // x + residual; null without
@@ -34,7 +35,7 @@ struct RmsNormArguments {
 };
 
 struct RmsNormBackwardArguments {
-  bool bf16 = false;
+  bool bf16 = false, from_one = false;
   int64_t rows = 0, width = 0;  // at most kMostNormWidth
   const void *dy = nullptr, *x = nullptr, *weight = nullptr;
   const float* rstd = nullptr;

@@ -354,6 +354,10 @@ TEST(ResolveSpec, WhatNoDomainOrNoLimitedFlavourHoldsIsRefused) {
        "lab holds its 4 workers, but not in blocks of 4 GPUs within one host each, as "
        "topology.blocks says\nIt can start with  smaller blocks, wider levels, or preferred in "
        "place of required"},
+      {"nor all of it, if blocks were none", "default",
+       one + "workers { min: 16 max: 16 } topology { blocks { gpus: 4 required: HOST } }",
+       "no cluster holds a block of ranks of 4 workers (topology.blocks), and its 16 workers don't "
+       "fit\nUse smaller blocks or wider levels, and fewer workers"},
       {"a wish is none", "default",
        one + "workers { min: 4 max: 4 } topology { blocks { gpus: 4 preferred: HOST } }", ""},
       {"each rack holds one block", "default",

@@ -300,7 +300,7 @@ class Explainer {
 
   void TryTopology(Response* response) {
     const pb::TopologyLevel required = spec_.topology().required();
-    const bool blocks = RankUnitsOf(spec_, 0) != RankUnits();
+    const bool blocks = BlockRoom(spec_).asks();
     if (!blocks && (required == pb::TOPOLOGY_LEVEL_UNSPECIFIED || required >= pb::CLUSTER)) return;
     Try(Own(Response::LOOSER_TOPOLOGY,
             blocks ? "topology: {required: cluster, blocks: []}" : "topology: {required: cluster}",

@@ -193,21 +193,26 @@ std::string TooLargeForAHost(const State& state, const pb::JobSpec& spec,
                       "what hosts have: muster host list");
 }
 
-// Where it is for its blocks of ranks that no pool holds it; else "". `best`: workers that some
-// pool holds.
+// Where it is for its blocks of ranks that no pool holds it, or none holds even one of them; else
+// "". `best`: workers that some pool holds.
 std::string BlocksTooLarge(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
                            int64_t best) {
   if (!BlockRoom(task).asks()) return "";
   pb::TaskSpec apart = task;
   apart.mutable_topology()->clear_blocks();
-  const std::vector<PoolRoom> pools = PoolsOf(state, spec, apart, /*one_that_holds=*/true);
-  if (pools.empty()) return "";
   const int64_t step = StepOf(task.workers());
-  const std::string fewer =
-      best < step ? "" : absl::StrCat(" workers: ", best / step * step, ", or with");
-  return absl::StrCat(pools[0].cluster, " holds its ", task.workers().min(), " workers, but not ",
-                      BlocksText(task), "\nIt can start with ", fewer,
-                      " smaller blocks, wider levels, or preferred in place of required");
+  if (const auto pools = PoolsOf(state, spec, apart, /*one_that_holds=*/true); !pools.empty()) {
+    const std::string fewer =
+        best < step ? "" : absl::StrCat(" workers: ", best / step * step, ", or with");
+    return absl::StrCat(pools[0].cluster, " holds its ", task.workers().min(), " workers, but not ",
+                        BlocksText(task), "\nIt can start with ", fewer,
+                        " smaller blocks, wider levels, or preferred in place of required");
+  }
+  apart.mutable_workers()->set_min(1);
+  if (best >= step || PoolsOf(state, spec, apart, /*one_that_holds=*/true).empty()) return "";
+  return absl::StrCat("no cluster holds a block of ranks of ", LargestBlockOf(task),
+                      " workers (topology.blocks), and its ", task.workers().min(),
+                      " workers don't fit\nUse smaller blocks or wider levels, and fewer workers");
 }
 
 // The second line says what would be accepted.
@@ -216,16 +221,6 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
   int64_t best = 0;
   for (const PoolRoom& pool : pools) best = std::max(best, pool.workers);
   if (const std::string text = BlocksTooLarge(state, spec, task, best); !text.empty()) return text;
-  if (BlockRoom(task).asks() && best < StepOf(task.workers())) {
-    pb::TaskSpec one = task;
-    one.mutable_topology()->clear_blocks();
-    one.mutable_workers()->set_min(1);
-    if (!PoolsOf(state, spec, one, /*one_that_holds=*/true).empty())
-      return absl::StrCat("no cluster holds a block of ranks of ", LargestBlockOf(task),
-                          " workers (topology.blocks), and its ", task.workers().min(),
-                          " workers don't fit\nUse smaller blocks or wider levels, and fewer "
-                          "workers");
-  }
   if (best == 0) return TooLargeForAHost(state, spec, task);
   const bool gpus = task.resources().gpus_milli() > 0;
   const int64_t each_milli = gpus ? task.resources().gpus_milli() : task.resources().cpus_milli();

@@ -26,14 +26,6 @@ using nlohmann::json;
 // Nothing, an empty directory, or one that holds `marker` and so is an earlier result.
 void CheckOutput(const std::string& output, const char* marker, const char* what,
                  Problems& problems) {
-  if (IsObject(output) && std::string_view(what) == "export") {
-    std::string problem = PrefixProblem(output);
-    if (problem.empty()) {
-      if (absl::Status s = ClaimPlace(PlaceOf(output)); !s.ok()) problem = std::string(s.message());
-    }
-    if (!problem.empty()) problems.push_back({"--output", problem});
-    return;
-  }
   if (IsObject(output))
     return problems.push_back(
         {"--output", absl::StrCat(output,
@@ -44,6 +36,13 @@ void CheckOutput(const std::string& output, const char* marker, const char* what
     return;
   problems.push_back({"--output", absl::StrCat(output, " exists and is no earlier ", what,
                                                "; name a new directory")});
+}
+
+// A place in an object store that can be written.
+void CheckPlace(const std::string& output, Problems& problems) {
+  std::string problem = PrefixProblem(output);
+  if (problem.empty()) problem = std::string(ClaimPlace(PlaceOf(output)).message());
+  if (!problem.empty()) problems.push_back({"--output", problem});
 }
 
 // What the last line says of a directory that was there before.
@@ -292,7 +291,11 @@ int Export(const ConvertOptions& options) {
   if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer))
     problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
   const Base base = FindBase(options, meta, model, problems);
-  if (problems.empty()) CheckOutput(options.output, "config.json", "export", problems);
+  if (problems.empty() && IsObject(options.output)) {
+    CheckPlace(options.output, problems);
+  } else if (problems.empty()) {
+    CheckOutput(options.output, "config.json", "export", problems);
+  }
   if (!problems.empty()) return Refuse("export", problems);
   Sources sources;
   std::error_code error;  // a place that can't be looked at is no place to take from

@@ -23,6 +23,7 @@ def test_all_that_is_logged_is_reported_but_for_the_summary(agent, monkeypatch):
     callback = runtime.MusterCallback()
     callback.on_log(None, state, None, {"eval_loss": 0.5, "epoch": 1, "note": "x", "step": 3})
     callback.on_log(None, state, None, {"train_runtime": 3.0, "train_loss": 0.1})
+    muster_runtime._reports.flush()
     assert agent.lines() == [
         {"rank": 0, "step": 7, "total_steps": 9, "eval_loss": 0.5, "epoch": 1.0}
     ]

@@ -199,7 +199,7 @@ def same_losses(trainings: Trainings, name: str, quick: bool) -> bool:
     return figure(
         f"{name}, {label}: how far a loss is from the undisturbed",
         f"{furthest:.1e}",
-        f"{len(compared)} steps",
+        f"{len(compared)} steps with {arguments}, losses {max(whole.values()):.3g} to {min(whole.values()):.3g}",
         f"<= {DIFFERS_MOST:g}",
         ends and furthest <= DIFFERS_MOST,
     )
@@ -211,7 +211,7 @@ def same_losses(trainings: Trainings, name: str, quick: bool) -> bool:
 def cost(trainings: Trainings, name: str, quick: bool) -> bool:
     file, _, _, arguments = EXAMPLES[name]
     out = trainings.system.folder / "times.json"
-    steps = 600 if quick else 1600
+    steps = 600 if quick else 2400
     example = f"{ROOT}/deploy/examples/{file}"
     words = f"{ROOT}/bench/runtime_cost.py {example} {out} -- --steps {steps} {arguments}"
     # What a checkpoint costs isn't the callback's: none falls into the blocks that have it.
@@ -222,7 +222,7 @@ def cost(trainings: Trainings, name: str, quick: bool) -> bool:
     return figure(
         f"{name}: step time with the callback, against without",
         round(more, 2),
-        f"% of {step_ms:.1f} ms, {len(pairs)} pairs of blocks",
+        f"% of {step_ms:.1f} ms with {arguments}, {len(pairs)} pairs of blocks",
         f"<= {COSTS_MOST_PERCENT}",
         more <= COSTS_MOST_PERCENT,
     )

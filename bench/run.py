@@ -510,37 +510,68 @@ def record(slug: str, what: str, command: str, figures: list[dict], seconds: flo
     RESULTS.write_text(head.rstrip("\n") + "\n\n" + "".join(kept[k] for k in order if k in kept))
 
 
-def run_program(command: list, limit_s: float) -> tuple[list[dict], int]:
-    """Shows what the program prints; the figures in it, and how it ended."""
+class Said:
+    """What a row's program prints, shown as it comes: its figures, and whether it broke off."""
+
+    def __init__(self):
+        self.figures, self.broke_off = [], False
+
+    def hear(self, line: str) -> None:
+        print(line, end="", flush=True)
+        if not line.startswith("{"):
+            return
+        try:
+            said = json.loads(line)
+        except ValueError:
+            return
+        if "figure" in said:
+            self.figures.append(said)
+        self.broke_off |= "error" in said
+
+    def hear_errors(self, lines) -> None:
+        for line in lines:
+            print(line, end="", file=sys.stderr, flush=True)
+            self.broke_off |= line.startswith("Traceback (most recent call last)")
+
+    def is_whole(self, code: int) -> bool:
+        """A figure that falls short ends a row with 1, too; after an error figures are missing, and may be those that count."""
+        if code == 0:
+            return True
+        return code == 1 and not self.broke_off and not all(f["holds"] for f in self.figures)
+
+
+def run_program(command: list, limit_s: float) -> tuple[Said, int]:
+    """What the program printed, and how it ended."""
     environment = dict(
         os.environ,
         PYTHONPATH=os.pathsep.join(
             [str(ROOT / "bench"), str(ROOT / "trainer" / "tests"), str(ROOT / "tests" / "system")]
         ),
     )
-    figures = []
+    said = Said()
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         limit = threading.Timer(limit_s, process.terminate)
+        errors = threading.Thread(target=said.hear_errors, args=(process.stderr,), daemon=True)
         limit.start()
+        errors.start()
         try:
             for line in process.stdout:
-                print(line, end="", flush=True)
-                if line.startswith("{"):
-                    try:
-                        figure = json.loads(line)
-                    except ValueError:
-                        continue
-                    if "figure" in figure:
-                        figures.append(figure)
+                said.hear(line)
             code = process.wait()
+            errors.join(10)  # something that it left behind may hold the pipe
         except BaseException:
             process.terminate()
             raise
         finally:
             limit.cancel()
-    return figures, code
+    return said, code
 
 
 def main() -> int:
@@ -567,10 +598,9 @@ def main() -> int:
     command = [*command, *given]
     print(f"machine: {machine()}\ncommit: {commit()}", flush=True)
     began = time.monotonic()
-    figures, code = run_program(command, limit_s)
-    if (
-        code != 0 and figures and all(f["holds"] for f in figures)
-    ):  # figures that it did not come to are missing, and may be those that count
+    said, code = run_program(command, limit_s)
+    figures = said.figures
+    if figures and not said.is_whole(code):
         figures.append(
             {
                 "figure": "the row came to its end",
@@ -585,14 +615,14 @@ def main() -> int:
         print(f"bench/run.sh: {options.slug} gave no figure (exit {code})", file=sys.stderr)
         return 1
     if options.record:
-        said = [
+        words = [
             *(["--quick"] if options.quick else []),
             *(["--", *for_program] if for_program else []),
         ]
         record(
             options.slug,
             what,
-            shlex.join(["bench/run.sh", options.slug, *said]),
+            shlex.join(["bench/run.sh", options.slug, *words]),
             figures,
             time.monotonic() - began,
         )

@@ -88,7 +88,7 @@ def report_logged(step: int, total_steps: int | None, figures: Mapping) -> None:
     numbers = {
         name: number for name, value in figures.items() if (number := _number(value)) is not None
     }
-    line = {"rank": rank(), "step": int(step), "total_steps": total_steps}
+    line = {"rank": rank(), "step": int(step), "total_steps": _whole(total_steps)}
     if "MUSTER_TRIAL" in os.environ:  # muster_tune listens, to which a loss that is NaN is news
         line |= {"not_finite": [name for name in figures if _is_not_finite(figures[name])]}
     _tell_soon(line | {name: value for name, value in numbers.items() if name not in _RESERVED})
@@ -96,7 +96,7 @@ def report_logged(step: int, total_steps: int | None, figures: Mapping) -> None:
 
 def own_time(step: int, seconds: float) -> None:
     """What this rank itself took for the step before it waited for others: slow hosts are found by it. From every rank."""
-    _tell_soon({"rank": rank(), "step": int(step), "own_time_s": seconds})
+    _tell_soon({"rank": rank(), "step": int(step), "own_time_s": _number(seconds)})
 
 
 def checkpoint(path: str | os.PathLike, step: int) -> None:
@@ -265,6 +265,11 @@ def _is_not_finite(value) -> bool:
         return False
 
 
+def _whole(value) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
 def _number(value) -> int | float | None:
     """None: it is none, or not finite. Of a tensor with one element, its value."""
     if isinstance(value, bool) or value is None:
@@ -294,7 +299,10 @@ def _tell(line: dict) -> bool:
 
 
 def _send_report(line: dict) -> bool:
-    data = _encoded(line)
+    try:
+        data = _encoded(line)
+    except (TypeError, ValueError):  # a name that is no text: it costs its own line
+        return True
     if len(data) > MOST_BYTES:
         kept = _RESERVED | _KNOWN | {"not_finite"}
         data = _encoded({name: value for name, value in line.items() if name in kept})

@@ -26,9 +26,9 @@ class Reports:
         self._waiting.append(line)
         if self._news.is_set():
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
+        if self._thread is None and not self._start():
+            self.flush()
+            return
         self._news.set()
 
     def flush(self) -> None:
@@ -37,6 +37,16 @@ class Reports:
             while self._waiting:
                 if not self._send(self._waiting.popleft()):
                     self._waiting.clear()
+
+    def _start(self) -> bool:
+        """False: there is no thread to be had (too many, or Python is ending)."""
+        thread = threading.Thread(target=self._run, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         while True:

@@ -292,3 +292,22 @@ def test_all_ranks_stop_after_the_same_step(agent, tmp_path):
     said = [rank.communicate(timeout=120)[0] for rank in ranks]
     answers = [json.loads(text.lower()) for text in said]
     assert answers[0] == answers[1] == [False, False, False, True, True, True]
+
+
+@pytest.mark.parametrize("bad", [{"total_steps": object()}, {"total_steps": "x"}, {3: 1.0}])
+def test_what_is_no_number_costs_no_line_but_its_own(agent, monkeypatch, bad):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    figures = {"loss": 0.5} | {name: value for name, value in bad.items() if name != "total_steps"}
+    muster_runtime.report_logged(1, bad.get("total_steps"), figures)
+    muster_runtime.own_time(2, object())
+    muster_runtime.report(3, loss=0.25)
+    assert said(agent)[-1] == {"rank": 0, "step": 3, "loss": 0.25}
+
+
+def test_where_no_thread_is_to_be_had_reports_go_without(agent, monkeypatch):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    reports = muster_runtime.Reports(muster_runtime._send_report)
+    monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError()))
+    reports.add({"step": 1})
+    reports.add({"step": 2})
+    assert agent.lines() == [{"step": 1}, {"step": 2}]

@@ -49,13 +49,22 @@ env: {{PYTHONPATH: "{python}", OMP_NUM_THREADS: "1"}}
 run: >
   exec {worker} -m muster_tune --study {study} --trials {trials} --sampler {sampler} --seed {seed} --give-up-after {trials}
   --objective ne --direction minimize {knobs}
-  -- {interpreter} {examples}/rank_search.py train --data {data} --budget {budget} --steps {steps}
+  {firsts}
+  -- {interpreter} {examples}/rank_search.py train --data {data} --budget {budget} --fill --steps {steps}
 """
 OPERATORS = ",".join(rank_space.OPERATORS[1:])
 KNOBS = [f"dim={','.join(map(str, zoo.Peer.dims))}", f"lr={','.join(map(str, zoo.RATES))}"]
 KNOBS += [f"op1={OPERATORS}", f"op2=none,{OPERATORS}", f"op3=none,{OPERATORS}"]
 KNOBS += [f"from{i}={','.join(rank_space.SOURCES)}" for i in (2, 3)]
-KNOBS += [f"width{i}=8,16,32,64" for i in (1, 2, 3)]
+KNOBS += [f"width{i}=1,2,4" for i in (1, 2, 3)]  # shares of what the budget leaves
+# Tried first: after DLRM, DeepFM and DCN-v2, of what the space has.
+FIRSTS = [
+    {"op1": "dot", "op2": "fc", "from2": "last"},
+    {"op1": "dot", "op2": "fc", "from2": "last", "op3": "fc", "from3": "last"},
+    {"op1": "fm", "op2": "fc", "from2": "features"},
+    {"op1": "dcn", "op2": "fc", "from2": "features"},
+]
+FIRST_RATE, FIRST_DIM = 1.6e-2, 8
 BUDGET, SEEDS, BATCH = 16_000, 3, 500
 FIRST = 11  # seed; with 1 and 7 the example was written
 
@@ -119,6 +128,13 @@ class Trainings:
 # ---- the search ----
 
 
+def first_setting(blocks: dict) -> str:
+    """All knobs of it."""
+    rest = {"op3": "none", "from2": "features", "from3": "features"}
+    rest |= {f"width{i}": 1 for i in (1, 2, 3)} | {"dim": FIRST_DIM, "lr": FIRST_RATE}
+    return ",".join(f"{name}={value}" for name, value in (rest | blocks).items())
+
+
 def searched(system: LocalSystem, tune: Path | None, data: Path, seed: int, size: Size) -> Study:
     study = system.folder / f"study-{seed}"
     sampler, worker = ("random", sys.executable) if tune is None else ("tpe", tune / "bin/python")
@@ -130,6 +146,7 @@ def searched(system: LocalSystem, tune: Path | None, data: Path, seed: int, size
         sampler=sampler,
         seed=seed,
         knobs=" ".join(f"--knob {knob}" for knob in KNOBS),
+        firsts=" ".join(f"--first {first_setting(blocks)}" for blocks in FIRSTS),
         interpreter=sys.executable,
         examples=EXAMPLES,
         data=data,
@@ -145,37 +162,44 @@ def searched(system: LocalSystem, tune: Path | None, data: Path, seed: int, size
     return read(study)
 
 
+SHAPE = len(rank_clicks.FIELDS), rank_clicks.NUMBERS
+
+
+def made_of(trial) -> dict:
+    """As the trial has trained it."""
+    return rank_space.filled(rank_space.DEFAULTS | trial.setting, *SHAPE, BUDGET)
+
+
 def flops(setting: dict) -> int:
-    return rank_space.flops_of(setting, len(rank_clicks.FIELDS), rank_clicks.NUMBERS)
+    return rank_space.flops_of(setting, *SHAPE)
 
 
 def own(study: Study, seed: int) -> tuple[dict, bool]:
     """The chosen setting, and whether none above the budget was trained and all below it were."""
     refused = 0
     for trial in study.trials:
-        above = flops(rank_space.DEFAULTS | trial.setting) > BUDGET
+        above = flops(made_of(trial)) > BUDGET
         refused += above
         if above == (trial.state == DONE):
             return {}, figure("trial on the wrong side of the budget", trial.number, "", 0, False)
     count = len(study.trials)
     print(f"search {seed}: {count} trials, {refused} of them above the budget", flush=True)
-    print(rank_search.front(study, len(rank_clicks.FIELDS), rank_clicks.NUMBERS), flush=True)
-    return rank_space.DEFAULTS | study.best().setting, True
+    print(rank_search.front(study, *SHAPE), flush=True)
+    return made_of(study.best()), True
 
 
 def peers(trainings: Trainings, size: Size, seed: int) -> dict[str, tuple[float, int]]:
     """Normalised entropy in test, and FLOPs, of each one's chosen setting."""
     found = {}
     for peer in zoo.PEERS:
-        shape = (len(rank_clicks.FIELDS), rank_clicks.NUMBERS)
-        settings = zoo.grid(peer, *shape, BUDGET)
+        settings = zoo.grid(peer, *SHAPE, BUDGET)
         if size.each is not None:
             settings = random.Random(seed).sample(settings, size.each)
         trainings.count += len(settings)
         best = trainings.tried(peer.__name__, settings)
-        model = peer((1,) * shape[0], shape[1], best["dim"], best["width"], best["depth"])
+        model = peer((1,) * SHAPE[0], SHAPE[1], best["dim"], best["width"], best["depth"])
         entropy = trainings.tested(peer.__name__, best)
-        found[peer.__name__] = entropy, zoo.counted_flops(model, *shape)
+        found[peer.__name__] = entropy, zoo.counted_flops(model, *SHAPE)
         told = f"{entropy:.5f}, {found[peer.__name__][1]} FLOPs, {best}"
         print(f"search {seed}: {peer.__name__} {told}", flush=True)
     return found

@@ -8,6 +8,7 @@ SOURCES = ("features", "last", "both")  # what a block reads: embeddings, the bl
 LAST_ROWS = 4  # as so many rows of `dim` dot and fm read the block before
 NUMBERS_WIDTH = 16  # of the layer between a sample's numbers and the row that they are
 HEAD_WIDTH = 16  # of an fm's width, one head
+MOST_WIDE = 4096  # of a block that fills what a budget leaves
 DEFAULTS = {"dim": 8, "lr": 1.6e-2, "op1": "fm", "op2": "fc", "op3": "none"}
 DEFAULTS |= {f"from{i}": "features" for i in (1, 2, 3)} | {f"width{i}": 32 for i in (1, 2, 3)}
 
@@ -94,10 +95,32 @@ def flops_of(setting: dict, fields: int, numbers: int) -> int:
     return number_row + sum(block.flops() for block in blocks) + end + alone
 
 
+def filled(setting: dict, fields: int, numbers: int, budget: int) -> dict:
+    """The setting with its widths for shares: each as wide as all together fit into the budget. What is too dear with widths of 1 has those."""
+    greatest = max(setting[f"width{i}"] for i in (1, 2, 3))
+
+    def scaled(to: int) -> dict:
+        return setting | {
+            name: max(1, setting[name] * to // greatest) for name in ("width1", "width2", "width3")
+        }
+
+    low, high = 1, MOST_WIDE
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = flops_of(scaled(middle), fields, numbers) <= budget
+        low, high = (middle, high) if fits else (low, middle)
+    return scaled(low)
+
+
 def setting_of(words: list[str], environment: dict[str, str]) -> dict:
     """The defaults, over them what the worker tells, over them the words KNOB=VALUE."""
     setting = dict(DEFAULTS)
-    told = {name: environment.get(f"MUSTER_TRIAL_{name.upper()}") for name in DEFAULTS}
+    prefix = "MUSTER_TRIAL_"
+    told = {
+        name.removeprefix(prefix).lower(): value
+        for name, value in environment.items()
+        if name.startswith(prefix)
+    }
     told |= dict(word.split("=", 1) if "=" in word else (word, None) for word in words)
     for name, text in told.items():
         if name not in DEFAULTS or (text is None and name in words):

@@ -15,9 +15,9 @@ from muster_score.leases import owner_of
 from muster_tune import history
 from muster_tune.attempt import Run
 from muster_tune.reports import REDUCE, Objective
-from muster_tune.samplers import Random, Sampler, Tpe
+from muster_tune.samplers import Begun, Random, Sampler, Tpe
 from muster_tune.show import show
-from muster_tune.space import Space, SpaceError, parse_knob, trainer_knob
+from muster_tune.space import Space, SpaceError, parse_knob, parse_setting, trainer_knob
 from muster_tune.study import Study, StudyError
 from muster_tune.worker import Limits, Stopped, Worker, stop_if_told
 
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     add("--knob", action="append", default=[], help="NAME=VALUE,VALUE or NAME=[log:]LOW..HIGH")
     add("--trials", type=int, default=24)
     add("--sampler", choices=("proxy", "tpe", "random"), help="default: proxy of a trainer's speed")
+    add("--first", action="append", default=[], help="NAME=VALUE,NAME=VALUE: tried before others")
     add("--seed", type=int, default=0)
     add("--objective", help="name of a report's figure (default: tokens_per_s of a trainer)")
     add("--direction", choices=("minimize", "maximize"))
@@ -178,6 +179,7 @@ def tune(given: argparse.Namespace) -> Study:
     check_alone(os.environ)
     config = trainer_config(given)
     space, run = space_of(given, config), run_of(given, config)
+    firsts = [parse_setting(text, space) for text in given.first]
     if shutil.which(run.command[0]) is None:
         raise SpaceError(f"{run.command[0]}: there is no such program here")
     study = Study(given.study.resolve(), plan_of(given, space, run))
@@ -191,6 +193,8 @@ def tune(given: argparse.Namespace) -> Study:
         sampler = Tpe(space, given.seed, run.objective.minimize)
     else:
         sampler = Random(space, given.seed)
+    if firsts:
+        sampler = Begun(firsts, sampler)
     limits = Limits(given.lease, given.deaths, given.give_up_after)
     Worker(study, sampler, run, limits, owner_of(os.environ)).run()
     if known is not None and given.history:

@@ -20,6 +20,20 @@ def new_settings(space: Space, trials: list[Trial]) -> list[dict]:
     return [setting for setting in space.all() if key_of(setting) not in tried]
 
 
+class Begun:
+    """First the settings that somebody named, in their order, then a sampler's own."""
+
+    def __init__(self, firsts: list[dict], sampler: Sampler):
+        self.firsts, self.sampler = firsts, sampler
+
+    def propose(self, trials: list[Trial]) -> dict | None:
+        tried = {key_of(trial.setting) for trial in trials}
+        for setting in self.firsts:
+            if key_of(setting) not in tried:
+                return setting
+        return self.sampler.propose(trials)
+
+
 class Random:
     def __init__(self, space: Space, seed: int):
         self.space, self.seed = space, seed

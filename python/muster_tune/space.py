@@ -108,6 +108,25 @@ def trainer_knob(text: str, rows_a_rank: int) -> Knob:
     return Knob(name, values)
 
 
+def parse_setting(text: str, space: "Space") -> dict:
+    """KNOB=VALUE,KNOB=VALUE with each knob of the space, and a value that it may have."""
+    given = {}
+    for word in text.split(","):
+        name, equals, value = word.partition("=")
+        if not equals or name in given:
+            raise SpaceError(f"--first {text}: write KNOB=VALUE,KNOB=VALUE, each knob once")
+        given[name] = _value(value)
+    names = {knob.name: knob for knob in space.knobs}
+    if unknown := [name for name in given if name not in names]:
+        raise SpaceError(f"--first {text}: {unknown[0]} is no knob; there are {', '.join(names)}")
+    if missing := [name for name in names if name not in given]:
+        raise SpaceError(f"--first {text}: {missing[0]} is missing; a setting has every knob")
+    for name, value in given.items():
+        if not names[name].has(value):
+            raise SpaceError(f"--first {text}: {name}={value} is none of what its --knob tries")
+    return {knob.name: given[knob.name] for knob in space.knobs}
+
+
 class Space:
     def __init__(self, knobs: list[Knob]):
         if not knobs:

@@ -75,6 +75,44 @@ def test_flops_are_those_counted_by_hand(words, flops):
     assert rank_space.flops_of(setting(*words), fields=3, numbers=2) == flops
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["op1=fc"],
+        ["op1=fc", "width1=3", "op2=fc", "width2=1", "from2=both"],
+        ["op1=dcn", "op2=fm", "width2=4", "width1=1"],
+        ["op1=gate", "width3=7"],  # of a block that isn't there
+    ],
+)
+def test_what_fills_a_budget_is_as_wide_as_fits_and_keeps_its_shares(words):
+    shape, budget = (10, 3), 16_000
+    drawn = setting(*words)
+    found = rank_space.filled(drawn, *shape, budget)
+    flops = rank_space.flops_of(found, *shape)
+    head = rank_space.HEAD_WIDTH
+    wider = found | {f"width{i}": found[f"width{i}"] + head * drawn[f"width{i}"] for i in (1, 2, 3)}
+    assert flops <= budget < rank_space.flops_of(wider, *shape)
+    shares = [drawn[f"width{i}"] for i in (1, 2, 3)]
+    widths = [found[f"width{i}"] for i in (1, 2, 3)]
+    whole = max(widths) / max(shares)
+    assert all(abs(w - share * whole) <= 1 for w, share in zip(widths, shares, strict=True))
+    assert {**found, **{f"width{i}": drawn[f"width{i}"] for i in (1, 2, 3)}} == drawn
+
+
+def test_what_has_no_width_to_fill_stays_and_what_is_too_dear_is_the_least():
+    assert rank_space.flops_of(rank_space.filled(setting("op1=fc"), 10, 3, 10), 10, 3) > 10
+    assert rank_space.filled(setting("op1=fc"), 10, 3, 10)["width1"] == 1
+    dots = setting("op1=dot")
+    assert rank_space.flops_of(rank_space.filled(dots, 10, 3, 16_000), 10, 3) == (
+        rank_space.flops_of(dots, 10, 3)
+    )
+
+
+def test_filling_needs_a_budget(capsys):
+    assert rank_search.main(["train", "--fill"]) == rank_search.REFUSED
+    assert "--fill: fills which --budget?" in capsys.readouterr().err
+
+
 def test_the_model_does_what_was_counted():
     pytest.importorskip("torch")
     import rank_model
@@ -192,6 +230,17 @@ def test_knobs_are_the_workers_and_words_go_before():
     found = rank_space.setting_of(["width1=8"], told)
     assert (found["op1"], found["width1"], found["lr"]) == ("gate", 8, 0.01)
     assert found["dim"] == rank_space.DEFAULTS["dim"]
+    with pytest.raises(ValueError, match="widht1: is no knob"):
+        rank_space.setting_of([], {"MUSTER_TRIAL_WIDHT1": "8"})
+
+
+def test_a_studys_settings_are_those_that_its_command_made():
+    trial = {"op1": "fc", "lr": 0.008}
+    command = ["python3", "rank_search.py", "train", "dim=6", "lr={lr}", "op2=none"]
+    found = rank_search.setting_made(command, trial, (10, 3))
+    assert (found["op1"], found["dim"], found["lr"], found["width1"]) == ("fc", 6, 0.008, 32)
+    filled = rank_search.setting_made([*command, "--budget", "16000", "--fill"], trial, (10, 3))
+    assert filled["width1"] > 32
 
 
 # ---- trials ----
@@ -235,6 +284,10 @@ def test_a_trial_that_was_stopped_ends_as_if_it_hadnt_been(tmp_path, clicks, age
     assert saved["step"] == at
     code, rest = run("rest", saved["path"])
     assert code == 0 and [line["loaded"]["step"] for line in rest if "loaded" in line] == [at]
+    broken = tmp_path / "broken.pt"
+    broken.write_bytes(Path(saved["path"]).read_bytes()[:2000])
+    code, around = run("around", f"{broken},{saved['path']}")
+    assert code == 0 and [line["ne"] for line in around if "ne" in line] == [whole[-1]["ne"]]
     assert [line["ne"] for line in rest if "ne" in line] == [whole[-1]["ne"]]
 
 

@@ -10,7 +10,7 @@ from muster_tune import history
 from muster_tune.__main__ import main
 from muster_tune.estimates import candidates
 from muster_tune.proxy import Proxy, Record
-from muster_tune.samplers import Random, Tpe
+from muster_tune.samplers import Begun, Random, Tpe
 from muster_tune.space import Knob, Space, SpaceError, key_of, parse_knob, trainer_knob
 from muster_tune.study import DONE, FAILED, OPEN, Study, Trial
 from tune_helpers import MINIMIZE, results, tune
@@ -116,6 +116,32 @@ def test_random_proposes_each_setting_once_and_the_same_in_each_worker():
     endless = Space([Knob("x", (), 0.0, 1.0)])
     first = Random(endless, 1).propose([])
     assert Random(endless, 1).propose([Trial(0, first)]) != first
+
+
+def test_settings_that_were_named_come_first_each_once():
+    firsts = [setting for setting in SPACE.all()][2:5]
+    found = every_setting(Begun(firsts, Random(SPACE, 1)))
+    assert found[:3] == [key_of(setting) for setting in firsts]
+    assert sorted(found) == sorted(map(key_of, SPACE.all()))
+
+
+@pytest.mark.parametrize(
+    "first, told",
+    [
+        ("lr=1e-5", "--first lr=1e-5: kind is missing; a setting has every knob"),
+        ("lr=1e-5,kind", "write KNOB=VALUE,KNOB=VALUE"),
+        ("lr=1e-5,lr=1e-4,kind=a", "each knob once"),
+        ("lr=1e-5,kind=a,n=1", "n is no knob; there are lr, kind"),
+        ("lr=1e-3,kind=a", "lr=0.001 is none of what its --knob tries"),
+        ("lr=x,kind=a", "lr=x is none of what its --knob tries"),
+    ],
+)
+def test_a_wrong_first_setting_is_told_with_its_remedy(tmp_path, first, told, capsys):
+    knobs = ["--knob", "lr=log:1e-5..1e-4", "--knob", "kind=a,b"]
+    words = ["--study", str(tmp_path / "s"), *knobs, "--first", first, *MINIMIZE, "--", "true"]
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
 
 
 def test_tpe_proposes_each_setting_once():

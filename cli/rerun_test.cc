@@ -122,6 +122,33 @@ TEST_F(RerunTest, OtherMembersAreTheSweepsOwnOrRefused) {
   EXPECT_THAT(err_, HasSubstr("one of its values is empty"));
 }
 
+TEST_F(RerunTest, AnotherLayoutKeepsNoPlacementOfTheOneBefore) {
+  pb::TaskSpec* task = jobs_.got.mutable_spec()->mutable_tasks(0);
+  task->set_name("main");
+  task->clear_run();
+  task->clear_workdir();
+  task->clear_workdir_digest();
+  task->set_trainer_json(R"({"parallel":{"tp":2}})");
+  task->mutable_workers()->set_min(4);
+  task->mutable_workers()->set_max(8);
+  task->mutable_resources()->set_gpus_milli(1'000);
+  task->mutable_resources()->add_gpu_types("cpu-slot");
+  task->set_processes_per_worker(1);
+  task->mutable_workers()->set_multiple_of(2);  // as submission filled in
+  pb::RankBlock* block = task->mutable_topology()->add_blocks();
+  block->set_gpus(2);
+  block->set_preferred(pb::HOST);
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--set", "trainer.parallel.tp=4"}), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 1u);
+  EXPECT_THAT(submitted_[0].tasks(0).trainer_json(), HasSubstr(R"("tp":4)"));
+  EXPECT_EQ(submitted_[0].tasks(0).workers().multiple_of(), 0);
+  EXPECT_EQ(submitted_[0].tasks(0).topology().blocks_size(), 0);
+  task->mutable_workers()->set_multiple_of(4);  // the file's own
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--set", "trainer.parallel.tp=4"}), 0) << err_;
+  EXPECT_EQ(submitted_.back().tasks(0).workers().multiple_of(), 4);
+  EXPECT_EQ(submitted_.back().tasks(0).topology().blocks_size(), 0);
+}
+
 TEST_F(RerunTest, RefusesOneOfSeveralIndependentWorkers) {
   jobs_.got.mutable_member()->set_id("7_3");
   jobs_.got.mutable_spec()->mutable_independent_workers()->set_max(4);

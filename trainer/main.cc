@@ -75,7 +75,8 @@ constexpr CommandHelp kHelp[] = {
      "(default: by its data sheet)\n"
      "  --between-hosts GB/s   for --search: and others (default: a port of 400 Gb/s for each H100 "
      "and newer, 200 for an A100)\n"
-     "  --json true            for programs\n"
+     "  --json true            for programs; also which ranks belong together (placement), and by "
+     "how many a run may grow (ranks_multiple)\n"
      "\n"
      "Exit codes: 0; 3 a rank doesn't fit, or no layout does; 2 the configuration is wrong.\n"},
     {"export",

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "common/base/job_defaults.h"
-#include "common/spec/blocks.h"
+#include "common/spec/placement_defaults.h"
 #include "common/spec/spec.h"
 #include "common/spec/together.h"
 
@@ -27,9 +27,7 @@ void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults) {
               ? 1
               : std::max<int32_t>(1, static_cast<int32_t>(resources->gpus_milli() / 1000)));
     }
-    pb::Workers* workers = task.mutable_workers();
-    if (const int64_t block = LargestBlockOf(task); block > 1 && workers->multiple_of() == 0)
-      workers->set_multiple_of(static_cast<int32_t>(block));
+    FillPlacement(*spec, &task);
     pb::Topology* topology = task.mutable_topology();
     if (topology->required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED) topology->set_required(pb::CLUSTER);
     if (topology->preferred() == pb::TOPOLOGY_LEVEL_UNSPECIFIED)

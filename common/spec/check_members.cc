@@ -11,6 +11,7 @@
 #include "common/base/view.h"
 #include "common/spec/check_trainer.h"
 #include "common/spec/members.h"
+#include "common/spec/placement_defaults.h"
 
 namespace muster {
 namespace {
@@ -176,9 +177,10 @@ class MembersChecker {
   void CheckTrainerValues(const pb::SweepValues& values, const nlohmann::json& schema,
                           const std::string& path) {
     bool any = false;
-    for (const pb::TaskSpec& task : spec_.tasks()) {
+    for (pb::TaskSpec task : spec_.tasks()) {
       if (task.trainer_json().empty()) continue;
       any = true;
+      FillPlacement(spec_, &task);  // by that it will grow
       const std::set<std::string> before = TrainerProblems(task, schema, task.trainer_json());
       for (int i = 0; i < values.values_size(); ++i) {
         const std::string at = IndexPath(path, static_cast<size_t>(i));

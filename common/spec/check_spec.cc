@@ -23,6 +23,7 @@
 #include "common/spec/check_trackers.h"
 #include "common/spec/check_trainer.h"
 #include "common/spec/check_workers.h"
+#include "common/spec/placement_defaults.h"
 #include "common/spec/ray.h"
 #include "common/spec/reader.h"
 #include "common/spec/trainer_schema.h"
@@ -463,7 +464,9 @@ class JobChecker {
   void CheckTrainer(const pb::TaskSpec& task, const std::string& path) {
     const nlohmann::json value = ParseBoundedJson(task.trainer_json(), kMaxYamlBytes);
     if (!value.is_object()) return Emit(path, "must be a map of fields");
-    CheckTrainerLayout(value, task, path, rules_.emit);
+    pb::TaskSpec filled = task;
+    FillPlacement(spec_, &filled);
+    CheckTrainerLayout(value, filled, path, rules_.emit);
     const nlohmann::json schema = ParseBoundedJson(context_.trainer_schema_json, size_t{1} << 20);
     if (schema.is_object()) CheckAgainstSchema(value, schema, path, rules_.emit);
     CheckTrainerPaths(value, path, rules_.emit);

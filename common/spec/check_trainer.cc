@@ -9,30 +9,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "common/spec/blocks.h"
+#include "common/spec/trainer_json.h"
 #include "common/spec/workers.h"
 
 namespace muster {
 namespace {
 
-constexpr int64_t kMostNumber = int64_t{1} << 40;
-
-// The whole number `key` of `map`; nothing where it is none from 1 on.
-std::optional<int64_t> Number(const nlohmann::json& map, const char* key) {
-  if (!map.is_object()) return std::nullopt;
-  const auto found = map.find(key);
-  if (found == map.end() || !found->is_number()) return std::nullopt;
-  const double value = found->get<double>();
-  if (!(value >= 1) || value > static_cast<double>(kMostNumber)) return std::nullopt;
-  const auto whole = static_cast<int64_t>(value);
-  return static_cast<double>(whole) == value ? std::optional(whole) : std::nullopt;
-}
-
-const nlohmann::json& Inner(const nlohmann::json& map, const char* key) {
-  static const nlohmann::json none;
-  const auto found = map.find(key);
-  return found == map.end() ? none : *found;
-}
+using trainer_json::Inner;
+using trainer_json::Number;
 
 // "2 or 4": the nearest numbers to `tp` that divide both.
 std::string Nearest(int64_t tp, int64_t one, int64_t other) {
@@ -97,13 +81,10 @@ struct Ranks {
   int64_t step = 1;  // workers by which it grows
   bool AnySize() const { return least != most; }
   explicit Ranks(const pb::TaskSpec& task) {
-    processes = task.processes_per_worker() > 0
-                    ? task.processes_per_worker()
-                    : std::max<int64_t>(1, task.resources().gpus_milli() / 1000);
+    processes = ProcessesOf(task);
     least = std::max<int64_t>(1, task.workers().min());
     most = std::max<int64_t>(least, task.workers().max());
-    step = task.workers().multiple_of() > 0 ? StepOf(task.workers())
-                                            : LargestBlockOf(task);  // as it will be filled in
+    step = StepOf(task.workers());
     count = (AnySize() ? step : least) * processes;
   }
 };

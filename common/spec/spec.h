@@ -77,11 +77,12 @@ struct SpecDefaults {
 };
 
 // Fills everything a checked spec may leave out: name "job", task name main, workers 1, one core
-// for a worker without GPUs, processes_per_worker, topology, checkpoint.interval and keep,
-// max_restarts, retry_faults_for, hang_timeout, grace, time_limit; with and after of tasks that
-// start together (JoinTasks). Left open on purpose: queue; checkpoint.storage (the cluster's); cpus
-// and memory of a worker with GPUs (its share of the host); when_unreachable of a gang of several
-// workers without trainer: (replace if its placement spans hosts, else wait). Idempotent.
+// for a worker without GPUs, processes_per_worker, topology, its blocks and workers.multiple_of
+// (FillPlacement), checkpoint.interval and keep, max_restarts, retry_faults_for, hang_timeout,
+// grace, time_limit; with and after of tasks that start together (JoinTasks). Left open on purpose:
+// queue; checkpoint.storage (the cluster's); cpus and memory of a worker with GPUs (its share of
+// the host); when_unreachable of a gang of several workers without trainer: (replace if its
+// placement spans hosts, else wait). Idempotent.
 void ApplyDefaults(pb::JobSpec* spec, const SpecDefaults& defaults = {});
 
 // The job file that says what `spec` says; ParseJobFile(SpecToYaml(s)) == s. One task named main is

@@ -222,6 +222,33 @@ TEST(ResolveSpec, ATrainerJobWaitsUntilSomebodyHasToldTheSchema) {
   EXPECT_EQ(later.problems[0].path, "trainer.max_steps");
 }
 
+TEST(ResolveSpec, ATrainersLayoutSaysWhichRanksBelongTogether) {
+  State state = TwoClusters();
+  Apply(&state, Parse<pb::Event>(R"(
+    host_hello { cluster: "cloud" host: "c1" state_id: "s" boot_id: "b" inventory {
+      cpus_milli: 1000 trainer_schema_json: "{\"type\":\"object\"}" } })"));
+  const auto resolve = [&](const char* trainer, const char* workers) {
+    pb::JobSpec spec =
+        Spec(std::string(workers) + " resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" }");
+    spec.mutable_tasks(0)->clear_run();
+    spec.mutable_tasks(0)->set_trainer_json(trainer);
+    return ResolveSpec(state, spec, SpecDefaults{});
+  };
+  const Resolution two = resolve(R"({"parallel": {"tp": 2}})", "workers { min: 2 max: 4 }");
+  ASSERT_TRUE(two.ok()) << (two.problems.empty() ? two.not_now : two.problems[0].message);
+  const pb::TaskSpec& task = two.resolved.tasks(0);
+  EXPECT_EQ(task.workers().multiple_of(), 2);
+  ASSERT_EQ(task.topology().blocks_size(), 1);
+  EXPECT_EQ(task.topology().blocks(0).gpus(), 2);
+  EXPECT_EQ(task.topology().blocks(0).preferred(), pb::HOST);
+  EXPECT_EQ(task.topology().blocks(0).required(), pb::TOPOLOGY_LEVEL_UNSPECIFIED);
+  const Resolution eight = resolve(R"({"parallel": {"tp": 8}})", "workers { min: 8 max: 8 }");
+  ASSERT_EQ(eight.problems.size(), 1u);
+  EXPECT_THAT(eight.problems[0].message,
+              HasSubstr("It can't start with fewer than 8 workers, which one replica of the model "
+                        "takes (trainer.parallel); share the model out among fewer ranks"));
+}
+
 TEST(ResolveSpec, WhatBeginsFromCheckpointsIsKeptToClustersThatReachThem) {
   State state;
   Apply(&state, Parse<pb::Event>("step { now_ns: 1700000000000000000 epoch: 1 }"));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/units.h"
+#include "common/spec/placement_defaults.h"
 #include "common/spec/workers.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/block_room.h"
@@ -215,6 +216,18 @@ std::string BlocksTooLarge(const State& state, const pb::JobSpec& spec, const pb
                       " workers don't fit\nUse smaller blocks or wider levels, and fewer workers");
 }
 
+// That it can't start with as few workers as the `best` pool holds, which are no step.
+std::string TooFewForAStep(const pb::JobSpec& spec, const pb::TaskSpec& task, int64_t best) {
+  const int32_t step = task.workers().multiple_of();
+  const pb::TaskSpec own = WithoutFilledPlacement(spec, task);
+  if (own.workers().multiple_of() == 0 && own.topology().blocks().empty())
+    return absl::StrCat("It can't start with fewer than ", step,
+                        " workers, which one replica of the model takes (trainer.parallel)",
+                        "; share the model out among fewer ranks");
+  return absl::StrCat("It can't start with ", step, " workers, as multiple_of asks for",
+                      "; use a multiple_of of at most ", best);
+}
+
 // The second line says what would be accepted.
 std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::TaskSpec& task,
                      const std::vector<PoolRoom>& pools) {
@@ -243,8 +256,7 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
   pb::Workers fewer = task.workers();
   if (const int32_t step = fewer.multiple_of(); step > 1) {
     if (best < step)
-      return absl::StrCat(text, "\nIt can't start with ", step, " workers, as multiple_of asks for",
-                          "; use a multiple_of of at most ", best,
+      return absl::StrCat(text, "\n", TooFewForAStep(spec, task, best),
                           within ? ", or a wider topology.required" : "");
     best = best / step * step;
   }

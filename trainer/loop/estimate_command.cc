@@ -11,6 +11,7 @@
 #include "trainer/loop/layout_search.h"
 #include "trainer/loop/memory.h"
 #include "trainer/loop/mfu.h"
+#include "trainer/loop/placement.h"
 #include "trainer/loop/sizes.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
@@ -281,7 +282,11 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, const ModelCon
                       {"slice_bytes_per_step", e.slice_bytes},
                       {"context_bytes_per_step", e.context_bytes},
                       {"expert_bytes_per_step", e.expert_bytes},
-                      {"flops_per_step", e.flops}};
+                      {"flops_per_step", e.flops},
+                      {"ranks_multiple", RanksMultiple(config.parallel, config.shard_size)},
+                      {"placement", ordered_json::array()}};
+  for (const RankGroup& one : PlacementOf(config.parallel, config.shard_size, ranks))
+    out["placement"].push_back({{"group", one.name}, {"ranks", one.ranks}, {"level", one.level}});
   for (const MemoryClass& one : e.memory)
     out["memory"].push_back(
         {{"class", one.name}, {"bytes", one.bytes}, {"on", one.on_host ? "host" : "rank"}});

@@ -239,6 +239,21 @@ def test_estimate_knows_parts_of_rows(trainer_bin, tmp_path):
     assert whole["context_bytes_per_step"] == 0
 
 
+def test_estimate_tells_which_ranks_belong_together(trainer_bin, tmp_path):
+    settings = resume.config(tmp_path, save_steps=0, parallel={"tp": 2, "cp": 2, "pp": 2})
+    done = estimate(trainer_bin, tmp_path, settings, "--ranks", "8", "--json", "true")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["ranks_multiple"] == 8
+    assert told["placement"] == [
+        {"group": "tp", "ranks": 2, "level": "island"},
+        {"group": "tp·cp", "ranks": 4, "level": "host"},
+        {"group": "pp", "ranks": 8, "level": "cluster"},
+    ]
+    alone = told_of_four(trainer_bin, tmp_path, {})
+    assert (alone["ranks_multiple"], alone["placement"]) == (1, [])
+
+
 def test_estimate_knows_stages(trainer_bin, tmp_path):
     told = {}
     for name, parallel in (

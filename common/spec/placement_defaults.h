@@ -1,0 +1,25 @@
+// Where the ranks of a task lie, and by how many workers it grows, where its file doesn't say.
+#pragma once
+
+#include "muster/v1/job.pb.h"
+
+namespace muster {
+
+namespace pb = ::muster::v1;
+
+// Fills what `task` of `spec` leaves out. Where its trainer says how its ranks share out the model
+// (trainer.parallel, but for auto, and shard_size):
+// - workers.multiple_of: the workers of one replica of the model, or of several where the blocks
+//   ask for it;
+// - topology.blocks: that ranks which share out each layer (tp, then tp times cp) are on one host.
+//   These are wishes: nothing waits for them.
+// Where there are blocks, and still no multiple_of: the largest block. What is filled in keeps the
+// rules of CheckBlocks and CheckWorkers; what can't is left out. A sweep over the layout has one
+// placement for all its members, so nothing is filled in then. Idempotent.
+void FillPlacement(const pb::JobSpec& spec, pb::TaskSpec* task);
+
+// `task` of `spec` without what FillPlacement would fill in again: as its file may have had it. So
+// a job that is submitted again with another layout doesn't keep the placement of this one.
+pb::TaskSpec WithoutFilledPlacement(const pb::JobSpec& spec, const pb::TaskSpec& task);
+
+}  // namespace muster

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/ids.h"
 #include "common/base/units.h"
+#include "common/objects/object_place.h"
 #include "common/spec/config_files.h"
 #include "common/spec/reader.h"
 
@@ -179,16 +180,13 @@ class ClusterReader {
                           "is missing; list the clusters whose hosts see it");
   }
 
-  // s3://BUCKET, s3://BUCKET/PREFIX; slashes at the end don't count.
   void CheckUrl(const Fields& fields, pb::Storage* storage) {
-    constexpr std::string_view kScheme = "s3://";
-    const std::string& url = storage->url();
-    if (!url.starts_with(kScheme) || url.size() == kScheme.size() || url[kScheme.size()] == '/') {
+    if (const std::string why =
+            WhyNoObjectPlace(storage->url(), ObjectPlace::kBucketOrPrefix, /*braces=*/true);
+        !why.empty()) {
       document_.AddAtPath(
           fields.PathOf("url"),
-          absl::StrCat("\"", storage->url(),
-                       "\" is no object store that is known here; give s3://BUCKET/PREFIX (AWS's, "
-                       "or any that speaks its protocol)"));
+          absl::StrCat(why, ". The store may be AWS's, or any that speaks its protocol"));
     } else if (!storage->path().empty()) {
       document_.AddAtPath(fields.PathOf("url"),
                           "a storage has a path or a url, not both; make two of it");

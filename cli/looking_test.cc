@@ -36,6 +36,34 @@ TEST_F(CliTest, AProfileIsTakenAgainWhereItsConnectionIsLost) {
             "the network failed; it is looked at again, for a minute\n");
 }
 
+TEST_F(CliTest, StorageIsToldByWhatRunsBesideTheJob) {
+  pb::ExecStart asked;
+  jobs_.exec = [&](Tunnel* tunnel) {
+    pb::TunnelInput start;
+    tunnel->Read(&start);
+    asked = start.exec();
+    SayBegun(tunnel);
+    pb::TunnelOutput output;
+    output.set_out("room 4096 1048576 262144\nfiles 20\n");
+    tunnel->Write(output);
+    output.mutable_end()->set_exit_code(0);
+    tunnel->Write(output);
+    return grpc::Status::OK;
+  };
+  jobs_.got.set_owner("ann");
+  jobs_.got.set_directory("/data/ann/jobs/7");
+  EXPECT_EQ(Run({"storage", "7"}), 0) << err_;
+  EXPECT_EQ(asked.attempt(), 1) << "of another attempt it would tell another host's";
+  EXPECT_EQ(out_,
+            "directory         /data/ann/jobs/7\n"
+            "files in it       20KiB\n"
+            "free there        1GiB of 4GiB\n"
+            "quota of ann      none is told there\n");
+  jobs_.got = JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED);
+  EXPECT_EQ(Run({"storage", "7"}), 2);
+  EXPECT_THAT(err_, HasSubstr("is not running"));
+}
+
 TEST_F(CliTest, AProfileOfWhatHasEndedIsNotTakenAgain) {
   std::atomic<int> calls{0};
   jobs_.exec = [&](Tunnel* tunnel) {

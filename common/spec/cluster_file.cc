@@ -20,7 +20,8 @@ constexpr char kNameRule[] =
     "a name is 1 to 63 of letters, digits, '.', '_' and '-', and starts with a letter, a digit or "
     "'_'";
 
-// "h[01-04]" to h01 … h04; a name without a range to itself. False: `*why` says what is wrong.
+}  // namespace
+
 bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, std::string* why) {
   const size_t open = pattern.find('[');
   if (open == std::string::npos) {
@@ -63,6 +64,8 @@ bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, st
   }
   return true;
 }
+
+namespace {
 
 // "10Gbit/s" to bits a second; 0: it is none.
 int64_t BitsPerSecond(std::string_view text) {

@@ -5,6 +5,95 @@
 namespace muster {
 namespace {
 
+using Tunnel = grpc::ServerReaderWriter<pb::TunnelOutput, pb::TunnelInput>;
+
+void SayBegun(Tunnel* tunnel) {
+  pb::TunnelOutput output;
+  output.set_begun(true);
+  tunnel->Write(output);
+}
+
+TEST_F(CliTest, AProfileIsTakenAgainWhereItsConnectionIsLost) {
+  std::atomic<int> calls{0};
+  jobs_.exec = [&](Tunnel* tunnel) {
+    pb::TunnelInput start;
+    tunnel->Read(&start);
+    if (calls++ == 0) return grpc::Status(grpc::UNAVAILABLE, "gone");
+    SayBegun(tunnel);
+    pb::TunnelOutput output;
+    output.set_out(R"([{"pid": 7, "os_thread_id": 7, "thread_name": "MainThread", "active": true,)"
+                   R"( "frames": []}])");
+    tunnel->Write(output);
+    output.mutable_end()->set_exit_code(0);
+    tunnel->Write(output);
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"profile", "7", "--stacks"}), 0) << err_;
+  EXPECT_EQ(calls, 2);
+  EXPECT_THAT(out_, HasSubstr("MainThread (7), runs"));
+  EXPECT_EQ(err_,
+            "muster: rank 0: the connection to musterd was lost (gone): it was started anew, or "
+            "the network failed; it is looked at again, for a minute\n");
+}
+
+TEST_F(CliTest, StorageIsToldByWhatRunsBesideTheJob) {
+  pb::ExecStart asked;
+  jobs_.exec = [&](Tunnel* tunnel) {
+    pb::TunnelInput start;
+    tunnel->Read(&start);
+    asked = start.exec();
+    SayBegun(tunnel);
+    pb::TunnelOutput output;
+    output.set_out("room 4096 1048576 262144\nfiles 20\n");
+    tunnel->Write(output);
+    output.mutable_end()->set_exit_code(0);
+    tunnel->Write(output);
+    return grpc::Status::OK;
+  };
+  jobs_.got.set_owner("ann");
+  jobs_.got.set_directory("/data/ann/jobs/7");
+  EXPECT_EQ(Run({"storage", "7"}), 0) << err_;
+  EXPECT_EQ(asked.attempt(), 1) << "of another attempt it would tell another host's";
+  EXPECT_EQ(out_,
+            "directory         /data/ann/jobs/7\n"
+            "files in it       20KiB\n"
+            "free there        1GiB of 4GiB\n"
+            "quota of ann      none is told there\n");
+  jobs_.got = JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED);
+  EXPECT_EQ(Run({"storage", "7"}), 2);
+  EXPECT_THAT(err_, HasSubstr("is not running"));
+}
+
+TEST_F(CliTest, AProfileOfWhatHasEndedIsNotTakenAgain) {
+  std::atomic<int> calls{0};
+  jobs_.exec = [&](Tunnel* tunnel) {
+    pb::TunnelInput start;
+    tunnel->Read(&start);
+    ++calls;
+    return grpc::Status(grpc::FAILED_PRECONDITION, "the attempt has ended");
+  };
+  EXPECT_EQ(Run({"profile", "7", "--stacks"}), 2);
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(err_, "muster: the attempt has ended\n");
+}
+
+TEST_F(CliTest, ACommandThatIsCutOffSaysByWhatAndWhatToDo) {
+  grpc::Status status(grpc::UNAVAILABLE, "Socket closed");
+  jobs_.exec = [&](Tunnel* tunnel) {
+    pb::TunnelInput start;
+    tunnel->Read(&start);
+    SayBegun(tunnel);
+    return status;
+  };
+  EXPECT_EQ(Run({"exec", "7", "--", "true"}), 125);
+  EXPECT_THAT(err_, HasSubstr("cut off, and is ended: the connection to musterd was lost (Socket "
+                              "closed): it was started anew, or the network failed\n"));
+  EXPECT_THAT(err_, HasSubstr("run the command again"));
+  status = grpc::Status(grpc::FAILED_PRECONDITION, "the attempt has ended");
+  EXPECT_EQ(Run({"exec", "7", "--", "true"}), 125);
+  EXPECT_EQ(err_, "muster: the command was cut off, and is ended: the attempt has ended\n");
+}
+
 TEST_F(CliTest, LogsAreTheBytesAsTheyWere) {
   jobs_.logs = {"no newline at the end", "\x01 and on"};
   EXPECT_EQ(Run({"logs", "7"}), 0);

@@ -136,6 +136,7 @@ int Main(Session& session, int argc, char** argv) {
   AddJobs(root, session);
   AddCheckpoints(root, session);
   AddProfile(root, session);
+  AddStorage(root, session);
   AddFollow(root, session);
   AddExec(root, session);
   AddDev(root, session);

@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "cli/client.h"
 #include "common/base/check.h"
 
 namespace muster {
@@ -136,6 +138,17 @@ pb::TerminalSize SizeOf(int terminal) {
   told.set_rows(size.ws_row);
   told.set_columns(size.ws_col);
   return told;
+}
+
+CutOff WhyCutOff(const absl::Status& status) {
+  if (status.ok()) return {"musterd ended the call", true};
+  std::string said(status.message());
+  if (!absl::IsUnavailable(status)) return {said, false};
+  // Musterd's own word is about the host; without one nobody has spoken.
+  if (status.GetPayload(kDetailsUrl).has_value()) return {said, true};
+  return {absl::StrCat("the connection to musterd was lost", said.empty() ? "" : " (", said,
+                       said.empty() ? "" : ")", ": it was started anew, or the network failed"),
+          true};
 }
 
 TunnelOutcome CarryTunnel(TunnelCall* call, const pb::TunnelInput& start, const TunnelEnds& ends,

@@ -58,6 +58,14 @@ struct TunnelOutcome {
   absl::Status status;  // of the call, where there was no end
 };
 
+// Why a call ended without the other end's last word.
+struct CutOff {
+  std::string why;
+  // Musterd, the host's agent or the network failed it: the same may be begun again.
+  bool may_begin_again = false;
+};
+CutOff WhyCutOff(const absl::Status& status);
+
 // Sends `start` and carries until the call is over. `on_begun` is called once, when what it leads
 // to is there.
 TunnelOutcome CarryTunnel(TunnelCall* call, const pb::TunnelInput& start, const TunnelEnds& ends,

@@ -6,6 +6,9 @@
 #include <deque>
 #include <thread>
 
+#include "absl/strings/cord.h"
+#include "cli/client.h"
+
 namespace muster {
 namespace {
 
@@ -128,6 +131,32 @@ TEST(CarryTunnel, ACallThatBreaksOffEndsAtOnceThoughNothingIsTyped) {
   EXPECT_FALSE(outcome.ended);
   close(in[0]);
   close(in[1]);
+}
+
+TEST(WhyCutOff, SaysWhoFailedAndWhetherTheSameMayBeginAgain) {
+  absl::Status word = absl::UnavailableError("host lab/h1: its agent is away");
+  word.SetPayload(kDetailsUrl, absl::Cord("by musterd itself"));
+  const struct {
+    absl::Status status;
+    const char* why;
+    bool again;
+  } kCases[] = {
+      {absl::OkStatus(), "musterd ended the call", true},
+      {absl::UnavailableError("Socket closed"),
+       "the connection to musterd was lost (Socket closed): it was started anew, or the network "
+       "failed",
+       true},
+      {absl::UnavailableError(""),
+       "the connection to musterd was lost: it was started anew, or the network failed", true},
+      {word, "host lab/h1: its agent is away", true},
+      {absl::FailedPreconditionError("the attempt has ended"), "the attempt has ended", false},
+      {absl::PermissionDeniedError("you may not"), "you may not", false},
+      {absl::CancelledError("here"), "here", false}};
+  for (const auto& [status, why, again] : kCases) {
+    const CutOff cut = WhyCutOff(status);
+    EXPECT_EQ(cut.why, why) << status;
+    EXPECT_EQ(cut.may_begin_again, again) << status;
+  }
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ void AddRun(CLI::App& root, Session& session);          // run -- CMD
 void AddJobs(CLI::App& root, Session& session);         // jobs, history, show
 void AddCheckpoints(CLI::App& root, Session& session);  // checkpoints list, now
 void AddProfile(CLI::App& root, Session& session);      // profile
+void AddStorage(CLI::App& root, Session& session);      // storage
 void AddFollow(CLI::App& root, Session& session);       // attach, wait, cancel, logs
 void AddExec(CLI::App& root, Session& session);         // exec, forward
 void AddDev(CLI::App& root, Session& session);          // dev up, list, open, stop, resume

@@ -260,14 +260,17 @@ absl::StatusOr<Entrance> Parse(const std::string& text) {
 
 // The environment itself is asked, beside its server. What it says passes no command line and no
 // log.
-absl::StatusOr<Entrance> AskEntrance(Client& client, const pb::Job& job,
+absl::StatusOr<Entrance> AskEntrance(const Session& session, Client& client, const pb::Job& job,
                                      const Interrupt& interrupt) {
   pb::ExecStart exec;
   exec.set_id(JobId(job));
   for (int i = 0; i < kPythonWords; ++i) exec.add_command(job.spec().tasks(0).run().exec(i));
   exec.add_command("session");
   exec.add_command(kWaitForServer);
-  const absl::StatusOr<RanBeside> ran = RunBeside(&client, interrupt, exec);
+  const absl::StatusOr<RanBeside> ran =
+      RunBesideAgain(&client, interrupt, exec, [&](const std::string& why) {
+        session.Err(absl::StrCat("muster: ", why, "; it is asked again, for a minute\n"));
+      });
   if (!ran.ok()) return ran.status();
   if (ran->exit_code != 0)
     return absl::FailedPreconditionError(
@@ -312,7 +315,7 @@ int Open(Session& session, const OpenOptions& options) {
   const absl::Status runs = AwaitRunning(session, **client, JobId(*job), interrupt);
   if (interrupt.pending()) return kExitInterrupted;
   if (!runs.ok()) return session.Fail(runs);
-  const absl::StatusOr<Entrance> entrance = AskEntrance(**client, *job, interrupt);
+  const absl::StatusOr<Entrance> entrance = AskEntrance(session, **client, *job, interrupt);
   if (interrupt.pending()) return kExitInterrupted;
   if (!entrance.ok()) return session.Fail(entrance.status());
   int local = options.port;

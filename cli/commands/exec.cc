@@ -78,10 +78,13 @@ int CodeOf(Session& session, const TunnelOutcome& outcome) {
     return end.exit_code() != 0 ? end.exit_code() : kExitCutOff;
   }
   if (!outcome.begun) return session.Fail(outcome.status);
-  session.Err(absl::StrCat(
-      "muster: the command was cut off, and is ended: ",
-      outcome.status.ok() ? "its server ended the call" : std::string(outcome.status.message()),
-      "\n"));
+  const CutOff cut = WhyCutOff(outcome.status);
+  session.Err(absl::StrCat("muster: the command was cut off, and is ended: ", cut.why, "\n"));
+  if (cut.may_begin_again) {
+    session.Err(
+        "  The job goes on: run the command again. What has to outlive a lost connection: setsid "
+        "-f CMD, with its output in a file\n");
+  }
   return kExitCutOff;
 }
 

@@ -63,7 +63,15 @@ class Forwarder {
     if (interrupt_->pending()) return;
     if (outcome.ended && !outcome.end.error().empty())
       session_->Err(absl::StrCat("muster: ", outcome.end.error(), "\n"));
-    if (!outcome.ended && !outcome.status.ok()) session_->Fail(outcome.status);
+    if (outcome.ended || outcome.status.ok()) return;
+    const CutOff cut = WhyCutOff(outcome.status);
+    if (!cut.may_begin_again) {
+      session_->Fail(outcome.status);
+      return;
+    }
+    session_->Err(absl::StrCat("muster: a connection ",
+                               outcome.begun ? "was cut off: " : "could not be made: ", cut.why,
+                               ". The port stays: connect again\n"));
   }
 
   Session* const session_;

@@ -146,7 +146,7 @@ struct OfRank {
 };
 
 // On all of them at once, so that they are of the same time.
-std::vector<OfRank> RunOnRanks(Client* client, const Interrupt& interrupt,
+std::vector<OfRank> RunOnRanks(const Session& session, Client* client, const Interrupt& interrupt,
                                const ProfileOptions& options, const RunningTask& task,
                                const std::vector<int>& ranks, const std::string& script,
                                const std::vector<std::string>& arguments) {
@@ -156,7 +156,11 @@ std::vector<OfRank> RunOnRanks(Client* client, const Interrupt& interrupt,
     all[i].rank = ranks[i];
     threads.emplace_back([&, i] {
       const absl::StatusOr<RanBeside> ran =
-          RunBeside(client, interrupt, CommandOf(options, task, ranks[i], script, arguments));
+          RunBesideAgain(client, interrupt, CommandOf(options, task, ranks[i], script, arguments),
+                         [&](const std::string& why) {
+                           session.Err(absl::StrCat("muster: rank ", ranks[i], ": ", why,
+                                                    "; it is looked at again, for a minute\n"));
+                         });
       if (!ran.ok())
         all[i].documents = ran.status();
       else if (ran->exit_code != 0)
@@ -223,9 +227,9 @@ int ProfileTrainer(Session& session, Client* client, const Interrupt& interrupt,
     return session.Fail(absl::InvalidArgumentError(
         absl::StrCat(options.stacks ? "--stacks" : "--rank", ": job ", options.id,
                      " runs muster-trainer, all of whose ranks record --steps of theirs")));
-  std::vector<OfRank> all =
-      RunOnRanks(client, interrupt, options, task, {0}, absl::StrCat(kRequestsOrExit, kRequest),
-                 {absl::StrCat(options.steps), absl::StrCat(kMostTime / kSecond)});
+  std::vector<OfRank> all = RunOnRanks(
+      session, client, interrupt, options, task, {0}, absl::StrCat(kRequestsOrExit, kRequest),
+      {absl::StrCat(options.steps), absl::StrCat(kMostTime / kSecond)});
   if (interrupt.pending()) return kExitInterrupted;
   if (!all[0].documents.ok()) return session.Fail(all[0].documents.status());
   std::vector<OfRank> ranks;
@@ -255,8 +259,9 @@ int Profile(Session& session, const ProfileOptions& options) {
     session.Err(
         absl::StrCat("of ", task->ranks, " ranks the first ", kRanks, "; name others by --rank\n"));
   const std::string script = absl::StrCat(kFindPython, options.stacks ? kDump : kRecord);
-  const std::vector<OfRank> all = RunOnRanks(*client, interrupt, options, *task, ranks, script,
-                                             {absl::StrCat((*time_ns + kSecond - 1) / kSecond)});
+  const std::vector<OfRank> all =
+      RunOnRanks(session, *client, interrupt, options, *task, ranks, script,
+                 {absl::StrCat((*time_ns + kSecond - 1) / kSecond)});
   if (interrupt.pending()) return kExitInterrupted;
   return options.stacks ? ShowStacks(session, all) : WriteTrace(session, options, all);
 }

@@ -2,6 +2,7 @@
 // stand on one.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -21,5 +22,11 @@ struct RanBeside {
 // couldn't begin or was cut off; CANCELLED if the interrupt is pending.
 absl::StatusOr<RanBeside> RunBeside(Client* client, const Interrupt& interrupt,
                                     const pb::ExecStart& exec);
+
+// The same for a command that does no harm if it is begun twice: where musterd, its host's agent or
+// the network fails it, again, for a minute from the first time. `say` is told why, once.
+absl::StatusOr<RanBeside> RunBesideAgain(Client* client, const Interrupt& interrupt,
+                                         const pb::ExecStart& exec,
+                                         const std::function<void(const std::string&)>& say);
 
 }  // namespace muster

@@ -6,6 +6,7 @@
 #include "cli/commands/commands.h"
 #include "cli/render/table.h"
 #include "common/base/units.h"
+#include "common/spec/config_files.h"
 
 namespace muster {
 namespace {
@@ -59,6 +60,29 @@ int NewToken(Session& session, const TokenOptions& options) {
         options.host.empty() ? "user" : "host", " token revoke ", response->id(), "\n"));
   }
   return code;
+}
+
+// lab/h[01-10]: one line for each of them, in order.
+int NewHostTokens(Session& session, const TokenOptions& options) {
+  constexpr size_t kMostAtOnce = 100;  // that musterd grants without a rest
+  const size_t slash = options.host.find('/');
+  // Without a range musterd says what is wrong with it.
+  if (slash == std::string::npos || options.host.find('[', slash) == std::string::npos)
+    return NewToken(session, options);
+  std::vector<std::string> names;
+  std::string why;
+  if (!ExpandHosts(options.host.substr(slash + 1), &names, &why))
+    return session.Fail(absl::InvalidArgumentError(why));
+  if (names.size() > kMostAtOnce) {
+    return session.Fail(absl::InvalidArgumentError(absl::StrCat(
+        options.host, " are ", names.size(), " hosts; name at most ", kMostAtOnce, " at once")));
+  }
+  for (const std::string& name : names) {
+    TokenOptions one = options;
+    one.host = absl::StrCat(options.host.substr(0, slash), "/", name);
+    if (const int code = NewToken(session, one); code != kExitOk) return code;
+  }
+  return kExitOk;
 }
 
 std::string TokensText(const pb::Holding& row, int64_t now_ns) {
@@ -181,10 +205,10 @@ void AddHostTokens(CLI::App* host, Session& session) {
   token->require_subcommand(1);
   auto options = std::make_shared<TokenOptions>();
   CLI::App* made = token->add_subcommand("new", "Print the line that a host joins with, once");
-  made->add_option("cluster/host", options->host)->required();
+  made->add_option("cluster/host", options->host, "Or several: lab/h[01-10]")->required();
   made->add_option("--ttl", options->ttl, "How long it is good; default and most: 1h");
   made->callback([&session, options] {
-    session.command = [&session, options] { return NewToken(session, *options); };
+    session.command = [&session, options] { return NewHostTokens(session, *options); };
   });
   CLI::App* list = token->add_subcommand("list", "Hosts with their certificates and tokens");
   list->callback(

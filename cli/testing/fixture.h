@@ -93,6 +93,7 @@ struct Fake : pb::JobService::Service {
       stream_logs;  // instead of what follows
   std::vector<std::string> logs;
   std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;  // of each of them
+  std::function<grpc::Status(grpc::ServerReaderWriter<pb::TunnelOutput, pb::TunnelInput>*)> exec;
   std::atomic<int> cancels{0};
   pb::ListJobsRequest listed;                   // the newest
   std::optional<std::vector<pb::Job>> listing;  // in one page, instead of two of two
@@ -114,6 +115,10 @@ struct Fake : pb::JobService::Service {
     *response->mutable_job() = JobIn(pb::WAITING, pb::TASK_WAITING);
     *response->mutable_job()->mutable_spec() = request->spec();
     return submit ? submit(*request, response) : grpc::Status::OK;
+  }
+  grpc::Status Exec(grpc::ServerContext*,
+                    grpc::ServerReaderWriter<pb::TunnelOutput, pb::TunnelInput>* stream) override {
+    return exec(stream);
   }
   grpc::Status Get(grpc::ServerContext*, const pb::GetJobRequest*, pb::Job* job) override {
     *job = got;

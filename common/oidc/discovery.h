@@ -17,8 +17,6 @@ struct Discovery {
   std::string device_url;  // of who has no browser; empty: the provider has none
 };
 
-// Empty if `url` is https://HOST[:PORT][/PATH], without user, query and fragment; else why not.
-std::string WhyNoIssuer(std::string_view url);
 // Where `issuer` tells it.
 std::string DiscoveryUrl(std::string_view issuer);
 // INVALID_ARGUMENT: it is another issuer's, or lacks an address, or names one that isn't https.

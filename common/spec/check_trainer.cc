@@ -8,7 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "common/objects/object_place.h"
 #include "common/spec/trainer_json.h"
 #include "common/spec/workers.h"
 
@@ -36,31 +36,22 @@ bool IsHubName(std::string_view text) {
          text.find('/', slash + 1) == std::string_view::npos && text[0] != '.';
 }
 
-// s3://BUCKET/PREFIX, of whose parts none is empty.
-bool IsObjectPrefix(absl::string_view url) {
-  if (!absl::ConsumePrefix(&url, "s3://")) return false;
-  while (absl::ConsumeSuffix(&url, "/")) continue;
-  const size_t slash = url.find('/');
-  return slash != absl::string_view::npos && slash >= 3 && slash <= 63 &&
-         url.substr(0, slash).find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789.-{}") ==
-             absl::string_view::npos &&
-         !absl::StrContains(url, "//");
-}
-
 }  // namespace
 
 void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
                        const EmitProblem& emit) {
-  for (const char* field : {"init", "data", "export"}) {
+  for (const char* field : {"init", "data", "export", "checkpoints"}) {
     const auto found = trainer.find(field);
     if (found == trainer.end() || !found->is_string()) continue;
     const std::string& given = found->get_ref<const std::string&>();
     std::string problem;
-    if (std::string_view(field) == "export" && absl::StrContains(given, "://")) {
-      if (!IsObjectPrefix(given))
-        problem = absl::StrCat("\"", given.substr(0, 200),
-                               "\" is no place of an object store; give s3://BUCKET/PREFIX, or a "
-                               "directory, absolute or under the job's directory");
+    if (std::string_view(field) == "checkpoints") {
+      if (!given.empty())
+        problem = WhyNoObjectPlace(given, ObjectPlace::kBucketOrPrefix, /*braces=*/true);
+      if (!problem.empty()) problem += ". A directory is the job's checkpoint.storage";
+    } else if (std::string_view(field) == "export" && absl::StrContains(given, "://")) {
+      problem = WhyNoObjectPlace(given, ObjectPlace::kPrefix, /*braces=*/true);
+      if (!problem.empty()) problem += "; or a directory, absolute or under the job's directory";
     } else if (absl::StrContains(given, "://")) {
       problem =
           "not yet: URLs. Give a directory that the hosts see, absolute or under the job's "

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "common/objects/object_place.h"
+
 namespace muster {
 namespace {
 
@@ -271,12 +273,16 @@ TEST(TrainerPaths, AnExportGoesToADirectoryOrAPrefixOfABucket) {
        {"model", "/models/new", "s3://acme/models/new", "s3://acme/a/{{index}}/"})
     EXPECT_EQ(said("export", good), "") << good;
   for (const char* bad : {"gs://acme/model", "s3://", "s3://acme", "s3://acme//", "s3:///model",
-                          "s3://ac/model", "s3://Acme/model", "s3://acme/a//b"})
+                          "s3://ac/model", "s3://Acme/model", "s3://acme/a//b", "s3://acme/a/.."})
     EXPECT_EQ(said("export", bad),
-              std::string("trainer.export: \"") + bad +
-                  "\" is no place of an object store; give s3://BUCKET/PREFIX, or a directory, "
-                  "absolute or under the job's directory");
+              "trainer.export: " + WhyNoObjectPlace(bad, ObjectPlace::kPrefix) +
+                  "; or a directory, absolute or under the job's directory");
   EXPECT_NE(said("init", "s3://acme/model"), "");
+  for (const char* good : {"", "s3://acme", "s3://acme/runs/"})
+    EXPECT_EQ(said("checkpoints", good), "") << good;
+  EXPECT_EQ(said("checkpoints", "/data/run"),
+            "trainer.checkpoints: must be s3://BUCKET/PREFIX; got /data/run. A directory is the "
+            "job's checkpoint.storage");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/ids.h"
 #include "common/base/units.h"
+#include "common/objects/object_place.h"
 #include "common/spec/config_files.h"
 #include "common/spec/reader.h"
 
@@ -19,7 +20,8 @@ constexpr char kNameRule[] =
     "a name is 1 to 63 of letters, digits, '.', '_' and '-', and starts with a letter, a digit or "
     "'_'";
 
-// "h[01-04]" to h01 … h04; a name without a range to itself. False: `*why` says what is wrong.
+}  // namespace
+
 bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, std::string* why) {
   const size_t open = pattern.find('[');
   if (open == std::string::npos) {
@@ -62,6 +64,8 @@ bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, st
   }
   return true;
 }
+
+namespace {
 
 // "10Gbit/s" to bits a second; 0: it is none.
 int64_t BitsPerSecond(std::string_view text) {
@@ -179,16 +183,13 @@ class ClusterReader {
                           "is missing; list the clusters whose hosts see it");
   }
 
-  // s3://BUCKET, s3://BUCKET/PREFIX; slashes at the end don't count.
   void CheckUrl(const Fields& fields, pb::Storage* storage) {
-    constexpr std::string_view kScheme = "s3://";
-    const std::string& url = storage->url();
-    if (!url.starts_with(kScheme) || url.size() == kScheme.size() || url[kScheme.size()] == '/') {
+    if (const std::string why =
+            WhyNoObjectPlace(storage->url(), ObjectPlace::kBucketOrPrefix, /*braces=*/true);
+        !why.empty()) {
       document_.AddAtPath(
           fields.PathOf("url"),
-          absl::StrCat("\"", storage->url(),
-                       "\" is no object store that is known here; give s3://BUCKET/PREFIX (AWS's, "
-                       "or any that speaks its protocol)"));
+          absl::StrCat(why, ". The store may be AWS's, or any that speaks its protocol"));
     } else if (!storage->path().empty()) {
       document_.AddAtPath(fields.PathOf("url"),
                           "a storage has a path or a url, not both; make two of it");

@@ -132,6 +132,10 @@ struct MusterdConfig {
 bool ParseMusterdConfig(std::string_view text, std::string_view filename, MusterdConfig* out,
                         std::vector<Problem>* problems);
 
+// A host's name, or several as clusters.yaml has them: "h[01-04]" gives h01 … h04. False: `*why`
+// says what is wrong.
+bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, std::string* why);
+
 // Empty if `listen` may be served (unix:///absolute/path of at most 107 bytes); else why not, with
 // a remedy.
 std::string WhyNotListen(std::string_view listen);

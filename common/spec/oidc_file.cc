@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/issuers.h"
 
 namespace muster {
 namespace {
@@ -38,9 +38,8 @@ void CheckIssuer(Document& document, const std::string& path, const OidcConfig& 
   };
   if (read.issuer.empty()) {
     bad("issuer", "is missing; write it as its tokens have it: issuer: https://id.example.org");
-  } else if (!absl::StartsWith(read.issuer, "https://") || read.issuer.size() < 9 ||
-             read.issuer.find_first_of(" \t?#@\"\\") != read.issuer.npos) {
-    bad("issuer", "must begin with https://, and have no user, query or fragment");
+  } else if (const std::string why = WhyNoIssuer(read.issuer); !why.empty()) {
+    bad("issuer", why);
   }
   if (read.client_id.empty()) bad("client_id", "is missing; it is what the provider calls Muster");
   if (std::find(read.scopes.begin(), read.scopes.end(), "openid") == read.scopes.end())

@@ -45,7 +45,24 @@ int32_t NewestTask(const JobRow& job) {
   return newest;
 }
 
-std::atomic<int> g_readers{0};
+std::atomic<int> g_readers{0};  // of all users
+
+StreamCounts& ReadersByUser() {
+  static auto* const counts = new StreamCounts;
+  return *counts;
+}
+
+bool TakeReader(const std::string& user) {
+  if (g_readers.fetch_add(1) < kLogReadersOfAll && ReadersByUser().Take(user, kLogReadersMax))
+    return true;
+  g_readers.fetch_sub(1);
+  return false;
+}
+
+void GiveReader(const std::string& user) {
+  ReadersByUser().Give(user);
+  g_readers.fetch_sub(1);
+}
 
 constexpr size_t kBacklogBytesMax = 4 << 20;  // that a reader may be behind
 constexpr size_t kAskBelowBytes = 1 << 20;    // hosts are asked again once it is less behind
@@ -81,20 +98,20 @@ void LogStream::Begin() {
   }
   {
     std::lock_guard lock(state_mutex_);
-    if (g_readers.fetch_add(1) < kLogReadersMax) {
+    if (TakeReader(who_->user)) {
       counted_ = true;
       // Of one that State has forgotten since it ended, hosts may have output yet.
       const std::shared_ptr<const JobRow> job = std::move(job_);
       watch_ = hub_->Add(job, [this](const WatchHub::News& news) { Look(news.view, news.job); });
       return;
     }
-    g_readers.fetch_sub(1);
   }
   Finally(grpc::Status(
       grpc::StatusCode::RESOURCE_EXHAUSTED,
       absl::StrCat(
-          kLogReadersMax,
-          " calls read logs now, and no more are served at once; end one, or try again later")));
+          kLogReadersMax, " calls of yours, or ", kLogReadersOfAll,
+          " of everybody's, read logs now, and no more are served at once; end one, or try "
+          "again later")));
 }
 
 void LogStream::Gone() {
@@ -103,7 +120,7 @@ void LogStream::Gone() {
   {
     std::lock_guard lock(state_mutex_);
     over_ = true;
-    if (std::exchange(counted_, false)) g_readers.fetch_sub(1);
+    if (std::exchange(counted_, false)) GiveReader(who_->user);
     std::swap(watch, watch_);
     std::swap(open, open_);
   }

@@ -20,7 +20,8 @@
 
 namespace muster {
 
-inline constexpr int kLogReadersMax = 256;  // Logs calls of this process at once
+// Logs calls of this process at once: of one user, and of all of them.
+inline constexpr int kLogReadersMax = 192, kLogReadersOfAll = 256;
 
 class LogStream : public QueuedWriter<grpc::ServerWriteReactor<pb::LogsResponse>, pb::LogsResponse>,
                   public std::enable_shared_from_this<LogStream> {

@@ -15,6 +15,9 @@ constexpr size_t kMostBytes = 64 << 10;  // of a message's data
 constexpr int64_t kFirstWaitNs = 10 * kSecond, kJoinWaitNs = 10 * kSecond;
 constexpr int64_t kAskAgainNs = 100 * kMillisecond;
 constexpr int kAsked = 20;  // times
+constexpr char kNoTunnel[] = "NO_TUNNEL";
+constexpr char kAgentLost[] =
+    "the connection to its muster-agent was lost: it was started anew, or the network failed";
 
 std::chrono::system_clock::time_point After(int64_t wait_ns) {
   return std::chrono::system_clock::now() + std::chrono::nanoseconds(wait_ns);
@@ -33,8 +36,14 @@ void UserTunnel::Begin() {
 void UserTunnel::EndAfter(grpc::Alarm* alarm, int64_t wait_ns, const std::string& why) {
   alarm->Set(After(wait_ns), [self = weak_from_this(), why](bool passed) {
     if (const auto alive = self.lock(); passed && alive != nullptr)
-      alive->End(grpc::Status(grpc::StatusCode::UNAVAILABLE, why));
+      alive->End(NotNow(why, kNoTunnel));
   });
+}
+
+void UserTunnel::Close(const absl::Status& status) {
+  if (!absl::IsUnavailable(status)) return End(ToGrpc(status));
+  End(NotNow(absl::StrCat("host ", place_->cluster, "/", place_->host, ": ", status.message()),
+             kNoTunnel));
 }
 
 void UserTunnel::OnReadDone(bool ok) {
@@ -135,9 +144,9 @@ void UserTunnel::AskHost(int times) {
   }
   if (context_->sessions->OpenTunnel(place_->cluster, place_->host, place_->open)) return;
   if (times == 1) {
-    return End(grpc::Status(grpc::StatusCode::UNAVAILABLE,
-                            absl::StrCat("host ", place_->cluster, "/", place_->host,
-                                         " is not connected now; try again once it is")));
+    return End(NotNow(absl::StrCat("host ", place_->cluster, "/", place_->host,
+                                   " is not connected now; try again once it is"),
+                      kNoTunnel));
   }
   asks_.emplace_back().Set(After(kAskAgainNs), [self = weak_from_this(), times](bool passed) {
     if (const auto alive = self.lock(); passed && alive != nullptr) alive->AskHost(times - 1);
@@ -147,7 +156,7 @@ void UserTunnel::AskHost(int times) {
 // The hub's thread: the job, or who may do what, has changed.
 void UserTunnel::Look(const View& view, const JobRow* job) {
   if (job == nullptr)
-    return EndNow(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the job has ended"));
+    return EndNow(grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "the job has ended"));
   if (!Sight(view.state, *who_).May(pb::RIGHT_OPERATE, *job)) {
     return EndNow(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                                "you may not do this with the job any more"));
@@ -157,7 +166,7 @@ void UserTunnel::Look(const View& view, const JobRow* job) {
   if (task < 0) return;
   for (const AttemptRow& attempt : job->tasks[task].attempts) {
     if (attempt.number == key.attempt() && attempt.ended())
-      EndNow(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the attempt has ended"));
+      EndNow(grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "the attempt has ended"));
   }
 }
 
@@ -227,8 +236,7 @@ void HostTunnel::OnReadDone(bool ok) {
   const std::shared_ptr<TunnelUserEnd> to = user();
   if (!ok) {
     if (to != nullptr) {
-      to->Close(
-          absl::UnavailableError("the host's muster-agent is gone, and with it what it held open"));
+      to->Close(absl::UnavailableError(kAgentLost));
     }
     return End(grpc::Status::OK);
   }
@@ -275,8 +283,7 @@ void HostTunnel::Gone() {
   MarkOver();
   late_.Cancel();
   if (const auto to = user(); to != nullptr) {
-    to->Close(
-        absl::UnavailableError("the host's muster-agent is gone, and with it what it held open"));
+    to->Close(absl::UnavailableError(kAgentLost));
   }
 }
 

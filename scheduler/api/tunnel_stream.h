@@ -101,7 +101,7 @@ class UserTunnel : public TunnelStream<pb::TunnelInput, pb::TunnelOutput>,
   void ReadOn() override {
     if (!input_over_) ReadNext();
   }
-  void Close(const absl::Status& status) override { End(ToGrpc(status)); }
+  void Close(const absl::Status& status) override;
 
  protected:
   void Gone() override;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/base/check.h"
+#include "common/base/issuers.h"
 #include "common/oidc/discovery.h"
 #include "common/oidc/json.h"
 #include "common/oidc/jws.h"

@@ -263,6 +263,8 @@ def test_a_killed_daemon_ends_the_command_and_says_so(running, victim):
         system.processes[name].wait(10)
     _, said = beside.communicate(timeout=30)
     assert beside.returncode == 125 and b"cut off" in said, said
+    who = "to musterd" if victim == "musterd" else "to its muster-agent"
+    assert f"connection {who} was lost" in flat(said) and "run the command again" in flat(said)
     wait_for("its end", lambda: not pids_named("4000.25"), 15)
     if victim == "musterd":
         system.start_musterd()

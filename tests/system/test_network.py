@@ -1,5 +1,6 @@
 """Hosts on machines of their own: they join by one line, work as a gang, and fall off when they are revoked."""
 
+import re
 import shutil
 import subprocess
 
@@ -114,6 +115,15 @@ def test_a_revoked_host_falls_off_within_five_seconds_and_the_other_does_not(net
     net.join("h02")
     assert net.identity("h02") != before
     assert (net.system.folder / "agents" / "lab-h02" / "identity.old").read_text() == before
+
+
+def test_a_range_of_hosts_gets_a_line_each_in_order(net):
+    done = net.system.run(["host", "token", "new", "lab/h[01-02]"])
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["muster-agent", "join"]] * 2
+    assert len({line.split()[line.split().index("--token") + 1] for line in lines}) == 2
+    said = re.findall(r"Run on (\S+) this line", " ".join(done.stderr.split()))
+    assert said == ["lab/h01", "lab/h02"]
 
 
 def test_a_later_start_runs_jobs_as_the_join_line_said(net):

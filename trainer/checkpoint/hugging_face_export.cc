@@ -134,7 +134,7 @@ std::string WeightIndex(const std::vector<WeightFile>& files) {
          "\n";
 }
 
-// Is called before a file of weights takes its place, which an error leaves as it is.
+// Is called before a file takes its place, which an error leaves as it is.
 using BeforeCommit = std::function<absl::Status()>;
 
 // Writes all files of weights, a chunk of rows at a time.
@@ -191,7 +191,7 @@ absl::Status WriteWeights(const ReadParameter& read, const std::vector<FlatLayou
 
 // The tokenizer's files, and what else goes along.
 absl::Status CopyAlong(const std::string& tokenizer, const std::string& directory,
-                       std::set<std::string>& names) {
+                       const BeforeCommit& before_commit, std::set<std::string>& names) {
   const auto failed = [&](const std::string& why) {
     return absl::UnavailableError(absl::StrCat("cannot copy the tokenizer from ", tokenizer, ": ",
                                                why, "; name another by --tokenizer DIR"));
@@ -209,6 +209,7 @@ absl::Status CopyAlong(const std::string& tokenizer, const std::string& director
     }
     const absl::StatusOr<std::string> content = ReadFile(it->path().string());
     if (!content.ok()) return failed(std::string(content.status().message()));
+    if (absl::Status s = before_commit(); !s.ok()) return s;
     if (absl::Status s = WriteFileDurably(absl::StrCat(directory, "/", name), *content); !s.ok())
       return s;
     names.insert(name);
@@ -234,9 +235,8 @@ absl::Status WriteFiles(const ReadParameter& read, const ModelConfig& config,
   written.index = WeightIndex(files);
   written.config = ToHuggingFace(config, TorchName(options.dtype)).dump(2) + "\n";
   if (adapters != nullptr) {
-    if (absl::Status s = before_commit(); !s.ok()) return s;
     if (absl::Status s = SaveAdapter(*adapters->flats, adapters->config, adapters->base_model,
-                                     directory + "/adapter");
+                                     directory + "/adapter", before_commit);
         !s.ok())
       return s;
     written.names.insert("adapter/adapter_model.safetensors");
@@ -249,11 +249,13 @@ absl::Status WriteFiles(const ReadParameter& read, const ModelConfig& config,
     generation = ids.dump(2) + "\n";
   }
   const std::string name = "generation_config.json";
+  if (absl::Status s = before_commit(); !s.ok()) return s;
   if (absl::Status s = WriteFileDurably(absl::StrCat(directory, "/", name), *generation); !s.ok())
     return s;
   written.names.insert(name);
-  return options.tokenizer.empty() ? absl::OkStatus()
-                                   : CopyAlong(options.tokenizer, directory, written.names);
+  return options.tokenizer.empty()
+             ? absl::OkStatus()
+             : CopyAlong(options.tokenizer, directory, before_commit, written.names);
 }
 
 absl::Status WriteDirectory(const ReadParameter& read, const ModelConfig& config,

@@ -44,9 +44,6 @@ class ObjectStore {
 // Whether `path` is one of an object store.
 bool IsObject(std::string_view path);
 
-// What is wrong with `url` as a place for several objects, s3://BUCKET/PREFIX; "" if nothing is.
-std::string PrefixProblem(std::string_view url);
-
 // The store for such paths; loaded by the first call. Endpoint, region and credentials come from
 // where AWS's tools look for them: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, AWS_REGION,
 // AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID, ~/.aws, the machine's role.

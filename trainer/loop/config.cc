@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "trainer/checkpoint/objects.h"
+#include "common/objects/object_place.h"
 #include "trainer/loop/config_keys.h"
 #include "trainer/loop/sizes.h"
 
@@ -249,15 +249,16 @@ void CheckSources(const json& value, const TrainConfig& config, Problems& proble
                                             : "give data (a directory made by `muster-trainer "
                                               "prepare`) or mixture (several of them)"});
   }
-  if (!config.checkpoints.empty() &&
-      (!config.checkpoints.starts_with("s3://") || config.checkpoints.size() < 6 ||
-       config.checkpoints[5] == '/')) {
-    problems.push_back(
-        {"trainer.checkpoints", absl::StrCat("must be s3://BUCKET/PREFIX; got ", config.checkpoints,
-                                             ". A directory is the job's checkpoint.storage")});
+  if (!config.checkpoints.empty()) {
+    if (const std::string problem =
+            WhyNoObjectPlace(config.checkpoints, ObjectPlace::kBucketOrPrefix);
+        !problem.empty())
+      problems.push_back({"trainer.checkpoints",
+                          absl::StrCat(problem, ". A directory is the job's checkpoint.storage")});
   }
   if (config.export_dir.find("://") != std::string::npos) {
-    if (const std::string problem = PrefixProblem(config.export_dir); !problem.empty())
+    if (const std::string problem = WhyNoObjectPlace(config.export_dir, ObjectPlace::kPrefix);
+        !problem.empty())
       problems.push_back({"trainer.export", absl::StrCat(problem, ", or a directory")});
   }
 }

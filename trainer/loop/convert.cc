@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/objects/object_place.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/hugging_face.h"
 #include "trainer/checkpoint/objects.h"
@@ -40,7 +41,7 @@ void CheckOutput(const std::string& output, const char* marker, const char* what
 
 // A place in an object store that can be written.
 void CheckPlace(const std::string& output, Problems& problems) {
-  std::string problem = PrefixProblem(output);
+  std::string problem = WhyNoObjectPlace(output, ObjectPlace::kPrefix);
   if (problem.empty()) problem = std::string(ClaimPlace(PlaceOf(output)).message());
   if (!problem.empty()) problems.push_back({"--output", problem});
 }

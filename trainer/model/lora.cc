@@ -88,7 +88,8 @@ at::Tensor Merged(const at::Tensor& w, const Adapter& adapter, double scale) {
 
 absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats,
                          const LoraConfig& config, const std::string& base_model,
-                         const std::string& directory) {
+                         const std::string& directory,
+                         const std::function<absl::Status()>& before_file) {
   if (absl::Status s = MakeDirectories(directory); !s.ok()) return s;
   std::vector<at::Tensor> host;
   std::vector<SafetensorsTensor> tensors;
@@ -103,6 +104,7 @@ absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats,
                           static_cast<size_t>(host.back().nbytes())}});
     }
   }
+  if (absl::Status s = before_file(); !s.ok()) return s;
   if (absl::StatusOr<WrittenFile> w =
           WriteSafetensors(directory + "/adapter_model.safetensors", tensors, {{"format", "pt"}});
       !w.ok())
@@ -119,6 +121,7 @@ absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats,
                                           {"bias", "none"},
                                           {"fan_in_fan_out", false},
                                           {"inference_mode", true}};
+  if (absl::Status s = before_file(); !s.ok()) return s;
   return WriteFileDurably(directory + "/adapter_config.json", content.dump(2) + "\n");
 }
 

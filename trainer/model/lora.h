@@ -1,6 +1,7 @@
 // LoRA's adapters as flats: where they stand, how they begin, how they are saved and merged.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -30,9 +31,10 @@ void InitialiseAdapters(FlatParam& flat, uint64_t seed);
 at::Tensor Merged(const at::Tensor& w, const Adapter& adapter, double scale);
 
 // Writes `directory` as a peft adapter: adapter_config.json and adapter_model.safetensors. The
-// flats must be gathered.
+// flats must be gathered. `before_file` is called before each of the two; an error ends it there.
 absl::Status SaveAdapter(const std::vector<std::unique_ptr<FlatParam>>& flats,
                          const LoraConfig& config, const std::string& base_model,
-                         const std::string& directory);
+                         const std::string& directory,
+                         const std::function<absl::Status()>& before_file);
 
 }  // namespace muster::trainer

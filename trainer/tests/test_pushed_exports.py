@@ -291,6 +291,34 @@ def test_one_that_finds_anothers_mark_before_its_weights_leaves_those_that_are_t
     }
 
 
+@pytest.mark.parametrize(
+    ("during", "not_written"),
+    [("model.safetensors", "generation_config.json"), ("generation_config.json", "tokenizer.json")],
+)
+def test_what_goes_along_is_left_to_who_has_claimed_the_place_since(
+    trainer_bin, tokens, store, tmp_path, during, not_written
+):
+    client, environment = store
+    place = f"along-{during}"
+
+    def before(method, key):
+        if method == "PUT" and key == f"{place}/{during}":
+            client.put_object(Bucket="acme", Key=f"{place}/{not_written}", Body=b"the other's")
+            client.put_object(Bucket="acme", Key=f"{place}/{UNFINISHED}", Body=b"job 18")
+        return None
+
+    with Gang(
+        trainer_bin, resume.config(tokens, max_steps=1, save_steps=1), 1, tmp_path / "run"
+    ) as gang:
+        gang.finish()
+    with relay(environment, before) as (through, _):
+        done = exported(trainer_bin, gang.checkpoint(1), f"s3://acme/{place}", **through)
+    assert done.returncode == 1 and "goes on with it: job 18" in done.stderr
+    left = objects(client, place)
+    assert left[not_written] == b"the other's"
+    assert "config.json" not in left and left[UNFINISHED] == b"job 18"
+
+
 def test_one_that_finds_anothers_mark_after_its_config_takes_that_back(
     trainer_bin, tokens, store, tmp_path
 ):

@@ -3,8 +3,8 @@
 runtime_cost.py EXAMPLE OUT -- ARGUMENTS…
 
 OUT gets JSON: {"on": [[seconds…]…], "off": [[…]…]}, a list a block, of whole steps from one step's begin to the next one's. Blocks of both kinds alternate, so
-what else the machine does meets both alike. A block counts by the mean of its steps: reports go ten times a second, and are paid for by a step in several. Its first
-0.25 s aren't counted, in which what was reported before is still sent.
+what else the machine does meets both alike. A block counts by the mean of its steps: reports go twice a second, and are paid for by a step in several. Its first
+0.6 s aren't counted, in which what was reported before is still sent.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 
 BLOCK = 40  # steps
 WARM_UP = 2  # blocks that aren't counted
-SETTLED_S = 0.25
+SETTLED_S = 0.6
 
 
 def pairs_of_blocks(out: Path) -> list[tuple[float, float]]:

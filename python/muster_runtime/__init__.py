@@ -72,7 +72,7 @@ def report(
     step: int, *, total_steps: int | None = None, loss: float | None = None, **figures
 ) -> None:
     """The step that is done, and figures of it: grad_norm, tokens_per_s (of all ranks), mfu_causal. Numbers that aren't finite are left out. It goes within
-    0.1 s, by a thread; it may be dropped."""
+    half a second, by a thread; it may be dropped."""
     report_logged(step, total_steps, {"loss": loss} | figures)
 
 

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable
 
 _MOST = 1000  # lines that wait; the oldest give way
-_EVERY_S = 0.1  # between two sendings: each wakes the shim, which a step of milliseconds would feel
+_EVERY_S = 0.5  # between two sendings: each wakes shim, agent and musterd, a millisecond of which a step feels
 
 
 class Reports:
-    """The first line goes at once, what comes in the 0.1 s after a sending goes together. A line that can't be sent takes those with it that wait behind it."""
+    """The first line goes at once, what comes in the half second after a sending goes together. A line that can't be sent takes those with it that wait behind it."""
 
     def __init__(self, send: Callable[[dict], bool]):
         """`send` may take its time: no training waits for it."""

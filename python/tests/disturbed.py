@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 EXAMPLES = PACKAGE.parent / "deploy" / "examples"
-STEPS = 240  # of some milliseconds: reports come ten times a second, and what follows them is to see a step amid the training
+STEPS = 400  # of some milliseconds: reports come twice a second, and what follows them is to see a step amid the training
 
 
 def lightning_site() -> Path:

@@ -10,6 +10,7 @@ Lightning only where it is installed, and it says so.
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -21,7 +22,7 @@ for folder in ("deploy/local", "tests/system", "python/tests"):
     sys.path.append(str(ROOT / folder))
 
 from borrowers import submit  # noqa: E402
-from disturbed import lightning_site  # noqa: E402
+from disturbed import lightning_is_whole, lightning_site  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
 from local_system import (  # noqa: E402
     Failed,
@@ -55,13 +56,17 @@ DIFFERS_MOST, COSTS_MOST_PERCENT = 1e-6, 0.5
 
 
 def has_lightning(may_make: bool) -> bool:
-    site = lightning_site()
-    if not (site / "lightning").exists() and may_make:
-        wanted = ROOT / "python" / "requirements-lightning.txt"
+    if not lightning_is_whole() and may_make:
+        site, wanted = lightning_site(), ROOT / "python" / "requirements-lightning.txt"
         print(f"installing {wanted.relative_to(ROOT)} into {site}", flush=True)
-        words = ["-q", "install", "--no-input", "--no-deps", "--target", site, "-r", wanted]
+        draft = site.with_name(site.name + ".new")  # a pip that is interrupted leaves some of it
+        shutil.rmtree(draft, ignore_errors=True)
+        words = ["-q", "install", "--no-input", "--no-deps", "--target", draft, "-r", wanted]
         subprocess.run([PYTHON, "-m", "pip", *words], check=True)
-    return (site / "lightning").exists()
+        (draft / ".complete").touch()
+        shutil.rmtree(site, ignore_errors=True)
+        draft.rename(site)
+    return lightning_is_whole()
 
 
 class Trainings:

@@ -84,6 +84,11 @@ def _version_of_program() -> str:
         raise RayError(f"`ray --version`: {error}. {PATH_REMEDY}") from error
 
 
+def store_bytes(memory_bytes: int) -> int:
+    """Of Ray's object store, where a node has so much memory."""
+    return max(LEAST_STORE_BYTES, memory_bytes * 3 // 10)
+
+
 class Node:
     def __init__(self, kept: Path, token: Path, *, cpus: int = 0, memory_bytes: int = 0):
         """`kept`: a directory for its logs."""
@@ -126,8 +131,7 @@ class Node:
         if self.cpus:
             command.append(f"--num-cpus={self.cpus}")
         if self.memory_bytes:
-            store = max(LEAST_STORE_BYTES, self.memory_bytes * 3 // 10)
-            command.append(f"--object-store-memory={store}")
+            command.append(f"--object-store-memory={store_bytes(self.memory_bytes)}")
         with self.said.open("ab") as said:
             self._said_from = said.seek(0, os.SEEK_END)
             try:

@@ -46,7 +46,7 @@ name: ray
 queue: research
 independent_workers: {workers}
 ray: {{}}
-resources: {{gpus: 1, gpu_types: [cpu-slot], cpus: {cpus}, memory: {memory}}}
+resources: {{gpus: 1, gpu_types: [cpu-slot], cpus: {cpus}, memory: {memory}GiB}}
 grace: 1m
 env: {{PATH: "{path}", PYTHONPATH: "{root}/python"}}
 run: python {program} {words}

@@ -17,7 +17,6 @@ constexpr char kJob[] =
     "  workers: {min: 2, max: 4}\n"
     "  resources: {gpus: 1, gpu_types: [cpu-slot], memory: 4GiB}\n"
     "  env: {C: d}\n"
-    "  image: /images/train\n"
     "  trainer: {init: /models/llama, data: DATA, max_length: 64, global_batch_size: 8, "
     "max_steps: 9, learning_rate: 1e-3}\n";
 
@@ -54,7 +53,6 @@ TEST_F(TuneTest, MakesAJobOfTrialsWithTheRanksOfTheGangOnOneHost) {
   ASSERT_EQ(spec.tasks_size(), 1);
   const pb::TaskSpec& task = spec.tasks(0);
   EXPECT_EQ(task.env().at("C"), "d");
-  EXPECT_EQ(task.image(), "/images/train");
   EXPECT_EQ(task.resources().gpus_milli(), 2000) << "of two workers";
   EXPECT_EQ(task.resources().memory_bytes(), int64_t{8} << 30);
   EXPECT_EQ(task.processes_per_worker(), 1);

@@ -120,7 +120,6 @@ absl::StatusOr<pb::JobSpec> TuneSpec(const TuneOptions& options, const pb::JobSp
   task->set_name("main");
   *task->mutable_env() = training->env();
   task->set_setup(training->setup());
-  task->set_image(training->image());
   task->set_workdir(training->workdir());
   task->set_workdir_digest(training->workdir_digest());
   if (training->has_grace_ns()) task->set_grace_ns(training->grace_ns());

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Row `ray`: tasks with `ray`, by the real Ray: how soon they are ready beside bare `ray symmetric-run`, many users on one host, resizes, logs.
+"""Row `ray`: tasks with `ray`, by the real Ray: how soon they are ready beside bare `ray symmetric-run`, many clusters of one user on one host, resizes, logs.
 
     ray_row.py [--quick]
 
-Ray is bench/requirements-ray.txt's, in an environment that the row makes. Fifty pairs of users (--quick: four) submit at once; as many run at a time as the host has
-memory and CPUs for. --quick: only where the environment is.
+Ray is bench/requirements-ray.txt's, in an environment that the row makes. Fifty clusters of two nodes (--quick: four) are submitted at once; as many run at a time
+as the host has memory and CPUs for. --quick: only where the environment is.
 """
 
 import os
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
+sys.path[:0] = [str(ROOT / name) for name in ("deploy/local", "tests/system", "python")]
 
 from borrowers import submit  # noqa: E402
 from environments import environment  # noqa: E402
@@ -31,6 +31,7 @@ from local_system import (  # noqa: E402
     system_folder,
     wait_for,
 )
+from muster_ray.node import store_bytes  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
@@ -45,13 +46,14 @@ name: ray
 queue: research
 independent_workers: {workers}
 ray: {{}}
-resources: {{gpus: 1, gpu_types: [cpu-slot], cpus: 1, memory: 1GiB}}
+resources: {{gpus: 1, gpu_types: [cpu-slot], cpus: {cpus}, memory: {memory}GiB}}
 grace: 1m
 env: {{PATH: "{path}", PYTHONPATH: "{root}/python"}}
 run: python {program} {words}
 """
 TAKER = "queue: prod\nworkers: 2\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: exec sleep 3600"
 LATER_MOST_S, PAIRS = 1.0, 50
+CPUS, MEMORY_BYTES = 1, 1 << 30  # of a node
 PAIRS_A_CPU = 2  # with 16 on two CPUs each `ray start` gives up after two minutes
 NODE_BYTES = 700 << 20  # what a node of Ray's takes with nothing in it, and some room
 
@@ -68,6 +70,8 @@ class Clusters:
             root=ROOT,
             program=PROGRAM,
             words=" ".join(map(str, words)),
+            cpus=CPUS,
+            memory=MEMORY_BYTES >> 30,
         )
         return submit(self.system, text)
 
@@ -98,17 +102,18 @@ def with_muster(clusters: Clusters, ready: Path) -> float:
 
 
 def bare(clusters: Clusters, ready: Path) -> float:
-    """In a PID namespace: at its end symmetric-run stops all of Ray that it sees."""
+    """With what ours is given: CPUs, Ray's store, threads. In a PID namespace: at its end symmetric-run stops all of Ray that it sees."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     with tempfile.TemporaryDirectory(prefix="mr-bare-", dir="/tmp") as temporary:
-        words = ["ray", "symmetric-run", "--address", address, "--num-cpus", "1"]
+        words = ["ray", "symmetric-run", "--address", address, "--num-cpus", str(CPUS)]
+        words += ["--object-store-memory", str(store_bytes(MEMORY_BYTES))]
         words += ["--include-dashboard", "false", "--temp-dir", temporary, "--disable-usage-stats"]
         began_s = time.time()
         done = subprocess.run(
             [*apart, *words, "--", "python", PROGRAM, "1", ready],
-            env=os.environ | {"PATH": clusters.path},
+            env=os.environ | {"PATH": clusters.path, "OMP_NUM_THREADS": str(CPUS)},
             capture_output=True,
             text=True,
         )
@@ -133,7 +138,7 @@ def how_soon(clusters: Clusters, tries: int) -> bool:
     )
 
 
-# ---- many users, resizes, logs ----
+# ---- many clusters, resizes, logs ----
 
 
 def pairs(clusters: Clusters, count: int, at_a_time: int) -> bool:
@@ -149,7 +154,7 @@ def pairs(clusters: Clusters, count: int, at_a_time: int) -> bool:
     states = [clusters.system.job(number)["state"] for number in numbers]
     good = sum(s == "SUCCEEDED" and path.exists() for s, path in zip(states, ready, strict=True))
     return figure(
-        "pairs of users on one host that found each other, and nobody else",
+        "clusters of one user on one host whose two nodes found each other, and no others",
         good,
         f"of {count}, {at_a_time} at a time, in {time.monotonic() - began_s:.0f} s",
         count,

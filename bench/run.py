@@ -250,7 +250,7 @@ ROWS = {
         1200,
     ),
     "ray": (
-        "tasks with ray: beside bare symmetric-run, 50 pairs of users on one host, 2 -> 4 -> 2 nodes with one head, logs after the end",
+        "tasks with ray: beside bare symmetric-run, 50 clusters of one user on one host, 2 -> 4 -> 2 nodes with one head, logs after the end",
         [sys.executable, "bench/ray_row.py"],
         3600,
     ),

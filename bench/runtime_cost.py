@@ -1,4 +1,4 @@
-"""What MusterCallback costs a step: runs an example with the callback on in every other block of steps, in one process.
+"""What MusterCallback costs a step: runs an example with the callback on in every other block of some seconds, in one process.
 
 runtime_cost.py EXAMPLE OUT -- ARGUMENTS…
 
@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-BLOCK = 40  # steps
-WARM_UP = 2  # blocks that aren't counted
+BLOCK_S = 2.5
 SETTLED_S = 0.6
+WARM_UP = 2  # blocks that aren't counted
 
 
 def pairs_of_blocks(out: Path) -> list[tuple[float, float]]:
@@ -27,31 +27,27 @@ def pairs_of_blocks(out: Path) -> list[tuple[float, float]]:
 
 class Blocks:
     def __init__(self):
-        self.steps, self._began_s = 0, None
-        self._block_began_s, self._kept_block = 0.0, -1
+        self.number, self._block_began_s, self._step_began_s = 0, None, None
         self.times = {"on": [], "off": []}
 
     @property
     def on(self) -> bool:
-        return self.steps // BLOCK % 2 == 0
+        return self.number % 2 == 0
 
     def step_begins(self) -> None:
         now_s = time.perf_counter()
-        if self._began_s is not None:
-            block, place = divmod(self.steps, BLOCK)
-            if place == 0:
-                self._block_began_s = self._began_s
-            # The first also has the change between both.
-            if block >= WARM_UP and place > 0 and self._began_s - self._block_began_s > SETTLED_S:
-                self._keep(block, now_s - self._began_s)
-            self.steps += 1
-        self._began_s = now_s
+        if self._block_began_s is None:
+            self._block_began_s = now_s
+        elif self.number >= WARM_UP and self._step_began_s - self._block_began_s > SETTLED_S:
+            self._keep(now_s - self._step_began_s)
+        if now_s - self._block_began_s > BLOCK_S:
+            self.number, self._block_began_s = self.number + 1, now_s
+        self._step_began_s = now_s
 
-    def _keep(self, block: int, seconds: float) -> None:
+    def _keep(self, seconds: float) -> None:
         kept = self.times["on" if self.on else "off"]
-        if self._kept_block != block:
+        if len(kept) <= (self.number - WARM_UP) // 2:
             kept.append([])
-            self._kept_block = block
         kept[-1].append(seconds)
 
 

@@ -181,7 +181,7 @@ def scored_items(towers: Towers) -> bool:
 
 
 def speed(towers: Towers, quick: bool) -> bool:
-    out, steps = towers.system.folder / "times.json", 400 if quick else 2400
+    out, steps = towers.system.folder / "times.json", 800 if quick else 5000
     program = f"{ROOT}/programs/two_tower.py"
     words = f"{ROOT}/bench/runtime_cost.py {program} {out} -- --steps {steps}"
     towers.await_end(towers.submit("speed", words, interval="1h"))  # what is plain saves nothing

@@ -198,15 +198,18 @@ TEST_F(ResumeTest, WhatItWouldBeginFromIsListedTheNewestFirst) {
 
 class ResumeFromTest : public ResumeTest {
  protected:
-  // The ended job 7 has the tasks prepare and train, of which train told steps 10 and 20.
+  // The ended job 7 has the tasks prepare and train, of which train began from another job's, and
+  // told steps 10 and 20.
   ResumeFromTest() {
     pb::JobSpec* spec = jobs_.got.mutable_spec();
     spec->mutable_tasks(0)->set_name("prepare");
     spec->add_tasks()->set_name("train");
     pb::Task* train = jobs_.got.add_tasks();
+    train->add_checkpoints()->set_path("/shared/5/step-90");
     for (const int step : {10, 20}) {
       pb::Checkpoint* checkpoint = train->add_checkpoints();
       checkpoint->set_step(step);
+      checkpoint->set_attempt(1);
       checkpoint->set_path(absl::StrCat("s3://acme/7/train/step-", step));
     }
   }
@@ -224,17 +227,18 @@ class ResumeFromTest : public ResumeTest {
 };
 
 TEST_F(ResumeFromTest, ANewJobBeginsFromThoseOfAnEndedOne) {
-  const std::vector<std::string> both = {"s3://acme/7/train/step-20", "s3://acme/7/train/step-10"};
+  const std::vector<std::string> all = {"s3://acme/7/train/step-20", "s3://acme/7/train/step-10",
+                                        "/shared/5/step-90"};
   const std::vector<std::string> older = {"s3://acme/7/train/step-10"};
-  EXPECT_EQ(From("7/train"), both) << err_;
+  EXPECT_EQ(From("7/train"), all) << err_;
   EXPECT_EQ(From("7/train/10"), older) << err_;
-  EXPECT_EQ(From("7", kTwo), both) << err_;
+  EXPECT_EQ(From("7", kTwo), all) << err_;
   EXPECT_EQ(submitted_.at(0).tasks(0).checkpoint().resume_from_size(), 0);
   EXPECT_EQ(From("7/train/10", kTwo), older) << err_;
   // Of two jobs with one task each the names don't matter.
   jobs_.got.mutable_spec()->mutable_tasks()->DeleteSubrange(0, 1);
   jobs_.got.mutable_tasks()->DeleteSubrange(0, 1);
-  EXPECT_EQ(From("7"), both) << err_;
+  EXPECT_EQ(From("7"), all) << err_;
 }
 
 TEST_F(ResumeFromTest, WhatCantBeIsRefusedWithWhatThereIs) {
@@ -248,8 +252,8 @@ TEST_F(ResumeFromTest, WhatCantBeIsRefusedWithWhatThereIs) {
       {"/shared/7/step-10", kOne, "Paths and URLs stand in the file's checkpoint.resume_from"},
       {"7/trian", kOne, "job 7 has no task trian; it has prepare, train"},
       {"7/prepare", kTwo, "this job has no task prepare to begin from that of job 7; it has check"},
-      {"7/train/15", kOne,
-       "has no checkpoint of step 15 any more; what it has: muster checkpoints"},
+      {"7/train/15", kOne, "has no checkpoint of step 15; what it has: muster checkpoints"},
+      {"7/train/0", kOne, "has no checkpoint of step 0; what it has: muster checkpoints"},
       {"7/prepare", kOne, "job 7 told no checkpoint for the tasks of this one"},
       {"7", kOne, "job 7 told no checkpoint for the tasks of this one"},
   };

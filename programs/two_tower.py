@@ -196,8 +196,19 @@ def export(model: TwoTower, directory: Path) -> None:
     if model.global_rank != 0:
         return
     directory.mkdir(parents=True, exist_ok=True)
-    torch.save(state, directory / "model.pt")
-    (directory / "settings.json").write_text(json.dumps(asdict(model.settings)))
+    settings = json.dumps(asdict(model.settings)).encode()
+    replace(directory / "model.pt", lambda file: torch.save(state, file))
+    replace(directory / "settings.json", lambda file: file.write(settings))
+
+
+def replace(path: Path, write) -> None:
+    """By a rename: what is there stays good until the new one is whole."""
+    draft = path.with_name(path.name + ".new")
+    with draft.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
 
 
 def load(directory: Path) -> TwoTower:
@@ -232,6 +243,7 @@ def main() -> None:
     model = TwoTower(settings, row_wise=options.tables == "row-wise" and world > 1)
     model.log_shares = torch.from_numpy(shares_of(pairs[:, 1], settings.items))
     batches = Batches(truth, model.tokenizer)
+    muster = MusterCallback()  # Muster's
     trainer = pl.Trainer(
         max_steps=options.steps,
         accelerator="cpu",
@@ -244,10 +256,12 @@ def main() -> None:
         enable_checkpointing=False,  # Muster says when
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[MusterCallback()],  # Muster's
+        callbacks=[muster],  # Muster's
     )
     data = loader(pairs, batches, options.batch, world, rank)
     trainer.fit(model, data, ckpt_path=newest_checkpoint())  # Muster's
+    if muster.stopped:  # Muster's: another attempt goes on, and exports what is whole
+        return
     model.eval()
     items = item_vectors(model, batches)
     found = recall_of(model, batches, items)

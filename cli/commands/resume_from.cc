@@ -32,11 +32,13 @@ absl::Status CheckEnded(const pb::Job& job, const char* on_its_own) {
       absl::StrCat(name, " has not ended, ", on_its_own, ": muster cancel ", JobId(job)));
 }
 
-// That a task has told, the newest first; of one step alone, if one is given.
+// That a task has told, and behind them those that its job began from, the newest first. Of one
+// step alone, if one is given: of those that it began from no step is known.
 Paths ToldBy(const pb::Task& task, std::optional<int64_t> step = std::nullopt) {
   Paths paths;
   for (const pb::Checkpoint& checkpoint : task.checkpoints() | std::views::reverse) {
-    if (!step || checkpoint.step() == *step) paths.push_back(checkpoint.path());
+    const bool own = checkpoint.attempt() != 0;
+    if (!step || (own && checkpoint.step() == *step)) paths.push_back(checkpoint.path());
   }
   return paths;
 }
@@ -99,7 +101,7 @@ absl::Status NothingThere(const pb::Job& job, const From& from, const pb::JobSpe
     return absl::InvalidArgumentError(absl::StrCat("--resume-from: this job has no task ",
                                                    from.task, " to begin from that of ", name,
                                                    "; it has ", NamesOf(spec)));
-  if (from.step) what = absl::StrCat("has no checkpoint of step ", *from.step, " any more");
+  if (from.step) what = absl::StrCat("has no checkpoint of step ", *from.step);
   return absl::FailedPreconditionError(absl::StrCat(
       "--resume-from: ", name, " ", what, "; what it has: muster checkpoints list ", JobId(job)));
 }

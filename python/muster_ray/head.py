@@ -32,7 +32,7 @@ class Cluster:
             self._tell(record.FAILED if code else record.DONE, f"the program ended with {code}")
             return code if code >= 0 else 128 - code
         except (RayError, OSError) as error:
-            self._tell(record.FAILED, str(error))
+            self._tell(record.DEAD, str(error))
             say(f"the head has ended: {error}")
             return 1
         finally:
@@ -42,10 +42,8 @@ class Cluster:
             self.node.stop(drain=True)
 
     def _tell(self, state: str, cause: str = "") -> None:
-        record.write(
-            self.folder,
-            replace(self.head, state=state, cause=cause if state == record.FAILED else ""),
-        )
+        failed = state in (record.FAILED, record.DEAD)
+        record.write(self.folder, replace(self.head, state=state, cause=cause if failed else ""))
 
     def _raise_if_stopped(self) -> None:
         if self.stop.told:
@@ -76,7 +74,7 @@ class Cluster:
         if self.stop.told:
             # It was told, too, being of this process's group, and may save as long as it is let. The others wait: what comes after a stop is another head.
             self._tell(record.STOPPED)
-            self.program.wait()
+            self.node.follow_until_end(self.program)
             raise Stopped
         if self.program.returncode != 0:
             self.node.check_soon()  # a program whose Ray has died fails, too, and is not the cause

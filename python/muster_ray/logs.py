@@ -1,5 +1,6 @@
 """Ray's logs, which lie in its temporary directory on the host, copied into the job's directory as they grow: they are there after the end, also of what was killed."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -10,13 +11,11 @@ class Logs:
 
     def follow(self) -> None:
         """Copies what is new. A file that cannot be read or written now is tried again the next time."""
-        for path in self.temporary.glob("session_2*/logs/**/*"):
-            if path.is_symlink() or not path.is_file():
-                continue
-            try:
-                self._append(path, self.kept / path.relative_to(self.temporary).as_posix())
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):  # a directory went while it was listed
+            for path in self.temporary.glob("session_2*/logs/**/*"):
+                with contextlib.suppress(OSError):
+                    if path.is_file() and not path.is_symlink():
+                        self._append(path, self.kept / path.relative_to(self.temporary))
 
     @staticmethod
     def _append(source: Path, target: Path) -> None:

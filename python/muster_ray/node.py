@@ -1,7 +1,7 @@
 """One node of Ray: `ray start --block`, its ports, its temporary directory and its logs."""
 
 import contextlib
-import importlib.metadata
+import math
 import os
 import re
 import shutil
@@ -65,12 +65,9 @@ def kept_directory() -> Path:
 
 
 def check_version() -> None:
-    """An older one would take no notice of the token, and let everybody in."""
-    try:
-        text = importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError:
-        text = _version_of_program()
-    numbers = re.search(r"(\d+)\.(\d+)", text)
+    """An older one would take no notice of the token, and let everybody in. The program is asked: it may be of another environment than this python."""
+    text = _version_of_program()
+    numbers = re.search(r"version (\d+)\.(\d+)", text)
     if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
         wanted = ".".join(map(str, OLDEST))
         raise RayError(
@@ -85,6 +82,11 @@ def _version_of_program() -> str:
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise RayError(f"`ray --version`: {error}. {PATH_REMEDY}") from error
+
+
+def store_bytes(memory_bytes: int) -> int:
+    """Of Ray's object store, where a node has so much memory."""
+    return max(LEAST_STORE_BYTES, memory_bytes * 3 // 10)
 
 
 class Node:
@@ -103,6 +105,7 @@ class Node:
         self.ports: Ports | None = None
         self.process: subprocess.Popen | None = None
         self.said = kept / "start.log"
+        self._said_from = 0  # what stands before is of nodes before this one
         self._logs = Logs(self.temporary, kept)
         self._followed_s = 0.0
 
@@ -128,9 +131,9 @@ class Node:
         if self.cpus:
             command.append(f"--num-cpus={self.cpus}")
         if self.memory_bytes:
-            store = max(LEAST_STORE_BYTES, self.memory_bytes * 3 // 10)
-            command.append(f"--object-store-memory={store}")
+            command.append(f"--object-store-memory={store_bytes(self.memory_bytes)}")
         with self.said.open("ab") as said:
+            self._said_from = said.seek(0, os.SEEK_END)
             try:
                 # In a session of its own: a stop goes to the program's whole group, and Ray has to stay until the program has saved.
                 self.process = subprocess.Popen(
@@ -145,7 +148,12 @@ class Node:
                 raise RayError(f"`ray start`: {error}. {PATH_REMEDY}") from error
 
     def ready(self) -> bool:
-        return READY in self.said.read_text(errors="replace")
+        return READY in self._own_words()
+
+    def _own_words(self) -> str:
+        with self.said.open("rb") as said:
+            said.seek(self._said_from)
+            return said.read().decode(errors="replace")
 
     def check(self) -> None:
         """RayError: the node is gone."""
@@ -164,8 +172,15 @@ class Node:
             self._logs.follow()
             self._followed_s = time.monotonic()
 
+    def follow_until_end(self, process: subprocess.Popen, most_s: float = math.inf) -> None:
+        """Of a process of this node's, or of its program."""
+        end_s = time.monotonic() + most_s
+        while process.poll() is None and time.monotonic() < end_s:
+            self.follow()
+            time.sleep(LOOK_S)
+
     def _last_said(self, lines: int = 6) -> str:
-        text = [line.strip() for line in self.said.read_text(errors="replace").splitlines()]
+        text = [line.strip() for line in self._own_words().splitlines()]
         died = [line for line in text if "exit code" in line]
         return " | ".join(died or [line for line in text if line][-lines:]) or "it said nothing"
 
@@ -174,8 +189,7 @@ class Node:
         if self.process is not None:
             if drain and self.process.poll() is None:
                 self.process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(STOP_S)
+                self.follow_until_end(self.process, STOP_S)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)  # what `ray start` has started, too
             self.process.wait()

@@ -47,10 +47,13 @@ def own_address() -> str:
         return "127.0.0.1"
 
 
-def answers(address: str) -> bool:
+def answers(address: str) -> bool | None:
+    """False: its host is there, and nothing listens at the port. None: nothing is heard of the host."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=2).close()
         return True
-    except OSError:
+    except ConnectionRefusedError:
         return False
+    except OSError:
+        return None

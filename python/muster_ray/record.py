@@ -1,21 +1,23 @@
 """Where the head is, for the others: a file in the head's directory. The head alone writes it; a new attempt of the head is another cluster."""
 
+import contextlib
 import json
 import os
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-STARTED, DONE, FAILED, STOPPED = "started", "done", "failed", "stopped"
+STARTED, DONE, FAILED, DEAD, STOPPED = "started", "done", "failed", "dead", "stopped"
 
 
 @dataclass(frozen=True)
 class Head:
     attempt: int
-    state: str  # STARTED: others may join; STOPPED: by Muster, which starts it again
+    # STARTED: others may join. STOPPED: by Muster, which starts it again. FAILED: the program has, and may be tried again. DEAD: Ray is, and no other head comes.
+    state: str
     address: str  # HOST:PORT, Ray's own form
     token: str  # a file with it
-    cause: str = ""  # of FAILED
+    cause: str = ""  # of FAILED and DEAD
 
 
 def directory(environment: dict[str, str]) -> Path:
@@ -25,18 +27,23 @@ def directory(environment: dict[str, str]) -> Path:
     return own.parent / f"{environment['MUSTER_ARRAY_JOB']}-{rest}" / "ray"
 
 
-def read(folder: Path) -> Head | None:
+def read(folder: Path, before: Head | None = None) -> Head | None:
+    """`before`: what it said the last time, and says still where the storage can't tell now. Nobody removes the file, so one that isn't there any more is hidden."""
     try:
-        return Head(**json.loads((folder / "head.json").read_text()))
-    except FileNotFoundError:
-        return None
+        return _read(folder)
+    except OSError:
+        return before
+
+
+def _read(folder: Path) -> Head:
+    return Head(**json.loads((folder / "head.json").read_text()))
 
 
 def write(folder: Path, head: Head) -> None:
     """Unless a newer attempt has: the host of this one may have been thought lost."""
-    there = read(folder)
-    if there is not None and there.attempt > head.attempt:
-        return
+    with contextlib.suppress(FileNotFoundError):
+        if _read(folder).attempt > head.attempt:
+            return
     draft = folder / f"head.json.{head.attempt}"
     draft.write_text(json.dumps(asdict(head)) + "\n")
     os.replace(draft, folder / "head.json")

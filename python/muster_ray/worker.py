@@ -11,7 +11,7 @@ from muster_ray.ports import answers
 from muster_ray.record import Head
 
 RECORD_S = 1.0  # between two looks at the head's file
-GONE_S = 30.0  # a head that doesn't answer for so long, and has said nothing, is no more
+AGAIN_S = 120.0  # so long another head is waited for, once one has ended that may be tried again
 SAY_S = 60.0
 
 
@@ -35,29 +35,64 @@ def run(folder: Path, given: argparse.Namespace, stop: Stop) -> int:
 
 
 def await_head(folder: Path, stop: Stop) -> Head | None:
-    """One that answers; None: it has ended. Stopped: it was told to stop."""
-    silent_s = said_s = time.monotonic()
+    """One that answers, of whichever attempt; None: it has ended. Stopped: it was told to stop."""
+    head, gone, gone_s, said_s = None, None, 0.0, time.monotonic()
     while True:
-        if stop.told:
-            raise Stopped
-        now_s, head = time.monotonic(), record.read(folder)
-        if head is None or head.state == record.STOPPED:
-            silent_s = now_s
-        elif head.state != record.STARTED:
-            say(f"the head has ended: {head.cause or head.state}")
-            return None
-        elif answers(head.address):
+        head = record.read(folder, head)
+        reached = _reached(head)
+        if reached:
             return head
-        elif now_s - silent_s >= GONE_S:
-            say(f"the head at {head.address} is silent. See: muster logs {_worker_0()}")
+        now_s, cause = time.monotonic(), _end_of(head, reached)
+        if not cause:
+            gone = None
+        elif head != gone:
+            gone, gone_s = head, now_s
+            say(f"the head has ended: {cause}")
+        if gone is not None and (_is_last(gone) or now_s - gone_s >= AGAIN_S):
             return None
         if now_s - said_s >= SAY_S:
             said_s = now_s
-            say(
-                f"waits for the head, whose address comes into {folder}/head.json. If {_worker_0()} "
-                "runs in another cluster than this worker, name one in clusters:"
-            )
-        time.sleep(LOOK_S)
+            say(_what_it_waits_for(folder, head))
+        _pause(stop, RECORD_S)
+
+
+def _reached(head: Head | None) -> bool | None:
+    """As answers()."""
+    return answers(head.address) if head is not None and head.state == record.STARTED else None
+
+
+def _end_of(head: Head | None, reached: bool | None) -> str:
+    """Why it is no more. Empty: it may be, as where nothing is heard of its host; or Muster starts another."""
+    if head is None or head.state == record.STOPPED:
+        return ""
+    if head.state == record.STARTED:
+        gone = f"nothing listens at {head.address} any more. See: muster logs {_worker_0()}"
+        return gone if reached is False else ""
+    return head.cause or head.state
+
+
+def _is_last(head: Head) -> bool:
+    return head.state in (record.DONE, record.DEAD)
+
+
+def _what_it_waits_for(folder: Path, head: Head | None) -> str:
+    if head is None:
+        return (
+            f"waits for the head, whose address comes into {folder}/head.json. If {_worker_0()} "
+            "runs in another cluster than this worker, name one in clusters:"
+        )
+    if head.state == record.STARTED:
+        return f"waits for the head at {head.address}, of which nothing is heard, or for another"
+    return f"waits for another head: muster show {_worker_0()} says when"
+
+
+def _pause(stop: Stop, seconds: float) -> None:
+    """Stopped: it was told to stop."""
+    end_s = time.monotonic() + seconds
+    while not stop.told and (left_s := end_s - time.monotonic()) > 0:
+        time.sleep(min(LOOK_S, left_s))
+    if stop.told:
+        raise Stopped
 
 
 def _worker_0() -> str:
@@ -72,7 +107,7 @@ def _stay(node: Node, folder: Path, head: Head, stop: Stop) -> None:
             raise Stopped
         node.check()
         if time.monotonic() - looked_s >= RECORD_S:
-            if record.read(folder) != head:
+            if record.read(folder, head) != head:
                 return
             looked_s = time.monotonic()
         time.sleep(LOOK_S)

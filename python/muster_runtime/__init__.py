@@ -11,12 +11,13 @@
             muster.checkpoint(write(muster.checkpoint_directory()), step)
 
 Where Muster runs nothing, every call works and tells nobody: the same program runs by hand. No call of this module ends a training because
-something can't be told. Callbacks for transformers and Lightning are in muster_runtime.transformers and muster_runtime.lightning.
+something can't be told; a place for checkpoints that is a URL does, as what is no file would be lost. Callbacks for transformers and Lightning are in muster_runtime.transformers and muster_runtime.lightning.
 """
 
 import json
 import math
 import os
+import re
 import signal
 import socket
 import threading
@@ -30,6 +31,7 @@ __all__ = [
     "checkpoint_directory",
     "decide",
     "newest",
+    "own_time",
     "report",
     "report_logged",
     "should_stop",
@@ -43,6 +45,8 @@ _KNOWN = {"loss", "grad_norm", "tokens_per_s", "mfu_causal", "mfu", "mfu_full"}
 # Of a line, while the socket's queue is full: it takes ten (net.unix.max_dgram_qlen), and the shim
 # empties it in a millisecond.
 _TRIES, _PAUSE_S, _LONG_PAUSE_S = 90, 0.001, 0.02
+
+_URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # one slash: pathlib takes away the second
 
 _LOOK_S = 0.5  # between two looks for requests
 _BARE_EVERY_S = 0.1  # between two reports of a step without figures
@@ -100,9 +104,9 @@ def own_time(step: int, seconds: float) -> None:
 
 
 def checkpoint(path: str | os.PathLike, step: int) -> None:
-    """A later attempt may go on from `path`, a file or a directory that is written completely. Syncs it first. One rank says so."""
+    """A later attempt may go on from `path`, a file or a directory that is written completely. Syncs it first. One rank says so. ValueError: it is a URL."""
     global _saved_at
-    path = os.path.abspath(path)
+    path = os.path.abspath(_file(path))
     if not under_muster():
         return
     size = _sync(path)
@@ -111,8 +115,18 @@ def checkpoint(path: str | os.PathLike, step: int) -> None:
 
 
 def checkpoint_directory(otherwise: str = "checkpoints") -> str:
-    """Where this attempt's checkpoints belong."""
-    return os.environ.get("MUSTER_CHECKPOINT_DIR") or otherwise
+    """Where this attempt's checkpoints belong. ValueError: in an object store."""
+    return _file(os.environ.get("MUSTER_CHECKPOINT_DIR") or otherwise)
+
+
+def _file(path: str | os.PathLike) -> str:
+    """As a file's path a URL would be a directory of the program's own, which goes with it."""
+    path = os.fspath(path)
+    if _URL.match(path):
+        raise ValueError(
+            f"checkpoints belong to {path}, and muster_runtime writes files: name another checkpoint.storage, which is a file system (docs/programs.md)"
+        )
+    return path
 
 
 def checkpoints_kept(otherwise: int | None = None) -> int | None:

@@ -6,10 +6,13 @@
 It reports steps and what is logged, saves when Muster's interval is over and when the job is stopped, and ends the training then; both after a whole step of the
 optimizer, so that no accumulated gradient is lost. Lightning restores weights, optimizer and counters; the place in the data and each rank's random state, which it
 doesn't, are this callback's: what goes on is what would have been.
+
+Checkpoints are files. Strategies that write a directory are refused: it could not be gone on from.
 """
 
 import os
 import random
+import shutil
 import sys
 
 import torch
@@ -53,6 +56,29 @@ def _set_random_state(state: dict) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu())
 
 
+def _check_files(strategy) -> None:
+    """ValueError: newest_checkpoint() could not read its checkpoints, and each attempt would begin from the start."""
+    kinds = {kind.__name__ for kind in type(strategy).__mro__}
+    what = ""
+    if "DeepSpeedStrategy" in kinds:
+        what = "take FSDPStrategy or DDPStrategy"
+    elif getattr(strategy, "_state_dict_type", "full") == "sharded":
+        what = 'write FSDPStrategy(state_dict_type="full")'
+    elif getattr(strategy, "_save_distributed_checkpoint", False):
+        what = "write ModelParallelStrategy(save_distributed_checkpoint=False)"
+    if what:
+        raise ValueError(
+            f"{type(strategy).__name__} writes checkpoints that are directories, which MusterCallback can't go on from: {what} (docs/programs.md)"
+        )
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.exists(path):
+        os.remove(path)
+
+
 class MusterCallback(Callback):
     def __init__(self):
         self.stopped = False  # by Muster: what comes after the training may be left out
@@ -80,6 +106,9 @@ class MusterCallback(Callback):
 
     def on_fit_start(self, trainer, module):
         """Before the data's order is drawn."""
+        if muster_runtime.under_muster():  # by hand nothing is gone on from
+            muster_runtime.checkpoint_directory()  # a URL is told now, and not at the first save
+            _check_files(trainer.strategy)
         if self._resumed is not None and self._resumed["epoch_began"] is not None:
             _set_random_state(self._resumed["epoch_began"])
         self._epoch_began = _random_state()
@@ -184,5 +213,5 @@ class MusterCallback(Callback):
         kept = muster_runtime.checkpoints_kept(2)
         while len(self._written) > kept:
             old = self._written.pop(0)
-            if trainer.is_global_zero and os.path.exists(old):
-                os.remove(old)
+            if trainer.is_global_zero:
+                _remove(old)

@@ -9,7 +9,7 @@ import muster_runtime
 from muster_score import files
 from muster_score.engines import EngineDied, check, load
 from muster_score.inputs import InputError
-from muster_score.leases import owner_of
+from muster_score.leases import NotAlone, check_alone, owner_of
 from muster_score.plan import Options, Plan, fingerprint_of_model, make_plan
 from muster_score.prompts import Sampling
 from muster_score.worker import STOPPED, Stopped, Worker, stop_if_told, tidy
@@ -45,6 +45,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def score(given: argparse.Namespace) -> Plan:
+    check_alone(os.environ)
     check(given.engine, given.model)
     if given.output_format == "parquet":
         files.check_parquet()
@@ -78,7 +79,7 @@ def main(words: list[str]) -> int:
     muster_runtime.should_stop()  # from here on SIGTERM is heard
     try:
         plan = score(given)
-    except InputError as error:
+    except (InputError, NotAlone) as error:
         print(f"muster_score: {error}", file=sys.stderr)
         return 2
     except EngineDied as error:

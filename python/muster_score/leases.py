@@ -128,6 +128,18 @@ class Leases:
         return content if now_s - seen.since_s >= self.lease_s else None
 
 
+class NotAlone(Exception):
+    pass
+
+
+def check_alone(environment) -> None:
+    """NotAlone: this worker has several processes. All have one owner's name, so each would take the others' leases for its own of an attempt before."""
+    if int(environment.get("LOCAL_WORLD_SIZE") or 1) > 1:
+        raise NotAlone(
+            "runs several times in this worker, and each process would take the others' leases for its own; write processes_per_worker: 1 into the job"
+        )
+
+
 def owner_of(environment) -> str:
     """Who a lease belongs to: a member of a job. Its number may occur in two clusters that share the storage, its directory can't."""
     if "MUSTER_JOB" in environment:

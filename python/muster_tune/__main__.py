@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import muster_runtime
-from muster_score.leases import owner_of
+from muster_score.leases import NotAlone, check_alone, owner_of
 
 from muster_tune import history
 from muster_tune.attempt import Run
@@ -167,14 +167,6 @@ def proxy_of(given, space: Space, config: dict, known: Estimated) -> Sampler:
     return Proxy(space, known.told, past, first, tokens, layers, given.seed)
 
 
-def check_alone(environment) -> None:
-    """Several processes of one worker would take each other for one that died."""
-    if int(environment.get("LOCAL_WORLD_SIZE") or 1) > 1:
-        raise SpaceError(
-            "runs several times in this worker; write processes_per_worker: 1 into the job, and --ranks for a trial's own processes"
-        )
-
-
 def tune(given: argparse.Namespace) -> Study:
     check_alone(os.environ)
     config = trainer_config(given)
@@ -211,6 +203,9 @@ def main(words: list[str]) -> int:
         study = tune(given)
     except SpaceError as error:
         print(f"muster_tune: {error}", file=sys.stderr)
+        return 2
+    except NotAlone as error:
+        print(f"muster_tune: {error}, and --ranks for a trial's own processes", file=sys.stderr)
         return 2
     except (StudyError, OSError) as error:
         print(f"muster_tune: {error}", file=sys.stderr)

@@ -22,6 +22,15 @@ def lightning_site() -> Path:
     return cache / f"lightning-{hashlib.sha256(text).hexdigest()[:12]}"
 
 
+def lightning_is_whole() -> bool:
+    """Marked so by who installed it, or, of before there was a mark: each package has its list of files, which pip moves there like the rest."""
+    site = lightning_site()
+    packages = ("lightning", "lightning_utilities", "torchmetrics")
+    return (site / ".complete").exists() or all(
+        (site / name).is_dir() and any(site.glob(f"{name}-*.dist-info/RECORD")) for name in packages
+    )
+
+
 class Gang:
     """Some ranks' processes, spoken to as one."""
 

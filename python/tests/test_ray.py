@@ -1,5 +1,7 @@
 """muster_ray, with a stand-in for Ray: bench/run.sh ray has the real one."""
 
+import argparse
+import errno
 import os
 import signal
 import socket
@@ -8,12 +10,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from muster_ray import record
+from muster_ray import node as ray_node
+from muster_ray import record, worker
+from muster_ray.head import Cluster
 from muster_ray.logs import Logs
+from muster_ray.node import Node, RayError, Stopped
 from muster_ray.ports import Ports, answers
-from muster_ray.record import DONE, FAILED, STARTED, STOPPED, Head
+from muster_ray.record import DEAD, DONE, FAILED, STARTED, STOPPED, Head
 from stand_in_ray import install, nodes
 
 TESTS = Path(__file__).resolve().parent
@@ -65,10 +71,18 @@ def test_a_held_port_is_rays_to_listen_on_and_answers_only_then():
     ports = Ports(("port",))
     address = f"127.0.0.1:{ports['port']}"
     assert ports.options() == [f"--port={ports['port']}"]
-    assert not answers(address)
+    assert answers(address) is False
     with socket.create_server(("127.0.0.1", ports["port"])):
         assert answers(address)
     ports.close()
+
+
+def test_a_host_of_which_nothing_is_heard_does_not_refuse(monkeypatch):
+    def silent(*_, **__):
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    assert answers("10.0.0.1:7") is None
 
 
 # ---- the head's file ----
@@ -89,10 +103,191 @@ def test_an_older_attempt_of_the_head_says_nothing_any_more(tmp_path):
     assert record.read(tmp_path).state == STOPPED
 
 
+def failing(code: int):
+    def fails(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    return fails
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ENOENT])
+def test_where_the_storage_cant_tell_the_head_is_as_before(tmp_path, monkeypatch, code):
+    record.write(tmp_path, HEAD)
+    monkeypatch.setattr(Path, "read_text", failing(code))
+    assert record.read(tmp_path, HEAD) == HEAD and record.read(tmp_path) is None
+
+
+def test_a_head_that_cant_tell_whether_it_is_the_newest_writes_nothing(tmp_path, monkeypatch):
+    record.write(tmp_path, HEAD)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing(errno.ESTALE))
+        with pytest.raises(OSError, match="[Ss]tale"):
+            record.write(tmp_path, Head(1, DONE, "10.0.0.2:7", "/t"))
+    assert record.read(tmp_path) == HEAD
+
+
 def test_a_token_is_its_owners_alone_and_another_each_time(tmp_path):
     paths = [record.new_token(tmp_path, attempt) for attempt in (1, 2)]
     assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o600, 0o600]
     assert len({path.read_text() for path in paths}) == 2
+
+
+# ---- waiting for a head ----
+
+
+class StopAfter:
+    """As Stop, told after so many seconds."""
+
+    def __init__(self, seconds: float):
+        self.end_s = time.monotonic() + seconds
+
+    @property
+    def told(self) -> bool:
+        return time.monotonic() >= self.end_s
+
+
+REACHED = {"here:1": True, "refuses:1": False, "silent:1": None}
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """The addresses that were tried."""
+    tried = []
+    monkeypatch.setenv("MUSTER_ARRAY_JOB", "17")
+    monkeypatch.setattr(
+        worker, "answers", lambda address: tried.append(address) or REACHED[address]
+    )
+    return tried
+
+
+def head_of(state: str, address: str, attempt: int = 1) -> Head:
+    return Head(attempt, state, address, "/t")
+
+
+LAST = [head_of(DONE, "here:1"), head_of(DEAD, "here:1")]
+MAY_COME_AGAIN = [head_of(FAILED, "here:1"), head_of(STARTED, "refuses:1")]
+COMES_AGAIN = [head_of(STOPPED, "here:1"), head_of(STARTED, "silent:1"), None]
+
+
+@pytest.mark.parametrize("head", LAST)
+def test_behind_the_last_head_nothing_is_waited_for(tmp_path, waiting, head):
+    record.write(tmp_path, head)
+    assert worker.await_head(tmp_path, StopAfter(20)) is None
+    assert waiting == []
+
+
+@pytest.mark.parametrize("head", MAY_COME_AGAIN)
+def test_a_head_that_may_be_tried_again_is_waited_for_and_not_for_ever(
+    tmp_path, waiting, monkeypatch, head
+):
+    monkeypatch.setattr(worker, "AGAIN_S", 0.4)
+    monkeypatch.setattr(worker, "RECORD_S", 0.02)
+    record.write(tmp_path, head)
+    with pytest.raises(Stopped):
+        worker.await_head(tmp_path, StopAfter(0.2))
+    assert worker.await_head(tmp_path, StopAfter(20)) is None
+
+
+@pytest.mark.parametrize("head", COMES_AGAIN)
+def test_a_head_that_comes_again_is_waited_for_as_long_as_it_takes(
+    tmp_path, waiting, monkeypatch, head
+):
+    monkeypatch.setattr(worker, "AGAIN_S", 0.05)
+    monkeypatch.setattr(worker, "RECORD_S", 0.02)
+    if head is not None:
+        record.write(tmp_path, head)
+    with pytest.raises(Stopped):
+        worker.await_head(tmp_path, StopAfter(0.4))
+
+
+@pytest.mark.parametrize("head", MAY_COME_AGAIN + COMES_AGAIN)
+def test_the_next_head_is_found_wherever_it_is(tmp_path, waiting, monkeypatch, head):
+    following = head_of(STARTED, "here:1", attempt=2)
+    monkeypatch.setattr(worker, "RECORD_S", 0.02)
+    if head is not None:
+        record.write(tmp_path, head)
+    begun_s, pause = time.monotonic(), worker._pause
+
+    def later(stop, seconds):
+        pause(stop, seconds)
+        if time.monotonic() - begun_s > 0.2:
+            record.write(tmp_path, following)
+
+    monkeypatch.setattr(worker, "_pause", later)
+    assert worker.await_head(tmp_path, StopAfter(20)) == following
+
+
+def test_the_file_and_the_address_are_looked_at_once_a_second(tmp_path, waiting):
+    record.write(tmp_path, head_of(STARTED, "silent:1"))
+    with pytest.raises(Stopped):
+        worker.await_head(tmp_path, StopAfter(0.5))
+    assert waiting == ["silent:1"]
+
+
+# ---- a node ----
+
+HEARS = """
+import signal, sys, time
+from pathlib import Path
+logs, kept = map(Path, sys.argv[1:])
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+print("hears", flush=True)
+while not told:
+    time.sleep(0.01)
+logs.mkdir(parents=True)
+(logs / "raylet.out").write_text("drains")
+end_s = time.monotonic() + 20
+while not (kept / "session_2026" / "logs" / "raylet.out").exists():
+    if time.monotonic() > end_s:
+        sys.exit(1)
+    time.sleep(0.01)
+"""
+
+
+def test_logs_are_copied_while_ray_drains(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_node, "FOLLOW_S", 0.05)
+    node = Node(tmp_path / "kept", tmp_path / "token")
+    node.ports = Ports(("port",))
+    places = [node.temporary / "session_2026" / "logs", node.kept]
+    node.process = subprocess.Popen(
+        [sys.executable, "-c", HEARS, *places], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert node.process.stdout.readline() == b"hears\n"
+    node.stop(drain=True)
+    node.process.stdout.close()
+    assert node.process.returncode == 0, "it ended once its log was there"
+
+
+def test_a_node_tells_its_own_cause_and_not_that_of_one_before_it(tmp_path, monkeypatch):
+    ray = tmp_path / "bin" / "ray"
+    ray.parent.mkdir()
+    ray.write_text("#!/bin/sh\necho its own cause\nexit 1\n")
+    ray.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ray.parent}:{os.environ['PATH']}")
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "start.log").write_text(f"{ray_node.READY}\n  raylet [exit code=-9]\n")
+    node = Node(kept, tmp_path / "token")
+    node.join("127.0.0.1:1")
+    node.process.wait(20)
+    assert not node.ready()
+    with pytest.raises(RayError, match="ended with 1: its own cause$"):
+        node.check()
+    node.stop(drain=False)
+
+
+def test_logs_are_copied_while_the_program_saves(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUSTER_JOB_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_ATTEMPT", "1")
+    given = argparse.Namespace(cpus=1, memory_bytes=0, dashboard=False, program=["sleep", "0.5"])
+    cluster = Cluster(tmp_path / "ray", given, SimpleNamespace(told=True))
+    followed = []
+    monkeypatch.setattr(cluster.node, "follow", lambda now=False: followed.append(now))
+    with pytest.raises(Stopped):
+        cluster._run_program()
+    assert len(followed) > 1 and record.read(tmp_path / "ray").state == STOPPED
+    cluster.node.stop(drain=False)
 
 
 # ---- logs ----
@@ -114,11 +309,21 @@ def test_logs_are_copied_as_they_grow_and_from_the_beginning_when_they_begin_ane
 # ---- a cluster ----
 
 
+LAUNCHER = """
+import sys
+from muster_ray import worker
+worker.AGAIN_S = float(sys.argv.pop(1))
+from muster_ray.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 class Job:
     """Workers as Muster starts them: each the leader of a group, with a directory of its own."""
 
     def __init__(self, folder: Path):
         self.folder, self.go = folder, folder / "go"
+        self.again_s = 1.0
         self.path = f"{install(folder)}:{os.environ['PATH']}"
         self.processes = []
 
@@ -134,9 +339,9 @@ class Job:
             "MUSTER_ARRAY_JOB": "17",
             "MUSTER_ARRAY_INDEX": str(index),
         }
-        words = ["-m", "muster_ray", "--cpus", "1", "--", sys.executable, TESTS / "ray_program.py"]
+        words = [sys.executable, "-c", LAUNCHER, str(self.again_s), "--cpus", "1", "--"]
         process = subprocess.Popen(
-            [sys.executable, *words, self.go],
+            [*words, sys.executable, TESTS / "ray_program.py", self.go],
             env=environment | more,
             stdout=(self.folder / f"said-{index}-{attempt}").open("w"),
             stderr=subprocess.STDOUT,
@@ -214,12 +419,26 @@ def test_a_program_that_fails_ends_the_cluster_with_its_code(job, code):
     assert f"the head has ended: the program ended with {code}" in job.said(1)
 
 
+def test_a_head_that_is_tried_again_after_a_failure_finds_its_workers(job):
+    job.again_s = 60.0
+    head, other = job.start(0), job.start(1)
+    job.await_nodes(2)
+    job.go.write_text("3")
+    assert head.wait(20) == 3
+    job.go.unlink()
+    job.start(0, attempt=2)
+    job.await_nodes(2, attempt=2)
+    assert other.poll() is None
+
+
 def test_a_head_that_dies_ends_the_cluster_and_says_why(job):
+    job.again_s = 60.0  # no other head comes, and none is waited for
     head, other = job.start(0), job.start(1)
     job.await_nodes(2)
     (job.temporary(head) / "fall").touch()
     assert (head.wait(20), other.wait(20)) == (1, 0)
     assert "`ray start` ended with 1: gcs_server [exit code=-9]" in job.head.cause
+    assert job.head.state == DEAD
     assert job.head.cause in job.said(0) and job.head.cause in job.said(1)
 
 
@@ -250,6 +469,16 @@ def test_a_ray_that_takes_no_token_is_refused(job):
     head = job.start(0, STAND_IN_VERSION="2.51.1")
     assert head.wait(20) == 1
     assert "needs 2.52 or newer" in job.said(0) and job.head is None
+
+
+def test_the_ray_that_is_started_is_asked_and_not_another_one_of_the_launchers_python(job):
+    other = job.folder / "site" / "ray-2.60.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.60.0\n")
+    path = f"{TESTS.parent}:{TESTS}:{other.parent}"
+    head = job.start(0, STAND_IN_VERSION="2.51.1", PYTHONPATH=path)
+    assert head.wait(20) == 1
+    assert "needs 2.52 or newer" in job.said(0)
 
 
 def test_without_ray_it_says_what_to_do(job):

@@ -189,6 +189,23 @@ def test_a_checkpoint_is_told_whole_with_its_size(agent, monkeypatch, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("url", ["s3://acme/7/attempt-1", Path("s3://acme/7/attempt-1")])
+def test_an_object_store_is_no_place_for_files(agent, monkeypatch, tmp_path, url):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setenv("MUSTER_CHECKPOINT_DIR", str(url))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="s3:/.*name another checkpoint.storage"):
+        muster_runtime.checkpoint_directory("here")
+    with pytest.raises(ValueError, match="s3:/.*name another checkpoint.storage"):
+        muster_runtime.checkpoint(url, 7)
+    monkeypatch.setenv("MUSTER_CHECKPOINT_DIR", "/data/step:/7")
+    assert muster_runtime.checkpoint_directory() == "/data/step:/7"
+
+
+def test_own_time_is_one_of_its_names():
+    assert "own_time" in muster_runtime.__all__
+
+
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_the_newest_that_can_be_used_is_told_by_one_rank(agent, monkeypatch, rank):
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))

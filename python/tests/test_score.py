@@ -39,6 +39,14 @@ def test_every_row_is_answered_in_its_order_and_told(tmp_path, agent):
     assert score(tmp_path).returncode == 0  # nothing is left to do
 
 
+def test_several_processes_of_a_worker_are_refused(tmp_path, capsys, monkeypatch):
+    write_rows(tmp_path / "in.jsonl", 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert main(words(tmp_path)) == 2
+    assert "write processes_per_worker: 1 into the job" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_death_at_any_of_its_writes_loses_no_row_and_doubles_none(tmp_path, when, monkeypatch):
     monkeypatch.setenv("MUSTER_JOB", "7_0")

@@ -1,7 +1,9 @@
 """Run by test_two_tower.py in the environment that has TorchRec."""
 
 import math
+import sys
 
+import muster_runtime
 import pytest
 import torch
 import two_tower
@@ -99,3 +101,30 @@ def test_an_exported_directory_is_an_encoder(world, tmp_path, kind):
     assert vectors.shape == (2, two_tower_model.WIDTH) and vectors.isfinite().all()
     trained = [name for name, p in model.named_parameters() if p.grad is not None and ".encoder." in name]  # fmt: skip
     assert trained and all("lora_" in name for name in trained) == bool(rank)
+
+
+def test_an_export_that_breaks_off_leaves_the_one_that_was_there(tmp_path, monkeypatch):
+    two_tower.export(model_of(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def breaks_off(state, file):
+        with open(file, "wb") if not hasattr(file, "write") else file as half:
+            half.write(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", breaks_off)
+    with pytest.raises(OSError, match="no space left"):
+        two_tower.export(model_of(optimizer="sgd"), tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    two_tower.load(tmp_path)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_training_that_was_stopped_exports_nothing(tmp_path, monkeypatch, stopped):
+    monkeypatch.setenv("MUSTER_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
+    monkeypatch.setattr(muster_runtime, "decide", lambda: (stopped, False))
+    words = {"--steps": 2, "--batch": 8, "--users": 40, "--items": 30, "--export": tmp_path / "model"}  # fmt: skip
+    line = ["two_tower.py", *(str(word) for pair in words.items() for word in pair)]
+    monkeypatch.setattr(sys, "argv", line)
+    two_tower.main()
+    assert (tmp_path / "model").exists() != stopped

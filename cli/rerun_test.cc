@@ -158,6 +158,16 @@ TEST_F(ResumeTest, BeginsFromTheNewestCheckpointOfAJobThatEnded) {
   EXPECT_THAT(submitted_[0].tasks(0).checkpoint().resume_from(),
               ::testing::ElementsAre("/shared/jobs/7/attempt-2/step-20",
                                      "/shared/jobs/7/attempt-1/step-10", "/shared/old"));
+  EXPECT_THAT(err_, HasSubstr("It goes on from the checkpoint /shared/jobs/7/attempt-2/step-20; if "
+                              "that can't be read, from 2 others."));
+}
+
+TEST_F(RerunTest, WhatIsWrongWithItIsNotSaidOfAFile) {
+  EXPECT_NE(Run({"rerun", "-d", "7", "--set", "workers=0"}), 0);
+  EXPECT_THAT(err_, HasSubstr("job 7: 1 problem, nothing was submitted"));
+  EXPECT_THAT(err_, HasSubstr("All fields: muster fields workers     Its file, to change it: "
+                              "muster show 7 --spec"));
+  EXPECT_THAT(err_, Not(HasSubstr("validate --offline")));
 }
 
 TEST_F(ResumeTest, WhatItWouldBeginFromIsListedTheNewestFirst) {

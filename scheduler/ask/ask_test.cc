@@ -706,6 +706,22 @@ TEST_F(Sentences, CoresAreHeldByWorkOnGpusToo) {
   EXPECT_THAT(PoolHolders(s_.state).Of(s_.state.FindCluster("lab"), "cpu"),
               ElementsAre(trains, flat));
   EXPECT_THAT(PoolHolders(s_.state).Of(s_.state.FindCluster("lab"), "gpu"), ElementsAre(trains));
+  EXPECT_THAT(PoolHolders(s_.state).OfCoresBeside(s_.state.FindCluster("lab"), "gpu"),
+              ElementsAre(trains, flat));
+}
+
+TEST_F(Sentences, WhatWaitsForCoresIsToldOfCores) {
+  const uint64_t job = testing::JobBuilder("research").GpusMilli(0).Cpus(4).SubmitTo(&s_);
+  pb::Verdict verdict;
+  verdict.set_code(pb::V_CAPACITY);
+  verdict.set_cluster("lab");
+  verdict.set_flavour("cpu");
+  for (const auto& [milli, said] :
+       {std::pair(3000, "it waits for 3 more cores in lab to become free"),
+        std::pair(1000, "it waits for 1 more core in lab to become free")}) {
+    verdict.set_missing_milli(milli);
+    EXPECT_THAT(VerdictText(s_.state, *s_.state.FindJob(job), 0, verdict), HasSubstr(said));
+  }
 }
 
 TEST_F(Sentences, SayShareOnlyWhereThereIsAnotherQueue) {

@@ -288,9 +288,11 @@ struct FakeClusters : pb::ClusterService::Service {
     return grpc::Status::OK;
   }
   grpc::Status GetTrainerSchema(grpc::ServerContext*, const pb::GetTrainerSchemaRequest*,
-                                pb::GetTrainerSchemaResponse*) override {
+                                pb::GetTrainerSchemaResponse* response) override {
+    response->set_json(trainer_schema);
     return grpc::Status::OK;
   }
+  std::string trainer_schema;  // empty: none is known
 };
 
 // A running `muster`, its two streams read into strings; or on a terminal of 120 columns, all of it

@@ -893,6 +893,11 @@ TEST(FailureText, NamesTheFieldThatAnEndIsAbout) {
       {&plain, pb::PROGRAM_ERROR,
        "rank 0: program: exec /venv/bin/python: No such file or directory",
        " (it has to be there on every host)"},
+      {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: /usr/bin/python3: No module named muster_dev",
+       " (the Python on that host lacks Muster's own package: pip install Muster's python/ folder "
+       "there, or run a Python that has it; muster tune and muster dev take it as --python)"},
+      {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: ModuleNotFoundError: No module named 'torch'",
+       ""},
       {&plain, pb::PROGRAM_ERROR, "workdir /opt/muster/examples: No such file or directory",
        " (it has to be there on every host)"},
       {&plain, pb::IMAGE_FAILED, "rank 0: image /x: a user namespace: Operation not permitted",

@@ -420,7 +420,7 @@ int Submit(Session& session, const SubmitOptions& options) {
 }
 
 void AddOptions(CLI::App* submit, Session& session, const std::shared_ptr<SubmitOptions>& options) {
-  submit->add_option("--queue", options->queue, "Instead of the file's queue");
+  submit->add_option("--queue", options->queue, "Instead of the file's queue")->check(RefuseEmpty);
   submit
       ->add_option("--set", options->settings,
                    "FIELD=VALUE over what the file says, such as trainer.max_steps=100 or "

@@ -383,7 +383,7 @@ void AddTune(CLI::App& root, Session& session) {
   tune->add_option("--history", options->history,
                    "Directory of past studies' speeds, which this one learns from and adds to");
   tune->add_option("--python", options->python, "Of the workers, with muster_tune");
-  tune->add_option("--queue", options->queue, "Instead of the file's queue");
+  tune->add_option("--queue", options->queue, "Instead of the file's queue")->check(RefuseEmpty);
   tune->add_option("--set", options->settings, "FIELD=VALUE over what the file says")
       ->allow_extra_args(false);
   tune->add_flag("-y,--yes", options->submit.yes, "Don't ask");

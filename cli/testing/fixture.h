@@ -94,6 +94,7 @@ struct Fake : pb::JobService::Service {
   std::vector<std::string> logs;
   std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;  // of each of them
   std::atomic<int> cancels{0};
+  grpc::Status list_status;
   pb::ListJobsRequest listed;                   // the newest
   std::optional<std::vector<pb::Job>> listing;  // in one page, instead of two of two
 
@@ -122,6 +123,7 @@ struct Fake : pb::JobService::Service {
   grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest* request,
                     pb::ListJobsResponse* response) override {
     listed = *request;
+    if (!list_status.ok()) return list_status;
     if (listing.has_value()) {
       for (const pb::Job& job : *listing) {
         const auto& states = request->states();

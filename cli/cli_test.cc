@@ -522,6 +522,30 @@ TEST_F(CliTest, SubmitShowsWhetherATrainersRanksFitTheirGpus) {
           "h100-80g: does not fit: a rank needs about 90.0 GiB, a GPU has 80. Take more workers"));
 }
 
+TEST_F(CliTest, SubmitSaysWhoChoosesALayoutThatNobodyKnowsYet) {
+  std::string trainer;
+  jobs_.preview = [&](const pb::PreviewRequest& request, pb::PreviewResponse* response) {
+    *response->mutable_resolved() = request.spec();
+    response->mutable_resolved()->mutable_tasks(0)->set_trainer_json(trainer);
+    response->mutable_resolved()->mutable_tasks(0)->mutable_resources()->set_gpus_milli(2000);
+    response->set_task(response->resolved().tasks(0).name());
+    auto* candidate = response->add_candidates();
+    candidate->set_cluster("lab");
+    candidate->set_flavour("cpu-slot");
+    candidate->set_declared(true);
+    return grpc::Status::OK;
+  };
+  const std::string path = Write("hello.yaml", kHello);
+  trainer = "{\"parallel\": \"auto\"}";
+  EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("parallel: auto: the ranks choose their layout when they start"));
+  for (const char* other : {"{}", "{\"parallel\": {\"tp\": 2}}", "{\"parallel\": 3}"}) {
+    trainer = other;
+    EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;
+    EXPECT_THAT(out_, Not(HasSubstr("the ranks choose"))) << other;
+  }
+}
+
 TEST_F(CliTest, RunPutsTheJobsOutputOnStdoutAndAllElseOnStderr) {
   jobs_.logs = {"one\n", "two\n"};
   jobs_.watch =

@@ -78,6 +78,75 @@ TEST_F(CliTest, WhoFollowsTheLogsOfAJobThatWaitsIsToldSo) {
   EXPECT_THAT(err_, Not(HasSubstr("waits")));
 }
 
+TEST_F(CliTest, AHostIsNamedWithItsClusterAndAClusterIsNoHost) {
+  clusters_.hosts.add_hosts()->set_name("lab/h1");
+  const struct {
+    const char *verb, *name, *said;
+  } kCases[] = {
+      {"drain", "h1", "h1: hosts are named with their cluster: muster host drain lab/h1"},
+      {"resume", "h1", "muster host resume lab/h1"},
+      {"show", "lab", "lab is a cluster: muster cluster show lab. Its hosts: muster host list lab"},
+      {"drain", "localhost", "there is no host localhost. Those there are: muster host list"},
+  };
+  for (const auto& c : kCases) {
+    EXPECT_NE(Run({"host", c.verb, c.name}), 0) << c.name;
+    EXPECT_THAT(err_, HasSubstr(c.said));
+  }
+}
+
+TEST_F(CliTest, AnEmptyQueueIsASlip) {
+  const std::string job = Write("hello.yaml", kHello);
+  for (const std::vector<std::string>& line : {std::vector<std::string>{"submit", "-y", job},
+                                               {"run", "--", "true"},
+                                               {"rerun", "-d", "7"}}) {
+    std::vector<std::string> words = {line[0], "--queue", ""};
+    words.insert(words.end(), line.begin() + 1, line.end());
+    EXPECT_EQ(Run(words), 2);
+    EXPECT_THAT(err_, HasSubstr("--queue: is empty; give a value, or leave it out"));
+  }
+}
+
+TEST_F(CliTest, AnOrdinaryJobHasNoMembersAndIsShownItself) {
+  jobs_.list_status = grpc::Status(grpc::NOT_FOUND, "\"7\" is no array's number");
+  jobs_.got.mutable_spec()->set_queue("research");
+  EXPECT_EQ(Run({"jobs", "7", "--columns", "job,state"}), 0) << err_;
+  EXPECT_THAT(out_, ::testing::MatchesRegex("JOB +STATE\n +7 +running\n"));
+  EXPECT_EQ(Run({"jobs", "7", "-o", "name"}), 0) << err_;
+  EXPECT_EQ(out_, "7\n");
+  EXPECT_EQ(Run({"jobs", "7", "--tasks"}), 2);
+  EXPECT_THAT(err_, HasSubstr("job 7 is no array: it has no members. All of it: muster show 7"));
+  jobs_.get_status = grpc::Status(grpc::NOT_FOUND, "there is no job \"9\"");
+  EXPECT_EQ(Run({"jobs", "9"}), 3);
+  EXPECT_THAT(err_, HasSubstr("there is no job"));
+}
+
+TEST_F(CliTest, LogsOfSeveralTasksAreOfOneThatIsNamed) {
+  pb::JobSpec* spec = jobs_.got.mutable_spec();
+  spec->mutable_tasks(0)->set_name("server");
+  spec->add_tasks()->set_name("train");
+  pb::Task* server = jobs_.got.mutable_tasks(0);
+  server->set_name("server");
+  *jobs_.got.add_tasks() = *server;
+  jobs_.got.mutable_tasks(1)->set_name("train");
+  std::string asked;
+  jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest& request,
+                          grpc::ServerWriter<pb::LogsResponse>*) {
+    asked = request.task();
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"logs", "7"}), 0) << err_;
+  EXPECT_EQ(asked, "server") << "of those that started together the file's first";
+  EXPECT_THAT(err_, HasSubstr("job 7 has tasks server, train; this is server, the newest that ran. "
+                              "Another: --task train"));
+  for (int t = 0; t < 2; ++t)
+    jobs_.got.mutable_tasks(t)->mutable_attempts(0)->set_place_ns(100 + t);
+  EXPECT_EQ(Run({"logs", "7"}), 0) << err_;
+  EXPECT_EQ(asked, "train");
+  EXPECT_EQ(Run({"logs", "7", "--task", "server"}), 0) << err_;
+  EXPECT_EQ(asked, "server");
+  EXPECT_THAT(err_, Not(HasSubstr("has tasks")));
+}
+
 TEST_F(CliTest, ResumeSaysWhatElseKeepsWorkAway) {
   EXPECT_EQ(Run({"host", "resume", "lab/h1"}), 0) << err_;
   EXPECT_EQ(out_, "lab/h1 takes work again.\n");
@@ -133,7 +202,11 @@ TEST_F(LogoutTest, RemovesTheKeyAndTheSettingsThatLoginWrote) {
   EXPECT_FALSE(Has("lab.identity"));
   EXPECT_FALSE(Has("config.yaml"));
   EXPECT_EQ(Logout({}), 2) << "there is nothing more to leave";
-  EXPECT_THAT(err_, HasSubstr("name a context: muster logout NAME"));
+  EXPECT_THAT(err_, HasSubstr("you are not logged in anywhere: this machine keeps no login"));
+  Write(".config/muster/lab.identity", "{}");
+  Write(".config/muster/work.identity", "{}");
+  EXPECT_EQ(Logout({}), 2) << "commands use neither";
+  EXPECT_THAT(err_, HasSubstr("name a context: muster logout lab, of lab, work"));
 }
 
 TEST_F(LogoutTest, LeavesOtherSettingsAsTheyAre) {

@@ -185,6 +185,16 @@ TEST_F(ResumeTest, BeginsFromTheNewestCheckpointOfAJobThatEnded) {
   EXPECT_THAT(submitted_[0].tasks(0).checkpoint().resume_from(),
               ::testing::ElementsAre("/shared/jobs/7/attempt-2/step-20",
                                      "/shared/jobs/7/attempt-1/step-10", "/shared/old"));
+  EXPECT_THAT(err_, HasSubstr("It goes on from the checkpoint /shared/jobs/7/attempt-2/step-20; if "
+                              "that can't be read, from 2 others."));
+}
+
+TEST_F(RerunTest, WhatIsWrongWithItIsNotSaidOfAFile) {
+  EXPECT_NE(Run({"rerun", "-d", "7", "--set", "workers=0"}), 0);
+  EXPECT_THAT(err_, HasSubstr("job 7: 1 problem, nothing was submitted"));
+  EXPECT_THAT(err_, HasSubstr("All fields: muster fields workers     Its file, to change it: "
+                              "muster show 7 --spec"));
+  EXPECT_THAT(err_, Not(HasSubstr("validate --offline")));
 }
 
 TEST_F(ResumeTest, WhatItWouldBeginFromIsListedTheNewestFirst) {
@@ -192,6 +202,16 @@ TEST_F(ResumeTest, WhatItWouldBeginFromIsListedTheNewestFirst) {
   Tell("/shared/jobs/7/attempt-2/step-20");
   ASSERT_EQ(Run({"checkpoints", "list", "7", "-o", "name"}), 0) << err_;
   EXPECT_EQ(out_, "/shared/jobs/7/attempt-2/step-20\n/shared/jobs/7/attempt-1/step-10\n");
+  jobs_.got.mutable_tasks(0)->mutable_checkpoints(0)->set_path("/shared/jobs/5/step-00000008");
+  jobs_.got.mutable_tasks(0)->mutable_checkpoints(1)->set_attempt(2);
+  jobs_.got.mutable_tasks(0)->mutable_checkpoints(1)->set_step(20);
+  ASSERT_EQ(Run({"checkpoints", "list", "7", "--columns", "step,size"}), 0) << err_;
+  EXPECT_THAT(out_, ::testing::MatchesRegex("STEP +SIZE\n +20 +-\n +8 +-\n"));
+  EXPECT_THAT(err_, HasSubstr("SIZE is what a program tells of its checkpoints"));
+  jobs_.got.mutable_tasks(0)->mutable_checkpoints(1)->set_size_bytes(int64_t{3} << 30);
+  ASSERT_EQ(Run({"checkpoints", "list", "7", "--columns", "step,size"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("3GiB"));
+  EXPECT_EQ(err_, "");
   jobs_.got.mutable_tasks(0)->clear_checkpoints();
   ASSERT_EQ(Run({"checkpoints", "list", "7"}), 0) << err_;
 }

@@ -52,7 +52,8 @@ std::string LocalServer(const Environment& environment) {
 
 constexpr absl::string_view kLoginSuffix = ".identity";
 
-// Names of the contexts that `muster login` made beside this file.
+}  // namespace
+
 std::vector<std::string> LoginsIn(const std::string& config_path) {
   std::vector<std::string> names;
   std::error_code error;
@@ -65,8 +66,6 @@ std::vector<std::string> LoginsIn(const std::string& config_path) {
   std::sort(names.begin(), names.end());
   return names;
 }
-
-}  // namespace
 
 std::string ProcessEnvironment(const char* name) {
   const char* value = std::getenv(name);

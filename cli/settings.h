@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -28,6 +29,8 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
 
 // config.yaml, whether it is there or not.
 std::string ClientConfigPath(const Environment& environment);
+// Names of the contexts that `muster login` made beside this file, in their order.
+std::vector<std::string> LoginsIn(const std::string& config_path);
 // What `muster login --context NAME` writes: beside config.yaml, and a context without being named
 // in it.
 std::string LoginPathOf(const std::string& config_path, const std::string& context);

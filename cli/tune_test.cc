@@ -90,6 +90,53 @@ TEST_F(TuneTest, RefusesWhatCanBeNoTrial) {
   EXPECT_TRUE(submitted_.empty());
 }
 
+TEST_F(TuneTest, RefusesKnobsThatNoWorkerWouldTake) {
+  clusters_.trainer_schema =
+      R"({"type": "object", "additionalProperties": false, "properties": {
+          "init": {"type": "string"}, "data": {"type": "string"}, "max_length": {"type": "integer"},
+          "global_batch_size": {"type": "integer"}, "max_steps": {"type": "integer"},
+          "learning_rate": {"type": "number", "exclusiveMinimum": 0},
+          "micro_batch_size": {"type": "integer", "minimum": 1},
+          "parallel": {"type": "object", "additionalProperties": false,
+                       "properties": {"tp": {"type": "integer", "minimum": 1}}}}})";
+  const std::string good = WriteJob("/data/tokens");
+  const struct {
+    const char *flag, *knob, *told;
+  } kCases[] = {
+      {"--knobs", "zero_stag", "--knobs zero_stag: no such name. Did you mean zero_stage?"},
+      {"--knobs", "zero_stage=1", "--knobs zero_stage=1: takes names alone; with values write "},
+      {"--knobs", "recompute,recompute", "recompute stands twice; keep one"},
+      {"--knob", "learning_rate=3e-4..1e-4",
+       "LOW must be below HIGH; write learning_rate=1e-4..3e-4"},
+      {"--knob", "learning_rate=log:1e-3..1e-4",
+       "LOW must be below HIGH; write learning_rate=log:1e-4..1e-3"},
+      {"--knob", "learning_rate=2..2", "of one value write learning_rate=2"},
+      {"--knob", "learning_rate=log:0..1", "of a range by logarithm LOW must be above 0"},
+      {"--knob", "learning_rate=low..1", "LOW and HIGH of a range are numbers"},
+      {"--knob", "learning_rate=log:3", "LOW and HIGH of a range are numbers"},
+      {"--knob", "learning_rate=", "has no values; write learning_rate=VALUE,VALUE"},
+      {"--knob", "learning_rate=1,,2", "one of its values is empty"},
+      {"--knob", "learning_rate=1,1", "has 1 twice; take one out"},
+      {"--knob", "learning_rate=fast,1", "trainer.learning_rate: must be a number"},
+      {"--knob", "learning_rate=-1..1", "trainer.learning_rate: must be a number"},
+      {"--knob", "learning_rat=1,2", "no such field. Did you mean learning_rate?"},
+      {"--knob", "micro_batch=0,1", "trainer.micro_batch_size: must be a whole number"},
+      {"--knob", "parallel.pt=1,2", "trainer.parallel.pt: no such field. Did you mean tp?"},
+      {"--knob", "paralel.tp=1,2", "trainer.paralel: no such field. Did you mean parallel?"},
+      {"--knob", "learning_rate", "write FIELD=VALUE,VALUE"},
+      {"--knob", "1=2", "write FIELD=VALUE,VALUE"},
+  };
+  for (const auto& c : kCases) {
+    EXPECT_NE(Run({"tune", good, "--study", "/s", c.flag, c.knob, "-d"}), 0) << c.knob;
+    EXPECT_THAT(err_, HasSubstr(c.told)) << c.knob;
+  }
+  EXPECT_TRUE(submitted_.empty());
+  ASSERT_EQ(Run({"tune", good, "--study", "/s", "--knob", "learning_rate=log:1e-5..1e-2", "--knob",
+                 "parallel.tp=1,2", "--knob", "micro_batch", "-d"}),
+            0)
+      << err_;
+}
+
 TEST_F(TuneTest, ShowsTheStudyOfAJob) {
   jobs_.got.mutable_spec()->mutable_tasks(0)->mutable_run()->add_exec("python3");
   EXPECT_NE(Run({"tune", "show", "7"}), 0);
@@ -101,6 +148,9 @@ TEST_F(TuneTest, ShowsTheStudyOfAJob) {
   ASSERT_EQ(chmod(python.c_str(), 0755), 0);
   ASSERT_EQ(Run({"tune", "show", "7", "--python", python}), 0) << err_;
   EXPECT_EQ(out_, absl::StrCat("-m muster_tune show ", study, "\n"));
+  Write("python", "#!/bin/sh\nexit 3\n");
+  EXPECT_NE(Run({"tune", "show", "7", "--python", python}), 0);
+  EXPECT_THAT(err_, HasSubstr("has no muster_tune: pip install Muster's python/ folder there"));
   EXPECT_NE(Run({"tune", "show", "/nowhere", "--python", python}), 0);
   EXPECT_THAT(err_, HasSubstr("is not there on this machine"));
 }

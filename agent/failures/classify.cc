@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -246,9 +247,29 @@ std::optional<Told> Strongest(const Text& text, size_t begin, size_t end, bool d
   return best;
 }
 
-}  // namespace
+// What muster-trainer says when it refuses its configuration: "config.json: 3 problems, nothing was
+// started", then a problem a line. The first of them, and how many more there are; "": no such end.
+std::string FirstOfRefused(const std::vector<std::string_view>& tail) {
+  constexpr std::string_view kOne = ": 1 problem, nothing was started",
+                             kSeveral = " problems, nothing was started";
+  for (size_t i = tail.size(); i-- > 1;) {
+    const std::string_view head = tail[i - 1], first = tail[i];
+    if (!first.starts_with("  ")) continue;
+    if (head.ends_with(kOne)) return Cut(first);
+    if (!head.ends_with(kSeveral)) continue;
+    std::string_view count = head.substr(0, head.size() - kSeveral.size());
+    count.remove_prefix(count.rfind(' ') + 1);  // npos + 1 is 0
+    int problems = 0;
+    if (std::from_chars(count.data(), count.data() + count.size(), problems).ec != std::errc())
+      continue;
+    std::string text = Cut(first);
+    text += " (the first of " + std::to_string(problems) + " problems; its log has all)";
+    return text;
+  }
+  return "";
+}
 
-Failure Classify(const EndFacts& facts) {
+Failure ClassifyByFacts(const EndFacts& facts) {
   using enum FailureClass;
   if (facts.preempted) return {kPreempted, "its place was taken"};
   if (facts.cgroup_oom) return {kOom, "the kernel killed it: its memory limit was reached"};
@@ -291,6 +312,18 @@ Failure Classify(const EndFacts& facts) {
   if (event) return event->AsFailure();
   if (told) return told->AsFailure();
   return {kUserError, ""};
+}
+
+}  // namespace
+
+Failure Classify(const EndFacts& facts) {
+  constexpr int kRefused = 2;  // muster-trainer's exit code then
+  Failure failure = ClassifyByFacts(facts);
+  if (failure.cls != FailureClass::kUserError || facts.exit_code != kRefused) return failure;
+  // The rules would take the one whose words they know: the first came first.
+  if (std::string first = FirstOfRefused(facts.tail); !first.empty())
+    failure.because = std::move(first);
+  return failure;
 }
 
 std::string_view FailureName(FailureClass cls) {

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/run_beside.h"
@@ -13,6 +15,17 @@
 
 namespace muster {
 namespace {
+
+// Of one that an earlier job told: what muster-trainer calls step-00001200. "" of other names.
+std::string StepInName(const std::string& path) {
+  constexpr std::string_view kMark = "/step-";
+  const size_t at = path.rfind(kMark);
+  int64_t step = 0;
+  if (at == std::string::npos || !absl::SimpleAtoi(path.substr(at + kMark.size()), &step) ||
+      step < 0)
+    return "";
+  return absl::StrCat(step);
+}
 
 int ListCheckpoints(Session& session, const std::string& id) {
   absl::StatusOr<Client*> client = session.client();
@@ -32,10 +45,11 @@ int ListCheckpoints(Session& session, const std::string& id) {
     // The newest first: that is what the task goes on from.
     for (auto it = task.checkpoints().rbegin(); it != task.checkpoints().rend(); ++it) {
       const bool own = it->attempt() > 0;  // else it began from it
-      table.AddRow(
-          {task.name(), own ? absl::StrCat(it->step()) : "", own ? absl::StrCat(it->attempt()) : "",
-           it->at_ns() > 0 ? FormatDateTime(it->at_ns()) : "",
-           it->size_bytes() > 0 ? FormatSize(it->size_bytes()) : "", it->storage(), it->path()});
+      table.AddRow({task.name(), own ? absl::StrCat(it->step()) : StepInName(it->path()),
+                    own ? absl::StrCat(it->attempt()) : "",
+                    it->at_ns() > 0 ? FormatDateTime(it->at_ns()) : "",
+                    it->size_bytes() > 0 ? FormatSize(it->size_bytes()) : "", it->storage(),
+                    it->path()});
       rows.push_back(&*it);
       names.push_back(it->path());
     }
@@ -44,7 +58,14 @@ int ListCheckpoints(Session& session, const std::string& id) {
     session.Err(absl::StrCat("Job ", JobId(*job), " has told no checkpoints.\n"));
     return kExitOk;
   }
-  return session.Show(table, *job, rows, names);
+  const bool sized = std::any_of(job->tasks().begin(), job->tasks().end(), [](const auto& task) {
+    return std::any_of(task.checkpoints().begin(), task.checkpoints().end(),
+                       [](const pb::Checkpoint& one) { return one.size_bytes() > 0; });
+  });
+  const int code = session.Show(table, *job, rows, names);
+  if (!sized && session.for_people())
+    session.Err("SIZE is what a program tells of its checkpoints; this one told none.\n");
+  return code;
 }
 
 // ---- now ----

@@ -2,6 +2,8 @@
 // Session::command.
 #pragma once
 
+#include <string>
+
 #include "cli/session.h"
 
 namespace CLI {
@@ -38,5 +40,10 @@ void AddSandbox(CLI::App& root, Session& session);     // sandbox
 void AddUp(CLI::App& root, Session& session);          // up, down
 void AddAdmin(CLI::App& root, Session& session);  // admin backup, verify, replay, adopt-restored
 void AddAbout(CLI::App& root, Session& session);  // fields, ping, version, completion
+
+// Checks options of which an empty value is a slip, such as an unset variable of a shell.
+inline std::string RefuseEmpty(const std::string& given) {
+  return given.empty() ? "is empty; give a value, or leave it out" : "";
+}
 
 }  // namespace muster

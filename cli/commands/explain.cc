@@ -248,7 +248,8 @@ void AddExplain(CLI::App& root, Session& session) {
       ->expected(1)
       ->take_all()
       ->excludes(queues);
-  simulate->add_option("--queue", options->queue, "Of the jobs, instead of the files' queue");
+  simulate->add_option("--queue", options->queue, "Of the jobs, instead of the files' queue")
+      ->check(RefuseEmpty);
   simulate->add_option("--at", options->at,
                        "All that happens so long from now, such as 2h; default: now");
   simulate->add_option("--for", options->horizon, "How far to look; default 1d, at most 30d");

@@ -59,6 +59,40 @@ std::string Line(const std::string& flavour, int64_t memory_bytes, int64_t ranks
   return line + "\n";
 }
 
+// A line for each flavour that the task may start on, of those whose memory is known.
+std::string OfFlavours(const pb::PreviewResponse& preview, const pb::TaskSpec& task) {
+  if (task.resources().gpus_milli() < 1000 || LocalTrainer().empty()) return "";
+  std::map<std::string, int64_t>
+      workers;  // of each flavour, the fewest that it would start with: they hold the most
+  for (const pb::PreviewResponse::Candidate& candidate : preview.candidates()) {
+    if (candidate.start_ns() < 0 || candidate.declared() ||
+        FlavourMemoryBytes(candidate.flavour()) == 0)
+      continue;
+    const auto [at, added] = workers.try_emplace(candidate.flavour(), candidate.workers());
+    if (!added) at->second = std::min<int64_t>(at->second, candidate.workers());
+  }
+  std::string text;
+  size_t asked = 0;
+  for (const auto& [flavour, count] : workers) {
+    if (++asked > kMostFlavours) break;
+    // A worker's processes share a host; whether workers do isn't known before they are placed.
+    const int64_t per_host = std::max(1, task.processes_per_worker()),
+                  ranks = std::max<int64_t>(1, count) * per_host;
+    const int64_t memory_bytes = FlavourMemoryBytes(flavour);
+    const nlohmann::json told = Ask(task.trainer_json(), ranks, per_host, flavour, memory_bytes);
+    if (told.is_object()) text += Line(flavour, memory_bytes, per_host, told);
+  }
+  return text;
+}
+
+bool ChoosesLayout(const std::string& trainer_json) {
+  const nlohmann::json trainer =
+      nlohmann::json::parse(trainer_json, nullptr, /*allow_exceptions=*/false);
+  const auto parallel = trainer.find("parallel");
+  return parallel != trainer.end() && parallel->is_string() &&
+         parallel->get<std::string>() == "auto";
+}
+
 }  // namespace
 
 int64_t FlavourMemoryBytes(const std::string& flavour) {
@@ -74,31 +108,11 @@ std::string FitText(const pb::PreviewResponse& preview) {
   const auto task =
       std::find_if(preview.resolved().tasks().begin(), preview.resolved().tasks().end(),
                    [&](const pb::TaskSpec& t) { return t.name() == preview.task(); });
-  if (task == preview.resolved().tasks().end() || task->trainer_json().empty() ||
-      task->resources().gpus_milli() < 1000)
-    return "";
-  if (LocalTrainer().empty()) return "";
-  std::map<std::string, int64_t>
-      workers;  // of each flavour, the fewest that it would start with: they hold the most
-  for (const pb::PreviewResponse::Candidate& candidate : preview.candidates()) {
-    if (candidate.start_ns() < 0 || candidate.declared() ||
-        FlavourMemoryBytes(candidate.flavour()) == 0)
-      continue;
-    const auto [at, added] = workers.try_emplace(candidate.flavour(), candidate.workers());
-    if (!added) at->second = std::min<int64_t>(at->second, candidate.workers());
-  }
-  std::string text;
-  size_t asked = 0;
-  for (const auto& [flavour, count] : workers) {
-    if (++asked > kMostFlavours) break;
-    // A worker's processes share a host; whether workers do isn't known before they are placed.
-    const int64_t per_host = std::max(1, task->processes_per_worker()),
-                  ranks = std::max<int64_t>(1, count) * per_host;
-    const int64_t memory_bytes = FlavourMemoryBytes(flavour);
-    const nlohmann::json told = Ask(task->trainer_json(), ranks, per_host, flavour, memory_bytes);
-    if (told.is_object()) text += Line(flavour, memory_bytes, per_host, told);
-  }
-  return text;
+  if (task == preview.resolved().tasks().end() || task->trainer_json().empty()) return "";
+  std::string text = OfFlavours(preview, *task);
+  if (!text.empty() || !ChoosesLayout(task->trainer_json())) return text;
+  return "parallel: auto: the ranks choose their layout when they start; rank 0 says which in the "
+         "job's output.\n";
 }
 
 }  // namespace muster

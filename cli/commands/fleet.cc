@@ -1,5 +1,9 @@
+#include <functional>
+#include <string>
+
 #include <CLI/CLI.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
@@ -153,30 +157,66 @@ int Release(Session& session, const std::string& host, std::optional<int32_t> de
       *response, host);
 }
 
-// `cluster` and `host` have the same four verbs.
+// "" of what may be a host's name. The verbs take clusters, too, so `muster host drain lab` would
+// drain all of them.
+std::string WhyNoHost(Client& client, const std::string& verb, const std::string& name) {
+  if (absl::StrContains(name, "/")) return "";
+  const absl::StatusOr<pb::ListHostsResponse> hosts = client.ListHosts("");
+  if (!hosts.ok()) return "";  // not the caller's to see, perhaps: the server refuses
+  for (const pb::Host& host : hosts->hosts()) {
+    if (absl::EndsWith(host.name(), absl::StrCat("/", name)))
+      return absl::StrCat(name, ": hosts are named with their cluster: muster host ", verb, " ",
+                          host.name());
+  }
+  for (const pb::Host& host : hosts->hosts()) {
+    if (absl::StartsWith(host.name(), absl::StrCat(name, "/")))
+      return absl::StrCat(name, " is a cluster: muster cluster ", verb, " ", name,
+                          ". Its hosts: muster host list ", name);
+  }
+  return absl::StrCat("there is no host ", name, ". Those there are: muster host list");
+}
+
+// Of `cluster/host` checks first that a host is named.
+int ToOne(Session& session, bool of_host, const std::string& verb, const std::string& target,
+          const std::function<int()>& act) {
+  if (!of_host) return act();
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  const std::string why = WhyNoHost(**client, verb, target);
+  return why.empty() ? act() : session.Fail(absl::NotFoundError(why));
+}
+
+// `cluster` and `host` have the same three verbs.
 void AddVerbs(CLI::App* noun, Session& session, const std::string& what,
               const std::function<int(const std::string&)>& show) {
   auto target = std::make_shared<std::string>();
   auto reason = std::make_shared<std::string>();
   CLI::App* show_command = noun->add_subcommand("show", "One of them");
   show_command->add_option(what, *target)->required();
-  show_command->callback(
-      [&session, target, show] { session.command = [target, show] { return show(*target); }; });
+  const bool of_host = what != "cluster";
+  show_command->callback([&session, target, show, of_host] {
+    session.command = [&session, target, show, of_host] {
+      return ToOne(session, of_host, "show", *target, [&] { return show(*target); });
+    };
+  });
   auto yes = std::make_shared<bool>(false);
   CLI::App* drain =
       noun->add_subcommand("drain", "Start nothing new there; what runs is stopped and moves");
   drain->add_option(what, *target)->required();
   drain->add_option("--reason", *reason, "Shown to everybody who waits for it");
   drain->add_flag("-y,--yes", *yes, "Don't ask");
-  drain->callback([&session, target, reason, yes] {
-    session.command = [&session, target, reason, yes] {
-      return Drain(session, *target, *reason, *yes);
+  drain->callback([&session, target, reason, yes, of_host] {
+    session.command = [&session, target, reason, yes, of_host] {
+      return ToOne(session, of_host, "drain", *target,
+                   [&] { return Drain(session, *target, *reason, *yes); });
     };
   });
   CLI::App* resume = noun->add_subcommand("resume", "Take work again");
   resume->add_option(what, *target)->required();
-  resume->callback([&session, target] {
-    session.command = [&session, target] { return Resume(session, *target); };
+  resume->callback([&session, target, of_host] {
+    session.command = [&session, target, of_host] {
+      return ToOne(session, of_host, "resume", *target, [&] { return Resume(session, *target); });
+    };
   });
   for (CLI::App* command : {show_command, drain, resume}) command->fallthrough();
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -115,24 +116,34 @@ std::string WhyNothing(const pb::Job& job, const pb::LogsRequest& request) {
              : " never ran, so it left no output";
 }
 
-// Of a job with several tasks that have run: which others there are.
-std::string OtherTasks(const pb::Job& job, const std::string& asked) {
-  std::vector<std::string> ran;
+// Of a job with several tasks that have run, none of which was asked for, it asks for the one that
+// was placed last, the file's first of those that start together; and says so.
+std::string ChooseTask(const pb::Job& job, pb::LogsRequest* request) {
+  std::vector<std::string> ran, others;
+  const pb::Task* newest = nullptr;
   for (const pb::Task& task : job.tasks()) {
-    if (task.attempts_size() > 0) ran.push_back(task.name());
+    if (task.attempts_size() == 0) continue;
+    ran.push_back(task.name());
+    if (newest == nullptr || NewestAttempt(task)->place_ns() > NewestAttempt(*newest)->place_ns())
+      newest = &task;
   }
-  if (!asked.empty() || ran.size() < 2) return "";
+  if (!request->task().empty() || ran.size() < 2) return "";
+  request->set_task(newest->name());
+  std::copy_if(ran.begin(), ran.end(), std::back_inserter(others),
+               [&](const std::string& name) { return name != newest->name(); });
   return absl::StrCat("muster: job ", JobId(job), " has tasks ", absl::StrJoin(ran, ", "),
-                      "; this is the newest that ran: --task names another\n");
+                      "; this is ", newest->name(), ", the newest that ran. Another: --task ",
+                      others[0], "\n");
 }
 
-int Logs(Session& session, const pb::LogsRequest& request) {
+int Logs(Session& session, pb::LogsRequest request) {
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   absl::StatusOr<pb::Job> job = (*client)->Get(request.id());
   if (!job.ok()) return session.Fail(job.status());
-  if (session.for_people()) session.Err(OtherTasks(*job, request.task()));
+  if (const std::string chosen = ChooseTask(*job, &request); session.for_people())
+    session.Err(chosen);
   if (session.for_people() && request.follow() && !HasEnded(job->state()) && !job->has_array() &&
       !HasRun(*job)) {
     session.Err(absl::StrCat("muster: job ", JobId(*job),
@@ -192,7 +203,9 @@ void AddFollow(CLI::App& root, Session& session) {
   CLI::App* logs = root.add_subcommand("logs", "Output of a job's processes");
   logs->add_option("job", log->id, "Number or uid; of an array's member 17_3")->required();
   logs->add_flag("-f,--follow", log->follow, "Until the task has ended");
-  CLI::Option* task = logs->add_option("--task", log->task, "Default: the newest that ran");
+  CLI::Option* task = logs->add_option("--task", log->task,
+                                       "Default: the newest that ran; of those that start "
+                                       "together the file's first");
   CLI::Option* attempt = logs->add_option("--attempt", log->attempt, "Default: the newest")
                              ->check(CLI::Range(1, 1000000));
   logs->add_option("--rank", log->rank, "Default: all, each line with its rank")

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "cli/commands/along.h"
+#include "cli/commands/commands.h"
 #include "cli/render/format.h"
 #include "common/base/ids.h"
 #include "common/base/units.h"
@@ -35,7 +36,8 @@ absl::StatusOr<int64_t> ParseSizeWithUnit(std::string_view text) {
 }  // namespace
 
 void AddJobFlags(CLI::App* command, JobFlags* flags) {
-  command->add_option("--queue", flags->queue, "Default: the context's, or the only one");
+  command->add_option("--queue", flags->queue, "Default: the context's, or the only one")
+      ->check(RefuseEmpty);
   command->add_option("--gpus", flags->gpus, "Per worker; a fraction with one worker only");
   command->add_option("--gpu-type", flags->gpu_types, "Flavours in order of preference")
       ->delimiter(',');

@@ -82,6 +82,29 @@ absl::StatusOr<pb::ListJobsResponse> ListAll(Client& client, pb::ListJobsRequest
   }
 }
 
+// The job itself, where it has no members.
+absl::StatusOr<pb::ListJobsResponse> TheJobAlone(Client& client, const ListOptions& options) {
+  absl::StatusOr<pb::Job> job = client.Get(options.array);
+  if (!job.ok()) return job.status();
+  const std::string id = JobId(*job);
+  if (options.tasks)
+    return absl::InvalidArgumentError(
+        absl::StrCat("job ", id, job->has_member() ? " is a member" : " is no array",
+                     ": it has no members. All of it: muster show ", id));
+  pb::ListJobsResponse response;
+  *response.add_jobs() = *std::move(job);
+  return response;
+}
+
+// Of members alone, of jobs that have all ended, or of what goes on.
+Table TableOf(const std::vector<pb::Job>& jobs, const ListOptions& options, bool finished,
+              int64_t now_ns) {
+  const bool one = !options.array.empty() && jobs.size() == 1 && !jobs[0].has_member();
+  if (!options.array.empty() && !one) return MembersTable(jobs, now_ns);
+  if (finished || (one && HasEnded(jobs[0].state()))) return HistoryTable(jobs, now_ns);
+  return JobsTable(jobs, now_ns);
+}
+
 // What the `muster up` behind this server has to say: its agent may keep ending while the daemon
 // answers.
 void TellTrouble(const Session& session, const std::string& server) {
@@ -97,6 +120,8 @@ int ShowList(Session& session, const ListOptions& options, bool finished) {
   if (!client.ok()) return session.Fail(client.status());
   bool more = false;
   absl::StatusOr<pb::ListJobsResponse> response = ListAll(**client, *request, options.limit, &more);
+  if (!options.array.empty() && absl::IsNotFound(response.status()))
+    response = TheJobAlone(**client, options);
   if (!response.ok()) return session.Fail(response.status());
   if (session.for_people()) TellTrouble(session, (*client)->server());
   std::vector<pb::Job> jobs(response->jobs().begin(), response->jobs().end());
@@ -106,9 +131,7 @@ int ShowList(Session& session, const ListOptions& options, bool finished) {
     rows.push_back(&job);
     names.push_back(JobId(job));
   }
-  Table table = !options.array.empty() ? MembersTable(jobs, session.now_ns())
-                : finished             ? HistoryTable(jobs, session.now_ns())
-                                       : JobsTable(jobs, session.now_ns());
+  const Table table = TableOf(jobs, options, finished, session.now_ns());
   if (jobs.empty() && session.for_people()) {
     session.Err(Filtered(options) ? "No such jobs.\n"
                 : finished        ? "No finished jobs.  Unfinished ones: muster jobs\n"

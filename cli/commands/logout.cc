@@ -65,17 +65,26 @@ std::string Afterwards(const std::string& context, bool current) {
   return current ? " Commands go to this machine's server again." : "";
 }
 
+absl::Status NothingToLeave() {
+  const std::vector<std::string> logins = LoginsIn(ClientConfigPath(ProcessEnvironment));
+  if (logins.empty())
+    return absl::FailedPreconditionError(
+        "you are not logged in anywhere: this machine keeps no login. One is made by muster login");
+  return absl::FailedPreconditionError(absl::StrCat(
+      "you are not logged in to what commands use now; name a context: muster logout ", logins[0],
+      logins.size() == 1 ? "" : absl::StrCat(", of ", absl::StrJoin(logins, ", "))));
+}
+
 int Logout(Session& session, const std::string& named) {
   const absl::StatusOr<Settings> settings =
       named.empty() ? session.settings() : ResolveSettings("", named, ProcessEnvironment);
   if (!settings.ok()) return session.Fail(settings.status());
   absl::string_view path = settings->server;
   if (!absl::ConsumePrefix(&path, kLoginScheme)) {
-    return session.Fail(
-        named.empty() ? absl::FailedPreconditionError("you are not logged in anywhere by default; "
-                                                      "name a context: muster logout NAME")
-                      : absl::NotFoundError(absl::StrCat("context ", named, " is no login, but ",
-                                                         settings->server)));
+    return session.Fail(named.empty()
+                            ? NothingToLeave()
+                            : absl::NotFoundError(absl::StrCat(
+                                  "context ", named, " is no login, but ", settings->server)));
   }
   const std::string context(absl::StripPrefix(settings->origin, "context "));
   const absl::StatusOr<Settings> by_default = ResolveSettings("", "", WithoutChoice);

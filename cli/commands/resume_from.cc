@@ -149,4 +149,22 @@ absl::Status BeginFromJob(Client& client, const std::string& text, pb::JobSpec* 
   return any ? absl::OkStatus() : NothingThere(*job, *from, *spec);
 }
 
+std::string BeginsFromText(const pb::JobSpec& spec) {
+  std::string text;
+  for (const pb::TaskSpec& task : spec.tasks()) {
+    const auto& paths = task.checkpoint().resume_from();
+    if (paths.empty()) continue;
+    const int others = paths.size() - 1;
+    absl::StrAppend(
+        &text,
+        spec.tasks_size() > 1 ? absl::StrCat("Task ", Plain(task.name()), " goes") : "It goes",
+        " on from the checkpoint ", Plain(paths[0]),
+        others == 0 ? ""
+                    : absl::StrCat("; if that can't be read, from ", others,
+                                   others == 1 ? " other" : " others"),
+        ".\n");
+  }
+  return text;
+}
+
 }  // namespace muster

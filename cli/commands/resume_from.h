@@ -21,4 +21,7 @@ absl::Status BeginWhereItEnded(const pb::Job& job, pb::JobSpec* spec);
 // before is replaced where the job has something, and it must have something.
 absl::Status BeginFromJob(Client& client, const std::string& from, pb::JobSpec* spec);
 
+// A line for each task that begins from checkpoints: from which, and how many it tries after that.
+std::string BeginsFromText(const pb::JobSpec& spec);
+
 }  // namespace muster

@@ -116,7 +116,10 @@ int FailWithProblems(Session& session, const std::vector<Problem>& problems, con
   }
   ProblemFormat format;
   format.outcome = outcome;
-  format.footer = JobFooter(problems, file.name);
+  format.footer = file.job.empty() ? JobFooter(problems, file.name)
+                                   : absl::StrCat(FieldsHint(problems),
+                                                  "     Its file, to change it: muster show ",
+                                                  file.job, " --spec");
   format.color = session.err_screen().color;
   std::string text = FormatProblems(problems, file.name, format);
   if (!text.empty() && text.back() != '\n') text += '\n';
@@ -160,8 +163,10 @@ int FailRefused(Session& session, const absl::Status& status, const JobFile* fil
         absl::StrAppend(&text, "  ", Plain(std::string(line)), "\n");
     }
     if (MayWaitForCapacity(status))
-      absl::StrAppend(&text, "  Hosts are on their way? muster submit ", file->name,
-                      " --wait-for-capacity\n");
+      absl::StrAppend(
+          &text, "  Hosts are on their way? ",
+          file->again.empty() ? absl::StrCat("muster submit ", file->name) : file->again,
+          " --wait-for-capacity\n");
     session.Err(text);
     return kExitBadInput;
   }

@@ -19,6 +19,9 @@ struct JobFile {
   // Fields that a flag gave instead: field -> flag. What is wrong with one has no place in the
   // text.
   std::map<std::string, std::string> flags = {};
+  // The command that made the text of a job, such as "muster rerun 28"; empty: it is a file.
+  std::string again = {};
+  std::string job = {};  // that job
 };
 // With an Interrupt alive, name it: it ends the reading of standard input.
 absl::StatusOr<JobFile> ReadJobFile(const std::string& path, const Interrupt* interrupt = nullptr);

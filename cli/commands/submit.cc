@@ -87,7 +87,10 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
   if (resumes) {
     if (absl::Status status = BeginWhereItEnded(job, &spec); !status.ok()) return status;
   }
-  if (!job.has_member()) return JobFile{name, SpecToYaml(spec)};
+  JobFile file{name, SpecToYaml(spec)};
+  file.job = JobId(job);
+  file.again = absl::StrCat("muster ", resumes ? "resume " : "rerun ", file.job);
+  if (!job.has_member()) return file;
   const std::string& member = job.member().id();
   if (spec.has_independent_workers()) {
     return absl::InvalidArgumentError(
@@ -98,7 +101,7 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
   }
   session.Err(absl::StrCat(member, " alone: MUSTER_ARRAY_SIZE is 1 in it",
                            spec.sweep().empty() ? "" : ", and its index is 0", ".\n"));
-  return JobFile{name, SpecToYaml(spec)};
+  return file;
 }
 
 constexpr size_t kMostSubmittedSingly = 100;
@@ -116,6 +119,7 @@ absl::StatusOr<std::vector<JobFile>> FilesOfFailed(const Session& session, Clien
     again.mutable_spec()->set_array(ArrayOf(*members, job->spec().array()));
     absl::StatusOr<JobFile> file = FileOf(session, again, /*resumes=*/false);
     if (!file.ok()) return file.status();
+    file->again = absl::StrCat("muster rerun ", id, " --failed");
     session.Err(absl::StrCat("Of array ", id, " again: ", again.spec().array(),
                              ". MUSTER_ARRAY_SIZE is ", members->size(), " in them.\n"));
     return std::vector<JobFile>{*std::move(file)};
@@ -329,7 +333,8 @@ int ShowPreviews(Session& session, Client& client, const SubmitOptions& options,
     if (session.for_people()) {
       if (submissions.size() > 1) text = absl::StrCat(submission.file.name, ":\n");
       const Screen& screen = options.preview_only ? session.out_screen() : session.err_screen();
-      absl::StrAppend(&text, RenderPreview(*preview, screen, session.now_ns()), FitText(*preview));
+      absl::StrAppend(&text, RenderPreview(*preview, screen, session.now_ns()), FitText(*preview),
+                      BeginsFromText(submission.spec));
       session.Err(WorkdirNotes(submission.spec));
     }
     if (!options.preview_only) {
@@ -415,7 +420,7 @@ int Submit(Session& session, const SubmitOptions& options) {
 }
 
 void AddOptions(CLI::App* submit, Session& session, const std::shared_ptr<SubmitOptions>& options) {
-  submit->add_option("--queue", options->queue, "Instead of the file's queue");
+  submit->add_option("--queue", options->queue, "Instead of the file's queue")->check(RefuseEmpty);
   submit
       ->add_option("--set", options->settings,
                    "FIELD=VALUE over what the file says, such as trainer.max_steps=100 or "

@@ -1,8 +1,11 @@
 // muster tune: a job of trials from a job that trains. What a trial is, who proposes it, and that
 // none is lost is muster_tune's matter (docs/tuning.md): this only writes the job.
 #include <algorithm>
+#include <cctype>
+#include <cmath>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,10 +15,16 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/submission.h"
+#include "common/base/run_program.h"
+#include "common/base/units.h"
+#include "common/spec/members.h"
+#include "common/spec/trainer_schema.h"
 #include "common/spec/when.h"
 
 namespace muster {
@@ -29,6 +38,148 @@ struct TuneOptions {
   int trials = 24, workers = 4, steps = 20;
   SubmitMadeOptions submit;
 };
+
+// Knobs that may stand without values: muster_tune's TRAINER_KNOBS.
+const std::vector<std::string>& NamedKnobs() {
+  static const std::vector<std::string> names = {"zero_stage", "micro_batch", "recompute",
+                                                 "offload"};
+  return names;
+}
+
+bool IsNamed(const std::string& name) {
+  return std::count(NamedKnobs().begin(), NamedKnobs().end(), name) > 0;
+}
+
+// The key of trainer: that a knob changes.
+std::string KeyOf(const std::string& knob) {
+  const std::string name = knob.substr(0, knob.find('='));
+  return name == "micro_batch" ? "micro_batch_size" : name;
+}
+
+absl::Status WrongKnob(const std::string& knob, const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrCat("--knob ", knob, ": ", why));
+}
+
+// One of --knobs.
+absl::Status CheckNamed(const std::string& name) {
+  if (IsNamed(name)) return absl::OkStatus();
+  const std::string known = absl::StrJoin(NamedKnobs(), ", ");
+  if (name.empty())
+    return absl::InvalidArgumentError(
+        absl::StrCat("--knobs: a name is empty; write some of ", known, " with commas between"));
+  if (absl::StrContains(name, "="))
+    return absl::InvalidArgumentError(
+        absl::StrCat("--knobs ", name, ": takes names alone; with values write --knob ", name));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--knobs ", name, ": no such name.", DidYouMean(name, NamedKnobs()), " Known are ", known,
+      "; any other field of trainer: goes with values: --knob ", name, "=VALUE,VALUE"));
+}
+
+bool IsNumber(const std::string& text, double* value) {
+  return !text.empty() && text.find_first_not_of("0123456789+-.eE") == std::string::npos &&
+         absl::SimpleAtod(text, value) && std::isfinite(*value);
+}
+
+// LOW and HIGH of LOW..HIGH.
+absl::StatusOr<std::vector<std::string>> EndsOf(const std::string& knob, const std::string& name,
+                                                const std::string& range, bool log) {
+  const size_t dots = range.find("..");
+  const std::string from = range.substr(0, dots),
+                    to = dots == std::string::npos ? "" : range.substr(dots + 2);
+  double low = 0, high = 0;
+  if (!IsNumber(from, &low) || !IsNumber(to, &high))
+    return WrongKnob(knob, absl::StrCat("LOW and HIGH of a range are numbers, such as ", name,
+                                        "=log:1e-5..1e-2"));
+  if (low == high)
+    return WrongKnob(knob,
+                     absl::StrCat("LOW must be below HIGH; of one value write ", name, "=", from));
+  if (low > high)
+    return WrongKnob(knob, absl::StrCat("LOW must be below HIGH; write ", name, "=",
+                                        log ? "log:" : "", to, "..", from));
+  if (log && low <= 0) return WrongKnob(knob, "of a range by logarithm LOW must be above 0");
+  return std::vector<std::string>{from, to};
+}
+
+// What a knob of --knob may be: its values, or the ends of its range; none of a name alone.
+absl::StatusOr<std::vector<std::string>> ValuesOf(const std::string& knob) {
+  const size_t equals = knob.find('=');
+  const std::string name = knob.substr(0, equals);
+  const bool is_name = !name.empty() && (name[0] < '0' || name[0] > '9') && name[0] != '.' &&
+                       std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                         return std::isalnum(c) != 0 || c == '_' || c == '.';
+                       });
+  if (!is_name || (equals == std::string::npos && !IsNamed(name)))
+    return WrongKnob(knob,
+                     "write FIELD=VALUE,VALUE or FIELD=[log:]LOW..HIGH, such as "
+                     "learning_rate=log:1e-5..1e-2");
+  if (equals == std::string::npos) return std::vector<std::string>();
+  const std::string rest = knob.substr(equals + 1);
+  if (rest.empty())
+    return WrongKnob(knob, absl::StrCat("has no values; write ", name, "=VALUE,VALUE"));
+  if (absl::StartsWith(rest, "log:")) return EndsOf(knob, name, rest.substr(4), /*log=*/true);
+  if (absl::StrContains(rest, "..") && rest.find_first_of(",/") == std::string::npos)
+    return EndsOf(knob, name, rest, /*log=*/false);
+  const std::vector<std::string> values = absl::StrSplit(rest, ',');
+  std::set<std::string> seen;
+  for (const std::string& value : values) {
+    if (value.empty()) return WrongKnob(knob, "one of its values is empty; take it out");
+    if (!seen.insert(value).second)
+      return WrongKnob(knob, absl::StrCat("has ", value, " twice; take one out"));
+  }
+  return values;
+}
+
+// By themselves: what muster_tune would refuse in each worker.
+absl::Status CheckKnobs(const TuneOptions& options) {
+  std::set<std::string> keys;
+  for (const std::string& name : options.knobs) {
+    if (absl::Status status = CheckNamed(name); !status.ok()) return status;
+  }
+  for (const std::string& knob : options.fields) {
+    if (const auto values = ValuesOf(knob); !values.ok()) return values.status();
+  }
+  for (const auto* knobs : {&options.knobs, &options.fields}) {
+    for (const std::string& knob : *knobs) {
+      if (!keys.insert(KeyOf(knob)).second)
+        return WrongKnob(knob, absl::StrCat(KeyOf(knob), " stands twice; keep one"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Why the trainer takes no such value of the key, or has none; "" where it may. Whether values go
+// together only trials know.
+std::string WhyNot(const std::string& key, const std::string& value,
+                   const std::string& trainer_json, const json& schema) {
+  const std::string path = absl::StrCat("trainer.", key);
+  std::string with = trainer_json, why;
+  if (!SetTrainerKey(path, value, &with))
+    return absl::StrCat("names a key below one that is no map in the file; take ",
+                        key.substr(0, key.rfind('.')), " out of it");
+  const EmitProblem emit = [&](const std::string& at, const std::string& message, Document::Where) {
+    const bool above = absl::StartsWith(path, absl::StrCat(at, "."));
+    if (why.empty() && (at == path || (above && absl::StartsWith(message, "no such field"))))
+      why = absl::StrCat(at, ": ", message);
+  };
+  CheckAgainstSchema(ParseBoundedJson(with, kMaxYamlBytes), schema, "trainer", emit);
+  return why;
+}
+
+// Against the trainer's schema, where the server has one.
+absl::Status CheckFieldsOf(const TuneOptions& options, const std::string& trainer_json,
+                           const std::string& schema_json) {
+  const json schema = ParseBoundedJson(schema_json, size_t{1} << 20);
+  if (!schema.is_object()) return absl::OkStatus();
+  for (const std::string& knob : options.fields) {
+    const auto values = ValuesOf(knob);
+    if (!values.ok()) return values.status();
+    for (const std::string& value : *values) {
+      if (const std::string why = WhyNot(KeyOf(knob), value, trainer_json, schema); !why.empty())
+        return WrongKnob(knob, why);
+    }
+  }
+  return absl::OkStatus();
+}
 
 // Its one task that trains. INVALID_ARGUMENT: it has none, or several.
 absl::StatusOr<pb::TaskSpec> TrainingTask(const pb::JobSpec& spec, const std::string& file) {
@@ -102,11 +253,15 @@ void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
   }
 }
 
-absl::StatusOr<pb::JobSpec> TuneSpec(const TuneOptions& options, const pb::JobSpec& spec) {
+absl::StatusOr<pb::JobSpec> TuneSpec(const TuneOptions& options, const pb::JobSpec& spec,
+                                     const std::string& schema_json) {
   const absl::StatusOr<pb::TaskSpec> training = TrainingTask(spec, options.file);
   if (!training.ok()) return training.status();
   const json trainer = json::parse(training->trainer_json(), nullptr, /*allow_exceptions=*/false);
   if (absl::Status status = CheckAbsolute(trainer, options.file); !status.ok()) return status;
+  if (absl::Status status = CheckFieldsOf(options, training->trainer_json(), schema_json);
+      !status.ok())
+    return status;
   if (!spec.array().empty() || spec.sweep_size() > 0)
     return absl::InvalidArgumentError(absl::StrCat(
         options.file, ": has an array or a sweep; leave it out: trials take its place"));
@@ -139,6 +294,7 @@ int Tune(Session& session, const TuneOptions& options) {
     return session.Fail(absl::InvalidArgumentError(
         absl::StrCat("--study ", options.study,
                      ": write the absolute path of a directory that all workers see")));
+  if (absl::Status status = CheckKnobs(options); !status.ok()) return session.Fail(status);
   const absl::StatusOr<JobFile> file = ReadJobFile(options.file);
   if (!file.ok()) return session.Fail(file.status());
   SpecContext context = ContextOf(**client);
@@ -149,7 +305,7 @@ int Tune(Session& session, const TuneOptions& options) {
   if (!ParseJobFile(file->text, file->name, context, &spec, &problems, options.settings))
     return FailWithProblems(session, problems, *file, "nothing was submitted");
   if (!options.queue.empty()) spec.set_queue(options.queue);
-  const absl::StatusOr<pb::JobSpec> tune = TuneSpec(options, spec);
+  const absl::StatusOr<pb::JobSpec> tune = TuneSpec(options, spec, context.trainer_schema_json);
   if (!tune.ok()) return session.Fail(tune.status());
   return SubmitMade(session, {file->name, SpecToYaml(*tune)}, options.submit);
 }
@@ -162,6 +318,18 @@ std::string StudyOf(const pb::Job& job) {
     if (words[i] == "--study") return words[i + 1];
   }
   return "";
+}
+
+// That the Python starts here, and hasn't muster_tune.
+bool LacksMusterTune(const std::string& python) {
+  constexpr int kLacks = 3;
+  const ProgramOptions options{
+      .argv = {"/usr/bin/env", python, "-c",
+               "import importlib.util, sys; "
+               "sys.exit(0 if importlib.util.find_spec('muster_tune') else 3)"},
+      .time_limit_ns = 10 * kSecond};
+  const absl::StatusOr<ProgramEnd> end = RunProgram(options);
+  return end.ok() && end->exit_code == kLacks;
 }
 
 // Reads the study's directory by muster_tune itself, which this process becomes.
@@ -181,6 +349,11 @@ int ShowStudy(Session& session, const std::string& what, const std::string& pyth
   if (!std::filesystem::exists(study, error))
     return session.Fail(absl::NotFoundError(absl::StrCat(
         study, " is not there on this machine; ask on one that sees the workers' storage")));
+  if (LacksMusterTune(python))
+    return session.Fail(absl::NotFoundError(absl::StrCat(
+        python,
+        " has no muster_tune: pip install Muster's python/ folder there, or name a Python "
+        "that has it: --python (docs/tuning.md)")));
   execlp(python.c_str(), python.c_str(), "-m", "muster_tune", "show", study.c_str(), nullptr);
   return session.Fail(absl::NotFoundError(absl::StrCat(
       python, " can't be started: --python names one that has muster_tune (docs/tuning.md)")));
@@ -210,7 +383,7 @@ void AddTune(CLI::App& root, Session& session) {
   tune->add_option("--history", options->history,
                    "Directory of past studies' speeds, which this one learns from and adds to");
   tune->add_option("--python", options->python, "Of the workers, with muster_tune");
-  tune->add_option("--queue", options->queue, "Instead of the file's queue");
+  tune->add_option("--queue", options->queue, "Instead of the file's queue")->check(RefuseEmpty);
   tune->add_option("--set", options->settings, "FIELD=VALUE over what the file says")
       ->allow_extra_args(false);
   tune->add_flag("-y,--yes", options->submit.yes, "Don't ask");

@@ -159,7 +159,8 @@ void AddValidate(CLI::App& root, Session& session) {
   validate->add_option("--schema", options->schema,
                        "What `muster-trainer --schema` printed, instead of what the server or the "
                        "muster-trainer here says");
-  validate->add_option("--queue", options->queue, "Instead of the files' queue");
+  validate->add_option("--queue", options->queue, "Instead of the files' queue")
+      ->check(RefuseEmpty);
   validate->add_flag("--offline", options->offline, "Ask no server");
   validate
       ->add_option("--set", options->settings,

@@ -83,8 +83,9 @@ std::string TaskBar(const pb::Task& task, const Screen& screen, int64_t now_ns, 
   name.resize(std::max(name.size(), static_cast<size_t>(name_width)), ' ');
   const pb::Attempt* attempt = NewestAttempt(task);
   if (task.state() == pb::TASK_WAITING) {
-    std::string why =
-        task.verdict().text().empty() ? "no verdict yet" : Plain(task.verdict().text());
+    std::string why = task.verdict().text().empty()
+                          ? "no verdict yet"
+                          : LocalTimes(Plain(task.verdict().text()), now_ns);
     return Truncated(absl::StrCat(name, " waits: ", why), screen.width, screen.utf8);
   }
   bool current = attempt != nullptr && task.progress().attempt() == attempt->number();

@@ -1,6 +1,7 @@
 #include "cli/render/explain.h"
 
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -91,10 +92,12 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
         absl::StrAppend(&text, ", can grow by ", step, " workers at a time");
       if (task.progress().expected_end_ns() > now_ns)
         absl::StrAppend(&text, ", ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
-      if (!task.spill_reason().empty()) absl::StrAppend(&text, ": ", Plain(task.spill_reason()));
+      if (!task.spill_reason().empty())
+        absl::StrAppend(&text, ": ", LocalTimes(Plain(task.spill_reason()), now_ns));
       text += '\n';
     } else if (task.state() == pb::TASK_BLOCKED && !task.verdict().text().empty()) {
-      absl::StrAppend(&text, "  ", Plain(task.name()), " ", Plain(task.verdict().text()), "\n");
+      absl::StrAppend(&text, "  ", Plain(task.name()), " ",
+                      LocalTimes(Plain(task.verdict().text()), now_ns), "\n");
     } else if (task.state() == pb::TASK_BLOCKED) {
       const pb::TaskSpec* spec = SpecOf(job, task.name());
       absl::StrAppend(&text, "  ", Plain(task.name()), " comes after ",
@@ -155,6 +158,73 @@ std::string RelaxationLines(Explained explained) {
   return text;
 }
 
+// What is said of tasks, in the order in which it was said first; of what is the same of several
+// once, with all their names.
+class OfTasks {
+ public:
+  void Add(const std::string& task, std::vector<std::string> said) {
+    const auto same =
+        std::find_if(rows_.begin(), rows_.end(), [&](const Row& row) { return row.said == said; });
+    if (same == rows_.end()) {
+      rows_.push_back({Plain(task), std::move(said)});
+    } else {
+      absl::StrAppend(&same->tasks, ", ", Plain(task));
+    }
+  }
+  void Add(const std::string& task, const std::string& said) {
+    if (!said.empty()) Add(task, std::vector<std::string>{said});
+  }
+  // "  a, b: SENTENCE", a line each.
+  std::string Lines(bool with_tasks) const {
+    std::string text;
+    for (const Row& row : rows_)
+      absl::StrAppend(&text, "  ", with_tasks ? absl::StrCat(row.tasks, ": ") : "", row.said[0],
+                      "\n");
+    return text;
+  }
+  void AddTo(bool with_tasks, Table* table) const {
+    for (Row row : rows_) {
+      if (with_tasks) row.said.insert(row.said.begin(), row.tasks);
+      table->AddRow(std::move(row.said));
+    }
+  }
+
+ private:
+  struct Row {
+    std::string tasks;
+    std::vector<std::string> said;
+  };
+  std::vector<Row> rows_;
+};
+
+// The table of what the tasks wait for, and the sentences to it.
+std::string WhyLines(const Explained& explained, const Screen& screen) {
+  const bool several = explained.job().tasks_size() > 1;
+  std::vector<Table::Column> columns = {{"WHY"}, {"MISSING"}, {.title = "HELD BY", .wrap = true}};
+  if (several) columns.insert(columns.begin(), {"TASK"});
+  OfTasks rows, sentences;
+  std::map<std::string, std::string> held_by;  // musterd tells it of the first task alone
+  for (const auto& why : explained.why()) {
+    std::vector<std::string> held;
+    for (const auto& holder : why.holders()) {
+      if (!WaitsForItsTurn(why)) held.push_back(HolderText(holder, explained.now_ns()));
+    }
+    std::string missing =
+        why.missing_milli() > 0 ? Devices(why.missing_milli(), why.flavour()) : "";
+    if (!missing.empty() && !why.cluster().empty())
+      absl::StrAppend(&missing, " in ", Plain(why.cluster()));
+    std::string holders = absl::StrJoin(held, screen.utf8 ? " · " : "; ");
+    if (!missing.empty())
+      holders =
+          held_by.try_emplace(absl::StrCat(CodeText(why), " ", missing), holders).first->second;
+    rows.Add(why.task(), std::vector<std::string>{CodeText(why), missing, holders});
+    sentences.Add(why.task(), LocalTimes(Plain(why.text()), explained.now_ns()));
+  }
+  Table table(columns);
+  rows.AddTo(several, &table);
+  return absl::StrCat(table.empty() ? "" : table.Render(screen), sentences.Lines(several));
+}
+
 // "16:10 → 17:34"; the same on both sides is said once.
 std::string FromTo(const std::string& from, const std::string& to, const Screen& screen) {
   return from == to ? from : absl::StrCat(from, screen.utf8 ? " → " : " -> ", to);
@@ -209,34 +279,10 @@ std::string RenderExplain(const Explained& explained, const Screen& screen) {
   }
   out += '\n';
 
-  const bool several = job.tasks_size() > 1;
-  std::vector<Table::Column> columns = {{"WHY"}, {"MISSING"}, {.title = "HELD BY", .wrap = true}};
-  if (several) columns.insert(columns.begin(), {"TASK"});
-  Table table(columns);
-  std::string sentences;
-  for (const auto& why : explained.why()) {
-    std::vector<std::string> held;
-    for (const auto& holder : why.holders()) {
-      if (!WaitsForItsTurn(why)) held.push_back(HolderText(holder, now_ns));
-    }
-    std::string missing =
-        why.missing_milli() > 0 ? Devices(why.missing_milli(), why.flavour()) : "";
-    if (!missing.empty() && !why.cluster().empty())
-      absl::StrAppend(&missing, " in ", Plain(why.cluster()));
-    std::vector<std::string> row = {CodeText(why), missing,
-                                    absl::StrJoin(held, screen.utf8 ? " · " : "; ")};
-    if (several) row.insert(row.begin(), why.task());
-    table.AddRow(std::move(row));
-    if (!why.text().empty())
-      absl::StrAppend(&sentences, "  ", several ? absl::StrCat(Plain(why.task()), ": ") : "",
-                      Plain(why.text()), "\n");
-  }
-  if (!table.empty()) out += table.Render(screen);
-  absl::StrAppend(&out, sentences, OtherTasks(job, now_ns));
-  for (const auto& borrowed : explained.borrowed()) {
-    absl::StrAppend(&out, "  ", several ? absl::StrCat(Plain(borrowed.task()), ": ") : "",
-                    Plain(borrowed.text()), "\n");
-  }
+  absl::StrAppend(&out, WhyLines(explained, screen), OtherTasks(job, now_ns));
+  OfTasks borrowed;
+  for (const auto& one : explained.borrowed()) borrowed.Add(one.task(), Plain(one.text()));
+  out += borrowed.Lines(job.tasks_size() > 1);
   if (explained.relaxations_size() > 0) {
     absl::StrAppend(&out, "It would start\n", RelaxationLines(explained), AnewText(explained));
   } else if (explained.why_size() > 0 && explained.tried() > 0 && explained.complete()) {

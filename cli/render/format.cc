@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -35,6 +36,30 @@ std::string LowerEnum(std::string name, std::string_view prefix) {
   if (name.rfind(prefix, 0) == 0) name = name.substr(prefix.size());
   for (char& c : name) c = c == '_' ? ' ' : absl::ascii_tolower(static_cast<unsigned char>(c));
   return name;
+}
+
+// The piece at the end of `text`, read by strptime as a time by UTC; nothing: it is none.
+std::optional<std::tm> TimeAtEnd(const std::string& text, size_t size, const char* format) {
+  if (text.size() < size) return std::nullopt;
+  std::tm parts = {};
+  const char* end = strptime(text.c_str() + (text.size() - size), format, &parts);
+  return end == nullptr || *end != '\0' ? std::nullopt : std::optional(parts);
+}
+
+// What ends `text` as a time by UTC becomes one by this machine's zone; false: nothing does.
+bool EndsLocally(std::string* text, int64_t now_ns) {
+  constexpr size_t kDate = 16, kClock = 8;
+  if (std::optional<std::tm> at = TimeAtEnd(*text, kDate, "%Y-%m-%d %H:%M")) {
+    text->resize(text->size() - kDate);
+    absl::StrAppend(text, FormatClock(timegm(&*at) * kSecond, now_ns));
+    return true;
+  }
+  const std::optional<std::tm> at = TimeAtEnd(*text, kClock, "%H:%M:%S");
+  if (!at.has_value()) return false;
+  const int64_t of_day_ns = ((at->tm_hour * int64_t{60} + at->tm_min) * 60 + at->tm_sec) * kSecond;
+  text->resize(text->size() - kClock);
+  absl::StrAppend(text, FormatClockSeconds(now_ns - now_ns % kDay + of_day_ns));
+  return true;
 }
 
 }  // namespace
@@ -70,6 +95,18 @@ std::string FormatStart(int64_t start_ns, int64_t now_ns) {
   if (start_ns < now_ns + 2 * kMinute)
     return absl::StrCat("~", (start_ns - now_ns) / kSecond, " s");
   return FormatClock(start_ns, now_ns);
+}
+
+std::string LocalTimes(std::string_view sentence, int64_t now_ns) {
+  constexpr std::string_view kZone = " UTC";
+  std::string out;
+  for (size_t at; (at = sentence.find(kZone)) != std::string_view::npos;) {
+    out += sentence.substr(0, at);
+    if (!EndsLocally(&out, now_ns)) out += kZone;
+    sentence.remove_prefix(at + kZone.size());
+  }
+  out += sentence;
+  return out;
 }
 
 std::string FormatCount(double count) {

@@ -28,6 +28,9 @@ std::string FormatDateTime(int64_t unix_ns);      // "2026-11-21 14:01:38"; "-" 
 std::string FormatSpan(int64_t duration_ns);
 // When something starts: "now", "~35 s", a clock time; "unknown" for 0, "never" for -1.
 std::string FormatStart(int64_t start_ns, int64_t now_ns);
+// Times that the server wrote into a sentence ("14:05:00 UTC", "2026-11-21 14:05 UTC") by this
+// machine's zone, as all else on the screen is: "16:05:00", and as FormatClock has it.
+std::string LocalTimes(std::string_view sentence, int64_t now_ns);
 std::string FormatCount(double count);  // "950", "15.2k", "106k", "1.3M"
 
 // A flavour as it must always be shown: "cpu-slot (declared)"; nobody may take a stand-in for a

@@ -64,9 +64,9 @@ int64_t RunningSince(const pb::Job& job) {
 std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
   switch (task.state()) {
     case pb::TASK_BLOCKED:
-      return task.verdict().text();
+      return LocalTimes(task.verdict().text(), now_ns);
     case pb::TASK_WAITING: {
-      std::string why = task.verdict().text();
+      std::string why = LocalTimes(task.verdict().text(), now_ns);
       const std::string start = StartText(task.verdict(), now_ns);
       return absl::StrCat(why, why.empty() || start.empty() ? "" : "; ", start);
     }
@@ -76,7 +76,7 @@ std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
     }
     default:
       if (task.verdict().code() == pb::V_EXPORT || task.verdict().code() == pb::V_UNREACHABLE)
-        return task.verdict().text();
+        return LocalTimes(task.verdict().text(), now_ns);
       if (task.progress().expected_end_ns() > now_ns)
         return absl::StrCat("ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
       return "";
@@ -200,7 +200,7 @@ void AppendFacts(const pb::Job& job, int64_t now_ns, std::string* out) {
     if (!task.spill_reason().empty())
       AppendLine(out, "spilled",
                  absl::StrCat(job.tasks_size() > 1 ? absl::StrCat(task.name(), ": ") : "",
-                              task.spill_reason()));
+                              LocalTimes(task.spill_reason(), now_ns)));
   }
   for (const pb::Task& task : job.tasks()) {
     for (const std::string& sentence : task.advice())
@@ -477,7 +477,7 @@ std::vector<std::string> EventLines(const pb::Job* before, const pb::Job& after,
                             (old_task == nullptr || old_task->state() != task.state() ||
                              old_task->verdict().code() != task.verdict().code());
     if (waits_anew) {
-      const std::string& why = task.verdict().text();
+      const std::string why = LocalTimes(task.verdict().text(), now_ns);
       const std::string start = StartText(task.verdict(), now_ns);
       add(now_ns, task,
           absl::StrCat(why.rfind("waits", 0) == 0 ? "" : "waits: ", why, start.empty() ? "" : "; ",

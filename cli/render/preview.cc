@@ -58,7 +58,8 @@ std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& scre
     std::string flavour =
         candidate.flavour().empty() ? "-" : FlavourName(candidate.flavour(), candidate.declared());
     if (candidate.start_ns() < 0) {
-      table.AddRow({"-", candidate.cluster(), flavour, "-", "-", "never", "", candidate.reason()});
+      table.AddRow({"-", candidate.cluster(), flavour, "-", "-", "never", "",
+                    LocalTimes(candidate.reason(), now_ns)});
       continue;
     }
     std::string workers = candidate.gpus_milli_per_worker() > 0
@@ -79,7 +80,7 @@ std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& scre
     if (candidate.start_ns() < 0) continue;
     ++number;
     if (candidate.start_ns() == 0 && !candidate.reason().empty())
-      absl::StrAppend(&out, number, ": ", Plain(candidate.reason()), ".\n");
+      absl::StrAppend(&out, number, ": ", LocalTimes(Plain(candidate.reason()), now_ns), ".\n");
   }
   std::string last = Plain(preview.queue_line()), loss = LossLine(preview);
   if (!loss.empty()) absl::StrAppend(&last, last.empty() ? "" : " ", loss);

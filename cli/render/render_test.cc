@@ -387,6 +387,53 @@ TEST(ExplainTest, WhatRunsInMultiplesSaysByHowManyWorkersItGrows) {
   EXPECT_THAT(RenderExplain(running, Screen()), Not(HasSubstr("grows")));
 }
 
+TEST(ExplainTest, WhatIsTheSameOfSeveralTasksIsSaidOnce) {
+  pb::ExplainResponse explained;
+  explained.set_now_ns(kNow);
+  pb::Job* job = explained.mutable_job();
+  *job = Job318();
+  job->mutable_tasks(0)->set_state(pb::TASK_WAITING);
+  for (const char* name : {"eval", "other"}) {
+    job->add_tasks()->set_name(name);
+    job->mutable_tasks()->rbegin()->set_state(pb::TASK_WAITING);
+  }
+  for (const char* task : {"main", "eval", "other"}) {
+    auto* why = explained.add_why();
+    why->set_task(task);
+    why->set_code(pb::V_CAPACITY);
+    why->set_cluster("lab");
+    why->set_flavour("gpu");
+    why->set_missing_milli(why->task() == "other" ? 2000 : 1000);
+    why->set_text(why->task() == "other" ? "waits for 2 more" : "waits for 1 more");
+  }
+  auto* holder = explained.mutable_why(0)->add_holders();
+  holder->set_job(290);
+  holder->set_queue("prod");
+  holder->set_held_milli(4000);
+  EXPECT_THAT(RenderExplain(explained, Screen()),
+              HasSubstr("TASK        WHY       MISSING       HELD BY\n"
+                        "main, eval  capacity  1 gpu in lab  prod 290: 4\n"
+                        "other       capacity  2 gpu in lab  -\n"
+                        "  main, eval: waits for 1 more\n"
+                        "  other: waits for 2 more\n"));
+}
+
+TEST(FormatTest, TimesWithinSentencesAreLocalOnesToo) {
+  setenv("TZ", "EET-2", 1);
+  tzset();
+  for (const auto& [said, shown] :
+       {std::pair("starts again at 14:05:09 UTC", "starts again at 16:05:09"),
+        std::pair("at 23:59:59 UTC, or by 00:00:01 UTC", "at 01:59:59, or by 02:00:01"),
+        std::pair("waits for its time, 2026-11-24 23:30 UTC; 1 time was left out",
+                  "waits for its time, Wed 01:30; 1 time was left out"),
+        std::pair("until 2027-03-01 10:00 UTC", "until 2027-03-01 12:00"),
+        std::pair("no time UTC", "no time UTC"), std::pair("", "")}) {
+    EXPECT_EQ(LocalTimes(said, kNow), shown);
+  }
+  setenv("TZ", "UTC", 1);
+  tzset();
+}
+
 TEST(ExplainTest, WhatLacksNoDevicesWaitsForItsTurn) {
   pb::ExplainResponse explained;
   explained.set_now_ns(kNow);

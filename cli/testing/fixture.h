@@ -95,6 +95,7 @@ struct Fake : pb::JobService::Service {
   std::vector<std::pair<int64_t, int64_t>> logs_from_stderr;  // of each of them
   std::function<grpc::Status(grpc::ServerReaderWriter<pb::TunnelOutput, pb::TunnelInput>*)> exec;
   std::atomic<int> cancels{0};
+  grpc::Status list_status;
   pb::ListJobsRequest listed;                   // the newest
   std::optional<std::vector<pb::Job>> listing;  // in one page, instead of two of two
 
@@ -127,6 +128,7 @@ struct Fake : pb::JobService::Service {
   grpc::Status List(grpc::ServerContext*, const pb::ListJobsRequest* request,
                     pb::ListJobsResponse* response) override {
     listed = *request;
+    if (!list_status.ok()) return list_status;
     if (listing.has_value()) {
       for (const pb::Job& job : *listing) {
         const auto& states = request->states();
@@ -293,9 +295,11 @@ struct FakeClusters : pb::ClusterService::Service {
     return grpc::Status::OK;
   }
   grpc::Status GetTrainerSchema(grpc::ServerContext*, const pb::GetTrainerSchemaRequest*,
-                                pb::GetTrainerSchemaResponse*) override {
+                                pb::GetTrainerSchemaResponse* response) override {
+    response->set_json(trainer_schema);
     return grpc::Status::OK;
   }
+  std::string trainer_schema;  // empty: none is known
 };
 
 // A running `muster`, its two streams read into strings; or on a terminal of 120 columns, all of it

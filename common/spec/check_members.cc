@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/view.h"
 #include "common/spec/check_trainer.h"
@@ -34,6 +35,20 @@ bool IsTrainerKey(std::string_view name) {
   return keys.size() <= 8 && std::all_of(keys.begin(), keys.end(), [](absl::string_view key) {
            return IsName({key.data(), key.size()});
          });
+}
+
+// Why {{inner}}, which is none of the names, is taken for a slip of one; "" of another program's.
+std::string WrongPlaceholder(const std::string& inner, const std::vector<std::string>& names) {
+  const std::string word(absl::StripAsciiWhitespace(inner));
+  for (const std::string& name : names) {
+    if (absl::EqualsIgnoreCase(word, name))
+      return absl::StrCat("{{", inner, "}} is replaced by nothing; write {{", name, "}}");
+  }
+  if (!IsName(word) || word == "end" || word == "else") return "";  // Go's templates have these
+  const std::string near = DidYouMean(word, names);
+  return near.empty() ? ""
+                      : absl::StrCat("{{", inner, "}} is no name of this job's members.", near,
+                                     " Known: ", absl::StrJoin(names, ", "));
 }
 
 class MembersChecker {
@@ -73,8 +88,8 @@ class MembersChecker {
                       " MiB: put scripts and long lists into files, or submit it in parts"));
   }
 
-  // {{lR}} and {{ lr }} would stay as they stand in what runs. Braces that look like no name of the
-  // job's are another program's.
+  // {{lR}}, {{ lr }} and {{lrr}} would stay as they stand in what runs. Braces that look like no
+  // name of the job's are another program's.
   void CheckPlaceholders() {
     std::vector<std::string> names = {"index"};
     for (const pb::SweepValues& values : spec_.sweep()) names.push_back(values.name());
@@ -84,11 +99,8 @@ class MembersChecker {
         if (end == std::string::npos) return;
         const std::string inner = text.substr(at + 2, end - at - 2);
         if (std::find(names.begin(), names.end(), inner) != names.end()) continue;
-        for (const std::string& name : names) {
-          if (!absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(inner), name)) continue;
-          return Emit(path,
-                      absl::StrCat("{{", inner, "}} is replaced by nothing; write {{", name, "}}"));
-        }
+        if (const std::string wrong = WrongPlaceholder(inner, names); !wrong.empty())
+          return Emit(path, wrong);
       }
     };
     for (int t = 0; t < spec_.tasks_size(); ++t) {
@@ -97,6 +109,7 @@ class MembersChecker {
       check(task.run().shell(), JoinPath(path, "run"));
       for (const std::string& word : task.run().exec()) check(word, JoinPath(path, "run"));
       check(task.setup(), JoinPath(path, "setup"));
+      check(ExportOf(task), JoinPath(JoinPath(path, "trainer"), "export"));
       for (const auto& [name, value] : task.env())
         check(value, JoinPath(JoinPath(path, "env"), name));
     }

@@ -292,6 +292,12 @@ TEST(JobFile, SettingsArePutOverTheFile) {
       {"queue.x=2", "0:0 --set queue.x: what stands before x has no fields in the file"},
       {"priority=200", "0:0 priority: must be a whole number from 0 to 100; got 200"},
       {"nothing=1", "0:0 nothing: no such field."},
+      {"trainer.max_steps=9",
+       "0:0 trainer: belongs to a task: with tasks: every task has its own; write --set "
+       "tasks[train].trainer.max_steps=9"},
+      {"grace=5s",
+       "0:0 grace: belongs to a task: with tasks: every task has its own; write --set "
+       "tasks[prepare].grace=5s; others: train"},
       {"priority=[", "0:0 --set priority: not valid YAML: end of sequence flow not found"},
   };
   for (const auto& c : kCases) EXPECT_EQ(read({c.setting}, &spec), c.want);

@@ -162,6 +162,10 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
            {"array: ''\nrun: a\n", "array", "is empty"},
            {"array: 0-1\nrun: 'a {{Index}}'\n", "run", "write {{index}}"},
            {"sweep: {lr: [1]}\nrun: 'a {{.Id}} {{ lr }}'\n", "run", "write {{lr}}"},
+           {"sweep: {lr: [1]}\nrun: 'a {{lrr}}'\n", "run", "Did you mean lr? Known: index, lr"},
+           {"array: 0-1\nrun: a\nenv: {A: '{{indx}}'}\n", "env.A", "Did you mean index?"},
+           {"sweep: {rate: [1, 2]}\ntrainer: {export: 'out/{{rates}}'}\n", "trainer.export",
+            "Did you mean rate?"},
            {"sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}'}\n", "trainer.export",
             "members 0 and 1 would both export to /out/1"}}) {
     pb::JobSpec spec;
@@ -180,6 +184,7 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
 TEST(Members, ExportToPlacesOfTheirOwn) {
   for (const char* file :
        {"array: 0-1\nrun: 'docker ps --format {{.Id}} {{lr}}'\n",
+        "sweep: {env: [1]}\nrun: 'a {{if .A}} {{end}} {{messages}}'\n",
         "array: 0-1\ntrainer: {export: out}\n", "array: '5'\ntrainer: {export: /out}\n",
         "array: 0-1\ntrainer: {export: '/out/{{index}}'}\n",
         "sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}-{{b}}'}\n",

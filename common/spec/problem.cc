@@ -141,7 +141,7 @@ std::string FormatProblems(const std::vector<Problem>& problems, std::string_vie
   return out;
 }
 
-std::string JobFooter(const std::vector<Problem>& problems, std::string_view filename) {
+std::string FieldsHint(const std::vector<Problem>& problems) {
   std::string field;  // the first problem's, without tasks[i]
   for (const Problem& problem : problems) {
     std::string_view path = problem.path;
@@ -155,8 +155,12 @@ std::string JobFooter(const std::vector<Problem>& problems, std::string_view fil
       break;
     }
   }
-  return absl::StrCat("All fields: muster fields", field.empty() ? "" : " ", field,
-                      "     Check offline: muster validate --offline ", Printable(filename));
+  return absl::StrCat("All fields: muster fields", field.empty() ? "" : " ", field);
+}
+
+std::string JobFooter(const std::vector<Problem>& problems, std::string_view filename) {
+  return absl::StrCat(FieldsHint(problems), "     Check offline: muster validate --offline ",
+                      Printable(filename));
 }
 
 }  // namespace muster

@@ -32,7 +32,10 @@ struct ProblemFormat {
 std::string FormatProblems(const std::vector<Problem>& problems, std::string_view filename,
                            const ProblemFormat& format = {});
 
-// "All fields: muster fields resources     Check offline: muster validate sft.yaml"
+// "All fields: muster fields resources", of the first problem's field.
+std::string FieldsHint(const std::vector<Problem>& problems);
+// The same of a file: "All fields: muster fields resources     Check offline: muster validate
+// --offline sft.yaml"
 std::string JobFooter(const std::vector<Problem>& problems, std::string_view filename);
 
 // " Did you mean gpus?" for the nearest of `names`, whatever their case, within a quarter of the

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/ids.h"
 #include "common/base/view.h"
 #include "common/spec/check_spec.h"
@@ -93,6 +94,15 @@ class JobReader {
 
     if (!top.Has("tasks")) {
       top.Take("tasks");  // known, and suggested
+      for (const char* field : {"with", "until"}) {
+        if (top.Has(field) && top.Take(field) != nullptr)
+          document_.AddAtPath(
+              field,
+              absl::StrCat("goes with tasks: it names other tasks of the job; write it in a task "
+                           "of tasks:, as tasks[0].",
+                           field),
+              Document::Where::kName);
+      }
       spec_.add_tasks()->set_name("main");
       ReadTask(top, spec_.mutable_tasks(0));
       top.Finish();
@@ -144,12 +154,41 @@ class JobReader {
                                          "fence_after",
                                          "grace",
                                          "time_limit",
-                                         "input"}) {
-      if (top.Take(field) == nullptr) continue;
-      document_.AddAtPath(field,
-                          "belongs to a task: with tasks: every task has its own; move it there",
-                          Document::Where::kName);
+                                         "input",
+                                         "with",
+                                         "until"}) {
+      const YamlNode* node = top.Take(field);
+      if (node == nullptr) continue;
+      document_.AddAtPath(
+          field,
+          absl::StrCat("belongs to a task: with tasks: every task has its own; ",
+                       node->line > 0 ? "move it there" : RemedyOfSet(std::string(field), *node)),
+          Document::Where::kName);
     }
+  }
+
+  // Of a field that --set put at the top: with the task's name, and which others have one, too.
+  std::string RemedyOfSet(const std::string& field, const YamlNode& set) const {
+    std::vector<std::string> having, named;
+    const YamlNode* tasks = document_.root().Find("tasks");
+    for (size_t i = 0; tasks != nullptr && i < tasks->items.size(); ++i) {
+      const YamlNode& task = tasks->items[i];
+      const YamlNode* name = task.IsMap() ? task.Find("name") : nullptr;
+      if (name == nullptr || !name->IsScalar()) continue;
+      named.push_back(name->text);
+      if (task.Find(field) != nullptr) having.push_back(name->text);
+    }
+    const std::vector<std::string>& likely = having.empty() ? named : having;
+    std::string path = field;
+    const YamlNode* at = &set;
+    for (; at->IsMap() && at->items.size() == 1; at = &at->items[0])
+      path = JoinPath(path, at->keys[0].text);
+    return absl::StrCat(
+        "write --set tasks[", likely.empty() ? "0" : likely[0], "].", path, "=",
+        at->IsScalar() ? at->text : "…",
+        likely.size() > 1
+            ? absl::StrCat("; others: ", absl::StrJoin(likely.begin() + 1, likely.end(), ", "))
+            : "");
   }
 
   void ReadBlock(const YamlNode& node, const std::string& path, pb::RankBlock* block) {

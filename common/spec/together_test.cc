@@ -65,6 +65,19 @@ TEST(Together, AnAddressHasAVariablesName) {
   EXPECT_EQ(AddressVariable("eval-2.b"), "MUSTER_TASK_EVAL_2_B_ADDRESS");
 }
 
+TEST(Together, AJobWithoutTasksIsToldWhereItsFieldsGo) {
+  for (const char* field : {"with", "until"}) {
+    pb::JobSpec spec;
+    std::vector<Problem> problems;
+    const std::string file = absl::StrCat("queue: q\nrun: r\n", field, ": [server]\n");
+    EXPECT_FALSE(ParseJobFile(file, "job.yaml", {}, &spec, &problems));
+    ASSERT_EQ(problems.size(), 1u) << field;
+    EXPECT_EQ(problems[0].path, field);
+    EXPECT_EQ(problems[0].line, 3);
+    EXPECT_THAT(problems[0].message, HasSubstr(absl::StrCat("as tasks[0].", field)));
+  }
+}
+
 TEST(Together, WhatCannotBeIsRefusedWithItsPlaceAndARemedy) {
   std::vector<std::string> many;
   for (int i = 0; i < 17; ++i) many.push_back(absl::StrCat("t", i, i > 0 ? ", with: [t0]" : ""));

@@ -31,13 +31,14 @@ std::string NoSuchAttempt(const JobRow& job, int32_t index, int32_t attempt) {
       first == last ? absl::StrCat("is ", first) : absl::StrCat("are ", first, " to ", last));
 }
 
-// The task whose newest attempt was placed last; -1: none was placed.
+// The task whose newest attempt was placed last, the first of those that start together; -1: none
+// was placed.
 int32_t NewestTask(const JobRow& job) {
   int32_t newest = -1;
   int64_t newest_ns = -1;
   for (size_t i = 0; i < job.tasks.size(); ++i) {
     const TaskRow& task = job.tasks[i];
-    if (!task.attempts.empty() && task.attempts.back().place_ns >= newest_ns) {
+    if (!task.attempts.empty() && task.attempts.back().place_ns > newest_ns) {
       newest_ns = task.attempts.back().place_ns;
       newest = static_cast<int32_t>(i);
     }

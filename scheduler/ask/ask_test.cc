@@ -733,6 +733,22 @@ TEST_F(Sentences, CoresAreHeldByWorkOnGpusToo) {
   EXPECT_THAT(PoolHolders(s_.state).Of(s_.state.FindCluster("lab"), "cpu"),
               ElementsAre(trains, flat));
   EXPECT_THAT(PoolHolders(s_.state).Of(s_.state.FindCluster("lab"), "gpu"), ElementsAre(trains));
+  EXPECT_THAT(PoolHolders(s_.state).OfCoresBeside(s_.state.FindCluster("lab"), "gpu"),
+              ElementsAre(trains, flat));
+}
+
+TEST_F(Sentences, WhatWaitsForCoresIsToldOfCores) {
+  const uint64_t job = testing::JobBuilder("research").GpusMilli(0).Cpus(4).SubmitTo(&s_);
+  pb::Verdict verdict;
+  verdict.set_code(pb::V_CAPACITY);
+  verdict.set_cluster("lab");
+  verdict.set_flavour("cpu");
+  for (const auto& [milli, said] :
+       {std::pair(3000, "it waits for 3 more cores in lab to become free"),
+        std::pair(1000, "it waits for 1 more core in lab to become free")}) {
+    verdict.set_missing_milli(milli);
+    EXPECT_THAT(VerdictText(s_.state, *s_.state.FindJob(job), 0, verdict), HasSubstr(said));
+  }
 }
 
 TEST_F(Sentences, SayShareOnlyWhereThereIsAnotherQueue) {
@@ -904,6 +920,11 @@ TEST(FailureText, NamesTheFieldThatAnEndIsAbout) {
       {&plain, pb::PROGRAM_ERROR,
        "rank 0: program: exec /venv/bin/python: No such file or directory",
        " (it has to be there on every host)"},
+      {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: /usr/bin/python3: No module named muster_dev",
+       " (the Python on that host lacks Muster's own package: pip install Muster's python/ folder "
+       "there, or run a Python that has it; muster tune and muster dev take it as --python)"},
+      {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: ModuleNotFoundError: No module named 'torch'",
+       ""},
       {&plain, pb::PROGRAM_ERROR, "workdir /opt/muster/examples: No such file or directory",
        " (it has to be there on every host)"},
       {&plain, pb::IMAGE_FAILED, "rank 0: image /x: a user namespace: Operation not permitted",

@@ -112,6 +112,7 @@ class Explainer {
   void FillHolders(const Future& as_is, Response* response) {
     if (response->why().empty()) return;
     Response::Why* why = response->mutable_why(0);
+    const bool cores = !gpus() || (why->code() == pb::V_PLACEMENT && LacksCores(why->text()));
     std::vector<std::pair<int64_t, Response::Holder>> holders;
     for (const uint64_t number : state_.active_jobs()) {
       const JobRow& job = *state_.FindJob(number);
@@ -121,12 +122,14 @@ class Explainer {
         if (attempt == nullptr || attempt->released() || number == job_.number) continue;
         if (!why->cluster().empty() && state_.clusters()[attempt->cluster].name != why->cluster())
           continue;
-        if (gpus() && (attempt->flavour.empty() ||
+        if (!cores && (attempt->flavour.empty() ||
                        (!why->flavour().empty() && attempt->flavour != why->flavour())))
           continue;
-        if (!gpus() && !attempt->flavour.empty()) continue;
-        holder.set_held_milli(holder.held_milli() +
-                              HeldMilli(job, static_cast<int32_t>(t), *attempt));
+        const int32_t task = static_cast<int32_t>(t);
+        const int64_t held_milli = cores ? CoresHeldMilli(job, task, *attempt, why->flavour())
+                                         : HeldMilli(job, task, *attempt);
+        if (held_milli == 0) continue;
+        holder.set_held_milli(holder.held_milli() + held_milli);
         holder.set_until_ns(
             std::max(holder.until_ns(), FirstEnd(as_is, {number, static_cast<int32_t>(t)})));
       }
@@ -141,6 +144,20 @@ class Explainer {
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     for (size_t i = 0; i < holders.size() && i < kHolders; ++i)
       *why->add_holders() = std::move(holders[i].second);
+  }
+
+  // Cores that it holds, work with devices its own, too; of the hosts with devices of the flavour,
+  // if it isn't empty.
+  int64_t CoresHeldMilli(const JobRow& job, int32_t task, const AttemptRow& attempt,
+                         const std::string& flavour) const {
+    int64_t held_milli = 0;
+    for (const PartRow& part : attempt.parts) {
+      if (job.holder != 0 || part.host == kNoHost || part.over()) continue;
+      const pb::Inventory& inventory = state_.host(part.host).inventory;
+      if (flavour.empty() || inventory.flavour() == flavour)
+        held_milli += WorkerDemand(job.task_spec(task), inventory).cpus_milli * part.workers;
+    }
+    return held_milli;
   }
 
   int64_t FirstEnd(const Future& as_is, const TaskRef& task) const {

@@ -13,20 +13,32 @@ constexpr size_t kNamed = 9;  // eight are told, and one of them may be the job 
 }  // namespace
 
 const std::vector<uint64_t>& PoolHolders::Of(int32_t cluster, const std::string& flavour) {
-  const auto [known, first] = pools_.try_emplace({cluster, flavour});
+  const bool cores = flavour == "cpu";
+  return Most(cluster, cores ? "" : flavour, cores);
+}
+
+const std::vector<uint64_t>& PoolHolders::OfCoresBeside(int32_t cluster,
+                                                        const std::string& flavour) {
+  return Most(cluster, flavour, /*cores=*/true);
+}
+
+const std::vector<uint64_t>& PoolHolders::Most(int32_t cluster, const std::string& flavour,
+                                               bool cores) {
+  const auto [known, first] = most_.try_emplace({{cluster, flavour}, cores});
   if (!first) return known->second;
-  const bool gpus = flavour != "cpu";
   std::map<uint64_t, int64_t> held;
   for (const HostId id : state_.hosts()) {
     const HostRow& host = state_.host(id);
-    if (host.cluster != cluster || (gpus && host.inventory.flavour() != flavour)) continue;
+    if (host.cluster != cluster || (!flavour.empty() && host.inventory.flavour() != flavour))
+      continue;
     for (const AttemptRef& ref : host.attempts) {
       const AttemptRow* attempt = state_.FindAttempt(ref);
-      if (attempt == nullptr || attempt->ended() || (gpus && attempt->flavour != flavour)) continue;
+      if (attempt == nullptr || attempt->ended() || (!cores && attempt->flavour != flavour))
+        continue;
       if (state_.FindJob(ref.job)->holder != 0) continue;  // its end frees nothing
       const pb::TaskSpec& spec = state_.FindJob(ref.job)->task_spec(ref.task);
       const int64_t a_worker =
-          gpus ? spec.resources().gpus_milli() : WorkerDemand(spec, host.inventory).cpus_milli;
+          cores ? WorkerDemand(spec, host.inventory).cpus_milli : spec.resources().gpus_milli();
       for (const PartRow& part : attempt->parts) {
         if (part.host == id) held[ref.job] += a_worker * part.workers;
       }

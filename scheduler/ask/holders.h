@@ -28,6 +28,8 @@ class PoolHolders {
   // The jobs that hold most of the flavour ("cpu": cores, whatever holds them) in the cluster,
   // largest first, at most nine.
   const std::vector<uint64_t>& Of(int32_t cluster, const std::string& flavour);
+  // The same of cores on the hosts that have devices of the flavour.
+  const std::vector<uint64_t>& OfCoresBeside(int32_t cluster, const std::string& flavour);
   // For whom devices of the flavour ("cpu": hosts' cores) are kept in the cluster, soonest first,
   // unknown starts last.
   const std::vector<KeptFor>& KeptIn(int32_t cluster, const std::string& flavour);
@@ -41,9 +43,11 @@ class PoolHolders {
 
  private:
   using Pool = std::pair<int32_t, std::string>;
+  // On hosts with devices of the flavour, if it isn't empty: most of these devices, or of cores.
+  const std::vector<uint64_t>& Most(int32_t cluster, const std::string& flavour, bool cores);
 
   const State& state_;
-  std::map<Pool, std::vector<uint64_t>> pools_;
+  std::map<std::pair<Pool, bool>, std::vector<uint64_t>> most_;
   bool kept_known_ = false, entitled_known_ = false;
   std::map<Pool, std::vector<KeptFor>> kept_;
   std::vector<std::map<std::string, int64_t>> use_;  // by queue; empty: not known yet

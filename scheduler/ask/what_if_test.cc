@@ -604,6 +604,32 @@ TEST(Explain, WhereItsTurnHasComeItSaysWhoRunsInItsPlace) {
                         "own jobs run in this one's place"));
 }
 
+// Cores are held by work with devices and without, and either's end helps.
+TEST(Explain, WhoeverHoldsTheCoresIsNamed) {
+  for (const bool devices : {false, true}) {
+    SystemBuilder s;
+    s.Cluster("lab").Hosts("lab", 1, 4, "gpu", "", 8).Queue("research");
+    const auto job = [&](bool gpus, int64_t cores) {
+      JobBuilder one("research");
+      one.Gpus(gpus ? 1 : 0).Cpus(cores).TimeLimit(3600);
+      return one.SubmitTo(&s);
+    };
+    const uint64_t running = job(devices, 7);
+    Go(&s);
+    const pb::ExplainResponse response = Explained(&s, job(!devices, 4));
+    ASSERT_EQ(response.why_size(), 1) << devices;
+    EXPECT_THAT(response.why(0).text(),
+                HasSubstr(devices ? "3 more cores in lab to become free"
+                                  : "waits for cores in lab beside free gpu"));
+    EXPECT_THAT(response.why(0).text(), HasSubstr(absl::StrCat("held by job ", running)));
+    ASSERT_EQ(response.why(0).holders_size(), 1) << devices;
+    EXPECT_EQ(response.why(0).holders(0).job(), running);
+    EXPECT_EQ(response.why(0).holders(0).held_milli(), 7000);
+    EXPECT_THAT(Said(response),
+                ::testing::Contains(HasSubstr(absl::StrCat("job ", running, " (research) ended"))));
+  }
+}
+
 TEST(Explain, DrainedHostsAreNamed) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 2, 4).Queue("research");

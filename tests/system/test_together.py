@@ -58,6 +58,8 @@ def test_a_trainer_and_its_server_start_together_and_end_together(system):
     let_go(system, "one")
     assert wait_ended(system, firsts[0])["state"] == "SUCCEEDED"
     wait_started(system, "trainer", 2)
+    told = system.run(["logs", str(number)]).stderr
+    assert "this is trainer, the newest that ran. Another: --task server" in told, told
     wait_started(system, "server", 1)
     finds = (system.folder / "trainer.finds").read_text()
     assert finds == "MUSTER_TASK_SERVER_ADDRESS=127.0.0.1\n", finds

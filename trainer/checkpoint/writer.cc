@@ -223,6 +223,7 @@ std::optional<CheckpointOutcome> CheckpointWriter::Take(const std::vector<Report
     return std::nullopt;
   }
   CheckpointOutcome outcome{absl::OkStatus(), meta_.step, directory_, copy_s_, Now() - begin_s_};
+  for (const Report& report : all) outcome.bytes += static_cast<int64_t>(report[1]);
   if (some(kFailed)) {
     const std::vector<std::string> errors =
         world_.GatherTexts(status_.ok() ? "" : std::string(status_.message()));

@@ -29,6 +29,7 @@ struct CheckpointOutcome {
   std::string path;
   double copy_s = 0;   // this rank's training stood still that long
   double total_s = 0;  // from the start of the copy to here
+  int64_t bytes = 0;   // of all ranks' files
 };
 
 // Every rank has one and calls the same methods in the same steps; not thread-safe.

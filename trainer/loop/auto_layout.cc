@@ -143,6 +143,17 @@ std::string Ranks(int ranks, const GpuHosts& hosts) {
   return absl::StrCat(ranks, " ranks, ", hosts.ranks_per_host, " to a host,");
 }
 
+// "; memory_per_rank: 327MiB would do, where a rank has as much", where the file bounds what a rank
+// may fill; "" where the device does.
+std::string MoreOfItsOwn(const TrainConfig& config, const GpuHosts& hosts, int64_t least_bytes) {
+  if (ParseBytes(config.memory_per_rank) != hosts.device_bytes) return "";
+  constexpr int64_t kMiB = 1 << 20, kGiB = 1 << 30;
+  const int64_t bytes = least_bytes + least_bytes / 19 + 1;  // 5 % of it to spare
+  const int64_t unit = bytes < 10 * kGiB ? kMiB : kGiB;
+  return absl::StrCat("; memory_per_rank: ", (bytes + unit - 1) / unit,
+                      unit == kMiB ? "MiB" : "GiB", " would do, where a rank has as much");
+}
+
 std::string NoneFits(const TrainConfig& config, const ModelConfig& model, int ranks,
                      const GpuHosts& hosts, const FixedKeys& fixed, const FoundLayouts& found) {
   if (found.tried == 0)
@@ -152,7 +163,8 @@ std::string NoneFits(const TrainConfig& config, const ModelConfig& model, int ra
   return absl::StrCat("auto: of ", found.tried, " layouts of ", Ranks(ranks, hosts),
                       " none fits the ", SizeText(hosts.device_bytes),
                       " that a rank may fill, with 5 % to spare; the smallest needs ",
-                      SizeText(found.least_bytes), WhatWouldDo(config, model, ranks, hosts, fixed));
+                      SizeText(found.least_bytes), MoreOfItsOwn(config, hosts, found.least_bytes),
+                      WhatWouldDo(config, model, ranks, hosts, fixed));
 }
 
 // One name for all ranks of a host.

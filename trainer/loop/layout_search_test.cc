@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include "trainer/loop/sizes.h"
+
 namespace muster::trainer {
 namespace {
 
@@ -253,11 +255,26 @@ TEST(AutoLayout, TakesWhatFitsAndSaysWhatWouldWhereNothingDoes) {
   EXPECT_NE(said.find("none fits the 24.00 GiB"), std::string::npos) << said;
   EXPECT_NE(said.find("2 ranks, 8 to a host,"), std::string::npos) << said;
   EXPECT_NE(said.find("what would do: "), std::string::npos) << said;
+  EXPECT_EQ(said.find("memory_per_rank"), std::string::npos) << "it is the GPU's: " << said;
   const auto hopeless = ChooseLayout(plain, Training(), Model8B(), 2,
                                      {.gpu = "h100-80g", .bytes = 1 << 20, .ranks_per_host = 8});
   ASSERT_FALSE(hopeless.ok());
   EXPECT_EQ(std::string(hopeless.status().message()).find("; what would do: "), std::string::npos)
       << hopeless.status();
+}
+
+TEST(AutoLayout, WhereTheFileBoundsTheMemorySaysWhichBoundWouldDo) {
+  const nlohmann::json plain = nlohmann::json::object();
+  TrainConfig bounded = Training();
+  bounded.memory_per_rank = "24GiB";
+  RankDevice device{.gpu = "h100-80g", .bytes = int64_t{24} << 30, .ranks_per_host = 8};
+  const auto none = ChooseLayout(plain, bounded, Model8B(), 2, device);
+  ASSERT_FALSE(none.ok());
+  const std::string said(none.status().message()), mark = "; memory_per_rank: ";
+  ASSERT_NE(said.find(mark), std::string::npos) << said;
+  const size_t at = said.find(mark) + mark.size();
+  device.bytes = ParseBytes(said.substr(at, said.find(' ', at) - at));
+  EXPECT_TRUE(ChooseLayout(plain, bounded, Model8B(), 2, device).ok()) << said;
 }
 
 TEST(LayoutSearch, LinksAreKnownByName) {

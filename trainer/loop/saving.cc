@@ -211,7 +211,7 @@ void Saving::Tell(const CheckpointOutcome& outcome) {
               static_cast<long long>(outcome.step), outcome.path.c_str(), outcome.total_s,
               outcome.copy_s);
   std::fflush(stdout);
-  ordered_json told = {{"step", outcome.step}, {"path", outcome.path}};
+  ordered_json told = {{"step", outcome.step}, {"path", outcome.path}, {"bytes", outcome.bytes}};
   if (loaded_step_ >= 0) told["loaded_step"] = loaded_step_, told["loaded_path"] = loaded_path_;
   progress_.Send({{"checkpoint", told}}, Progress::kDurable);
   PruneIfTold();

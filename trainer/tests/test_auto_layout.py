@@ -1,6 +1,7 @@
 """`parallel: auto`: which layout a run takes, that it trains as if that had been asked for, and what is said where none fits."""
 
 import json
+import re
 
 import pytest
 import resume
@@ -145,6 +146,7 @@ def test_where_none_fits_one_rank_says_so_and_all_end(ranks, trainer_bin, tokens
     said = (tmp_path / "run" / "0.err").read_text()
     assert "trainer.parallel: auto: of " in said and "the smallest needs" in said, said
     assert "; take devices with more memory, or a smaller model" in said, said
+    assert re.search(r"; memory_per_rank: \d+MiB would do, where a rank has as much;", said), said
     for rank in range(1, ranks):
         assert not (tmp_path / "run" / f"{rank}.err").read_text(), "one rank says it"
     told = estimate(trainer_bin, tmp_path, given, "--ranks", str(ranks))

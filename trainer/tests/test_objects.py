@@ -50,7 +50,12 @@ def test_a_run_saves_prunes_resumes_and_exports_there(trainer_bin, tokens, store
             "rank-00001-of-00002.safetensors",
         )
     ]
-    assert first.event("checkpoint") == {"step": 12, "path": f"{PARENT}/step-00000012"}
+    told = first.event("checkpoint")
+    assert told["bytes"] > 0 and told | {"bytes": 0} == {
+        "step": 12,
+        "path": f"{PARENT}/step-00000012",
+        "bytes": 0,
+    }
     assert not any(first.checkpoints.iterdir())
 
     with Gang(

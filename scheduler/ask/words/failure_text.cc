@@ -92,6 +92,16 @@ std::string FailureText(const pb::TaskSpec& task, pb::Cause cause, const std::st
                         " (its variables, secrets among them, and the words of run are more "
                         "than a quarter of the host's stack limit: keep what is large in a "
                         "file)");
+  if (const size_t at = detail.find("No module named "); at != std::string::npos) {
+    for (const char* module :
+         {"muster_tune", "muster_dev", "muster_score", "muster_ray", "muster_runtime"}) {
+      if (detail.find(module, at) == std::string::npos) continue;
+      return absl::StrCat(detail,
+                          " (the Python on that host lacks Muster's own package: pip install "
+                          "Muster's python/ folder there, or run a Python that has it; muster tune "
+                          "and muster dev take it as --python)");
+    }
+  }
   if (!absl::StrContains(detail, "No such file or directory")) return detail;
   if (!WordAfter(detail, "workdir ").empty())
     return absl::StrCat(detail, " (it has to be there on every host)");

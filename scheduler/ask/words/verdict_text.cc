@@ -27,11 +27,18 @@ std::string Jobs(const pb::Verdict& verdict) {
   return absl::StrCat(numbers.size() == 1 ? "job " : "jobs ", absl::StrJoin(numbers, ", "));
 }
 
-std::string Where(const pb::Verdict& verdict) {
-  std::string where = verdict.flavour();
+bool OfCores(const pb::Verdict& verdict) { return verdict.flavour() == "cpu"; }
+
+// "h100-80g in phx", "cores in lab": so much of it, where that is known.
+std::string Where(const pb::Verdict& verdict, int64_t milli = 0) {
+  std::string where = !OfCores(verdict) ? verdict.flavour() : milli == 1000 ? "core" : "cores";
   if (!verdict.cluster().empty())
     absl::StrAppend(&where, where.empty() ? "in " : " in ", verdict.cluster());
   return where;
+}
+
+const char* AreFree(const pb::Verdict& verdict) {
+  return OfCores(verdict) ? " are free" : " is free";
 }
 
 std::string Held(const State& state, const JobRow& job, int32_t task) {
@@ -187,10 +194,11 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
                         " takes ", shown(r, most[r].wants), best, others);
   }
   if (blocks.asks() && in_blocks < workers)
-    return absl::StrCat("enough ", Where(verdict), " is free, but not ", BlocksText(spec), others);
+    return absl::StrCat("enough ", Where(verdict), AreFree(verdict), ", but not ", BlocksText(spec),
+                        others);
   const pb::TopologyLevel level = spec.topology().required();
   if (workers > 1 && level >= pb::ISLAND && level <= pb::BLOCK) {
-    return absl::StrCat("enough ", Where(verdict), " is free, but not within one ",
+    return absl::StrCat("enough ", Where(verdict), AreFree(verdict), ", but not within one ",
                         absl::AsciiStrToLower(pb::TopologyLevel_Name(level)),
                         ", as topology.required says", others);
   }
@@ -219,13 +227,14 @@ std::string First(const State& state, const std::vector<KeptFor>& kept) {
 // It would fit now, but isn't its turn.
 std::string NotItsTurn(const State& state, const pb::Verdict& verdict, const WhyNotYet& standing) {
   if (standing.kept.empty())
-    return absl::StrCat("enough ", Where(verdict),
-                        " is free, but kept for others, whose turn comes first");
+    return absl::StrCat("enough ", Where(verdict), AreFree(verdict),
+                        ", but kept for others, whose turn comes first");
   const int64_t until_ns = standing.kept[0].start_ns;
-  return absl::StrCat(
-      "behind ", First(state, standing.kept), ", for which the free ", Where(verdict), " is kept",
-      until_ns > state.now_ns() ? absl::StrCat(" until ", ClockTime(until_ns, state.now_ns()))
-                                : "");
+  return absl::StrCat("behind ", First(state, standing.kept), ", for which the free ",
+                      Where(verdict), OfCores(verdict) ? " are kept" : " is kept",
+                      until_ns > state.now_ns()
+                          ? absl::StrCat(" until ", ClockTime(until_ns, state.now_ns()))
+                          : "");
 }
 
 std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
@@ -370,9 +379,9 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
   if (WaitsForOthers(verdict.code()) && NobodyCan(state, job, task))
     return Unable(state, job, task);
   if (standing.enough) return NotItsTurn(state, verdict, standing);
-  const std::string missing = verdict.missing_milli() > 0
-                                  ? absl::StrCat(FormatMilli(verdict.missing_milli()), " more ")
-                                  : "";
+  const int64_t lacks_milli = verdict.missing_milli();
+  const std::string missing =
+      lacks_milli > 0 ? absl::StrCat(FormatMilli(lacks_milli), " more ") : "";
   switch (verdict.code()) {
     case pb::V_AFTER:
       return WaitsForOthersEnd(state, job, task);
@@ -382,13 +391,14 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     case pb::V_STARTING_NOW:
       return absl::StrCat("starts now on ", Where(verdict));
     case pb::V_CAPACITY:
-      return absl::StrCat("its turn has come, and it waits for ", missing, Where(verdict),
-                          " to become free");
+      return absl::StrCat("its turn has come, and it waits for ", missing,
+                          Where(verdict, lacks_milli), " to become free");
     case pb::V_SHARE: {
       const auto leaves =
           std::count_if(state.queues().nodes.begin(), state.queues().nodes.end(),
                         [](const QueueNode& node) { return node.children.empty(); });
-      std::string waits = absl::StrCat("waits for ", missing, Where(verdict), " to become free");
+      std::string waits =
+          absl::StrCat("waits for ", missing, Where(verdict, lacks_milli), " to become free");
       if (standing.share_left) return absl::StrCat(waits, "; ", ShareLeftText(job, standing.ahead));
       if (leaves <= 1) return waits;
       const int32_t leaf = state.queues().Find(job.spec->queue());
@@ -400,7 +410,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     case pb::V_LIMIT:
       return absl::StrCat(
           "a limit on the way to ", job.spec->queue(), " is reached",
-          missing.empty() ? "" : absl::StrCat("; it lacks ", missing, Where(verdict)));
+          missing.empty() ? "" : absl::StrCat("; it lacks ", missing, Where(verdict, lacks_milli)));
     case pb::V_RECLAIMING:
       return absl::StrCat("is entitled to ", Where(verdict), "; others are being stopped for it");
     case pb::V_PLACEMENT: {
@@ -475,9 +485,15 @@ WhyNotYet WhyNotYetOf(const State& state, const Plan& plan, const JobRow& job, i
                       (told->code() == pb::V_SHARE && EnoughFree(state, job, task, *told));
   if (enough && (told->code() == pb::V_SHARE || told->code() == pb::V_PLACEMENT)) {
     told->set_missing_milli(0);
-    standing.enough = Lacks(state, job, task, *told).empty();
+    const std::string lacks = Lacks(state, job, task, *told);
+    standing.enough = lacks.empty();
     if (!standing.enough) {
       told->set_code(pb::V_PLACEMENT);
+      if (OfCores(*told) || !LacksCores(lacks)) return standing;
+      told->clear_held_by();  // who has such devices need not have the cores beside the free ones
+      for (const uint64_t number : in->OfCoresBeside(cluster, told->flavour())) {
+        if (number != job.number && told->held_by_size() < kHoldersTold) told->add_held_by(number);
+      }
       return standing;
     }
     told->clear_held_by();
@@ -517,6 +533,10 @@ std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb
 }
 
 }  // namespace
+
+bool LacksCores(std::string_view verdict_text) {
+  return verdict_text.starts_with("waits for cores in ");  // as Lacks has it
+}
 
 std::string ShareLeftText(const JobRow& job, const std::vector<uint64_t>& ahead) {
   const std::string rest = absl::StrCat("the rest of ", job.spec->queue(), "'s share is for ");

@@ -12,7 +12,7 @@ TASK = """\
     grace: 5s
 {more}    run: |
       trap 'exit 143' TERM
-      echo "$RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {folder}/{name}.marks
+      echo "${{RANK-0}} $MUSTER_ATTEMPT ${{WORLD_SIZE-1}}" >> {folder}/{name}.marks
       env | grep ^MUSTER_TASK_ | sort > {folder}/{name}.finds
       while [ ! -e {folder}/{name}.go ]; do sleep 0.05; done
 """

@@ -89,7 +89,7 @@ class Submissions:
             path = self.system.folder / f"{name}.yaml"
             path.write_text(
                 f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 4)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
-                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT $RANK" >> {self.lines_file}\n  sleep {rng.uniform(0, 3):.2f}\n'
+                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT ${{RANK-0}}" >> {self.lines_file}\n  sleep {rng.uniform(0, 3):.2f}\n'
             )
             while True:
                 while self.backlog() and not self.stop.is_set():

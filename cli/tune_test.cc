@@ -66,6 +66,57 @@ TEST_F(TuneTest, MakesAJobOfTrialsWithTheRanksOfTheGangOnOneHost) {
   EXPECT_THAT(words, Not(Contains(StartsWith("--device")))) << "a stand-in is no GPU";
 }
 
+// A job that has trained on one host.
+pb::Job Trained(uint64_t number) {
+  pb::Job job = JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED);
+  job.set_number(number);
+  pb::Task* task = job.mutable_tasks(0);
+  task->mutable_attempts(0)->set_flavour("cpu-slot");
+  task->mutable_attempts(0)->set_workers(2);
+  task->mutable_progress()->set_attempt(1);
+  task->mutable_progress()->set_step(100);
+  task->mutable_progress()->set_tokens_per_s(5000);
+  return job;
+}
+
+TEST_F(TuneTest, TellsWhatJobsOfTheQueueHaveTrainedWithAndHowFast) {
+  std::vector<pb::Job> jobs(8, Trained(20));
+  jobs[1].mutable_tasks(0)->mutable_progress()->set_step(3);
+  jobs[2].mutable_tasks(0)->mutable_progress()->set_tokens_per_s(0);
+  jobs[3].mutable_tasks(0)->mutable_attempts(0)->set_flavour("h100");
+  jobs[4].mutable_tasks(0)->mutable_attempts(0)->add_placements();
+  jobs[5].mutable_array()->set_members(3);
+  jobs[6].mutable_tasks(0)->mutable_progress()->set_attempt(2);
+  jobs[7].set_state(pb::RUNNING);
+  jobs.push_back(Trained(19));  // the same once more: one of them is enough
+  jobs_.listing = jobs;
+  jobs_.got = Trained(20);
+  jobs_.got.mutable_spec()->mutable_tasks(0)->set_processes_per_worker(2);
+  jobs_.got.mutable_spec()->mutable_tasks(0)->set_trainer_json(
+      R"({"data": "/d", "export": "m", "init": "/models/a", "global_batch_size": 8})");
+  const std::vector<std::string> line = {
+      "tune", WriteJob("/data/tokens"), "--study", "/s", "--knobs", "recompute", "-d"};
+  ASSERT_EQ(Run(line), 0) << err_;
+  EXPECT_EQ(jobs_.listed.queue(), "research");
+  ASSERT_EQ(submitted_.size(), 1u);
+  EXPECT_THAT(submitted_[0].tasks(0).run().exec(),
+              Contains(R"(--past-jobs=[{"job":"20","ranks":4,"tokens_per_s":5000.0,"trainer":)"
+                       R"({"global_batch_size":8,"init":"/models/a"}}])"));
+
+  std::vector<std::string> none = line;
+  for (const char* word : {"--past-jobs", "0"}) none.emplace_back(word);
+  ASSERT_EQ(Run(none), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 2u);
+  EXPECT_THAT(submitted_[1].tasks(0).run().exec(), Not(Contains(StartsWith("--past-jobs"))));
+
+  jobs_.got.mutable_spec()->mutable_tasks(0)->set_trainer_json(
+      absl::StrCat(R"({"init": ")", std::string(30'000, 'x'), R"("})"));
+  ASSERT_EQ(Run(line), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 3u);
+  EXPECT_THAT(submitted_[2].tasks(0).run().exec(), Not(Contains(StartsWith("--past-jobs"))))
+      << "a job's words have an end";
+}
+
 TEST_F(TuneTest, RefusesWhatCanBeNoTrial) {
   const std::string good = WriteJob("/data/tokens");
   const std::string run = Write("run.yaml", "queue: research\nrun: python3 train.py\n");

@@ -308,7 +308,8 @@ class AgentTest : public ::testing::Test {
   }
   // Sends a gang's Prepare and waits until it is prepared. StartGang is its second phase.
   pb::AttemptKey PrepareGang(const std::string& script, pb::AttemptReport* report) {
-    const pb::SchedulerMessage message = PrepareMessage("gang", script, false);
+    pb::SchedulerMessage message = PrepareMessage("gang", script, false);
+    message.mutable_prepare()->mutable_task()->set_rank_variables(true);
     scheduler_->Send(message);
     EXPECT_TRUE(scheduler_->WaitForPhase(message.prepare().key(), pb::PREPARED, report));
     return message.prepare().key();
@@ -369,7 +370,7 @@ TEST_F(AgentTest, WhereItMayOpenTooFewFilesItEndsAndSaysWhy) {
 }
 
 TEST_F(AgentTest, RunsAProcessAndTellsItsExitCode) {
-  const pb::AttemptKey key = Launch("main", "echo rank $RANK of $WORLD_SIZE; exit 3");
+  const pb::AttemptKey key = Launch("main", "echo rank ${RANK-none} of ${WORLD_SIZE-none}; exit 3");
   pb::AttemptReport report;
   ASSERT_TRUE(scheduler_->WaitForPhase(key, pb::GONE, &report));
   ASSERT_EQ(report.exits_size(), 1);
@@ -384,8 +385,8 @@ TEST_F(AgentTest, RunsAProcessAndTellsItsExitCode) {
   pb::AgentMessage chunk;
   ASSERT_TRUE(
       scheduler_->WaitFor([](const pb::AgentMessage& m) { return m.has_log_chunk(); }, &chunk));
-  EXPECT_EQ(chunk.log_chunk().data(), "rank 0 of 1\n");
-  EXPECT_EQ(chunk.log_chunk().next_offset(), 12);
+  EXPECT_EQ(chunk.log_chunk().data(), "rank none of none\n");
+  EXPECT_EQ(chunk.log_chunk().next_offset(), 18);
   ASSERT_TRUE(scheduler_->WaitFor([](const pb::AgentMessage& m) {
     return m.has_log_chunk() && m.log_chunk().end() && !m.log_chunk().more();
   }));

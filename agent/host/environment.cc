@@ -106,6 +106,10 @@ int64_t ThreadsOf(const v1::Prepare& prepare) {
   return std::max<int64_t>(1, cores / std::max(1, prepare.processes_per_worker()));
 }
 
+std::string RunIdOf(const AttemptId& id) {
+  return absl::StrCat(id.job_uid, ".", id.task, ".", id.attempt);
+}
+
 // What all processes of the attempt on this host have in their environment.
 Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& host,
                               const std::string& progress_socket, const Owner* owner) {
@@ -128,6 +132,7 @@ Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& hos
   AddJobVariables(prepare.member_env(), &common);
   common["MUSTER_TASK"] = record.id.task;
   common["MUSTER_ATTEMPT"] = absl::StrCat(record.id.attempt);
+  common["MUSTER_RUN_ID"] = RunIdOf(record.id);
   common["MUSTER_JOB_DIR"] = prepare.job_directory();
   common["MUSTER_CHECKPOINT_DIR"] = prepare.checkpoint_directory();
   common["MUSTER_RESUME_FROM"] = absl::StrJoin(prepare.resume_from(), ",");
@@ -143,12 +148,20 @@ Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& hos
   return common;
 }
 
-// torchrun's variables of one process, and its devices.
+// Whether its processes find torchrun's variables. A program that finds RANK takes itself for one
+// of several, so a lone process has them only if its task asks for them. An elastic gang of one
+// worker is a gang: its next attempt may have more.
+bool HasRankVariables(const v1::Prepare& prepare, int32_t per_worker) {
+  const v1::TaskSpec& task = prepare.task();
+  return task.rank_variables() || !task.trainer_json().empty() || task.workers().max() > 1 ||
+         prepare.gang_workers() > 1 || per_worker > 1;
+}
+
+// torchrun's variables of one process.
 void AddRank(const AttemptRecord& record, int32_t group_rank, int32_t local, int32_t per_worker,
-             const std::string& devices, shim::ProcessSpec* process) {
+             shim::ProcessSpec* process) {
   const v1::Prepare& prepare = record.prepare;
   const v1::TaskSpec& task = prepare.task();
-  process->rank = group_rank * per_worker + local;
   const std::string rank = absl::StrCat(process->rank);
   const std::string world = absl::StrCat(prepare.gang_workers() * per_worker);
   const auto put = [process](const char* name, const std::string& value) {
@@ -164,16 +177,18 @@ void AddRank(const AttemptRecord& record, int32_t group_rank, int32_t local, int
   put("ROLE_WORLD_SIZE", world);
   put("MASTER_ADDR", record.master_address);
   put("MASTER_PORT", absl::StrCat(record.master_port));
-  put("TORCHELASTIC_RUN_ID",
-      absl::StrCat(record.id.job_uid, ".", record.id.task, ".", record.id.attempt));
+  put("TORCHELASTIC_RUN_ID", RunIdOf(record.id));
   put("TORCHELASTIC_RESTART_COUNT", absl::StrCat(prepare.restarts_used()));
   put("TORCHELASTIC_MAX_RESTARTS",
       absl::StrCat(task.has_max_restarts() ? task.max_restarts() : kDefaultMaxRestarts));
+}
+
+void AddDevices(const std::string& devices, shim::ProcessSpec* process) {
   // The driver's order, which our indices are of: CUDA's own begins with the fastest. Indices, as
   // there are programs that read no UUIDs here.
-  put("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+  Put(&process->env, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
   // Empty, not missing: without GPUs of its own a process must not see others'.
-  put("CUDA_VISIBLE_DEVICES", devices);
+  Put(&process->env, "CUDA_VISIBLE_DEVICES", devices);
 }
 
 // The image, and what of the host is seen in it: what the job was given a path of.
@@ -293,9 +308,13 @@ absl::StatusOr<shim::Spec> MakeShimSpec(const AttemptRecord& record, const Launc
       devices = absl::StrJoin(here.devices().begin() + w * devices_per_worker,
                               here.devices().begin() + (w + 1) * devices_per_worker, ",");
     }
-    for (int32_t local = 0; local < per_worker; ++local)
-      AddRank(record, worker.group_rank, local, per_worker, devices,
-              &worker.processes.emplace_back());
+    for (int32_t local = 0; local < per_worker; ++local) {
+      shim::ProcessSpec& process = worker.processes.emplace_back();
+      process.rank = worker.group_rank * per_worker + local;
+      if (HasRankVariables(prepare, per_worker))
+        AddRank(record, worker.group_rank, local, per_worker, &process);
+      AddDevices(devices, &process);
+    }
   }
   return spec;
 }

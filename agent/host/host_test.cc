@@ -12,6 +12,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -104,6 +105,11 @@ TEST(Driver, ItsLibrariesAreFoundWhereTheSystemHasThem) {
   std::filesystem::remove_all(root);
 }
 
+void SetWorkers(int32_t min, int32_t max, v1::Prepare* prepare) {
+  prepare->mutable_task()->mutable_workers()->set_min(min);
+  prepare->mutable_task()->mutable_workers()->set_max(max);
+}
+
 TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
   const auto spec = MakeShimSpec(Record(), Host(), "token", "/tmp/p");
   ASSERT_TRUE(spec.ok()) << spec.status();
@@ -129,6 +135,7 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
       {"MUSTER_PROGRESS_SOCKET", "/tmp/p"},
       {"MUSTER_REQUEST_DIR", "/j/train/attempt-2/requests"},
       {"MUSTER_RESUME_FROM", "/c/9,/c/5"},
+      {"MUSTER_RUN_ID", std::string(32, 'c') + ".train.2"},
       {"MUSTER_TASK", "train"},
       {"OMP_NUM_THREADS", "1"},
       {"PATH", "/opt/muster/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
@@ -145,6 +152,44 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
   EXPECT_EQ(EnvironmentOf(*spec, 1, 1), want);
   EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["CUDA_VISIBLE_DEVICES"], "4,5");
   EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["RANK"], "2");
+}
+
+TEST(Environment, ALoneProcessIsNoRankUnlessItsTaskAsksForIt) {
+  struct Case {
+    const char* what;
+    std::function<void(v1::Prepare*)> change;
+    const char* world;  // WORLD_SIZE; "": there is no variable of torchrun's at all
+  };
+  const Case cases[] = {
+      {"one process", [](v1::Prepare*) {}, ""},
+      {"of a gang's fixed size", [](v1::Prepare* p) { SetWorkers(1, 1, p); }, ""},
+      {"of an elastic gang at its smallest", [](v1::Prepare* p) { SetWorkers(1, 4, p); }, "1"},
+      {"of two workers", [](v1::Prepare* p) { p->set_gang_workers(2); }, "2"},
+      {"of two processes", [](v1::Prepare* p) { p->set_processes_per_worker(2); }, "2"},
+      {"a trainer", [](v1::Prepare* p) { p->mutable_task()->set_trainer_json("{}"); }, "1"},
+      {"asked for", [](v1::Prepare* p) { p->mutable_task()->set_rank_variables(true); }, "1"},
+  };
+  for (const Case& c : cases) {
+    AttemptRecord record = Record();
+    v1::Prepare* prepare = &record.prepare;
+    prepare->mutable_here()->set_first_group_rank(0);
+    prepare->mutable_here()->set_workers(1);
+    prepare->set_processes_per_worker(1);
+    prepare->set_gang_workers(1);
+    c.change(prepare);
+    const auto spec = MakeShimSpec(record, Host(), "t", "");
+    ASSERT_TRUE(spec.ok()) << c.what << ": " << spec.status();
+    std::map<std::string, std::string> environment = EnvironmentOf(*spec, 0, 0);
+    for (const char* name :
+         {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+          "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+          "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"})
+      EXPECT_EQ(environment.count(name), *c.world == '\0' ? 0u : 1u) << c.what << ": " << name;
+    EXPECT_EQ(environment["WORLD_SIZE"], c.world) << c.what;  // "" where there is none
+    EXPECT_EQ(environment["MUSTER_RUN_ID"], std::string(32, 'c') + ".train.2") << c.what;
+    EXPECT_EQ(environment["CUDA_VISIBLE_DEVICES"], "4,5,6,7") << c.what;
+    EXPECT_EQ(spec->workers[0].processes[0].rank, 0) << c.what;
+  }
 }
 
 TEST(Environment, OnAnothersDevicesItsShimGivesAMark) {

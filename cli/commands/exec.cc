@@ -1,9 +1,12 @@
+#include "cli/commands/exec.h"
+
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <termios.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -102,22 +105,8 @@ int Exec(Session& session, const ExecOptions& options) {
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
-  TunnelEnds ends{STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO};
-  RawTerminal raw;
-  if (options.terminal) {
-    const char* term = getenv("TERM");
-    exec->set_terminal(true);
-    exec->set_term(term == nullptr ? "dumb" : term);
-    *exec->mutable_size() = SizeOf(STDIN_FILENO);
-    ends.terminal = isatty(STDIN_FILENO) != 0;
-    if (ends.terminal) ends.resized = raw.WatchSize();
-  }
-  const std::unique_ptr<TunnelCall> call = (*client)->Exec(&interrupt);
-  const TunnelOutcome outcome = CarryTunnel(call.get(), start, ends, [&] {
-    if (ends.terminal) raw.Begin();
-  });
-  if (interrupt.pending()) return kExitInterrupted;
-  return CodeOf(session, outcome);
+  bool ended = false;
+  return ExecHere(session, **client, interrupt, std::move(start), options.terminal, &ended);
 }
 
 // ---- ports ----
@@ -171,6 +160,32 @@ int Forward(Session& session, const ForwardOptions& options) {
 }
 
 }  // namespace
+
+int ExecHere(Session& session, Client& client, const Interrupt& interrupt, pb::TunnelInput start,
+             bool terminal, bool* ended) {
+  *ended = false;
+  TunnelEnds ends{STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO};
+  TunnelOutcome outcome;
+  {
+    RawTerminal raw;  // what is said below is said on the terminal as it was
+    if (terminal) {
+      pb::ExecStart* exec = start.mutable_exec();
+      const char* term = getenv("TERM");
+      exec->set_terminal(true);
+      exec->set_term(term == nullptr ? "dumb" : term);
+      *exec->mutable_size() = SizeOf(STDIN_FILENO);
+      ends.terminal = isatty(STDIN_FILENO) != 0;
+      if (ends.terminal) ends.resized = raw.WatchSize();
+    }
+    const std::unique_ptr<TunnelCall> call = client.Exec(&interrupt);
+    outcome = CarryTunnel(call.get(), start, ends, [&] {
+      if (ends.terminal) raw.Begin();
+    });
+  }
+  if (interrupt.pending()) return kExitInterrupted;
+  *ended = outcome.ended && outcome.end.error().empty();
+  return CodeOf(session, outcome);
+}
 
 void AddExec(CLI::App& root, Session& session) {
   auto options = std::make_shared<ExecOptions>();

@@ -166,8 +166,8 @@ Foreign FromSlurm(absl::string_view file) {
   }
   absl::StrAppend(&text,
                   "  run: |\n"
-                  "    ...   # the script's commands; without srun: every process runs them, with "
-                  "RANK, WORLD_SIZE and MASTER_ADDR set\n");
+                  "    ...   # the script's commands; without srun: every process runs them; where "
+                  "they are several, with RANK, WORLD_SIZE and MASTER_ADDR set\n");
   const std::string output = Take(&said, "output"), error = Take(&said, "error");
   if (!output.empty() || !error.empty()) text += "Output is kept by itself: muster logs JOB.\n";
   if (!array.empty()) text += "Its index is MUSTER_ARRAY_INDEX, in place of SLURM_ARRAY_TASK_ID.\n";
@@ -216,8 +216,8 @@ Foreign FromSkyPilot(absl::string_view file) {
   if (HasKey(file, "envs")) text += "  env: {...}   # as under envs:\n";
   if (HasKey(file, "setup")) text += "  setup: ...   # the same\n";
   text +=
-      "  run: ...     # the same; every process runs it, with RANK, WORLD_SIZE and MASTER_ADDR "
-      "set\n";
+      "  run: ...     # the same; every process runs it; where they are several, with RANK, "
+      "WORLD_SIZE and MASTER_ADDR set\n";
   if (HasKey(file, "workdir"))
     text += "workdir: the same where it is relative; an absolute one has to be on the hosts.\n";
   if (HasKey(file, "file_mounts"))

@@ -16,6 +16,7 @@
 #include "cli/commands/job_flags.h"
 #include "cli/commands/left_behind.h"
 #include "cli/commands/log_writer.h"
+#include "cli/commands/run_pty.h"
 #include "cli/commands/submission.h"
 #include "cli/follow.h"
 
@@ -25,7 +26,7 @@ namespace {
 struct RunOptions {
   JobFlags flags;
   std::string directory, key;
-  bool detach = false;
+  bool detach = false, terminal = false;
 };
 
 // Reads each attempt's output as the attempts start, one after the other: stdout onto stdout,
@@ -129,11 +130,26 @@ std::string InputStaysBehind() {
          "of a directory that comes along.\n";
 }
 
+// A terminal is one process's, of one attempt, that somebody sits at.
+absl::Status CheckTerminal(const Session& session, const RunOptions& options) {
+  std::string other;
+  if (options.detach) other = "-d";
+  if (options.flags.workers > 1) other = "--workers";
+  if (options.flags.max_restarts > 0) other = "--max-restarts";
+  if (!options.key.empty()) other = "--idempotency-key";
+  if (!session.for_people()) other = "--output";
+  if (!options.terminal || other.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--pty is one terminal for one process; leave ", other, " out"));
+}
+
 int RunCommand(Session& session, RunOptions options) {
   JobFlags& flags = options.flags;
   Interrupt interrupt;
   absl::StatusOr<Settings> settings = session.settings();
   if (!settings.ok()) return session.Fail(settings.status());
+  if (absl::Status status = CheckTerminal(session, options); !status.ok())
+    return session.Fail(status);
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   SpecContext context = ContextOf(**client);
@@ -148,7 +164,10 @@ int RunCommand(Session& session, RunOptions options) {
     return session.Fail(sent);
   const bool has_directory = !flags.workdir.empty() || !options.directory.empty();
   LeftBehind left = WhatStaysBehind(session.arguments, flags.command, has_directory, *spec);
-  absl::StrAppend(&left.text, InputStaysBehind());
+  if (options.terminal)
+    HoldForTerminal(&*spec);
+  else
+    absl::StrAppend(&left.text, InputStaysBehind());
   const std::string key = SubmissionKey(options.key);
   absl::StatusOr<pb::SubmitResponse> response = SubmitSpec(**client, *spec, key);
   if (!response.ok()) {
@@ -166,6 +185,12 @@ int RunCommand(Session& session, RunOptions options) {
   if (options.detach || !session.for_people()) {
     return session.ShowOne(absl::StrCat(which, "  Follow: muster attach ", id, "\n"),
                            response->job(), id);
+  }
+  if (options.terminal) {
+    session.Err(absl::StrCat(which,
+                             " Its terminal comes here once it runs; Ctrl+C before that "
+                             "cancels the job.\n"));
+    return RunInTerminal(session, **client, id, flags.command, interrupt);
   }
   session.Err(absl::StrCat(which, " Its output follows; Ctrl+C stops following, never the job.\n"));
   OutputReader reader(session, **client, interrupt);
@@ -201,6 +226,8 @@ void AddRun(CLI::App& root, Session& session) {
       "--idempotency-key", options->key,
       "For scripts that repeat themselves: the same key gives the same job, submitted once");
   run->add_flag("-d,--detach", options->detach, "Don't follow");
+  run->add_flag("-t,--pty", options->terminal,
+                "In a terminal, which is this one; the job ends with the command");
   run->callback([&session, options] {
     session.command = [&session, options] { return RunCommand(session, *options); };
   });

@@ -20,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/past_jobs.h"
 #include "cli/commands/submission.h"
 #include "common/base/run_program.h"
 #include "common/base/units.h"
@@ -35,7 +36,7 @@ using ::nlohmann::json;
 struct TuneOptions {
   std::string file, study, history, python = "python3", queue;
   std::vector<std::string> knobs, fields, settings;  // fields: knobs with values of their own
-  int trials = 24, workers = 4, steps = 20;
+  int trials = 24, workers = 4, steps = 20, past_jobs = kMostPastJobs;
   SubmitMadeOptions submit;
 };
 
@@ -233,8 +234,9 @@ void TakeResources(const pb::TaskSpec& of, pb::TaskSpec* task, int* ranks) {
   resources->set_memory_bytes(resources->memory_bytes() * workers);
 }
 
+// `past`: as PastJobs() has it.
 void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
-                  pb::TaskSpec* task) {
+                  const std::string& past, pb::TaskSpec* task) {
   const auto add = [&](const std::string& word) { task->mutable_run()->add_exec(word); };
   for (const std::string& word :
        {options.python, std::string("-m"), std::string("muster_tune"), std::string("--study"),
@@ -246,6 +248,7 @@ void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
     for (const std::string& knob : *knobs) add(absl::StrCat("--knob=", knob));
   }
   if (!options.history.empty()) add(absl::StrCat("--history=", options.history));
+  if (!past.empty()) add(absl::StrCat("--past-jobs=", past));
   if (of.resources().gpu_types_size() == 1) {
     const std::string& flavour = of.resources().gpu_types(0);
     add(absl::StrCat("--sku=", flavour));
@@ -253,8 +256,8 @@ void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
   }
 }
 
-absl::StatusOr<pb::JobSpec> TuneSpec(const TuneOptions& options, const pb::JobSpec& spec,
-                                     const std::string& schema_json) {
+absl::StatusOr<pb::JobSpec> TuneSpec(Client& client, const TuneOptions& options,
+                                     const pb::JobSpec& spec, const std::string& schema_json) {
   const absl::StatusOr<pb::TaskSpec> training = TrainingTask(spec, options.file);
   if (!training.ok()) return training.status();
   const json trainer = json::parse(training->trainer_json(), nullptr, /*allow_exceptions=*/false);
@@ -281,7 +284,13 @@ absl::StatusOr<pb::JobSpec> TuneSpec(const TuneOptions& options, const pb::JobSp
   int ranks = 1;
   TakeResources(*training, task, &ranks);
   task->set_processes_per_worker(1);
-  WriteCommand(options, *training, ranks, task);
+  // Jobs of the same queue: who sees what this job's command says sees them, too.
+  const auto& flavours = training->resources().gpu_types();
+  WriteCommand(options, *training, ranks,
+               flavours.size() == 1
+                   ? PastJobs(client, spec.queue(), flavours.Get(0), options.past_jobs)
+                   : "",
+               task);
   return tune;
 }
 
@@ -305,7 +314,8 @@ int Tune(Session& session, const TuneOptions& options) {
   if (!ParseJobFile(file->text, file->name, context, &spec, &problems, options.settings))
     return FailWithProblems(session, problems, *file, "nothing was submitted");
   if (!options.queue.empty()) spec.set_queue(options.queue);
-  const absl::StatusOr<pb::JobSpec> tune = TuneSpec(options, spec, context.trainer_schema_json);
+  const absl::StatusOr<pb::JobSpec> tune =
+      TuneSpec(**client, options, spec, context.trainer_schema_json);
   if (!tune.ok()) return session.Fail(tune.status());
   return SubmitMade(session, {file->name, SpecToYaml(*tune)}, options.submit);
 }
@@ -382,6 +392,10 @@ void AddTune(CLI::App& root, Session& session) {
   tune->add_option("--steps", options->steps, "Of a trial")->check(CLI::Range(3, 1000000));
   tune->add_option("--history", options->history,
                    "Directory of past studies' speeds, which this one learns from and adds to");
+  tune->add_option("--past-jobs", options->past_jobs,
+                   "Learn from so many of the queue's jobs that have trained; 0: from none")
+      ->check(CLI::Range(0, kMostPastJobs))
+      ->capture_default_str();
   tune->add_option("--python", options->python, "Of the workers, with muster_tune");
   tune->add_option("--queue", options->queue, "Instead of the file's queue")->check(RefuseEmpty);
   tune->add_option("--set", options->settings, "FIELD=VALUE over what the file says")

@@ -382,6 +382,20 @@ TEST(JobFile, MutatedFilesAreRefusedOrReadBackAsTheSameSpec) {
   }
 }
 
+TEST(JobFile, RankVariablesAreAskedForByATask) {
+  for (const bool asked : {true, false}) {
+    pb::JobSpec spec, again;
+    std::vector<Problem> problems;
+    const std::string text =
+        absl::StrCat("rank_variables: ", asked ? "true" : "false", "\nrun: a\n");
+    ASSERT_TRUE(ParseJobFile(text, "x.yaml", {}, &spec, &problems)) << Summary(problems);
+    EXPECT_EQ(spec.tasks(0).rank_variables(), asked);
+    ASSERT_TRUE(ParseJobFile(SpecToYaml(spec), "x.yaml", {}, &again, &problems))
+        << Summary(problems);
+    EXPECT_EQ(again.tasks(0).rank_variables(), asked) << SpecToYaml(spec);
+  }
+}
+
 TEST(JobFile, DefaultsAreFilledOnceAndPassTheChecks) {
   pb::JobSpec spec;
   std::vector<Problem> problems;

@@ -138,6 +138,7 @@ class JobReader {
     for (const std::string_view field : {"workers",
                                          "resources",
                                          "processes_per_worker",
+                                         "rank_variables",
                                          "topology",
                                          "setup",
                                          "run",
@@ -217,6 +218,8 @@ class JobReader {
     int32_t number = 0;
     if (fields.Int("processes_per_worker", 1, kMaxProcessesPerWorker, &number))
       task->set_processes_per_worker(number);
+    bool rank_variables = false;
+    if (fields.Bool("rank_variables", &rank_variables)) task->set_rank_variables(rank_variables);
     std::string text;
     if (std::optional<Fields> topology = fields.Map("topology")) {
       pb::Topology* out = task->mutable_topology();

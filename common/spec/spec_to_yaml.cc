@@ -107,6 +107,7 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task, bool counted) {
   }
   if (task.processes_per_worker() != 0)
     out.Plain("processes_per_worker", absl::StrCat(task.processes_per_worker()));
+  if (task.rank_variables()) out.Plain("rank_variables", "true");
   if (task.topology().ByteSizeLong() > 0) {
     out.Open("topology");
     if (task.topology().preferred() != pb::TOPOLOGY_LEVEL_UNSPECIFIED)

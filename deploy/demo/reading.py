@@ -107,7 +107,7 @@ class Reading:
             for pid, environment in job_processes(self.system.folder).items()
             if environment.get("MUSTER_TASK") == "train"
             and environment.get("MUSTER_JOB") in (str(self.number), self.job["uid"])
-            and (rank is None or environment["RANK"] == str(rank))
+            and (rank is None or environment.get("RANK", "0") == str(rank))
         ]
 
     def explain(self, number: int) -> str:

@@ -285,7 +285,7 @@ def job_processes(folder: Path) -> dict[int, dict[str, str]]:
         except OSError:
             continue
         environment = {key: value for key, _, value in pairs}
-        if "MUSTER_ATTEMPT" in environment and "RANK" in environment:
+        if "MUSTER_ATTEMPT" in environment and "CUDA_VISIBLE_DEVICES" in environment:
             found[pid] = environment
     return {pid: environment for pid, environment in found.items() if parents[pid] not in found}
 

@@ -74,7 +74,8 @@ class Watch:
 def uses_of(server: Server) -> Callable[[], str]:
     kernels, gpus = use.Kernels(), use.Gpus()
     token = os.environ.get("MUSTER_SHIM_TOKEN", "")
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    # Agents of the version before give torchrun's alone.
+    run_id = os.environ.get("MUSTER_RUN_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "")
 
     def uses() -> str:
         found = use.processes()

@@ -1,6 +1,7 @@
 """python3 -m muster_tune: one worker; python3 -m muster_tune show STUDY. See docs/tuning.md."""
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -52,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     of.add_argument("--device", default="", help="GPU that estimates are for (h100-80g)")
     of.add_argument("--device-memory", default="", help="of that GPU, such as 80GiB")
     of.add_argument("--history", type=Path, help="directory of past studies' speeds")
+    of.add_argument(
+        "--past-jobs", metavar="JSON", default="", help="speeds of jobs, as muster tune knows them"
+    )
     of.add_argument("--sku", default="", help="kind of host that speeds are of (default: device)")
     add("command", nargs="*", help="behind --: what a trial runs; {NAME} is a knob's value")
     return found
@@ -157,14 +161,40 @@ def estimates(given, space: Space, config: dict, study: Study) -> Estimated:
     return Estimated(told, given.sku or given.device or "cpu")
 
 
-def proxy_of(given, space: Space, config: dict, known: Estimated) -> Sampler:
+def past_jobs(given, config: dict, study: Study) -> list:
+    """Records of what --past-jobs tells. It may be cut off or of another version: what it is to teach, the trials teach, too."""
+    from muster_tune.estimates import Estimator
+
+    if not given.past_jobs:
+        return []
+
+    def ask(of: dict, ranks: int) -> dict:
+        stop_if_told()
+        estimator = Estimator(given.trainer_bin, of, ranks, given.device, given.device_memory)
+        try:
+            return estimator.ask({})
+        except SpaceError as error:  # a field of another version's
+            return {"why": str(error)}
+
+    digest = hashlib.sha256(given.past_jobs.encode()).hexdigest()[:12]
+    data = {name: config[name] for name in ("data", "mixture") if name in config}
+    try:
+        jobs = json.loads(given.past_jobs)
+        return history.of_jobs(jobs, data, study.directory / f"jobs-{digest}.json", ask)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        print(f"muster_tune: --past-jobs is passed over: {error!r}", flush=True)
+        return []
+
+
+def proxy_of(given, space: Space, config: dict, known: Estimated, study: Study) -> Sampler:
     from muster_tune.proxy import Proxy
 
     past = history.read(given.history, known.sku) if given.history else []
     first = {knob.name: config[knob.name] for knob in space.knobs if knob.name in config}
     first = first if space.has(first) else None
     tokens, layers = history.tokens_per_step(config), history.layers_of(config)
-    return Proxy(space, known.told, past, first, tokens, layers, given.seed)
+    jobs = past_jobs(given, config, study)
+    return Proxy(space, known.told, past, first, tokens, layers, given.seed, jobs)
 
 
 def tune(given: argparse.Namespace) -> Study:
@@ -180,7 +210,7 @@ def tune(given: argparse.Namespace) -> Study:
     if given.speed:
         known = estimates(given, space, config, study)
     if kind == "proxy":
-        sampler = proxy_of(given, space, config, known)
+        sampler = proxy_of(given, space, config, known, study)
     elif kind == "tpe":
         sampler = Tpe(space, given.seed, run.objective.minimize)
     else:

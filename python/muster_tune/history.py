@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from muster_score import files
 
 from muster_tune.proxy import Record
-from muster_tune.space import key_of
+from muster_tune.space import TRAINER_KNOBS, key_of
 from muster_tune.study import DONE, Study
 
 MOST_RECORDS = 20_000  # that are read: the newest files' first
@@ -49,6 +50,30 @@ def read(directory: Path, sku: str) -> list[Record]:
                 records += [_record(path.name, found, run) for run in found["runs"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"muster_tune: --history {path} is passed over: {error!r}", flush=True)
+    return records
+
+
+def of_jobs(
+    jobs: list[dict], data: dict, kept: Path, ask: Callable[[dict, int], dict]
+) -> list[Record]:
+    """What `muster tune` was told of jobs that have trained: {"job", "trainer", "ranks", "tokens_per_s"}. `data`: fields that say where the tokens are, as
+    theirs were left out. `ask` estimates a configuration with so many ranks. Workers share its answers, in the file `kept`."""
+    configs = [job["trainer"] | data for job in jobs]
+    if not kept.exists():
+        said = [ask(config, int(job["ranks"])) for config, job in zip(configs, jobs, strict=True)]
+        files.create(kept, {"said": said}, durable=False)
+    records = []
+    for job, config, said in zip(jobs, configs, files.read(kept)["said"], strict=True):
+        if "estimate" not in said:
+            continue  # of another version, or its model isn't on this host
+        try:
+            found = {"tokens_per_step": tokens_per_step(config), "layers": layers_of(config)}
+            setting = {name: config[name] for name, _ in TRAINER_KNOBS.values() if name in config}
+            run = {"setting": setting, "estimate": said["estimate"]}
+            run["tokens_per_s"] = job["tokens_per_s"]
+            records.append(_record(f"job {job['job']}", found, run))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"muster_tune: job {job.get('job')} is passed over: {error!r}", flush=True)
     return records
 
 

@@ -134,11 +134,15 @@ class Base:
 
 
 class Model:
-    """Of records, at least one: the logarithm of a step's seconds, up to a constant of each study."""
+    """Of records, at least one: the logarithm of a step's seconds, up to a constant of each study. `jobs` have one figure each, of a model that nobody
+    else has run: they tell the base, but nothing about which of two settings is the faster."""
 
-    def __init__(self, records: list[Record], own: str, seed: int):
+    def __init__(
+        self, records: list[Record], own: str, seed: int, jobs: list[Record] | None = None
+    ):
+        self.jobs = jobs or []
         self.names = sorted({name for record in records for name in record.setting})
-        self.base = Base(records)
+        self.base = Base(records + self.jobs)
         self.trees = [
             self._trees(self.base, records, own, seed * MEMBERS + i) for i in range(MEMBERS)
         ]
@@ -164,7 +168,7 @@ class Model:
         for study in tested:
             others = [record for record in records if record.study not in (study, own)]
             held = [record for record in records if record.study == study]
-            base = Base(others)
+            base = Base(others + self.jobs)
             trees = self._trees(base, others, own, seed)
             rows = [features(r.setting, r.estimate, r.layers, self.names) for r in held]
             told = trees.predict(numpy.array(rows))
@@ -239,10 +243,13 @@ class Proxy:
         tokens_per_step: int,
         layers: int,
         seed: int,
+        jobs: list[Record] | None = None,
     ):
-        """`told`: what Estimator.ask_all found. `first`: the setting that stands in the user's configuration, tried first if it is one of the space."""
+        """`told`: what Estimator.ask_all found. `first`: the setting that stands in the user's configuration, tried first if it is one of the space.
+        `jobs`: what Model says."""
         self.space, self.told, self.past, self.first = space, told, past, first
         self.tokens_per_step, self.layers, self.seed = tokens_per_step, layers, seed
+        self.jobs = jobs or []
 
     def propose(self, trials: list[Trial]) -> dict | None:
         import json
@@ -303,7 +310,7 @@ class Proxy:
     def _best(self, settings: list[dict], keys: list[str], trials: list[Trial]) -> int:
         """Of them, the place of the one that promises the most. What is open counts by its prediction: it is tried already."""
         records = self.past + self._own(trials)
-        model = Model(records, own="", seed=self.seed * 1009 + len(trials))
+        model = Model(records, own="", seed=self.seed * 1009 + len(trials), jobs=self.jobs)
         estimates = [self.told[key]["estimate"] for key in keys]
         mean, spread = model.predict(settings, estimates, self.layers)
         promise = mean - CAUTION * spread

@@ -257,6 +257,30 @@ def test_a_history_is_of_one_sku_and_a_broken_file_is_passed_over(tmp_path, caps
     assert history.read(tmp_path / "past", "a100") == []
 
 
+def test_jobs_that_have_trained_tell_the_sum_and_not_the_trees(tmp_path, capsys):
+    config = {"global_batch_size": 4, "max_length": 8, "model": {"num_hidden_layers": 3}}
+    jobs = [
+        {"job": "7", "trainer": config | {"recompute": "full"}, "ranks": 2, "tokens_per_s": 50.0},
+        {"job": "8", "trainer": config | {"colour": "red"}, "ranks": 2, "tokens_per_s": 50.0},
+        {"job": "9", "trainer": config | {"model": {}}, "ranks": 2, "tokens_per_s": 50.0},
+        {"job": "10", "trainer": config, "ranks": 2, "tokens_per_s": 0},
+    ]
+    asked = []
+
+    def ask(of: dict, ranks: int) -> dict:
+        asked.append(ranks)
+        assert of["data"] == "/data"
+        return {"why": "no such field"} if "colour" in of else {"estimate": {"ranks": ranks}}
+
+    for _ in range(2):  # as each worker does
+        records = history.of_jobs(jobs, {"data": "/data"}, tmp_path / "jobs.json", ask)
+        assert [(r.study, r.setting, r.layers, r.tokens_per_s) for r in records] == [
+            ("job 7", {"recompute": "full"}, 3, 50.0)
+        ]
+    assert asked == [2] * 4, "the second one reads what the first one kept"
+    assert capsys.readouterr().out.count("is passed over") == 4
+
+
 # ---- estimates, by a stand-in for muster-trainer ----
 
 STAND_IN = """#!{python}
@@ -329,6 +353,23 @@ def test_the_proxy_tries_only_what_is_possible_and_fits(tmp_path, trainer):
     assert done.returncode == 0, done.stderr
     found = {one["setting"]["micro_batch_size"]: one["value"] for one in results(tmp_path)}
     assert found == {1: 1000, 2: 2000, 4: 4000}
+
+
+@pytest.mark.parametrize(
+    "past, said",
+    [
+        ([{"job": "7", "trainer": CONFIG | {"micro_batch_size": 2, "recompute": "none"}, "ranks": 1, "tokens_per_s": 2e3}], ""),
+        ([{"job": "7"}], "--past-jobs is passed over"),
+        ([{"job": "7", "trainer": CONFIG | {"micro_batch_size": 1, "recompute": "none"}, "ranks": 1, "tokens_per_s": -1}], "job 7 is passed over"),
+    ],
+)  # fmt: skip
+def test_a_tuning_takes_what_is_known_of_jobs_and_works_without(tmp_path, trainer, past, said):
+    pytest.importorskip("lightgbm")
+    given = ["--knob", "micro_batch", "--knob", "recompute=none", "--past-jobs", json.dumps(past)]
+    done = tune(trainer_words(tmp_path, trainer, *given))
+    assert done.returncode == 0, done.stderr
+    assert {one["value"] for one in results(tmp_path)} == {1000, 2000, 4000}
+    assert said in done.stdout and ("is passed over" in done.stdout) == bool(said)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ ENDS = {
     "exit-3": "run: exit 3\n",
     "killed": "run: kill -KILL $$\n",
     "missing": "run: [no-such-program]\n",
-    "setup": "setup: |\n  echo in setup\n  export FOUND=by-setup\nrun: echo $FOUND $RANK of $WORLD_SIZE\n",
+    "setup": "setup: |\n  echo in setup\n  export FOUND=by-setup\nrun: echo $FOUND $RANK of $WORLD_SIZE\nrank_variables: true\n",
     "setup-fails": "setup: exit 7\nrun: 'true'\n",
     "variables": "env: {A: b c}\nrun: printenv A HOME MUSTER_TASK; id -un; umask; pwd -P\nworkdir: {folder}\n",
 }

@@ -87,7 +87,7 @@ resources: {{gpus: 1, gpu_types: [cpu-slot]}}
 grace: 5s
 {more}run: |
   trap 'exit 0' TERM
-  echo "$RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {system.folder}/{name}.marks
+  echo "${{RANK-0}} $MUSTER_ATTEMPT ${{WORLD_SIZE-1}}" >> {system.folder}/{name}.marks
   while [ ! -e {system.folder}/{name}.go ]; do sleep 0.05; done
   exit {exit_code}
 """
@@ -149,7 +149,7 @@ def rank_pid(system: LocalSystem, number: int, rank: int = 0) -> int:
     return next(
         pid
         for pid, environment in job_processes(system.folder).items()
-        if environment["MUSTER_JOB"] == str(number) and environment["RANK"] == str(rank)
+        if environment["MUSTER_JOB"] == str(number) and environment.get("RANK", "0") == str(rank)
     )
 
 

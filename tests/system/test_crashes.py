@@ -23,7 +23,7 @@ workers: {workers}
 resources: {{gpus: 1, gpu_types: [cpu-slot]}}
 grace: 5s
 run: |
-  echo "$MUSTER_JOB $MUSTER_ATTEMPT $RANK" >> {system.folder}/lines
+  echo "$MUSTER_JOB $MUSTER_ATTEMPT ${{RANK-0}}" >> {system.folder}/lines
   sleep 0.{1 + int(name[3:]) % 4}
 """
 

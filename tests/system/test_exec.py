@@ -203,6 +203,101 @@ def test_a_terminal_has_a_size_and_ctrl_c(running):
     os.close(fd)
 
 
+def run_in_terminal(system, *words) -> list[str]:
+    return [str(system.bin_dir / "muster"), "run", "--queue", "research", "--pty", "--", *words]
+
+
+def newest_job(system) -> dict:
+    return max(system.jobs(), key=lambda job: int(job["number"]))
+
+
+@pytest.mark.parametrize(
+    "words, code, state",
+    [
+        (["bash", "-c", "tty; echo $PWD"], 0, "SUCCEEDED"),
+        (["bash", "-c", "tty; exit 5"], 5, "FAILED"),
+        (["no-such-program"], 127, "FAILED"),
+    ],
+)
+def test_a_job_of_a_terminal_ends_as_its_command_does(system, words, code, state):
+    done = subprocess.run(
+        run_in_terminal(system, *words),
+        input=b"",
+        capture_output=True,
+        timeout=60,
+        env=system.environment(),
+    )
+    assert done.returncode == code, done
+    assert b"/dev/pts/" in done.stdout or code == 127, done
+    job = wait_ended(system, newest_job(system)["number"])
+    assert job["state"] == state and len(task(job)["attempts"]) == 1
+    assert job["spec"]["tasks"][0]["run"]["exec"][-len(words) :] == words
+
+
+def test_a_shell_as_a_job_is_this_terminals_and_ctrl_c_is_its_commands(system):
+    pid, fd = pty.fork()
+    if pid == 0:
+        words = run_in_terminal(system, "bash", "--norc")
+        os.execve(words[0], words, system.environment() | {"TERM": "vt100"})
+    said = b""
+
+    def wait_until(pattern: bytes) -> None:
+        nonlocal said
+        deadline = time.monotonic() + 30
+        while not re.search(pattern, said):
+            assert time.monotonic() < deadline, said
+            if select.select([fd], [], [], 0.2)[0]:
+                said += os.read(fd, 4096)
+
+    wait_until(rb"[$#] $")
+    os.write(fd, b"sleep 1001.75; echo after-$?\n")
+    wait_for("sleep", lambda: pids_named("1001.75"), 10)
+    os.write(fd, b"\x03")
+    wait_for("its end", lambda: not pids_named("1001.75"), 10)
+    os.write(fd, b"exit 6\n")
+    wait_until(rb"exit 6")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
+    os.close(fd)
+    assert wait_ended(system, newest_job(system)["number"])["state"] == "FAILED"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_terminal_that_goes_away_takes_its_job_with_it(system, sent):
+    process = subprocess.Popen(
+        run_in_terminal(system, "sleep", "1002.25"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=system.environment(),
+    )
+    # The job's own program and what waits in the terminal have its words, too.
+    wait_for("the command", lambda: len(pids_named("1002.25")) >= 3, 30)
+    number = newest_job(system)["number"]
+    assert system.job(number)["state"] == "RUNNING"
+    process.send_signal(sent)
+    process.wait(20)
+    assert wait_ended(system, number)["state"] in ("FAILED", "CANCELLED")
+    wait_for("the command's end", lambda: not pids_named("1002.25"), 20)
+
+
+def test_a_job_that_waits_for_its_terminal_is_cancelled_with_it(system):
+    system.run(["host", "drain", "lab/h01", "--reason", "a test"])
+    system.run(["host", "drain", "lab/h02", "--reason", "a test"])
+    process = subprocess.Popen(
+        run_in_terminal(system, "true"), stdin=subprocess.PIPE, env=system.environment()
+    )
+    job = wait_for("the job", lambda: system.jobs() and newest_job(system), 20)
+    assert job["state"] == "WAITING"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert wait_ended(system, job["number"])["state"] == "CANCELLED"
+    refused = system.run(["run", "--pty", "--workers", "2", "--", "true"], check=False)
+    assert refused.returncode == 2 and "leave --workers out" in refused.stderr
+    for host in ("lab/h01", "lab/h02"):
+        system.run(["host", "resume", host])
+
+
 def test_it_ends_with_the_attempt_and_changes_nothing_of_it(running):
     system, number = running
     beside = start_beside(

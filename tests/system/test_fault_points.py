@@ -59,8 +59,8 @@ workers: {workers}
 resources: {{gpus: 1, gpu_types: [cpu-slot]}}
 grace: 1s
 {more}run: |
-  echo "$RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {system.folder}/{name}.marks
-  exec 9>> {system.folder}/{name}.$RANK.lock
+  echo "${{RANK-0}} $MUSTER_ATTEMPT ${{WORLD_SIZE-1}}" >> {system.folder}/{name}.marks
+  exec 9>> {system.folder}/{name}.${{RANK-0}}.lock
   flock -n 9 || exit {TWICE}
   if [ -n "${{LD_PRELOAD-}}" ] || grep -q fault_points /proc/self/maps; then exit 98; fi
   sleep 0.05

@@ -56,7 +56,7 @@ resources: {{gpus: 2, gpu_types: [cpu-slot], cpus: 0.5}}
 run: |
 {count}
 """
-COUNT = "i=0; while [ ! -e {folder}/counter.go ]; do echo line $((i += 1)) of $RANK; sleep 0.02; done; echo end $i of $RANK"
+COUNT = "i=0; while [ ! -e {folder}/counter.go ]; do echo line $((i += 1)) of ${{RANK-0}}; sleep 0.02; done; echo end $i of ${{RANK-0}}"
 
 
 def test_followed_output_outlives_agents_and_musterd_with_every_line_once(system):

@@ -72,6 +72,22 @@ def test_every_process_has_torchruns_whole_environment(system):
     assert 20000 <= int(found[0]["MASTER_PORT"]) <= 29999
 
 
+def test_a_lone_process_is_no_rank_unless_its_task_asks_for_it(system):
+    run = 'run: echo "${RANK-none} ${WORLD_SIZE-none} ${MASTER_PORT:+port} $MUSTER_RUN_ID" > "$MUSTER_JOB_DIR/found"\n'
+    for more, want in (
+        ("", "none none "),
+        ("rank_variables: true\n", "0 1 port"),
+        ("workers: {min: 1, max: 2}\n", None),
+    ):
+        job = succeeded(system, "name: alone\nqueue: research\n" + more + SLOT + run)
+        *found, run_id = (Path(job["directory"]) / "found").read_text().rstrip("\n").split(" ")
+        assert run_id == f"{job['uid']}.main.1"
+        if want is None:  # a gang, of whatever size there was room for
+            assert found[0] in ("0", "1") and found[1] in ("1", "2") and found[2] == "port"
+        else:
+            assert " ".join(found) == want
+
+
 def test_checkpoints_in_an_object_store_are_named_and_resumed_from_as_others(system):
     tells = (
         "import json, os, socket, sys; path = os.environ['MUSTER_CHECKPOINT_DIR'] + '/step-1'; "

@@ -99,7 +99,7 @@ resources: {{gpus: 1, gpu_types: [cpu-slot]}}
 grace: 1s
 run: |
   trap '' TERM
-  echo "$RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {system.folder}/stubborn.marks
+  echo "0 $MUSTER_ATTEMPT 1" >> {system.folder}/stubborn.marks
   while true; do sleep 0.1; done
 """,
     )

@@ -13,7 +13,7 @@ TASK = """\
 {more}    run: |
       trap 'exit 143' TERM
       env | grep ^MUSTER_TASK_ | sort > {folder}/{name}.finds
-      echo "$RANK $MUSTER_ATTEMPT $WORLD_SIZE" >> {folder}/{name}.marks
+      echo "${{RANK-0}} $MUSTER_ATTEMPT ${{WORLD_SIZE-1}}" >> {folder}/{name}.marks
       while [ ! -e {folder}/{name}.go ]; do sleep 0.05; done
 """
 

@@ -12,6 +12,7 @@ import pytest
 from muster_score.__main__ import main
 from muster_score.engines import EngineDied
 from muster_score.leases import Leases
+from muster_score.worker import Pace
 from score_helpers import (
     ENVIRONMENT,
     HERE,
@@ -37,6 +38,20 @@ def test_every_row_is_answered_in_its_order_and_told(tmp_path, agent):
     # Before each batch, so that one that hangs is a job that reports nothing; and after each shard.
     assert [line["step"] for line in told] == [0, 10, 20, 20, 30, 40, 40]
     assert score(tmp_path).returncode == 0  # nothing is left to do
+
+
+def test_the_pace_is_of_the_last_minute():
+    now_s = [0.0]
+    pace = Pace(lambda: now_s[0])
+    assert pace.of(500) == 0  # others' rows that were there before
+    for now_s[0] in range(1, 101):
+        found = pace.of(500 + 10 * now_s[0])
+    assert found == 10
+    for now_s[0] in range(101, 201):
+        found = pace.of(1500 + 30 * (now_s[0] - 100))
+    assert found == pytest.approx(30)
+    now_s[0] = 1000
+    assert pace.of(4500) == 0  # a batch that took long
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

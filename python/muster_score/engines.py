@@ -170,6 +170,31 @@ class Vllm:
 ENGINES = {"transformers": Transformers, "vllm": Vllm}
 
 
+# ---- the user's ----
+
+
+class ByTable:
+    """A class with `arrow = True`: it is given a pyarrow.Table a batch. It gives one with as many rows, or a list as others do."""
+
+    def __init__(self, engine: Callable):
+        try:
+            import pyarrow
+        except ImportError as error:
+            raise InputError(
+                "the engine asks for Arrow (arrow = True), which needs pyarrow: pip install pyarrow"
+            ) from error
+        self.engine, self.pyarrow = engine, pyarrow
+
+    def __call__(self, rows: list[dict]) -> list:
+        names = dict.fromkeys(
+            name for row in rows for name in row
+        )  # a column that a row lacks is null
+        table = {name: [row.get(name) for row in rows] for name in names}
+        answers = self.engine(self.pyarrow.table(table))
+        made = (self.pyarrow.Table, self.pyarrow.RecordBatch)
+        return answers.to_pylist() if isinstance(answers, made) else answers
+
+
 def check(name: str, model: str) -> None:
     """Before anything is read or loaded."""
     if name in ENGINES and not model:
@@ -193,7 +218,8 @@ def load(name: str, model: str, sampling: Sampling) -> Callable[[list], list]:
             raise InputError(
                 f"--engine {name}: {error}. Is its directory in PYTHONPATH?"
             ) from error
-        return made()
+        engine = made()
+        return ByTable(engine) if getattr(engine, "arrow", False) is True else engine
     except SystemExit as error:
         raise EngineDied(f"it called sys.exit({error.code!r}) while it was made") from error
 

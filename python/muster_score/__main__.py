@@ -1,6 +1,7 @@
 """python3 -m muster_score: one worker. See docs/scoring.md."""
 
 import argparse
+import json
 import os
 import sys
 
@@ -15,6 +16,16 @@ from muster_score.outputs import parts_of
 from muster_score.plan import Options, Plan, fingerprint_of_model, make_plan
 from muster_score.prompts import Sampling
 from muster_score.worker import STOPPED, Stopped, Worker, stop_if_told
+
+
+def options_of(text: str) -> dict:
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: is no JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise argparse.ArgumentTypeError(f"{text}: is no JSON object")
+    return options
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -33,6 +44,13 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="", help="Hugging Face directory")
     parser.add_argument(
         "--engine", default="transformers", help="transformers, vllm, or module:Class of your own"
+    )
+    parser.add_argument(
+        "--engine-options",
+        type=options_of,
+        default={},
+        metavar="JSON",
+        help='of the engine, such as {"tensor_parallel_size": 2}',
     )
     parser.add_argument("--column", default="prompt", help="of the input: the prompt")
     parser.add_argument("--answer-column", default="answer", help="of the output")
@@ -60,6 +78,7 @@ def score(given: argparse.Namespace) -> Plan:
     if given.output_format == "parquet":
         files.check_parquet()
     sampling = Sampling(given.max_tokens, given.temperature, given.top_p, given.seed)
+    engine = {"engine_options": given.engine_options} if given.engine_options else {}
     model = {"model": given.model, "model_files": fingerprint_of_model(given.model)}
     options = Options(
         input=given.input,
@@ -74,7 +93,7 @@ def score(given: argparse.Namespace) -> Plan:
         output_format=given.output_format,
         lease_s=given.lease,
         sampling=sampling,
-        settings={"engine": given.engine, **model},
+        settings={"engine": given.engine, **engine, **model},
     )
     plan = make_plan(options, between=stop_if_told)
     parts = parts_of(plan)
@@ -82,8 +101,8 @@ def score(given: argparse.Namespace) -> Plan:
         parts.tidy()
     else:
         parts.check()  # before a model is loaded
-        engine = load(given.engine, given.model, sampling)
-        Worker(options, plan, engine, ":" in given.engine, owner_of(os.environ)).run()
+        asked = load(given.engine, given.model, sampling, given.engine_options)
+        Worker(options, plan, asked, ":" in given.engine, owner_of(os.environ)).run()
     return plan
 
 

@@ -52,7 +52,7 @@ def _tokens(tokenizer, place: int, ask: Ask, context: int | None) -> Tokens | Ba
 
 
 class Transformers:
-    def __init__(self, model: str, sampling: Sampling):
+    def __init__(self, model: str, sampling: Sampling, **options):
         import torch
         import transformers
 
@@ -61,7 +61,8 @@ class Transformers:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(model).to(device).eval()
+        found = transformers.AutoModelForCausalLM.from_pretrained(model, **options)
+        self.model = found.to(device).eval()
         config = self.model.config.get_text_config()
         self.context = getattr(config, "max_position_embeddings", None)
         ends = self.model.generation_config.eos_token_id
@@ -134,10 +135,10 @@ class Draw:
 
 
 class Vllm:
-    def __init__(self, model: str, sampling: Sampling):
+    def __init__(self, model: str, sampling: Sampling, **options):
         import vllm
 
-        self.engine, self.vllm = vllm.LLM(model=model), vllm
+        self.engine, self.vllm = vllm.LLM(model=model, **options), vllm
         self.tokenizer = self.engine.get_tokenizer()
         self.context = self.engine.llm_engine.model_config.max_model_len
 
@@ -205,12 +206,15 @@ def check(name: str, model: str) -> None:
         )
 
 
-def load(name: str, model: str, sampling: Sampling) -> Callable[[list], list]:
-    """`name`: one of ENGINES, or module:Class of the user's, which is made without arguments and called with the rows of a batch."""
+def load(
+    name: str, model: str, sampling: Sampling, options: dict | None = None
+) -> Callable[[list], list]:
+    """`name`: one of ENGINES, or module:Class of the user's, which is made with the options alone and called with the rows of a batch."""
     check(name, model)
+    options = options or {}
     try:
         if name in ENGINES:
-            return ENGINES[name](model, sampling)
+            return ENGINES[name](model, sampling, **options)
         module, _, member = name.partition(":")
         try:
             made = getattr(importlib.import_module(module), member)
@@ -218,7 +222,7 @@ def load(name: str, model: str, sampling: Sampling) -> Callable[[list], list]:
             raise InputError(
                 f"--engine {name}: {error}. Is its directory in PYTHONPATH?"
             ) from error
-        engine = made()
+        engine = made(**options)
         return ByTable(engine) if getattr(engine, "arrow", False) is True else engine
     except SystemExit as error:
         raise EngineDied(f"it called sys.exit({error.code!r}) while it was made") from error

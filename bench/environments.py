@@ -11,10 +11,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def environment(
-    name: str, requirements: str, may_make: bool, *, more: tuple[str, ...] = (), beside: str = ""
+    name: str,
+    requirements: str,
+    may_make: bool,
+    *,
+    more: tuple[str, ...] = (),
+    beside: str = "",
+    without: tuple[str, ...] = (),
 ) -> Path | None:
     """Its directory, made if it isn't there; None: it would have to be. `requirements`: a file of the project. `more`: options of pip. `beside`: another
-    environment's packages, which are found, too."""
+    environment's packages, which are found, too. `without`: packages that others ask for, which are taken out again."""
     file = ROOT / requirements
     cache = Path(os.environ.get("MUSTER_CACHE_DIR") or Path.home() / ".cache" / "muster")
     key = hashlib.sha256(file.read_bytes() + beside.encode()).hexdigest()[:12]
@@ -29,6 +35,8 @@ def environment(
         (site_of(place) / "beside.pth").write_text(beside)
     words = ["-q", "install", "--no-input", *more, "-r", file]
     subprocess.run([place / "bin" / "pip", *words], check=True)
+    if without:
+        subprocess.run([place / "bin" / "pip", "-q", "uninstall", "-y", *without], check=True)
     (place / ".complete").touch()
     return place
 

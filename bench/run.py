@@ -242,7 +242,7 @@ ROWS = {
     "score": (
         "rows scored by independent workers that are killed and preempted: none lost, none doubled; memory, answers and speed beside the bare engine",
         [sys.executable, "bench/score.py"],
-        900,
+        3600,
     ),
     "python-runtime": (
         "transformers' Trainer and Lightning with MusterCallback: killed, preempted, resized, resumed; losses and step time beside the undisturbed",

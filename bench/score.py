@@ -1,10 +1,11 @@
 """Row `score`: rows scored by independent workers that are killed and preempted: none lost, none doubled; beside the bare engine.
 
-    score.py [--quick]
+    score.py [--quick] [--vllm]
 
 Kills and preemptions: 10,000 rows (--quick: 2,000) by a stand-in engine that answers at once, under a real musterd and agent. Answers and speed: a
 small Llama made on the spot, by transformers, against the same engine in a loop of its own. Bookkeeping: the plan of 10,000,000 rows (--quick: a
-million). vLLM and Ray Data are no peers here yet: their environments are not made.
+million). vLLM on CPUs, against bare LLM.generate and Ray Data LLM: in environments that the row makes, of several GiB. --quick: only where they are; --vllm: that
+part alone. What can't be made is not measured, and said so.
 """
 
 import json
@@ -30,6 +31,7 @@ from borrowers import QUEUES, WORKERS, kill_one, preempt, submit  # noqa: E402
 from figures import figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
+from vllm_environment import PINNED, environment_of_ray_llm, environment_of_vllm  # noqa: E402
 
 BIN = Path(os.environ["MUSTER_BIN_DIR"])
 SHARD_ROWS = 100
@@ -228,15 +230,90 @@ def beside_the_engine(rows: int) -> bool:
     )
 
 
-def main() -> int:
-    quick = "--quick" in sys.argv
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def made(make, what: str) -> Path | None:
+    """An environment, if it is there or can be made."""
     try:
-        ok = disturbed(2000, 6, 2) if quick else disturbed(10_000, 20, 5)
+        place = make()
+        why = "its environment is not there"
+    except (OSError, subprocess.CalledProcessError) as error:
+        place, why = None, f"its environment can't be made: {error}"
+    if place is None:
+        print(f"{what}: not measured: {why}", flush=True)
+    return place
+
+
+def last_object(said: str) -> dict:
+    """vLLM says things behind it, too."""
+    return json.loads([line for line in said.splitlines() if line.startswith("{")][-1])
+
+
+def measured(place: Path, what: str, folder: Path, rows: int) -> dict:
+    """What bench/score_vllm.py says."""
+    try:
+        done = subprocess.run(
+            [place / "bin" / "python", ROOT / "bench" / "score_vllm.py", what, folder, str(rows)],
+            env=os.environ | PINNED | {"PATH": f"{place}/bin:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=1500,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"score_vllm.py {what}: it took more than 25 minutes") from error
+    if done.returncode != 0:
+        raise Failed(f"score_vllm.py {what}: {done.stderr[-1500:]}")
+    return last_object(done.stdout)
+
+
+def beside_vllm(rows: int, may_make: bool) -> bool:
+    vllm = made(lambda: environment_of_vllm(may_make), "vLLM")
+    if vllm is None:
+        return True
+    with system_folder() as folder:
+        found = measured(vllm, "speed", folder, rows)
+        ok = figure(
+            "prompts whose tokens are unlike bare vLLM's",
+            found["differ"],
+            f"of {found['prompts']}, greedy, in 32 bits, five turns",
+            0,
+            found["differ"] == 0,
+        )
+        ok &= figure(
+            "rows a second, of bare LLM.generate's",
+            round(found["ratio"], 3),
+            "vLLM on a CPU, one thread, a Llama of 2 layers of 256, 64 tokens a row, median of five turns",
+            f">= {LEAST_SPEED}",
+            found["ratio"] >= LEAST_SPEED,
+        )
+        ray = made(lambda: environment_of_ray_llm(may_make, vllm), "Ray Data LLM")
+        return ok and (ray is None or beside_ray(ray, folder, rows, found["rows_per_s"]))
+
+
+def beside_ray(place: Path, folder: Path, rows: int, ours: float) -> bool:
+    found = measured(place, "ray", folder, rows)
+    if found["rows"] != rows or found["counted"] == 0:
+        raise Failed(f"Ray Data LLM gave {found['rows']} of {rows} rows: {found}")
+    return figure(
+        "rows a second, beside Ray Data LLM's",
+        round(ours, 1),
+        f"rows/s; loading not counted; {found['differ']} of Ray's answers are unlike ours",
+        ">= 1.0x",
+        ours >= found["rows_per_s"],
+        peer=round(found["rows_per_s"], 1),
+    )
+
+
+def main() -> int:
+    quick, alone = "--quick" in sys.argv, "--vllm" in sys.argv
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ok = True
+    try:
+        if not alone:
+            ok &= disturbed(2000, 6, 2) if quick else disturbed(10_000, 20, 5)
+            ok &= bookkeeping(1_000_000 if quick else 10_000_000)
+            ok &= beside_the_engine(256 if quick else 512)
+        ok &= beside_vllm(1024 if quick else 4096, may_make=alone or not quick)
     except Failed as error:
         return say_failed(error)
-    ok &= bookkeeping(1_000_000 if quick else 10_000_000)
-    ok &= beside_the_engine(256 if quick else 512)
     return 0 if ok else 1
 
 

@@ -131,6 +131,7 @@ int Main(Session& session, int argc, char** argv) {
   AddUp(root, session);
   AddSubmit(root, session);
   AddTune(root, session);
+  AddScore(root, session);
   AddValidate(root, session);
   AddRun(root, session);
   AddJobs(root, session);

@@ -58,6 +58,7 @@ ProgressLine::Metrics ReadMetrics(const Json& root) {
   metrics.mfu_causal = Number(root, "mfu_causal", Number(root, "mfu"));
   metrics.mfu_full = Number(root, "mfu_full");
   metrics.grad_norm = Number(root, "grad_norm");
+  metrics.rows_per_s = Number(root, "rows_per_s");
   return metrics;
 }
 

@@ -11,6 +11,7 @@ v1::Progress MessageOf(const ProgressLine::Metrics& metrics) {
   progress.set_mfu_causal(metrics.mfu_causal);
   progress.set_mfu_full(metrics.mfu_full);
   progress.set_grad_norm(metrics.grad_norm);
+  progress.set_rows_per_s(metrics.rows_per_s);
   return progress;
 }
 

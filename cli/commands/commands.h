@@ -14,6 +14,7 @@ namespace muster {
 
 void AddSubmit(CLI::App& root, Session& session);       // submit
 void AddTune(CLI::App& root, Session& session);         // tune
+void AddScore(CLI::App& root, Session& session);        // score
 void AddValidate(CLI::App& root, Session& session);     // validate
 void AddRun(CLI::App& root, Session& session);          // run -- CMD
 void AddJobs(CLI::App& root, Session& session);         // jobs, history, show

@@ -1,15 +1,19 @@
 #include "cli/render/bar.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/render/array.h"
+#include "common/base/units.h"
 
 namespace muster {
 namespace {
 
 constexpr int kBarWidth = 22;
+constexpr double kMostLeftS = 10 * 365 * 86400.0;  // no end is told that is farther away
+constexpr int64_t kLatestNs = std::numeric_limits<int64_t>::max() / 2;  // of a host's clock
 
 int Percent(const pb::Progress& progress) {
   if (progress.total_steps() <= 0) return 0;
@@ -36,6 +40,12 @@ std::string Bar(const pb::Progress& progress, const Screen& screen) {
   return screen.utf8 ? absl::StrCat(done, rest) : absl::StrCat("[", done, rest, "]");
 }
 
+// "118 rows/s", "0.3 rows/s"
+std::string RowsText(double rows_per_s) {
+  return absl::StrCat(
+      rows_per_s < 10 ? absl::StrFormat("%.1f", rows_per_s) : FormatCount(rows_per_s), " rows/s");
+}
+
 // What is known besides the steps, most important first.
 std::vector<std::string> Figures(const pb::Task& task, int64_t now_ns) {
   const pb::Progress& progress = task.progress();
@@ -43,13 +53,14 @@ std::vector<std::string> Figures(const pb::Task& task, int64_t now_ns) {
   if (progress.loss() != 0) out.push_back(absl::StrFormat("loss %.3f", progress.loss()));
   if (progress.tokens_per_s() > 0)
     out.push_back(absl::StrCat(FormatCount(progress.tokens_per_s()), " tok/s"));
+  if (progress.rows_per_s() > 0) out.push_back(RowsText(progress.rows_per_s()));
   if (progress.mfu_causal() > 0)
     out.push_back(absl::StrFormat("MFU %.0f%% causal", progress.mfu_causal() * 100));
   int64_t checkpoint = -1;
   for (const pb::Checkpoint& c : task.checkpoints()) checkpoint = std::max(checkpoint, c.step());
   if (checkpoint >= 0) out.push_back(absl::StrCat("ckpt ", checkpoint));
-  if (progress.expected_end_ns() > now_ns)
-    out.push_back(absl::StrCat("ends ", FormatClock(progress.expected_end_ns(), now_ns)));
+  if (const int64_t end_ns = ExpectedEndNs(progress); end_ns > now_ns)
+    out.push_back(absl::StrCat("ends ", FormatClock(end_ns, now_ns)));
   return out;
 }
 
@@ -117,7 +128,14 @@ std::string TaskBar(const pb::Task& task, const Screen& screen, int64_t now_ns, 
 
 std::vector<std::string> LiveLines(const pb::Job& job, const Screen& screen, int64_t now_ns) {
   std::vector<std::string> lines;
-  if (job.has_array()) return {Plain(ArrayCounts(job.array()))};
+  if (job.has_array()) {
+    lines.push_back(Plain(ArrayCounts(job.array())));
+    // Its members' rows are the same ones, and a member tells the pace of all.
+    const pb::Task* lead = LeadTask(job);
+    if (lead != nullptr && UnderWay(*lead) && lead->progress().rows_per_s() > 0)
+      lines.push_back(TaskBar(*lead, screen, now_ns));
+    return lines;
+  }
   size_t name_width = 0;
   auto shown = [](const pb::Task& task) {
     return UnderWay(task) || task.state() == pb::TASK_WAITING;
@@ -141,13 +159,25 @@ std::string PlainProgress(const pb::Task& task, int64_t now_ns) {
   return text;
 }
 
+int64_t ExpectedEndNs(const pb::Progress& progress) {
+  if (progress.expected_end_ns() > 0) return progress.expected_end_ns();
+  const int64_t left = progress.total_steps() - progress.step();
+  const bool has_time = progress.at_ns() > 0 && progress.at_ns() < kLatestNs;
+  if (progress.rows_per_s() <= 0 || !has_time || left <= 0) return 0;
+  const double left_s = static_cast<double>(left) / progress.rows_per_s();
+  if (!(left_s <= kMostLeftS)) return 0;
+  return progress.at_ns() + static_cast<int64_t>(left_s * static_cast<double>(kSecond));
+}
+
 std::string ShortProgress(const pb::Task& task) {
   if (!Reported(task)) return "";
   // The last line of a task that ran for a moment may never have been told.
   const pb::Progress progress = Newest(task);
   if (task.state() == pb::TASK_SUCCEEDED && progress.step() < progress.total_steps()) return "done";
   if (progress.total_steps() <= 0) return Steps(progress);
-  return absl::StrCat(Percent(progress), "% ", Steps(progress));
+  const bool paced = progress.rows_per_s() > 0 && UnderWay(task);
+  return absl::StrCat(Percent(progress), "% ", Steps(progress),
+                      paced ? absl::StrCat(" ", RowsText(progress.rows_per_s())) : "");
 }
 
 }  // namespace muster

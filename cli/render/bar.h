@@ -22,7 +22,10 @@ std::vector<std::string> LiveLines(const pb::Job& job, const Screen& screen, int
 // Empty while the task has reported nothing.
 std::string PlainProgress(const pb::Task& task, int64_t now_ns);
 
-// "41% 246/600", "step 246", or "" when nothing was reported.
+// When it will have ended: as its program says, else of rows at their pace. Unix time; 0: unknown.
+int64_t ExpectedEndNs(const pb::Progress& progress);
+
+// "41% 246/600", "step 246", of rows "41% 246/600 118 rows/s", or "" when nothing was reported.
 std::string ShortProgress(const pb::Task& task);
 
 }  // namespace muster

@@ -90,8 +90,8 @@ std::string OtherTasks(const pb::Job& job, int64_t now_ns) {
         absl::StrAppend(&text, ", stopping: ", CauseName(attempt->cause()));
       if (const int32_t step = GrowsBy(job, task); step > 1)
         absl::StrAppend(&text, ", can grow by ", step, " workers at a time");
-      if (task.progress().expected_end_ns() > now_ns)
-        absl::StrAppend(&text, ", ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
+      if (const int64_t end_ns = ExpectedEndNs(task.progress()); end_ns > now_ns)
+        absl::StrAppend(&text, ", ends ", FormatClock(end_ns, now_ns));
       if (!task.spill_reason().empty())
         absl::StrAppend(&text, ": ", LocalTimes(Plain(task.spill_reason()), now_ns));
       text += '\n';

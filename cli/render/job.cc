@@ -77,8 +77,8 @@ std::string WhyOf(const pb::Job& job, const pb::Task& task, int64_t now_ns) {
     default:
       if (task.verdict().code() == pb::V_EXPORT || task.verdict().code() == pb::V_UNREACHABLE)
         return LocalTimes(task.verdict().text(), now_ns);
-      if (task.progress().expected_end_ns() > now_ns)
-        return absl::StrCat("ends ", FormatClock(task.progress().expected_end_ns(), now_ns));
+      if (const int64_t end_ns = ExpectedEndNs(task.progress()); end_ns > now_ns)
+        return absl::StrCat("ends ", FormatClock(end_ns, now_ns));
       return "";
   }
 }

@@ -181,6 +181,52 @@ TEST(BarTest, StepsBeyondTheTotalAndUnknownTotals) {
   EXPECT_EQ(TaskBar(job.tasks(0), Screen(), kNow), "main runs on phx/h07,h08");
 }
 
+TEST(BarTest, RowsHaveTheirPaceAndAnEndByIt) {
+  pb::Job job = Job318();
+  pb::Task* task = job.mutable_tasks(0);
+  task->clear_checkpoints();
+  pb::Progress* progress = task->mutable_progress();
+  progress->Clear();
+  progress->set_attempt(1);
+  progress->set_step(4000);
+  progress->set_total_steps(10'000);
+  progress->set_at_ns(kNow);
+  progress->set_rows_per_s(1.0);
+  EXPECT_EQ(PlainProgress(*task, kNow), "14:00:00  main  40%  4000/10000  1.0 rows/s  ends 15:40");
+  EXPECT_EQ(ShortProgress(*task), "40% 4000/10000 1.0 rows/s");
+  EXPECT_THAT(JobsTable({job}, kNow).Render(Screen()), HasSubstr("ends 15:40"));
+  progress->set_rows_per_s(12'000);
+  progress->set_step(9999);
+  EXPECT_THAT(TaskBar(*task, Terminal(140), kNow), HasSubstr("12.0k rows/s"));
+  pb::Job array = job;
+  array.mutable_array()->set_members(4);
+  array.mutable_array()->set_running(4);
+  EXPECT_THAT(LiveLines(array, Terminal(140), kNow),
+              ::testing::ElementsAre("4 running", HasSubstr("12.0k rows/s")));
+  const struct {
+    int64_t step, total, at_ns;
+    double rows_per_s;
+    int64_t told_ns, end_ns;
+  } kCases[] = {
+      {0, 100, kNow, 10, 0, kNow + 10 * kSecond},
+      {0, 100, kNow, 10, kNow + kHour, kNow + kHour},  // what the program says goes first
+      {100, 100, kNow, 10, 0, 0},
+      {0, 0, kNow, 10, 0, 0},
+      {0, 100, 0, 10, 0, 0},
+      {0, 100, kNow, 0, 0, 0},
+      {0, INT64_MAX, kNow, 1e-300, 0, 0},
+      {0, 100, kNow, std::numeric_limits<double>::infinity(), 0, kNow},
+  };
+  for (const auto& c : kCases) {
+    progress->set_step(c.step);
+    progress->set_total_steps(c.total);
+    progress->set_at_ns(c.at_ns);
+    progress->set_rows_per_s(c.rows_per_s);
+    progress->set_expected_end_ns(c.told_ns);
+    EXPECT_EQ(ExpectedEndNs(*progress), c.end_ns) << progress->ShortDebugString();
+  }
+}
+
 TEST(BarTest, AnAttemptThatHasReportedNothingShowsNoOldBar) {
   pb::Job job = Job318();
   pb::Attempt* second = job.mutable_tasks(0)->add_attempts();

@@ -1,6 +1,7 @@
 """python3 -m muster_score: one worker. See docs/scoring.md."""
 
 import argparse
+import json
 import os
 import sys
 
@@ -8,20 +9,48 @@ import muster_runtime
 
 from muster_score import files
 from muster_score.engines import EngineDied, check, load
+from muster_score.errors import StoreFailed
 from muster_score.inputs import InputError
 from muster_score.leases import NotAlone, check_alone, owner_of
+from muster_score.outputs import parts_of
 from muster_score.plan import Options, Plan, fingerprint_of_model, make_plan
 from muster_score.prompts import Sampling
-from muster_score.worker import STOPPED, Stopped, Worker, stop_if_told, tidy
+from muster_score.worker import STOPPED, Stopped, Worker, stop_if_told
+
+
+def options_of(text: str) -> dict:
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: is no JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise argparse.ArgumentTypeError(f"{text}: is no JSON object")
+    return options
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("muster_score", description="Scores rows, a shard at a time.")
-    parser.add_argument("--input", required=True, help="files by a pattern: .jsonl, .parquet, .txt")
-    parser.add_argument("--output", required=True, help="directory that all workers see")
+    parser.add_argument(
+        "--input",
+        required=True,
+        help="files, or s3:// objects, by a pattern: .jsonl, .parquet, .txt",
+    )
+    parser.add_argument(
+        "--output", required=True, help="directory that all workers see, or s3://BUCKET/PREFIX/"
+    )
+    parser.add_argument(
+        "--work", default="", help="of an s3:// output: a directory of its own that all workers see"
+    )
     parser.add_argument("--model", default="", help="Hugging Face directory")
     parser.add_argument(
         "--engine", default="transformers", help="transformers, vllm, or module:Class of your own"
+    )
+    parser.add_argument(
+        "--engine-options",
+        type=options_of,
+        default={},
+        metavar="JSON",
+        help='of the engine, such as {"tensor_parallel_size": 2}',
     )
     parser.add_argument("--column", default="prompt", help="of the input: the prompt")
     parser.add_argument("--answer-column", default="answer", help="of the output")
@@ -50,10 +79,12 @@ def score(given: argparse.Namespace) -> Plan:
     if given.output_format == "parquet":
         files.check_parquet()
     sampling = Sampling(given.max_tokens, given.temperature, given.top_p, given.seed)
+    engine = {"engine_options": given.engine_options} if given.engine_options else {}
     model = {"model": given.model, "model_files": fingerprint_of_model(given.model)}
     options = Options(
         input=given.input,
         output=given.output,
+        work=given.work,
         column=given.column,
         answer_column=given.answer_column,
         error_column=given.error_column,
@@ -63,14 +94,16 @@ def score(given: argparse.Namespace) -> Plan:
         output_format=given.output_format,
         lease_s=given.lease,
         sampling=sampling,
-        settings={"engine": given.engine, **model},
+        settings={"engine": given.engine, **engine, **model},
     )
     plan = make_plan(options, between=stop_if_told)
-    if plan.manifest.exists():
-        tidy(plan)
+    parts = parts_of(plan)
+    if parts.finished():
+        parts.tidy()
     else:
-        engine = load(given.engine, given.model, sampling)
-        Worker(options, plan, engine, ":" in given.engine, owner_of(os.environ)).run()
+        parts.check()  # before a model is loaded
+        asked = load(given.engine, given.model, sampling, given.engine_options)
+        Worker(options, plan, asked, ":" in given.engine, owner_of(os.environ)).run()
     return plan
 
 
@@ -82,14 +115,18 @@ def main(words: list[str]) -> int:
     except (InputError, NotAlone) as error:
         print(f"muster_score: {error}", file=sys.stderr)
         return 2
+    except StoreFailed as error:
+        print(f"muster_score: the object store failed: {error}", file=sys.stderr)
+        return 1
     except EngineDied as error:
         print(f"muster_score: the engine died: {error}", file=sys.stderr)
         return 1
     except Stopped:
         print("muster_score: stopped; its shard is free again", file=sys.stderr)
         return STOPPED
-    if not plan.manifest.exists():
-        print(f"muster_score: {plan.manifest} is not there, as it should be", file=sys.stderr)
+    if not parts_of(plan).finished():
+        manifest = f"{plan.output}/manifest.json"
+        print(f"muster_score: {manifest} is not there, as it should be", file=sys.stderr)
         return 1
     return 0
 

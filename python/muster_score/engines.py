@@ -52,7 +52,7 @@ def _tokens(tokenizer, place: int, ask: Ask, context: int | None) -> Tokens | Ba
 
 
 class Transformers:
-    def __init__(self, model: str, sampling: Sampling):
+    def __init__(self, model: str, sampling: Sampling, **options):
         import torch
         import transformers
 
@@ -61,7 +61,8 @@ class Transformers:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(model).to(device).eval()
+        found = transformers.AutoModelForCausalLM.from_pretrained(model, **options)
+        self.model = found.to(device).eval()
         config = self.model.config.get_text_config()
         self.context = getattr(config, "max_position_embeddings", None)
         ends = self.model.generation_config.eos_token_id
@@ -134,10 +135,10 @@ class Draw:
 
 
 class Vllm:
-    def __init__(self, model: str, sampling: Sampling):
+    def __init__(self, model: str, sampling: Sampling, **options):
         import vllm
 
-        self.engine, self.vllm = vllm.LLM(model=model), vllm
+        self.engine, self.vllm = vllm.LLM(model=model, **options), vllm
         self.tokenizer = self.engine.get_tokenizer()
         self.context = self.engine.llm_engine.model_config.max_model_len
 
@@ -170,6 +171,31 @@ class Vllm:
 ENGINES = {"transformers": Transformers, "vllm": Vllm}
 
 
+# ---- the user's ----
+
+
+class ByTable:
+    """A class with `arrow = True`: it is given a pyarrow.Table a batch. It gives one with as many rows, or a list as others do."""
+
+    def __init__(self, engine: Callable):
+        try:
+            import pyarrow
+        except ImportError as error:
+            raise InputError(
+                "the engine asks for Arrow (arrow = True), which needs pyarrow: pip install pyarrow"
+            ) from error
+        self.engine, self.pyarrow = engine, pyarrow
+
+    def __call__(self, rows: list[dict]) -> list:
+        names = dict.fromkeys(
+            name for row in rows for name in row
+        )  # a column that a row lacks is null
+        table = {name: [row.get(name) for row in rows] for name in names}
+        answers = self.engine(self.pyarrow.table(table))
+        made = (self.pyarrow.Table, self.pyarrow.RecordBatch)
+        return answers.to_pylist() if isinstance(answers, made) else answers
+
+
 def check(name: str, model: str) -> None:
     """Before anything is read or loaded."""
     if name in ENGINES and not model:
@@ -180,12 +206,15 @@ def check(name: str, model: str) -> None:
         )
 
 
-def load(name: str, model: str, sampling: Sampling) -> Callable[[list], list]:
-    """`name`: one of ENGINES, or module:Class of the user's, which is made without arguments and called with the rows of a batch."""
+def load(
+    name: str, model: str, sampling: Sampling, options: dict | None = None
+) -> Callable[[list], list]:
+    """`name`: one of ENGINES, or module:Class of the user's, which is made with the options alone and called with the rows of a batch."""
     check(name, model)
+    options = options or {}
     try:
         if name in ENGINES:
-            return ENGINES[name](model, sampling)
+            return ENGINES[name](model, sampling, **options)
         module, _, member = name.partition(":")
         try:
             made = getattr(importlib.import_module(module), member)
@@ -193,7 +222,8 @@ def load(name: str, model: str, sampling: Sampling) -> Callable[[list], list]:
             raise InputError(
                 f"--engine {name}: {error}. Is its directory in PYTHONPATH?"
             ) from error
-        return made()
+        engine = made(**options)
+        return ByTable(engine) if getattr(engine, "arrow", False) is True else engine
     except SystemExit as error:
         raise EngineDied(f"it called sys.exit({error.code!r}) while it was made") from error
 

@@ -1,5 +1,6 @@
 """Files that several workers make, on a file system that all of them see: what is there is whole, and the first one wins."""
 
+import io
 import json
 import os
 import threading
@@ -74,6 +75,20 @@ def check_parquet() -> None:
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise InputError("--output-format parquet needs pyarrow: pip install pyarrow") from error
+
+
+def write_part(lines: list[bytes], output_format: str, file: BinaryIO) -> None:
+    """`lines`: rows as JSON."""
+    if output_format == "parquet":
+        write_parquet(lines, file)
+    else:
+        file.writelines(lines)
+
+
+def part_bytes(lines: list[bytes], output_format: str) -> bytes:
+    file = io.BytesIO()
+    write_part(lines, output_format, file)
+    return file.getvalue()
 
 
 def write_parquet(lines: list[bytes], file: BinaryIO) -> None:

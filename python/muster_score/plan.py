@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster_score import files
+from muster_score import files, objects
 from muster_score.inputs import File, InputError, Shard, find_files, shards_of
 from muster_score.prompts import Sampling
 
@@ -15,7 +15,7 @@ from muster_score.prompts import Sampling
 @dataclass
 class Options:
     input: str
-    output: str
+    output: str  # a directory, or s3://BUCKET/PREFIX with `work`
     column: str = "prompt"
     answer_column: str = "answer"
     error_column: str = "error"
@@ -26,49 +26,61 @@ class Options:
     lease_s: float = 60
     sampling: Sampling = field(default_factory=Sampling)
     settings: dict = field(default_factory=dict)  # what else makes the answers what they are
+    work: str = ""  # a directory that all workers see; "": in the output
 
 
 @dataclass
 class Plan:
-    output: Path
+    output: Path | str  # a directory, or s3://BUCKET/PREFIX
+    own: Path  # the workers' own files
+    digest: str  # of all that is planned: which parts belong to it
     shards: list[Shard]
     settings: dict
     output_format: str = "jsonl"
 
-    @property
-    def own(self) -> Path:
-        """Where the workers' own files are."""
-        return self.output / "_muster_score"
-
-    @property
-    def manifest(self) -> Path:
-        return self.output / "manifest.json"
-
-    def part(self, shard: int) -> Path:
-        return self.output / f"part-{shard:08}.{self.output_format}"
+    def part(self, shard: int) -> str:
+        return f"part-{shard:08}.{self.output_format}"
 
 
 def make_plan(options: Options, between: Callable[[], None] = lambda: None) -> Plan:
     """`between` is called every now and then, and may raise."""
-    output = Path(options.output).resolve()
-    own = output / "_muster_score"
-    for name in ("leases", "parts", "bad"):
-        (own / name).mkdir(parents=True, exist_ok=True)
-    inputs = find_files(options.input, output)
+    output, own = _places(options)
+    (own / "leases").mkdir(parents=True, exist_ok=True)
+    inputs = find_files(options.input, output, own)
     settings = _settings(options)
     plan = files.read(own / "plan.json")
     if plan is None:
         plan = _new_plan(options, settings, inputs, between)
         if not files.create(own / "plan.json", plan):
             plan = files.read(own / "plan.json")
-    _refuse_another(plan, settings, inputs, output)
+    _refuse_another(plan, settings, inputs, options)
     shards = [Shard(inputs[file], begin, rows) for file, begin, rows in plan["shards"]]
-    return Plan(output, shards, settings, options.output_format)
+    digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:32]
+    return Plan(output, own, digest, shards, settings, options.output_format)
+
+
+def _places(options: Options) -> tuple[Path | str, Path]:
+    """The output, and the directory of the workers' own files."""
+    if objects.is_url(options.output):
+        if not options.work:
+            raise InputError(
+                f"--output {options.output}: name a directory that all workers see with --work: it says who has which shard"
+            )
+        objects.split(options.output)
+        return options.output.rstrip("/"), Path(options.work).resolve()
+    if options.work:
+        raise InputError(
+            f"--work {options.work}: is for an --output in an object store; that of a directory lies in it. Leave it out"
+        )
+    output = Path(options.output).resolve()
+    return output, output / "_muster_score"
 
 
 def _settings(options: Options) -> dict:
     columns = {name: getattr(options, name) for name in ("column", "answer_column", "error_column")}
     columns["output_format"] = options.output_format
+    if objects.is_url(options.output):  # one directory of work is of one output
+        columns["output"] = options.output.rstrip("/")
     return options.settings | vars(options.sampling) | columns
 
 
@@ -77,18 +89,20 @@ def _new_plan(options: Options, settings: dict, inputs: list[File], between) -> 
     if not shards:
         raise InputError(f"--input {options.input}: there are no rows")
     for file in inputs:  # nothing was added to the first while the last was read
-        file.check(file.path)
+        file.check()
     places = {file: i for i, file in enumerate(inputs)}
     numbered = [[places[shard.file], shard.begin, shard.rows] for shard in shards]
     return {"input": _fingerprint(inputs), "settings": settings, "shards": numbered}
 
 
 def _fingerprint(inputs: list[File]) -> list[list]:
-    return [[file.path, file.size, file.changed_ns] for file in inputs]
+    return [[file.path, file.size, file.stamp] for file in inputs]
 
 
-def _refuse_another(plan: dict, settings: dict, inputs: list[File], output: Path) -> None:
-    remedy = "Take another --output, or remove this one"
+def _refuse_another(plan: dict, settings: dict, inputs: list[File], options: Options) -> None:
+    output, remedy = options.output, "Take another --output, or remove this one"
+    if options.work:
+        remedy = f"Take another --output and another --work than {options.work}"
     planned, found = plan["input"], _fingerprint(inputs)
     if planned != found:
         other = next((a or b for a, b in _pairs(planned, found) if a != b), [""])

@@ -1,14 +1,13 @@
 """One worker: takes shards until every part is there."""
 
-import os
+import collections
 import threading
 import time
 import uuid
-from pathlib import Path
 
 import muster_runtime
 
-from muster_score import files
+from muster_score import outputs
 from muster_score.engines import EngineDied
 from muster_score.inputs import InputError
 from muster_score.leases import Lease, Leases
@@ -17,6 +16,8 @@ from muster_score.scorer import Doubted, Scorer
 
 STOPPED = 143  # exit code after SIGTERM
 MOST_PUT_OFF = 3  # shards in which the engine failed, while it has never answered
+LOOK_S = 10  # between two looks at what others have done, at least
+PACE_S = 60  # over which rows a second are counted
 
 
 class Stopped(Exception):
@@ -28,34 +29,69 @@ def stop_if_told() -> None:
         raise Stopped
 
 
+class Pace:
+    """Rows a second of all workers, over the last minute."""
+
+    def __init__(self, clock=time.monotonic):
+        self.clock = clock
+        self.seen: collections.deque[tuple[float, int]] = collections.deque()
+
+    def of(self, done: int) -> float:
+        now_s = self.clock()
+        if not self.seen or now_s - self.seen[-1][0] >= 1:
+            self.seen.append((now_s, done))
+        while len(self.seen) > 1 and now_s - self.seen[1][0] >= PACE_S:
+            self.seen.popleft()
+        then_s, then = self.seen[0]
+        return max(0.0, (done - then) / (now_s - then_s)) if now_s > then_s else 0.0
+
+
 class Worker:
     def __init__(self, options: Options, plan: Plan, engine, predicts: bool, owner: str):
         self.options, self.plan, self.owner = options, plan, owner
+        self.parts = outputs.parts_of(plan)
         self.leases = Leases(plan.own / "leases", owner, options.lease_s)
         self.scorer = Scorer(options, plan, engine, predicts, self.leases)
         self.done = bytearray(len(plan.shards))
         self.done_rows = 0
         self.total_rows = sum(shard.rows for shard in plan.shards)
         self.put_off: dict[int, Doubted] = {}  # shards of which no row worked, while nothing had
-        self.began_s, self.own_rows = time.monotonic(), 0
+        self.pace, self.look_again_s = Pace(), 0.0
 
     def _look(self, shard: int) -> bool:
-        if not self.done[shard] and self.plan.part(shard).exists():
+        if not self.done[shard] and self.parts.has(shard):
+            self._note(shard)
+        return bool(self.done[shard])
+
+    def _note(self, shard: int) -> None:
+        if not self.done[shard]:
             self.done[shard] = 1
             self.done_rows += self.plan.shards[shard].rows
-        return bool(self.done[shard])
+
+    def _look_around(self) -> None:
+        """At all that others have done, for what is reported. It takes a fiftieth of the time at most."""
+        began_s = time.monotonic()
+        if began_s < self.look_again_s:
+            return
+        try:
+            for shard in self.parts.found():
+                if shard < len(self.done):
+                    self._note(shard)
+        except OSError:
+            pass  # of a file server: it costs a figure
+        now_s = time.monotonic()
+        self.look_again_s = now_s + max(LOOK_S, 50 * (now_s - began_s))
 
     def report(self, more: int = 0) -> None:
         """`more`: rows of the shard in hand."""
-        seconds = max(1e-9, time.monotonic() - self.began_s)
-        muster_runtime.report(
-            self.done_rows + more,
-            total_steps=self.total_rows,
-            rows_per_s=(self.own_rows + more) / seconds,
-        )
+        self._look_around()
+        done = min(self.done_rows + more, self.total_rows)
+        muster_runtime.report(done, total_steps=self.total_rows, rows_per_s=self.pace.of(done))
 
     def run(self) -> None:
         """Returns once all parts are there. Stopped: it was told to stop."""
+        self._look_around()
+        self.pace.of(self.done_rows)
         count = len(self.plan.shards)
         # Workers begin at different places, or each would find the others' leases first.
         start = hash_of(self.owner) % count
@@ -103,25 +139,22 @@ class Worker:
         working = threading.Event()
         renewing = threading.Thread(target=self._renew, args=(lease, working), daemon=True)
         renewing.start()
-        written = self.plan.own / "parts" / f"{lease.path.name}.{uuid.uuid4().hex}"
         failed = None
         try:
-            self._write_part(shard, lease, written)
+            self._write_part(shard, lease)
         except BaseException as error:
             failed = error
         working.set()
         renewing.join()
         if failed is not None:
-            self._failed(shard, lease, written, failed)
+            self._failed(shard, lease, failed)
             return
-        self.own_rows += self.plan.shards[shard].rows
         self._look(shard)
         self.leases.forget(shard)
         self.report()
 
-    def _failed(self, shard: int, lease: Lease, written: Path, error: BaseException) -> None:
+    def _failed(self, shard: int, lease: Lease, error: BaseException) -> None:
         """Raises it again, unless the work goes on."""
-        written.unlink(missing_ok=True)
         if isinstance(error, FileNotFoundError) and self._look(shard):
             return  # another one was faster, and whoever saw the end has tidied up
         self.leases.give_back(lease, died=isinstance(error, EngineDied))
@@ -137,60 +170,31 @@ class Worker:
             except OSError:
                 continue  # of a file server: the next time may be better, and without a lease no row is lost
 
-    def _write_part(self, shard: int, lease: Lease, written: Path) -> None:
+    def _write_part(self, shard: int, lease: Lease) -> None:
         def between(done: int) -> None:
             stop_if_told()
             self.report(done)
 
+        if self.parts.take_over(shard):
+            return
         lines, bad = self.scorer.score(shard, lease, between)
-        with written.open("wb") as file:
-            if self.options.output_format == "parquet":
-                files.write_parquet(lines, file)
-            else:
-                file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        if bad:  # of this file alone: of two workers the one that loses may have counted otherwise
-            found = {"shard": shard, "bad": bad, "file": identity(written)}
-            files.create(self.plan.own / "bad" / f"{shard:08}.{uuid.uuid4().hex}", found)
-        # The commit: from here on the part is there, and it is this one.
-        files.publish(written, self.plan.part(shard))
+        self.parts.put(shard, f"{lease.path.name}.{uuid.uuid4().hex}", lines, bad)
 
     # ---- the end ----
 
     def _finish(self) -> None:
         """What the whole is, by the worker that is first to see it done."""
-        bad = {}
-        for path in sorted((self.plan.own / "bad").glob("0*")):
-            found = files.read(path)
-            part = self.plan.part(found["shard"])
-            if identity(part) == found["file"]:
-                bad[part.name] = found["bad"]
-        files.create(
-            self.plan.manifest,
+        bad = self.parts.bad_rows()
+        self.parts.finish(
             {
                 "rows": self.total_rows,
                 "bad_rows": sum(bad.values()),
                 "parts": len(self.plan.shards),
                 "bad_rows_by_part": bad,
                 "settings": self.plan.settings,
-            },
+            }
         )
-        tidy(self.plan)
-
-
-def tidy(plan: Plan) -> None:
-    """Removes what workers that were killed left behind. All parts are there."""
-    for left in (plan.own / "parts").iterdir():
-        left.unlink(missing_ok=True)
-    for directory in (plan.output, plan.own, plan.own / "leases", plan.own / "bad"):
-        files.tidy(directory)
-
-
-def identity(path: Path) -> list[int]:
-    """Of a file, under whatever name. Not the inode alone: that of one that was removed is given to the next."""
-    status = path.stat()
-    return [status.st_ino, status.st_size, status.st_mtime_ns]
+        self.parts.tidy()
 
 
 def hash_of(text: str) -> int:

@@ -1,4 +1,4 @@
-"""A worker that dies before or after the Nth of what it asks of the disk: dies.py muster_score|muster_tune before|after N WORDS."""
+"""A worker that dies before or after the Nth of what it asks of the disk, or puts into a store: dies.py muster_score|muster_tune before|after N WORDS."""
 
 import importlib
 import os
@@ -25,6 +25,10 @@ def main() -> int:
         return wrapped
 
     os.link, os.fsync, os.unlink = counted(os.link), counted(os.fsync), counted(os.unlink)
+    if module == "muster_score":
+        from muster_score import objects
+
+        objects.put_new, objects.put = counted(objects.put_new), counted(objects.put)
     return importlib.import_module(f"{module}.__main__").main(sys.argv[4:])
 
 

@@ -21,6 +21,18 @@ class Shout:
         return [{"answer": row["prompt"].upper()} for row in rows]
 
 
+class Lengths:
+    """By Arrow: a table for a table."""
+
+    arrow = True
+
+    def __call__(self, table):
+        import pyarrow
+        import pyarrow.compute
+
+        return pyarrow.table({"length": pyarrow.compute.utf8_length(table["prompt"])})
+
+
 class Dead:
     def __call__(self, rows: list[dict]) -> list[dict]:
         raise RuntimeError("device-side assert")

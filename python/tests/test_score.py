@@ -12,6 +12,7 @@ import pytest
 from muster_score.__main__ import main
 from muster_score.engines import EngineDied
 from muster_score.leases import Leases
+from muster_score.worker import Pace
 from score_helpers import (
     ENVIRONMENT,
     HERE,
@@ -45,6 +46,20 @@ def test_several_processes_of_a_worker_are_refused(tmp_path, capsys, monkeypatch
     assert main(words(tmp_path)) == 2
     assert "write processes_per_worker: 1 into the job" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_pace_is_of_the_last_minute():
+    now_s = [0.0]
+    pace = Pace(lambda: now_s[0])
+    assert pace.of(500) == 0  # others' rows that were there before
+    for now_s[0] in range(1, 101):
+        found = pace.of(500 + 10 * now_s[0])
+    assert found == 10
+    for now_s[0] in range(101, 201):
+        found = pace.of(1500 + 30 * (now_s[0] - 100))
+    assert found == pytest.approx(30)
+    now_s[0] = 1000
+    assert pace.of(4500) == 0  # a batch that took long
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -4,9 +4,10 @@ import sys
 import types
 
 import pytest
-from muster_score.engines import EngineDied, Transformers, Vllm, answer_all, load
-from muster_score.inputs import BadRow
+from muster_score.engines import EngineDied, Transformers, answer_all, load
+from muster_score.inputs import BadRow, InputError
 from muster_score.prompts import Answer, Ask, Sampling
+from score_helpers import score, scored
 from score_model import make_model
 
 pytest.importorskip("torch")
@@ -132,7 +133,8 @@ def test_vllm_gets_tokens_with_one_beginning_and_a_seed_for_each_row(monkeypatch
     given = []
 
     class Llm:
-        def __init__(self, model):
+        def __init__(self, model, **options):
+            self.options = options
             config = types.SimpleNamespace(max_model_len=8)
             self.llm_engine = types.SimpleNamespace(model_config=config)
 
@@ -146,7 +148,8 @@ def test_vllm_gets_tokens_with_one_beginning_and_a_seed_for_each_row(monkeypatch
 
     fake = types.SimpleNamespace(LLM=Llm, SamplingParams=lambda **words: words)
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    engine = Vllm("m", GREEDY)
+    engine = load("vllm", "m", GREEDY, {"tensor_parallel_size": 2})
+    assert engine.engine.options == {"tensor_parallel_size": 2}
     chat = [{"role": "user", "content": "a b"}]
     found = engine(sampled(chat, "a b", "a a a a a a a a"))
     assert found[:2] == [Answer("x", "stop", 3, 2)] * 2 and isinstance(found[2], BadRow)
@@ -160,6 +163,23 @@ def test_a_template_that_refuses_a_chat_costs_its_row_alone(engine):
     chat = [{"role": "user", "content": "a"}]
     found = engine([*asks("a b"), Ask(chat, GREEDY)])  # it has no template
     assert "can't be turned into tokens" in found[1].why and found[0].text
+
+
+def test_a_class_may_ask_for_a_table_and_gives_one(tmp_path):
+    pytest.importorskip("pyarrow")
+    engine = load("score_engines:Lengths", "", GREEDY)
+    assert engine([{"prompt": "ab"}, {"prompt": "c", "id": 1}]) == [{"length": 2}, {"length": 1}]
+    with pytest.raises((ValueError, TypeError)):  # a batch that makes no table is asked row by row
+        engine([{"prompt": "ab"}, {"prompt": 1}])
+    (tmp_path / "in.jsonl").write_text('{"prompt": "ab"}\n{"prompt": 1}\n{"prompt": "abc"}\n')
+    assert score(tmp_path, "--engine", "score_engines:Lengths").returncode == 0
+    assert [line.get("length") for line in scored(tmp_path)] == [2, None, 3]
+
+
+def test_a_table_needs_pyarrow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match="pip install pyarrow"):
+        load("score_engines:Lengths", "", GREEDY)
 
 
 @pytest.mark.parametrize("code", [0, 1, None])

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from muster_score import files, leases, worker
+from muster_score import files, leases, outputs
 from muster_score.__main__ import main, owner_of
 from muster_score.engines import EngineDied
 from muster_score.inputs import InputError
@@ -244,14 +244,14 @@ def test_a_worker_that_stalls_while_another_finishes_all_ends_in_peace(tmp_path,
 
 def test_so_does_one_whose_file_was_tidied_up_when_it_was_written(tmp_path, monkeypatch):
     write_prompts(tmp_path, *(["a", "bad", "c"] * 6))
-    identity = worker.identity
+    identity = outputs.identity
 
     def late(path):
-        monkeypatch.setattr(worker, "identity", identity)
+        monkeypatch.setattr(outputs, "identity", identity)
         run_here(tmp_path, picky, owner="other", lease_s=1e-9)
         return identity(path)
 
-    monkeypatch.setattr(worker, "identity", late)
+    monkeypatch.setattr(outputs, "identity", late)
     run_here(tmp_path, picky, owner="slow")
     assert errors(tmp_path) == [False, True, False] * 6
 
@@ -270,10 +270,10 @@ def test_bad_rows_are_counted_of_the_part_that_is_there(tmp_path):
     assert json.loads((tmp_path / "out/manifest.json").read_text())["bad_rows"] == 0
     part = tmp_path / "part"
     part.write_text("1")
-    before = worker.identity(part)
+    before = outputs.identity(part)
     part.unlink()
     part.write_text("2")
-    assert worker.identity(part) != before  # though the inode may be the same
+    assert outputs.identity(part) != before  # though the inode may be the same
 
 
 def test_leases_are_renewed_whatever_the_file_server_says(tmp_path, monkeypatch):

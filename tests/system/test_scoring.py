@@ -22,10 +22,35 @@ run: >
 """
 
 
-def test_rows_are_scored_once_though_a_worker_is_killed(system):
-    folder, rows = system.folder, 400
+def write_rows(folder: Path, rows: int) -> None:
     with (folder / "in.jsonl").open("w") as file:
         file.writelines(f'{{"id": {i}, "prompt": "p{i}"}}\n' for i in range(rows))
+
+
+def scored(folder: Path) -> list[dict]:
+    lines = []
+    for part in sorted((folder / "out").glob("part-*")):
+        lines += [json.loads(line) for line in part.read_text().splitlines()]
+    return lines
+
+
+def test_muster_score_makes_the_job(system):
+    folder, rows = system.folder, 100
+    write_rows(folder, rows)
+    # fmt: off
+    words = ["score", "-", folder / "in*.jsonl", folder / "out", "--engine", "score_engines:Shout", "--python", sys.executable,
+             "--workers", 2, "--cpus", 0.1, "--queue", "research", "--env", f"PYTHONPATH={PYTHON}:{PYTHON}/tests",
+             "-y", "--detach", "-o", "name", "--", "--batch-size", 5, "--shard-rows", 20, "--lease", 5]
+    # fmt: on
+    number = system.run(words).stdout.strip()
+    ended = wait_ended(system, number, 60)
+    assert ended["state"] == "SUCCEEDED", ended
+    assert [line["answer"] for line in scored(folder)] == [f"P{i}" for i in range(rows)]
+
+
+def test_rows_are_scored_once_though_a_worker_is_killed(system):
+    folder, rows = system.folder, 400
+    write_rows(folder, rows)
     (folder / "score.yaml").write_text(
         JOB.format(python=PYTHON, interpreter=sys.executable, folder=folder)
     )
@@ -36,10 +61,7 @@ def test_rows_are_scored_once_though_a_worker_is_killed(system):
     os.kill(pid, signal.SIGKILL)
     ended = wait_ended(system, number, 60)
     assert ended["state"] == "SUCCEEDED", ended
-    lines = []
-    for part in sorted((folder / "out").glob("part-*")):
-        lines += [json.loads(line) for line in part.read_text().splitlines()]
-    assert [line["id"] for line in lines] == list(range(rows))
+    assert [line["id"] for line in scored(folder)] == list(range(rows))
     told = [
         m["tasks"][0].get("progress", {}) for m in system.json("jobs", number, "--tasks")["jobs"]
     ]

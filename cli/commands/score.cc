@@ -1,0 +1,161 @@
+// muster score: a job of independent workers that answer rows. How rows are shared out, and that
+// none is lost is muster_score's matter (docs/scoring.md): this only writes the job.
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/job_flags.h"
+#include "cli/commands/submission.h"
+
+namespace muster {
+namespace {
+
+// A row that kills its process is found by its workers' deaths: it costs four restarts.
+constexpr int kMaxRestarts = 20;
+
+struct ScoreOptions {
+  JobFlags flags;
+  std::string model, input, output, work, engine, column, python = "python3";
+  std::vector<std::string> words, settings;  // words: for muster_score
+  int workers = 16, max_tokens = 0;          // 0: what muster_score takes
+  SubmitMadeOptions submit;
+};
+
+// OK: all workers find it by that name.
+absl::Status CheckPlace(const char* what, const std::string& path) {
+  if (absl::StartsWith(path, "/") || absl::StartsWith(path, "s3://")) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, " ", path, ": write the absolute path of what all workers see, or s3://BUCKET/PREFIX"));
+}
+
+absl::Status CheckPlaces(const ScoreOptions& options) {
+  if (!options.words.empty() && !absl::StartsWith(options.words[0], "-"))
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.words[0],
+        ": is no option of muster_score; write IN in quotes, or your shell expands the pattern"));
+  std::error_code error;
+  if (!absl::StartsWith(options.model, "/") && options.model != "-" &&
+      std::filesystem::exists(options.model, error))
+    return absl::InvalidArgumentError(
+        absl::StrCat("MODEL ", options.model, ": write the absolute path, which all workers see: ",
+                     std::filesystem::absolute(options.model, error).string()));
+  if (absl::Status status = CheckPlace("IN", options.input); !status.ok()) return status;
+  if (absl::Status status = CheckPlace("OUT", options.output); !status.ok()) return status;
+  const bool stored = absl::StartsWith(options.output, "s3://");
+  if (stored && !absl::StartsWith(options.work, "/"))
+    return absl::InvalidArgumentError(
+        absl::StrCat("OUT ", options.output,
+                     ": name a directory of its own that all workers see, by its absolute path, "
+                     "with --work: it says who has which rows"));
+  if (!stored && !options.work.empty())
+    return absl::InvalidArgumentError(
+        absl::StrCat("--work ", options.work, ": is for an OUT in an object store; leave it out"));
+  return absl::OkStatus();
+}
+
+std::vector<std::string> CommandOf(const ScoreOptions& options) {
+  std::vector<std::string> words = {options.python, "-m",       "muster_score", "--input",
+                                    options.input,  "--output", options.output};
+  const auto add = [&](const char* name, const std::string& value) {
+    if (value.empty()) return;
+    words.emplace_back(name);
+    words.push_back(value);
+  };
+  add("--model", options.model == "-" ? "" : options.model);
+  add("--work", options.work);
+  add("--engine", options.engine);
+  add("--column", options.column);
+  add("--max-tokens", options.max_tokens > 0 ? absl::StrCat(options.max_tokens) : "");
+  words.insert(words.end(), options.words.begin(), options.words.end());
+  return words;
+}
+
+absl::StatusOr<pb::JobSpec> ScoreSpec(const ScoreOptions& options) {
+  JobFlags flags = options.flags;
+  flags.command = CommandOf(options);
+  if (flags.name.empty()) flags.name = "score";
+  flags.max_restarts = kMaxRestarts;
+  absl::StatusOr<pb::JobSpec> spec = SpecOfFlags(flags);
+  if (!spec.ok()) return spec.status();
+  spec->mutable_independent_workers()->set_min(1);
+  spec->mutable_independent_workers()->set_max(options.workers);
+  pb::TaskSpec* task = spec->mutable_tasks(0);
+  task->clear_workers();
+  task->set_processes_per_worker(1);
+  return spec;
+}
+
+int Score(Session& session, ScoreOptions options) {
+  if (absl::Status status = CheckPlaces(options); !status.ok()) return session.Fail(status);
+  absl::StatusOr<Settings> settings = session.settings();
+  if (!settings.ok()) return session.Fail(settings.status());
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  SpecContext context = ContextOf(**client);
+  if (!options.flags.queue.empty()) context.queues.clear();  // the server checks the flag's
+  FillFlags(*settings, context, &options.flags);
+  absl::StatusOr<pb::JobSpec> made = ScoreSpec(options);
+  if (!made.ok()) return session.Fail(made.status());
+  const JobFile file = {"score", SpecToYaml(*made)};
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  if (!ParseJobFile(file.text, file.name, context, &spec, &problems, options.settings))
+    return FailWithProblems(session, problems, file, "nothing was submitted");
+  return SubmitMade(session, {file.name, SpecToYaml(spec)}, options.submit);
+}
+
+void AddWhatIsScored(CLI::App* score, ScoreOptions* options) {
+  score->add_option("model", options->model, "Hugging Face directory; - : the engine takes none")
+      ->required();
+  score->add_option("in", options->input, "Files or s3:// objects by a pattern, in quotes")
+      ->required();
+  score->add_option("out", options->output, "Directory that all workers see, or s3://BUCKET/PREFIX")
+      ->required();
+  score->add_option("words", options->words,
+                    "Further options of muster_score, after --, such as --temperature 0.7");
+  score->add_option("--engine", options->engine,
+                    "transformers (the default), vllm, or module:Class of your own");
+  score->add_option("--column", options->column, "Of the rows: the prompt. Default: prompt");
+  score->add_option("--max-tokens", options->max_tokens, "Of an answer, at most. Default: 256")
+      ->check(CLI::Range(1, 1000000));
+  score->add_option("--work", options->work,
+                    "Of an s3:// output: a directory of its own that all workers see");
+  score->add_option("--python", options->python, "Of the workers, with muster_score");
+}
+
+}  // namespace
+
+void AddScore(CLI::App& root, Session& session) {
+  auto options = std::make_shared<ScoreOptions>();
+  CLI::App* score = root.add_subcommand(
+      "score", "Let a model answer the rows of files: independent workers, each row once");
+  AddWhatIsScored(score, options.get());
+  score
+      ->add_option("--workers", options->workers,
+                   "At most so many at once; all but one on what is free")
+      ->check(CLI::Range(1, 10000));
+  score->add_option("--name", options->flags.name, "Default: score");
+  AddJobFlags(score, &options->flags);
+  // MODEL, IN and OUT may stand behind them.
+  for (const char* name : {"--gpu-type", "--cluster"})
+    score->get_option(name)->allow_extra_args(false);
+  score
+      ->add_option("--set", options->settings,
+                   "FIELD=VALUE of the job, such as max_restarts=50; may be repeated")
+      ->allow_extra_args(false);
+  score->add_flag("-y,--yes", options->submit.yes, "Don't ask");
+  score->add_flag("-d,--detach,--no-follow", options->submit.detach, "Don't follow");
+  score->add_flag("--preview-only,--dry-run", options->submit.preview_only,
+                  "Only show where, when and from whom; submit nothing");
+  score->callback([&session, options] {
+    session.command = [&session, options] { return Score(session, *options); };
+  });
+}
+
+}  // namespace muster

@@ -45,14 +45,14 @@ class Interaction(nn.Module):
         super().__init__()
         self.block = block
         if block.makes_rows:
-            self.own_rows = nn.Linear(block.last, LAST_ROWS * block.dim)
+            self.of_last = nn.Linear(block.last, LAST_ROWS * block.dim)
         if block.operator == "fm":
             self.heads = nn.Parameter(1 + 0.5 * torch.randn(block.heads, block.rows))
 
     def forward(self, rows, last):
+        rows = rows[:, rows.shape[1] - self.block.own_rows :]
         if self.block.makes_rows:
-            own = self.own_rows(last).view(len(rows), LAST_ROWS, -1)
-            rows = own if self.block.source == "last" else torch.cat([rows, own], 1)
+            rows = torch.cat([rows, self.of_last(last).view(len(rows), LAST_ROWS, -1)], 1)
         if self.block.operator == "dot":
             return pairs_of(rows)
         heads, squared = (
@@ -75,11 +75,10 @@ class Layer(nn.Module):
             self.out = nn.Linear(within, block.features)
 
     def forward(self, rows, last):
-        features, source = rows.flatten(1), self.block.source
-        if source == "both":
-            read = torch.cat([features, last], 1)
-        else:
-            read = features if source == "features" else last
+        features = rows.flatten(1)
+        read = rows[:, rows.shape[1] - self.block.own_rows :].flatten(1)
+        if self.block.reads_last:
+            read = torch.cat([read, last], 1)
         if self.block.operator == "fc":
             return self.out(read).relu()
         if self.block.operator == "gate":

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 OPERATORS = ("none", "fc", "dot", "dcn", "fm", "gate")
-SOURCES = ("features", "last", "both")  # what a block reads: embeddings, the block before, both
+# What a block reads: embeddings, the block before, both, or the block before and the numbers' row.
+SOURCES = ("features", "last", "both", "numbers")
 LAST_ROWS = 4  # as so many rows of `dim` dot and fm read the block before
 NUMBERS_WIDTH = 16  # of the layer between a sample's numbers and the row that they are
 HEAD_WIDTH = 16  # of an fm's width, one head
@@ -31,6 +32,11 @@ class Block:
         return max(1, self.width // HEAD_WIDTH)
 
     @property
+    def own_rows(self) -> int:
+        """Of the embeddings and the numbers that it reads; the numbers' is the last one."""
+        return {"last": 0, "numbers": 1}.get(self.source, self.feature_rows)
+
+    @property
     def reads_last(self) -> bool:
         return self.source != "features"
 
@@ -42,12 +48,12 @@ class Block:
     @property
     def reads(self) -> int:
         """Of fc, dcn and gate."""
-        return self.features * (self.source != "last") + self.last * self.reads_last
+        return self.own_rows * self.dim + self.last * self.reads_last
 
     @property
     def rows(self) -> int:
         """That dot and fm read."""
-        return self.feature_rows * (self.source != "last") + LAST_ROWS * self.reads_last
+        return self.own_rows + LAST_ROWS * self.reads_last
 
     @property
     def outputs(self) -> int:

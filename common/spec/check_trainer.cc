@@ -36,6 +36,18 @@ bool IsHubName(std::string_view text) {
          text.find('/', slash + 1) == std::string_view::npos && text[0] != '.';
 }
 
+// Nothing is put in for braces here, as it is in export: the members of an array would share a
+// place that is called so.
+std::string WhyNoCheckpoints(const std::string& given) {
+  if (given.empty()) return "";
+  if (absl::StrContains(given, "{{"))
+    return "{{…}} is replaced in export alone; leave it out: each member has a place of its own "
+           "below PREFIX";
+  std::string problem = WhyNoObjectPlace(given, ObjectPlace::kBucketOrPrefix);
+  if (!problem.empty()) problem += ". A directory is the job's checkpoint.storage";
+  return problem;
+}
+
 }  // namespace
 
 void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
@@ -46,12 +58,11 @@ void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
     const std::string& given = found->get_ref<const std::string&>();
     std::string problem;
     if (std::string_view(field) == "checkpoints") {
-      if (!given.empty())
-        problem = WhyNoObjectPlace(given, ObjectPlace::kBucketOrPrefix, /*braces=*/true);
-      if (!problem.empty()) problem += ". A directory is the job's checkpoint.storage";
+      problem = WhyNoCheckpoints(given);
     } else if (std::string_view(field) == "export" && absl::StrContains(given, "://")) {
-      problem = WhyNoObjectPlace(given, ObjectPlace::kPrefix, /*braces=*/true);
-      if (!problem.empty()) problem += "; or a directory, absolute or under the job's directory";
+      problem = WhyNoObjectPlace(given, ObjectPlace::kPrefix);
+      if (!problem.empty())
+        problem += ". Or give a directory, absolute or under the job's directory";
     } else if (absl::StrContains(given, "://")) {
       problem =
           "not yet: URLs. Give a directory that the hosts see, absolute or under the job's "

@@ -273,16 +273,21 @@ TEST(TrainerPaths, AnExportGoesToADirectoryOrAPrefixOfABucket) {
        {"model", "/models/new", "s3://acme/models/new", "s3://acme/a/{{index}}/"})
     EXPECT_EQ(said("export", good), "") << good;
   for (const char* bad : {"gs://acme/model", "s3://", "s3://acme", "s3://acme//", "s3:///model",
-                          "s3://ac/model", "s3://Acme/model", "s3://acme/a//b", "s3://acme/a/.."})
+                          "s3://ac/model", "s3://Acme/model", "s3://acme/a//b", "s3://acme/a/..",
+                          "s3://acme-{{index}}/a", "s3://acme-{user}/a"})
     EXPECT_EQ(said("export", bad),
               "trainer.export: " + WhyNoObjectPlace(bad, ObjectPlace::kPrefix) +
-                  "; or a directory, absolute or under the job's directory");
+                  ". Or give a directory, absolute or under the job's directory");
   EXPECT_NE(said("init", "s3://acme/model"), "");
-  for (const char* good : {"", "s3://acme", "s3://acme/runs/"})
+  for (const char* good :
+       {"", "s3://acme", "s3://acme/runs/", "s3://Acme_2/runs", "s3://acme/a//b"})
     EXPECT_EQ(said("checkpoints", good), "") << good;
   EXPECT_EQ(said("checkpoints", "/data/run"),
             "trainer.checkpoints: must be s3://BUCKET/PREFIX; got /data/run. A directory is the "
             "job's checkpoint.storage");
+  EXPECT_EQ(said("checkpoints", "s3://acme/{{index}}"),
+            "trainer.checkpoints: {{…}} is replaced in export alone; leave it out: each member has "
+            "a place of its own below PREFIX");
 }
 
 }  // namespace

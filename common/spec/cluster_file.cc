@@ -184,8 +184,7 @@ class ClusterReader {
   }
 
   void CheckUrl(const Fields& fields, pb::Storage* storage) {
-    if (const std::string why =
-            WhyNoObjectPlace(storage->url(), ObjectPlace::kBucketOrPrefix, /*braces=*/true);
+    if (const std::string why = WhyNoObjectPlace(storage->url(), ObjectPlace::kBucketOrPrefix);
         !why.empty()) {
       document_.AddAtPath(
           fields.PathOf("url"),

@@ -384,7 +384,7 @@ def test_a_place_that_cant_be_written_is_refused_before_the_first_step(
             ("foreign", "s3://acme/corpus", "is no earlier export, such as part-1.jsonl"),
             ("nowhere", "s3://nowhere/model", "see that the bucket is there"),
             ("closed", "s3://acme/closed", "the credentials"),
-            ("malformed", "s3://acme", "must be s3://BUCKET/PREFIX; got s3://acme, or a directory"),
+            ("malformed", "s3://acme", "must be s3://BUCKET/PREFIX; got s3://acme. Or give a directory"),
         ):
             with Gang(trainer_bin, settings(tokens, place), 1, tmp_path / name, **through) as gang:
                 assert gang.wait() == [2], gang.stderr()

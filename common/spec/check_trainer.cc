@@ -95,6 +95,15 @@ std::string Counted(int64_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
+// What to do with the workers of a gang of several sizes, which must be multiples of so many.
+std::string OtherWorkers(const Ranks& ranks, int64_t multiple) {
+  if (multiple > ranks.most) return "";
+  if (ranks.least % multiple == 0 && ranks.most % multiple == 0)
+    return absl::StrCat(", or give workers multiple_of: ", multiple);
+  return absl::StrCat(", or give workers a min and max that are multiples of ", multiple,
+                      ranks.step == 1 ? "" : absl::StrCat(", and multiple_of: ", multiple));
+}
+
 // That `value` ("2 stages"), which makes units of `unit` ranks, doesn't divide them, and what
 // would: `can_be` instead, or other ranks.
 std::string DoesNotDivide(const Ranks& ranks, const std::string& value, const char* does_not,
@@ -106,7 +115,7 @@ std::string DoesNotDivide(const Ranks& ranks, const std::string& value, const ch
         " workers, whatever its size: use ", can_be, ", which divides the ", ranks.count,
         ranks.count == 1 ? " process" : " processes",
         ranks.step == 1 ? " of a worker" : absl::StrCat(" of ", ranks.step, " workers"),
-        multiple > ranks.most ? "" : absl::StrCat(", or give workers multiple_of: ", multiple));
+        OtherWorkers(ranks, multiple));
   }
   const int64_t fewer = ranks.count / unit * unit;
   return absl::StrCat(value, " ", does_not, " divide the ", Counted(ranks.count, "rank"),

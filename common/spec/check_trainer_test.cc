@@ -215,7 +215,8 @@ TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
        "ranks use 2"},
       {kThree, 2, 6, 1,
        "trainer.parallel.pp: 3 stages must divide the ranks of a gang of 2 to 6 workers, whatever "
-       "its size: use 1, which divides the 1 process of a worker, or give workers multiple_of: 3"},
+       "its size: use 1, which divides the 1 process of a worker, or give workers a min and max "
+       "that are multiples of 3"},
       {R"({"parallel": {"pp": 2}, "cuda_graphs": true})", 2, 2, 4,
        "trainer.cuda_graphs: does not go together with parallel.pp; leave one of them out"},
       {R"({"parallel": {"pp": 2, "pipeline": "zero_bubble"}, "recompute": "full"})", 2, 2, 4,

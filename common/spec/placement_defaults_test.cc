@@ -180,7 +180,12 @@ TEST(FillPlacement, AGangGrowsByReplicasUnlessItsLayoutIsSwept) {
       {"", 4, 8, 0, ""},
       {"", 4, 10, 0,
        "trainer.parallel.tp: 4 must divide the ranks of a gang of 4 to 10 workers, whatever its "
-       "size: use 1, which divides the 1 process of a worker, or give workers multiple_of: 4"},
+       "size: use 1, which divides the 1 process of a worker, or give workers a min and max that "
+       "are multiples of 4"},
+      {"", 2, 12, 2,
+       "trainer.parallel.tp: 4 must divide the ranks of a gang of 2 to 12 workers, whatever its "
+       "size: use 2, which divides the 2 processes of 2 workers, or give workers a min and max "
+       "that are multiples of 4, and multiple_of: 4"},
       {"trainer.learning_rate", 4, 8, 0, ""},
       {"trainer.parallel.tp", 4, 8, 0,
        "trainer.parallel.tp: 4 must divide the ranks of a gang of 4 to 8 workers, whatever its "

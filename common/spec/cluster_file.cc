@@ -50,7 +50,8 @@ bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, st
     return false;
   }
   if (to - from >= kMaxHosts) {
-    *why = absl::StrCat("more than ", kMaxHosts, " hosts");
+    *why = absl::StrCat("the range ", first, "-", last, " has more than ", kMaxHosts,
+                        " hosts; write a smaller one");
     return false;
   }
   for (int i = from; i <= to; ++i) {

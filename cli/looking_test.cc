@@ -76,7 +76,7 @@ TEST_F(CliTest, StorageIsToldByWhatRunsBesideTheJob) {
             "directory         /data/ann/jobs/7\n"
             "files in it       20KiB\n"
             "free there        1GiB of 4GiB\n"
-            "quota of ann      none is told there\n");
+            "quota of ann      not told there\n");
   jobs_.got = JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED);
   EXPECT_EQ(Run({"storage", "7"}), 2);
   EXPECT_THAT(err_, HasSubstr("is not running"));

@@ -202,6 +202,25 @@ bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, const Layer
   return true;
 }
 
+// shard_size, of a layout that can be otherwise.
+void RefuseShards(const Ranks& ranks, const LayerRanks& layer, int64_t pp, int64_t shard,
+                  const std::string& path, const EmitProblem& emit) {
+  const int64_t in_stage = std::max<int64_t>(1, ranks.count / pp);
+  if (in_stage % shard == 0) return;
+  int64_t below = layer.count, above = 0;
+  for (int64_t n = layer.count; n <= in_stage; n += layer.count) {
+    if (in_stage % n != 0) continue;
+    if (n < shard) below = n;
+    if (n > shard && above == 0) above = n;
+  }
+  const std::string among = absl::StrCat(Counted(shard, "rank"), " that share one copy",
+                                         pp > 1 ? absl::StrCat(" of each of ", pp, " stages") : "");
+  emit(path + ".shard_size",
+       DoesNotDivide(ranks, among, "don't", shard * pp,
+                     above > 0 ? absl::StrCat(below, " or ", above) : absl::StrCat(below)),
+       Document::Where::kValue);
+}
+
 // ep, of a layout that can be otherwise.
 void RefuseExperts(const nlohmann::json& trainer, const Ranks& ranks, const LayerRanks& layer,
                    int64_t pp, int64_t ep, const std::string& path, const EmitProblem& emit) {
@@ -312,8 +331,10 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
   RefuseLowBits(trainer, tp, path, emit);
   RefusePairs(trainer, path, emit);
   RefuseElastic(trainer, path, emit);
-  if (tp == 1 && pp == 1 && ep == 1 && cp == 1) return;
-  if (Inner(trainer, "cuda_graphs") == true) {
+  const std::optional<int64_t> shard = Number(trainer, "shard_size");
+  const bool is_plain = tp == 1 && pp == 1 && ep == 1 && cp == 1;
+  if (is_plain && (!shard || parallel == "auto")) return;
+  if (!is_plain && Inner(trainer, "cuda_graphs") == true) {
     emit(path + ".cuda_graphs",
          absl::StrCat("does not go together with parallel.",
                       tp > 1   ? "tp"
@@ -329,9 +350,11 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
          Document::Where::kValue);
   }
   const Ranks ranks(task);
-  if (std::max({ranks.count, tp, pp, ep, cp}) > kMostRanks) return;  // said elsewhere
+  if (std::max({ranks.count, tp, pp, ep, cp, shard.value_or(1)}) > kMostRanks)
+    return;  // said elsewhere
   const LayerRanks layer{tp * cp, cp == 1 ? "tp" : tp == 1 ? "cp" : "tp times cp"};
-  if (const auto shard = Number(trainer, "shard_size"); shard && *shard % layer.count != 0) {
+  const bool shares_layers = shard && *shard % layer.count == 0;
+  if (shard && !shares_layers) {
     emit(path + ".shard_size",
          absl::StrCat(*shard, " is no multiple of parallel.",
                       tp > 1 && cp > 1 ? "tp times parallel.cp" : layer.keys, ", ", layer.count,
@@ -341,6 +364,7 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
   if (tp > 1 && RefuseSlices(trainer, ranks, tp, path, emit)) return;
   if (cp > 1 && RefuseParts(ranks, tp, cp, path, emit)) return;
   if (pp > 1 && RefuseStages(trainer, ranks, layer, pp, path, emit)) return;
+  if (shard && shares_layers) RefuseShards(ranks, layer, pp, *shard, path, emit);
   if (ep > 1) RefuseExperts(trainer, ranks, layer, pp, ep, path, emit);
 }
 

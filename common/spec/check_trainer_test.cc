@@ -261,6 +261,29 @@ TEST(TrainerLayout, ExpertsThatCantBeSharedOutAreRefusedWithTheNearestThatCan) {
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
 }
 
+TEST(TrainerLayout, RanksThatShareOneCopyDivideThoseOfAStage) {
+  constexpr char kEight[] = R"({"shard_size": 8})";
+  const Case cases[] = {
+      {kEight, 2, 2, 4, ""},
+      {kEight, 2, 4, 4, "", 2},
+      {R"({"shard_size": 8, "parallel": "auto"})", 3, 3, 4, ""},
+      {R"({"shard_size": 4, "parallel": {"pp": 2}})", 2, 2, 4, ""},
+      {R"({"shard_size": 16777217})", 2, 2, 4, ""},
+      {kEight, 3, 3, 4,
+       "trainer.shard_size: 8 ranks that share one copy don't divide the 12 ranks (workers x "
+       "processes_per_worker); use 6 or 12, or 8 or 16 ranks"},
+      {R"({"shard_size": 8, "parallel": {"tp": 2, "pp": 2}})", 2, 2, 4,
+       "trainer.shard_size: 8 ranks that share one copy of each of 2 stages don't divide the 8 "
+       "ranks (workers x processes_per_worker); use 4, or 16 ranks"},
+      {kEight, 1, 4, 4,
+       "trainer.shard_size: 8 ranks that share one copy must divide the ranks of a gang of 1 to 4 "
+       "workers, whatever its size: use 4, which divides the 4 processes of a worker, or give "
+       "workers a min and max that are multiples of 2"},
+  };
+  for (const Case& c : cases)
+    EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
+}
+
 TEST(TrainerPaths, AnExportGoesToADirectoryOrAPrefixOfABucket) {
   const auto said = [](const char* field, const char* given) {
     std::string text;

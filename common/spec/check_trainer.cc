@@ -36,8 +36,7 @@ bool IsHubName(std::string_view text) {
          text.find('/', slash + 1) == std::string_view::npos && text[0] != '.';
 }
 
-// Nothing is put in for braces here, as it is in export: the members of an array would share a
-// place that is called so.
+// Nothing is put in for braces here, as it is in export: they would be part of the place's name.
 std::string WhyNoCheckpoints(const std::string& given) {
   if (given.empty()) return "";
   if (absl::StrContains(given, "{{"))

@@ -36,6 +36,24 @@ TEST_F(CliTest, AProfileIsTakenAgainWhereItsConnectionIsLost) {
             "the network failed; it is looked at again, for a minute\n");
 }
 
+TEST_F(CliTest, ATrainersProfileIsAskedForOnce) {
+  std::atomic<int> calls{0};
+  jobs_.exec = [&](Tunnel* tunnel) {
+    pb::TunnelInput start;
+    tunnel->Read(&start);
+    ++calls;
+    SayBegun(tunnel);
+    return grpc::Status(grpc::UNAVAILABLE, "gone");
+  };
+  jobs_.got.mutable_spec()->mutable_tasks(0)->set_trainer_json("{}");
+  EXPECT_EQ(Run({"profile", "7"}), kExitUnreachable);
+  EXPECT_EQ(calls, 1) << "a second request would take away the first one's";
+  EXPECT_EQ(err_,
+            "muster: the connection to musterd was lost (gone): it was started anew, or the "
+            "network failed. What ranks have recorded stays in profile/ of the job's directory; "
+            "ask again in a moment: muster profile 7\n");
+}
+
 TEST_F(CliTest, StorageIsToldByWhatRunsBesideTheJob) {
   pb::ExecStart asked;
   jobs_.exec = [&](Tunnel* tunnel) {
@@ -58,7 +76,7 @@ TEST_F(CliTest, StorageIsToldByWhatRunsBesideTheJob) {
             "directory         /data/ann/jobs/7\n"
             "files in it       20KiB\n"
             "free there        1GiB of 4GiB\n"
-            "quota of ann      none is told there\n");
+            "quota of ann      not told there\n");
   jobs_.got = JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED);
   EXPECT_EQ(Run({"storage", "7"}), 2);
   EXPECT_THAT(err_, HasSubstr("is not running"));

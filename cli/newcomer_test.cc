@@ -486,5 +486,40 @@ TEST(RestartPauseTest, PausesGrowAndNeverEndAndAGoodRunForgetsThem) {
   EXPECT_EQ(pause.ends(), 1);
 }
 
+// ---- host token new ----
+
+TEST_F(CliTest, TokensOfARangeOfHostsAreOneList) {
+  trust_.new_token = [](const pb::NewTokenRequest& request, pb::NewTokenResponse* response) {
+    response->set_id("of " + request.host());
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"host", "token", "new", "lab/h[09-10]a", "-o", "yaml"}), 0) << err_;
+  EXPECT_EQ(out_, "- id: \"of lab/h09a\"\n- id: \"of lab/h10a\"\n");
+  EXPECT_EQ(Run({"host", "token", "new", "lab/h[09-10]a", "-o", "json"}), 0) << err_;
+  EXPECT_EQ(out_.substr(0, 3) + out_.substr(out_.size() - 3), "[\n \n]\n");
+  EXPECT_EQ(Run({"host", "token", "new", "lab/h[09-10]a", "-o", "name"}), 0) << err_;
+  EXPECT_EQ(out_, "of lab/h09a\nof lab/h10a\n");
+  EXPECT_EQ(Run({"host", "token", "new", "lab/h[0-100000]"}), kExitBadInput);
+  EXPECT_THAT(err_, HasSubstr("has more than 100000 hosts; write a smaller one"));
+}
+
+TEST_F(CliTest, ARangeOfHostsThatIsRefusedMidwaySaysWhoHasATokenAndHowToGoOn) {
+  trust_.new_token = [](const pb::NewTokenRequest& request, pb::NewTokenResponse* response) {
+    if (request.host() == "lab/h10a") return grpc::Status(grpc::NOT_FOUND, "there is no h10a");
+    response->set_id("of " + request.host());
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"host", "token", "new", "lab/h[08-12]a", "-o", "yaml"}), kExitNotFound);
+  EXPECT_EQ(out_, "- id: \"of lab/h08a\"\n- id: \"of lab/h09a\"\n");
+  EXPECT_EQ(
+      err_,
+      "muster: there is no h10a\n"
+      "  lab/h08a to lab/h09a have their tokens. Go on with the others: muster host token new "
+      "'lab/h[10-12]a'\n");
+  EXPECT_EQ(Run({"host", "token", "new", "lab/h[10-12]a", "-o", "yaml"}), kExitNotFound);
+  EXPECT_EQ(out_, "[]\n");
+  EXPECT_EQ(err_, "muster: there is no h10a\n");
+}
+
 }  // namespace
 }  // namespace muster

@@ -143,6 +143,18 @@ TEST_F(RerunTest, AnotherLayoutKeepsNoPlacementOfTheOneBefore) {
   EXPECT_THAT(submitted_[0].tasks(0).trainer_json(), HasSubstr(R"("tp":4)"));
   EXPECT_EQ(submitted_[0].tasks(0).workers().multiple_of(), 0);
   EXPECT_EQ(submitted_[0].tasks(0).topology().blocks_size(), 0);
+  const std::vector<std::vector<std::string>> kNoOtherLayout = {
+      {}, {"--set", "priority=5"}, {"--set", "trainer.parallel.tp=2"}};
+  for (const std::vector<std::string>& same : kNoOtherLayout) {
+    std::vector<std::string> line = {"rerun", "-d", "7"};
+    line.insert(line.end(), same.begin(), same.end());
+    ASSERT_EQ(Run(line), 0) << err_;
+    EXPECT_EQ(submitted_.back().tasks(0).workers().multiple_of(), 2)
+        << "an older server doesn't fill it in again";
+    EXPECT_EQ(submitted_.back().tasks(0).topology().blocks_size(), 1);
+  }
+  ASSERT_EQ(Run({"show", "7", "--spec"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("multiple_of: 2"));
   task->mutable_workers()->set_multiple_of(4);  // the file's own
   ASSERT_EQ(Run({"rerun", "-d", "7", "--set", "trainer.parallel.tp=4"}), 0) << err_;
   EXPECT_EQ(submitted_.back().tasks(0).workers().multiple_of(), 4);

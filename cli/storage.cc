@@ -69,21 +69,20 @@ absl::StatusOr<StorageTold> ReadStorage(const std::string& output) {
   if (some) return told;
   return absl::FailedPreconditionError(
       "nothing is told of the job's storage: its host, or the job's image, lacks stat and du of "
-      "coreutils");
+      "coreutils. Install them there, or ask by what it has: muster exec JOB -- df .");
 }
 
 std::string RenderStorage(const pb::Job& job, const StorageTold& told) {
+  const std::string unknown = "not told there";
+  const auto of = [&](int64_t part, int64_t whole) -> std::string {
+    return part < 0 || whole < 0 ? unknown
+                                 : absl::StrCat(FormatSize(part), " of ", FormatSize(whole));
+  };
   std::string out;
   AddLine("directory", Plain(job.directory()), &out);
-  if (told.files >= 0) AddLine("files in it", FormatSize(told.files), &out);
-  if (told.free >= 0 && told.total >= 0)
-    AddLine("free there", absl::StrCat(FormatSize(told.free), " of ", FormatSize(told.total)),
-            &out);
-  const std::string whose = absl::StrCat("quota of ", Plain(job.owner()));
-  if (told.quota_used >= 0 && told.quota >= 0)
-    AddLine(whose, absl::StrCat(FormatSize(told.quota_used), " of ", FormatSize(told.quota)), &out);
-  else
-    AddLine(whose, "none is told there", &out);
+  AddLine("files in it", told.files < 0 ? unknown : FormatSize(told.files), &out);
+  AddLine("free there", of(told.free, told.total), &out);
+  AddLine(absl::StrCat("quota of ", Plain(job.owner())), of(told.quota_used, told.quota), &out);
   return out;
 }
 

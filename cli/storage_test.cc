@@ -15,14 +15,17 @@ TEST(Storage, TellsWhatIsToldThereAndSaysWhatIsNot) {
                  "free there        1GiB of 4GiB\n"
                  "quota of ann      500MiB of 1GiB\n"},
                 {"room 4096 1048576 0\nquota 5 2048 0\n",
+                 "files in it       not told there\n"
                  "free there        0B of 4GiB\n"
                  "quota of ann      5KiB of 2MiB\n"},
                 {"quota 5 0 0\nfiles 1\n",
                  "files in it       1KiB\n"
-                 "quota of ann      none is told there\n"},
+                 "free there        not told there\n"
+                 "quota of ann      not told there\n"},
                 {"room 4096 9223372036854775807 1\nfiles 0\nnoise of a shell\n",
                  "files in it       0B\n"
-                 "quota of ann      none is told there\n"}};
+                 "free there        not told there\n"
+                 "quota of ann      not told there\n"}};
   pb::Job job;
   job.set_owner("ann");
   job.set_directory("/data/ann/jobs/7");

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -108,6 +110,19 @@ bool Deliver(const pb::TunnelOutput& output, const TunnelEnds& ends) {
   }
 }
 
+// What musterd of the version before says of the job and its host, UNAVAILABLE and without details.
+// It is its word all the same.
+constexpr std::string_view kEnded[] = {"the job has ended", "the attempt has ended"};
+constexpr std::string_view kOfTheHost[] = {" is not connected now; try again once it is",
+                                           " doesn't answer; try again in a moment",
+                                           "the host's muster-agent is gone, and with it what it "
+                                           "held open"};
+
+bool IsOldWord(std::string_view said) {
+  return std::any_of(std::begin(kOfTheHost), std::end(kOfTheHost),
+                     [&](std::string_view word) { return said.ends_with(word); });
+}
+
 }  // namespace
 
 bool TunnelWindow::Take(int64_t bytes) {
@@ -146,6 +161,9 @@ CutOff WhyCutOff(const absl::Status& status) {
   if (!absl::IsUnavailable(status)) return {said, false};
   // Musterd's own word is about the host; without one nobody has spoken.
   if (status.GetPayload(kDetailsUrl).has_value()) return {said, true};
+  if (std::find(std::begin(kEnded), std::end(kEnded), said) != std::end(kEnded))
+    return {said, false};
+  if (IsOldWord(said)) return {said, true};
   return {absl::StrCat("the connection to musterd was lost", said.empty() ? "" : " (", said,
                        said.empty() ? "" : ")", ": it was started anew, or the network failed"),
           true};

@@ -149,6 +149,15 @@ TEST(WhyCutOff, SaysWhoFailedAndWhetherTheSameMayBeginAgain) {
       {absl::UnavailableError(""),
        "the connection to musterd was lost: it was started anew, or the network failed", true},
       {word, "host lab/h1: its agent is away", true},
+      // Musterd of the version before.
+      {absl::UnavailableError("the attempt has ended"), "the attempt has ended", false},
+      {absl::UnavailableError("the job has ended"), "the job has ended", false},
+      {absl::UnavailableError("host lab/h1 is not connected now; try again once it is"),
+       "host lab/h1 is not connected now; try again once it is", true},
+      {absl::UnavailableError("host lab/h1 doesn't answer; try again in a moment"),
+       "host lab/h1 doesn't answer; try again in a moment", true},
+      {absl::UnavailableError("the host's muster-agent is gone, and with it what it held open"),
+       "the host's muster-agent is gone, and with it what it held open", true},
       {absl::FailedPreconditionError("the attempt has ended"), "the attempt has ended", false},
       {absl::PermissionDeniedError("you may not"), "you may not", false},
       {absl::CancelledError("here"), "here", false}};

@@ -8,8 +8,10 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/run_beside.h"
 #include "cli/commands/running_task.h"
+#include "cli/exit_code.h"
 #include "cli/profile.h"
 #include "cli/render/array.h"
+#include "cli/tunnel.h"
 #include "common/base/files.h"
 #include "common/base/units.h"
 
@@ -145,15 +147,26 @@ struct OfRank {
   absl::StatusOr<std::vector<std::string>> documents = absl::UnknownError("");
 };
 
+OfRank TakeRank(int rank, const absl::StatusOr<RanBeside>& ran, const std::string& job_id) {
+  OfRank one;
+  one.rank = rank;
+  if (!ran.ok())
+    one.documents = ran.status();
+  else if (ran->exit_code != 0)
+    one.documents = WhyNot(ran->exit_code, rank, job_id);
+  else
+    one.documents = SplitDocuments(ran->output);
+  return one;
+}
+
 // On all of them at once, so that they are of the same time.
-std::vector<OfRank> RunOnRanks(const Session& session, Client* client, const Interrupt& interrupt,
-                               const ProfileOptions& options, const RunningTask& task,
-                               const std::vector<int>& ranks, const std::string& script,
-                               const std::vector<std::string>& arguments) {
+std::vector<OfRank> LookAtRanks(const Session& session, Client* client, const Interrupt& interrupt,
+                                const ProfileOptions& options, const RunningTask& task,
+                                const std::vector<int>& ranks, const std::string& script,
+                                const std::vector<std::string>& arguments) {
   std::vector<OfRank> all(ranks.size());
   std::vector<std::thread> threads;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    all[i].rank = ranks[i];
     threads.emplace_back([&, i] {
       const absl::StatusOr<RanBeside> ran =
           RunBesideAgain(client, interrupt, CommandOf(options, task, ranks[i], script, arguments),
@@ -161,12 +174,7 @@ std::vector<OfRank> RunOnRanks(const Session& session, Client* client, const Int
                            session.Err(absl::StrCat("muster: rank ", ranks[i], ": ", why,
                                                     "; it is looked at again, for a minute\n"));
                          });
-      if (!ran.ok())
-        all[i].documents = ran.status();
-      else if (ran->exit_code != 0)
-        all[i].documents = WhyNot(ran->exit_code, ranks[i], options.id);
-      else
-        all[i].documents = SplitDocuments(ran->output);
+      all[i] = TakeRank(ranks[i], ran, options.id);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -220,20 +228,29 @@ int WriteTrace(Session& session, const ProfileOptions& options, const std::vecto
   return kExitOk;
 }
 
-// muster-trainer's ranks write their traces themselves, to the storage that rank 0 sees, too.
+// muster-trainer's ranks write their traces themselves, to the storage that rank 0 sees, too. Asked
+// once: of two requests that overlap, each would take away the other's.
 int ProfileTrainer(Session& session, Client* client, const Interrupt& interrupt,
                    const ProfileOptions& options, const RunningTask& task) {
   if (options.stacks || !options.ranks.empty())
     return session.Fail(absl::InvalidArgumentError(
         absl::StrCat(options.stacks ? "--stacks" : "--rank", ": job ", options.id,
                      " runs muster-trainer, all of whose ranks record --steps of theirs")));
-  std::vector<OfRank> all = RunOnRanks(
-      session, client, interrupt, options, task, {0}, absl::StrCat(kRequestsOrExit, kRequest),
-      {absl::StrCat(options.steps), absl::StrCat(kMostTime / kSecond)});
+  const absl::StatusOr<RanBeside> ran =
+      RunBeside(client, interrupt,
+                CommandOf(options, task, 0, absl::StrCat(kRequestsOrExit, kRequest),
+                          {absl::StrCat(options.steps), absl::StrCat(kMostTime / kSecond)}));
   if (interrupt.pending()) return kExitInterrupted;
-  if (!all[0].documents.ok()) return session.Fail(all[0].documents.status());
+  if (const CutOff cut = WhyCutOff(ran.status()); !ran.ok() && cut.may_begin_again) {
+    session.Err(absl::StrCat("muster: ", cut.why, ". What ranks have recorded stays in profile/ ",
+                             "of the job's directory; ask again in a moment: muster profile ",
+                             options.id, "\n"));
+    return ExitCodeFor(ran.status());
+  }
+  const OfRank asked = TakeRank(0, ran, options.id);
+  if (!asked.documents.ok()) return session.Fail(asked.documents.status());
   std::vector<OfRank> ranks;
-  for (const std::string& document : *all[0].documents) {
+  for (const std::string& document : *asked.documents) {
     ranks.push_back({static_cast<int>(ranks.size()), std::vector<std::string>{document}});
   }
   return WriteTrace(session, options, ranks);
@@ -260,8 +277,8 @@ int Profile(Session& session, const ProfileOptions& options) {
         absl::StrCat("of ", task->ranks, " ranks the first ", kRanks, "; name others by --rank\n"));
   const std::string script = absl::StrCat(kFindPython, options.stacks ? kDump : kRecord);
   const std::vector<OfRank> all =
-      RunOnRanks(session, *client, interrupt, options, *task, ranks, script,
-                 {absl::StrCat((*time_ns + kSecond - 1) / kSecond)});
+      LookAtRanks(session, *client, interrupt, options, *task, ranks, script,
+                  {absl::StrCat((*time_ns + kSecond - 1) / kSecond)});
   if (interrupt.pending()) return kExitInterrupted;
   return options.stacks ? ShowStacks(session, all) : WriteTrace(session, options, all);
 }

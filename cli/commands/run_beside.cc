@@ -63,12 +63,14 @@ absl::StatusOr<RanBeside> RunBesideAgain(Client* client, const Interrupt& interr
   while (true) {
     bool begun = false;
     absl::StatusOr<RanBeside> ran = RunOnce(client, interrupt, exec, &begun);
-    if (ran.ok() || !absl::IsUnavailable(ran.status())) return ran;
+    if (ran.ok()) return ran;
+    const CutOff cut = WhyCutOff(ran.status());
+    if (!cut.may_begin_again) return ran;
     const int64_t now_ns = RealClock()->MonotonicNs();
     const int pause_ms = begun ? kPauseOfBegunMs : kPauseMs;
     if (!until_ns.has_value()) {
       until_ns = now_ns + kAgainForNs;
-      say(WhyCutOff(ran.status()).why);
+      say(cut.why);
     }
     if (now_ns + pause_ms * kMillisecond > *until_ns) return ran;
     if (interrupt.WaitFor(pause_ms)) return absl::CancelledError("interrupted");

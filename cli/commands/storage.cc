@@ -51,7 +51,8 @@ int TellStorage(Session& session, const StorageOptions& options) {
   if (ran->exit_code != 0) {
     return session.Fail(absl::FailedPreconditionError(
         absl::StrCat("the directory of job ", options.id,
-                     " can't be entered on its host; what its shell said is above")));
+                     " can't be entered on its host; what its shell said is above. See that the "
+                     "job's storage is mounted there and answers, and ask again")));
   }
   const absl::StatusOr<StorageTold> told = ReadStorage(ran->output);
   if (!told.ok()) return session.Fail(told.status());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,8 @@ struct JobFile {
   std::map<std::string, std::string> flags = {};
   // The command that made the text of a job, such as "muster rerun 28"; empty: it is a file.
   std::string again = {};
-  std::string job = {};  // that job
+  std::string job = {};                  // that job
+  std::optional<pb::JobSpec> spec = {};  // its, of which the text was made
 };
 // With an Interrupt alive, name it: it ends the reading of standard input.
 absl::StatusOr<JobFile> ReadJobFile(const std::string& path, const Interrupt* interrupt = nullptr);

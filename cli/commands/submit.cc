@@ -23,6 +23,7 @@
 #include "cli/render/preview.h"
 #include "common/base/hidden.h"
 #include "common/base/units.h"
+#include "common/spec/placement_defaults.h"
 #include "common/spec/when.h"
 
 namespace muster {
@@ -88,6 +89,7 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
     if (absl::Status status = BeginWhereItEnded(job, &spec); !status.ok()) return status;
   }
   JobFile file{name, SpecToYaml(spec)};
+  file.spec = spec;
   file.job = JobId(job);
   file.again = absl::StrCat("muster ", resumes ? "resume " : "rerun ", file.job);
   if (!job.has_member()) return file;
@@ -212,6 +214,22 @@ absl::Status SetMembers(const std::optional<std::string>& array,
   return CheckFields(*spec, context, {"array", "sweep", "independent_workers"});
 }
 
+// A job that is submitted again with another layout doesn't keep the placement that was filled in
+// for the one before.
+void LeaveOutOldPlacement(const SubmitOptions& options, const SpecContext& context, JobFile* file) {
+  if (!file->spec.has_value() || options.settings.empty()) return;
+  const std::string bare = SpecToYaml(WithoutFilledPlacements(*file->spec));
+  if (bare == file->text) return;
+  pb::JobSpec changed, as_it_stands;
+  std::vector<Problem> problems;
+  if (!ParseJobFile(bare, file->name, context, &changed, &problems, options.settings)) {
+    if (!ParseJobFile(file->text, file->name, context, &as_it_stands, &problems, options.settings))
+      file->text = bare;  // nobody is told of words that nobody wrote
+    return;
+  }
+  file->text = SpecToYaml(WithoutOutdatedPlacements(*file->spec, changed));
+}
+
 // The jobs that the flags name stand in place of the file's of that kind; "none" leaves none.
 absl::Status SetOtherJobs(const SubmitOptions& options, const SpecContext& context,
                           pb::JobSpec* spec) {
@@ -292,6 +310,7 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
   for (JobFile& file : *files) {
     pb::JobSpec spec;
     std::vector<Problem> problems;
+    LeaveOutOldPlacement(options, context, &file);
     if (!ParseJobFile(file.text, file.name, context, &spec, &problems, options.settings)) {
       result = FailWithProblems(session, problems, file, "nothing was submitted");
       continue;

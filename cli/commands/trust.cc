@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
+#include "cli/render/json.h"
 #include "cli/render/table.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
@@ -24,7 +25,7 @@ std::string When(int64_t now_ns, int64_t at_ns) {
              : absl::StrCat("in ", FormatDuration((at_ns - now_ns) / kSecond * kSecond));
 }
 
-int NewToken(Session& session, const TokenOptions& options) {
+absl::StatusOr<pb::NewTokenResponse> AskForToken(Client* client, const TokenOptions& options) {
   pb::NewTokenRequest request;
   request.set_host(options.host);
   request.set_user(options.user);
@@ -33,36 +34,89 @@ int NewToken(Session& session, const TokenOptions& options) {
   if (!options.ttl.empty()) {
     const absl::StatusOr<int64_t> ttl = ParseDuration(options.ttl);
     if (!ttl.ok())
-      return session.Fail(
-          absl::InvalidArgumentError(absl::StrCat("--ttl: ", ttl.status().message())));
+      return absl::InvalidArgumentError(absl::StrCat("--ttl: ", ttl.status().message()));
     request.set_ttl_ns(*ttl);
   }
-  absl::StatusOr<Client*> client = session.client();
-  if (!client.ok()) return session.Fail(client.status());
-  const absl::StatusOr<pb::NewTokenResponse> response = (*client)->NewToken(request);
-  if (!response.ok()) return session.Fail(response.status());
-  const std::string line = absl::StrCat(response->join_address(), " --token ", response->token(),
-                                        " --ca ", response->fingerprint());
-  const absl::StatusOr<pb::PingResponse> ping = (*client)->Ping();
+  return client->NewToken(request);
+}
+
+// The line that its holder runs, and to people what it is good for.
+int ShowToken(Session& session, Client* client, const TokenOptions& options,
+              const pb::NewTokenResponse& token) {
+  const std::string line =
+      absl::StrCat(token.join_address(), " --token ", token.token(), " --ca ", token.fingerprint());
+  const absl::StatusOr<pb::PingResponse> ping = client->Ping();
   const std::string text =
       options.host.empty()
           ? absl::StrCat("muster login ", line, "\n")
           : absl::StrCat("muster-agent join ", line, " --state-dir /var/lib/muster-agent",
                          ping.ok() && ping->single_user() ? " --single-user" : "", "\n");
-  const int code = session.ShowOne(text, *response, response->id());
+  const int code = session.ShowOne(text, token, token.id());
   if (session.for_people()) {
     session.Err(absl::StrCat(
         options.host.empty() ? options.user + " runs" : "Run on " + options.host, " this line ",
-        When(session.now_ns(), response->expires_ns()) == "past" ? "" : "within ",
-        FormatDuration((response->expires_ns() - session.now_ns() + kSecond - 1) / kSecond *
-                       kSecond),
+        When(session.now_ns(), token.expires_ns()) == "past" ? "" : "within ",
+        FormatDuration((token.expires_ns() - session.now_ns() + kSecond - 1) / kSecond * kSecond),
         options.reusable ? ", as often as needed" : ", once", ". Take it back: muster ",
-        options.host.empty() ? "user" : "host", " token revoke ", response->id(), "\n"));
+        options.host.empty() ? "user" : "host", " token revoke ", token.id(), "\n"));
   }
   return code;
 }
 
-// lab/h[01-10]: one line for each of them, in order.
+int NewToken(Session& session, const TokenOptions& options) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  const absl::StatusOr<pb::NewTokenResponse> token = AskForToken(*client, options);
+  if (!token.ok()) return session.Fail(token.status());
+  return ShowToken(session, *client, options, *token);
+}
+
+// The range `pattern` from its host number `from` on: lab/h[01-10] from 3: lab/h[04-10].
+std::string RestOfRange(const std::string& pattern, const std::vector<std::string>& names,
+                        size_t from) {
+  const size_t slash = pattern.find('/'), open = pattern.find('[', slash),
+               dash = pattern.find('-', open), close = pattern.find(']', open);
+  const size_t behind = pattern.size() - close - 1, before = open - slash - 1;
+  const std::string& name = names[from];
+  return absl::StrCat(pattern.substr(0, open + 1),
+                      name.substr(before, name.size() - behind - before), pattern.substr(dash));
+}
+
+// Of hosts `names`, in order: a line each, or one list. The first that is refused ends it.
+int NewTokensOf(Session& session, Client* client, const TokenOptions& options,
+                const std::vector<std::string>& names) {
+  const std::string cluster = options.host.substr(0, options.host.find('/') + 1);
+  const bool is_list = session.format() == Format::kJson || session.format() == Format::kYaml;
+  std::vector<pb::NewTokenResponse> made;
+  absl::Status refused;
+  for (const std::string& name : names) {
+    TokenOptions one = options;
+    one.host = absl::StrCat(cluster, name);
+    absl::StatusOr<pb::NewTokenResponse> token = AskForToken(client, one);
+    refused = token.status();
+    if (!refused.ok()) break;
+    made.push_back(*std::move(token));
+    if (!is_list) ShowToken(session, client, one, made.back());
+  }
+  if (is_list) {
+    std::vector<const google::protobuf::Message*> rows;
+    for (const pb::NewTokenResponse& token : made) rows.push_back(&token);
+    session.Out(session.format() == Format::kJson ? ListToJson(rows) : ListToYaml(rows));
+  }
+  if (refused.ok()) return kExitOk;
+  const int code = session.Fail(refused);
+  if (!made.empty())
+    session.Err(absl::StrCat(
+        "  ", cluster, names[0],
+        made.size() == 1
+            ? " has its token"
+            : absl::StrCat(" to ", cluster, names[made.size() - 1], " have their tokens"),
+        ". Go on with the others: muster host token new '",
+        RestOfRange(options.host, names, made.size()), "'\n"));
+  return code;
+}
+
+// lab/h[01-10]
 int NewHostTokens(Session& session, const TokenOptions& options) {
   constexpr size_t kMostAtOnce = 100;  // that musterd grants without a rest
   const size_t slash = options.host.find('/');
@@ -77,12 +131,9 @@ int NewHostTokens(Session& session, const TokenOptions& options) {
     return session.Fail(absl::InvalidArgumentError(absl::StrCat(
         options.host, " are ", names.size(), " hosts; name at most ", kMostAtOnce, " at once")));
   }
-  for (const std::string& name : names) {
-    TokenOptions one = options;
-    one.host = absl::StrCat(options.host.substr(0, slash), "/", name);
-    if (const int code = NewToken(session, one); code != kExitOk) return code;
-  }
-  return kExitOk;
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  return NewTokensOf(session, *client, options, names);
 }
 
 std::string TokensText(const pb::Holding& row, int64_t now_ns) {

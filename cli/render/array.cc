@@ -6,7 +6,6 @@
 #include "absl/strings/str_join.h"
 #include "cli/render/bar.h"
 #include "cli/render/job.h"
-#include "common/spec/placement_defaults.h"
 
 namespace muster {
 
@@ -16,7 +15,6 @@ std::string JobId(const pb::Job& job) {
 
 pb::JobSpec OwnSpec(const pb::Job& job) {
   pb::JobSpec spec = job.spec();
-  for (pb::TaskSpec& task : *spec.mutable_tasks()) task = WithoutFilledPlacement(job.spec(), task);
   if (!job.has_member()) return spec;
   if (!spec.array().empty()) spec.set_array(absl::StrCat(job.member().index()));
   *spec.mutable_sweep() = job.member().values();

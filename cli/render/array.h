@@ -11,8 +11,7 @@ namespace muster {
 
 // As commands take it: "17", of a member "17_3".
 std::string JobId(const pb::Job& job);
-// What it was made of, without blocks of ranks and multiple_of that submission fills in anew; of a
-// member of an array that member alone: its index, or its values.
+// What it was made of; of a member of an array that member alone: its index, or its values.
 pb::JobSpec OwnSpec(const pb::Job& job);
 // "120 succeeded, 2 failed, 64 running, 814 waiting": what there is none of is left out.
 std::string ArrayCounts(const pb::ArrayStatus& array);

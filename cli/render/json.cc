@@ -236,4 +236,25 @@ std::string ToYaml(const Message& message) {
   return out.empty() ? "{}\n" : out;
 }
 
+std::string ListToJson(const std::vector<const Message*>& messages) {
+  std::string out = "[";
+  const char* next = "";
+  for (const Message* message : messages) {
+    absl::StrAppend(&out, next, "\n ");
+    AppendJson(*message, 2, &out);
+    next = ",";
+  }
+  return out + (messages.empty() ? "]\n" : "\n]\n");
+}
+
+std::string ListToYaml(const std::vector<const Message*>& messages) {
+  std::string out;
+  for (const Message* message : messages) {
+    std::string inner;
+    Append(*message, 2, true, &inner);
+    absl::StrAppend(&out, "- ", inner.empty() ? "{}\n" : inner);
+  }
+  return out.empty() ? "[]\n" : out;
+}
+
 }  // namespace muster

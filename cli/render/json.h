@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "google/protobuf/message.h"
 
@@ -12,5 +13,8 @@ namespace muster {
 std::string ToJson(const google::protobuf::Message& message,
                    bool pretty);                               // with a newline at the end
 std::string ToYaml(const google::protobuf::Message& message);  // unset fields left out
+// Several that no message holds, as one list.
+std::string ListToJson(const std::vector<const google::protobuf::Message*>& messages);
+std::string ListToYaml(const std::vector<const google::protobuf::Message*>& messages);
 
 }  // namespace muster

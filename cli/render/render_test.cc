@@ -1076,6 +1076,13 @@ TEST(JsonTest, AnyProtoJsonParserReadsItBack) {
   EXPECT_THAT(ToJson(job, false), HasSubstr("\"loss\":0.1,"));
   pb::ByteRange range;
   EXPECT_EQ(ToJson(range, true), "{\n \"begin\": 0,\n \"end\": 0\n}\n");
+  pb::ByteRange other;
+  other.set_end(7);
+  EXPECT_EQ(
+      ListToJson({&range, &other}),
+      "[\n {\n  \"begin\": 0,\n  \"end\": 0\n },\n {\n  \"begin\": 0,\n  \"end\": 7\n }\n]\n");
+  EXPECT_EQ(ListToYaml({&range, &other, &other}), "- {}\n- end: 7\n- end: 7\n");
+  EXPECT_EQ(ListToJson({}) + ListToYaml({}), "[]\n[]\n");
   pb::QueueTree tree;
   tree.add_queues()->set_name("a");
   EXPECT_THAT(ToJson(tree, true), HasSubstr("{\n \"queues\": [\n  {\n   \"name\": \"a\",\n"));

@@ -37,6 +37,7 @@
 #include "muster/v1/pack_service.grpc.pb.h"
 #include "muster/v1/queue_service.grpc.pb.h"
 #include "muster/v1/secret_service.grpc.pb.h"
+#include "muster/v1/trust_service.grpc.pb.h"
 
 extern char** environ;
 
@@ -302,6 +303,16 @@ struct FakeClusters : pb::ClusterService::Service {
   std::string trainer_schema;  // empty: none is known
 };
 
+struct FakeTrust : pb::TrustService::Service {
+  std::function<grpc::Status(const pb::NewTokenRequest&, pb::NewTokenResponse*)> new_token;
+
+  grpc::Status NewToken(grpc::ServerContext*, const pb::NewTokenRequest* request,
+                        pb::NewTokenResponse* response) override {
+    return new_token ? new_token(*request, response)
+                     : grpc::Status(grpc::UNIMPLEMENTED, "no tokens here");
+  }
+};
+
 // A running `muster`, its two streams read into strings; or on a terminal of 120 columns, all of it
 // in `out`.
 class Process {
@@ -438,6 +449,7 @@ class CliTest : public ::testing::Test {
     builder.RegisterService(&clusters_);
     builder.RegisterService(&packs_);
     builder.RegisterService(&secrets_);
+    builder.RegisterService(&trust_);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
   }
@@ -491,6 +503,7 @@ class CliTest : public ::testing::Test {
   FakeClusters clusters_;
   FakePacks packs_;
   FakeSecrets secrets_;
+  FakeTrust trust_;
   std::unique_ptr<grpc::Server> server_;
 };
 

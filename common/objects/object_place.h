@@ -13,18 +13,13 @@ namespace muster {
 inline constexpr std::string_view kObjectScheme = "s3://";
 
 enum class ObjectPlace {
-  kPrefix,         // objects of others may lie in the bucket
-  kBucketOrPrefix  // a bucket alone will do
+  kPrefix,         // objects of others may lie in the bucket, and all of the name is checked
+  kBucketOrPrefix  // a bucket alone will do, whatever its store lets it and its objects be called
 };
 
-// Within braces stands text that is put in later ({user}, {{index}}), where `braces` allows them:
-// how long a name with some will be isn't known yet.
-inline bool IsBucketName(std::string_view name, bool braces) {
-  const bool open = braces && name.find('{') != std::string_view::npos;
-  const std::string_view known =
-      open ? "abcdefghijklmnopqrstuvwxyz0123456789.-{}" : "abcdefghijklmnopqrstuvwxyz0123456789.-";
-  return name.find_first_not_of(known) == std::string_view::npos &&
-         (open || (name.size() >= 3 && name.size() <= 63));
+inline bool IsBucketName(std::string_view name) {
+  return name.size() >= 3 && name.size() <= 63 &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789.-") == std::string_view::npos;
 }
 
 // Whether no part between two slashes is empty, leads elsewhere on a file system, or can't be
@@ -43,7 +38,7 @@ inline bool IsObjectPrefix(std::string_view prefix) {
 
 // "" if `url` is such a place, whose slashes at the end don't count; else what is wrong: "must be
 // s3://BUCKET/PREFIX; got URL".
-inline std::string WhyNoObjectPlace(std::string_view url, ObjectPlace wanted, bool braces = false) {
+inline std::string WhyNoObjectPlace(std::string_view url, ObjectPlace wanted) {
   const auto bad = [url](std::string_view what) {
     std::string text = "must be s3://BUCKET/PREFIX";
     return text.append(what).append("; got ").append(url.substr(0, 200));
@@ -54,9 +49,11 @@ inline std::string WhyNoObjectPlace(std::string_view url, ObjectPlace wanted, bo
   const size_t slash = rest.find('/');
   const bool alone = slash == std::string_view::npos;
   const std::string_view bucket = rest.substr(0, slash);
-  if (bucket.empty() || (alone && wanted == ObjectPlace::kPrefix)) return bad("");
-  if (!IsBucketName(bucket, braces)) return bad(", where BUCKET has 3 to 63 of [a-z0-9.-]");
-  if (alone || IsObjectPrefix(rest.substr(slash + 1))) return "";
+  if (bucket.empty()) return bad("");
+  if (wanted == ObjectPlace::kBucketOrPrefix) return "";
+  if (alone) return bad("");
+  if (!IsBucketName(bucket)) return bad(", where BUCKET has 3 to 63 of [a-z0-9.-]");
+  if (IsObjectPrefix(rest.substr(slash + 1))) return "";
   return bad(", where no part of PREFIX is empty, ., .. or has control characters");
 }
 

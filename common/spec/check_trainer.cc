@@ -36,6 +36,17 @@ bool IsHubName(std::string_view text) {
          text.find('/', slash + 1) == std::string_view::npos && text[0] != '.';
 }
 
+// Nothing is put in for braces here, as it is in export: they would be part of the place's name.
+std::string WhyNoCheckpoints(const std::string& given) {
+  if (given.empty()) return "";
+  if (absl::StrContains(given, "{{"))
+    return "{{…}} is replaced in export alone; leave it out: each member has a place of its own "
+           "below PREFIX";
+  std::string problem = WhyNoObjectPlace(given, ObjectPlace::kBucketOrPrefix);
+  if (!problem.empty()) problem += ". A directory is the job's checkpoint.storage";
+  return problem;
+}
+
 }  // namespace
 
 void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
@@ -46,12 +57,11 @@ void CheckTrainerPaths(const nlohmann::json& trainer, const std::string& path,
     const std::string& given = found->get_ref<const std::string&>();
     std::string problem;
     if (std::string_view(field) == "checkpoints") {
-      if (!given.empty())
-        problem = WhyNoObjectPlace(given, ObjectPlace::kBucketOrPrefix, /*braces=*/true);
-      if (!problem.empty()) problem += ". A directory is the job's checkpoint.storage";
+      problem = WhyNoCheckpoints(given);
     } else if (std::string_view(field) == "export" && absl::StrContains(given, "://")) {
-      problem = WhyNoObjectPlace(given, ObjectPlace::kPrefix, /*braces=*/true);
-      if (!problem.empty()) problem += "; or a directory, absolute or under the job's directory";
+      problem = WhyNoObjectPlace(given, ObjectPlace::kPrefix);
+      if (!problem.empty())
+        problem += ". Or give a directory, absolute or under the job's directory";
     } else if (absl::StrContains(given, "://")) {
       problem =
           "not yet: URLs. Give a directory that the hosts see, absolute or under the job's "
@@ -84,6 +94,15 @@ std::string Counted(int64_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
+// What to do with the workers of a gang of several sizes, which must be multiples of so many.
+std::string OtherWorkers(const Ranks& ranks, int64_t multiple) {
+  if (multiple > ranks.most) return "";
+  if (ranks.least % multiple == 0 && ranks.most % multiple == 0)
+    return absl::StrCat(", or give workers multiple_of: ", multiple);
+  return absl::StrCat(", or give workers a min and max that are multiples of ", multiple,
+                      ranks.step == 1 ? "" : absl::StrCat(", and multiple_of: ", multiple));
+}
+
 // That `value` ("2 stages"), which makes units of `unit` ranks, doesn't divide them, and what
 // would: `can_be` instead, or other ranks.
 std::string DoesNotDivide(const Ranks& ranks, const std::string& value, const char* does_not,
@@ -95,7 +114,7 @@ std::string DoesNotDivide(const Ranks& ranks, const std::string& value, const ch
         " workers, whatever its size: use ", can_be, ", which divides the ", ranks.count,
         ranks.count == 1 ? " process" : " processes",
         ranks.step == 1 ? " of a worker" : absl::StrCat(" of ", ranks.step, " workers"),
-        multiple > ranks.most ? "" : absl::StrCat(", or give workers multiple_of: ", multiple));
+        OtherWorkers(ranks, multiple));
   }
   const int64_t fewer = ranks.count / unit * unit;
   return absl::StrCat(value, " ", does_not, " divide the ", Counted(ranks.count, "rank"),
@@ -180,6 +199,25 @@ bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, const Layer
       layer.count > 1 ? absl::StrCat(" of ", layer.count, " ranks (", layer.keys, ")") : "");
   refuse("parallel.pp", DoesNotDivide(ranks, stages, "don't", pp * layer.count, nearest));
   return true;
+}
+
+// shard_size, of a layout that can be otherwise.
+void RefuseShards(const Ranks& ranks, const LayerRanks& layer, int64_t pp, int64_t shard,
+                  const std::string& path, const EmitProblem& emit) {
+  const int64_t in_stage = std::max<int64_t>(1, ranks.count / pp);
+  if (in_stage % shard == 0) return;
+  int64_t below = layer.count, above = 0;
+  for (int64_t n = layer.count; n <= in_stage; n += layer.count) {
+    if (in_stage % n != 0) continue;
+    if (n < shard) below = n;
+    if (n > shard && above == 0) above = n;
+  }
+  const std::string among = absl::StrCat(Counted(shard, "rank"), " that share one copy",
+                                         pp > 1 ? absl::StrCat(" of each of ", pp, " stages") : "");
+  emit(path + ".shard_size",
+       DoesNotDivide(ranks, among, "don't", shard * pp,
+                     above > 0 ? absl::StrCat(below, " or ", above) : absl::StrCat(below)),
+       Document::Where::kValue);
 }
 
 // ep, of a layout that can be otherwise.
@@ -292,8 +330,10 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
   RefuseLowBits(trainer, tp, path, emit);
   RefusePairs(trainer, path, emit);
   RefuseElastic(trainer, path, emit);
-  if (tp == 1 && pp == 1 && ep == 1 && cp == 1) return;
-  if (Inner(trainer, "cuda_graphs") == true) {
+  const std::optional<int64_t> shard = Number(trainer, "shard_size");
+  const bool is_plain = tp == 1 && pp == 1 && ep == 1 && cp == 1;
+  if (is_plain && (!shard || parallel == "auto")) return;
+  if (!is_plain && Inner(trainer, "cuda_graphs") == true) {
     emit(path + ".cuda_graphs",
          absl::StrCat("does not go together with parallel.",
                       tp > 1   ? "tp"
@@ -309,9 +349,11 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
          Document::Where::kValue);
   }
   const Ranks ranks(task);
-  if (std::max({ranks.count, tp, pp, ep, cp}) > kMostRanks) return;  // said elsewhere
+  if (std::max({ranks.count, tp, pp, ep, cp, shard.value_or(1)}) > kMostRanks)
+    return;  // said elsewhere
   const LayerRanks layer{tp * cp, cp == 1 ? "tp" : tp == 1 ? "cp" : "tp times cp"};
-  if (const auto shard = Number(trainer, "shard_size"); shard && *shard % layer.count != 0) {
+  const bool shares_layers = shard && *shard % layer.count == 0;
+  if (shard && !shares_layers) {
     emit(path + ".shard_size",
          absl::StrCat(*shard, " is no multiple of parallel.",
                       tp > 1 && cp > 1 ? "tp times parallel.cp" : layer.keys, ", ", layer.count,
@@ -321,6 +363,7 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
   if (tp > 1 && RefuseSlices(trainer, ranks, tp, path, emit)) return;
   if (cp > 1 && RefuseParts(ranks, tp, cp, path, emit)) return;
   if (pp > 1 && RefuseStages(trainer, ranks, layer, pp, path, emit)) return;
+  if (shard && shares_layers) RefuseShards(ranks, layer, pp, *shard, path, emit);
   if (ep > 1) RefuseExperts(trainer, ranks, layer, pp, ep, path, emit);
 }
 

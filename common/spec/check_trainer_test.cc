@@ -215,7 +215,8 @@ TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
        "ranks use 2"},
       {kThree, 2, 6, 1,
        "trainer.parallel.pp: 3 stages must divide the ranks of a gang of 2 to 6 workers, whatever "
-       "its size: use 1, which divides the 1 process of a worker, or give workers multiple_of: 3"},
+       "its size: use 1, which divides the 1 process of a worker, or give workers a min and max "
+       "that are multiples of 3"},
       {R"({"parallel": {"pp": 2}, "cuda_graphs": true})", 2, 2, 4,
        "trainer.cuda_graphs: does not go together with parallel.pp; leave one of them out"},
       {R"({"parallel": {"pp": 2, "pipeline": "zero_bubble"}, "recompute": "full"})", 2, 2, 4,
@@ -260,6 +261,29 @@ TEST(TrainerLayout, ExpertsThatCantBeSharedOutAreRefusedWithTheNearestThatCan) {
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
 }
 
+TEST(TrainerLayout, RanksThatShareOneCopyDivideThoseOfAStage) {
+  constexpr char kEight[] = R"({"shard_size": 8})";
+  const Case cases[] = {
+      {kEight, 2, 2, 4, ""},
+      {kEight, 2, 4, 4, "", 2},
+      {R"({"shard_size": 8, "parallel": "auto"})", 3, 3, 4, ""},
+      {R"({"shard_size": 4, "parallel": {"pp": 2}})", 2, 2, 4, ""},
+      {R"({"shard_size": 16777217})", 2, 2, 4, ""},
+      {kEight, 3, 3, 4,
+       "trainer.shard_size: 8 ranks that share one copy don't divide the 12 ranks (workers x "
+       "processes_per_worker); use 6 or 12, or 8 or 16 ranks"},
+      {R"({"shard_size": 8, "parallel": {"tp": 2, "pp": 2}})", 2, 2, 4,
+       "trainer.shard_size: 8 ranks that share one copy of each of 2 stages don't divide the 8 "
+       "ranks (workers x processes_per_worker); use 4, or 16 ranks"},
+      {kEight, 1, 4, 4,
+       "trainer.shard_size: 8 ranks that share one copy must divide the ranks of a gang of 1 to 4 "
+       "workers, whatever its size: use 4, which divides the 4 processes of a worker, or give "
+       "workers a min and max that are multiples of 2"},
+  };
+  for (const Case& c : cases)
+    EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
+}
+
 TEST(TrainerPaths, AnExportGoesToADirectoryOrAPrefixOfABucket) {
   const auto said = [](const char* field, const char* given) {
     std::string text;
@@ -273,16 +297,21 @@ TEST(TrainerPaths, AnExportGoesToADirectoryOrAPrefixOfABucket) {
        {"model", "/models/new", "s3://acme/models/new", "s3://acme/a/{{index}}/"})
     EXPECT_EQ(said("export", good), "") << good;
   for (const char* bad : {"gs://acme/model", "s3://", "s3://acme", "s3://acme//", "s3:///model",
-                          "s3://ac/model", "s3://Acme/model", "s3://acme/a//b", "s3://acme/a/.."})
+                          "s3://ac/model", "s3://Acme/model", "s3://acme/a//b", "s3://acme/a/..",
+                          "s3://acme-{{index}}/a", "s3://acme-{user}/a"})
     EXPECT_EQ(said("export", bad),
               "trainer.export: " + WhyNoObjectPlace(bad, ObjectPlace::kPrefix) +
-                  "; or a directory, absolute or under the job's directory");
+                  ". Or give a directory, absolute or under the job's directory");
   EXPECT_NE(said("init", "s3://acme/model"), "");
-  for (const char* good : {"", "s3://acme", "s3://acme/runs/"})
+  for (const char* good :
+       {"", "s3://acme", "s3://acme/runs/", "s3://Acme_2/runs", "s3://acme/a//b"})
     EXPECT_EQ(said("checkpoints", good), "") << good;
   EXPECT_EQ(said("checkpoints", "/data/run"),
             "trainer.checkpoints: must be s3://BUCKET/PREFIX; got /data/run. A directory is the "
             "job's checkpoint.storage");
+  EXPECT_EQ(said("checkpoints", "s3://acme/{{index}}"),
+            "trainer.checkpoints: {{…}} is replaced in export alone; leave it out: each member has "
+            "a place of its own below PREFIX");
 }
 
 }  // namespace

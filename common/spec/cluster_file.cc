@@ -50,7 +50,8 @@ bool ExpandHosts(const std::string& pattern, std::vector<std::string>* names, st
     return false;
   }
   if (to - from >= kMaxHosts) {
-    *why = absl::StrCat("more than ", kMaxHosts, " hosts");
+    *why = absl::StrCat("the range ", first, "-", last, " has more than ", kMaxHosts,
+                        " hosts; write a smaller one");
     return false;
   }
   for (int i = from; i <= to; ++i) {
@@ -184,8 +185,7 @@ class ClusterReader {
   }
 
   void CheckUrl(const Fields& fields, pb::Storage* storage) {
-    if (const std::string why =
-            WhyNoObjectPlace(storage->url(), ObjectPlace::kBucketOrPrefix, /*braces=*/true);
+    if (const std::string why = WhyNoObjectPlace(storage->url(), ObjectPlace::kBucketOrPrefix);
         !why.empty()) {
       document_.AddAtPath(
           fields.PathOf("url"),

@@ -54,6 +54,7 @@ storages:
   lustre-phx: {path: /mnt/lustre/muster, clusters: [phx]}
   local: {path: /tmp/x, clusters: [up]}
   s3-shared: {url: "s3://acme/muster/", clusters: [phx, up]}
+  s3-odd: {url: "s3://Acme_2/a//{user}", clusters: [up]}
 clusters:
   - name: phx
     sku: h100x8
@@ -141,6 +142,7 @@ TEST(ClusterFile, RangesTopologyAndOtherSkusAreRead) {
   EXPECT_TRUE(file.clusters(1).open());
   EXPECT_EQ(file.storages().at("lustre-phx").path(), "/mnt/lustre/muster");
   EXPECT_EQ(file.storages().at("s3-shared").url(), "s3://acme/muster");
+  EXPECT_EQ(file.storages().at("s3-odd").url(), "s3://Acme_2/a//{user}");
 }
 
 TEST(QueueFile, TheTreeIsReadAndWrittenBack) {

@@ -87,7 +87,11 @@ void FillFromNeighbours(const NeighbourRanks& ranks, pb::TaskSpec* task) {
 
 bool HaveOnePlacement(const pb::TaskSpec& a, const pb::TaskSpec& b) {
   return a.workers().multiple_of() == b.workers().multiple_of() &&
-         a.topology().SerializeAsString() == b.topology().SerializeAsString();
+         std::equal(a.topology().blocks().begin(), a.topology().blocks().end(),
+                    b.topology().blocks().begin(), b.topology().blocks().end(),
+                    [](const pb::RankBlock& one, const pb::RankBlock& other) {
+                      return one.SerializeAsString() == other.SerializeAsString();
+                    });
 }
 
 }  // namespace
@@ -113,6 +117,23 @@ pb::TaskSpec WithoutFilledPlacement(const pb::JobSpec& spec, const pb::TaskSpec&
     if (HaveOnePlacement(again, task)) return without;
   }
   return task;
+}
+
+pb::JobSpec WithoutFilledPlacements(const pb::JobSpec& spec) {
+  pb::JobSpec without = spec;
+  for (pb::TaskSpec& task : *without.mutable_tasks()) task = WithoutFilledPlacement(spec, task);
+  return without;
+}
+
+pb::JobSpec WithoutOutdatedPlacements(const pb::JobSpec& spec, const pb::JobSpec& changed) {
+  pb::JobSpec kept = spec;
+  for (int t = 0; t < kept.tasks_size() && t < changed.tasks_size(); ++t) {
+    pb::TaskSpec again = changed.tasks(t);
+    FillPlacement(changed, &again);
+    if (!HaveOnePlacement(again, spec.tasks(t)))
+      *kept.mutable_tasks(t) = WithoutFilledPlacement(spec, spec.tasks(t));
+  }
+  return kept;
 }
 
 }  // namespace muster

@@ -18,8 +18,13 @@ namespace pb = ::muster::v1;
 // placement for all its members, so nothing is filled in then. Idempotent.
 void FillPlacement(const pb::JobSpec& spec, pb::TaskSpec* task);
 
-// `task` of `spec` without what FillPlacement would fill in again: as its file may have had it. So
-// a job that is submitted again with another layout doesn't keep the placement of this one.
+// `task` of `spec` without what FillPlacement would fill in again: as its file may have had it.
 pb::TaskSpec WithoutFilledPlacement(const pb::JobSpec& spec, const pb::TaskSpec& task);
+// The same of all tasks.
+pb::JobSpec WithoutFilledPlacements(const pb::JobSpec& spec);
+// `spec` without what was filled in for another layout than that of `changed`, which is
+// WithoutFilledPlacements(spec) with changes. All else stays, also where it would be filled in
+// again just so: a server of an older release fills in nothing.
+pb::JobSpec WithoutOutdatedPlacements(const pb::JobSpec& spec, const pb::JobSpec& changed);
 
 }  // namespace muster

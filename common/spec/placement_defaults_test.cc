@@ -127,6 +127,34 @@ TEST(FillPlacement, IsTakenAwayAgainButForTheFilesOwnWords) {
   }
 }
 
+TEST(FillPlacement, OnlyWhatWasFilledInForAnotherLayoutIsLeftOut) {
+  const struct {
+    const char* trainer;  // the changed one
+    int max_workers, multiple_of;
+    const char* kept;
+  } cases[] = {
+      {R"({"parallel": {"tp": 2}})", 16, 0, "by 2; 2 wished"},
+      {R"({"parallel": {"tp": 2}, "max_steps": 9})", 16, 0, "by 2; 2 wished"},
+      {R"({"parallel": {"tp": 2}})", 24, 0, "by 2; 2 wished"},
+      {R"({"parallel": {"tp": 4}})", 16, 0, ""},
+      {R"({"parallel": {"tp": 1}})", 16, 0, ""},
+      {R"({"parallel": {"tp": 2}})", 17, 0, ""},
+      {R"({"parallel": {"tp": 4}})", 16, 8, "by 8"},
+      {R"({"parallel": {"tp": 2}})", 16, 8, "by 8; 2 wished"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(absl::StrCat(c.trainer, " ", c.max_workers, " ", c.multiple_of));
+    pb::JobSpec spec = SpecOf({"", R"({"parallel": {"tp": 2}})", 8, 16, 1, "", c.multiple_of});
+    ApplyDefaults(&spec);
+    pb::JobSpec changed = WithoutFilledPlacements(spec);
+    changed.mutable_tasks(0)->set_trainer_json(c.trainer);
+    changed.mutable_tasks(0)->mutable_workers()->set_max(c.max_workers);
+    const pb::JobSpec kept = WithoutOutdatedPlacements(spec, changed);
+    EXPECT_EQ(PlacementText(kept.tasks(0)), c.kept);
+    EXPECT_EQ(kept.tasks(0).trainer_json(), spec.tasks(0).trainer_json());
+  }
+}
+
 TEST(FillPlacement, AnotherLayoutHasAnotherPlacement) {
   pb::JobSpec spec = SpecOf({"", R"({"parallel": {"tp": 2}})", 8, 16, 1, ""});
   ApplyDefaults(&spec);
@@ -152,7 +180,12 @@ TEST(FillPlacement, AGangGrowsByReplicasUnlessItsLayoutIsSwept) {
       {"", 4, 8, 0, ""},
       {"", 4, 10, 0,
        "trainer.parallel.tp: 4 must divide the ranks of a gang of 4 to 10 workers, whatever its "
-       "size: use 1, which divides the 1 process of a worker, or give workers multiple_of: 4"},
+       "size: use 1, which divides the 1 process of a worker, or give workers a min and max that "
+       "are multiples of 4"},
+      {"", 2, 12, 2,
+       "trainer.parallel.tp: 4 must divide the ranks of a gang of 2 to 12 workers, whatever its "
+       "size: use 2, which divides the 2 processes of 2 workers, or give workers a min and max "
+       "that are multiples of 4, and multiple_of: 4"},
       {"trainer.learning_rate", 4, 8, 0, ""},
       {"trainer.parallel.tp", 4, 8, 0,
        "trainer.parallel.tp: 4 must divide the ranks of a gang of 4 to 8 workers, whatever its "

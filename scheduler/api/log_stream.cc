@@ -53,11 +53,18 @@ StreamCounts& ReadersByUser() {
   return *counts;
 }
 
-bool TakeReader(const std::string& user) {
-  if (g_readers.fetch_add(1) < kLogReadersOfAll && ReadersByUser().Take(user, kLogReadersMax))
-    return true;
+// "": it is counted; else why it isn't.
+std::string TakeReader(const std::string& user) {
+  if (!ReadersByUser().Take(user, kLogReadersMax))
+    return absl::StrCat(kLogReadersMax,
+                        " calls of yours read logs now, and no more of one user "
+                        "are served at once; end one of them");
+  if (g_readers.fetch_add(1) < kLogReadersOfAll) return "";
   g_readers.fetch_sub(1);
-  return false;
+  ReadersByUser().Give(user);
+  return absl::StrCat(kLogReadersOfAll,
+                      " calls of all users read logs now, and no more are served "
+                      "at once; try again later");
 }
 
 void GiveReader(const std::string& user) {
@@ -97,9 +104,11 @@ void LogStream::Begin() {
         absl::StrCat("job ", job_->array, " is an array; name one of its members, such as ", first,
                      ". All of them: muster jobs ", job_->array, " --tasks")));
   }
+  std::string refused;
   {
     std::lock_guard lock(state_mutex_);
-    if (TakeReader(who_->user)) {
+    refused = TakeReader(who_->user);
+    if (refused.empty()) {
       counted_ = true;
       // Of one that State has forgotten since it ended, hosts may have output yet.
       const std::shared_ptr<const JobRow> job = std::move(job_);
@@ -107,12 +116,7 @@ void LogStream::Begin() {
       return;
     }
   }
-  Finally(grpc::Status(
-      grpc::StatusCode::RESOURCE_EXHAUSTED,
-      absl::StrCat(
-          kLogReadersMax, " calls of yours, or ", kLogReadersOfAll,
-          " of everybody's, read logs now, and no more are served at once; end one, or try "
-          "again later")));
+  Finally(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, refused));
 }
 
 void LogStream::Gone() {

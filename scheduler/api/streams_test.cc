@@ -250,14 +250,15 @@ class StreamsTest : public ::testing::Test {
   }
   std::unique_ptr<grpc::ClientReader<pb::LogsResponse>> Logs(
       grpc::ClientContext* call, bool follow,
-      const std::function<void(pb::LogsRequest*)>& change = nullptr) {
+      const std::function<void(pb::LogsRequest*)>& change = nullptr,
+      pb::JobService::Stub* as = nullptr) {
     call->set_deadline(std::chrono::system_clock::now() + kPatience);
     pb::LogsRequest request;
     request.set_id("1");
     request.set_rank(-1);
     request.set_follow(follow);
     if (change) change(&request);
-    return jobs_->Logs(call, request);
+    return (as == nullptr ? jobs_.get() : as)->Logs(call, request);
   }
   // The status of a Logs call that gives nothing.
   grpc::Status Refused(bool follow, const std::function<void(pb::LogsRequest*)>& change) {
@@ -766,11 +767,36 @@ TEST_F(StreamsTest, OnlySoManyReadLogsAtOnce) {
   AwaitWatchers(kLogReadersMax);
   const grpc::Status status = Refused(true, nullptr);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("192 calls of yours"));
+  EXPECT_EQ(status.error_message(),
+            "192 calls of yours read logs now, and no more of one user are served at once; end one "
+            "of them");
   calls[0]->TryCancel();
   AwaitWatchers(kLogReadersMax - 1);
   read();
   AwaitWatchers(kLogReadersMax);
+
+  pb::Event event;
+  event.mutable_binding_changed()->mutable_binding()->set_user("bob");
+  event.mutable_binding_changed()->mutable_binding()->set_role(pb::ROLE_OPERATOR);
+  engine_->Post(event);
+  AwaitState([](const State& state) { return !state.bindings().empty(); });
+  const auto bob = StubOfBob();
+  for (int i = kLogReadersMax; i < kLogReadersOfAll; ++i)
+    readers.push_back(Logs(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), true,
+                           nullptr, bob.get()));
+  AwaitWatchers(kLogReadersOfAll);
+  grpc::ClientContext call;
+  const auto one_more = Logs(&call, true, nullptr, bob.get());
+  pb::LogsResponse chunk;
+  EXPECT_FALSE(one_more->Read(&chunk));
+  EXPECT_EQ(one_more->Finish().error_message(),
+            "256 calls of all users read logs now, and no more are served at once; try again "
+            "later");
+  calls[1]->TryCancel();
+  AwaitWatchers(kLogReadersOfAll - 1);
+  readers.push_back(Logs(calls.emplace_back(std::make_unique<grpc::ClientContext>()).get(), true,
+                         nullptr, bob.get()));
+  AwaitWatchers(kLogReadersOfAll);
   for (const auto& call : calls) call->TryCancel();
 }
 

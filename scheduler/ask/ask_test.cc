@@ -247,6 +247,23 @@ TEST(ResolveSpec, ATrainersLayoutSaysWhichRanksBelongTogether) {
   EXPECT_THAT(eight.problems[0].message,
               HasSubstr("It can't start with fewer than 8 workers, which one replica of the model "
                         "takes (trainer.parallel); share the model out among fewer ranks"));
+  const char* const kBlocks =
+      "workers { min: 8 max: 8 } topology { blocks { gpus: 2 preferred: HOST } }";
+  const Resolution blocks = resolve(R"({"parallel": {"pp": 8}})", kBlocks);
+  ASSERT_EQ(blocks.problems.size(), 1u);
+  EXPECT_THAT(blocks.problems[0].message,
+              HasSubstr("It can't start with fewer than 8 workers, which one replica of the model "
+                        "takes in whole blocks of ranks (trainer.parallel, topology.blocks); share "
+                        "the model out among fewer ranks, or use smaller blocks"));
+  const Resolution command = ResolveSpec(
+      state,
+      Spec("workers { min: 8 max: 8 } resources { gpus_milli: 1000 gpu_types: \"cpu-slot\" } "
+           "topology { blocks { gpus: 8 preferred: HOST } }"),
+      SpecDefaults{});
+  ASSERT_EQ(command.problems.size(), 1u);
+  EXPECT_THAT(command.problems[0].message,
+              HasSubstr("It can't start with fewer than 8 workers, which one block of ranks takes "
+                        "(topology.blocks); use smaller blocks"));
 }
 
 TEST(ResolveSpec, WhatBeginsFromCheckpointsIsKeptToClustersThatReachThem) {

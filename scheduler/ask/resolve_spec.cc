@@ -220,10 +220,18 @@ std::string BlocksTooLarge(const State& state, const pb::JobSpec& spec, const pb
 std::string TooFewForAStep(const pb::JobSpec& spec, const pb::TaskSpec& task, int64_t best) {
   const int32_t step = task.workers().multiple_of();
   const pb::TaskSpec own = WithoutFilledPlacement(spec, task);
-  if (own.workers().multiple_of() == 0 && own.topology().blocks().empty())
-    return absl::StrCat("It can't start with fewer than ", step,
-                        " workers, which one replica of the model takes (trainer.parallel)",
-                        "; share the model out among fewer ranks");
+  if (own.workers().multiple_of() == 0) {
+    const bool has_blocks = !own.topology().blocks().empty();
+    if (task.trainer_json().empty())
+      return absl::StrCat("It can't start with fewer than ", step,
+                          " workers, which one block of ranks takes (topology.blocks)",
+                          "; use smaller blocks");
+    return absl::StrCat(
+        "It can't start with fewer than ", step, " workers, which one replica of the model takes",
+        has_blocks ? " in whole blocks of ranks (trainer.parallel, topology.blocks)"
+                   : " (trainer.parallel)",
+        "; share the model out among fewer ranks", has_blocks ? ", or use smaller blocks" : "");
+  }
   return absl::StrCat("It can't start with ", step, " workers, as multiple_of asks for",
                       "; use a multiple_of of at most ", best);
 }

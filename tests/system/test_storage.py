@@ -41,6 +41,8 @@ def test_what_a_job_wrote_and_what_is_left_is_told(system):
     number = submit(system, JOB.format(folder=system.folder))
     folder = Path(system.job(number)["directory"])
     wait_for("the file", (folder / "wrote").exists, 20)
+    # The file may be there before musterd has heard that its process has started.
+    wait_for("its start", lambda: system.job(number)["state"] == "RUNNING", 20)
     done = storage(system, number)
     assert done.returncode == 0, done.stderr
     assert f"directory         {folder}\n" in done.stdout

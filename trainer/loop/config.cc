@@ -259,7 +259,7 @@ void CheckSources(const json& value, const TrainConfig& config, Problems& proble
   if (config.export_dir.find("://") != std::string::npos) {
     if (const std::string problem = WhyNoObjectPlace(config.export_dir, ObjectPlace::kPrefix);
         !problem.empty())
-      problems.push_back({"trainer.export", absl::StrCat(problem, ", or a directory")});
+      problems.push_back({"trainer.export", absl::StrCat(problem, ". Or give a directory")});
   }
 }
 

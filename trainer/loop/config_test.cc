@@ -100,7 +100,7 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"checkpoints", "/data/run"}},
        "trainer.checkpoints: must be s3://BUCKET/PREFIX; got /data/run"},
       {{{"export", "gs://acme/model"}},
-       "trainer.export: must be s3://BUCKET/PREFIX; got gs://acme/model, or a directory"},
+       "trainer.export: must be s3://BUCKET/PREFIX; got gs://acme/model. Or give a directory"},
       {{{"export", "s3://"}}, "trainer.export: must be s3://BUCKET/PREFIX"},
       {{{"export", "s3:///model"}}, "trainer.export: must be s3://BUCKET/PREFIX"},
       {{{"export", "s3://acme"}}, "trainer.export: must be s3://BUCKET/PREFIX"},
@@ -130,6 +130,11 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
 TEST(TrainConfig, AnExportGoesToADirectoryOrAPrefixOfABucket) {
   for (const char* place : {"model", "/shared/model", "s3://acme/model", "s3://a.b-1/x y/1=é//"})
     EXPECT_EQ(Problem(GoodConfig(), {{"export", place}}, false), "") << place;
+}
+
+TEST(TrainConfig, CheckpointsGoToABucketWhateverItIsCalled) {
+  for (const char* place : {"s3://acme", "s3://acme/runs/", "s3://Acme_2/a//b", "s3://ac/../x"})
+    EXPECT_EQ(Problem(GoodConfig(), {{"checkpoints", place}}, false), "") << place;
 }
 
 TEST(TrainConfig, LayoutsThatDontMakeUpTheWorldAreRefusedWithWhatWould) {

@@ -245,17 +245,31 @@ def test_one_that_is_interrupted_looks_unfinished_and_the_next_attempt_writes_it
 
 def test_of_two_at_once_the_one_that_began_first_gives_up(trainer_bin, tokens, store, tmp_path):
     client, environment = store
+    with relay(environment) as (through, server):
+        with Gang(
+            trainer_bin, settings(tokens, "s3://acme/once"), 1, tmp_path / "once", **through
+        ) as gang:
+            gang.finish()
+    made = [
+        key.removeprefix("once/")
+        for kind, key in server.changes
+        if kind == "PUT" and not key.endswith("/")
+    ]
+    assert made[-1] == "config.json"
 
+    # The other begins while the last file goes there: only the look before config.json is left.
     def before(method, key):
-        if method == "PUT" and key == "twice/generation_config.json":
+        if method == "PUT" and key == f"twice/{made[-2]}":
             client.put_object(Bucket="acme", Key=f"twice/{UNFINISHED}", Body=b"job 18")
         return None
 
-    with relay(environment, before) as (through, _):
+    with relay(environment, before) as (through, server):
         with Gang(
             trainer_bin, settings(tokens, "s3://acme/twice"), 1, tmp_path / "run", **through
         ) as gang:
             assert gang.wait() == [1]
+    assert ("PUT", f"twice/{made[-2]}") in server.changes
+    assert ("PUT", "twice/config.json") not in server.changes, "nobody takes it for whole"
     assert (
         "export failed: s3://acme/twice: somebody else has begun an export there meanwhile, and goes on with it: job 18"
         in gang.stderr()
@@ -314,6 +328,45 @@ def test_what_goes_along_is_left_to_who_has_claimed_the_place_since(
     with relay(environment, before) as (through, _):
         done = exported(trainer_bin, gang.checkpoint(1), f"s3://acme/{place}", **through)
     assert done.returncode == 1 and "goes on with it: job 18" in done.stderr
+    left = objects(client, place)
+    assert left[not_written] == b"the other's"
+    assert "config.json" not in left and left[UNFINISHED] == b"job 18"
+
+
+@pytest.mark.parametrize(
+    ("during", "not_written"),
+    [
+        ("model.safetensors", "adapter/adapter_model.safetensors"),
+        ("adapter/adapter_model.safetensors", "adapter/adapter_config.json"),
+    ],
+)
+def test_an_adapter_is_left_to_who_has_claimed_the_place_since(
+    trainer_bin, tokens, store, tmp_path, during, not_written
+):
+    client, environment = store
+    place = f"adapted-{not_written.replace('/', '-')}"
+
+    def before(method, key):
+        if method == "PUT" and key == f"{place}/{during}":
+            client.put_object(Bucket="acme", Key=f"{place}/{not_written}", Body=b"the other's")
+            client.put_object(Bucket="acme", Key=f"{place}/{UNFINISHED}", Body=b"job 18")
+        return None
+
+    begin = resume.config(tokens, max_steps=1, save_steps=1)
+    with Gang(trainer_bin, begin, 1, tmp_path / "begin") as gang:
+        gang.finish()
+    assert exported(trainer_bin, gang.checkpoint(1), tmp_path / "init").returncode == 0
+    del begin["model"]
+    config = begin | {
+        "init": str(tmp_path / "init"),
+        "lora": {"rank": 4},
+        "export": f"s3://acme/{place}",
+    }
+    with relay(environment, before) as (through, server):
+        with Gang(trainer_bin, config, 1, tmp_path / "run", **through) as gang:
+            assert gang.wait() == [1]
+    assert "goes on with it: job 18" in gang.stderr()
+    assert ("PUT", f"{place}/{during}") in server.changes
     left = objects(client, place)
     assert left[not_written] == b"the other's"
     assert "config.json" not in left and left[UNFINISHED] == b"job 18"
@@ -384,7 +437,11 @@ def test_a_place_that_cant_be_written_is_refused_before_the_first_step(
             ("foreign", "s3://acme/corpus", "is no earlier export, such as part-1.jsonl"),
             ("nowhere", "s3://nowhere/model", "see that the bucket is there"),
             ("closed", "s3://acme/closed", "the credentials"),
-            ("malformed", "s3://acme", "must be s3://BUCKET/PREFIX; got s3://acme, or a directory"),
+            (
+                "malformed",
+                "s3://acme",
+                "must be s3://BUCKET/PREFIX; got s3://acme. Or give a directory",
+            ),
         ):
             with Gang(trainer_bin, settings(tokens, place), 1, tmp_path / name, **through) as gang:
                 assert gang.wait() == [2], gang.stderr()

@@ -224,7 +224,7 @@ REFUSED = {  # name: (changes to a good configuration, what the message must hol
     ),
     "export to a URL": (
         {"export": "gs://acme/model"},
-        ["trainer.export: must be s3://BUCKET/PREFIX; got gs://acme/model, or a directory"],
+        ["trainer.export: must be s3://BUCKET/PREFIX; got gs://acme/model. Or give a directory"],
     ),
     "data and mixture": (
         {"mixture": [{"data": "/nowhere", "weight": 1}]},

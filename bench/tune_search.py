@@ -65,7 +65,7 @@ FIRSTS = [
 ]
 FIRST_RATE = 1.6e-2
 BUDGET, SEEDS, BATCH = 16_000, 3, 500
-FIRST = 11  # seed; with 1 and 7 the example was written
+FIRST = 21  # seed; with 1 and 7 the example was written, and 11 was seen before it was (161)
 
 
 @dataclass

@@ -37,18 +37,37 @@ bool IsTrainerKey(std::string_view name) {
          });
 }
 
+// Whether the word is nearly the name: four letters or more, of which one is wrong. {{message}} is
+// no slip of `messages`: another program's names come in both forms. {{else}} is Go's.
+bool IsSlip(std::string_view word, std::string_view name) {
+  constexpr size_t kLeastLetters = 4;
+  if (!IsName(word) && !SetsTrainer(word)) return false;
+  if (word.size() < kLeastLetters || word == "else" || !IsOneEditFrom(word, name)) return false;
+  const bool plural = absl::EqualsIgnoreCase(absl::StrCat(View(word), "s"), View(name)) ||
+                      absl::EqualsIgnoreCase(View(word), absl::StrCat(View(name), "s"));
+  return !plural;
+}
+
+// {{learning_rate}} or {{model.layers}} for a name that begins with `trainer.`.
+bool LacksItsBeginning(std::string_view word, std::string_view name) {
+  return word.size() < name.size() && SetsTrainer(name) &&
+         absl::EndsWithIgnoreCase(View(name), absl::StrCat(".", View(word)));
+}
+
 // Why {{inner}}, which is none of the names, is taken for a slip of one; "" of another program's.
 std::string WrongPlaceholder(const std::string& inner, const std::vector<std::string>& names) {
+  constexpr char kWayOut[] = ". Is it another program's? Put that text into a file";
   const std::string word(absl::StripAsciiWhitespace(inner));
   for (const std::string& name : names) {
     if (absl::EqualsIgnoreCase(word, name))
-      return absl::StrCat("{{", inner, "}} is replaced by nothing; write {{", name, "}}");
+      return absl::StrCat("{{", inner, "}} is replaced by nothing; write {{", name, "}}", kWayOut);
   }
-  if (!IsName(word) || word == "end" || word == "else") return "";  // Go's templates have these
-  const std::string near = DidYouMean(word, names);
-  return near.empty() ? ""
-                      : absl::StrCat("{{", inner, "}} is no name of this job's members.", near,
-                                     " Known: ", absl::StrJoin(names, ", "));
+  for (const std::string& name : names) {
+    if (IsSlip(word, name) || LacksItsBeginning(word, name))
+      return absl::StrCat("{{", inner, "}} is no name of this job's members. Did you mean ", name,
+                          "? Known: ", absl::StrJoin(names, ", "), kWayOut);
+  }
+  return "";
 }
 
 class MembersChecker {
@@ -88,7 +107,7 @@ class MembersChecker {
                       " MiB: put scripts and long lists into files, or submit it in parts"));
   }
 
-  // {{lR}}, {{ lr }} and {{lrr}} would stay as they stand in what runs. Braces that look like no
+  // {{lR}}, {{ lr }} and {{indx}} would stay as they stand in what runs. Braces that look like no
   // name of the job's are another program's.
   void CheckPlaceholders() {
     std::vector<std::string> names = {"index"};

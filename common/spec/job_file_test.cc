@@ -620,5 +620,12 @@ TEST(DidYouMean, FindsTheNearestNameOnly) {
   EXPECT_EQ(DidYouMean(std::string(100'000, 'g'), names), "");
 }
 
+TEST(DidYouMean, OneEditIsOneLetterOrTwoNeighbours) {
+  for (const char* word : {"rat", "ratee", "Rote", "rtae"})
+    EXPECT_TRUE(IsOneEditFrom(word, "rate")) << word;
+  for (const char* word : {"rate", "RATE", "ra", "rates_", "tare", ""})
+    EXPECT_FALSE(IsOneEditFrom(word, "rate")) << word;
+}
+
 }  // namespace
 }  // namespace muster

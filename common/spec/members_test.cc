@@ -162,9 +162,17 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
            {"array: ''\nrun: a\n", "array", "is empty"},
            {"array: 0-1\nrun: 'a {{Index}}'\n", "run", "write {{index}}"},
            {"sweep: {lr: [1]}\nrun: 'a {{.Id}} {{ lr }}'\n", "run", "write {{lr}}"},
-           {"sweep: {lr: [1]}\nrun: 'a {{lrr}}'\n", "run", "Did you mean lr? Known: index, lr"},
+           {"sweep: {rank: [1]}\nrun: 'a {{rnk}} {{rnak}}'\n", "run",
+            "Did you mean rank? Known: index, rank. Is it another program's? Put that text into"},
+           {"sweep: {trainer.learning_rate: [1]}\ntrainer: {export: 'o/{{learning_rate}}'}\n",
+            "trainer.export", "Did you mean trainer.learning_rate?"},
+           {"sweep: {trainer.learning_rate: [1]}\ntrainer: {export: "
+            "'o/{{trainer.learning_rat}}'}\n",
+            "trainer.export", "Did you mean trainer.learning_rate?"},
+           {"sweep: {trainer.model.layers: [1]}\ntrainer: {export: 'o/{{model.layers}}'}\n",
+            "trainer.export", "Did you mean trainer.model.layers?"},
            {"array: 0-1\nrun: a\nenv: {A: '{{indx}}'}\n", "env.A", "Did you mean index?"},
-           {"sweep: {rate: [1, 2]}\ntrainer: {export: 'out/{{rates}}'}\n", "trainer.export",
+           {"sweep: {rate: [1, 2]}\ntrainer: {export: 'out/{{ratee}}'}\n", "trainer.export",
             "Did you mean rate?"},
            {"sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}'}\n", "trainer.export",
             "members 0 and 1 would both export to /out/1"}}) {
@@ -185,6 +193,8 @@ TEST(Members, ExportToPlacesOfTheirOwn) {
   for (const char* file :
        {"array: 0-1\nrun: 'docker ps --format {{.Id}} {{lr}}'\n",
         "sweep: {env: [1]}\nrun: 'a {{if .A}} {{end}} {{messages}}'\n",
+        "sweep: {model_size: [1], user_count: [1], messages: [1], prompts: [1], lr: [1]}\n"
+        "run: 'a {{model}} {{user}} {{message}} {{prompt}} {{lrr}} {{model.size}}'\n",
         "array: 0-1\ntrainer: {export: out}\n", "array: '5'\ntrainer: {export: /out}\n",
         "array: 0-1\ntrainer: {export: '/out/{{index}}'}\n",
         "sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}-{{b}}'}\n",

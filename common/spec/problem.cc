@@ -109,6 +109,12 @@ std::string DidYouMean(std::string_view word, const std::vector<std::string>& na
   return best == nullptr ? "" : absl::StrCat(" Did you mean ", *best, "?");
 }
 
+bool IsOneEditFrom(std::string_view word, std::string_view name) {
+  if (word.size() > 64 || word.size() > name.size() + 1 || name.size() > word.size() + 1)
+    return false;
+  return EditDistance(Folded(word), Folded(name)) == 1;
+}
+
 std::string FormatProblems(const std::vector<Problem>& problems, std::string_view filename,
                            const ProblemFormat& format) {
   std::string out = absl::StrCat(

@@ -42,4 +42,8 @@ std::string JobFooter(const std::vector<Problem>& problems, std::string_view fil
 // word's length (at least 1 edit), else for one that the word begins; empty if there is none.
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& names);
 
+// Whether one letter is missing, too many or another one, or two neighbours are swapped; whatever
+// their case. Of words of up to 64 characters.
+bool IsOneEditFrom(std::string_view word, std::string_view name);
+
 }  // namespace muster

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/units.h"
@@ -38,28 +39,54 @@ std::string LowerEnum(std::string name, std::string_view prefix) {
   return name;
 }
 
-// The piece at the end of `text`, read by strptime as a time by UTC; nothing: it is none.
+// The piece at the end of `text`, read by strptime as a time by UTC; nothing: it is none, or only
+// the end of one ("T14:05:00", "114:05:00").
 std::optional<std::tm> TimeAtEnd(const std::string& text, size_t size, const char* format) {
   if (text.size() < size) return std::nullopt;
+  const size_t at = text.size() - size;
+  const char before = at == 0 ? ' ' : text[at - 1];
+  const bool goes_on =
+      absl::ascii_isalnum(static_cast<unsigned char>(before)) || absl::StrContains("-:./+", before);
+  if (goes_on || !absl::ascii_isdigit(static_cast<unsigned char>(text[at]))) return std::nullopt;
   std::tm parts = {};
-  const char* end = strptime(text.c_str() + (text.size() - size), format, &parts);
+  const char* end = strptime(text.c_str() + at, format, &parts);
   return end == nullptr || *end != '\0' ? std::nullopt : std::optional(parts);
+}
+
+// Whether a date may stand before the clock of `size` at the end of `text`: with another clock it
+// could be another day's.
+bool HasDateBefore(const std::string& text, size_t size) {
+  if (text.size() == size) return false;
+  const size_t last = text.find_last_not_of(' ', text.size() - size - 1);
+  return last != std::string::npos && absl::ascii_isdigit(static_cast<unsigned char>(text[last]));
 }
 
 // What ends `text` as a time by UTC becomes one by this machine's zone; false: nothing does.
 bool EndsLocally(std::string* text, int64_t now_ns) {
-  constexpr size_t kDate = 16, kClock = 8;
-  if (std::optional<std::tm> at = TimeAtEnd(*text, kDate, "%Y-%m-%d %H:%M")) {
-    text->resize(text->size() - kDate);
-    absl::StrAppend(text, FormatClock(timegm(&*at) * kSecond, now_ns));
+  constexpr size_t kDateSeconds = 19, kDate = 16, kClock = 8;
+  const auto put = [text](size_t size, const std::string& local) {
+    text->resize(text->size() - size);
+    *text += local;
     return true;
-  }
+  };
+  if (std::optional<std::tm> at = TimeAtEnd(*text, kDateSeconds, "%Y-%m-%d %H:%M:%S"))
+    return put(kDateSeconds, FormatDateTime(timegm(&*at) * kSecond));
+  if (std::optional<std::tm> at = TimeAtEnd(*text, kDate, "%Y-%m-%d %H:%M"))
+    return put(kDate, FormatClock(timegm(&*at) * kSecond, now_ns));
   const std::optional<std::tm> at = TimeAtEnd(*text, kClock, "%H:%M:%S");
-  if (!at.has_value()) return false;
+  if (!at.has_value() || HasDateBefore(*text, kClock)) return false;
   const int64_t of_day_ns = ((at->tm_hour * int64_t{60} + at->tm_min) * 60 + at->tm_sec) * kSecond;
-  text->resize(text->size() - kClock);
-  absl::StrAppend(text, FormatClockSeconds(now_ns - now_ns % kDay + of_day_ns));
-  return true;
+  return put(kClock, FormatClockSeconds(now_ns - now_ns % kDay + of_day_ns));
+}
+
+// Of what stands behind "UTC": that it is another zone ("+2", " -03:00") or another word.
+bool NamesAnotherZone(std::string_view behind) {
+  if (behind.empty()) return false;
+  const auto first = static_cast<unsigned char>(behind[0]);
+  if (absl::ascii_isalnum(first) || first == '_') return true;
+  if (first == ' ') behind.remove_prefix(1);
+  return behind.size() > 1 && (behind[0] == '+' || behind[0] == '-') &&
+         absl::ascii_isdigit(static_cast<unsigned char>(behind[1]));
 }
 
 }  // namespace
@@ -102,8 +129,8 @@ std::string LocalTimes(std::string_view sentence, int64_t now_ns) {
   std::string out;
   for (size_t at; (at = sentence.find(kZone)) != std::string_view::npos;) {
     out += sentence.substr(0, at);
-    if (!EndsLocally(&out, now_ns)) out += kZone;
     sentence.remove_prefix(at + kZone.size());
+    if (NamesAnotherZone(sentence) || !EndsLocally(&out, now_ns)) out += kZone;
   }
   out += sentence;
   return out;

@@ -29,7 +29,8 @@ std::string FormatSpan(int64_t duration_ns);
 // When something starts: "now", "~35 s", a clock time; "unknown" for 0, "never" for -1.
 std::string FormatStart(int64_t start_ns, int64_t now_ns);
 // Times that the server wrote into a sentence ("14:05:00 UTC", "2026-11-21 14:05 UTC") by this
-// machine's zone, as all else on the screen is: "16:05:00", and as FormatClock has it.
+// machine's zone, as all else on the screen is: "16:05:00", and as FormatClock has it. So are those
+// of others' texts with date and seconds; what may be less than a whole time stays.
 std::string LocalTimes(std::string_view sentence, int64_t now_ns);
 std::string FormatCount(double count);  // "950", "15.2k", "106k", "1.3M"
 

@@ -473,8 +473,15 @@ TEST(FormatTest, TimesWithinSentencesAreLocalOnesToo) {
         std::pair("waits for its time, 2026-11-24 23:30 UTC; 1 time was left out",
                   "waits for its time, Wed 01:30; 1 time was left out"),
         std::pair("until 2027-03-01 10:00 UTC", "until 2027-03-01 12:00"),
+        std::pair("back 2026-11-24 23:30:00 UTC", "back 2026-11-25 01:30:00"),
+        std::pair("(14:05:09 UTC)", "(16:05:09)"), std::pair("14:05:09 UTC - so", "16:05:09 - so"),
         std::pair("no time UTC", "no time UTC"), std::pair("", "")}) {
     EXPECT_EQ(LocalTimes(said, kNow), shown);
+  }
+  for (const char* left :
+       {"14:05:00 UTC+2", "14:05:00 UTC -02:00", "14:05:00 UTCtime", "2026-11-24T14:05:00 UTC",
+        "24.11.2026 14:05:00 UTC", "114:05:00 UTC", "2026-11-24 14:05 UTC+2", " UTC"}) {
+    EXPECT_EQ(LocalTimes(left, kNow), left);
   }
   setenv("TZ", "UTC", 1);
   tzset();

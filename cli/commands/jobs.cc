@@ -28,11 +28,13 @@ struct ListOptions {
   bool tasks = false;
 };
 
-bool Filtered(const ListOptions& options) {
-  return options.all || !options.state.empty() || !options.queue.empty() ||
-         !options.owner.empty() || !options.labels.empty() || options.exported ||
-         options.ended_after_ns != 0;
+// Whether a flag leaves out jobs that would be listed without it.
+bool LeavesOut(const ListOptions& options) {
+  return !options.state.empty() || !options.queue.empty() || !options.owner.empty() ||
+         !options.labels.empty() || options.exported || options.ended_after_ns != 0;
 }
+
+bool Filtered(const ListOptions& options) { return options.all || LeavesOut(options); }
 
 absl::StatusOr<pb::ListJobsRequest> ListRequest(const ListOptions& options, bool finished) {
   pb::ListJobsRequest request;
@@ -120,7 +122,8 @@ int ShowList(Session& session, const ListOptions& options, bool finished) {
   if (!client.ok()) return session.Fail(client.status());
   bool more = false;
   absl::StatusOr<pb::ListJobsResponse> response = ListAll(**client, *request, options.limit, &more);
-  if (!options.array.empty() && absl::IsNotFound(response.status()))
+  // With a filter NOT_FOUND may be of a queue, and the job itself could be what was filtered out.
+  if (!options.array.empty() && absl::IsNotFound(response.status()) && !LeavesOut(options))
     response = TheJobAlone(**client, options);
   if (!response.ok()) return session.Fail(response.status());
   if (session.for_people()) TellTrouble(session, (*client)->server());

@@ -79,10 +79,15 @@ TEST_F(CliTest, WhoFollowsTheLogsOfAJobThatWaitsIsToldSo) {
 }
 
 TEST_F(CliTest, AHostIsNamedWithItsClusterAndAClusterIsNoHost) {
-  clusters_.hosts.add_hosts()->set_name("lab/h1");
+  for (const char* host : {"lab/h1", "lab/h2", "phx/h2"})
+    clusters_.hosts.add_hosts()->set_name(host);
   const struct {
     const char *verb, *name, *said;
   } kCases[] = {
+      {"drain", "h2", "h2: hosts are named with their cluster: lab/h2 or phx/h2"},
+      {"release", "h1", "h1: hosts are named with their cluster: muster host release lab/h1"},
+      {"confirm-off", "h2", "lab/h2 or phx/h2"},
+      {"confirm-off", "lab", "lab is a cluster. Its hosts: muster host list lab"},
       {"drain", "h1", "h1: hosts are named with their cluster: muster host drain lab/h1"},
       {"resume", "h1", "muster host resume lab/h1"},
       {"show", "lab", "lab is a cluster: muster cluster show lab. Its hosts: muster host list lab"},
@@ -92,6 +97,8 @@ TEST_F(CliTest, AHostIsNamedWithItsClusterAndAClusterIsNoHost) {
     EXPECT_NE(Run({"host", c.verb, c.name}), 0) << c.name;
     EXPECT_THAT(err_, HasSubstr(c.said));
   }
+  EXPECT_NE(Run({"host", "release", "h1", "3"}), 0);
+  EXPECT_THAT(err_, HasSubstr("muster host release lab/h1 3"));
 }
 
 TEST_F(CliTest, AnEmptyQueueIsASlip) {
@@ -113,6 +120,14 @@ TEST_F(CliTest, AnOrdinaryJobHasNoMembersAndIsShownItself) {
   EXPECT_THAT(out_, ::testing::MatchesRegex("JOB +STATE\n +7 +running\n"));
   EXPECT_EQ(Run({"jobs", "7", "-o", "name"}), 0) << err_;
   EXPECT_EQ(out_, "7\n");
+  EXPECT_EQ(Run({"jobs", "7", "--all", "-o", "name"}), 0) << err_;
+  EXPECT_EQ(out_, "7\n");
+  for (const auto& [flag, value] : {std::pair("--state", "failed"), std::pair("--owner", "ben"),
+                                    std::pair("--label", "a=b"), std::pair("--queue", "hidden")}) {
+    EXPECT_EQ(Run({"jobs", "7", flag, value, "-o", "name"}), 3) << flag;
+    EXPECT_EQ(out_, "") << flag;
+    EXPECT_THAT(err_, HasSubstr("\"7\" is no array's number")) << flag;
+  }
   EXPECT_EQ(Run({"jobs", "7", "--tasks"}), 2);
   EXPECT_THAT(err_, HasSubstr("job 7 is no array: it has no members. All of it: muster show 7"));
   jobs_.get_status = grpc::Status(grpc::NOT_FOUND, "there is no job \"9\"");

@@ -157,33 +157,52 @@ int Release(Session& session, const std::string& host, std::optional<int32_t> de
       *response, host);
 }
 
+// What `muster host` was told to do.
+struct HostCommand {
+  std::string verb;
+  std::string behind = "";  // what stands behind the host's name: " 3"
+  bool of_clusters = true;  // whether `muster cluster` has the verb, too
+};
+
 // "" of what may be a host's name. The verbs take clusters, too, so `muster host drain lab` would
 // drain all of them.
-std::string WhyNoHost(Client& client, const std::string& verb, const std::string& name) {
+std::string WhyNoHost(Client& client, const HostCommand& command, const std::string& name) {
   if (absl::StrContains(name, "/")) return "";
   const absl::StatusOr<pb::ListHostsResponse> hosts = client.ListHosts("");
   if (!hosts.ok()) return "";  // not the caller's to see, perhaps: the server refuses
+  std::vector<std::string> meant;
+  bool is_cluster = false;
   for (const pb::Host& host : hosts->hosts()) {
-    if (absl::EndsWith(host.name(), absl::StrCat("/", name)))
-      return absl::StrCat(name, ": hosts are named with their cluster: muster host ", verb, " ",
-                          host.name());
+    if (absl::EndsWith(host.name(), absl::StrCat("/", name))) meant.push_back(host.name());
+    is_cluster = is_cluster || absl::StartsWith(host.name(), absl::StrCat(name, "/"));
   }
-  for (const pb::Host& host : hosts->hosts()) {
-    if (absl::StartsWith(host.name(), absl::StrCat(name, "/")))
-      return absl::StrCat(name, " is a cluster: muster cluster ", verb, " ", name,
-                          ". Its hosts: muster host list ", name);
-  }
+  if (meant.size() == 1)
+    return absl::StrCat(name, ": hosts are named with their cluster: muster host ", command.verb,
+                        " ", meant[0], command.behind);
+  if (!meant.empty())
+    return absl::StrCat(name,
+                        ": hosts are named with their cluster: ", absl::StrJoin(meant, " or "));
+  if (is_cluster)
+    return absl::StrCat(
+        name, " is a cluster",
+        command.of_clusters ? absl::StrCat(": muster cluster ", command.verb, " ", name) : "",
+        ". Its hosts: muster host list ", name);
   return absl::StrCat("there is no host ", name, ". Those there are: muster host list");
+}
+
+// Checks first that a host is named.
+int ToHost(Session& session, const HostCommand& command, const std::string& target,
+           const std::function<int()>& act) {
+  absl::StatusOr<Client*> client = session.client();
+  if (!client.ok()) return session.Fail(client.status());
+  const std::string why = WhyNoHost(**client, command, target);
+  return why.empty() ? act() : session.Fail(absl::NotFoundError(why));
 }
 
 // Of `cluster/host` checks first that a host is named.
 int ToOne(Session& session, bool of_host, const std::string& verb, const std::string& target,
           const std::function<int()>& act) {
-  if (!of_host) return act();
-  absl::StatusOr<Client*> client = session.client();
-  if (!client.ok()) return session.Fail(client.status());
-  const std::string why = WhyNoHost(**client, verb, target);
-  return why.empty() ? act() : session.Fail(absl::NotFoundError(why));
+  return of_host ? ToHost(session, {.verb = verb}, target, act) : act();
 }
 
 // `cluster` and `host` have the same three verbs.
@@ -247,8 +266,12 @@ void AddFleet(CLI::App& root, Session& session) {
                                            "you have switched it off. Its tasks start elsewhere");
   confirm->fallthrough();
   confirm->add_option("cluster/host", *off)->required();
-  confirm->callback(
-      [&session, off] { session.command = [&session, off] { return ConfirmOff(session, *off); }; });
+  confirm->callback([&session, off] {
+    session.command = [&session, off] {
+      return ToHost(session, {.verb = "confirm-off", .of_clusters = false}, *off,
+                    [&] { return ConfirmOff(session, *off); });
+    };
+  });
   auto kept = std::make_shared<std::string>();
   auto device = std::make_shared<std::optional<int32_t>>();
   CLI::App* release =
@@ -257,7 +280,11 @@ void AddFleet(CLI::App& root, Session& session) {
   release->add_option("cluster/host", *kept)->required();
   release->add_option("device", *device, "Only this device, by its index");
   release->callback([&session, kept, device] {
-    session.command = [&session, kept, device] { return Release(session, *kept, *device); };
+    session.command = [&session, kept, device] {
+      const std::string behind = device->has_value() ? absl::StrCat(" ", **device) : "";
+      return ToHost(session, {.verb = "release", .behind = behind, .of_clusters = false}, *kept,
+                    [&] { return Release(session, *kept, *device); });
+    };
   });
   AddHostTokens(host, session);
   AddVerbs(host, session, "cluster/host",

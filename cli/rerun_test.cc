@@ -264,6 +264,7 @@ TEST_F(ResumeFromTest, ANewJobBeginsFromThoseOfAnEndedOne) {
   const std::vector<std::string> older = {"s3://acme/7/train/step-10"};
   EXPECT_EQ(From("7/train"), all) << err_;
   EXPECT_EQ(From("7/train/10"), older) << err_;
+  EXPECT_EQ(From("7/train/90"), std::vector<std::string>{"/shared/5/step-90"}) << err_;
   EXPECT_EQ(From("7", kTwo), all) << err_;
   EXPECT_EQ(submitted_.at(0).tasks(0).checkpoint().resume_from_size(), 0);
   EXPECT_EQ(From("7/train/10", kTwo), older) << err_;

@@ -1,11 +1,11 @@
 #include <algorithm>
-#include <string_view>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/resume_from.h"
 #include "cli/commands/run_beside.h"
 #include "cli/commands/running_task.h"
 #include "cli/render/array.h"
@@ -15,17 +15,6 @@
 
 namespace muster {
 namespace {
-
-// Of one that an earlier job told: what muster-trainer calls step-00001200. "" of other names.
-std::string StepInName(const std::string& path) {
-  constexpr std::string_view kMark = "/step-";
-  const size_t at = path.rfind(kMark);
-  int64_t step = 0;
-  if (at == std::string::npos || !absl::SimpleAtoi(path.substr(at + kMark.size()), &step) ||
-      step < 0)
-    return "";
-  return absl::StrCat(step);
-}
 
 int ListCheckpoints(Session& session, const std::string& id) {
   absl::StatusOr<Client*> client = session.client();
@@ -45,7 +34,8 @@ int ListCheckpoints(Session& session, const std::string& id) {
     // The newest first: that is what the task goes on from.
     for (auto it = task.checkpoints().rbegin(); it != task.checkpoints().rend(); ++it) {
       const bool own = it->attempt() > 0;  // else it began from it
-      table.AddRow({task.name(), own ? absl::StrCat(it->step()) : StepInName(it->path()),
+      const std::optional<int64_t> step = StepOf(*it);
+      table.AddRow({task.name(), step.has_value() ? absl::StrCat(*step) : "",
                     own ? absl::StrCat(it->attempt()) : "",
                     it->at_ns() > 0 ? FormatDateTime(it->at_ns()) : "",
                     it->size_bytes() > 0 ? FormatSize(it->size_bytes()) : "", it->storage(),

@@ -5,6 +5,7 @@
 #include <optional>
 #include <ranges>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -33,12 +34,11 @@ absl::Status CheckEnded(const pb::Job& job, const char* on_its_own) {
 }
 
 // That a task has told, and behind them those that its job began from, the newest first. Of one
-// step alone, if one is given: of those that it began from no step is known.
+// step alone, if one is given.
 Paths ToldBy(const pb::Task& task, std::optional<int64_t> step = std::nullopt) {
   Paths paths;
   for (const pb::Checkpoint& checkpoint : task.checkpoints() | std::views::reverse) {
-    const bool own = checkpoint.attempt() != 0;
-    if (!step || (own && checkpoint.step() == *step)) paths.push_back(checkpoint.path());
+    if (!step || StepOf(checkpoint) == step) paths.push_back(checkpoint.path());
   }
   return paths;
 }
@@ -107,6 +107,18 @@ absl::Status NothingThere(const pb::Job& job, const From& from, const pb::JobSpe
 }
 
 }  // namespace
+
+std::optional<int64_t> StepOf(const pb::Checkpoint& checkpoint) {
+  if (checkpoint.attempt() > 0) return checkpoint.step();
+  constexpr std::string_view kMark = "/step-";
+  const std::string& path = checkpoint.path();
+  const size_t at = path.rfind(kMark);
+  int64_t step = 0;
+  if (at == std::string::npos || !absl::SimpleAtoi(path.substr(at + kMark.size()), &step) ||
+      step < 0)
+    return std::nullopt;
+  return step;
+}
 
 absl::Status BeginWhereItEnded(const pb::Job& job, pb::JobSpec* spec) {
   if (absl::Status s =

@@ -3,12 +3,18 @@
 // system's to say, or the object store's.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "cli/client.h"
 
 namespace muster {
+
+// The step of one that a task has told. Of one that its job began from, which an earlier job told,
+// it is in the name where muster-trainer wrote it (step-00001200); nothing: it isn't known.
+std::optional<int64_t> StepOf(const pb::Checkpoint& checkpoint);
 
 // Each task of the ended job's own spec begins from the checkpoints that it told, the newest first,
 // and behind them from what it had begun from itself. Otherwise FAILED_PRECONDITION or

@@ -111,7 +111,8 @@ def furthest_weights(folder: Path, names: list[str]) -> float:
     """Of what two trainings have exported, tables and all."""
     import torch
 
-    one, other = (torch.load(folder / name / "model.pt", weights_only=True) for name in names)
+    files = [torch.load(folder / name / "model.pt", weights_only=True) for name in names]
+    one, other = (file["state"] for file in files)
     if one.keys() != other.keys():
         return float("inf")
     return max(float((weight - other[name]).abs().max()) for name, weight in one.items())

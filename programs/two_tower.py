@@ -10,6 +10,7 @@ softmax over the batch's items. Items that are taken often are in many batches; 
 import argparse
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ OPTIMIZERS = {
     "sgd": torch.optim.SGD,
 }
 RECALL_AT, TEST_USERS = 10, 1000
+STOPPED = 143  # exit code after SIGTERM
 
 
 @dataclass
@@ -196,25 +198,27 @@ def export(model: TwoTower, directory: Path) -> None:
     if model.global_rank != 0:
         return
     directory.mkdir(parents=True, exist_ok=True)
-    settings = json.dumps(asdict(model.settings)).encode()
-    replace(directory / "model.pt", lambda file: torch.save(state, file))
-    replace(directory / "settings.json", lambda file: file.write(settings))
+    whole = {"settings": asdict(model.settings), "state": state}  # of two files one could be older
+    replace(directory / "model.pt", lambda file: torch.save(whole, file))
 
 
 def replace(path: Path, write) -> None:
     """By a rename: what is there stays good until the new one is whole."""
     draft = path.with_name(path.name + ".new")
-    with draft.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def load(directory: Path) -> TwoTower:
-    settings = Settings(**json.loads((directory / "settings.json").read_text()))
-    model = TwoTower(settings)
-    model.load_state_dict(torch.load(directory / "model.pt", weights_only=True))
+    whole = torch.load(directory / "model.pt", weights_only=True)
+    model = TwoTower(Settings(**whole["settings"]))
+    model.load_state_dict(whole["state"])
     return model.eval()
 
 
@@ -260,8 +264,8 @@ def main() -> None:
     )
     data = loader(pairs, batches, options.batch, world, rank)
     trainer.fit(model, data, ckpt_path=newest_checkpoint())  # Muster's
-    if muster.stopped:  # Muster's: another attempt goes on, and exports what is whole
-        return
+    if muster.stopped and trainer.global_step < options.steps:
+        sys.exit(STOPPED)  # Muster's: another attempt goes on, and exports what is whole
     model.eval()
     items = item_vectors(model, batches)
     found = recall_of(model, batches, items)

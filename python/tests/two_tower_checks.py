@@ -1,5 +1,6 @@
 """Run by test_two_tower.py in the environment that has TorchRec."""
 
+import itertools
 import math
 import sys
 
@@ -115,16 +116,23 @@ def test_an_export_that_breaks_off_leaves_the_one_that_was_there(tmp_path, monke
     monkeypatch.setattr(torch, "save", breaks_off)
     with pytest.raises(OSError, match="no space left"):
         two_tower.export(model_of(optimizer="sgd"), tmp_path)
-    assert {name: (tmp_path / name).read_bytes() for name in before} == before
-    two_tower.load(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert two_tower.load(tmp_path).settings == Settings(**SMALL)
 
 
-@pytest.mark.parametrize("stopped", [True, False])
-def test_a_training_that_was_stopped_exports_nothing(tmp_path, monkeypatch, stopped):
+@pytest.mark.parametrize("stopped_at", [1, 2, None])
+def test_a_training_that_was_stopped_before_its_last_step_exports_nothing(
+    tmp_path, monkeypatch, stopped_at
+):
     monkeypatch.setenv("MUSTER_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
-    monkeypatch.setattr(muster_runtime, "decide", lambda: (stopped, False))
+    steps = itertools.count(1)
+    monkeypatch.setattr(muster_runtime, "decide", lambda: (next(steps) == stopped_at, False))
     words = {"--steps": 2, "--batch": 8, "--users": 40, "--items": 30, "--export": tmp_path / "model"}  # fmt: skip
     line = ["two_tower.py", *(str(word) for pair in words.items() for word in pair)]
     monkeypatch.setattr(sys, "argv", line)
-    two_tower.main()
-    assert (tmp_path / "model").exists() != stopped
+    if stopped_at == 1:
+        with pytest.raises(SystemExit, match=f"^{two_tower.STOPPED}$"):
+            two_tower.main()
+    else:
+        two_tower.main()
+    assert (tmp_path / "model").exists() == (stopped_at != 1)

@@ -11,7 +11,7 @@
             muster.checkpoint(write(muster.checkpoint_directory()), step)
 
 Where Muster runs nothing, every call works and tells nobody: the same program runs by hand. No call of this module ends a training because
-something can't be told; a place for checkpoints that is a URL does, as what is no file would be lost. Callbacks for transformers and Lightning are in muster_runtime.transformers and muster_runtime.lightning.
+something can't be told; under Muster a place for checkpoints that is a URL does, as what is no file would be lost. Callbacks for transformers and Lightning are in muster_runtime.transformers and muster_runtime.lightning.
 """
 
 import json
@@ -106,9 +106,9 @@ def own_time(step: int, seconds: float) -> None:
 def checkpoint(path: str | os.PathLike, step: int) -> None:
     """A later attempt may go on from `path`, a file or a directory that is written completely. Syncs it first. One rank says so. ValueError: it is a URL."""
     global _saved_at
-    path = os.path.abspath(_file(path))
     if not under_muster():
         return
+    path = os.path.abspath(_file(path))
     size = _sync(path)
     _tell({"checkpoint": {"step": int(step), "path": path, "bytes": size}})
     _saved_at = time.monotonic()
@@ -120,9 +120,9 @@ def checkpoint_directory(otherwise: str = "checkpoints") -> str:
 
 
 def _file(path: str | os.PathLike) -> str:
-    """As a file's path a URL would be a directory of the program's own, which goes with it."""
+    """As a file's path a URL would be a directory of the program's own, which goes with it. By hand the program says what is one."""
     path = os.fspath(path)
-    if _URL.match(path):
+    if under_muster() and _URL.match(path):
         raise ValueError(
             f"checkpoints belong to {path}, and muster_runtime writes files: name another checkpoint.storage, which is a file system (docs/programs.md)"
         )

@@ -202,6 +202,14 @@ def test_an_object_store_is_no_place_for_files(agent, monkeypatch, tmp_path, url
     assert muster_runtime.checkpoint_directory() == "/data/step:/7"
 
 
+@pytest.mark.parametrize("url", ["s3://acme/7", Path("s3://acme/7")])
+def test_by_hand_a_url_is_the_programs_to_write_to(monkeypatch, url):
+    monkeypatch.delenv("MUSTER_PROGRESS_SOCKET", raising=False)
+    monkeypatch.delenv("MUSTER_CHECKPOINT_DIR", raising=False)
+    assert muster_runtime.checkpoint_directory(str(url)) == str(url)
+    muster_runtime.checkpoint(url, 7)
+
+
 def test_own_time_is_one_of_its_names():
     assert "own_time" in muster_runtime.__all__
 

@@ -180,6 +180,8 @@ class Applier {
       const JobRow& member) const;
   void NextTurn(const JobRow& ended);
   void EndUnneeded(const JobRow& ended);
+  // If it is the head of a Ray cluster that has ended without success: stops the other members.
+  void EndWithHead(uint64_t number);
   // When it counts as ended: with the last member of its array.
   int64_t EndOfWhole(const JobRow& job) const;
   void InsertFinished(uint64_t number);

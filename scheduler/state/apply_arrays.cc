@@ -131,6 +131,22 @@ void Applier::EndUnneeded(const JobRow& ended) {
   }
 }
 
+// No other head comes, and the nodes would wait for one, with their devices. After a success they
+// read that it is the end, and end with success themselves.
+void Applier::EndWithHead(uint64_t number) {
+  const JobRow* head = s_.FindJob(number);
+  if (head == nullptr || head->array != number || !head->finished() ||
+      head->state == pb::SUCCEEDED || head->spec->tasks_size() == 0 ||
+      !head->spec->tasks(0).has_ray())
+    return;
+  const std::string detail =
+      absl::StrCat("cancelled: worker 0, which was Ray's head, ",
+                   head->state == pb::FAILED ? "has failed" : "was cancelled");
+  // From behind, as CancelJob wants it.
+  for (int32_t m = MembersOf(*head->spec); m-- > 1;)
+    CancelJob(number + static_cast<uint64_t>(m), detail);
+}
+
 pb::ArrayStatus ArrayStatusOf(const State& state, const JobRow& first) {
   if (first.ended != nullptr) return *first.ended;
   pb::ArrayStatus status;

@@ -166,7 +166,10 @@ void Applier::SettleSuccessors() {
   // By index: settling a successor may end it, and then adds it here.
   for (size_t i = 0; i < ended_.size(); ++i) {  // NOLINT(modernize-loop-convert)
     const AwaitedKey ended = ended_[i];
-    if (!ended.second) EndHosted(ended.first);
+    if (!ended.second) {
+      EndHosted(ended.first);
+      EndWithHead(ended.first);
+    }
     const auto waiting = s_.awaited_->find(ended);
     if (waiting == s_.awaited_->end()) continue;
     // From behind: of an array whose turn hasn't come ends before a turn becomes free (CancelJob).

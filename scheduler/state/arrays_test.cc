@@ -39,6 +39,15 @@ class Arrays : public ::testing::Test {
       spec->mutable_independent_workers()->set_max(most);
     });
   }
+  uint64_t RayCluster(const std::string& uid) {
+    return Submit(
+        [](pb::JobSpec* spec) {
+          spec->mutable_independent_workers()->set_min(1);
+          spec->mutable_independent_workers()->set_max(4);
+          spec->mutable_tasks(0)->mutable_ray();
+        },
+        uid);
+  }
   void CancelAll(uint64_t array) {
     pb::Event event;
     event.mutable_job_cancel()->set_number(array);
@@ -149,6 +158,67 @@ TEST_F(Arrays, WithOneIndependentWorkersSuccessNoneIsStartedAnyMore) {
   EXPECT_EQ(Job(job + 2).cause, pb::DONE);
   EXPECT_EQ(Status(job).unneeded(), 2);
   Run(job + 1, "h02");
+  Ends(job + 1, 0);
+  EXPECT_EQ(StateOfArray(*Job(job).ended), pb::SUCCEEDED);
+}
+
+// Of a Ray cluster of four: one node runs, one was preempted, one never started.
+TEST_F(Arrays, WithoutAHeadRaysNodesAreStopped) {
+  const struct {
+    const char* name;
+    std::function<void(uint64_t)> head_ends;
+    pb::JobState whole;
+    const char* detail;
+  } kCases[] = {
+      {"its program fails", [&](uint64_t job) { Ends(job, 1); }, pb::FAILED,
+       "cancelled: worker 0, which was Ray's head, has failed"},
+      {"time_limit",
+       [&](uint64_t job) {
+         s.Stop(job, pb::TIME_LIMIT);
+         s.AllSay(job, pb::GONE, 143, true);
+       },
+       pb::FAILED, "cancelled: worker 0, which was Ray's head, has failed"},
+      {"it alone is cancelled",
+       [&](uint64_t job) {
+         s.Cancel(job);
+         s.Stop(job, pb::CANCEL);
+         s.AllSay(job, pb::GONE, 143, true);
+       },
+       pb::CANCELLED, "cancelled: worker 0, which was Ray's head, was cancelled"},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.name);
+    const uint64_t job = RayCluster(c.name);
+    Run(job, "h00");
+    Run(job + 1, "h01");
+    Run(job + 2, "h02");
+    s.Stop(job + 2, pb::PREEMPTION);
+    s.AllSay(job + 2, pb::GONE, 143, true);
+    c.head_ends(job);
+    EXPECT_EQ(s.State(job + 1), pb::TASK_RUNNING) << "until it is stopped";
+    for (const uint64_t member : {job + 1, job + 2, job + 3}) {
+      EXPECT_TRUE(Job(member).cancel_requested);
+      EXPECT_EQ(Job(member).detail, c.detail);
+      EXPECT_EQ(Job(member).finished(), member != job + 1);
+    }
+    s.Stop(job + 1, pb::CANCEL);
+    s.AllSay(job + 1, pb::GONE, 143, true);
+    ASSERT_NE(Job(job).ended, nullptr);
+    EXPECT_EQ(StateOfArray(*Job(job).ended), c.whole);
+    EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+  }
+}
+
+TEST_F(Arrays, RaysNodesEndByThemselvesAfterASuccessAndStayWhileAHeadMayCome) {
+  const uint64_t job = RayCluster("a");
+  Run(job, "h00");
+  Run(job + 1, "h01");
+  s.Stop(job, pb::PREEMPTION);
+  s.AllSay(job, pb::GONE, 143, true);
+  EXPECT_FALSE(Job(job + 1).cancel_requested);
+  Run(job, "h02");
+  Ends(job, 0);
+  EXPECT_FALSE(Job(job + 1).cancel_requested);
   Ends(job + 1, 0);
   EXPECT_EQ(StateOfArray(*Job(job).ended), pb::SUCCEEDED);
 }

@@ -30,7 +30,7 @@ def main(words: list[str]) -> int:
     stop = Stop()
     folder = record.directory(dict(os.environ))
     try:
-        check_version()
+        check_version(stop)
         if os.environ["MUSTER_ARRAY_INDEX"] == "0":
             return Cluster(folder, given, stop).run()
         return worker.run(folder, given, stop)

@@ -64,9 +64,15 @@ def kept_directory() -> Path:
     return Path(os.environ["MUSTER_JOB_DIR"]) / "ray" / f"attempt-{os.environ['MUSTER_ATTEMPT']}"
 
 
-def check_version() -> None:
-    """An older one would take no notice of the token, and let everybody in. The program is asked: it may be of another environment than this python."""
-    text = _version_of_program()
+def check_version(stop: Stop) -> None:
+    """An older one would take no notice of the token, and let everybody in. The program is asked: it may be of another environment than this python. Stopped: so was
+    the program, which is of the same group, before it could answer."""
+    try:
+        text = _version_of_program()
+    except RayError as error:
+        if stop.told:
+            raise Stopped from error
+        raise
     numbers = re.search(r"version (\d+)\.(\d+)", text)
     if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
         wanted = ".".join(map(str, OLDEST))

@@ -13,7 +13,7 @@ STARTED, DONE, FAILED, DEAD, STOPPED = "started", "done", "failed", "dead", "sto
 @dataclass(frozen=True)
 class Head:
     attempt: int
-    # STARTED: others may join. STOPPED: by Muster, which starts it again. FAILED: the program has, and may be tried again. DEAD: Ray is, and no other head comes.
+    # STARTED: others may join. STOPPED: by Muster, which starts it again. FAILED: the program has. DEAD: Ray is. Of both Muster may see a fault that it tries again.
     state: str
     address: str  # HOST:PORT, Ray's own form
     token: str  # a file with it

@@ -11,7 +11,8 @@ from muster_ray.ports import answers
 from muster_ray.record import Head
 
 RECORD_S = 1.0  # between two looks at the head's file
-AGAIN_S = 120.0  # so long another head is waited for, once one has ended that may be tried again
+# So long another head is waited for, once one has ended that may be tried again. Where none is to come, Muster stops this worker (docs/ray.md).
+AGAIN_S = 120.0
 SAY_S = 60.0
 
 
@@ -48,7 +49,7 @@ def await_head(folder: Path, stop: Stop) -> Head | None:
         elif head != gone:
             gone, gone_s = head, now_s
             say(f"the head has ended: {cause}")
-        if gone is not None and (_is_last(gone) or now_s - gone_s >= AGAIN_S):
+        if gone is not None and (gone.state == record.DONE or now_s - gone_s >= AGAIN_S):
             return None
         if now_s - said_s >= SAY_S:
             said_s = now_s
@@ -71,15 +72,12 @@ def _end_of(head: Head | None, reached: bool | None) -> str:
     return head.cause or head.state
 
 
-def _is_last(head: Head) -> bool:
-    return head.state in (record.DONE, record.DEAD)
-
-
 def _what_it_waits_for(folder: Path, head: Head | None) -> str:
     if head is None:
         return (
-            f"waits for the head, whose address comes into {folder}/head.json. If {_worker_0()} "
-            "runs in another cluster than this worker, name one in clusters:"
+            f"waits for the head, whose address comes into {folder}/head.json. How it is: muster "
+            f"show {_worker_0()}. If it runs in another cluster than this worker, name one in "
+            "clusters:"
         )
     if head.state == record.STARTED:
         return f"waits for the head at {head.address}, of which nothing is heard, or for another"

@@ -164,14 +164,16 @@ def head_of(state: str, address: str, attempt: int = 1) -> Head:
     return Head(attempt, state, address, "/t")
 
 
-LAST = [head_of(DONE, "here:1"), head_of(DEAD, "here:1")]
-MAY_COME_AGAIN = [head_of(FAILED, "here:1"), head_of(STARTED, "refuses:1")]
+MAY_COME_AGAIN = [
+    head_of(FAILED, "here:1"),
+    head_of(DEAD, "here:1"),
+    head_of(STARTED, "refuses:1"),
+]
 COMES_AGAIN = [head_of(STOPPED, "here:1"), head_of(STARTED, "silent:1"), None]
 
 
-@pytest.mark.parametrize("head", LAST)
-def test_behind_the_last_head_nothing_is_waited_for(tmp_path, waiting, head):
-    record.write(tmp_path, head)
+def test_behind_a_head_that_has_done_its_work_nothing_is_waited_for(tmp_path, waiting):
+    record.write(tmp_path, head_of(DONE, "here:1"))
     assert worker.await_head(tmp_path, StopAfter(20)) is None
     assert waiting == []
 
@@ -222,6 +224,11 @@ def test_the_file_and_the_address_are_looked_at_once_a_second(tmp_path, waiting)
     with pytest.raises(Stopped):
         worker.await_head(tmp_path, StopAfter(0.5))
     assert waiting == ["silent:1"]
+
+
+def test_who_waits_for_the_first_head_is_told_where_to_look(tmp_path, waiting):
+    told = worker._what_it_waits_for(tmp_path, None)
+    assert "muster show 17_0" in told and "name one in clusters:" in told
 
 
 # ---- a node ----
@@ -275,6 +282,18 @@ def test_a_node_tells_its_own_cause_and_not_that_of_one_before_it(tmp_path, monk
     with pytest.raises(RayError, match="ended with 1: its own cause$"):
         node.check()
     node.stop(drain=False)
+
+
+@pytest.mark.parametrize(("told", "raised"), [(True, Stopped), (False, RayError)])
+def test_a_stop_that_ends_the_question_for_the_version_is_a_stop(
+    tmp_path, monkeypatch, told, raised
+):
+    ray = tmp_path / "ray"
+    ray.write_text("#!/bin/sh\nkill -TERM $$\n")
+    ray.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(raised):
+        ray_node.check_version(SimpleNamespace(told=told))
 
 
 def test_logs_are_copied_while_the_program_saves(tmp_path, monkeypatch):
@@ -432,7 +451,6 @@ def test_a_head_that_is_tried_again_after_a_failure_finds_its_workers(job):
 
 
 def test_a_head_that_dies_ends_the_cluster_and_says_why(job):
-    job.again_s = 60.0  # no other head comes, and none is waited for
     head, other = job.start(0), job.start(1)
     job.await_nodes(2)
     (job.temporary(head) / "fall").touch()

@@ -940,7 +940,15 @@ TEST(FailureText, NamesTheFieldThatAnEndIsAbout) {
       {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: /usr/bin/python3: No module named muster_dev",
        " (the Python on that host lacks Muster's own package: pip install Muster's python/ folder "
        "there, or run a Python that has it; muster tune and muster dev take it as --python)"},
+      {&plain, pb::PROGRAM_ERROR,
+       "rank 0: exit 1: ModuleNotFoundError: No module named 'muster_runtime'",
+       " (the Python on that host lacks Muster's own package: pip install Muster's python/ folder "
+       "there, or run a Python that has it; muster tune and muster dev take it as --python)"},
       {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: ModuleNotFoundError: No module named 'torch'",
+       ""},
+      {&plain, pb::PROGRAM_ERROR,
+       "rank 0: exit 1: ModuleNotFoundError: No module named 'muster_runtime.x'", ""},
+      {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: No module named 'torch' (muster_ray is there)",
        ""},
       {&plain, pb::PROGRAM_ERROR, "workdir /opt/muster/examples: No such file or directory",
        " (it has to be there on every host)"},

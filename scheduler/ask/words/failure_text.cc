@@ -1,5 +1,10 @@
 #include "scheduler/ask/words/failure_text.h"
 
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
@@ -69,6 +74,23 @@ std::string WordAfter(const std::string& text, std::string_view mark) {
   return text.substr(begin, text.find(": ", begin) - begin);
 }
 
+// Of "No module named 'muster_dev'", also without quotes. A module of a package that is there
+// ('muster_runtime.x') is the program's own slip.
+bool LacksMustersPackage(const std::string& detail) {
+  constexpr std::string_view kSaid = "No module named ";
+  const size_t at = detail.find(kSaid);
+  if (at == std::string::npos) return false;
+  std::string_view rest = std::string_view(detail).substr(at + kSaid.size());
+  if (rest.starts_with('\'')) rest.remove_prefix(1);
+  const auto ends = std::find_if(rest.begin(), rest.end(), [](char c) {
+    return c != '_' && c != '.' && !absl::ascii_isalnum(static_cast<unsigned char>(c));
+  });
+  const std::string_view name = rest.substr(0, static_cast<size_t>(ends - rest.begin()));
+  constexpr std::string_view kOwn[] = {"muster_tune", "muster_dev", "muster_score", "muster_ray",
+                                       "muster_runtime"};
+  return std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn);
+}
+
 }  // namespace
 
 std::string FailureText(const pb::TaskSpec& task, pb::Cause cause, const std::string& detail) {
@@ -92,16 +114,11 @@ std::string FailureText(const pb::TaskSpec& task, pb::Cause cause, const std::st
                         " (its variables, secrets among them, and the words of run are more "
                         "than a quarter of the host's stack limit: keep what is large in a "
                         "file)");
-  if (const size_t at = detail.find("No module named "); at != std::string::npos) {
-    for (const char* module :
-         {"muster_tune", "muster_dev", "muster_score", "muster_ray", "muster_runtime"}) {
-      if (detail.find(module, at) == std::string::npos) continue;
-      return absl::StrCat(detail,
-                          " (the Python on that host lacks Muster's own package: pip install "
-                          "Muster's python/ folder there, or run a Python that has it; muster tune "
-                          "and muster dev take it as --python)");
-    }
-  }
+  if (LacksMustersPackage(detail))
+    return absl::StrCat(detail,
+                        " (the Python on that host lacks Muster's own package: pip install "
+                        "Muster's python/ folder there, or run a Python that has it; muster tune "
+                        "and muster dev take it as --python)");
   if (!absl::StrContains(detail, "No such file or directory")) return detail;
   if (!WordAfter(detail, "workdir ").empty())
     return absl::StrCat(detail, " (it has to be there on every host)");

@@ -101,10 +101,10 @@ def score(given: argparse.Namespace) -> Plan:
     )
     plan = make_plan(options, between=stop_if_told)
     parts = parts_of(plan)
+    parts.check()
     if parts.finished():
         parts.tidy()
     else:
-        parts.check()  # before a model is loaded
         asked = load(given.engine, given.model, sampling, given.engine_options)
         Worker(options, plan, asked, ":" in given.engine, owner_of(os.environ)).run()
     return plan

@@ -117,6 +117,7 @@ def test_patterns_are_those_of_files(url, pattern, wanted):
         (["--input", "s3://nowhere/*.jsonl"], "NoSuchBucket"),
         (["--output", "s3:///out"], "there is no bucket in it"),
         (["--output", "s3://rows/in"], "takes in what is written"),
+        (["--model", "s3://rows/model"], "Copy it to a directory that all workers see"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_scored(store, tmp_path, changed, says):

@@ -91,6 +91,8 @@ TEST_F(ScoreTest, RefusesPlacesThatWorkersDontFind) {
       {{"score", "/m", "in/*.jsonl", "/out"}, "IN in/*.jsonl: write the absolute path"},
       {{"score", "/m", "/in/*.jsonl", "out"}, "OUT out: write the absolute path"},
       {{"score", ".", "/in/*.jsonl", "/out"}, "MODEL .: write the absolute path"},
+      {{"score", "s3://b/sft", "/in/*.jsonl", "/out"},
+       "MODEL s3://b/sft: models in object stores aren't read; copy it to a directory"},
       {{"score", "/m", "/in/*.jsonl", "s3://b/out"}, "with --work"},
       {{"score", "/m", "/in/*.jsonl", "s3://b/out", "--work", "w"}, "with --work"},
       {{"score", "/m", "/in/*.jsonl", "/out", "--work", "/w"}, "--work /w: is for an OUT in an"},

@@ -39,6 +39,11 @@ absl::Status CheckPlaces(const ScoreOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat(
         options.words[0],
         ": is no option of muster_score; write IN in quotes, or your shell expands the pattern"));
+  if (absl::StartsWith(options.model, "s3://"))
+    return absl::InvalidArgumentError(
+        absl::StrCat("MODEL ", options.model,
+                     ": models in object stores aren't read; copy it to a directory that all "
+                     "workers see, such as with aws s3 sync, and write its absolute path"));
   std::error_code error;
   if (!absl::StartsWith(options.model, "/") && options.model != "-" &&
       std::filesystem::exists(options.model, error))

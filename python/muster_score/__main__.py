@@ -15,7 +15,10 @@ from muster_score.leases import NotAlone, check_alone, owner_of
 from muster_score.outputs import parts_of
 from muster_score.plan import Options, Plan, fingerprint_of_model, make_plan
 from muster_score.prompts import Sampling
-from muster_score.worker import STOPPED, Stopped, Worker, stop_if_told
+from muster_score.stopping import STOPPED, Stopped, stop_if_told
+from muster_score.worker import Worker
+
+STORE_REMEDY = "Muster starts this worker anew, as often as max_restarts says. If it goes on: see whether the store is up, and AWS_ENDPOINT_URL, which names it"
 
 
 def options_of(text: str) -> dict:
@@ -98,10 +101,10 @@ def score(given: argparse.Namespace) -> Plan:
     )
     plan = make_plan(options, between=stop_if_told)
     parts = parts_of(plan)
+    parts.check()
     if parts.finished():
         parts.tidy()
     else:
-        parts.check()  # before a model is loaded
         asked = load(given.engine, given.model, sampling, given.engine_options)
         Worker(options, plan, asked, ":" in given.engine, owner_of(os.environ)).run()
     return plan
@@ -112,11 +115,12 @@ def main(words: list[str]) -> int:
     muster_runtime.should_stop()  # from here on SIGTERM is heard
     try:
         plan = score(given)
+        finished = parts_of(plan).finished()
     except (InputError, NotAlone) as error:
         print(f"muster_score: {error}", file=sys.stderr)
         return 2
     except StoreFailed as error:
-        print(f"muster_score: the object store failed: {error}", file=sys.stderr)
+        print(f"muster_score: the object store failed: {error}. {STORE_REMEDY}", file=sys.stderr)
         return 1
     except EngineDied as error:
         print(f"muster_score: the engine died: {error}", file=sys.stderr)
@@ -124,7 +128,7 @@ def main(words: list[str]) -> int:
     except Stopped:
         print("muster_score: stopped; its shard is free again", file=sys.stderr)
         return STOPPED
-    if not parts_of(plan).finished():
+    if not finished:
         manifest = f"{plan.output}/manifest.json"
         print(f"muster_score: {manifest} is not there, as it should be", file=sys.stderr)
         return 1

@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from muster_score import objects
 from muster_score.inputs import BadRow, InputError
 from muster_score.prompts import Answer, Ask, Sampling
 
@@ -198,6 +199,10 @@ class ByTable:
 
 def check(name: str, model: str) -> None:
     """Before anything is read or loaded."""
+    if objects.is_url(model):
+        raise InputError(
+            f"--model {model}: models in object stores aren't read. Copy it to a directory that all workers see, such as with aws s3 sync, and name that one"
+        )
     if name in ENGINES and not model:
         raise InputError(f"--engine {name} needs --model")
     if name not in ENGINES and ":" not in name:

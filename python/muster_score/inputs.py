@@ -112,7 +112,7 @@ def _takes_in(pattern: str, output: Path | str) -> bool:
     folder, name = os.path.split(pattern)
     written = ("part-00000000.jsonl", "part-00000000.parquet", "manifest.json", "plan.json")
     if isinstance(output, str):
-        made = (f"{output.rstrip('/')}/{file}" for file in written)
+        made = (f"{output.rstrip('/')}/{file}" for file in (*written, "_muster_score.json"))
         return objects.is_url(pattern) and any(objects.matches(url, pattern) for url in made)
     if objects.is_url(pattern):
         return False

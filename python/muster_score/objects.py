@@ -8,16 +8,21 @@ import functools
 import hashlib
 import io
 import os
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from muster_score import stopping
 from muster_score.errors import InputError, StoreFailed
 
 SCHEME = "s3://"
 NEEDS = "s3:// needs boto3 1.36 or newer: pip install -U boto3"
-REQUEST_TRIES, RANGE_TRIES = 8, 4  # of a request, by boto3; of a range whose answer broke off
+ANSWER_S = 30  # without a byte of an answer: it won't come
+TRY_S, LEAST_TRIES = 60, 3  # of what may work later: for so long, and so often at least
 CONFLICT_TRIES = 10  # of a PUT while another one of the same name is on its way
+RIGHTS = "s3:ListBucket, s3:GetObject, s3:PutObject"
 WRONG = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "NoSuchBucket", "403"}
 WRONG |= {
     "ExpiredToken",
@@ -26,6 +31,11 @@ WRONG |= {
     "InvalidBucketName",
     "EntityTooLarge",
 }
+BUSY = {"RequestTimeout", "RequestTimeoutException", "PriorRequestNotComplete", "SlowDown"}
+BUSY |= {"Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded"}
+THERE = {"412", "PreconditionFailed", "ConditionalRequestConflict"}  # or on its way
+NO_CONDITIONS = "NotImplemented"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -58,11 +68,11 @@ def client():
     except ImportError as error:
         raise InputError(f"{NEEDS} ({error})") from error
     try:
-        # Stores of others refuse the checksums that newer boto3s add by themselves.
+        # Stores of others refuse the checksums that newer boto3s add by themselves. boto3 tries once: SIGTERM isn't heard between its tries.
         config = Config(
-            retries={"mode": "standard", "max_attempts": REQUEST_TRIES},
+            retries={"mode": "standard", "total_max_attempts": 1},
             connect_timeout=10,
-            read_timeout=60,
+            read_timeout=ANSWER_S,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
@@ -75,10 +85,29 @@ def client():
         raise InputError(f"s3://: {error}. See AWS_ENDPOINT_URL, AWS_REGION, ~/.aws") from error
 
 
-@contextlib.contextmanager
-def _asked(url: str) -> Iterator[None]:
-    """InputError: what is asked can't be. StoreFailed: there was no answer, though boto3 has tried again and again."""
+class _Busy(StoreFailed):
+    """The next time it may work."""
+
+
+def _asked(url: str, ask: Callable[..., Result], *words, **named) -> Result:
+    """What `ask` gives, which is called again where the store was away, busy, or broke off. InputError: what is asked can't be. StoreFailed: it went wrong
+    all the time, or in another way. Stopped: this worker was told to stop between two tries."""
     client()  # that there is a boto3 at all
+    began_s, tries = time.monotonic(), 0
+    while True:
+        try:
+            with _errors(url):
+                return ask(*words, **named)
+        except _Busy:
+            tries += 1
+            if tries >= LEAST_TRIES and time.monotonic() - began_s >= TRY_S:
+                raise
+        stopping.wait(random.uniform(0.5, 1) * min(10, 0.25 * 2**tries))  # not all at once
+
+
+@contextlib.contextmanager
+def _errors(url: str) -> Iterator[None]:
+    """boto3's, as ours."""
     from botocore import exceptions
 
     try:
@@ -87,8 +116,9 @@ def _asked(url: str) -> Iterator[None]:
         code, message = _code(error), error.response.get("Error", {}).get("Message", "")
         if code in WRONG:
             remedy = "See bucket, credentials (AWS_*, secrets: of the job) and their rights"
-            raise InputError(f"{url}: {code}: {message}. {remedy}") from error
-        raise StoreFailed(f"{url}: {code}: {message}") from error
+            raise InputError(f"{url}: {code}: {message}. {remedy} ({RIGHTS})") from error
+        kind = _Busy if _is_busy(error) else StoreFailed
+        raise kind(f"{url}: {code}: {message}") from error
     except (
         exceptions.NoCredentialsError,
         exceptions.PartialCredentialsError,
@@ -100,11 +130,16 @@ def _asked(url: str) -> Iterator[None]:
     except exceptions.ParamValidationError as error:
         raise InputError(f"{url}: {error}") from error
     except exceptions.BotoCoreError as error:
-        raise StoreFailed(f"{url}: {error}") from error
+        raise _Busy(f"{url}: {error}") from error
 
 
 def _code(error) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _is_busy(error) -> bool:
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return _code(error) in BUSY or status == 429 or (status >= 500 and status != 501)
 
 
 def _absent(error) -> bool:
@@ -117,11 +152,16 @@ def _absent(error) -> bool:
 def below(url: str) -> Iterator[Object]:
     """Those whose key begins so."""
     bucket, prefix = split(url)
-    with _asked(url):
-        pages = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        for page in pages:
-            for one in page.get("Contents", ()):
-                yield Object(f"{SCHEME}{bucket}/{one['Key']}", one["Size"], one["ETag"])
+    after = {}
+    while True:
+        named = {"Bucket": bucket, "Prefix": prefix} | after
+        page = _asked(url, client().list_objects_v2, **named)
+        for one in page.get("Contents", ()):
+            yield Object(f"{SCHEME}{bucket}/{one['Key']}", one["Size"], one["ETag"])
+        if not page.get("IsTruncated"):
+            return
+        after = {"ContinuationToken": page["NextContinuationToken"]}
+        stopping.stop_if_told()
 
 
 def find(pattern: str) -> list[Object]:
@@ -153,17 +193,22 @@ def _matches(words: list[str], pattern: list[str]) -> bool:
 
 def head(url: str) -> Object | None:
     """None: it isn't there."""
-    bucket, key = split(url)
-    with _asked(url):
-        from botocore.exceptions import ClientError
+    return _asked(url, _head, url)
 
-        try:
-            found = client().head_object(Bucket=bucket, Key=key)
-        except ClientError as error:
-            if _absent(error):
-                return None
-            raise
-    return Object(url, found["ContentLength"], found["ETag"], found.get("Metadata", {}))
+
+def _head(url: str) -> Object | None:
+    from botocore.exceptions import ClientError
+
+    bucket, key = split(url)
+    try:
+        found = client().head_object(Bucket=bucket, Key=key)
+    except ClientError as error:
+        if _absent(error):
+            return None
+        raise
+    # As headers, their names come back in whichever letters a store likes.
+    told = {name.lower(): value for name, value in found.get("Metadata", {}).items()}
+    return Object(url, found["ContentLength"], found["ETag"], told)
 
 
 # ---- reading ----
@@ -205,62 +250,60 @@ def opened(file: Object, buffer: int) -> io.BufferedReader:
 
 
 def _range(file: Object, begin: int, count: int) -> bytes:
-    bucket, key = split(file.url)
-    place = {"Bucket": bucket, "Key": key, "Range": f"bytes={begin}-{begin + count - 1}"}
-    for left in reversed(range(RANGE_TRIES)):
-        try:
-            with _asked(file.url):
-                data = _get(file, place)
-            if len(data) == count:
-                return data
-            raise StoreFailed(f"{file.url}: {len(data)} bytes came where {count} were asked for")
-        except StoreFailed:
-            if left == 0:
-                raise
-            time.sleep(RANGE_TRIES - left)
-    raise AssertionError("unreachable")
+    return _asked(file.url, _get, file, begin, count)
 
 
-def _get(file: Object, place: dict) -> bytes:
+def _get(file: Object, begin: int, count: int) -> bytes:
     from botocore.exceptions import ClientError
 
+    bucket, key = split(file.url)
+    place = {"Bucket": bucket, "Key": key, "Range": f"bytes={begin}-{begin + count - 1}"}
     try:
-        return client().get_object(**place, IfMatch=file.etag)["Body"].read()
+        data = client().get_object(**place, IfMatch=file.etag)["Body"].read()
     except ClientError as error:
         if _absent(error) or _code(error) in ("412", "PreconditionFailed", "InvalidRange"):
             raise InputError(
                 f"{file.url} has changed since the shards were planned. Put it back as it was, or take another --output"
             ) from error
         raise
+    if len(data) != count:
+        raise _Busy(f"{file.url}: {len(data)} bytes came where {count} were asked for")
+    return data
 
 
 # ---- writing ----
 
 
 def put_new(url: str, body: bytes, told: dict[str, str]) -> Object:
-    """What has that name from now on: this, or what had it before. Where a store knows no conditions this replaces the other, whole."""
+    """What has that name from now on: this, or what had it before. Where a store knows no conditions, what comes at the same time is replaced, whole."""
     for left in reversed(range(CONFLICT_TRIES)):
-        with _asked(url):
-            from botocore.exceptions import ClientError
-
-            try:
-                return _put(url, body, told, {"IfNoneMatch": "*"})
-            except ClientError as error:
-                if _code(error) == "NotImplemented":
-                    return _put(url, body, told, {})
-                if _code(error) not in ("412", "PreconditionFailed", "ConditionalRequestConflict"):
-                    raise
+        done = _asked(url, _put_if_new, url, body, told)
+        if isinstance(done, Object):
+            return done
         there = head(url)  # of our own request, too, where its answer was lost
         if there is not None:
             return there
+        if done == NO_CONDITIONS:
+            return put(url, body, told)
         if left:
-            time.sleep(0.5)
+            stopping.wait(0.5)
     raise StoreFailed(f"{url}: it can't be written, as it is there, and isn't there")
 
 
+def _put_if_new(url: str, body: bytes, told: dict[str, str]) -> Object | str:
+    """Or the code by which the store has refused the condition."""
+    from botocore.exceptions import ClientError
+
+    try:
+        return _put(url, body, told, {"IfNoneMatch": "*"})
+    except ClientError as error:
+        if _code(error) in THERE | {NO_CONDITIONS}:
+            return _code(error)
+        raise
+
+
 def put(url: str, body: bytes, told: dict[str, str]) -> Object:
-    with _asked(url):
-        return _put(url, body, told, {})
+    return _asked(url, _put, url, body, told, {})
 
 
 def _put(url: str, body: bytes, told: dict[str, str], condition: dict[str, str]) -> Object:

@@ -41,6 +41,12 @@ class Plan:
     def part(self, shard: int) -> str:
         return f"part-{shard:08}.{self.output_format}"
 
+    def shard(self, part: str) -> int | None:
+        """None: it is no part of this plan."""
+        number = part.removeprefix("part-").removesuffix(f".{self.output_format}")
+        shard = int(number) if number.isdecimal() else len(self.shards)
+        return shard if shard < len(self.shards) and part == self.part(shard) else None
+
 
 def make_plan(options: Options, between: Callable[[], None] = lambda: None) -> Plan:
     """`between` is called every now and then, and may raise."""

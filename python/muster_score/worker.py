@@ -7,26 +7,17 @@ import uuid
 
 import muster_runtime
 
-from muster_score import outputs
+from muster_score import outputs, stopping
 from muster_score.engines import EngineDied
 from muster_score.inputs import InputError
 from muster_score.leases import Lease, Leases
 from muster_score.plan import Options, Plan
 from muster_score.scorer import Doubted, Scorer
+from muster_score.stopping import stop_if_told
 
-STOPPED = 143  # exit code after SIGTERM
 MOST_PUT_OFF = 3  # shards in which the engine failed, while it has never answered
 LOOK_S = 10  # between two looks at what others have done, at least
 PACE_S = 60  # over which rows a second are counted
-
-
-class Stopped(Exception):
-    pass
-
-
-def stop_if_told() -> None:
-    if muster_runtime.should_stop():
-        raise Stopped
 
 
 class Pace:
@@ -110,7 +101,7 @@ class Worker:
             if left == 0:
                 break
             self._give_up_if_nothing_works()
-            self._wait(min(1.0, self.options.lease_s / 4))
+            stopping.wait(min(1.0, self.options.lease_s / 4))
         self._finish()
 
     def _give_up_if_nothing_works(self) -> None:
@@ -123,12 +114,6 @@ class Worker:
         if all_left:
             last = next(reversed(self.put_off.values()))
             raise InputError(f"--input {self.options.input}: no row can be scored: {last}")
-
-    def _wait(self, seconds: float) -> None:
-        end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s:
-            stop_if_told()
-            time.sleep(0.05)
 
     # ---- a shard ----
 

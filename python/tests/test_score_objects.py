@@ -1,12 +1,8 @@
 """muster_score with an object store: what is read in ranges, what is put, and who dies between the two."""
 
 import io
-import json
-import os
 import subprocess
 import sys
-import urllib.request
-from pathlib import Path
 
 import pytest
 from muster_score import inputs, objects, outputs
@@ -15,96 +11,25 @@ from muster_score.errors import StoreFailed
 from muster_score.inputs import InputError, Reader, find_files, shards_of
 from muster_score.plan import Options, make_plan
 from muster_score.worker import Worker
-from score_helpers import ENVIRONMENT, HERE
-
-boto3 = pytest.importorskip("boto3", reason="s3:// needs boto3, which isn't here")
-pytest.importorskip("moto.server", reason="the S3 server of these tests, moto[s3], isn't here")
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
-
-
-@pytest.fixture
-def store(endpoint, monkeypatch):
-    """A client of an empty bucket b. This process, and what it starts, finds the server by its environment."""
-    urllib.request.urlopen(f"{endpoint}/moto-api/reset", data=b"").close()
-    for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_ENDPOINT_URL": endpoint,
-    }.items():
-        monkeypatch.setenv(name, value)
-    objects.client.cache_clear()
-    client = objects.client()
-    client.create_bucket(Bucket="b")
-    yield client
-    objects.client.cache_clear()
-
-
-def environment() -> dict:
-    return {**os.environ, "PYTHONPATH": ENVIRONMENT["PYTHONPATH"], "MUSTER_JOB": "7_0"}
-
-
-def put_rows(client, key: str, numbers) -> None:
-    body = "".join(f'{{"id": {i}, "prompt": "p{i}"}}\n' for i in numbers)
-    client.put_object(Bucket="b", Key=key, Body=body.encode())
-
-
-def words(work: Path, *more: str) -> list[str]:
-    # fmt: off
-    return ["--input", "s3://b/in/*.jsonl", "--output", "s3://b/out/", "--work", str(work), "--engine", "score_engines:Shout",
-            "--shard-rows", "7", "--batch-size", "3", *more]
-    # fmt: on
-
-
-def score(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "muster_score", *arguments],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-def bodies(client, prefix: str = "out/part-") -> dict[str, bytes]:
-    found = client.list_objects_v2(Bucket="b", Prefix=prefix).get("Contents", [])
-    return {
-        one["Key"]: client.get_object(Bucket="b", Key=one["Key"])["Body"].read() for one in found
-    }
-
-
-def scored(client) -> list[dict]:
-    return [json.loads(line) for body in bodies(client).values() for line in body.splitlines()]
-
-
-def manifest(client) -> dict:
-    return json.loads(client.get_object(Bucket="b", Key="out/manifest.json")["Body"].read())
-
-
-def plan_of(work: Path, **options) -> outputs.Plan:
-    given = {"input": "s3://b/in/*.jsonl", "output": "s3://b/out", "work": str(work)}
-    return make_plan(Options(**given | {"shard_rows": 7, "batch_size": 3} | options))
-
+from score_helpers import HERE
+from score_store import (
+    bodies,
+    environment,
+    manifest,
+    plan_of,
+    put_rows,
+    score,
+    scored,
+    words,
+)
 
 # ---- rows ----
 
 
 def test_every_row_is_put_once_in_its_order_and_counted(store, tmp_path):
     put_rows(store, "in/1.jsonl", range(20))
-    store.put_object(Bucket="b", Key="in/2.jsonl", Body=b'{"id": 20, "prompt": "bad"}\n')
-    store.put_object(Bucket="b", Key="in/below/3.jsonl", Body=b'{"id": 21, "prompt": "a"}\n')
+    store.put_object(Bucket="rows", Key="in/2.jsonl", Body=b'{"id": 20, "prompt": "bad"}\n')
+    store.put_object(Bucket="rows", Key="in/below/3.jsonl", Body=b'{"id": 21, "prompt": "a"}\n')
     done = score(*words(tmp_path / "work"))
     assert done.returncode == 0, done.stderr
     lines = scored(store)
@@ -135,15 +60,15 @@ def test_shards_of_objects_are_all_rows_in_their_order(store, kind, buffer, monk
         text = "\n".join(str(i) for i in range(100)).encode()
     else:
         text = "".join(f'{{"text": "{i}"}}\n' for i in range(100)).encode()
-    store.put_object(Bucket="b", Key=f"in/a.{kind}", Body=text)
-    shards, reader = shards_of(find_files(f"s3://b/in/*.{kind}"), 7), Reader()
+    store.put_object(Bucket="rows", Key=f"in/a.{kind}", Body=text)
+    shards, reader = shards_of(find_files(f"s3://rows/in/*.{kind}"), 7), Reader()
     rows = [row["text"] for shard in shards for row in reader.rows(shard)]
     assert rows == [str(i) for i in range(100)]
 
 
 def test_an_object_is_read_in_ranges_and_what_was_read_serves_the_next_shard(store, monkeypatch):
     put_rows(store, "in/1.jsonl", range(10_000))
-    shards, reader = shards_of(find_files("s3://b/in/1.jsonl"), 100), Reader()
+    shards, reader = shards_of(find_files("s3://rows/in/1.jsonl"), 100), Reader()
     monkeypatch.setattr(inputs, "SHARD_BUFFER", 1 << 16)
     size, asked, read = shards[0].file.size, [], objects._range
     monkeypatch.setattr(objects, "_range", lambda *a: asked.append(a[2]) or read(*a))
@@ -166,14 +91,14 @@ def test_parts_as_parquet_go_into_a_store_too(store, tmp_path):
 @pytest.mark.parametrize(
     ("url", "pattern", "wanted"),
     [
-        ("s3://b/in/a.jsonl", "s3://b/in/*.jsonl", True),
-        ("s3://b/in/x/a.jsonl", "s3://b/in/*.jsonl", False),
-        ("s3://b/in/x/y/a.jsonl", "s3://b/in/**/*.jsonl", True),
-        ("s3://b/in/a.jsonl", "s3://b/in/**/*.jsonl", True),
-        ("s3://b/in/x/a.jsonl", "s3://b/**", True),
-        ("s3://b/in/.a.jsonl", "s3://b/in/*", False),
-        ("s3://b/in/", "s3://b/in/*", False),
-        ("s3://b/in/A.jsonl", "s3://b/in/a.jsonl", False),
+        ("s3://rows/in/a.jsonl", "s3://rows/in/*.jsonl", True),
+        ("s3://rows/in/x/a.jsonl", "s3://rows/in/*.jsonl", False),
+        ("s3://rows/in/x/y/a.jsonl", "s3://rows/in/**/*.jsonl", True),
+        ("s3://rows/in/a.jsonl", "s3://rows/in/**/*.jsonl", True),
+        ("s3://rows/in/x/a.jsonl", "s3://rows/**", True),
+        ("s3://rows/in/.a.jsonl", "s3://rows/in/*", False),
+        ("s3://rows/in/", "s3://rows/in/*", False),
+        ("s3://rows/in/A.jsonl", "s3://rows/in/a.jsonl", False),
     ],
 )
 def test_patterns_are_those_of_files(url, pattern, wanted):
@@ -188,10 +113,11 @@ def test_patterns_are_those_of_files(url, pattern, wanted):
     [
         (["--work", ""], "name a directory that all workers see with --work"),
         (["--output", "OUT"], "is for an --output in an object store"),
-        (["--input", "s3://b/none/*.jsonl"], "there is no such object"),
+        (["--input", "s3://rows/none/*.jsonl"], "there is no such object"),
         (["--input", "s3://nowhere/*.jsonl"], "NoSuchBucket"),
         (["--output", "s3:///out"], "there is no bucket in it"),
-        (["--output", "s3://b/in"], "takes in what is written"),
+        (["--output", "s3://rows/in"], "takes in what is written"),
+        (["--model", "s3://rows/model"], "Copy it to a directory that all workers see"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_scored(store, tmp_path, changed, says):
@@ -206,7 +132,7 @@ def test_without_boto3_the_remedy_is_told(monkeypatch):
     objects.client.cache_clear()
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(InputError, match="pip install -U boto3"):
-        find_files("s3://b/*.jsonl")
+        find_files("s3://rows/*.jsonl")
 
 
 def test_an_object_that_changes_is_refused(store, tmp_path):
@@ -239,7 +165,7 @@ def test_a_death_at_any_write_or_put_loses_no_row_and_doubles_none(
     monkeypatch.setenv("MUSTER_JOB", "7_0")
     for count in range(1, 100, 2):  # behind one act is before the next
         for key in bodies(store, ""):
-            store.delete_object(Bucket="b", Key=key)
+            store.delete_object(Bucket="rows", Key=key)
         put_rows(store, "in/1.jsonl", range(10))
         work = tmp_path / str(count)
         died = subprocess.run(
@@ -287,16 +213,13 @@ def test_a_part_without_its_record_is_taken_and_not_made_again(store, tmp_path):
         asked.extend(row["id"] for row in rows)
         return [row["prompt"] for row in rows]
 
-    options = Options("s3://b/in/*", "s3://b/out", shard_rows=7, work=str(tmp_path / "work"))
+    options = Options("s3://rows/in/*", "s3://rows/out", shard_rows=7, work=str(tmp_path / "work"))
     plan = make_plan(options)
     Worker(options, plan, engine, True, "1").run()
     (tmp_path / "work/manifest.json").unlink()
     (tmp_path / "work/done/00000001").unlink()
     Worker(options, plan, engine, True, "1").run()
     assert sorted(asked) == list(range(14))
-    store.delete_object(Bucket="b", Key="out/part-00000000.jsonl")
-    with pytest.raises(InputError, match="part-00000000.jsonl is gone"):
-        outputs.parts_of(plan).bad_rows()
 
 
 def test_a_store_that_is_away_ends_a_worker_that_may_be_started_again(store, tmp_path, monkeypatch):
@@ -306,7 +229,9 @@ def test_a_store_that_is_away_ends_a_worker_that_may_be_started_again(store, tmp
     def away(*_):
         raise StoreFailed("it is away")
 
-    options = Options("s3://b/in/*.jsonl", "s3://b/out", shard_rows=7, work=str(tmp_path / "work"))
+    options = Options(
+        "s3://rows/in/*.jsonl", "s3://rows/out", shard_rows=7, work=str(tmp_path / "work")
+    )
     monkeypatch.setattr(objects, "put_new", away)
     with pytest.raises(StoreFailed):
         Worker(options, plan, lambda rows: [row["id"] for row in rows], True, "1").run()

@@ -79,42 +79,120 @@ pb::Job Trained(uint64_t number) {
   return job;
 }
 
-TEST_F(TuneTest, TellsWhatJobsOfTheQueueHaveTrainedWithAndHowFast) {
-  std::vector<pb::Job> jobs(8, Trained(20));
-  jobs[1].mutable_tasks(0)->mutable_progress()->set_step(3);
-  jobs[2].mutable_tasks(0)->mutable_progress()->set_tokens_per_s(0);
-  jobs[3].mutable_tasks(0)->mutable_attempts(0)->set_flavour("h100");
-  jobs[4].mutable_tasks(0)->mutable_attempts(0)->add_placements();
-  jobs[5].mutable_array()->set_members(3);
-  jobs[6].mutable_tasks(0)->mutable_progress()->set_attempt(2);
-  jobs[7].set_state(pb::RUNNING);
-  jobs.push_back(Trained(19));  // the same once more: one of them is enough
-  jobs_.listing = jobs;
-  jobs_.got = Trained(20);
-  jobs_.got.mutable_spec()->mutable_tasks(0)->set_processes_per_worker(2);
-  jobs_.got.mutable_spec()->mutable_tasks(0)->set_trainer_json(
-      R"({"data": "/d", "export": "m", "init": "/models/a", "global_batch_size": 8})");
-  const std::vector<std::string> line = {
-      "tune", WriteJob("/data/tokens"), "--study", "/s", "--knobs", "recompute", "-d"};
-  ASSERT_EQ(Run(line), 0) << err_;
+// The same as one that was asked for, which has its configuration, too.
+pb::Job TrainedWith(uint64_t number, const std::string& trainer) {
+  pb::Job job = Trained(number);
+  job.mutable_spec()->mutable_tasks(0)->set_processes_per_worker(2);
+  job.mutable_spec()->mutable_tasks(0)->set_trainer_json(trainer);
+  return job;
+}
+
+std::string Told(uint64_t number, const std::string& trainer) {
+  return absl::StrCat(R"({"job":")", number, R"(","ranks":4,"tokens_per_s":5000.0,"trainer":)",
+                      trainer, "}");
+}
+
+// What `muster tune` tells of past jobs, where the queue has `listed` and each is asked for by its
+// number.
+class PastJobsTest : public TuneTest {
+ protected:
+  PastJobsTest() {
+    jobs_.get = [this](const std::string& id, pb::Job* job) {
+      asked_.push_back(id);
+      if (const auto found = got_.find(id); found != got_.end()) {
+        *job = found->second;
+        return grpc::Status::OK;
+      }
+      return grpc::Status(grpc::NOT_FOUND, "there is no such job");
+    };
+  }
+
+  void Add(pb::Job listed, const std::string& trainer) {
+    got_[absl::StrCat(listed.number())] = TrainedWith(listed.number(), trainer);
+    listed_.push_back(std::move(listed));
+  }
+
+  std::string PastJobs(const std::string& most = "") {
+    jobs_.listing = listed_;
+    submitted_.clear();
+    std::vector<std::string> line = {
+        "tune", WriteJob("/data/tokens"), "--study", "/s", "--knobs", "recompute", "-d"};
+    if (!most.empty()) line.insert(line.end(), {"--past-jobs", most});
+    EXPECT_EQ(Run(line), 0) << err_;
+    if (submitted_.size() != 1) return "not submitted";
+    EXPECT_THAT(submitted_[0].tasks(0).run().exec(), Not(Contains(StartsWith("--past-jobs"))))
+        << "every account reads a process's words";
+    const auto& env = submitted_[0].tasks(0).env();
+    const auto found = env.find("TUNE_PAST_JOBS");
+    return found == env.end() ? "" : found->second;
+  }
+
+  std::vector<pb::Job> listed_;
+  std::map<std::string, pb::Job> got_;
+  std::vector<std::string> asked_;
+};
+
+TEST_F(PastJobsTest, AreThoseOfTheQueueThatHaveTrainedAndHowFast) {
+  Add(Trained(20), R"({"data": "/d", "export": "m", "init": "/a", "global_batch_size": 8})");
+  Add(Trained(19), R"({"data": "/e", "init": "/a", "global_batch_size": 8})");  // once is enough
+  Add(Trained(18), R"({"init": "/b"})");
+  const std::string first = Told(20, R"({"global_batch_size":8,"init":"/a"})");
+  EXPECT_EQ(PastJobs(), absl::StrCat("[", first, ",", Told(18, R"({"init":"/b"})"), "]"));
   EXPECT_EQ(jobs_.listed.queue(), "research");
-  ASSERT_EQ(submitted_.size(), 1u);
-  EXPECT_THAT(submitted_[0].tasks(0).run().exec(),
-              Contains(R"(--past-jobs=[{"job":"20","ranks":4,"tokens_per_s":5000.0,"trainer":)"
-                       R"({"global_batch_size":8,"init":"/models/a"}}])"));
+  EXPECT_EQ(PastJobs("1"), absl::StrCat("[", first, "]"));
+  EXPECT_EQ(PastJobs("0"), "");
+}
 
-  std::vector<std::string> none = line;
-  for (const char* word : {"--past-jobs", "0"}) none.emplace_back(word);
-  ASSERT_EQ(Run(none), 0) << err_;
-  ASSERT_EQ(submitted_.size(), 2u);
-  EXPECT_THAT(submitted_[1].tasks(0).run().exec(), Not(Contains(StartsWith("--past-jobs"))));
+TEST_F(PastJobsTest, AreNoneThatSayNothingOfASpeedOnOneHostOfTheFlavour) {
+  const struct {
+    const char* what;
+    std::function<void(pb::Job*)> change;
+  } kCases[] = {
+      {"few steps", [](pb::Job* job) { job->mutable_tasks(0)->mutable_progress()->set_step(3); }},
+      {"no speed",
+       [](pb::Job* job) { job->mutable_tasks(0)->mutable_progress()->set_tokens_per_s(0); }},
+      {"another flavour",
+       [](pb::Job* job) { job->mutable_tasks(0)->mutable_attempts(0)->set_flavour("h100"); }},
+      {"two hosts",
+       [](pb::Job* job) { job->mutable_tasks(0)->mutable_attempts(0)->add_placements(); }},
+      {"an array", [](pb::Job* job) { job->mutable_array()->set_members(3); }},
+      {"of another attempt",
+       [](pb::Job* job) { job->mutable_tasks(0)->mutable_progress()->set_attempt(2); }},
+      {"it runs", [](pb::Job* job) { job->set_state(pb::RUNNING); }},
+  };
+  for (const auto& c : kCases) {
+    listed_.clear();
+    asked_.clear();
+    pb::Job job = Trained(20);
+    c.change(&job);
+    Add(job, R"({"init": "/a"})");
+    EXPECT_EQ(PastJobs(), "") << c.what;
+    EXPECT_TRUE(asked_.empty()) << c.what;
+  }
+}
 
-  jobs_.got.mutable_spec()->mutable_tasks(0)->set_trainer_json(
-      absl::StrCat(R"({"init": ")", std::string(30'000, 'x'), R"("})"));
-  ASSERT_EQ(Run(line), 0) << err_;
-  ASSERT_EQ(submitted_.size(), 3u);
-  EXPECT_THAT(submitted_[2].tasks(0).run().exec(), Not(Contains(StartsWith("--past-jobs"))))
-      << "a job's words have an end";
+TEST_F(PastJobsTest, AreFoundBehindOthers) {
+  listed_.push_back(Trained(300));  // forgotten since
+  for (uint64_t number = 299; number > 40; --number) Add(Trained(number), "");
+  Add(Trained(40), absl::StrCat(R"({"init": ")", std::string(30'000, 'x'), R"("})"));
+  Add(Trained(39), R"({"init": "/a"})");
+  EXPECT_EQ(PastJobs(), absl::StrCat("[", Told(39, R"({"init":"/a"})"), "]"))
+      << "neither programs of others nor one that doesn't fit take its place";
+  EXPECT_EQ(asked_.size(), 262u);
+}
+
+TEST_F(PastJobsTest, AreAskedForAgainWhileTheServerIsAway) {
+  Add(Trained(20), R"({"init": "/a"})");
+  const auto found = jobs_.get;
+  int away = 2;
+  jobs_.get = [&](const std::string& id, pb::Job* job) {
+    return away-- > 0 ? grpc::Status(grpc::UNAVAILABLE, "starts") : found(id, job);
+  };
+  EXPECT_EQ(PastJobs(), absl::StrCat("[", Told(20, R"({"init":"/a"})"), "]"));
+  Add(Trained(19), R"({"init": "/b"})");
+  away = 1000;
+  EXPECT_EQ(PastJobs(), "") << "a tuning works without";
+  EXPECT_EQ(away, 995) << "and doesn't wait for each of them";
 }
 
 TEST_F(TuneTest, RefusesWhatCanBeNoTrial) {

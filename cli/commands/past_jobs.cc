@@ -1,7 +1,9 @@
 #include "cli/commands/past_jobs.h"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -13,8 +15,11 @@ namespace {
 
 using ::nlohmann::json;
 
-constexpr size_t kMostBytes = 24 << 10;  // a job's words have 64 KiB in all
+constexpr size_t kMostBytes = 24 << 10;  // a variable has 32 KiB
 constexpr int kPage = 1000, kMostPages = 10;
+constexpr size_t kMostAsked = 400;  // jobs: a list doesn't say which are muster-trainer's
+constexpr int kTries = 5;           // while the server is away
+constexpr std::chrono::milliseconds kPause(400);
 constexpr int64_t kLeastSteps = 20;  // before that a speed is one of warming up
 
 struct PastJob {
@@ -43,19 +48,19 @@ bool ReadTrained(const pb::Job& job, const std::string& flavour, PastJob* past) 
 }
 
 std::vector<PastJob> FindTrained(Client& client, const std::string& queue,
-                                 const std::string& flavour, size_t most) {
+                                 const std::string& flavour) {
   std::vector<PastJob> found;
   pb::ListJobsRequest request;
   request.set_queue(queue);
   request.set_page_size(kPage);
   for (const pb::JobState state : {pb::SUCCEEDED, pb::FAILED, pb::CANCELLED})
     request.add_states(state);
-  for (int page = 0; page < kMostPages && found.size() < most; ++page) {
+  for (int page = 0; page < kMostPages && found.size() < kMostAsked; ++page) {
     const absl::StatusOr<pb::ListJobsResponse> listed = client.List(request);
     if (!listed.ok()) break;
     for (const pb::Job& job : listed->jobs()) {
       PastJob past;
-      if (found.size() < most && ReadTrained(job, flavour, &past)) found.push_back(past);
+      if (found.size() < kMostAsked && ReadTrained(job, flavour, &past)) found.push_back(past);
     }
     if (listed->next_page_token().empty()) break;
     request.set_page_token(listed->next_page_token());
@@ -75,6 +80,15 @@ json TrainerOf(const pb::Job& job, int task) {
   return trainer;
 }
 
+absl::StatusOr<pb::Job> GetAgain(Client& client, uint64_t number) {
+  absl::StatusOr<pb::Job> job = client.Get(absl::StrCat(number));
+  for (int i = 1; i < kTries && absl::IsUnavailable(job.status()); ++i) {
+    std::this_thread::sleep_for(kPause);
+    job = client.Get(absl::StrCat(number));
+  }
+  return job;
+}
+
 std::string DumpOf(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -85,10 +99,13 @@ std::string PastJobs(Client& client, const std::string& queue, const std::string
                      int most) {
   std::string text;
   std::set<std::string> seen;  // the newest run of what ran several times
-  for (const PastJob& past :
-       FindTrained(client, queue, flavour, static_cast<size_t>(std::max(0, most)))) {
-    const absl::StatusOr<pb::Job> job = client.Get(absl::StrCat(past.number));
-    if (!job.ok()) break;  // its next answers would be no others
+  if (most <= 0) return text;
+  int told = 0;
+  for (const PastJob& past : FindTrained(client, queue, flavour)) {
+    if (told == most) break;
+    const absl::StatusOr<pb::Job> job = GetAgain(client, past.number);
+    if (absl::IsUnavailable(job.status())) break;
+    if (!job.ok()) continue;  // it is forgotten since, or not this caller's to read
     const json trainer = TrainerOf(*job, past.task);
     if (trainer.is_null()) continue;
     const int processes = std::max(1, job->spec().tasks(past.task).processes_per_worker());
@@ -98,8 +115,9 @@ std::string PastJobs(Client& client, const std::string& queue, const std::string
                                         {"ranks", ranks},
                                         {"tokens_per_s", past.tokens_per_s},
                                         {"trainer", trainer}});
-    if (text.size() + one.size() + 3 > kMostBytes) break;
+    if (text.size() + one.size() + 3 > kMostBytes) continue;  // an older one may be shorter
     absl::StrAppend(&text, text.empty() ? "[" : ",", one);
+    ++told;
   }
   return text.empty() ? "" : absl::StrCat(text, "]");
 }

@@ -33,6 +33,8 @@ namespace {
 
 using ::nlohmann::json;
 
+constexpr char kPastJobsVariable[] = "TUNE_PAST_JOBS";  // jobs may set no MUSTER_ variable
+
 struct TuneOptions {
   std::string file, study, history, python = "python3", queue;
   std::vector<std::string> knobs, fields, settings;  // fields: knobs with values of their own
@@ -234,9 +236,8 @@ void TakeResources(const pb::TaskSpec& of, pb::TaskSpec* task, int* ranks) {
   resources->set_memory_bytes(resources->memory_bytes() * workers);
 }
 
-// `past`: as PastJobs() has it.
 void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
-                  const std::string& past, pb::TaskSpec* task) {
+                  pb::TaskSpec* task) {
   const auto add = [&](const std::string& word) { task->mutable_run()->add_exec(word); };
   for (const std::string& word :
        {options.python, std::string("-m"), std::string("muster_tune"), std::string("--study"),
@@ -248,7 +249,6 @@ void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
     for (const std::string& knob : *knobs) add(absl::StrCat("--knob=", knob));
   }
   if (!options.history.empty()) add(absl::StrCat("--history=", options.history));
-  if (!past.empty()) add(absl::StrCat("--past-jobs=", past));
   if (of.resources().gpu_types_size() == 1) {
     const std::string& flavour = of.resources().gpu_types(0);
     add(absl::StrCat("--sku=", flavour));
@@ -284,13 +284,13 @@ absl::StatusOr<pb::JobSpec> TuneSpec(Client& client, const TuneOptions& options,
   int ranks = 1;
   TakeResources(*training, task, &ranks);
   task->set_processes_per_worker(1);
-  // Jobs of the same queue: who sees what this job's command says sees them, too.
+  WriteCommand(options, *training, ranks, task);
+  // A variable: every account of a host reads its processes' words, and an older muster_tune takes
+  // no word that it doesn't know.
   const auto& flavours = training->resources().gpu_types();
-  WriteCommand(options, *training, ranks,
-               flavours.size() == 1
-                   ? PastJobs(client, spec.queue(), flavours.Get(0), options.past_jobs)
-                   : "",
-               task);
+  if (flavours.size() != 1) return tune;
+  const std::string past = PastJobs(client, spec.queue(), flavours.Get(0), options.past_jobs);
+  if (!past.empty()) (*task->mutable_env())[kPastJobsVariable] = past;
   return tune;
 }
 

@@ -87,6 +87,7 @@ struct Fake : pb::JobService::Service {
       watch;
   std::function<grpc::Status(const pb::ExplainRequest&, pb::ExplainResponse*)> explain;
   std::function<grpc::Status(const pb::SimulateRequest&, pb::SimulateResponse*)> simulate;
+  std::function<grpc::Status(const std::string&, pb::Job*)> get;  // instead of what follows
   pb::Job got = JobIn(pb::RUNNING, pb::TASK_RUNNING);
   grpc::Status get_status;
   std::function<grpc::Status(grpc::ServerContext*, const pb::LogsRequest&,
@@ -122,7 +123,8 @@ struct Fake : pb::JobService::Service {
                     grpc::ServerReaderWriter<pb::TunnelOutput, pb::TunnelInput>* stream) override {
     return exec(stream);
   }
-  grpc::Status Get(grpc::ServerContext*, const pb::GetJobRequest*, pb::Job* job) override {
+  grpc::Status Get(grpc::ServerContext*, const pb::GetJobRequest* request, pb::Job* job) override {
+    if (get) return get(request->id(), job);
     *job = got;
     return get_status;
   }
@@ -388,6 +390,7 @@ class Process {
     close(fds_[1]);
   }
   void Interrupt() { kill(pid_, SIGINT); }
+  void Signal(int number) { kill(pid_, number); }
   // Reads until either stream holds `text`; false: they ended without, or 30 s went by.
   bool ReadUntil(const std::string& text) {
     return Read([&] { return absl::StrContains(out, text) || absl::StrContains(err, text); });

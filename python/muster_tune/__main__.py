@@ -14,7 +14,7 @@ import muster_runtime
 from muster_score.leases import NotAlone, check_alone, owner_of
 
 from muster_tune import history
-from muster_tune.attempt import Run
+from muster_tune.attempt import PAST_JOBS, Run
 from muster_tune.reports import REDUCE, Objective
 from muster_tune.samplers import Begun, Random, Sampler, Tpe
 from muster_tune.show import show
@@ -53,9 +53,8 @@ def parser() -> argparse.ArgumentParser:
     of.add_argument("--device", default="", help="GPU that estimates are for (h100-80g)")
     of.add_argument("--device-memory", default="", help="of that GPU, such as 80GiB")
     of.add_argument("--history", type=Path, help="directory of past studies' speeds")
-    of.add_argument(
-        "--past-jobs", metavar="JSON", default="", help="speeds of jobs, as muster tune knows them"
-    )
+    past = os.environ.get(PAST_JOBS, "")
+    of.add_argument("--past-jobs", metavar="JSON", default=past, help=f"default: of {PAST_JOBS}")
     of.add_argument("--sku", default="", help="kind of host that speeds are of (default: device)")
     add("command", nargs="*", help="behind --: what a trial runs; {NAME} is a knob's value")
     return found
@@ -162,7 +161,7 @@ def estimates(given, space: Space, config: dict, study: Study) -> Estimated:
 
 
 def past_jobs(given, config: dict, study: Study) -> list:
-    """Records of what --past-jobs tells. It may be cut off or of another version: what it is to teach, the trials teach, too."""
+    """Records of what `muster tune` tells. It may be cut off or of another version: what it is to teach, the trials teach, too."""
     from muster_tune.estimates import Estimator
 
     if not given.past_jobs:
@@ -182,7 +181,7 @@ def past_jobs(given, config: dict, study: Study) -> list:
         jobs = json.loads(given.past_jobs)
         return history.of_jobs(jobs, data, study.directory / f"jobs-{digest}.json", ask)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        print(f"muster_tune: --past-jobs is passed over: {error!r}", flush=True)
+        print(f"muster_tune: {PAST_JOBS} is passed over: {error!r}", flush=True)
         return []
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from muster_tune.reports import NoObjective, Objective, objective_of, read_lines, value_in
 
 _LIBC = ctypes.CDLL(None)
+PAST_JOBS = "TUNE_PAST_JOBS"  # the worker's variable: speeds of jobs, as `muster tune` knows them
 _PR_SET_PDEATHSIG = 1
 _PEERS_S = 5  # for the other ranks to end, once one has failed
 _MEMORY = re.compile(
@@ -115,7 +116,6 @@ class Attempt:
                 )
 
     def _environment(self, rank: int, port: int, progress: Path) -> dict[str, str]:
-        ranks = str(self.run_.ranks)
         own = {
             "MUSTER_PROGRESS_SOCKET": str(progress),
             "MUSTER_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
@@ -127,12 +127,25 @@ class Attempt:
         for name, value in self.setting.items():
             own[f"MUSTER_TRIAL_{name.replace('.', '_').upper()}"] = text_of(value)
         if self.run_.ranks > 1 or self.run_.trainer is not None:
-            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks}
-            own |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
-            own |= {"MASTER_PORT": str(port)}
+            own |= self._rank_variables(rank, port)
         environment = {**os.environ, **own}
-        environment.pop("MUSTER_EXPORT_STAGING", None)  # the job's, of which this is a part
+        for name in ("MUSTER_EXPORT_STAGING", PAST_JOBS):  # the worker's own
+            environment.pop(name, None)
         return environment
+
+    def _rank_variables(self, rank: int, port: int) -> dict[str, str]:
+        """torchrun's, all of them: as one worker of the agent's has them (docs/programs.md)."""
+        ranks, run = str(self.run_.ranks), os.environ.get("MUSTER_RUN_ID", "trial")
+        number = {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)}
+        world = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "ROLE_WORLD_SIZE": ranks}
+        group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        elastic = {
+            "TORCHELASTIC_RUN_ID": f"{run}.{self.number}.{self.folder.name}",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+        }
+        return number | world | group | meet | elastic
 
     def _filled(self, word: str) -> str:
         for name, value in self.setting.items():

@@ -297,6 +297,30 @@ if x == 2: time.sleep(600)
     assert found[2]["cause"] == "exit 1: rank 1 has no memory left"
 
 
+def test_ranks_of_a_trial_have_all_of_torchruns_variables(tmp_path):
+    text = """
+seen = {name: os.environ[name] for name in os.environ if re.match("RANK$|(LOCAL|GROUP|ROLE|TORCHELASTIC|WORLD|MASTER|TUNE)_", name)}
+with open(f"{os.path.dirname(sys.argv[0])}/seen-{x}-{seen['RANK']}", "w") as file: json.dump(seen, file)
+print(json.dumps({"loss": 1}))
+"""
+    given = ["--ranks", "2", *program(tmp_path, "import re\n" + text, trials=2, knob="x=1,2")]
+    done = tune(given, MUSTER_RUN_ID="u.main.1", TUNE_PAST_JOBS="[]")
+    assert done.returncode == 0, done.stderr
+    runs = {}
+    for x in (1, 2):
+        for rank in ("0", "1"):
+            seen = json.loads((tmp_path / f"seen-{x}-{rank}").read_text())
+            runs[x, rank] = seen.pop("TORCHELASTIC_RUN_ID"), seen.pop("MASTER_PORT")
+            own = {name: rank for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
+            world = {name: "2" for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
+            group = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+            elastic = {f"TORCHELASTIC_{name}": "0" for name in ("RESTART_COUNT", "MAX_RESTARTS")}
+            assert seen == own | world | group | elastic
+    assert runs[1, "0"] == runs[1, "1"] and runs[2, "0"] == runs[2, "1"]
+    assert runs[1, "0"][0] != runs[2, "0"][0]
+    assert all(run.startswith("u.main.1.") for run, _ in runs.values())
+
+
 def test_values_reach_the_program_as_variables_too(tmp_path):
     code = "import os, json; print(json.dumps({'loss': float(os.environ['MUSTER_TRIAL_A_B'])}))"
     given = ["--study", f"{tmp_path}/study", "--knob", "a.b=0.5", "--trials", "1", *MINIMIZE]

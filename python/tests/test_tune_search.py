@@ -359,14 +359,14 @@ def test_the_proxy_tries_only_what_is_possible_and_fits(tmp_path, trainer):
     "past, said",
     [
         ([{"job": "7", "trainer": CONFIG | {"micro_batch_size": 2, "recompute": "none"}, "ranks": 1, "tokens_per_s": 2e3}], ""),
-        ([{"job": "7"}], "--past-jobs is passed over"),
+        ([{"job": "7"}], "TUNE_PAST_JOBS is passed over"),
         ([{"job": "7", "trainer": CONFIG | {"micro_batch_size": 1, "recompute": "none"}, "ranks": 1, "tokens_per_s": -1}], "job 7 is passed over"),
     ],
 )  # fmt: skip
 def test_a_tuning_takes_what_is_known_of_jobs_and_works_without(tmp_path, trainer, past, said):
     pytest.importorskip("lightgbm")
-    given = ["--knob", "micro_batch", "--knob", "recompute=none", "--past-jobs", json.dumps(past)]
-    done = tune(trainer_words(tmp_path, trainer, *given))
+    given = ["--knob", "micro_batch", "--knob", "recompute=none"]
+    done = tune(trainer_words(tmp_path, trainer, *given), TUNE_PAST_JOBS=json.dumps(past))
     assert done.returncode == 0, done.stderr
     assert {one["value"] for one in results(tmp_path)} == {1000, 2000, 4000}
     assert said in done.stdout and ("is passed over" in done.stdout) == bool(said)

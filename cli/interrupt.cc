@@ -17,11 +17,11 @@ namespace {
 
 std::atomic<int> g_fd{-1};
 std::atomic<int> g_signals{0};
-struct sigaction g_old_int, g_old_term;
+struct sigaction g_old_int, g_old_term, g_old_hangup;
 
 void OnSignal(int signal_number) {
   int saved = errno;
-  if (g_signals.fetch_add(1) > 0) {
+  if (g_signals.fetch_add(1) > 0 && signal_number != SIGHUP) {
     signal(signal_number, SIG_DFL);
     raise(signal_number);
   }
@@ -32,7 +32,7 @@ void OnSignal(int signal_number) {
 
 }  // namespace
 
-Interrupt::Interrupt() {
+Interrupt::Interrupt(Hears hears) {
   MUSTER_CHECK(g_fd.load() == -1);
   g_signals = 0;
   g_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -41,11 +41,16 @@ Interrupt::Interrupt() {
   action.sa_handler = OnSignal;
   sigaction(SIGINT, &action, &g_old_int);
   sigaction(SIGTERM, &action, &g_old_term);
+  if (hears != kHangUpsToo) return;
+  sigaction(SIGHUP, nullptr, &g_old_hangup);
+  hears_hangups_ = g_old_hangup.sa_handler != SIG_IGN;  // nohup's
+  if (hears_hangups_) sigaction(SIGHUP, &action, nullptr);
 }
 
 Interrupt::~Interrupt() {
   sigaction(SIGINT, &g_old_int, nullptr);
   sigaction(SIGTERM, &g_old_term, nullptr);
+  if (hears_hangups_) sigaction(SIGHUP, &g_old_hangup, nullptr);
   close(g_fd.exchange(-1));
 }
 

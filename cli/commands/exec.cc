@@ -21,6 +21,9 @@ namespace muster {
 namespace {
 
 constexpr int kMostPort = 65'535;
+constexpr char kJobGoesOn[] =
+    "The job goes on: run the command again. What has to outlive a lost connection: setsid -f CMD, "
+    "with its output in a file";
 
 std::atomic<int> g_resized{-1};
 
@@ -72,25 +75,6 @@ struct ExecOptions {
   std::vector<std::string> command;
 };
 
-int CodeOf(Session& session, const TunnelOutcome& outcome) {
-  const pb::TunnelEnd& end = outcome.end;
-  if (outcome.ended && end.error().empty())
-    return end.signal() != 0 ? kSignalled + end.signal() : end.exit_code();
-  if (outcome.ended) {
-    session.Err(absl::StrCat("muster: ", end.error(), "\n"));
-    return end.exit_code() != 0 ? end.exit_code() : kExitCutOff;
-  }
-  if (!outcome.begun) return session.Fail(outcome.status);
-  const CutOff cut = WhyCutOff(outcome.status);
-  session.Err(absl::StrCat("muster: the command was cut off, and is ended: ", cut.why, "\n"));
-  if (cut.may_begin_again) {
-    session.Err(
-        "  The job goes on: run the command again. What has to outlive a lost connection: setsid "
-        "-f CMD, with its output in a file\n");
-  }
-  return kExitCutOff;
-}
-
 int Exec(Session& session, const ExecOptions& options) {
   pb::TunnelInput start;
   pb::ExecStart* exec = start.mutable_exec();
@@ -105,8 +89,9 @@ int Exec(Session& session, const ExecOptions& options) {
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
-  bool ended = false;
-  return ExecHere(session, **client, interrupt, std::move(start), options.terminal, &ended);
+  const TunnelOutcome outcome = CarryHere(**client, interrupt, std::move(start), options.terminal);
+  return interrupt.pending() ? static_cast<int>(kExitInterrupted)
+                             : TellOutcome(session, outcome, kJobGoesOn);
 }
 
 // ---- ports ----
@@ -161,30 +146,42 @@ int Forward(Session& session, const ForwardOptions& options) {
 
 }  // namespace
 
-int ExecHere(Session& session, Client& client, const Interrupt& interrupt, pb::TunnelInput start,
-             bool terminal, bool* ended) {
-  *ended = false;
+TunnelOutcome CarryHere(Client& client, const Interrupt& interrupt, pb::TunnelInput start,
+                        bool terminal) {
   TunnelEnds ends{STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO};
-  TunnelOutcome outcome;
-  {
-    RawTerminal raw;  // what is said below is said on the terminal as it was
-    if (terminal) {
-      pb::ExecStart* exec = start.mutable_exec();
-      const char* term = getenv("TERM");
-      exec->set_terminal(true);
-      exec->set_term(term == nullptr ? "dumb" : term);
-      *exec->mutable_size() = SizeOf(STDIN_FILENO);
-      ends.terminal = isatty(STDIN_FILENO) != 0;
-      if (ends.terminal) ends.resized = raw.WatchSize();
-    }
-    const std::unique_ptr<TunnelCall> call = client.Exec(&interrupt);
-    outcome = CarryTunnel(call.get(), start, ends, [&] {
-      if (ends.terminal) raw.Begin();
-    });
+  RawTerminal raw;  // what is said after this is said on the terminal as it was
+  if (terminal) {
+    pb::ExecStart* exec = start.mutable_exec();
+    const char* term = getenv("TERM");
+    exec->set_terminal(true);
+    exec->set_term(term == nullptr ? "dumb" : term);
+    *exec->mutable_size() = SizeOf(STDIN_FILENO);
+    ends.terminal = isatty(STDIN_FILENO) != 0;
+    if (ends.terminal) ends.resized = raw.WatchSize();
   }
-  if (interrupt.pending()) return kExitInterrupted;
-  *ended = outcome.ended && outcome.end.error().empty();
-  return CodeOf(session, outcome);
+  const std::unique_ptr<TunnelCall> call = client.Exec(&interrupt);
+  return CarryTunnel(call.get(), start, ends, [&] {
+    if (ends.terminal) raw.Begin();
+  });
+}
+
+bool EndedByItself(const TunnelOutcome& outcome) {
+  return outcome.ended && outcome.end.error().empty();
+}
+
+int TellOutcome(Session& session, const TunnelOutcome& outcome, const std::string& lost) {
+  const pb::TunnelEnd& end = outcome.end;
+  if (EndedByItself(outcome))
+    return end.signal() != 0 ? kSignalled + end.signal() : end.exit_code();
+  if (outcome.ended) {
+    session.Err(absl::StrCat("muster: ", end.error(), "\n"));
+    return end.exit_code() != 0 ? end.exit_code() : kExitCutOff;
+  }
+  if (!outcome.begun) return session.Fail(outcome.status);
+  const CutOff cut = WhyCutOff(outcome.status);
+  session.Err(absl::StrCat("muster: the command was cut off, and is ended: ", cut.why, "\n"));
+  if (cut.may_begin_again) session.Err(absl::StrCat("  ", lost, "\n"));
+  return kExitCutOff;
 }
 
 void AddExec(CLI::App& root, Session& session) {

@@ -145,7 +145,7 @@ absl::Status CheckTerminal(const Session& session, const RunOptions& options) {
 
 int RunCommand(Session& session, RunOptions options) {
   JobFlags& flags = options.flags;
-  Interrupt interrupt;
+  Interrupt interrupt(options.terminal ? Interrupt::kHangUpsToo : Interrupt::kInterrupts);
   absl::StatusOr<Settings> settings = session.settings();
   if (!settings.ok()) return session.Fail(settings.status());
   if (absl::Status status = CheckTerminal(session, options); !status.ok())

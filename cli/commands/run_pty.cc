@@ -1,34 +1,59 @@
 #include "cli/commands/run_pty.h"
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "cli/commands/exec.h"
+#include "cli/commands/run_beside.h"
 #include "cli/exit_code.h"
 #include "cli/follow.h"
 #include "cli/render/format.h"
+#include "common/base/clock.h"
+#include "common/base/units.h"
 
 namespace muster {
 namespace {
 
-constexpr int64_t kUntilItsEndNs = 30'000'000'000;  // once the command has ended
+constexpr int64_t kUntilItsEndNs = 30 * kSecond;  // once the command has ended
+constexpr int64_t kBeginAgainNs = 55 * kSecond;   // the job waits a minute for its terminal
+constexpr int64_t kCancelAgainNs = 20 * kSecond;
+constexpr int kPauseMs = 500, kLongestPauseMs = 2000;
+constexpr char kHolder[] = "muster-run-pty";
+constexpr char kJobEndsToo[] =
+    "The job ends with its terminal. What has to go on without one: muster run without --pty";
 
 // Both are on one host and see each other's processes. MUSTER_JOB_DIR/terminal says whose attempt
-// the terminal is of, and which process has it; terminal.code how the command ended. A terminal
-// that goes away takes that process with it, and leaves no code.
+// the terminal is of, and which process has it, whose session the command is in; terminal.code how
+// the command ended; terminal.taken that all that it printed has arrived, as the end of the job
+// cuts off what is still on its way. A terminal that goes away takes its session with it, and
+// leaves no code.
 constexpr char kHolds[] = R"sh(
 at=$MUSTER_JOB_DIR/terminal tries=0 attempt= pid=
+lives() {
+  local stat line
+  kill -0 "$pid" 2>/dev/null && return 0
+  for stat in /proc/[0-9]*/stat; do
+    line=
+    { read -r -d '' line < "$stat"; } 2>/dev/null
+    set -- ${line##*) }  # state, parent, group, session
+    [ "$4" = "$pid" ] && [ "$1" != Z ] && return 0
+  done
+  return 1
+}
 stop() {
   if [ -n "$pid" ]; then
     kill -HUP -- "-$pid" 2>/dev/null || kill -HUP "$pid" 2>/dev/null
-    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    while lives; do sleep 0.1; done  # until the grace ends
   fi
   exit 143
 }
 trap stop TERM
 until [ -e "$at" ]; do
   if [ $((tries += 1)) -gt 300 ]; then
-    echo 'muster: no terminal has come within a minute' >&2
+    echo 'muster: no terminal has come within a minute; muster run --pty starts a job with one' >&2
     exit 1
   fi
   sleep 0.2
@@ -39,35 +64,108 @@ if [ "$attempt" != "$MUSTER_ATTEMPT" ]; then
   exit 129
 fi
 while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
-sleep 0.5  # the end of this one cuts off what is still on its way to the terminal
+tries=0
 if [ ! -e "$at.code" ]; then
+  while lives && [ $((tries += 1)) -le 25 ]; do sleep 0.2; done  # SIGKILL is sent after 5 s
   echo 'muster: the terminal has gone away' >&2
   exit 129
 fi
+until [ -e "$at.taken" ] || [ $((tries += 1)) -gt 150 ]; do sleep 0.2; done
 read -r code < "$at.code"
 exit "$code"
 )sh";
+// It outlives SIGHUP, so that the terminal stays until the command has ended of it.
 constexpr char kInTerminal[] = R"sh(
-at=$MUSTER_JOB_DIR/terminal
+at=$MUSTER_JOB_DIR/terminal gone=
 echo "$MUSTER_ATTEMPT $$" > "$at.new" && mv -f "$at.new" "$at" || exit 1
 trap : INT QUIT
+trap gone=1 HUP
 (exec "$@")
 code=$?
-echo "$code" > "$at.code"
+[ -n "$gone" ] || echo "$code" > "$at.code"
 exit "$code"
 )sh";
+constexpr char kTaken[] = ": > \"$MUSTER_JOB_DIR/terminal.taken\"";
 
 bool Runs(const pb::Job& job) {
   return job.tasks_size() > 0 && job.tasks(0).state() == pb::TASK_RUNNING &&
          job.tasks(0).attempts_size() > 0;
 }
 
+// Until the job runs or has ended, or the interrupt is pending; while its server is away, too.
+absl::Status AwaitStart(Session& session, Client& client, const std::string& id,
+                        const Interrupt& interrupt, pb::Job* job) {
+  int64_t lost_ns = 0;
+  for (int pause_ms = kPauseMs;;) {
+    const absl::Status status =
+        client.Watch(id, 0, &interrupt, [&](const pb::WatchJobResponse& response) {
+          if (lost_ns > 0) session.Err("muster: the server is back\n");
+          lost_ns = 0;
+          pause_ms = kPauseMs;
+          for (const std::string& event : response.events())
+            session.Err(absl::StrCat("  ", Plain(event), "\n"));
+          *job = response.job();
+          return !HasEnded(job->state()) && !Runs(*job);
+        });
+    if (interrupt.pending() || HasEnded(job->state()) || Runs(*job)) return absl::OkStatus();
+    if (!status.ok() && !absl::IsUnavailable(status)) return status;
+    const int64_t now_ns = RealClock()->MonotonicNs();
+    if (lost_ns == 0) {
+      lost_ns = now_ns;
+      session.Err(
+          "muster: no contact with the server; the job waits without it. Trying again; Ctrl+C "
+          "cancels the job\n");
+    }
+    if (now_ns - lost_ns > kGiveUpAfterNs)
+      return status.ok() ? absl::UnavailableError("its server ended the call") : status;
+    if (interrupt.WaitFor(pause_ms)) return absl::OkStatus();
+    pause_ms = std::min(kLongestPauseMs, 2 * pause_ms);
+  }
+}
+
+pb::ExecStart Beside(const std::string& id, int attempt, const char* script) {
+  pb::ExecStart exec;
+  exec.set_id(id);
+  exec.set_attempt(attempt);
+  for (const char* word : {"bash", "-c", script, kHolder}) exec.add_command(word);
+  return exec;
+}
+
+// Where musterd, its host's agent or the network fails it before it has begun, again.
+TunnelOutcome CarryCommand(Session& session, Client& client, const Interrupt& interrupt,
+                           const pb::ExecStart& exec) {
+  pb::TunnelInput start;
+  *start.mutable_exec() = exec;
+  bool told = false;
+  for (const int64_t until_ns = RealClock()->MonotonicNs() + kBeginAgainNs;;) {
+    TunnelOutcome outcome = CarryHere(client, interrupt, start, /*terminal=*/true);
+    if (outcome.begun || outcome.ended) return outcome;
+    const CutOff cut = WhyCutOff(outcome.status);
+    if (!cut.may_begin_again || RealClock()->MonotonicNs() >= until_ns) return outcome;
+    if (!std::exchange(told, true))
+      session.Err(absl::StrCat("muster: the terminal isn't there yet: ", cut.why,
+                               "; tried again, for a minute\n"));
+    if (interrupt.WaitFor(kPauseMs)) return outcome;
+  }
+}
+
+// A job that waits would take devices later, with nobody there.
 int GiveUp(Client& client, Session& session, const std::string& id, int code) {
-  const absl::StatusOr<pb::Job> cancelled = client.Cancel(id);
+  absl::StatusOr<pb::Job> cancelled = client.Cancel(id);
+  if (absl::IsUnavailable(cancelled.status()))
+    session.Err(absl::StrCat("muster: no contact with the server; for ", FormatSpan(kCancelAgainNs),
+                             " tried again to cancel job ", id, "\n"));
+  for (const int64_t until_ns = RealClock()->MonotonicNs() + kCancelAgainNs;
+       absl::IsUnavailable(cancelled.status()) && RealClock()->MonotonicNs() < until_ns;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(kPauseMs));
+    cancelled = client.Cancel(id);
+  }
   if (!cancelled.ok()) {
     session.Err(absl::StrCat("muster: job ", id, " could not be cancelled: ",
                              Plain(std::string(cancelled.status().message())),
-                             "  Without a terminal it ends by itself, a minute after it starts\n"));
+                             "  Without a terminal it ends by itself, a minute after it starts; "
+                             "before that: muster cancel ",
+                             id, "\n"));
   }
   return code;
 }
@@ -80,42 +178,37 @@ void HoldForTerminal(pb::JobSpec* spec) {
   pb::Run* run = task->mutable_run();
   const std::vector<std::string> command(run->exec().begin(), run->exec().end());
   run->clear_exec();
-  for (const char* word : {"bash", "-c", kHolds, "muster-run-pty"}) run->add_exec(word);
+  for (const char* word : {"bash", "-c", kHolds, kHolder}) run->add_exec(word);
   for (const std::string& word : command) run->add_exec(word);  // for who looks at the job
+}
+
+bool HoldsForTerminal(const pb::JobSpec& spec) {
+  if (spec.tasks_size() != 1) return false;
+  const auto& words = spec.tasks(0).run().exec();
+  return words.size() > 4 && words[0] == "bash" && words[1] == "-c" && words[3] == kHolder;
 }
 
 int RunInTerminal(Session& session, Client& client, const std::string& id,
                   const std::vector<std::string>& command, const Interrupt& interrupt) {
   pb::Job job;
-  const absl::Status watched =
-      client.Watch(id, 0, &interrupt, [&](const pb::WatchJobResponse& response) {
-        for (const std::string& event : response.events())
-          session.Err(absl::StrCat("  ", Plain(event), "\n"));
-        job = response.job();
-        return !HasEnded(job.state()) && !Runs(job);
-      });
+  const absl::Status status = AwaitStart(session, client, id, interrupt, &job);
   if (interrupt.pending()) return GiveUp(client, session, id, kExitInterrupted);
+  if (!status.ok()) return GiveUp(client, session, id, session.Fail(status));
   if (HasEnded(job.state())) {
     FollowOptions follow;
     follow.events_to_stderr = true;
     return Follow(session, client, id, interrupt, follow);  // says how
   }
-  if (!Runs(job)) {
-    const absl::Status cut =
-        watched.ok() ? absl::UnavailableError("its server ended the call") : watched;
-    return GiveUp(client, session, id, session.Fail(cut));
-  }
 
-  pb::TunnelInput start;
-  pb::ExecStart* exec = start.mutable_exec();
-  exec->set_id(id);
-  exec->set_attempt(job.tasks(0).attempts().rbegin()->number());
-  for (const char* word : {"bash", "-c", kInTerminal, "muster-run-pty"}) exec->add_command(word);
-  for (const std::string& word : command) exec->add_command(word);
-  bool ended = false;
-  const int code =
-      ExecHere(session, client, interrupt, std::move(start), /*terminal=*/true, &ended);
-  if (!ended) return GiveUp(client, session, id, code);
+  const int attempt = job.tasks(0).attempts().rbegin()->number();
+  pb::ExecStart exec = Beside(id, attempt, kInTerminal);
+  for (const std::string& word : command) exec.add_command(word);
+  const TunnelOutcome outcome = CarryCommand(session, client, interrupt, exec);
+  if (interrupt.pending()) return GiveUp(client, session, id, kExitInterrupted);
+  const int code = TellOutcome(session, outcome, kJobEndsToo);
+  if (!EndedByItself(outcome)) return GiveUp(client, session, id, code);
+  // If nothing comes of it, the job ends half a minute later.
+  (void)RunBesideAgain(&client, interrupt, Beside(id, attempt, kTaken), [](const std::string&) {});
   FollowOptions quiet;
   quiet.quiet = true;
   quiet.timeout_ns = kUntilItsEndNs;

@@ -15,6 +15,9 @@ namespace muster {
 // with its exit code, or without a terminal.
 void HoldForTerminal(pb::JobSpec* spec);
 
+// That this was done to it. To submit it again makes a job that no terminal comes to.
+bool HoldsForTerminal(const pb::JobSpec& spec);
+
 // Of a job with such a spec: waits until it runs, runs the command in a terminal, waits for the
 // job's end. The command's exit code. Where the command is cut off or never begins, the job is
 // cancelled.

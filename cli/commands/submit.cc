@@ -15,6 +15,7 @@
 #include "cli/commands/failed_members.h"
 #include "cli/commands/fit.h"
 #include "cli/commands/resume_from.h"
+#include "cli/commands/run_pty.h"
 #include "cli/commands/submission.h"
 #include "cli/follow.h"
 #include "cli/interrupt.h"
@@ -82,6 +83,12 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
     return absl::PermissionDeniedError(absl::StrCat(
         name, " is ", Plain(job.owner()), "'s, and its environment is hidden from you",
         ". Ask for its file, or take the rest: muster show ", job.number(), " --spec"));
+  }
+  if (HoldsForTerminal(job.spec())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, "'s command had a terminal, and none would come to another job. Start ",
+                     "it in this one: muster run --pty -- CMD ARGS, with its words as muster show ",
+                     job.number(), " --spec has them"));
   }
   pb::JobSpec spec = OwnSpec(job);
   ClearTimes(&spec);  // its schedule goes on by itself

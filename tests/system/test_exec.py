@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import socket
 import struct
@@ -296,6 +297,65 @@ def test_a_job_that_waits_for_its_terminal_is_cancelled_with_it(system):
     assert refused.returncode == 2 and "leave --workers out" in refused.stderr
     for host in ("lab/h01", "lab/h02"):
         system.run(["host", "resume", host])
+
+
+def test_a_job_that_waits_for_its_place_outlives_a_restart_of_musterd(system):
+    for host in ("lab/h01", "lab/h02"):
+        system.run(["host", "drain", host, "--reason", "a test"])
+    process = subprocess.Popen(
+        run_in_terminal(system, "echo", "here"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=system.environment(),
+    )
+    wait_for("the job", lambda: system.jobs() and newest_job(system)["state"] == "WAITING", 20)
+    system.processes["musterd"].kill()
+    system.processes["musterd"].wait(10)
+    time.sleep(1)  # it finds nobody there
+    system.start_musterd()
+    for host in ("lab/h01", "lab/h02"):
+        system.run(["host", "resume", host])
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and b"here" in out, err
+    assert wait_ended(system, newest_job(system)["number"])["state"] == "SUCCEEDED"
+
+
+def test_a_slow_reader_gets_all_that_was_on_the_terminal(system):
+    lines = 60_000  # more than its pipe holds, and less than what carries it
+    process = subprocess.Popen(
+        run_in_terminal(system, "bash", "-c", f"seq {lines}; exit 5"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=system.environment(),
+    )
+    first = process.stdout.read(1)
+    time.sleep(3)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 5, err
+    assert (first + out).split() == [b"%d" % line for line in range(1, lines + 1)]
+
+
+@pytest.mark.parametrize("how", ["lost", "cancelled"])
+def test_a_command_has_time_after_its_sighup(system, how):
+    began, saved = system.folder / "began", system.folder / "saved"
+    on_hup = f"trap '' HUP; sleep 2; touch {saved}; exit 0"
+    script = f"trap {shlex.quote(on_hup)} HUP; touch {began}; while :; do sleep 0.1; done"
+    process = subprocess.Popen(
+        run_in_terminal(system, "bash", "-c", script),
+        stdin=subprocess.PIPE,
+        env=system.environment(),
+    )
+    wait_for("the command", began.exists, 30)
+    number = newest_job(system)["number"]
+    if how == "lost":
+        process.kill()
+    else:
+        system.run(["cancel", number])
+    process.wait(30)
+    assert wait_ended(system, number)["state"] == ("FAILED" if how == "lost" else "CANCELLED")
+    assert saved.exists()
 
 
 def test_it_ends_with_the_attempt_and_changes_nothing_of_it(running):

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kUntilItsEndNs = 30 * kSecond;  // once the command has ended
 constexpr int64_t kBeginAgainNs = 55 * kSecond;   // the job waits a minute for its terminal
 constexpr int64_t kCancelAgainNs = 20 * kSecond;
-constexpr int kPauseMs = 500, kLongestPauseMs = 2000;
+constexpr int kFirstPauseMs = 500, kLongestPauseMs = 2000;
 constexpr char kHolder[] = "muster-run-pty";
 constexpr char kJobEndsToo[] =
     "The job ends with its terminal. What has to go on without one: muster run without --pty";
@@ -96,12 +96,12 @@ bool Runs(const pb::Job& job) {
 absl::Status AwaitStart(Session& session, Client& client, const std::string& id,
                         const Interrupt& interrupt, pb::Job* job) {
   int64_t lost_ns = 0;
-  for (int pause_ms = kPauseMs;;) {
+  for (int pause_ms = kFirstPauseMs;;) {
     const absl::Status status =
         client.Watch(id, 0, &interrupt, [&](const pb::WatchJobResponse& response) {
           if (lost_ns > 0) session.Err("muster: the server is back\n");
           lost_ns = 0;
-          pause_ms = kPauseMs;
+          pause_ms = kFirstPauseMs;
           for (const std::string& event : response.events())
             session.Err(absl::StrCat("  ", Plain(event), "\n"));
           *job = response.job();
@@ -145,7 +145,7 @@ TunnelOutcome CarryCommand(Session& session, Client& client, const Interrupt& in
     if (!std::exchange(told, true))
       session.Err(absl::StrCat("muster: the terminal isn't there yet: ", cut.why,
                                "; tried again, for a minute\n"));
-    if (interrupt.WaitFor(kPauseMs)) return outcome;
+    if (interrupt.WaitFor(kFirstPauseMs)) return outcome;
   }
 }
 
@@ -157,7 +157,7 @@ int GiveUp(Client& client, Session& session, const std::string& id, int code) {
                              " tried again to cancel job ", id, "\n"));
   for (const int64_t until_ns = RealClock()->MonotonicNs() + kCancelAgainNs;
        absl::IsUnavailable(cancelled.status()) && RealClock()->MonotonicNs() < until_ns;) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(kPauseMs));
+    std::this_thread::sleep_for(std::chrono::milliseconds(kFirstPauseMs));
     cancelled = client.Cancel(id);
   }
   if (!cancelled.ok()) {

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from local_system import job_processes, wait_for
+from local_system import job_processes
 from small_system import let_go, marks, submit, submit_waiting, wait_ended, wait_started
 
 TASK = """\

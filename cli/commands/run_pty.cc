@@ -108,7 +108,8 @@ absl::Status AwaitStart(Session& session, Client& client, const std::string& id,
           return !HasEnded(job->state()) && !Runs(*job);
         });
     if (interrupt.pending() || HasEnded(job->state()) || Runs(*job)) return absl::OkStatus();
-    if (!status.ok() && !absl::IsUnavailable(status)) return status;
+    // A server that ends cancels its calls; an interrupt of ours is seen above.
+    if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsCancelled(status)) return status;
     const int64_t now_ns = RealClock()->MonotonicNs();
     if (lost_ns == 0) {
       lost_ns = now_ns;

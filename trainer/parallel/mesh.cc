@@ -14,7 +14,7 @@ constexpr MeshDim kSlowestFirst[kMeshDims] = {MeshDim::kPp, MeshDim::kDpReplicat
 Mesh::Mesh(int ranks, int tp, int shard_size, int pp, int ep, int cp) : shape_(1), ep_(ep) {
   const int in_stage = pp < 1 || ranks % pp != 0 ? 0 : ranks / pp;
   if (shard_size == 0) shard_size = in_stage;
-  if (tp < 1 || cp < 1 || ep < 1 || shard_size < 1 || shard_size % (cp * tp) != 0 ||
+  if (in_stage < 1 || tp < 1 || cp < 1 || ep < 1 || shard_size < 1 || shard_size % (cp * tp) != 0 ||
       shard_size % ep != 0 || in_stage % shard_size != 0)
     throw std::invalid_argument("such a mesh can't be");
   shape_[MeshDim::kPp] = pp;

@@ -96,7 +96,7 @@ def test_a_search_for_a_ranking_model_has_trials(system):
         pytest.skip("MUSTER_PYTHON names no Python with torch")
     study = system.folder / "study"
     text = (EXAMPLES / "rank_search.yaml").read_text().replace("python3", python)
-    text = text.replace("--trials 96", "--trials 2").replace("--budget 16000", "--steps 5")
+    text = text.replace("--trials 96", "--trials 2").replace("--fill", "--fill --steps 5")
     text += f"env: {{PYTHONPATH: {EXAMPLES.parent.parent / 'python'}, STUDY: {study}}}\n"
     number = from_a_copy(system, "rank_search.yaml", text)
     job = wait_ended(system, number, 120)

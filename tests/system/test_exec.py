@@ -328,6 +328,7 @@ def test_a_slow_reader_gets_all_that_was_on_the_terminal(system):
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        bufsize=0,  # communicate() reads past a buffer
         env=system.environment(),
     )
     first = process.stdout.read(1)

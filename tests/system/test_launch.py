@@ -8,7 +8,7 @@ from small_system import submit, task, wait_ended
 SLOT = "resources: {gpus: 1, gpu_types: [cpu-slot]}\n"
 # Each process leaves its environment and working directory.
 DUMP = """\
-run: [/usr/bin/python3, -c, "import json, os; json.dump({'env': dict(os.environ), 'cwd': os.getcwd(), 'umask': os.umask(0)}, open(os.environ['MUSTER_JOB_DIR'] + '/rank' + os.environ['RANK'], 'w'))"]
+run: [/usr/bin/python3, -c, "import json, os; json.dump({'env': dict(os.environ), 'cwd': os.getcwd(), 'umask': os.umask(0)}, open(os.environ['MUSTER_JOB_DIR'] + '/rank' + os.environ.get('RANK', '0'), 'w'))"]
 """
 
 

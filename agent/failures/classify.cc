@@ -269,6 +269,18 @@ std::string FirstOfRefused(const std::vector<std::string_view>& tail) {
   return "";
 }
 
+// The last word of a program of Muster's own, such as "muster_score: --input x: there is no such
+// file"; "": none of them spoke.
+std::string WordOfOurs(const std::vector<std::string_view>& tail) {
+  for (size_t i = tail.size(); i-- > 0;) {
+    for (const std::string_view name :
+         {"muster_score: ", "muster_tune: ", "muster_ray: ", "muster_dev: "}) {
+      if (tail[i].starts_with(name)) return Cut(tail[i]);
+    }
+  }
+  return "";
+}
+
 Failure ClassifyByFacts(const EndFacts& facts) {
   using enum FailureClass;
   if (facts.preempted) return {kPreempted, "its place was taken"};
@@ -319,7 +331,9 @@ Failure ClassifyByFacts(const EndFacts& facts) {
 Failure Classify(const EndFacts& facts) {
   constexpr int kRefused = 2;  // muster-trainer's exit code then
   Failure failure = ClassifyByFacts(facts);
-  if (failure.cls != FailureClass::kUserError || facts.exit_code != kRefused) return failure;
+  if (failure.cls != FailureClass::kUserError) return failure;
+  if (failure.because.empty()) failure.because = WordOfOurs(facts.tail);
+  if (facts.exit_code != kRefused) return failure;
   // The rules would take the one whose words they know: the first came first.
   if (std::string first = FirstOfRefused(facts.tail); !first.empty())
     failure.because = std::move(first);

@@ -61,9 +61,8 @@ class Directory:
                 files.write_part(lines, self.plan.output_format, file)
                 file.flush()
                 os.fsync(file.fileno())
-            if (
-                bad
-            ):  # of this file alone: of two workers the one that loses may have counted otherwise
+            # Of this file alone: of two workers the one that loses may have counted otherwise.
+            if bad:
                 found = {"shard": shard, "bad": bad, "file": identity(written)}
                 files.create(self.bad / f"{shard:08}.{uuid.uuid4().hex}", found)
             # The commit: from here on the part is there, and it is this one.

@@ -145,6 +145,7 @@ Environment CommonEnvironment(const AttemptRecord& record, const LaunchHost& hos
   common["MUSTER_EXPORT_STAGING"] = prepare.attempt_directory() + "/export-staging";
   common["MUSTER_REQUEST_DIR"] = prepare.attempt_directory() + "/requests";
   if (!progress_socket.empty()) common["MUSTER_PROGRESS_SOCKET"] = progress_socket;
+  common["MUSTER_REPORTS"] = prepare.keep_reports() ? "each" : "newest";
   return common;
 }
 

@@ -133,6 +133,7 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
       {"MUSTER_JOB", "42"},
       {"MUSTER_JOB_DIR", "/j"},
       {"MUSTER_PROGRESS_SOCKET", "/tmp/p"},
+      {"MUSTER_REPORTS", "newest"},
       {"MUSTER_REQUEST_DIR", "/j/train/attempt-2/requests"},
       {"MUSTER_RESUME_FROM", "/c/9,/c/5"},
       {"MUSTER_RUN_ID", std::string(32, 'c') + ".train.2"},
@@ -152,6 +153,14 @@ TEST(Environment, IsTorchrunsAndMustersAndNothingElse) {
   EXPECT_EQ(EnvironmentOf(*spec, 1, 1), want);
   EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["CUDA_VISIBLE_DEVICES"], "4,5");
   EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["RANK"], "2");
+}
+
+TEST(Environment, SaysThatEachReportCountsWhereTheJobIsTracked) {
+  AttemptRecord record = Record();
+  record.prepare.set_keep_reports(true);
+  const auto spec = MakeShimSpec(record, Host(), "token", "/tmp/p");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(EnvironmentOf(*spec, 0, 0)["MUSTER_REPORTS"], "each");
 }
 
 TEST(Environment, ALoneProcessIsNoRankUnlessItsTaskAsksForIt) {

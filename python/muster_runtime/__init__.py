@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from muster_runtime.reports import Reports
+from muster_runtime.reports import EVERY_S, Reports
 
 __all__ = [
     "checkpoint",
@@ -35,6 +35,7 @@ __all__ = [
     "report",
     "report_logged",
     "should_stop",
+    "takes_figures",
     "under_muster",
 ]
 
@@ -50,6 +51,7 @@ _URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # one slash: pathlib takes away the se
 
 _LOOK_S = 0.5  # between two looks for requests
 _BARE_EVERY_S = 0.1  # between two reports of a step without figures
+_PLAIN = (int, float, type(None))  # costs no time to read
 
 _stopped = threading.Event()
 _asked = threading.Event()  # for a checkpoint
@@ -58,7 +60,7 @@ _watching = False
 _channel: socket.socket | None = None
 _saved_at: float | None = None
 _group = None  # of all ranks, for decide() and gather()
-_reported_at = -math.inf
+_reported_at = _figures_at = -math.inf
 
 
 def under_muster() -> bool:
@@ -82,20 +84,42 @@ def report(
 
 def report_logged(step: int, total_steps: int | None, figures: Mapping) -> None:
     """As report(), of figures with any names: what is no number, and what has the name of a field of the line ("step"), is left out. If all of it is too long
-    for a line, the step goes with the figures that Muster knows. Without any figure it is told ten times a second at most, and at the end."""
-    global _reported_at
+    for a line, the step goes with the figures that Muster knows. Without any figure it is told ten times a second at most, and at the end. Where the newest
+    report alone counts, those of half a second go as one, and tensors are read twice a second (takes_figures)."""
+    global _reported_at, _figures_at
     now_s = time.monotonic()
-    if step != total_steps and all(value is None for value in figures.values()):
-        if now_s - _reported_at < _BARE_EVERY_S:
-            return
+    if not _takes_figures(step, total_steps, now_s):
+        figures = {name: value for name, value in figures.items() if isinstance(value, _PLAIN)}
+    bare = all(value is None for value in figures.values())
+    if bare and step != total_steps and now_s - _reported_at < _BARE_EVERY_S:
+        return
     _reported_at = now_s
-    numbers = {
-        name: number for name, value in figures.items() if (number := _number(value)) is not None
-    }
-    line = {"rank": rank(), "step": int(step), "total_steps": _whole(total_steps)}
+    if not bare:
+        _figures_at = now_s
+    line = {"rank": rank(), "step": int(step)}
+    if total_steps is not None:
+        line["total_steps"] = _whole(total_steps)
     if "MUSTER_TRIAL" in os.environ:  # muster_tune listens, to which a loss that is NaN is news
-        line |= {"not_finite": [name for name in figures if _is_not_finite(figures[name])]}
-    _tell_soon(line | {name: value for name, value in numbers.items() if name not in _RESERVED})
+        line["not_finite"] = [name for name in figures if _is_not_finite(figures[name])]
+    for name, value in figures.items():
+        if value is not None and name not in _RESERVED:
+            line[name] = _number(value)  # None takes away what an older one has
+    _tell_soon(line, newest=_newest_counts())
+
+
+def takes_figures(step: int, total_steps: int | None = None) -> bool:
+    """Whether a report of this step should have figures that cost time to get, such as a tensor's on a GPU. Where only the newest report counts, twice a
+    second are enough."""
+    return _takes_figures(step, total_steps, time.monotonic())
+
+
+def _takes_figures(step: int, total_steps: int | None, now_s: float) -> bool:
+    return step == total_steps or now_s - _figures_at >= EVERY_S or not _newest_counts()
+
+
+def _newest_counts() -> bool:
+    """Whether nobody but screens takes the reports. Trackers and muster_tune take each."""
+    return os.environ.get("MUSTER_REPORTS") == "newest"
 
 
 def own_time(step: int, seconds: float) -> None:
@@ -301,9 +325,9 @@ def _encoded(line: dict) -> bytes:
     return json.dumps({key: value for key, value in line.items() if _finite(value)}).encode()
 
 
-def _tell_soon(line: dict) -> None:
+def _tell_soon(line: dict, newest: bool = False) -> None:
     if under_muster():
-        _reports.add(line)
+        (_reports.put if newest else _reports.add)(line)
 
 
 def _tell(line: dict) -> bool:

@@ -191,8 +191,10 @@ class MusterCallback(Callback):
         self._save(trainer, trainer.global_step)
 
     def _figures(self, trainer, step: int, outputs) -> dict:
-        """The loss and what the module has logged, as often as Lightning's own loggers have it: reading it waits for the GPU."""
+        """The loss and what the module has logged, no oftener than Lightning's own loggers have it: reading it waits for the GPU."""
         if step % trainer.log_every_n_steps != 0:
+            return {}
+        if not muster_runtime.takes_figures(step, self._total_steps):
             return {}
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 _MOST = 1000  # lines that wait; the oldest give way
-_EVERY_S = 0.5  # between two sendings: each wakes shim, agent and musterd, a millisecond of which a step feels
+EVERY_S = 0.5  # between two sendings: each wakes shim, agent and musterd, a millisecond of which a step feels
 
 
 class Reports:
@@ -24,6 +24,15 @@ class Reports:
 
     def add(self, line: dict) -> None:
         self._waiting.append(line)
+        self._wake()
+
+    def put(self, line: dict) -> None:
+        """As add(), of a line that stands for those that were put before it: those that still wait become one with it. What it has no value of stays theirs."""
+        with self._slot:
+            self._newest = line if self._newest is None else self._newest | line
+        self._wake()
+
+    def _wake(self) -> None:
         if self._news.is_set():
             return
         if self._thread is None and not self._start():
@@ -34,6 +43,10 @@ class Reports:
     def flush(self) -> None:
         """Returns when all that was added has been sent or dropped."""
         with self._sending:
+            with self._slot:
+                newest, self._newest = self._newest, None
+            if newest is not None:
+                self._waiting.append(newest)
             while self._waiting:
                 if not self._send(self._waiting.popleft()):
                     self._waiting.clear()
@@ -53,10 +66,12 @@ class Reports:
             self._news.wait()
             self._news.clear()
             self.flush()
-            time.sleep(_EVERY_S)
+            time.sleep(EVERY_S)
 
     def _begin(self) -> None:
         self._news, self._sending = threading.Event(), threading.Lock()
+        self._slot = threading.Lock()  # of what was put
+        self._newest: dict | None = None
         self._thread: threading.Thread | None = None
 
     def _forget(self) -> None:

@@ -121,6 +121,7 @@ class Attempt:
             "MUSTER_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
             "MUSTER_RESUME_FROM": ",".join(self._checkpoints()),
             "MUSTER_TRIAL": str(self.number),
+            "MUSTER_REPORTS": "each",
             "PYTHONUNBUFFERED": "1",
         }
         (self.folder / "checkpoints").mkdir(exist_ok=True)

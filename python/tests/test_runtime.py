@@ -25,6 +25,7 @@ def fresh(monkeypatch):
     monkeypatch.setattr(muster_runtime, "_saved_at", None)
     monkeypatch.setattr(muster_runtime, "_watching", False)
     monkeypatch.setattr(muster_runtime, "_reported_at", -math.inf)
+    monkeypatch.setattr(muster_runtime, "_figures_at", -math.inf)
     muster_runtime._stopped.clear()
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -93,6 +94,57 @@ def test_steps_without_figures_are_told_ten_times_a_second_and_at_the_end(agent,
         now_s[0] += 0.011
         muster_runtime.report(step, total_steps=40, loss=1.0 if step == 15 else None)
     assert [line["step"] for line in said(agent)] == [1, 11, 15, 25, 35, 40]
+
+
+class Slow:
+    """A figure that takes time to read."""
+
+    read = 0
+
+    def __init__(self, value: float):
+        self.value = value
+
+    def __float__(self):
+        Slow.read += 1
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "reports, lines, read",
+    [
+        ("each", [(step, step / 8) for step in range(1, 9)], 8),
+        # The loss of step 1 is half a second old at step 6, and the last step's is always read.
+        ("newest", [(8, 1.0)], 3),
+    ],
+)
+def test_where_the_newest_counts_reports_go_as_one(agent, monkeypatch, reports, lines, read):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setenv("MUSTER_REPORTS", reports)
+    monkeypatch.setattr(Slow, "read", 0)
+    now_s = [100.0]
+    monkeypatch.setattr(muster_runtime.time, "monotonic", lambda: now_s[0])
+    with muster_runtime._reports._sending:  # so that all of them wait together
+        for step in range(1, 9):
+            muster_runtime.report(step, total_steps=8, loss=Slow(step / 8))
+            now_s[0] += 0.11
+    assert [(line["step"], line["loss"]) for line in said(agent)] == lines
+    assert Slow.read == read
+
+
+def test_reports_that_go_as_one_have_the_newest_of_each_figure(agent, monkeypatch):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setenv("MUSTER_REPORTS", "newest")
+    with muster_runtime._reports._sending:
+        muster_runtime.report(1, total_steps=9, loss=1.5, grad_norm=0.5)
+        muster_runtime.own_time(1, 0.25)
+        muster_runtime.report(2, loss=1.25, acc=0.75)
+        muster_runtime.report(3, grad_norm=float("nan"))
+        muster_runtime.own_time(3, 0.5)
+    assert said(agent) == [
+        {"rank": 0, "step": 1, "own_time_s": 0.25},
+        {"rank": 0, "step": 3, "own_time_s": 0.5},
+        {"rank": 0, "step": 3, "total_steps": 9, "loss": 1.25, "acc": 0.75},
+    ]
 
 
 def test_a_burst_arrives_whole_where_somebody_reads(agent, monkeypatch):

@@ -30,9 +30,11 @@
 #include "network/log/grpc_log.h"
 #include "scheduler/access/audit.h"
 #include "scheduler/access/policy.h"
+#include "scheduler/access/principal.h"
 #include "scheduler/access/users.h"
 #include "scheduler/administer.h"
 #include "scheduler/agents/fencer.h"
+#include "scheduler/agents/seen_mac.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/api/guard.h"
 #include "scheduler/api/metrics.h"
@@ -79,6 +81,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig&
     input.version = context.version;
     input.takes_submissions = WhyNoSubmissions(context).empty();
     input.agent_sessions = static_cast<int64_t>(context.sessions->Connected());
+    input.unproved_hellos = context.sessions->Unproved();
     input.database_bytes = store.database;
     input.wal_bytes = store.wal;
     if (context.providers != nullptr) input.logins = context.providers->Counts();
@@ -153,8 +156,24 @@ absl::StatusOr<Start> ReadStore(const MusterdConfig& config, bool adopt_restored
   return start;
 }
 
+// What the audit says of a host that claims to have seen what it can't show.
+pb::AuditRecord DenialOf(const pb::Hello& hello, int64_t now_ns) {
+  const std::string host = absl::StrCat(hello.cluster(), "/", hello.host());
+  pb::AuditRecord record;
+  record.set_at_ns(now_ns);
+  record.set_user("host " + host);
+  record.set_uid(Principal().uid);
+  record.set_method("AgentService/Connect");
+  record.set_object(host);
+  record.set_outcome(absl::StatusCodeToString(absl::StatusCode::kFailedPrecondition));
+  record.set_detail(absl::StrCat("claims to have seen epoch ", hello.epoch_seen(), " and commit ",
+                                 hello.commit_seen(), " of this store, without their MAC"));
+  return record;
+}
+
+// `office` and `audit` as of Run; office may be null.
 SessionOptions OptionsOfSessions(const MusterdConfig& config, const Start& start,
-                                 bool adopt_restored) {
+                                 bool adopt_restored, const Office* office, Audit* audit) {
   SessionOptions options;
   options.store_id = start.recovered.store_id;
   options.epoch = start.recovered.epoch;
@@ -162,6 +181,10 @@ SessionOptions OptionsOfSessions(const MusterdConfig& config, const Start& start
   options.heartbeat_ns = config.heartbeat_ns;
   options.adopts = adopt_restored;
   options.several_users = !config.single_user;
+  if (office != nullptr) options.mac_key = office->KeyFor(kSeenMacPurpose);
+  options.on_unproved = [audit](const pb::Hello& hello) {
+    audit->Add(DenialOf(hello, RealClock()->WallNs()));
+  };
   pb::ClusterFile clusters = start.state.cluster_file();
   for (const pb::Event& event : start.first) {
     if (event.has_clusters_configured()) clusters = event.clusters_configured().file();
@@ -370,10 +393,13 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   absl::StatusOr<Start> start = ReadStore(config, adopt_restored);
   if (!start.ok()) return Fail(std::string(start.status().message()));
   if (!FirstEvents(config, start->state, &start->first)) return 2;
-  const SessionOptions session_options = OptionsOfSessions(config, *start, adopt_restored);
   const absl::StatusOr<std::unique_ptr<Office>> office =
       OpenOffice(config, start->state, clock, &start->first);
   if (!office.ok()) return Fail(std::string(office.status().message()));
+  const absl::StatusOr<std::unique_ptr<Audit>> audit = Audit::Open(config.data_dir + "/audit");
+  if (!audit.ok()) return Fail(WhatToDoWithAudit(audit.status()));
+  const SessionOptions session_options =
+      OptionsOfSessions(config, *start, adopt_restored, office->get(), audit->get());
   Sessions sessions(session_options, clock);
   RoomWatch room(config.data_dir, clock);
   EngineOptions engine_options = OptionsOfEngine(config, start->recovered, &sessions);
@@ -398,8 +424,6 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   // A job that has ended long ago is forgotten by now; one that is submitted just now isn't known.
   const PackCollector collector(packs->get(), &engine,
                                 std::max(config.history_retention_ns, kHour));
-  const absl::StatusOr<std::unique_ptr<Audit>> audit = Audit::Open(config.data_dir + "/audit");
-  if (!audit.ok()) return Fail(WhatToDoWithAudit(audit.status()));
   Users users(ListedUsers(config), geteuid(), config.single_user, clock);
   const std::unique_ptr<Providers> providers = OpenProviders(config, &users, clock);
   Guard guard({&engine, history->get(), &users, audit->get(), clock});

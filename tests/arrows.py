@@ -32,7 +32,13 @@ MAY_INCLUDE = {
         "scheduler/decide",
         "scheduler/engine",
     ],
-    "scheduler/agents": ["common/base", "scheduler/state", "scheduler/decide", "scheduler/engine"],
+    "scheduler/agents": [
+        "common/base",
+        "common/pki",
+        "scheduler/state",
+        "scheduler/decide",
+        "scheduler/engine",
+    ],
     "scheduler/api": ["common", "scheduler"],
     "scheduler": ["common", "network/https", "network/log", "scheduler"],  # musterd.cc: wiring
     "agent/progress": ["common/base"],

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -149,10 +150,16 @@ std::string DirectoryName(const AttemptId& id) {
   return absl::StrCat(id.job_uid, ".", id.task, ".", id.attempt);
 }
 
-bool ParseSeenName(const std::string& name, uint64_t* epoch, uint64_t* commit) {
+bool ParseSeenName(const std::string& name, Seen* seen) {
   const std::vector<std::string> parts = absl::StrSplit(name, '-');
-  return parts.size() == 3 && absl::StrCat(parts[0], "-") == kSeenPrefix &&
-         absl::SimpleAtoi(parts[1], epoch) && absl::SimpleAtoi(parts[2], commit);
+  if (parts.size() < 3 || parts.size() > 4 || absl::StrCat(parts[0], "-") != kSeenPrefix ||
+      !absl::SimpleAtoi(parts[1], &seen->epoch) || !absl::SimpleAtoi(parts[2], &seen->commit))
+    return false;
+  const std::string mac = parts.size() == 4 ? parts[3] : "";
+  if (mac.size() % 2 != 0 || mac.find_first_not_of("0123456789abcdef") != std::string::npos)
+    return false;
+  seen->mac = absl::HexStringToBytes(mac);
+  return true;
 }
 
 bool ParseDirectoryName(const std::string& name, AttemptId* id) {
@@ -230,27 +237,32 @@ void StateDirectory::LoadSeen() {
     seen_.store_id = lines[0].Get("store_id");
     ReadNumber(lines[0], "epoch", &seen_.epoch);
     ReadNumber(lines[0], "commit", &seen_.commit);
+    seen_.mac = absl::HexStringToBytes(lines[0].Get("mac"));
   }
   // The two newest of this epoch; more, and those of another, are of a loss of power.
-  std::vector<std::pair<uint64_t, std::string>> names;
+  std::vector<std::pair<uint64_t, std::string>> names;  // commit and path
   for (const auto& entry : std::filesystem::directory_iterator(path_ + "/attempts")) {
-    uint64_t epoch = 0, commit = 0;
-    if (!ParseSeenName(entry.path().filename().string(), &epoch, &commit)) continue;
-    if (epoch > seen_.epoch) {
-      seen_.epoch = epoch;
+    Seen named;
+    if (!ParseSeenName(entry.path().filename().string(), &named)) continue;
+    if (named.epoch > seen_.epoch) {
+      seen_.epoch = named.epoch;
       seen_.commit = 0;
+      seen_.mac.clear();
       for (const auto& [number, path] : names) ::unlink(path.c_str());
       names.clear();
     }
-    if (epoch == seen_.epoch) {
-      names.emplace_back(commit, entry.path().string());
+    if (named.epoch == seen_.epoch) {
+      names.emplace_back(named.commit, entry.path().string());
+      if (named.commit > seen_.commit || (named.commit == seen_.commit && !named.mac.empty())) {
+        seen_.commit = named.commit;
+        seen_.mac = named.mac;
+      }
     } else {
       ::unlink(entry.path().c_str());
     }
   }
   std::sort(names.rbegin(), names.rend());
   for (size_t i = 2; i < names.size(); ++i) ::unlink(names[i].second.c_str());
-  if (!names.empty()) seen_.commit = std::max(seen_.commit, names[0].first);
   if (names.size() == 1) synced_seen_ = names[0].second;
   if (names.size() > 1) {
     synced_seen_ = names[1].second;
@@ -429,6 +441,7 @@ void StateDirectory::LoadGpus(AttemptRecord* record) const {
 absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
   if (!synced) {
     std::string name = absl::StrCat(path_, "/attempts/", kSeenPrefix, seen.epoch, "-", seen.commit);
+    if (!seen.mac.empty()) absl::StrAppend(&name, "-", absl::BytesToHexString(seen.mac));
     if (name == synced_seen_ || name == new_seen_) return absl::OkStatus();
     if (!Rename(new_seen_, name) && !Link(synced_seen_, name)) {
       const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -441,7 +454,8 @@ absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
   const Line line = Line{"seen"}
                         .Add("store_id", seen.store_id)
                         .Add("epoch", static_cast<int64_t>(seen.epoch))
-                        .Add("commit", static_cast<int64_t>(seen.commit));
+                        .Add("commit", static_cast<int64_t>(seen.commit))
+                        .Add("mac", absl::BytesToHexString(seen.mac));
   return ReplaceAndReserve(path_, kSeenFile, shim::FormatFile("muster-agent-seen", {line}));
 }
 

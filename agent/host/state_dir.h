@@ -1,8 +1,8 @@
 // The agent's state directory (mode 0700): what survives its death and the machine's.
 //
 //   lock  state_id  shim.log (of all shims)  seen  trainer-schema  claim-started  claim-stopped
-//   (texts that claims are links to) attempts/.seen-<epoch>-<commit>   an empty file: a commit
-//   number as a name, so that whatever syncs the names of attempts syncs it. Two: the
+//   (texts that claims are links to) attempts/.seen-<epoch>-<commit>[-<mac>]   an empty file: a
+//   commit number as a name, so that whatever syncs the names of attempts syncs it. Two: the
 //                                last that is known to be synced, which stays until a younger one
 //                                is, and the newest
 //   attempts/<uid>.<task>.<n>/   prepared (the marker, written last; its shim holds a lock of it)
@@ -117,8 +117,8 @@ class StateDirectory final : public Files {
 };
 
 std::string DirectoryName(const AttemptId& id);  // <uid>.<task>.<attempt>
-// Of a .seen-<epoch>-<commit>.
-bool ParseSeenName(const std::string& name, uint64_t* epoch, uint64_t* commit);
+// Of a .seen-<epoch>-<commit> with or without -<mac>; it names no store.
+bool ParseSeenName(const std::string& name, Seen* seen);
 bool ParseDirectoryName(const std::string& name, AttemptId* id);
 
 }  // namespace muster::agent

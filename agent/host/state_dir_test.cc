@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -179,6 +180,68 @@ TEST_F(HostTest, TheCommitNumberIsExactAfterARestart) {
   EXPECT_EQ((*state)->seen(), (Seen{"store", 5, 2}));
   ASSERT_TRUE((*state)->PersistSeen({"store", 5, 3}, false).ok());
   EXPECT_EQ(names(), Names{".seen-5-3"});
+}
+
+// Without its MAC an agent that was restarted could not tell of a later state of the store.
+TEST_F(HostTest, TheMacOfWhatWasSeenIsThereAfterARestart) {
+  const std::string attempts = directory_ + "/s/attempts";
+  const std::string zero(16, '\0'), high(16, '\xfe'), plain(16, 'a');
+  auto state = StateDirectory::Open(directory_ + "/s");
+  const auto again = [&] {
+    state->reset();
+    state = StateDirectory::Open(directory_ + "/s");
+    return (*state)->seen();
+  };
+  ASSERT_TRUE((*state)->PersistSeen({"store", 4, 0, zero}, true).ok());
+  EXPECT_EQ(again(), (Seen{"store", 4, 0, zero}));
+  ASSERT_TRUE((*state)->PersistSeen({"store", 4, 7, high}, false).ok());
+  EXPECT_TRUE(std::filesystem::exists(attempts + "/.seen-4-7-fefefefefefefefefefefefefefefefe"));
+  EXPECT_EQ(again(), (Seen{"store", 4, 7, high}));
+  // Each number has its own: what power loss leaves of two is believed, too.
+  ASSERT_TRUE((*state)->ClaimStopped(Record()).ok());
+  ASSERT_TRUE((*state)->PersistSeen({"store", 4, 8, plain}, false).ok());
+  EXPECT_EQ(again(), (Seen{"store", 4, 8, plain}));
+  state->reset();
+  std::filesystem::remove(attempts + "/.seen-4-8-61616161616161616161616161616161");
+  EXPECT_EQ(again(), (Seen{"store", 4, 7, high}));
+  // A new epoch's, which has none, and one that is newer than the synced file.
+  ASSERT_TRUE((*state)->PersistSeen({"store", 5, 2, ""}, true).ok());
+  EXPECT_EQ(again(), (Seen{"store", 5, 2, ""}));
+  Write("s/attempts/.seen-6-0-61616161616161616161616161616161", "");
+  EXPECT_EQ(again(), (Seen{"store", 6, 0, plain}));
+}
+
+TEST_F(HostTest, WhatAReleaseWithoutMacsKeptIsRead) {
+  {
+    auto state = StateDirectory::Open(directory_ + "/s");
+    ASSERT_TRUE(state.ok()) << state.status();
+  }
+  Write("s/seen", "muster-agent-seen version=1\nseen store_id=store epoch=4 commit=7\nend\n");
+  Write("s/attempts/.seen-4-9", "");
+  auto state = StateDirectory::Open(directory_ + "/s");
+  EXPECT_EQ((*state)->seen(), (Seen{"store", 4, 9, ""}));
+}
+
+TEST(ParseSeenName, TakesItWithAndWithoutAMac) {
+  const struct {
+    const char* name;
+    std::optional<Seen> want;
+  } cases[] = {
+      {".seen-4-9", Seen{"", 4, 9, ""}},
+      {".seen-4-9-", Seen{"", 4, 9, ""}},
+      {".seen-4-9-6162", Seen{"", 4, 9, "ab"}},
+      {".seen-4-9-616", std::nullopt},
+      {".seen-4-9-61zz", std::nullopt},
+      {".seen-4-9-61-62", std::nullopt},
+      {".seen-4", std::nullopt},
+      {".seen-4-x", std::nullopt},
+      {".sean-4-9", std::nullopt},
+  };
+  for (const auto& c : cases) {
+    Seen seen;
+    EXPECT_EQ(ParseSeenName(c.name, &seen), c.want.has_value()) << c.name;
+    if (c.want.has_value()) EXPECT_EQ(seen, *c.want) << c.name;
+  }
 }
 
 TEST_F(HostTest, AStateDirectoryOpenToOthersIsRefused) {

@@ -681,6 +681,37 @@ TEST_F(ReconcilerTest, HelloHasEveryRecordAndTheHighestEpoch) {
   EXPECT_EQ(world_.Take(), (Log{"seen 3:64"}));
 }
 
+TEST_F(ReconcilerTest, TheMacOfTheNewestThatItHasSeenIsKeptAndSaidWithIt) {
+  struct Message {
+    uint64_t epoch, commit;
+    const char* mac;
+    Seen said;  // by a Hello after it
+  };
+  const Message messages[] = {
+      {3, 5, "m5", {"store", 3, 5, "m5"}}, {3, 4, "m4", {"store", 3, 5, "m5"}},  // it comes late
+      {3, 5, "m5", {"store", 3, 5, "m5"}}, {4, 2, "n2", {"store", 4, 2, "n2"}},
+      {5, 9, "", {"store", 5, 9, ""}},  // of a musterd that has no key: not the MAC of before
+      {6, 1, "o1", {"store", 6, 1, "o1"}},
+  };
+  for (const Message& m : messages) {
+    v1::SchedulerMessage message;
+    if (m.epoch != session_.epoch()) {
+      session_.set_epoch(m.epoch);
+      message.mutable_welcome();
+    } else {
+      *message.mutable_query()->mutable_key() = KeyOf(kId);
+    }
+    message.set_commit(m.commit);
+    message.set_mac(m.mac);
+    Tell(message);
+    const v1::Hello hello = agent_->Hello({}, 1).hello();
+    const Seen said{hello.store_id_seen(), hello.epoch_seen(), hello.commit_seen(),
+                    hello.mac_seen()};
+    EXPECT_TRUE(said == m.said) << m.epoch << ":" << m.commit << " " << said.mac;
+    EXPECT_TRUE(world_.seen == m.said) << m.epoch << ":" << m.commit << " " << world_.seen.mac;
+  }
+}
+
 TEST_F(ReconcilerTest, TheCommitNumberOfACommandIsKeptBeforeItIsActedOn) {
   v1::SchedulerMessage stop;
   *stop.mutable_stop()->mutable_key() = KeyOf(kId);

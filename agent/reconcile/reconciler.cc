@@ -62,8 +62,12 @@ bool Reconciler::See(const v1::SchedulerMessage& message) {
     next.store_id = key.store_id();
     next.epoch = key.epoch();
     next.commit = 0;  // of this epoch: where a backup was restored, they count from there
+    next.mac.clear();
   }
-  next.commit = std::max(next.commit, message.commit());
+  if (key.epoch() == next.epoch && message.commit() >= next.commit) {
+    next.commit = message.commit();
+    next.mac = message.mac();
+  }
   seen_ = next;
   // The epoch is worth a sync. Not so the commit number: it is kept before anything is done because
   // of it, and of what else is heard every now and then.

@@ -75,6 +75,7 @@ struct Seen {
   std::string store_id;
   uint64_t epoch = 0;
   uint64_t commit = 0;
+  std::string mac;  // that came with them; empty: none did
   bool operator==(const Seen&) const = default;
 };
 

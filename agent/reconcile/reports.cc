@@ -36,6 +36,7 @@ v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory, int64_t boot_
   hello->set_store_id_seen(seen_.store_id);
   hello->set_epoch_seen(seen_.epoch);
   hello->set_commit_seen(seen_.commit);
+  hello->set_mac_seen(seen_.mac);
   *hello->mutable_inventory() = inventory;
   size_t bytes = message.ByteSizeLong();
   for (const auto& [id, record] : records_) {

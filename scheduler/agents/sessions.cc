@@ -9,6 +9,7 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "scheduler/agents/check_message.h"
+#include "scheduler/agents/seen_mac.h"
 #include "scheduler/engine/commands.h"
 #include "scheduler/state/bytes.h"
 
@@ -445,7 +446,21 @@ void Sessions::SendOn(Session* session, pb::SchedulerMessage message) {
   key->set_session(session->id);
   key->set_state_id(session->state_id);
   message.set_commit(engine_->Snapshot()->commit);
+  message.set_mac(MacOf(message.commit()));
   session->stream->Send(message);
+}
+
+const std::string& Sessions::MacOf(uint64_t commit) {
+  if (mac_.empty() || mac_commit_ != commit) {
+    mac_ = MacOfSeen(options_.mac_key, options_.store_id, options_.epoch, commit);
+    mac_commit_ = commit;
+  }
+  return mac_;
+}
+
+uint64_t Sessions::Unproved() const {
+  std::lock_guard lock(mutex_);
+  return unproved_;
 }
 
 size_t Sessions::Connected() const {

@@ -39,6 +39,8 @@ class AgentStream {
   virtual void Send(const pb::SchedulerMessage& message) = 0;
   // Ends the stream once what was sent before is out.
   virtual void End(const absl::Status& status) = 0;
+  // Its other end is root's, or the user's who runs musterd: its word is taken for true.
+  virtual bool trusted() const { return false; }
 };
 
 struct SessionOptions {
@@ -49,6 +51,12 @@ struct SessionOptions {
   // Jobs belong to several users: an agent that runs them all as one is refused.
   bool several_users = false;
   bool adopts = false;  // this epoch is the first after a backup was restored
+  // Of what agents are told to have seen (seen_mac.h). Empty: streams that aren't trusted are
+  // believed nothing.
+  std::string mac_key;
+  // A host claims to have seen what this store hasn't, and can't show that it was told so. Called
+  // once a host, as on_restored.
+  std::function<void(const pb::Hello& hello)> on_unproved;
   // An agent has seen what this store hasn't: it is a backup that was restored. Called with the
   // highest epoch and commit seen, on an agent's thread, each time they rise; the engine serves
   // nobody any more.
@@ -114,6 +122,8 @@ class Sessions : public AgentLink {
   }
   // Agents that are connected now.
   size_t Connected() const;
+  // Hellos that were refused as on_unproved says, since the start.
+  uint64_t Unproved() const;
   // Something was heard of it for less than a lease ago, by this process.
   bool Speaks(const std::string& cluster, const std::string& host) const;
   // Unix time of the newest message; 0 = not heard since this process started.
@@ -180,14 +190,18 @@ class Sessions : public AgentLink {
                    std::shared_ptr<Session>* replaced);  // under mutex_
   void RefuseHello(AgentStream* stream, const pb::Hello& hello, const std::string& why,
                    bool final);  // under mutex_
-  std::string WhyRefuse(const pb::Hello& hello, const View& view,
+  std::string WhyRefuse(const AgentStream& stream, const pb::Hello& hello, const View& view,
                         bool* final) const;  // under mutex_
+  // It may be believed what it says of what it has seen.
+  bool Believes(const AgentStream& stream, const pb::Hello& hello) const;
   void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned,
                const std::string& differs);
   void Heard(HostEntry* entry, const Session& session);  // under mutex_
   void Heartbeat(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
   void Acknowledge(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
-  void SawLater(const pb::Hello& hello);  // under mutex_
+  void SawLater(const pb::Hello& hello);      // under mutex_
+  void ClaimsLater(const pb::Hello& hello);   // under mutex_
+  const std::string& MacOf(uint64_t commit);  // under mutex_
   void ProveOwnership();
   void Timed(const View& view, const pb::ProgressReport& report);
   void LookAtQuarantines(const State& state, HostId id);  // under mutex_
@@ -230,6 +244,10 @@ class Sessions : public AgentLink {
   OpenTunnels tunnels_;
   std::map<HostId, std::set<std::string>> told_quarantines_;  // in the log
   bool restored_ = false;  // an agent has seen what this store doesn't have
+  uint64_t unproved_ = 0;
+  std::set<std::string> unproved_hosts_;  // told of
+  std::string mac_;                       // the newest that was made
+  uint64_t mac_commit_ = 0;               // its commit
 };
 
 }  // namespace muster

@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/base/protocol.h"
 #include "common/base/units.h"
+#include "scheduler/agents/seen_mac.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/engine/commands.h"
 #include "scheduler/state/bytes.h"
@@ -20,8 +21,15 @@ constexpr char kRestored[] =
     "agent is served. Start musterd on the newest store; or, only if no other musterd serves it, "
     "with --adopt-restored to go on from this one";
 
-// The agent was told of what this store doesn't hold. What it was told before a restored store was
-// adopted says nothing.
+constexpr char kUnproved[] =
+    "the agent claims to have seen a later state of this store, and can't show that musterd told "
+    "it so (it has no MAC of it). If the store was restored from a backup, or a copy of it is "
+    "served elsewhere, start musterd on the newest store, or, only if no other musterd serves it, "
+    "with --adopt-restored. Else the agent's state directory is damaged or not its own: stop what "
+    "the host runs, and give its agent a fresh --state-dir";
+
+// The agent says that it was told of what this store doesn't hold. What it was told before a
+// restored store was adopted says nothing.
 bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View& view) {
   const uint64_t since_epoch = options.adopts ? options.epoch : view.state.adopted_epoch();
   return hello.epoch_seen() > options.epoch ||
@@ -61,7 +69,8 @@ std::string WhyNotSpoken(int32_t theirs, int32_t ours) {
 }
 
 // Empty if the host may join now.
-std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* final) const {
+std::string Sessions::WhyRefuse(const AgentStream& stream, const pb::Hello& hello, const View& view,
+                                bool* final) const {
   *final = true;
   if (const std::string why = WhyNotSpoken(hello.protocol_version(), kAgentProtocolVersion);
       !why.empty())
@@ -78,7 +87,7 @@ std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* 
   }
   if (restored_ || SeenLater(hello, options_, view)) {
     *final = false;
-    return kRestored;
+    return restored_ || Believes(stream, hello) ? kRestored : kUnproved;
   }
   const int32_t cluster = view.state.FindCluster(hello.cluster());
   if (cluster < 0)
@@ -114,6 +123,7 @@ std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* 
 void Sessions::RefuseHello(AgentStream* stream, const pb::Hello& hello, const std::string& why,
                            bool final) {
   if (why == kRestored) SawLater(hello);
+  if (why == kUnproved) ClaimsLater(hello);
   LogWarn("agent refused", {{"cluster", hello.cluster()}, {"host", hello.host()}, {"why", why}});
   pb::SchedulerMessage message;
   message.mutable_refused()->set_reason(why);
@@ -157,7 +167,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
     if (streams_.count(stream.get()) != 0)
       return absl::InvalidArgumentError("a second hello on the same stream");
     bool final = false;
-    if (const std::string why = WhyRefuse(hello, *view, &final); !why.empty()) {
+    if (const std::string why = WhyRefuse(*stream, hello, *view, &final); !why.empty()) {
       RefuseHello(stream.get(), hello, why, final);
       return absl::OkStatus();
     }
@@ -245,6 +255,25 @@ void Sessions::SawLater(const pb::Hello& hello) {
   for (const auto& [stream, session] : streams_)
     session->stream->End(absl::FailedPreconditionError(kRestored));
   if (options_.on_restored) options_.on_restored(hello.epoch_seen(), hello.commit_seen());
+}
+
+bool Sessions::Believes(const AgentStream& stream, const pb::Hello& hello) const {
+  return stream.trusted() || IsMacOfSeen(hello.mac_seen(), options_.mac_key, options_.store_id,
+                                         hello.epoch_seen(), hello.commit_seen());
+}
+
+void Sessions::ClaimsLater(const pb::Hello& hello) {
+  ++unproved_;
+  const std::string name = Name(hello.cluster(), hello.host());
+  if (!unproved_hosts_.insert(name).second) return;
+  LogError(
+      "a host claims to have seen a later state of this store, and can't show that musterd told it "
+      "so; it is not served",
+      {{"host", name},
+       {"epoch_seen", hello.epoch_seen()},
+       {"commit_seen", hello.commit_seen()},
+       {"epoch", options_.epoch}});
+  if (options_.on_unproved) options_.on_unproved(hello);
 }
 
 bool Sessions::AwaitsHosts(const State& state) const {

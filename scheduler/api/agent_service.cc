@@ -26,28 +26,30 @@ class Stream;
 // What Sessions holds: it outlives the call.
 class StreamHandle : public AgentStream {
  public:
-  explicit StreamHandle(std::weak_ptr<Stream> stream) : stream_(std::move(stream)) {}
+  StreamHandle(std::weak_ptr<Stream> stream, bool trusted)
+      : stream_(std::move(stream)), trusted_(trusted) {}
+  bool trusted() const override { return trusted_; }
   void Send(const pb::SchedulerMessage& message) override;
   void End(const absl::Status& status) override;
 
  private:
   const std::weak_ptr<Stream> stream_;
+  const bool trusted_;
 };
 
 class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
                public std::enable_shared_from_this<Stream> {
  public:
-  // `cluster` and `host` of its certificate; empty: it may speak for any.
-  Stream(Sessions* sessions, std::string cluster, std::string host,
-         std::function<void(size_t)> explain)
+  Stream(Sessions* sessions, const Principal& who, std::function<void(size_t)> explain)
       : sessions_(sessions),
-        cluster_(std::move(cluster)),
-        host_(std::move(host)),
+        trusted_(who.trusted),
+        cluster_(who.cluster),
+        host_(who.host),
         explain_(std::move(explain)) {}
 
   void Begin() {
     KeepAlive(shared_from_this());
-    handle_ = std::make_shared<StreamHandle>(weak_from_this());
+    handle_ = std::make_shared<StreamHandle>(weak_from_this(), trusted_);
     StartRead(&incoming_);
   }
 
@@ -85,7 +87,8 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
 
  private:
   Sessions* const sessions_;
-  const std::string cluster_, host_;
+  const bool trusted_;
+  const std::string cluster_, host_;  // of its certificate; empty: it may speak for any
   const std::function<void(size_t)> explain_;
   std::shared_ptr<StreamHandle> handle_;
   pb::AgentMessage incoming_;
@@ -117,8 +120,8 @@ AgentServiceImpl::AgentServiceImpl(const ApiContext* context, const Door* door)
 }
 
 Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContext* call) {
-  const auto stream = std::make_shared<Stream>(context_->sessions, caller.who().cluster,
-                                               caller.who().host, door()->Explainer(*call));
+  const auto stream =
+      std::make_shared<Stream>(context_->sessions, caller.who(), door()->Explainer(*call));
   stream->Begin();
   return stream.get();
 }

@@ -186,6 +186,10 @@ std::string RenderMetrics(const MetricsInput& input) {
           input.takes_submissions ? "1" : "0");
   out.One("muster_agent_sessions", "gauge", "Agents that are connected.",
           absl::StrCat(input.agent_sessions));
+  counter("muster_unproved_hellos_total",
+          "Agents that were refused, each time, as they claim to have seen a later state of the "
+          "store and have no MAC of it.",
+          input.unproved_hellos);
   out.Family(
       "muster_store_bytes", "gauge",
       "Size of the store's files: journal and rows, and what of them is in the write-ahead log.");

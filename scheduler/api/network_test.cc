@@ -29,6 +29,7 @@
 #include "network/client.h"
 #include "network/peek.h"
 #include "network/testing/hostile_connection.h"
+#include "scheduler/agents/seen_mac.h"
 #include "scheduler/api/guard.h"
 #include "scheduler/engine/testing/fixture.h"
 #include "scheduler/store/packs.h"
@@ -74,6 +75,7 @@ class NetworkTest : public ::testing::Test {
     SessionOptions session_options;
     session_options.store_id = std::string(32, '5');
     session_options.epoch = 1;
+    session_options.mac_key = office_->KeyFor(kSeenMacPurpose);
     sessions_ = std::make_unique<Sessions>(session_options, RealClock());
     engine_ =
         std::make_unique<Engine>(EngineOptions(), RealClock(), &store_, sessions_.get(), State());
@@ -276,6 +278,35 @@ TEST_F(NetworkTest, AHostsCertificateIsItsAgentsAlone) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::PERMISSION_DENIED);
   const State& state = engine_->Snapshot()->state;
   EXPECT_EQ(state.hosts().size(), 1u) << "h2 was never there";
+}
+
+// A host's certificate alone could make musterd read-only: its agent says what it likes.
+TEST_F(NetworkTest, AHostIsBelievedWhatItHasSeenByItsMacAlone) {
+  const auto stub = pb::AgentService::NewStub(Dial(Joined("/host/lab/h1")));
+  const auto answer = [&](const pb::AgentMessage& hello) {
+    grpc::ClientContext context;
+    const auto stream = stub->Connect(&context);
+    pb::SchedulerMessage message;
+    EXPECT_TRUE(stream->Write(hello) && stream->Read(&message));
+    context.TryCancel();
+    return message;
+  };
+  const pb::SchedulerMessage welcome = answer(HelloOf("h1"));
+  ASSERT_TRUE(welcome.has_welcome());
+  const std::string key = office_->KeyFor(kSeenMacPurpose);
+  const std::string store(32, '5');
+  EXPECT_EQ(welcome.mac(), MacOfSeen(key, store, 1, welcome.commit()));
+  pb::AgentMessage claim = HelloOf("h1");
+  claim.mutable_hello()->set_store_id_seen(store);
+  claim.mutable_hello()->set_epoch_seen(1'800'000'000'000);
+  claim.mutable_hello()->set_mac_seen(welcome.mac());
+  EXPECT_THAT(answer(claim).refused().reason(), HasSubstr("it has no MAC of it"));
+  EXPECT_EQ(engine_->WhyNotServing(), "");
+  EXPECT_EQ(sessions_->Unproved(), 1u);
+  EXPECT_TRUE(answer(HelloOf("h1")).has_welcome()) << "without the claim it is served";
+  claim.mutable_hello()->set_mac_seen(MacOfSeen(key, store, 1'800'000'000'000, 0));
+  EXPECT_THAT(answer(claim).refused().reason(), HasSubstr("it was restored from a backup"));
+  EXPECT_THAT(engine_->WhyNotServing(), HasSubstr("--adopt-restored"));
 }
 
 TEST_F(NetworkTest, AUsersCertificateIsNoAgents) {

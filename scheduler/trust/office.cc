@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/check.h"
 #include "common/base/ids.h"
+#include "common/pki/mac.h"
 #include "common/pki/seal.h"
 
 namespace muster {
@@ -111,6 +112,10 @@ absl::Status Office::CheckKey(const Trust& trust) const {
     }
   }
   return absl::OkStatus();
+}
+
+std::string Office::KeyFor(std::string_view purpose) const {
+  return HmacSha256(master_key_, absl::StrCat("key/", std::string(purpose)));
 }
 
 std::vector<std::string> Office::Behind(const Trust& trust, int64_t now_ns, const InUse& in_use) {

@@ -70,6 +70,9 @@ class Office {
   pb::Event Make(int64_t now_ns) const;
   // Whether the master key opens what State keeps. FAILED_PRECONDITION with what to do.
   absl::Status CheckKey(const Trust& trust) const;
+  // A key of 32 bytes for something else: another one for each purpose, the same one as long as the
+  // master key is.
+  std::string KeyFor(std::string_view purpose) const;
 
   using InUse = std::function<bool(const std::string& serial)>;
   // FAILED_PRECONDITION: it isn't the turn of this step, or, without `force`, somebody is behind.

@@ -264,6 +264,16 @@ TEST_F(OfficeTest, AnotherMasterKeyOpensNothing) {
   EXPECT_FALSE(other.ServerIdentity(trust(), now_ns_).ok());
 }
 
+TEST_F(OfficeTest, ItsMasterKeyGivesAKeyForEachPurpose) {
+  const Office same(std::string(kSealKeyBytes, 'k'), CertificateLives());
+  const Office again(std::string(kSealKeyBytes, 'k'), CertificateLives());
+  const Office other(std::string(kSealKeyBytes, 'x'), CertificateLives());
+  EXPECT_EQ(same.KeyFor("a").size(), 32u);
+  EXPECT_EQ(same.KeyFor("a"), again.KeyFor("a"));
+  EXPECT_NE(same.KeyFor("a"), same.KeyFor("b"));
+  EXPECT_NE(same.KeyFor("a"), other.KeyFor("a"));
+}
+
 TEST(MasterKey, IsMadeOnceReadableByItsOwnerAloneAndNotBesideTheStore) {
   char folder[] = "/tmp/muster-key-XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);

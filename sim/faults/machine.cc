@@ -217,9 +217,9 @@ void Machine::LoseSeen() {
   std::vector<std::pair<std::pair<uint64_t, uint64_t>, std::filesystem::path>> names;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(directory_ + "/attempts", error)) {
-    std::pair<uint64_t, uint64_t> seen;
-    if (agent::ParseSeenName(entry.path().filename().string(), &seen.first, &seen.second))
-      names.emplace_back(seen, entry.path());
+    agent::Seen seen;
+    if (agent::ParseSeenName(entry.path().filename().string(), &seen))
+      names.emplace_back(std::pair(seen.epoch, seen.commit), entry.path());
   }
   if (names.size() < 2) return;  // the one there is was synced, or nothing ever was
   std::sort(names.begin(), names.end());

@@ -138,6 +138,12 @@ Scheduler::Scheduler(Shared* shared, Database* database, Network* network, const
   session_options.lease_ns = shared_->config.lease_ns;
   session_options.heartbeat_ns = shared_->config.heartbeat_ns;
   session_options.adopts = adopts;
+  session_options.mac_key = "one master key for the store and its clones";
+  session_options.on_unproved = [this](const pb::Hello& hello) {
+    shared_->checker.Violate(shared_->heap.now_ns(),
+                             absl::StrCat("contract 19: what ", hello.cluster(), "/", hello.host(),
+                                          " was told is not believed"));
+  };
   session_options.on_restored = [this](uint64_t, uint64_t) {
     if (!alone_)
       shared_->checker.Violate(shared_->heap.now_ns(),

@@ -1,5 +1,6 @@
-// What agents send, to the real sessions and engine: four streams, each with the session that it
-// was given. Whatever comes, the engine goes on, and its State is what its rows make.
+// What agents send, to the real sessions and engine: four streams, one of them trusted, each with
+// the session that it was given. Whatever comes, the engine goes on, and its State is what its rows
+// make.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -20,8 +21,10 @@ class Stream : public AgentStream {
     if (message.has_welcome()) session = message.session();
   }
   void End(const absl::Status&) override { ended = true; }
+  bool trusted() const override { return is_trusted; }
   pb::SessionKey session;
   bool ended = false;
+  bool is_trusted = false;
 };
 
 pb::Event Submitted() {
@@ -74,7 +77,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::shared_ptr<Stream> streams[4];
   for (fuzz::Input<pb::AgentMessage>& input : fuzz::Read<pb::AgentMessage>(data, size)) {
     std::shared_ptr<Stream>& stream = streams[input.stream];
-    if (stream == nullptr) stream = std::make_shared<Stream>();
+    if (stream == nullptr) {
+      stream = std::make_shared<Stream>();
+      stream->is_trusted = input.stream == 3;
+    }
     if (!input.message.has_session()) *input.message.mutable_session() = stream->session;
     const bool accepted = sessions.Receive(stream, input.message).ok();
     settle();

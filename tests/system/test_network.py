@@ -225,6 +225,65 @@ def test_a_restart_of_the_scheduler_needs_its_master_key(net):
     net.wait_state("h01", "HOST_UP")
 
 
+def test_a_host_that_claims_a_later_store_without_its_mac_is_refused_alone(net):
+    for host in ("h01", "h02"):
+        net.join(host)
+    net.stop_agent("h02")
+    seen = net.system.folder / "agents" / "lab-h02" / "seen"
+    kept = seen.read_text()
+    assert re.search(r" mac=[0-9a-f]{32}\b", kept), kept
+    seen.write_text(re.sub(r" epoch=\d+", " epoch=1800000000000", kept))
+    net.start_agent("h02", [])
+    wait_for(
+        "its agent to be told so",
+        lambda: "it has no MAC of it" in net.system.log_tail("agent-lab-h02", 50),
+        20,
+    )
+    denied = net.system.json("audit", "list", "--denied")["records"]
+    assert [
+        (record["user"], record["method"])
+        for record in denied
+        if "epoch 1800000000000" in record.get("detail", "")
+    ] == [("host lab/h02", "AgentService/Connect")]
+    assert net.state("h01") == "HOST_UP"
+    job = wait_ended(net.system, submit(net.system, ALONE))
+    assert job["state"] == "SUCCEEDED", task(job)
+    # It comes back with what it was told.
+    net.stop_agent("h02")
+    seen.write_text(kept)
+    net.start_agent("h02", [])
+    net.wait_state("h02", "HOST_UP")
+
+
+def test_a_host_that_shows_the_mac_of_a_later_store_is_believed(net):
+    def stop_musterd() -> None:
+        net.system.processes["musterd"].kill()
+        net.system.processes["musterd"].wait(20)
+
+    net.join("h01")
+    stop_musterd()
+    store, older = net.system.folder / "store", net.system.folder / "older"
+    older.mkdir()
+    for name in ("muster.db", "muster.db-wal"):
+        if (store / name).exists():
+            shutil.copy(store / name, older)
+    for _ in range(2):  # one epoch more than the older store's next
+        net.begin_musterd()
+        net.wait_state("h01", "HOST_UP")
+        stop_musterd()
+    for name in ("muster.db-wal", "muster.db-shm"):
+        (store / name).unlink(missing_ok=True)
+    for path in older.iterdir():
+        shutil.copy(path, store)  # into the file that is there: another one is refused at once
+    net.begin_musterd()
+    said = wait_for(
+        "the older store to be read-only",
+        lambda: "backup" in (said := net.system.run(["ping"], check=False).stdout) and said,
+        30,
+    )
+    assert "--adopt-restored" in said
+
+
 def test_the_master_key_may_be_a_credential_of_systemds(net, monkeypatch):
     def refused():
         # fmt: off

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/base/protocol.h"
+#include "scheduler/agents/seen_mac.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/engine/testing/fixture.h"
 
@@ -19,6 +20,7 @@ inline const std::string kStateA(32, 'a');
 inline const std::string kStateB(32, 'b');
 inline const std::string kJob(32, '1');
 inline constexpr uint64_t kEpoch = 7;
+inline constexpr char kMacKey[] = "the key of what agents have seen";
 
 inline std::string BodyName(const google::protobuf::Message& message) {
   const auto* field = message.GetReflection()->GetOneofFieldDescriptor(
@@ -34,10 +36,12 @@ class FakeStream : public AgentStream {
     log_->push_back(BodyName(message));
   }
   void End(const absl::Status& status) override { ended = status; }
+  bool trusted() const override { return is_trusted; }
   std::string session() const { return sent.empty() ? "" : sent[0].session().session(); }
 
   std::vector<pb::SchedulerMessage> sent;
   std::optional<absl::Status> ended;
+  bool is_trusted = false;
 
  private:
   std::vector<std::string>* log_;
@@ -61,6 +65,15 @@ inline pb::Hello HelloOf(const std::string& host, const std::string& state_id) {
   hello.set_boot_id("boot");
   *hello.mutable_inventory() = TwoSlots();
   return hello;
+}
+
+// As an agent says what it has seen; without `key` it has no MAC of it.
+inline void Claim(uint64_t epoch, uint64_t commit, pb::Hello* hello,
+                  const std::string& key = kMacKey) {
+  hello->set_store_id_seen(kStore);
+  hello->set_epoch_seen(epoch);
+  hello->set_commit_seen(commit);
+  hello->set_mac_seen(MacOfSeen(key, kStore, epoch, commit));
 }
 
 inline pb::AgentMessage Reported(pb::AttemptPhase phase) {
@@ -109,6 +122,9 @@ class SessionsTest : public ::testing::Test {
     options.epoch = kEpoch;
     options.how_differs = how_differs_;
     options.several_users = several_users_;
+    options.mac_key = mac_key_;
+    options.on_unproved = [this](const pb::Hello& hello) { unproved_.push_back(hello.host()); };
+    options.on_restored = [this](uint64_t, uint64_t) { ++restored_; };
     sessions_ = std::make_unique<Sessions>(options, &clock_);
     EngineOptions engine_options;
     engine_options.last_commit = commit_;
@@ -130,8 +146,9 @@ class SessionsTest : public ::testing::Test {
     return state().host(state().FindHost(cluster, host)).state;
   }
 
-  StreamPtr Open(const pb::Hello& hello) {
+  StreamPtr Open(const pb::Hello& hello, bool trusted = false) {
     auto stream = std::make_shared<FakeStream>(&log_);
+    stream->is_trusted = trusted;
     pb::AgentMessage message;
     *message.mutable_hello() = hello;
     EXPECT_TRUE(sessions_->Receive(stream, message).ok());
@@ -181,6 +198,9 @@ class SessionsTest : public ::testing::Test {
   uint64_t commit_ = 0;
   decltype(SessionOptions::how_differs) how_differs_;
   bool several_users_ = false;
+  std::string mac_key_ = kMacKey;
+  std::vector<std::string> unproved_;  // hosts, as told
+  int restored_ = 0;                   // times told
   std::shared_ptr<const View> view_;
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<Engine> engine_;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/spec/workers.h"
 #include "scheduler/state/hosted.h"
+#include "scheduler/state/topology.h"
 #include "scheduler/state/validate_hosted.h"
 #include "scheduler/state/validate_together.h"
 
@@ -70,20 +71,13 @@ int64_t ReplaceableBelow(const State& state, int32_t node, const std::string& fl
   return milli;
 }
 
-// Racks of two blocks may have one name.
-std::string DomainOf(pb::TopologyLevel level, const HostRow& host) {
-  if (level == pb::BLOCK) return host.block;
-  return level == pb::RACK ? absl::StrCat(host.block, "/", host.rack) : host.name;
-}
-
 // Each block of its ranks is in one domain of the level that it requires. Parts are in the order of
 // RANK.
 absl::Status CheckBlocks(const State& state, const pb::TaskSpec& spec, const pb::AttemptPlaced& e) {
   const int64_t gpus = spec.resources().gpus_milli() / 1000;
   for (const pb::RankBlock& block : spec.topology().blocks()) {
     const pb::TopologyLevel level = block.required();
-    if (level == pb::TOPOLOGY_LEVEL_UNSPECIFIED || level >= pb::CLUSTER || block.gpus() <= gpus)
-      continue;
+    if (!Binds(level) || block.gpus() <= gpus) continue;
     int64_t before = 0;  // GPUs in the parts before
     std::string domain;  // of the part before
     for (const pb::Placement& placement : e.placements()) {
@@ -104,8 +98,7 @@ absl::Status CheckBlocks(const State& state, const pb::TaskSpec& spec, const pb:
 absl::Status CheckTopology(const State& state, const pb::TaskSpec& spec,
                            const pb::AttemptPlaced& e) {
   const pb::TopologyLevel level = spec.topology().required();
-  if (level == pb::TOPOLOGY_LEVEL_UNSPECIFIED || level >= pb::CLUSTER)
-    return absl::OkStatus();  // a placement names one cluster
+  if (!Binds(level)) return absl::OkStatus();  // a placement names one cluster
   std::set<std::string> domains;
   for (const pb::Placement& placement : e.placements()) {
     const HostRow& host = state.host(state.FindHost(e.cluster(), placement.host()));

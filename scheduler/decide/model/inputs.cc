@@ -5,6 +5,7 @@
 #include "common/base/job_defaults.h"
 #include "common/base/units.h"
 #include "common/spec/blocks.h"
+#include "scheduler/state/topology.h"
 
 namespace muster {
 namespace {
@@ -94,22 +95,13 @@ bool AllSound(const State& state, const HostSlices& slices) {
 }
 
 bool AreTogether(const State& state, const pb::TaskSpec& spec, const HostSlices& slices) {
-  const auto apart = [&](pb::TopologyLevel level, const HostSlice& one, const HostSlice& other) {
-    const HostRow &a = state.host(one.host), &b = state.host(other.host);
-    if (level <= pb::HOST) return one.host != other.host;
-    return a.block != b.block || (level == pb::RACK && a.rack != b.rack);
-  };
-  const auto binds = [](pb::TopologyLevel level) {
-    return level != pb::TOPOLOGY_LEVEL_UNSPECIFIED && level < pb::CLUSTER;
-  };
   int64_t before = 0;  // workers in the slices before
   for (size_t i = 1; i < slices.size(); ++i) {
     before += slices[i - 1].workers;
-    const pb::TopologyLevel required = spec.topology().required();
-    if (binds(required) && apart(required, slices[i - 1], slices[i])) return false;
+    const HostRow &last = state.host(slices[i - 1].host), &here = state.host(slices[i].host);
+    if (!InOneDomain(spec.topology().required(), last, here)) return false;
     for (const pb::RankBlock& block : spec.topology().blocks()) {
-      if (binds(block.required()) && before % WorkersOf(block, spec) != 0 &&
-          apart(block.required(), slices[i - 1], slices[i]))
+      if (before % WorkersOf(block, spec) != 0 && !InOneDomain(block.required(), last, here))
         return false;
     }
   }

@@ -5,6 +5,7 @@
 
 #include "common/spec/blocks.h"
 #include "scheduler/decide/passes/claims.h"
+#include "scheduler/state/topology.h"
 
 namespace muster {
 namespace {
@@ -51,9 +52,8 @@ std::optional<HostSlices> PlaceWithSpares(const Inputs& in, const Gang& gang, in
   }
   if (stays.empty()) return std::nullopt;
   const std::vector<HostId> avoid = HostsToAvoid(*gang.job);
-  const pb::TopologyLevel required = gang.spec->topology().required();
-  const bool anywhere = (required == pb::TOPOLOGY_LEVEL_UNSPECIFIED || required >= pb::CLUSTER) &&
-                        RankUnitsOf(*gang.spec, 0) == RankUnits();
+  const bool anywhere =
+      !Binds(gang.spec->topology().required()) && RankUnitsOf(*gang.spec, 0) == RankUnits();
   if (missing > 0 && anywhere && workers == gang.workers) {
     const std::optional<HostSlices> spares =
         later.Place(gang, gang.charge, missing, Union(avoid, stays));

@@ -109,16 +109,22 @@ bool AreTogether(const State& state, const pb::TaskSpec& spec, const HostSlices&
 }
 
 AttemptRow SoundFirst(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) {
+  const auto unit = static_cast<int32_t>(RankUnitsOf(spec, /*wishes=*/0).block);
   AttemptRow sorted;
   for (const bool sound : {true, false}) {
-    for (int32_t rank = 0; rank < attempt.workers; ++rank) {
-      const HostSlices one = SlicesOf(spec, attempt, rank, rank + 1);
-      if (one.empty() || AllSound(state, one) != sound) continue;
-      PartRow& part = sorted.parts.emplace_back();
-      part.host = one[0].host;
-      part.workers = 1;
-      part.devices = one[0].devices;
-      part.device_milli = one[0].device_milli;
+    for (int32_t first = 0; first < attempt.workers; first += unit) {
+      const int32_t end = std::min(first + unit, attempt.workers);
+      const HostSlices block = SlicesOf(spec, attempt, first, end);
+      if ((WorkersIn(block) == end - first && AllSound(state, block)) != sound) continue;
+      for (int32_t rank = first; rank < end; ++rank) {
+        const HostSlices one = SlicesOf(spec, attempt, rank, rank + 1);
+        if (one.empty()) continue;
+        PartRow& part = sorted.parts.emplace_back();
+        part.host = one[0].host;
+        part.workers = 1;
+        part.devices = one[0].devices;
+        part.device_milli = one[0].device_milli;
+      }
     }
   }
   return sorted;

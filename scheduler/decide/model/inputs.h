@@ -80,7 +80,8 @@ int64_t GraceOf(const pb::TaskSpec& spec);
 
 // The devices of the attempt's workers [from, to).
 HostSlices SlicesOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to);
-// The workers first all of whose devices are sound, each kind in its order.
+// The workers first all of whose devices are sound, each kind in its order. Of a task that requires
+// blocks of ranks: the largest blocks first all of which are, so that what is kept of it is whole.
 AttemptRow SoundFirst(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
 bool AllSound(const State& state, const HostSlices& slices);
 // Whether they are as near to each other as the task requires of the whole gang and of blocks of

@@ -130,7 +130,7 @@ AttemptRow SoundFirst(const State& state, const pb::TaskSpec& spec, const Attemp
   return sorted;
 }
 
-HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t workers) {
+HostSlices RanksOf(const pb::TaskSpec& spec, const HostSlices& slices, int32_t from, int32_t to) {
   AttemptRow whole;
   for (const HostSlice& slice : slices) {
     PartRow& part = whole.parts.emplace_back();
@@ -139,7 +139,7 @@ HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t
     part.devices = slice.devices;
     part.device_milli = slice.device_milli;
   }
-  return SlicesOf(spec, whole, 0, workers);
+  return SlicesOf(spec, whole, from, to);
 }
 
 int32_t WorkersIn(const HostSlices& slices) {

@@ -28,6 +28,11 @@ int64_t WorkersOn(const pb::TaskSpec& task, const pb::Inventory& shape) {
     if (wants > 0) workers = std::min(workers, has / wants);
   };
   if (demand.gpus_milli >= 1000) bound(shape.devices_size(), demand.gpus_milli / 1000);
+  if (const RankUnits units = RankUnitsOf(task, /*wishes=*/0); units.island_gpus > 1) {
+    std::map<int32_t, int64_t> by_island;
+    for (const pb::Device& device : shape.devices()) ++by_island[device.island()];
+    bound(InWholeIslands(units, by_island), demand.gpus_milli / 1000);
+  }
   if (demand.gpus_milli > 0 && demand.gpus_milli < 1000)
     bound(1000 * static_cast<int64_t>(shape.devices_size()), 1000);
   bound(shape.cpus_milli(), demand.cpus_milli);

@@ -71,12 +71,34 @@ int64_t ReplaceableBelow(const State& state, int32_t node, const std::string& fl
   return milli;
 }
 
+// Each run of so many GPUs is in one island; parts and devices are in the order of RANK.
+absl::Status CheckIslands(const State& state, const pb::AttemptPlaced& e, int64_t gpus) {
+  int64_t before = 0;  // GPUs
+  std::string island;  // of the GPU before
+  for (const pb::Placement& placement : e.placements()) {
+    const HostRow& host = state.host(state.FindHost(e.cluster(), placement.host()));
+    for (const int32_t device : placement.devices()) {
+      std::string here =
+          absl::StrCat(host.name, " island ", host.inventory.devices(device).island());
+      if (before++ % gpus != 0 && here != island)
+        return Broken(absl::StrCat("each block of ", gpus, " GPUs is to be in one island, not in ",
+                                   island, " and ", here));
+      island = std::move(here);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Each block of its ranks is in one domain of the level that it requires. Parts are in the order of
 // RANK.
 absl::Status CheckBlocks(const State& state, const pb::TaskSpec& spec, const pb::AttemptPlaced& e) {
   const int64_t gpus = spec.resources().gpus_milli() / 1000;
   for (const pb::RankBlock& block : spec.topology().blocks()) {
     const pb::TopologyLevel level = block.required();
+    if (level == pb::ISLAND) {
+      if (absl::Status status = CheckIslands(state, e, block.gpus()); !status.ok()) return status;
+      continue;
+    }
     if (!Binds(level) || block.gpus() <= gpus) continue;
     int64_t before = 0;  // GPUs in the parts before
     std::string domain;  // of the part before

@@ -14,6 +14,24 @@ namespace {
 // back.
 constexpr int64_t kAnswerNs = 2 * kMinute;
 
+// Each run of so many GPUs is in one island.
+bool AreInIslands(const State& state, const HostSlices& slices, int64_t run) {
+  int64_t before = 0;  // GPUs
+  HostId host = kNoHost;
+  int32_t island = 0;
+  for (const HostSlice& slice : slices) {
+    const pb::Inventory& has = state.host(slice.host).inventory;
+    for (const int32_t device : slice.devices) {
+      if (device >= has.devices_size()) return false;  // the host has come back without it
+      const int32_t here = has.devices(device).island();
+      if (before++ % run != 0 && (slice.host != host || here != island)) return false;
+      host = slice.host;
+      island = here;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 Inputs::Inputs(const State& state, int64_t now_ns, const SchedulingOptions& options,
@@ -95,6 +113,9 @@ bool AllSound(const State& state, const HostSlices& slices) {
 }
 
 bool AreTogether(const State& state, const pb::TaskSpec& spec, const HostSlices& slices) {
+  if (const int64_t run = RankUnitsOf(spec, /*wishes=*/0).island_gpus;
+      run > 1 && !AreInIslands(state, slices, run))
+    return false;
   int64_t before = 0;  // workers in the slices before
   for (size_t i = 1; i < slices.size(); ++i) {
     before += slices[i - 1].workers;

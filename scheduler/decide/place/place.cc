@@ -202,8 +202,10 @@ HostSlice FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted,
   };
   if (take(wanted.devices * workers, true)) return part;
   if (const int64_t run = wanted.units.island_gpus; run > 1) {
-    for (int64_t taken = 0; taken < wanted.devices * workers; taken += run)
-      MUSTER_CHECK(take(run, true));
+    for (int64_t taken = 0; taken < wanted.devices * workers; taken += run) {
+      const bool whole = take(run, true);
+      MUSTER_CHECK(whole);
+    }
     return part;
   }
   for (int32_t w = 0; w < workers; ++w) take(wanted.devices, false);

@@ -35,7 +35,7 @@ absl::StatusOr<int32_t> ParseCount(const std::string& text, int32_t low, int32_t
 // "8:host;64:rack"
 absl::StatusOr<std::vector<TraceBlock>> ParseBlocks(const std::string& text) {
   static const std::map<std::string, int32_t> kLevels = {
-      {"host", v1::HOST}, {"rack", v1::RACK}, {"block", v1::BLOCK}};
+      {"island", v1::ISLAND}, {"host", v1::HOST}, {"rack", v1::RACK}, {"block", v1::BLOCK}};
   std::vector<TraceBlock> blocks;
   for (const absl::string_view one : absl::StrSplit(text, ';', absl::SkipEmpty())) {
     const std::vector<std::string> words = absl::StrSplit(one, ':');

@@ -50,7 +50,7 @@ TEST(Trace, ReadsBlocksOfRanks) {
   EXPECT_EQ(trace->jobs[0].blocks[0].gpus, 8);
   EXPECT_EQ(trace->jobs[0].blocks[1].required, pb::RACK);
   EXPECT_TRUE(trace->jobs[1].blocks.empty());
-  for (const char* bad : {"8", "8:island", "0:host", "8:host:rack"})
+  for (const char* bad : {"8", "8:cluster", "0:host", "8:host:rack"})
     EXPECT_FALSE(ParseTrace(header + "1,60,16,4," + bad + "\n", "t.csv", true).ok()) << bad;
 }
 

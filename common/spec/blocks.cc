@@ -19,11 +19,18 @@ RankUnits RankUnitsOf(const v1::TaskSpec& task, int wishes) {
     if (level == v1::TOPOLOGY_LEVEL_UNSPECIFIED || level > v1::BLOCK) continue;
     // What is together on a host is so in a rack, and in a block.
     const int64_t workers = WorkersOf(block, task);
+    if (level == v1::ISLAND) units.island_gpus = std::max<int64_t>(units.island_gpus, block.gpus());
     if (level <= v1::HOST) units.host = std::max(units.host, workers);
     if (level <= v1::RACK) units.rack = std::max(units.rack, workers);
     units.block = std::max(units.block, workers);
   }
   return units;
+}
+
+int64_t InWholeIslands(const RankUnits& units, const std::map<int32_t, int64_t>& by_island) {
+  int64_t gpus = 0;
+  for (const auto& [island, has] : by_island) gpus += has - has % units.island_gpus;
+  return gpus;
 }
 
 int64_t LargestBlockOf(const v1::TaskSpec& task) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 
 #include "muster/v1/job.pb.h"
 
@@ -11,6 +12,8 @@ namespace muster {
 // in a block of the topology. Each divides the next. 1: any may be apart.
 struct RankUnits {
   int64_t host = 1, rack = 1, block = 1;
+  // And how many GPUs in an island of a host: whole workers, or a divisor of one worker's.
+  int64_t island_gpus = 1;
   bool operator==(const RankUnits&) const = default;
 };
 
@@ -20,6 +23,10 @@ int64_t WorkersOf(const v1::RankBlock& block, const v1::TaskSpec& task);
 // What the constraints of all its blocks ask for, and the wishes of the first (smallest) `wishes`
 // blocks.
 RankUnits RankUnitsOf(const v1::TaskSpec& task, int wishes);
+
+// Of a host's GPUs, as many as there are in each of its islands, those that make whole runs of
+// `units.island_gpus`.
+int64_t InWholeIslands(const RankUnits& units, const std::map<int32_t, int64_t>& by_island);
 
 // Workers of its largest block; 1: it has none that is larger than a worker. By so many it grows.
 int64_t LargestBlockOf(const v1::TaskSpec& task);

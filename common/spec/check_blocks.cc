@@ -13,7 +13,7 @@ namespace {
 using Emit = std::function<void(const std::string&, const std::string&)>;
 
 bool IsLevel(v1::TopologyLevel level) {
-  return level == v1::HOST || level == v1::RACK || level == v1::BLOCK;
+  return level == v1::ISLAND || level == v1::HOST || level == v1::RACK || level == v1::BLOCK;
 }
 
 // "4 or 8": the multiples next to `count`.
@@ -31,14 +31,13 @@ bool CheckLevels(const v1::RankBlock& block, const std::string& path, const Emit
        {std::pair(block.preferred(), ".preferred"), std::pair(block.required(), ".required")}) {
     if (level == v1::TOPOLOGY_LEVEL_UNSPECIFIED || IsLevel(level)) continue;
     good = false;
-    emit(path + field, level == v1::ISLAND
-                           ? "island: not yet, of blocks. Use host"
-                           : "must be one of host, rack, block: the whole gang is in one cluster");
+    emit(path + field,
+         "must be one of island, host, rack, block: the whole gang is in one cluster");
   }
   if (!good) return false;
   if (block.preferred() == v1::TOPOLOGY_LEVEL_UNSPECIFIED &&
       block.required() == v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
-    emit(path, "says nothing of where; give required or preferred: host, rack or block");
+    emit(path, "says nothing of where; give required or preferred: island, host, rack or block");
     return false;
   }
   if (block.required() == v1::TOPOLOGY_LEVEL_UNSPECIFIED || block.preferred() < block.required())

@@ -189,6 +189,8 @@ TEST(JobFile, BlocksOfRanksAreReadWrittenAndGiveTheStep) {
       {"8", "[{gpus: 4, required: host}]", 2, {2, 2, 2}},
       {"8", "[{gpus: 2, required: rack}]", 0, {1, 1, 1}},
       {"8", "[{gpus: 1, required: host}]", 0, {1, 1, 1}},
+      {"8", "[{gpus: 4, required: island}]", 2, {2, 2, 2, 4}},
+      {"8", "[{gpus: 1, required: island}, {gpus: 4, required: host}]", 2, {2, 2, 2, 1}},
       {"{min: 4, max: 8}", "[{gpus: 4, required: rack}, {gpus: 8, preferred: rack}]", 4, {1, 2, 2}},
       {"{min: 8, max: 16, multiple_of: 8}",
        "[{gpus: 4, preferred: host, required: block}]",

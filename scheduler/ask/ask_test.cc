@@ -392,6 +392,8 @@ TEST(ResolveSpec, WhatNoDomainOrNoLimitedFlavourHoldsIsRefused) {
        "in one island; lab holds 2 workers in one island"},
       {"a host holds each block of two", "default",
        one + "workers { min: 8 max: 8 } topology { blocks { gpus: 2 required: HOST } }", ""},
+      {"an island, which a host is here, holds each block of two", "default",
+       one + "workers { min: 8 max: 8 } topology { blocks { gpus: 2 required: ISLAND } }", ""},
       {"no host holds a block of four", "default",
        one + "workers { min: 4 max: 4 } topology { blocks { gpus: 4 required: HOST } }",
        "lab holds its 4 workers, but not in blocks of 4 GPUs within one host each, as "

@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "scheduler/state/topology.h"
 
 namespace muster {
 namespace {
@@ -37,7 +38,8 @@ bool HasBlocksFor(const pb::TaskSpec& task, int64_t gpus) {
 std::string BlocksText(const pb::TaskSpec& task) {
   std::vector<std::string> sizes;
   for (const pb::RankBlock& block : task.topology().blocks()) {
-    if (block.required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED || WorkersOf(block, task) == 1) continue;
+    if (!Binds(block.required()) || (WorkersOf(block, task) == 1 && block.required() != pb::ISLAND))
+      continue;
     sizes.push_back(absl::StrCat(block.gpus(), " GPUs within one ",
                                  absl::AsciiStrToLower(pb::TopologyLevel_Name(block.required()))));
   }

@@ -16,8 +16,9 @@ class BlockRoom {
  public:
   explicit BlockRoom(const pb::TaskSpec& task) : units_(RankUnitsOf(task, 0)) {}
 
-  // The task requires blocks that are larger than a worker.
+  // The task requires blocks that are larger than a worker, or in islands.
   bool asks() const { return units_ != RankUnits(); }
+  const RankUnits& units() const { return units_; }
   // Counts a host that holds so many workers. By how many more fit by that in its rack, its block
   // or the cluster (or, with an island or a host, there), with what was counted before.
   int64_t Add(const HostRow& host, int64_t workers, pb::TopologyLevel within);

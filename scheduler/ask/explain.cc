@@ -22,6 +22,7 @@
 #include "scheduler/ask/words/together_text.h"
 #include "scheduler/ask/words/workers_text.h"
 #include "scheduler/decide/decider.h"
+#include "scheduler/state/topology.h"
 #include "scheduler/state/what_if.h"
 
 namespace muster {
@@ -316,9 +317,8 @@ class Explainer {
   }
 
   void TryTopology(Response* response) {
-    const pb::TopologyLevel required = spec_.topology().required();
     const bool blocks = BlockRoom(spec_).asks();
-    if (!blocks && (required == pb::TOPOLOGY_LEVEL_UNSPECIFIED || required >= pb::CLUSTER)) return;
+    if (!blocks && !Binds(spec_.topology().required())) return;
     Try(Own(Response::LOOSER_TOPOLOGY,
             blocks ? "topology: {required: cluster, blocks: []}" : "topology: {required: cluster}",
             With([](pb::JobSpec*, pb::TaskSpec* task) {

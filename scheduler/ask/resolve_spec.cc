@@ -15,6 +15,7 @@
 #include "scheduler/ask/check_groups.h"
 #include "scheduler/ask/words/workers_text.h"
 #include "scheduler/state/directories.h"
+#include "scheduler/state/topology.h"
 
 namespace muster {
 namespace {
@@ -27,6 +28,11 @@ int64_t WorkersOn(const pb::TaskSpec& task, const pb::Inventory& shape) {
     if (wants > 0) workers = std::min(workers, has / wants);
   };
   if (demand.gpus_milli >= 1000) bound(shape.devices_size(), demand.gpus_milli / 1000);
+  if (const RankUnits units = RankUnitsOf(task, /*wishes=*/0); units.island_gpus > 1) {
+    std::map<int32_t, int64_t> by_island;
+    for (const pb::Device& device : shape.devices()) ++by_island[device.island()];
+    bound(InWholeIslands(units, by_island), demand.gpus_milli / 1000);
+  }
   if (demand.gpus_milli > 0 && demand.gpus_milli < 1000)
     bound(1000 * static_cast<int64_t>(shape.devices_size()), 1000);
   bound(shape.cpus_milli(), demand.cpus_milli);
@@ -44,22 +50,6 @@ struct PoolRoom {
 
 bool Holds(const PoolRoom& pool, const pb::TaskSpec& task) {
   return pool.open_ended || pool.workers >= task.workers().min();
-}
-
-// The domain of the task's required level that a host is in; "": the whole pool is one. An island
-// is taken for its host: how devices are connected is known of hosts that have joined only.
-std::string DomainOf(pb::TopologyLevel required, const HostRow& host) {
-  switch (required) {
-    case pb::ISLAND:
-    case pb::HOST:
-      return host.name;
-    case pb::RACK:
-      return absl::StrCat(host.block, "/", host.rack);
-    case pb::BLOCK:
-      return host.block;
-    default:
-      return "";
-  }
 }
 
 // Where a limit of the queue's path is below what the least gang takes of this flavour, or of
@@ -118,6 +108,8 @@ std::vector<PoolRoom> PoolsOf(const State& state, const pb::JobSpec& spec, const
         any = true;
         const pb::Inventory& shape = ShapeOf(state, host, &made);
         if (flavour.empty() || shape.flavour() == flavour) {
+          // An island is taken for its host: how devices are connected is known of hosts that have
+          // joined only.
           int64_t& workers = domains[DomainOf(task.topology().required(), host)];
           workers += room.Add(host, WorkersOn(task, shape), task.topology().required());
           pool.workers = std::max(pool.workers, workers);
@@ -246,7 +238,7 @@ std::string TooLarge(const State& state, const pb::JobSpec& spec, const pb::Task
   const bool gpus = task.resources().gpus_milli() > 0;
   const int64_t each_milli = gpus ? task.resources().gpus_milli() : task.resources().cpus_milli();
   const pb::TopologyLevel required = task.topology().required();
-  const bool within = required != pb::TOPOLOGY_LEVEL_UNSPECIFIED && required < pb::CLUSTER;
+  const bool within = Binds(required);
   const std::string domain =
       within ? absl::AsciiStrToLower(pb::TopologyLevel_Name(required)) : "cluster";
   std::string text =

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/spec/workers.h"
 #include "scheduler/state/hosted.h"
+#include "scheduler/state/topology.h"
 #include "scheduler/state/validate_hosted.h"
 #include "scheduler/state/validate_together.h"
 
@@ -70,10 +71,22 @@ int64_t ReplaceableBelow(const State& state, int32_t node, const std::string& fl
   return milli;
 }
 
-// Racks of two blocks may have one name.
-std::string DomainOf(pb::TopologyLevel level, const HostRow& host) {
-  if (level == pb::BLOCK) return host.block;
-  return level == pb::RACK ? absl::StrCat(host.block, "/", host.rack) : host.name;
+// Each run of so many GPUs is in one island; parts and devices are in the order of RANK.
+absl::Status CheckIslands(const State& state, const pb::AttemptPlaced& e, int64_t gpus) {
+  int64_t before = 0;  // GPUs
+  std::string island;  // of the GPU before
+  for (const pb::Placement& placement : e.placements()) {
+    const HostRow& host = state.host(state.FindHost(e.cluster(), placement.host()));
+    for (const int32_t device : placement.devices()) {
+      std::string here =
+          absl::StrCat(host.name, " island ", host.inventory.devices(device).island());
+      if (before++ % gpus != 0 && here != island)
+        return Broken(absl::StrCat("each block of ", gpus, " GPUs is to be in one island, not in ",
+                                   island, " and ", here));
+      island = std::move(here);
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Each block of its ranks is in one domain of the level that it requires. Parts are in the order of
@@ -82,8 +95,11 @@ absl::Status CheckBlocks(const State& state, const pb::TaskSpec& spec, const pb:
   const int64_t gpus = spec.resources().gpus_milli() / 1000;
   for (const pb::RankBlock& block : spec.topology().blocks()) {
     const pb::TopologyLevel level = block.required();
-    if (level == pb::TOPOLOGY_LEVEL_UNSPECIFIED || level >= pb::CLUSTER || block.gpus() <= gpus)
+    if (level == pb::ISLAND) {
+      if (absl::Status status = CheckIslands(state, e, block.gpus()); !status.ok()) return status;
       continue;
+    }
+    if (!Binds(level) || block.gpus() <= gpus) continue;
     int64_t before = 0;  // GPUs in the parts before
     std::string domain;  // of the part before
     for (const pb::Placement& placement : e.placements()) {
@@ -104,8 +120,7 @@ absl::Status CheckBlocks(const State& state, const pb::TaskSpec& spec, const pb:
 absl::Status CheckTopology(const State& state, const pb::TaskSpec& spec,
                            const pb::AttemptPlaced& e) {
   const pb::TopologyLevel level = spec.topology().required();
-  if (level == pb::TOPOLOGY_LEVEL_UNSPECIFIED || level >= pb::CLUSTER)
-    return absl::OkStatus();  // a placement names one cluster
+  if (!Binds(level)) return absl::OkStatus();  // a placement names one cluster
   std::set<std::string> domains;
   for (const pb::Placement& placement : e.placements()) {
     const HostRow& host = state.host(state.FindHost(e.cluster(), placement.host()));

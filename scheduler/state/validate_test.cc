@@ -568,7 +568,19 @@ TEST(Validate, BlocksOfRanksAreTogether) {
     host->set_rack(h.rack);
   }
   system.Do(event);
-  for (const auto& h : hosts) system.Hello("c", h.host, 4);
+  for (const auto& h : hosts) {
+    system.Hello("c", h.host, 4);
+    pb::Event again;  // with islands of two
+    pb::HostHello* hello = again.mutable_host_hello();
+    hello->set_cluster("c");
+    hello->set_host(h.host);
+    hello->set_state_id("s1");
+    hello->set_boot_id("b1");
+    *hello->mutable_inventory() = system.state.host(system.state.FindHost("c", h.host)).inventory;
+    for (const int device : {2, 3})
+      hello->mutable_inventory()->mutable_devices(device)->set_island(1);
+    system.Do(again);
+  }
   system.Queue("q");
   const struct {
     const char* why;
@@ -620,6 +632,19 @@ TEST(Validate, BlocksOfRanksAreTogether) {
        {},
        {{"h02", {0, 1}, 2}, {"h03", {0, 1}, 2}},
        "in one block, not in a and b"},
+      {"blocks in islands", 2, pb::ISLAND, {}, {{"h00", {0, 1, 2, 3}, 4}, {"h02", {2, 3}, 2}}, ""},
+      {"a block over two islands",
+       2,
+       pb::ISLAND,
+       {},
+       {{"h00", {1, 2}, 2}},
+       "each block of 2 GPUs is to be in one island, not in h00 island 0 and h00 island 1"},
+      {"islands of one number on two hosts",
+       2,
+       pb::ISLAND,
+       {},
+       {{"h00", {0}}, {"h01", {0}}},
+       "not in h00 island 0 and h01 island 0"},
       {"a wish binds nobody", 2, {}, pb::HOST, {{"h00", {0}}, {"h02", {0}}}, ""},
   };
   for (const auto& c : cases) {

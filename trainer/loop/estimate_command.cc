@@ -1,6 +1,7 @@
 // What is told of an estimate, and what would make a rank fit.
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -127,6 +128,14 @@ absl::StatusOr<Layout> ChooseBy(const EstimateOptions& options, const json& trai
   return absl::InvalidArgumentError("");
 }
 
+// Which ranks of the layout belong together, and by how many a run in it may grow.
+void AddPlacement(const TrainConfig& config, int ranks, ordered_json& out) {
+  out["ranks_multiple"] = RanksMultiple(config.parallel, config.shard_size);
+  out["placement"] = ordered_json::array();
+  for (const RankGroup& one : PlacementOf(config.parallel, config.shard_size, ranks))
+    out["placement"].push_back({{"group", one.name}, {"ranks", one.ranks}, {"level", one.level}});
+}
+
 // Of layouts; exit code 3 where none fits.
 int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
                 const EstimateOptions& options, const SearchSetting& setting) {
@@ -143,11 +152,14 @@ int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
         {"given",
          {{"step_time_s", given_s}, {"memory_bytes", given.DeviceBytes()}, {"fits", given_fits}}},
         {"layouts", ordered_json::array()}};
-    for (const Layout& one : found.best)
-      out["layouts"].push_back({{"step_time_s", one.step_s},
-                                {"memory_bytes", one.estimate.DeviceBytes()},
-                                {"bubble_share", one.estimate.bubble},
-                                {"fields", one.fields}});
+    for (const Layout& one : found.best) {
+      ordered_json layout = {{"step_time_s", one.step_s},
+                             {"memory_bytes", one.estimate.DeviceBytes()},
+                             {"bubble_share", one.estimate.bubble},
+                             {"fields", one.fields}};
+      AddPlacement(one.config, ranks, layout);
+      out["layouts"].push_back(std::move(layout));
+    }
     std::printf("%s\n", out.dump().c_str());
     return found.best.empty() ? kDoesNotFit : 0;
   }
@@ -282,11 +294,8 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, const ModelCon
                       {"slice_bytes_per_step", e.slice_bytes},
                       {"context_bytes_per_step", e.context_bytes},
                       {"expert_bytes_per_step", e.expert_bytes},
-                      {"flops_per_step", e.flops},
-                      {"ranks_multiple", RanksMultiple(config.parallel, config.shard_size)},
-                      {"placement", ordered_json::array()}};
-  for (const RankGroup& one : PlacementOf(config.parallel, config.shard_size, ranks))
-    out["placement"].push_back({{"group", one.name}, {"ranks", one.ranks}, {"level", one.level}});
+                      {"flops_per_step", e.flops}};
+  AddPlacement(config, ranks, out);
   for (const MemoryClass& one : e.memory)
     out["memory"].push_back(
         {{"class", one.name}, {"bytes", one.bytes}, {"on", one.on_host ? "host" : "rank"}});

@@ -309,6 +309,8 @@ def test_the_search_finds_layouts_that_are_what_it_says(trainer_bin, tmp_path):
         same = json.loads(again.stdout)
         assert same["memory_bytes"] == one["memory_bytes"], one
         assert same["step_time_s"] == pytest.approx(one["step_time_s"]), one
+        for key in ("placement", "ranks_multiple"):
+            assert same[key] == one[key], one
     least = min(one["memory_bytes"] for one in told["layouts"])
     tight = ["--search", "3", "--device-memory", str(1 << 30)]
     assert least > 1 << 30

@@ -2,6 +2,8 @@
 
 import shutil
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 import resume
@@ -76,6 +78,50 @@ def test_what_the_disk_does_not_take_is_saved_anew(stopped, trainer_bin, tokens,
     assert "a new checkpoint is made" in gang.stderr()
     first = next(event["checkpoint"] for event in gang.events if "checkpoint" in event)
     assert first["step"] < max(gang.metric("loss")), "it was not the one of the stop"
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory):
+    """A library to preload that writes down what the disk took."""
+    library = tmp_path_factory.mktemp("recorder") / "librecord_syncs.so"
+    source = Path(__file__).parent / "record_syncs.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("changes", "resumed", "waits"),
+    [
+        pytest.param({}, False, True, id="nothing is on the disk yet"),
+        pytest.param({"save_steps": 50}, False, False, id="an earlier checkpoint is"),
+        pytest.param({}, True, False, id="what was loaded is"),
+        pytest.param({"save_steps": 50, "warm_restart": False}, False, True, id="not asked for"),
+    ],
+)
+def test_a_stop_waits_for_the_disk_where_that_has_no_checkpoint(
+    changes, resumed, waits, recorder, stopped, trainer_bin, tokens, tmp_path
+):
+    log = tmp_path / "syncs"
+    log.touch()
+    loaded = stopped[0].resolve()
+    with Gang(
+        trainer_bin,
+        settings(tokens) | changes,
+        1,
+        tmp_path / "run",
+        resume_from=[loaded] if resumed else [],
+        LD_PRELOAD=str(recorder),
+        SYNCS=str(log),
+    ) as gang:
+        gang.wait_for_step(51)
+        # The last that is synced of what was loaded is the directory that has its name.
+        while resumed and str(loaded.parent) not in log.read_text().splitlines():
+            gang.wait_for_step(max(gang.steps) + 1)
+        gang.signal(signal.SIGTERM)
+        gang.finish()
+    last = gang.checkpoint(gang.checkpoint_steps()[0]).resolve()
+    assert last.name != "step-00000050"
+    assert any(line.startswith(str(last)) for line in log.read_text().splitlines()) == waits
 
 
 def test_it_changes_nothing_in_an_object_store_and_says_so(trainer_bin, tokens, tmp_path):

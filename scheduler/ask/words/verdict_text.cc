@@ -118,6 +118,17 @@ std::string Unable(const State& state, const JobRow& job, int32_t task) {
                       absl::StrJoin(said, "; "));
 }
 
+// Workers whose devices the host has free in islands, as blocks of ranks want them.
+int64_t HeldInIslands(const HostRow& host, const Demand& demand, const RankUnits& units) {
+  if (units.island_gpus <= 1) return std::numeric_limits<int32_t>::max();
+  std::map<int32_t, int64_t> by_island;
+  for (size_t d = 0; d < host.device_used_milli.size(); ++d) {
+    const pb::Device& device = host.inventory.devices(static_cast<int>(d));
+    if (device.healthy() && host.device_used_milli[d] == 0) ++by_island[device.island()];
+  }
+  return InWholeIslands(units, by_island) / std::max<int64_t>(1, demand.gpus_milli / 1000);
+}
+
 // Enough devices are free in the pool, yet the gang doesn't fit: the resource that lacks beside
 // them, on the host that comes nearest.
 std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
@@ -162,7 +173,8 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
       fit[r] += here;
       if ((of_devices > 0 || r == 0) && free[r] > most[r].free) most[r] = {free[r], wants[r], id};
     }
-    in_blocks += blocks.Add(host, of_all, pb::CLUSTER);
+    in_blocks += blocks.Add(host, std::min(of_all, HeldInIslands(host, demand, blocks.units())),
+                            pb::CLUSTER);
   }
   std::string unable = Unable(state, job, task);
   if (most[0].host == kNoHost) return unable;  // none of those that are up

@@ -5,6 +5,7 @@
 #include "common/base/job_defaults.h"
 #include "common/base/units.h"
 #include "common/spec/blocks.h"
+#include "scheduler/state/topology.h"
 
 namespace muster {
 namespace {
@@ -12,6 +13,24 @@ namespace {
 // What a stop may take after its grace: the kill, what the host still writes, and the way there and
 // back.
 constexpr int64_t kAnswerNs = 2 * kMinute;
+
+// Each run of so many GPUs is in one island.
+bool AreInIslands(const State& state, const HostSlices& slices, int64_t run) {
+  int64_t before = 0;  // GPUs
+  HostId host = kNoHost;
+  int32_t island = 0;
+  for (const HostSlice& slice : slices) {
+    const pb::Inventory& has = state.host(slice.host).inventory;
+    for (const int32_t device : slice.devices) {
+      if (device >= has.devices_size()) return false;  // the host has come back without it
+      const int32_t here = has.devices(device).island();
+      if (before++ % run != 0 && (slice.host != host || here != island)) return false;
+      host = slice.host;
+      island = here;
+    }
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -94,22 +113,16 @@ bool AllSound(const State& state, const HostSlices& slices) {
 }
 
 bool AreTogether(const State& state, const pb::TaskSpec& spec, const HostSlices& slices) {
-  const auto apart = [&](pb::TopologyLevel level, const HostSlice& one, const HostSlice& other) {
-    const HostRow &a = state.host(one.host), &b = state.host(other.host);
-    if (level <= pb::HOST) return one.host != other.host;
-    return a.block != b.block || (level == pb::RACK && a.rack != b.rack);
-  };
-  const auto binds = [](pb::TopologyLevel level) {
-    return level != pb::TOPOLOGY_LEVEL_UNSPECIFIED && level < pb::CLUSTER;
-  };
+  if (const int64_t run = RankUnitsOf(spec, /*wishes=*/0).island_gpus;
+      run > 1 && !AreInIslands(state, slices, run))
+    return false;
   int64_t before = 0;  // workers in the slices before
   for (size_t i = 1; i < slices.size(); ++i) {
     before += slices[i - 1].workers;
-    const pb::TopologyLevel required = spec.topology().required();
-    if (binds(required) && apart(required, slices[i - 1], slices[i])) return false;
+    const HostRow &last = state.host(slices[i - 1].host), &here = state.host(slices[i].host);
+    if (!InOneDomain(spec.topology().required(), last, here)) return false;
     for (const pb::RankBlock& block : spec.topology().blocks()) {
-      if (binds(block.required()) && before % WorkersOf(block, spec) != 0 &&
-          apart(block.required(), slices[i - 1], slices[i]))
+      if (before % WorkersOf(block, spec) != 0 && !InOneDomain(block.required(), last, here))
         return false;
     }
   }
@@ -117,22 +130,28 @@ bool AreTogether(const State& state, const pb::TaskSpec& spec, const HostSlices&
 }
 
 AttemptRow SoundFirst(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) {
+  const auto unit = static_cast<int32_t>(RankUnitsOf(spec, /*wishes=*/0).block);
   AttemptRow sorted;
   for (const bool sound : {true, false}) {
-    for (int32_t rank = 0; rank < attempt.workers; ++rank) {
-      const HostSlices one = SlicesOf(spec, attempt, rank, rank + 1);
-      if (one.empty() || AllSound(state, one) != sound) continue;
-      PartRow& part = sorted.parts.emplace_back();
-      part.host = one[0].host;
-      part.workers = 1;
-      part.devices = one[0].devices;
-      part.device_milli = one[0].device_milli;
+    for (int32_t first = 0; first < attempt.workers; first += unit) {
+      const int32_t end = std::min(first + unit, attempt.workers);
+      const HostSlices block = SlicesOf(spec, attempt, first, end);
+      if ((WorkersIn(block) == end - first && AllSound(state, block)) != sound) continue;
+      for (int32_t rank = first; rank < end; ++rank) {
+        const HostSlices one = SlicesOf(spec, attempt, rank, rank + 1);
+        if (one.empty()) continue;
+        PartRow& part = sorted.parts.emplace_back();
+        part.host = one[0].host;
+        part.workers = 1;
+        part.devices = one[0].devices;
+        part.device_milli = one[0].device_milli;
+      }
     }
   }
   return sorted;
 }
 
-HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t workers) {
+HostSlices RanksOf(const pb::TaskSpec& spec, const HostSlices& slices, int32_t from, int32_t to) {
   AttemptRow whole;
   for (const HostSlice& slice : slices) {
     PartRow& part = whole.parts.emplace_back();
@@ -141,7 +160,7 @@ HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t
     part.devices = slice.devices;
     part.device_milli = slice.device_milli;
   }
-  return SlicesOf(spec, whole, 0, workers);
+  return SlicesOf(spec, whole, from, to);
 }
 
 int32_t WorkersIn(const HostSlices& slices) {

@@ -80,14 +80,15 @@ int64_t GraceOf(const pb::TaskSpec& spec);
 
 // The devices of the attempt's workers [from, to).
 HostSlices SlicesOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t from, int32_t to);
-// The workers first all of whose devices are sound, each kind in its order.
+// The workers first all of whose devices are sound, each kind in its order. Of a task that requires
+// blocks of ranks: the largest blocks first all of which are, so that what is kept of it is whole.
 AttemptRow SoundFirst(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt);
 bool AllSound(const State& state, const HostSlices& slices);
 // Whether they are as near to each other as the task requires of the whole gang and of blocks of
 // its ranks: what was taken by others' leave may be torn, and racks may have changed since.
 bool AreTogether(const State& state, const pb::TaskSpec& spec, const HostSlices& slices);
-// Those of the first `workers` of such slices.
-HostSlices Shortened(const pb::TaskSpec& spec, const HostSlices& slices, int32_t workers);
+// Those of the workers [from, to) of such slices.
+HostSlices RanksOf(const pb::TaskSpec& spec, const HostSlices& slices, int32_t from, int32_t to);
 int32_t WorkersIn(const HostSlices& slices);
 
 }  // namespace muster

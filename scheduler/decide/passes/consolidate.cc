@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "scheduler/decide/model/precedence.h"
 #include "scheduler/decide/passes/claims.h"
+#include "scheduler/state/abilities.h"
+#include "scheduler/state/topology.h"
 
 namespace muster {
 namespace {
@@ -47,9 +49,9 @@ class Consolidation {
         claimant_(claimant),
         pool_(pool),
         avoids_hosts_(!HostsToAvoid(*claimant.job).empty()),
-        wants_certain_hosts_(avoids_hosts_ || !claimant.spec->topology().blocks().empty() ||
-                             claimant.spec->topology().required() !=
-                                 pb::TOPOLOGY_LEVEL_UNSPECIFIED) {}
+        takes_any_room_(!avoids_hosts_ && claimant.min_workers == 1 &&
+                        !Binds(claimant.spec->topology().required()) &&
+                        claimant.spec->topology().blocks().empty()) {}
 
   bool Run();
 
@@ -75,19 +77,24 @@ class Consolidation {
   Draft* const draft_;
   const Gang& claimant_;
   const int32_t pool_;
-  const bool avoids_hosts_, wants_certain_hosts_;
+  const bool avoids_hosts_;
+  const bool takes_any_room_;          // one worker, on whatever host holds it
   std::vector<HostWithGuests> hosts_;  // the least loss first
   std::vector<Guest> gone_;            // guests that go
   std::optional<HostSlices> place_;    // for the claimant
 };
 
-// Each worker takes as much of its host as one of the claimant. Where it found room the claimant
-// would, unless that wants for certain hosts.
+// A worker of it takes as much of any host as the claimant: where it found room the claimant would.
+// Not known of a claimant of several workers, which may fit into two gaps better than into one.
 bool Consolidation::IsAsLarge(const Gang& gang) const {
-  if (wants_certain_hosts_) return false;
-  const pb::Resources &has = gang.spec->resources(), &wants = claimant_.spec->resources();
-  return has.gpus_milli() >= wants.gpus_milli() && has.cpus_milli() >= wants.cpus_milli() &&
-         has.memory_bytes() >= wants.memory_bytes() && has.disk_bytes() >= wants.disk_bytes();
+  if (!takes_any_room_ || !Can(gang.needs, claimant_.needs)) return false;
+  // 0: a share of the host that goes with the GPUs.
+  const auto as_much = [](int64_t has, int64_t wants) {
+    return wants == 0 ? has == 0 : has >= wants;
+  };
+  const Demand &has = gang.wants, &wants = claimant_.wants;
+  return has.gpus_milli >= wants.gpus_milli && as_much(has.cpus_milli, wants.cpus_milli) &&
+         as_much(has.memory_bytes, wants.memory_bytes) && has.disk_bytes >= wants.disk_bytes;
 }
 
 std::optional<Guest> Consolidation::GuestOf(int32_t g) const {

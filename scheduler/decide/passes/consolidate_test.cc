@@ -14,6 +14,7 @@ namespace {
 using testing::DecideQuickly;
 using testing::IsRunning;
 using testing::JobBuilder;
+using testing::Placed;
 using testing::ReportAll;
 using testing::ReservationOf;
 using testing::Scattered;
@@ -173,6 +174,37 @@ TEST(Consolidate, TheSmallMoveAndWhatIsAsLargeAsTheClaimantStays) {
   }
   DecideQuickly(&system);
   EXPECT_TRUE(IsRunning(system, claimant));
+}
+
+// Both hosts have room for 4 once tasks of 2 devices together have moved: of the first the task of
+// 4 would lose the most, but it stays, so that the least is lost there. Topology is as submission
+// fills it in.
+TEST(Consolidate, WhatStaysDoesNotMakeAHostDear) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 2, 8).Queue("q", 16);
+  const auto submit = [&](int64_t gpus) {
+    JobBuilder job("q");
+    pb::Topology* topology = job.Gpus(gpus).task()->mutable_topology();
+    topology->set_preferred(pb::ISLAND);
+    topology->set_required(pb::CLUSTER);
+    return job.SubmitTo(&system);
+  };
+  const auto start = [&](const char* host, const std::vector<int>& devices) {
+    const uint64_t job = submit(static_cast<int64_t>(devices.size()));
+    system.Do(Placed(system.state, job, "c", {{host, devices}}));
+    StartAll(&system, job);
+    return job;
+  };
+  start("h00", {0, 1, 2, 3});
+  system.Step(20);
+  const std::vector<uint64_t> ones = {start("h00", {4}), start("h00", {5})};
+  for (const int device : {0, 2, 4}) start("h01", {device, device + 1});
+  submit(4);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 0);
+  system.Step(60);
+  EXPECT_EQ(StopsIn(DecideQuickly(&system)), 2);
+  for (const uint64_t job : ones)
+    EXPECT_EQ(TaskOf(system.state, job).current()->state, pb::TASK_STOPPING) << job;
 }
 
 // Three hosts of 4 with 3 devices taken on each: the gang of 3 x 1 spreads, although together it

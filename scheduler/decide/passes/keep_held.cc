@@ -35,7 +35,7 @@ std::optional<PlannedPlace> HeldFor(const Inputs& in, const Gang& gang, const Dr
     return std::nullopt;
   return PlannedPlace{
       in.IndexOf(gang), gang.charge, workers,
-      workers == held.workers ? held.parts : Shortened(*gang.spec, held.parts, workers)};
+      workers == held.workers ? held.parts : RanksOf(*gang.spec, held.parts, 0, workers)};
 }
 
 enum class Fit { kNot, kLater, kNow };

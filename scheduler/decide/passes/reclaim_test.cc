@@ -137,7 +137,7 @@ TEST(Reclaim, AGangInMultiplesGivesBackAWholeStepAndTheRestIsFree) {
 }
 
 // With its first device broken, the first four sound workers are one of h00, two of h01 and one of
-// h02: no pairs. It is not held on them.
+// h02: no pairs. The first four of sound pairs are.
 TEST(Reclaim, AGangOfBlocksThatIsMadeSmallerIsHeldInWholeBlocksOnly) {
   for (const bool broken : {false, true}) {
     SystemBuilder system;
@@ -167,9 +167,10 @@ TEST(Reclaim, AGangOfBlocksThatIsMadeSmallerIsHeldInWholeBlocksOnly) {
     EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
     EXPECT_EQ(TaskOf(system.state, elastic).current()->next_workers, 4);
     const Reservation* held = ReservationOf(system, elastic);
-    ASSERT_EQ(held != nullptr, !broken);
-    if (held == nullptr) continue;
+    ASSERT_NE(held, nullptr) << broken;
+    ASSERT_EQ(held->parts.size(), 2u);
     for (const HostSlice& part : held->parts) EXPECT_EQ(part.workers, 2);
+    EXPECT_EQ(system.state.host(held->parts[0].host).name, broken ? "h01" : "h00");
   }
 }
 

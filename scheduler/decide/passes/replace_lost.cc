@@ -5,6 +5,7 @@
 
 #include "common/spec/blocks.h"
 #include "scheduler/decide/passes/claims.h"
+#include "scheduler/state/topology.h"
 
 namespace muster {
 namespace {
@@ -27,41 +28,73 @@ std::vector<HostId> Union(std::vector<HostId> hosts, const HostSlices& slices) {
   return hosts;
 }
 
+// What a gang can stay on, in whole blocks of the ranks that it requires to be together.
+struct Rest {
+  HostSlices slices;
+  size_t gap = 0;       // of the slices those before the first that is missing
+  int32_t missing = 0;  // workers
+};
+
+// nullopt: none of its parts is left.
+std::optional<Rest> RestOf(const Gang& gang, const Capacity& later) {
+  const auto unit = static_cast<int32_t>(RankUnitsOf(*gang.spec, /*wishes=*/0).block);
+  std::vector<bool> torn(static_cast<size_t>((gang.workers + unit - 1) / unit));  // by block
+  HostSlices whole;
+  bool any = false;
+  int32_t rank = 0;
+  for (const PartRow& part : gang.current->parts) {
+    whole.push_back({part.host, part.workers, part.devices, part.device_milli});
+    const int32_t first = rank;
+    rank += part.workers;
+    if (later.Fits(gang, {whole.back()})) {
+      any = true;
+    } else {
+      for (int32_t block = first / unit; block * unit < rank; ++block)
+        torn[static_cast<size_t>(block)] = true;
+    }
+  }
+  if (!any) return std::nullopt;
+  Rest rest;
+  for (size_t block = 0; block < torn.size();) {
+    size_t end = block + 1;
+    while (end < torn.size() && torn[end] == torn[block]) ++end;
+    const int32_t from = static_cast<int32_t>(block) * unit;
+    const int32_t to = std::min(gang.workers, static_cast<int32_t>(end) * unit);
+    if (torn[block]) {
+      if (rest.missing == 0) rest.gap = rest.slices.size();
+      rest.missing += to - from;
+    } else {
+      for (HostSlice& slice : RanksOf(*gang.spec, whole, from, to))
+        rest.slices.push_back(std::move(slice));
+    }
+    block = end;
+  }
+  return rest;
+}
+
 // The other members stay where they are: what their hosts have cached is of use, and nobody else
-// can take their devices meanwhile. Where the task has to be together and no spare is near, the
-// gang's whole place is looked for anew, its own devices among what is free.
+// can take their devices meanwhile. Blocks of ranks stay as a whole or are replaced as one. Where
+// the task has to be together and no spare is near, the gang's whole place is looked for anew, its
+// own devices among what is free.
 std::optional<HostSlices> PlaceWithSpares(const Inputs& in, const Gang& gang, int32_t workers,
                                           Draft* draft) {
   Capacity& later = *draft->later();
   Try trial(draft, &later);
   trial.LeaveReserved(gang.charge, gang, in.EndIfStarted(gang));
   trial.Release(gang);
-  HostSlices stays;
-  int32_t missing = 0;
-  size_t first_missing = 0;
-  for (const PartRow& part : gang.current->parts) {
-    HostSlice slice{part.host, part.workers, part.devices, part.device_milli};
-    if (later.Fits(gang, {slice})) {
-      trial.Take(gang, {slice});
-      stays.push_back(std::move(slice));
-    } else {
-      if (missing == 0) first_missing = stays.size();
-      missing += part.workers;
-    }
-  }
-  if (stays.empty()) return std::nullopt;
+  const std::optional<Rest> rest = RestOf(gang, later);
+  if (!rest.has_value()) return std::nullopt;
   const std::vector<HostId> avoid = HostsToAvoid(*gang.job);
-  const pb::TopologyLevel required = gang.spec->topology().required();
-  const bool anywhere = (required == pb::TOPOLOGY_LEVEL_UNSPECIFIED || required >= pb::CLUSTER) &&
-                        RankUnitsOf(*gang.spec, 0) == RankUnits();
-  if (missing > 0 && anywhere && workers == gang.workers) {
+  if (rest->missing > 0 && rest->missing < gang.workers && workers == gang.workers &&
+      !Binds(gang.spec->topology().required())) {
+    trial.Take(gang, rest->slices);
     const std::optional<HostSlices> spares =
-        later.Place(gang, gang.charge, missing, Union(avoid, stays));
+        later.Place(gang, gang.charge, rest->missing, Union(avoid, rest->slices));
     if (spares.has_value()) {
-      if (auto slices = Insert(stays, first_missing, *spares)) return slices;
+      if (auto slices = Insert(rest->slices, rest->gap, *spares)) return slices;
     }
+    trial.GiveBack(gang, rest->slices);
   }
-  trial.GiveBack(gang, stays);
   return later.Place(gang, gang.charge, workers, avoid);
 }
 

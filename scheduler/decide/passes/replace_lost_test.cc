@@ -109,6 +109,37 @@ TEST(Decide, AGangOfBlocksTakesNoSparesThatWouldTearThem) {
   EXPECT_EQ(TaskOf(system.state, job).reservation, nullptr);
 }
 
+// Blocks of two hosts in a rack each, on two of three racks: with one host its block is lost, and
+// the other stays where it is.
+TEST(Decide, AGangOfBlocksTakesAWholeBlockForTheOneThatIsTorn) {
+  SystemBuilder system;
+  system.Cluster("c").Queue("q");
+  for (const char* rack : {"r0", "r1", "r2"}) system.Hosts("c", 2, 2, "gpu", rack);
+  JobBuilder builder("q");
+  builder.Workers(8).Gpus(1).MultipleOf(4);
+  builder.task()->set_trainer_json("{}");
+  pb::RankBlock* block = builder.task()->mutable_topology()->add_blocks();
+  block->set_gpus(4);
+  block->set_required(pb::RACK);
+  const uint64_t job = builder.SubmitTo(&system);
+  DecideQuickly(&system);
+  StartAll(&system, job);
+  std::vector<HostId> before;
+  for (const PartRow& part : TaskOf(system.state, job).current()->parts)
+    before.push_back(part.host);
+  ASSERT_EQ(before.size(), 4u);
+  LoseItsSecondHost(&system, job);
+  DecideQuickly(&system);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
+  ASSERT_NE(TaskOf(system.state, job).reservation, nullptr);
+  const std::vector<HostSlice>& kept = TaskOf(system.state, job).reservation->parts;
+  ASSERT_EQ(kept.size(), 4u);
+  for (const size_t spare : {0, 1})
+    EXPECT_EQ(std::count(before.begin(), before.end(), kept[spare].host), 0) << spare;
+  EXPECT_EQ(kept[2].host, before[2]);
+  EXPECT_EQ(kept[3].host, before[3]);
+}
+
 // The only spare is still another job's, which is being stopped: until it has left the gang runs
 // on.
 TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {

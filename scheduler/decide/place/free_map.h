@@ -180,7 +180,7 @@ class FreeMap {
   struct Wanted {
     SliceWish wish;
     int64_t devices = 0;  // whole ones; 0: none, or a share
-    RankUnits units;      // workers that are together on a host, in a rack, in a block
+    RankUnits units;      // what is together in an island, on a host, in a rack, in a block
     int32_t kind = -1;    // that `demand` and `accepts` are for
     Demand demand;
     bool accepts = true;
@@ -239,6 +239,7 @@ class FreeMap {
                                            const std::vector<HostId>& avoid);
   static Wanted WantedOf(const Demand& wants, Abilities needs = 0);
   const Demand& DemandAt(Wanted* wanted, const Host& host) const;
+  int64_t WholeInRuns(const Host& host, int64_t run) const;
   int64_t Capacity(Wanted* wanted, HostId id) const;
   int64_t AtMost(const std::vector<int32_t>& whole, int64_t cpus_milli, const Wanted& wanted) const;
   int64_t FitsIn(const PoolIndex& index, int32_t rack, Wanted* wanted,

@@ -395,12 +395,30 @@ int32_t CountOn(TwinHost host, const pb::Resources& wants, int32_t most, int isl
 int32_t InBlocks(int32_t workers, const pb::TaskSpec& task, pb::TopologyLevel level, bool wishes) {
   const int64_t gpus = std::max<int64_t>(1, task.resources().gpus_milli() / 1000);
   for (const pb::RankBlock& block : task.topology().blocks()) {
-    const int32_t size = static_cast<int32_t>(block.gpus() / gpus);
+    const auto size = static_cast<int32_t>(std::max<int64_t>(1, block.gpus() / gpus));
     if ((block.required() != 0 && block.required() <= level) ||
         (wishes && block.preferred() != 0 && block.preferred() <= level))
       workers -= workers % size;
   }
   return workers;
+}
+
+// Of the host's whole devices only those that make runs of one island, as blocks of ranks want
+// them.
+TwinHost InRuns(TwinHost host, const pb::TaskSpec& task, bool wishes) {
+  int32_t run = 1;
+  for (const pb::RankBlock& block : task.topology().blocks()) {
+    if (block.required() == pb::ISLAND || (wishes && block.preferred() == pb::ISLAND))
+      run = std::max(run, block.gpus());
+  }
+  if (run == 1) return host;
+  int64_t whole = 0;
+  for (const std::vector<int64_t>& island : host.islands) {
+    const int64_t free = std::count(island.begin(), island.end(), 1000);
+    whole += free - free % run;
+  }
+  host.islands = {std::vector<int64_t>(static_cast<size_t>(whole), 1000)};
+  return host;
 }
 
 bool TwinHolds(const std::vector<TwinHost>& hosts, const pb::TaskSpec& task, int32_t workers,
@@ -410,7 +428,8 @@ bool TwinHolds(const std::vector<TwinHost>& hosts, const pb::TaskSpec& task, int
     // By counting: on hosts, then in racks of what its hosts have, then in blocks.
     std::map<std::string, std::map<std::string, int32_t>> found;
     for (const TwinHost& h : hosts)
-      found[h.block][h.rack] += InBlocks(CountOn(h, wants, workers), task, pb::HOST, wishes);
+      found[h.block][h.rack] +=
+          InBlocks(CountOn(InRuns(h, task, wishes), wants, workers), task, pb::HOST, wishes);
     int32_t all = 0;
     for (const auto& [block, racks] : found) {
       int32_t in_block = 0;
@@ -452,10 +471,13 @@ bool AreTogether(const State& state, const HostSlices& slices, int32_t gpus,
   std::vector<std::string> at;
   for (const HostSlice& part : slices) {
     const HostRow& host = state.host(part.host);
-    at.insert(at.end(), part.devices.size(),
-              level == pb::HOST   ? host.name
-              : level == pb::RACK ? absl::StrCat(host.block, "/", host.rack)
-                                  : host.block);
+    for (const int32_t device : part.devices) {
+      at.push_back(level == pb::ISLAND
+                       ? absl::StrCat(host.name, "/", host.inventory.devices(device).island())
+                   : level == pb::HOST ? host.name
+                   : level == pb::RACK ? absl::StrCat(host.block, "/", host.rack)
+                                       : host.block);
+    }
   }
   for (size_t g = 0; g < at.size(); ++g) {
     if (at[g] != at[g - g % static_cast<size_t>(gpus)]) return false;
@@ -530,6 +552,81 @@ TEST(Place, KeepsBlocksOfRanksTogetherExactlyWhereThatIsPossible) {
   EXPECT_GT(none, 500);
   EXPECT_GT(kept, 1000);
   EXPECT_GT(given_up, 100);
+}
+
+// Hosts of two or three islands, and blocks of which some are in one; some of less than a worker.
+TEST(Place, KeepsBlocksInIslandsExactlyWhereThatIsPossible) {
+  std::mt19937 random(13);
+  const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  int found = 0, none = 0, kept = 0, given_up = 0;
+  for (int round = 0; round < 1500; ++round) {
+    std::vector<TestHost> hosts;
+    for (int count = 2 + upto(7), h = 0; h < count; ++h) {
+      TestHost host{absl::StrCat("b", h / 4), absl::StrCat("r", h / 2), {}, 4 + upto(12)};
+      for (int i = 2 + upto(2); i > 0; --i) host.islands.push_back(2 + upto(4));
+      for (const int size : host.islands) {
+        for (int d = 0; d < size; ++d) host.used_milli.push_back(upto(5) == 0 ? 1000 : 0);
+      }
+      hosts.push_back(host);
+    }
+    const Fleet fleet(hosts);
+    std::vector<TwinHost> twin;
+    for (const HostId id : fleet.system.state.hosts()) {
+      const HostRow& row = fleet.system.state.host(id);
+      TwinHost& host = twin.emplace_back();
+      std::map<int, std::vector<int64_t>> islands;
+      for (int d = 0; d < row.inventory.devices_size(); ++d)
+        islands[row.inventory.devices(d).island()].push_back(1000 - row.device_used_milli[d]);
+      for (const auto& [island, devices] : islands) host.islands.push_back(devices);
+      host.cpus_milli = row.inventory.cpus_milli() - row.cpus_used_milli;
+      host.memory_bytes = row.inventory.memory_bytes() - row.memory_used_bytes;
+      host.block = row.block;
+      host.rack = row.rack;
+    }
+    FreeMap map(fleet.system.state);
+    for (int t = 0; t < 8; ++t) {
+      const int gpus = 1 << upto(3);
+      pb::TaskSpec task =
+          Task(1000 * gpus, 1 + upto(2), static_cast<pb::TopologyLevel>(1 + upto(5)));
+      const auto add = [&](int size, int looser) {
+        pb::RankBlock* block = task.mutable_topology()->add_blocks();
+        block->set_gpus(size);
+        if (upto(3) > 0)
+          block->set_required(static_cast<pb::TopologyLevel>(pb::ISLAND + upto(1 + looser)));
+        if (block->required() == 0 || (block->required() > pb::ISLAND && upto(3) == 0))
+          block->set_preferred(pb::ISLAND);
+      };
+      if (gpus > 1 && upto(2) == 0) add(gpus / 2, 0);
+      const int workers_of_block = 1 + upto(2);
+      add(workers_of_block * gpus, 1);
+      if (upto(2) == 0) add(2 * workers_of_block * gpus, 3);
+      const int32_t workers = static_cast<int32_t>(LargestBlockOf(task)) * (1 + upto(3));
+      const std::optional<HostSlices> slices = map.Place(task, workers, fleet.PoolFor(true));
+      ASSERT_EQ(slices.has_value(), TwinHolds(twin, task, workers))
+          << "round " << round << " " << task.ShortDebugString() << " x " << workers;
+      ++(slices.has_value() ? found : none);
+      if (!slices.has_value()) continue;
+      EXPECT_TRUE(map.Fits(task, *slices));
+      EXPECT_EQ(WorkersIn(*slices), workers);
+      EXPECT_TRUE(muster::AreTogether(fleet.system.state, task, *slices));
+      bool wishes = true;
+      for (const pb::RankBlock& block : task.topology().blocks()) {
+        if (block.required() != 0) {
+          EXPECT_TRUE(AreTogether(fleet.system.state, *slices, block.gpus(), block.required()))
+              << task.ShortDebugString() << " on " << fleet.Shown(slices);
+        }
+        wishes = wishes && (block.preferred() == 0 || AreTogether(fleet.system.state, *slices,
+                                                                  block.gpus(), block.preferred()));
+      }
+      const bool possible = TwinHolds(twin, task, workers, /*wishes=*/true);
+      EXPECT_TRUE(wishes || !possible) << task.ShortDebugString() << " on " << fleet.Shown(slices);
+      ++(possible ? kept : given_up);
+    }
+  }
+  EXPECT_GT(found, 1000);
+  EXPECT_GT(none, 500);
+  EXPECT_GT(kept, 500);
+  EXPECT_GT(given_up, 50);
 }
 
 TEST(Place, SaysNoneExactlyWhenThereIsNoPlace) {

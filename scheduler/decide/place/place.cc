@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/container/inlined_vector.h"
 #include "common/base/check.h"
 #include "scheduler/decide/place/free_map.h"
 
@@ -72,6 +73,20 @@ const Demand& FreeMap::DemandAt(Wanted* wanted, const Host& host) const {
   return wanted->demand;
 }
 
+// Whole devices that the host has free, in runs of so many of one island.
+int64_t FreeMap::WholeInRuns(const Host& host, int64_t run) const {
+  const int16_t* devices = device_milli_.data() + host.first_device;
+  if (run <= 1) return std::count(devices, devices + host.devices, 1000);
+  const int8_t* island = device_island_.data() + host.first_device;
+  absl::InlinedVector<int64_t, 8> by_island(kinds_[host.kind].islands.size());
+  for (int32_t d = 0; d < host.devices; ++d) {
+    if (devices[d] == 1000) ++by_island[static_cast<size_t>(island[d])];
+  }
+  int64_t whole = 0;
+  for (const int64_t free : by_island) whole += Whole(free, run);
+  return whole;
+}
+
 // Workers that the host holds.
 int64_t FreeMap::Capacity(Wanted* wanted, HostId id) const {
   const Host& host = hosts_[id];
@@ -81,7 +96,7 @@ int64_t FreeMap::Capacity(Wanted* wanted, HostId id) const {
   int64_t workers = kMostWorkers;
   const int16_t* devices = device_milli_.data() + host.first_device;
   if (wanted->devices > 0) {
-    workers = std::count(devices, devices + host.devices, 1000);
+    workers = WholeInRuns(host, wanted->units.island_gpus);
     if (wanted->devices > 1) workers /= wanted->devices;
   } else if (demand.gpus_milli > 0) {
     workers = std::any_of(devices, devices + host.devices,
@@ -135,9 +150,10 @@ int64_t FreeMap::FitsIn(const PoolIndex& index, int32_t rack, Wanted* wanted,
   return workers;
 }
 
-// The devices of a part: all in one island where that holds them, else worker by worker, each in
-// one island where that is possible. The island with the fewest free ones first; a share goes to
-// the lowest device with `share_of` free (0: the fullest one).
+// The devices of a part: all in one island where that holds them, else in runs as blocks of ranks
+// want them, or worker by worker, each in one island where that is possible. The island with the
+// fewest free ones first; a share goes to the lowest device with `share_of` free (0: the fullest
+// one).
 HostSlice FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted,
                           int16_t share_of) const {
   const Host& host = hosts_[id];
@@ -185,6 +201,13 @@ HostSlice FreeMap::PartOn(HostId id, int32_t workers, const Wanted& wanted,
     return true;
   };
   if (take(wanted.devices * workers, true)) return part;
+  if (const int64_t run = wanted.units.island_gpus; run > 1) {
+    for (int64_t taken = 0; taken < wanted.devices * workers; taken += run) {
+      const bool whole = take(run, true);
+      MUSTER_CHECK(whole);
+    }
+    return part;
+  }
   for (int32_t w = 0; w < workers; ++w) take(wanted.devices, false);
   return part;
 }
@@ -216,6 +239,7 @@ std::optional<HostSlice> FreeMap::PlaceOnOne(PoolIndex* index, Wanted* wanted, i
   SliceWish wish = wanted->wish;
   wish.workers = workers;
   wish.one_island = one_island;
+  wish.island_gpus = static_cast<int32_t>(wanted->units.island_gpus);
   if (!gpus) {
     HostKind accepted;
     accepted.label = wish.labels & (~wish.labels + 1);  // one of those that do what it needs

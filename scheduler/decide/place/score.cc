@@ -98,7 +98,8 @@ std::optional<Demand> DemandOn(const SliceWish& wish, const HostKind& kind) {
   return demand;
 }
 
-bool Holds(const HostRoom& host, const HostKind& kind, const Demand& demand, bool one_island) {
+bool Holds(const HostRoom& host, const HostKind& kind, const Demand& demand,
+           const SliceWish& wish) {
   if ((demand.cpus_milli > 0 && host.cpus_milli < demand.cpus_milli) ||
       (demand.memory_bytes > 0 && host.memory_bytes < demand.memory_bytes) ||
       (demand.disk_bytes > 0 && host.disk_bytes < demand.disk_bytes)) {
@@ -110,13 +111,16 @@ bool Holds(const HostRoom& host, const HostKind& kind, const Demand& demand, boo
                        [&](int16_t milli) { return milli >= demand.gpus_milli; });
   }
   const int64_t count = demand.gpus_milli / 1000;
-  if (!one_island) return WholeFree(host) >= count;
+  if (!wish.one_island && wish.island_gpus <= 1) return WholeFree(host) >= count;
+  int64_t in_runs = 0;
   auto from = host.device_milli.begin();
   for (const int32_t size : kind.islands) {
-    if (std::count(from, from + size, 1000) >= count) return true;
+    const int64_t whole = std::count(from, from + size, 1000);
+    if (wish.one_island && whole >= count) return true;
+    in_runs += whole - whole % wish.island_gpus;
     from += size;
   }
-  return false;
+  return !wish.one_island && in_runs >= count;
 }
 
 void Subtract(HostRoom* host, const HostKind& kind, const Demand& demand, int32_t device) {
@@ -168,7 +172,7 @@ HostScorer::HostScorer(PlacementPolicy policy, std::vector<TypicalSlice> typical
       const SliceWish& wish = typical_[t].wish;
       const std::optional<Demand> demand = DemandOn(wish, of.kind);
       on.demands.push_back(demand.value_or(Demand{-1, 0, 0, 0}));
-      on.holds.push_back(demand.has_value() && Holds(empty, of.kind, *demand, wish.one_island));
+      on.holds.push_back(demand.has_value() && Holds(empty, of.kind, *demand, wish));
       if (on.holds.back()) could_hold_[t] += of.hosts;
     }
   }

@@ -70,15 +70,16 @@ struct SliceWish {
   int32_t workers = 1;
   uint64_t labels = ~uint64_t{0};  // kinds that it accepts
   bool one_island = false;         // all its devices in one island
+  int32_t island_gpus = 1;         // else runs of so many are, of which its devices are a multiple
 
   bool operator==(const SliceWish& o) const { return Key() == o.Key(); }
   bool operator<(const SliceWish& o) const { return Key() < o.Key(); }
 
  private:
-  std::tuple<int64_t, int64_t, int64_t, int64_t, int32_t, uint64_t, bool> Key() const {
+  std::tuple<int64_t, int64_t, int64_t, int64_t, int32_t, uint64_t, bool, int32_t> Key() const {
     return {worker.gpus_milli, worker.cpus_milli, worker.memory_bytes,
             worker.disk_bytes, workers,           labels,
-            one_island};
+            one_island,        island_gpus};
   }
 };
 
@@ -91,9 +92,9 @@ struct TypicalSlice {
 
 // What the slice takes of a host of that kind; nullopt: it doesn't accept the kind.
 std::optional<Demand> DemandOn(const SliceWish& wish, const HostKind& kind);
-// The host holds it. A demand below 1000 GPU thousandths is a share of one device, else whole
-// devices.
-bool Holds(const HostRoom& host, const HostKind& kind, const Demand& demand, bool one_island);
+// The host holds it, with as many devices of an island together as the wish says. A demand below
+// 1000 GPU thousandths is a share of one device, else whole devices.
+bool Holds(const HostRoom& host, const HostKind& kind, const Demand& demand, const SliceWish& wish);
 // Takes it: a share from the device at `device` (a position in device_milli), whole ones from the
 // island with the fewest free ones that holds them all, else from the islands in order. The host
 // must hold it.

@@ -97,8 +97,8 @@ std::optional<SliceIndex::Choice> SliceIndex::Pick(const SliceWish& wish,
     Remembered& cost = here.costs[index];
     if (cost.known == Known::kNo) {
       const std::optional<Demand>& demand = wanted.on[here.free.kind];
-      const bool holds = demand.has_value() && Holds(here.free, scorer_->kinds()[here.free.kind],
-                                                     *demand, wish.one_island);
+      const bool holds =
+          demand.has_value() && Holds(here.free, scorer_->kinds()[here.free.kind], *demand, wish);
       cost.known = holds ? Known::kHolds : Known::kDoesNot;
     }
     if (cost.known == Known::kDoesNot) continue;

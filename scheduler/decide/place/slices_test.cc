@@ -147,7 +147,7 @@ int64_t PlainWaste(const HostScorer& scorer, const std::vector<TypicalSlice>& ty
     HostRoom left = host;
     for (int k = 0; k < HostScorer::kRolloutTasks; ++k) {
       const Demand& demand = typical[scorer.Drawn(host.kind, r, k)].wish.worker;
-      if (!Holds(left, scorer.kinds()[host.kind], demand, false)) continue;
+      if (!Holds(left, scorer.kinds()[host.kind], demand, SliceWish())) continue;
       int32_t fullest = -1;
       for (size_t d = 0; d < left.device_milli.size() && demand.gpus_milli < 1000; ++d) {
         if (left.device_milli[d] >= demand.gpus_milli &&
@@ -323,6 +323,7 @@ TEST(Slices, TheIndexChoosesWhatALookAtEveryHostChooses) {
       SliceWish wish = Wish(gpus[upto(6)], upto(9));
       if (upto(4) == 0) wish.labels = 1 + static_cast<uint64_t>(upto(2));
       wish.one_island = upto(3) == 0;
+      if (wish.worker.gpus_milli == 2000 && upto(2) == 0) wish.island_gpus = 2;
       std::vector<int32_t> avoid;
       for (int32_t s = 0; s < 40; ++s) {
         if (upto(20) == 0) avoid.push_back(s);
@@ -332,7 +333,7 @@ TEST(Slices, TheIndexChoosesWhatALookAtEveryHostChooses) {
         if (!hosts[s].has_value() || std::binary_search(avoid.begin(), avoid.end(), s)) continue;
         const HostKind& kind = plain.kinds()[hosts[s]->kind];
         const std::optional<Demand> demand = DemandOn(wish, kind);
-        if (!demand.has_value() || !Holds(*hosts[s], kind, *demand, wish.one_island)) continue;
+        if (!demand.has_value() || !Holds(*hosts[s], kind, *demand, wish)) continue;
         const HostScorer::Cost cost = plain.Of(*hosts[s], *demand);
         if (!wanted.has_value() || cost.price < wanted->price) {
           wanted = SliceIndex::Choice{

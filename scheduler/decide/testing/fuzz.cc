@@ -56,7 +56,7 @@ class Case {
         multiples_(seed % 11 == 3 || seed % 11 == 8),
         block_dice_(seed ^ 0x3c6ef372),
         rank_blocks_(seed % 13 == 4 || seed % 13 == 9),
-        rack_a_host_(seed % 13 == 9),
+        levels_(seed % 13 == 9),
         hosted_dice_(seed ^ 0x2c1b3c6d),
         hosted_(arrays && (seed % 8 == 5 || seed % 16 == 1)),
         together_(arrays && (seed % 8 == 0 || seed % 8 == 7)),
@@ -156,17 +156,21 @@ class Case {
       (*file->mutable_storages())[storage].add_clusters(cluster->name());
       if (one_way_ && c > 0)
         (*file->mutable_storages())[absl::StrCat("s", c - 1)].add_clusters(cluster->name());
-      const int hosts = 1 + dice_.Of(4);
+      const int hosts = 1 + dice_.Of(4) + (levels_ ? block_dice_.Of(5) : 0);
+      const int rack = levels_ ? 1 + block_dice_.Of(3) : 2;  // hosts of one
+      const int block = levels_ ? rack * (1 + block_dice_.Of(3)) : hosts;
+      const bool own_racks = !levels_ || block_dice_.Percent(50);  // each block names its own
       const int flavour = dice_.Of(2);
       const int devices = 1 << dice_.Of(4);
       for (int h = 0; h < hosts; ++h) {
         pb::HostSpec* host = cluster->add_hosts();
         host->set_name(absl::StrCat("h", h));
-        host->set_rack(absl::StrCat("r", rack_a_host_ ? h : h / 2));
-        if (rack_a_host_) host->set_block(absl::StrCat("b", h / 2));
+        host->set_rack(absl::StrCat("r", (own_racks ? h : h % block) / rack));
+        if (levels_) host->set_block(absl::StrCat("b", h / block));
         hosts_.push_back({cluster->name(), host->name(),
                           kFlavours[dice_.Percent(20) ? 1 - flavour : flavour],
-                          dice_.Percent(20) ? 1 << dice_.Of(4) : devices, 8 + dice_.Of(3) * 8});
+                          dice_.Percent(20) ? 1 << dice_.Of(4) : devices, 8 + dice_.Of(3) * 8,
+                          levels_ ? 2 << block_dice_.Of(2) : 4});
       }
     }
     Do(configured);
@@ -178,6 +182,7 @@ class Case {
     std::string cluster, name, flavour;
     int devices = 0;
     int cpus = 0;
+    int island = 4;  // devices of one
   };
 
   // `broken`: that device isn't healthy.
@@ -194,7 +199,7 @@ class Case {
       pb::Device* device = inventory->add_devices();
       device->set_index(d);
       device->set_healthy(d != broken);
-      device->set_island(d / 4);
+      device->set_island(d / host.island);
     }
     inventory->set_cpus_milli(host.cpus * 1000);
     inventory->set_memory_bytes(int64_t{256} << 30);
@@ -373,7 +378,7 @@ class Case {
     if (hosted_ && hosted_dice_.Percent(40))
       totals_.hosted += PutOnHolder(s_, &hosted_dice_, e) ? 1 : 0;
     if (multiples_) totals_.multiples.tasks += DrawMultiples(&multiple_dice_, spec);
-    if (rank_blocks_) totals_.blocks.tasks += DrawBlocks(&block_dice_, spec);
+    if (rank_blocks_) totals_.blocks.tasks += DrawBlocks(&block_dice_, levels_, spec);
     Do(event);
   }
 
@@ -1055,7 +1060,7 @@ class Case {
   const bool multiples_;       // some gangs run in multiples of some workers only
   Dice block_dice_;            // of its own, likewise
   const bool rank_blocks_;     // some gangs' ranks stay together by blocks
-  const bool rack_a_host_;     // and blocks of the topology have two
+  const bool levels_;          // and hosts are in racks, blocks and islands of several sizes
   Dice hosted_dice_;           // of its own, likewise
   const bool hosted_;          // some jobs run on others' devices
   const bool together_;        // tasks of some jobs start together

@@ -9,20 +9,28 @@
 namespace muster {
 namespace {
 
-std::string DomainAt(const HostRow& host, pb::TopologyLevel level) {
+struct Gpu {
+  const HostRow* host = nullptr;
+  int32_t device = 0;
+};
+
+std::string DomainAt(const Gpu& gpu, pb::TopologyLevel level) {
+  const HostRow& host = *gpu.host;
+  if (level == pb::ISLAND)
+    return absl::StrCat(host.name, "/", host.inventory.devices(gpu.device).island());
   if (level == pb::HOST) return host.name;
   return level == pb::RACK ? absl::StrCat(host.block, "/", host.rack) : host.block;
 }
 
 // The blocks of so many GPUs, and how many of them are in one domain of the level.
-std::pair<size_t, size_t> Together(const std::vector<const HostRow*>& gpus, int32_t size,
+std::pair<size_t, size_t> Together(const std::vector<Gpu>& gpus, int32_t size,
                                    pb::TopologyLevel level) {
   std::pair<size_t, size_t> found;
   for (size_t first = 0; first < gpus.size(); first += static_cast<size_t>(size), ++found.first) {
     const size_t end = std::min(gpus.size(), first + static_cast<size_t>(size));
     found.second += std::all_of(
         gpus.begin() + static_cast<ptrdiff_t>(first), gpus.begin() + static_cast<ptrdiff_t>(end),
-        [&](const HostRow* h) { return DomainAt(*h, level) == DomainAt(*gpus[first], level); });
+        [&](const Gpu& gpu) { return DomainAt(gpu, level) == DomainAt(gpus[first], level); });
   }
   return found;
 }
@@ -32,10 +40,10 @@ std::string CheckPlace(const State& state, const Event& e, const char* what, Ran
   const JobRow* job = state.FindJobByUid(e.key().job_uid());
   if (job == nullptr) return "";
   const pb::TaskSpec& spec = job->task_spec(TaskIndex(*job->spec, e.key().task()));
-  std::vector<const HostRow*> gpus;  // the host of each, in the order of RANK
+  std::vector<Gpu> gpus;  // in the order of RANK
   for (const pb::Placement& placement : e.placements()) {
-    gpus.insert(gpus.end(), static_cast<size_t>(placement.devices_size()),
-                &state.host(state.FindHost(e.cluster(), placement.host())));
+    const HostRow& host = state.host(state.FindHost(e.cluster(), placement.host()));
+    for (const int32_t device : placement.devices()) gpus.push_back({&host, device});
   }
   for (const pb::RankBlock& block : spec.topology().blocks()) {
     if (block.preferred() != pb::TOPOLOGY_LEVEL_UNSPECIFIED)
@@ -51,7 +59,7 @@ std::string CheckPlace(const State& state, const Event& e, const char* what, Ran
 
 }  // namespace
 
-int64_t DrawBlocks(Dice* dice, pb::JobSpec* spec) {
+int64_t DrawBlocks(Dice* dice, bool islands, pb::JobSpec* spec) {
   if (!spec->array().empty() || spec->sweep_size() > 0 || spec->has_independent_workers() ||
       !spec->on().empty())
     return 0;
@@ -59,18 +67,27 @@ int64_t DrawBlocks(Dice* dice, pb::JobSpec* spec) {
   for (pb::TaskSpec& task : *spec->mutable_tasks()) {
     const int64_t milli = task.resources().gpus_milli();
     if (milli == 0 || milli % 1000 != 0 || !dice->Percent(70)) continue;
-    const auto level = [&] { return static_cast<pb::TopologyLevel>(pb::HOST + dice->Of(3)); };
     int32_t workers = milli >= 4000 ? 2 : 2 + dice->Of(3);
+    if (islands && milli > 1000 && dice->Percent(40)) {  // two of a worker's GPUs, or less
+      pb::RankBlock* block = task.mutable_topology()->add_blocks();
+      block->set_gpus(static_cast<int32_t>(milli / 2000));
+      block->set_required(pb::ISLAND);
+    }
     for (const bool first : {true, false}) {
       if (!first && !dice->Percent(40)) break;
       if (!first) workers *= 2;
       pb::RankBlock* block = task.mutable_topology()->add_blocks();
       block->set_gpus(workers * static_cast<int32_t>(milli / 1000));
+      const bool fits_island = islands && block->gpus() <= 4;
+      const auto level = [&] {
+        return static_cast<pb::TopologyLevel>(fits_island ? pb::ISLAND + dice->Of(4)
+                                                          : pb::HOST + dice->Of(3));
+      };
       if (dice->Percent(75)) block->set_required(level());
       if (block->required() == pb::TOPOLOGY_LEVEL_UNSPECIFIED) {
         block->set_preferred(level());
       } else if (block->required() > pb::HOST && dice->Percent(30)) {
-        block->set_preferred(pb::HOST);
+        block->set_preferred(fits_island && dice->Percent(50) ? pb::ISLAND : pb::HOST);
       }
     }
     const bool elastic = task.workers().max() > task.workers().min();

@@ -19,8 +19,8 @@ struct RankBlocks {
 };
 
 // Some gangs of the job get blocks, and sizes that go into them; returns how many do. None of an
-// array, or on another job's devices.
-int64_t DrawBlocks(Dice* dice, pb::JobSpec* spec);
+// array, or on another job's devices. `islands`: in islands, too.
+int64_t DrawBlocks(Dice* dice, bool islands, pb::JobSpec* spec);
 
 // Before a plan is applied: in whatever it starts or keeps devices for each required block is in
 // one domain. "" or what broke.

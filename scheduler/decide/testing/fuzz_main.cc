@@ -75,9 +75,9 @@ int main(int argc, char** argv) {
       ",\"shrinks\":%" PRId64 ",\"moves\":%" PRId64 ",\"growths\":%" PRId64 ",\"spills\":%" PRId64
       ",\"lost\":%" PRId64 ",\"reservations\":%" PRId64 ",\"lent\":%" PRId64 ",\"judged\":%" PRId64
       ",\"beside\":%" PRId64 ",\"overtaken\":%" PRId64 ",\"spared\":%" PRId64
-      ",\"spared_of_several\":%" PRId64 ",\"by_later_ones\":%" PRId64 ",\"stopping\":%" PRId64
-      ",\"members\":%" PRId64 ",\"together\":%" PRId64 ",\"hosted\":%" PRId64
-      ",\"in_multiples\":%" PRId64 ",\"grown_by_several\":%" PRId64
+      ",\"spared_of_several\":%" PRId64 ",\"spared_steps\":%" PRId64 ",\"by_later_ones\":%" PRId64
+      ",\"stopping\":%" PRId64 ",\"members\":%" PRId64 ",\"together\":%" PRId64
+      ",\"hosted\":%" PRId64 ",\"in_multiples\":%" PRId64 ",\"grown_by_several\":%" PRId64
       ",\"shrunk_by_several\":%" PRId64 ",\"in_blocks\":%" PRId64 ",\"blocks_spread\":%" PRId64
       ",\"blocks_resized\":%" PRId64 ",\"one_way\":%" PRId64 ",\"evicted_milli\":%" PRId64
       ",\"requested_milli\":%" PRId64 ",\"steps_to_settle_max\":%" PRId64 ",\"settled\":%" PRId64
@@ -86,11 +86,11 @@ int main(int argc, char** argv) {
       totals.trees, totals.steps, totals.events, violations, totals.starts, totals.backfills,
       totals.evictions, totals.shrinks, totals.moves, totals.growths, totals.spills, totals.lost,
       totals.reservations, totals.lent, totals.judged, totals.beside, totals.overtaken,
-      totals.spared.victims, totals.spared.of_several, totals.spared.by_later_ones, totals.stopping,
-      totals.members, totals.together, totals.hosted, totals.multiples.tasks,
-      totals.multiples.growths, totals.multiples.shrinks, totals.blocks.tasks, totals.blocks.spread,
-      totals.blocks.resizes, totals.one_way, totals.evicted_milli, totals.requested_milli,
-      totals.steps_to_settle_max, totals.settled, totals.entitled, totals.entitled_waiting,
-      totals.digest, took);
+      totals.spared.victims, totals.spared.of_several, totals.spared.steps,
+      totals.spared.by_later_ones, totals.stopping, totals.members, totals.together, totals.hosted,
+      totals.multiples.tasks, totals.multiples.growths, totals.multiples.shrinks,
+      totals.blocks.tasks, totals.blocks.spread, totals.blocks.resizes, totals.one_way,
+      totals.evicted_milli, totals.requested_milli, totals.steps_to_settle_max, totals.settled,
+      totals.entitled, totals.entitled_waiting, totals.digest, took);
   return violations == 0 ? 0 : 1;
 }

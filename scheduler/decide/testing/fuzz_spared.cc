@@ -1,6 +1,7 @@
 #include "scheduler/decide/testing/fuzz_spared.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
+#include "common/spec/workers.h"
 #include "scheduler/decide/testing/fuzz_rows.h"
 
 namespace muster {
@@ -51,6 +53,10 @@ class Room {
 
   bool Holds(const pb::TaskSpec& spec, const std::string& flavour, int64_t workers) const {
     const int64_t gpus_milli = spec.resources().gpus_milli();
+    int64_t run = 1;  // GPUs that are together in an island
+    for (const pb::RankBlock& block : spec.topology().blocks()) {
+      if (block.required() == pb::ISLAND) run = std::max<int64_t>(run, block.gpus());
+    }
     std::map<std::string, std::map<std::string, int64_t>> found;  // by block, by rack
     const auto whole = [&](int64_t count, pb::TopologyLevel level) {
       for (const pb::RankBlock& block : spec.topology().blocks()) {
@@ -67,7 +73,7 @@ class Room {
       const Demand demand = WorkerDemand(spec, host.inventory);
       int64_t here = workers;
       if (gpus_milli >= 1000) {
-        here = std::count(free.milli.begin(), free.milli.end(), 1000) / (gpus_milli / 1000);
+        here = WholeInRuns(host, free, run) / (gpus_milli / 1000);
       } else if (gpus_milli > 0) {
         here = std::any_of(free.milli.begin(), free.milli.end(),
                            [&](int64_t milli) { return milli >= gpus_milli; });
@@ -94,6 +100,16 @@ class Room {
     std::vector<int64_t> milli;
     int64_t cpus_milli = 0, memory_bytes = 0, disk_bytes = 0;
   };
+
+  static int64_t WholeInRuns(const HostRow& host, const Host& free, int64_t run) {
+    std::map<int32_t, int64_t> by_island;
+    for (size_t d = 0; d < free.milli.size(); ++d) {
+      if (free.milli[d] == 1000) ++by_island[host.inventory.devices(static_cast<int>(d)).island()];
+    }
+    int64_t whole = 0;
+    for (const auto& [island, devices] : by_island) whole += devices - devices % run;
+    return whole;
+  }
 
   template <typename Part>
   void Change(const pb::TaskSpec& spec, const Part& part, int64_t sign) {
@@ -191,6 +207,34 @@ bool StopsWith(const State& state, const TaskRef& one, const TaskRef& other) {
   return one == other || std::count(with.begin(), with.end(), job.task_spec(other.task).name()) > 0;
 }
 
+// What the first of its workers hold.
+Taken FirstOf(const pb::TaskSpec& spec, const AttemptRow& attempt, int32_t workers) {
+  const int64_t milli = spec.resources().gpus_milli();
+  const auto a_worker = static_cast<std::ptrdiff_t>(milli >= 1000 ? milli / 1000 : milli > 0);
+  Taken taken;
+  taken.workers = workers;
+  for (const PartRow& part : attempt.parts) {
+    const int32_t here = std::min(part.workers, workers);
+    if (here == 0) break;
+    workers -= here;
+    const auto end = part.devices.begin() + here * a_worker;
+    taken.parts.push_back({part.host, here, {part.devices.begin(), end}, part.device_milli});
+  }
+  return taken;
+}
+
+// On hosts and devices that are all there; of others those may have gone first that are not.
+bool IsSound(const State& state, const AttemptRow& attempt) {
+  return std::all_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {
+    const HostRow& host = state.host(part.host);
+    return !part.over() && host.usable() &&
+           std::all_of(part.devices.begin(), part.devices.end(), [&](int32_t device) {
+             return device < host.inventory.devices_size() &&
+                    host.inventory.devices(device).healthy();
+           });
+  });
+}
+
 // What is long in stopping is counted on no more (docs/scheduling.md, keep_held).
 bool GivesBack(const State& state, const AttemptRow& stopping) {
   return stopping.stop_ns + kMinute >= state.now_ns() && !OnUnreachable(state, stopping);
@@ -215,9 +259,27 @@ class Judge {
     });
   }
 
-  // The claimant finds a place although the victim stays, of all that is stopped for claims before
-  // `claims`.
-  bool CouldStay(const TaskRef& claimant, const TaskRef& victim, size_t claims) const {
+  // Nothing of its job has run: it avoids no hosts.
+  bool IsFresh(const TaskRef& claimant) const {
+    const std::vector<TaskRow>& tasks = before_.FindJob(claimant.job)->tasks;
+    return std::all_of(tasks.begin(), tasks.end(),
+                       [](const TaskRow& task) { return task.attempts.empty(); });
+  }
+
+  // Workers of the victim that one step less would have left; 0: not known, or all.
+  int32_t WithAStepLess(const TaskRef& victim) const {
+    const AttemptRow* attempt = before_.FindJob(victim.job)->tasks[victim.task].current();
+    const int32_t keeps = acts_.victims.at(victim).keeps;
+    const int32_t more = keeps + StepOf(SpecOf(victim).workers());
+    return keeps > 0 && attempt != nullptr && more < attempt->workers && IsSound(before_, *attempt)
+               ? more
+               : 0;
+  }
+
+  // The claimant finds a place although the victim stays, with `workers` (0: all) of its own; of
+  // all that is stopped for claims before `claims`.
+  bool CouldStay(const TaskRef& claimant, const TaskRef& victim, size_t claims,
+                 int32_t workers = 0) const {
     const Taken& place = acts_.taken.at(claimant);
     const pb::TaskSpec& wants = SpecOf(claimant);
     const auto goes = [&](const TaskRef& ref, const AttemptRow& attempt) {
@@ -242,6 +304,11 @@ class Judge {
                if (stays && goes(ref, *current)) {
                  room.Release(spec, *current);
                  stays = false;
+               }
+               if (stays && workers > 0 && ref == victim) {
+                 room.Release(spec, *current);
+                 room.Take(spec, FirstOf(spec, *current, workers));
+                 return count(job, spec, current->flavour, workers);
                }
                if (stays) count(job, spec, current->flavour, current->workers);
                const auto taken = acts_.taken.find(ref);
@@ -292,6 +359,12 @@ std::string CheckSpared(const State& before, const Plan& plan, Spared* spared) {
     if (judge.CouldStay(claimant, ref, victim.claim + 1))
       return absl::StrCat("job ", ref.job, " is stopped for job ", claimant.job,
                           ", which would have a place without that");
+    if (const int32_t more = judge.WithAStepLess(ref); more > 0 && judge.IsFresh(claimant)) {
+      ++spared->steps;
+      if (judge.CouldStay(claimant, ref, victim.claim + 1, more))
+        return absl::StrCat("job ", ref.job, " is made smaller by more than job ", claimant.job,
+                            " needs: it could keep ", more, " workers");
+    }
     spared->by_later_ones += judge.CouldStay(claimant, ref, acts.claimants.size());
   }
   return "";

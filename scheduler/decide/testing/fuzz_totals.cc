@@ -25,6 +25,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   overtaken += o.overtaken;
   spared.victims += o.spared.victims;
   spared.of_several += o.spared.of_several;
+  spared.steps += o.spared.steps;
   spared.by_later_ones += o.spared.by_later_ones;
   stopping += o.stopping;
   members += o.members;

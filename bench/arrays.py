@@ -16,7 +16,7 @@ sys.path[:0] = [
 ]
 
 import slurm  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
+from figures import at_most, figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
@@ -85,9 +85,9 @@ def handled(arrays: Arrays) -> list[bool]:
     if left.get("cancelled", 0) + left.get("succeeded", 0) != MEMBERS:
         raise Failed(f"after the cancel: {left}")
     return [
-        figure("arrays.submit", round(submit_s, 2), "s", "<= 1", submit_s <= 1),
-        figure("arrays.list", round(list_s, 3), "s", "<= 0.3", list_s <= 0.3),
-        figure("arrays.cancel", round(cancel_s, 2), "s", "<= 2", cancel_s <= 2),
+        at_most("arrays.submit", submit_s, "s", 1, places=2),
+        at_most("arrays.list", list_s, "s", 0.3, places=3),
+        at_most("arrays.cancel", cancel_s, "s", 2, places=2),
     ]
 
 
@@ -104,7 +104,7 @@ def main() -> int:
             ours = arrays.rate(members)
         except Failed as error:
             return say_failed(error)
-    figure("arrays.members", round(ours), "1/s", None, True)
+    figure("arrays.members", round(ours), "1/s")
     try:
         with slurm.Slurm(SLOTS) as controller:
             controller.jobs_per_s(SLOTS, 120, "sleep 0.1")

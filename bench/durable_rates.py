@@ -21,7 +21,7 @@ sys.path[:0] = [
 ]
 
 import slurm  # noqa: E402
-from figures import figure, measure  # noqa: E402
+from figures import at_least, measure  # noqa: E402
 from local_system import LocalSystem, system_folder  # noqa: E402
 from small_system import configure  # noqa: E402
 
@@ -99,30 +99,23 @@ def main() -> int:
         return {f"{other['name']}, {what}": round(other[key])} if other else None
 
     held = [
-        figure(
+        at_least(
             "durable-rates.submissions.engine",
-            round(submissions),
+            submissions,
             "1/s",
-            ">= 20000",
-            submissions >= 20_000,
+            20_000,
             named("submissions_per_s"),
+            places=0,
         ),
-        figure(
+        at_least(
             "durable-rates.submissions.grpc",
-            round(grpc),
+            grpc,
             "1/s",
-            ">= 20000",
-            grpc >= 20_000,
+            20_000,
             named("submissions_per_s"),
+            places=0,
         ),
-        figure(
-            "durable-rates.starts",
-            round(starts),
-            "1/s",
-            ">= 5000",
-            starts >= 5_000,
-            named("jobs_per_s"),
-        ),
+        at_least("durable-rates.starts", starts, "1/s", 5_000, named("jobs_per_s"), places=0),
     ]
     return 0 if all(held) else 1
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 
-def figure(name: str, value, unit: str, bar, holds: bool, peer=None) -> bool:
+def figure(name: str, value, unit: str, bar=None, holds: bool = True, peer=None) -> bool:
     print(
         json.dumps(
             {
@@ -23,6 +23,27 @@ def figure(name: str, value, unit: str, bar, holds: bool, peer=None) -> bool:
         flush=True,
     )
     return bool(holds)
+
+
+def at_most(name: str, value, unit: str, bar, peer=None, places: int | None = None) -> bool:
+    """The value itself is held against the bar; it is told in so many places."""
+    return figure(name, _told(value, places), unit, f"<= {bar}", value <= bar, peer)
+
+
+def at_least(name: str, value, unit: str, bar, peer=None, places: int | None = None) -> bool:
+    return figure(name, _told(value, places), unit, f">= {bar}", value >= bar, peer)
+
+
+def none(name: str, count: int, unit: str = "") -> bool:
+    return figure(name, count, unit, 0, count == 0)
+
+
+def all_of(name: str, count: int, total: int) -> bool:
+    return figure(name, count, f"of {total}", total, count == total)
+
+
+def _told(value, places: int | None):
+    return value if places is None else round(value, places or None)
 
 
 def measure(program: str, *words) -> dict:

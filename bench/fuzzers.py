@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from figures import figure
+from figures import at_most, figure, none
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
@@ -97,15 +97,9 @@ def main() -> int:
         "≥ 10,000,000" if "--quick" not in sys.argv else "-",
         "--quick" in sys.argv or fewest >= RUNS,
     )
-    ok &= figure(
-        "targets that crashed, leaked, hung or held more than 1 GiB",
-        len(crashed),
-        "",
-        "0",
-        not crashed,
-    )
+    ok &= none("targets that crashed, leaked, hung or held more than 1 GiB", len(crashed))
     peak_mb = max((result["peak_rss_mb"] for result in results), default=0)
-    ok &= figure("most memory that one held", peak_mb, "MB", "≤ 1024", peak_mb <= 1024)
+    ok &= at_most("most memory that one held", peak_mb, "MB", 1024)
     return 0 if ok else 1
 
 

@@ -8,7 +8,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from figures import figure
+from figures import at_most, figure, none
 
 MOST_MIB = 64
 LIMIT_S = 1500
@@ -133,14 +133,8 @@ def main() -> int:
         0
         if all(
             [
-                figure(
-                    "gpu-bundle.size",
-                    round(size_mib, 1),
-                    "MiB",
-                    f"<= {MOST_MIB}",
-                    size_mib <= MOST_MIB,
-                ),
-                figure("gpu-bundle.tools_in_root", len(tools), "", "0", not tools),
+                at_most("gpu-bundle.size", size_mib, "MiB", MOST_MIB, places=1),
+                none("gpu-bundle.tools_in_root", len(tools)),
                 figure("gpu-bundle.cases_without_gpu", closing, "", "0 failed", code == 0),
                 figure(
                     "gpu-bundle.planted_crash",

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, say_failed  # noqa: E402
+from figures import figure, none, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
@@ -174,9 +174,9 @@ def main() -> int:
         except Failed as error:
             return say_failed(error)
     held = [
-        figure("independent.disturbed", done, "times", None, True),
-        figure("independent.others_touched", workers.touched, "times", "0", workers.touched == 0),
-        figure("independent.quota_inexact", workers.inexact, "times", "0", workers.inexact == 0),
+        figure("independent.disturbed", done, "times"),
+        none("independent.others_touched", workers.touched, "times"),
+        none("independent.quota_inexact", workers.inexact, "times"),
     ]
     return 0 if all(held) else 1
 

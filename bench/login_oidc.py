@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, quantile, say_failed  # noqa: E402
+from figures import at_least, figure, quantile, say_failed  # noqa: E402
 from forged_tokens import forged  # noqa: E402
 from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
 from login_system import LoginSystem, free_ports  # noqa: E402
@@ -178,7 +178,7 @@ def by_real_providers(folder: Path, providers: list[RealProvider], times: int) -
                 log_in_by_code(logins, provider, "coder")
                 figure("logins by panva with a code (--device)", 1, "of 1", 1, True)
             if times > 1:
-                figure(f"{provider.name}: median", round(quantile(took, 0.5), 2), "s", None, True)
+                figure(f"{provider.name}: median", round(quantile(took, 0.5), 2), "s")
     return ok
 
 
@@ -207,7 +207,7 @@ def by_forgers(folder: Path) -> bool:
         for what in got_in:
             print(f"got in: {what}", flush=True)
         others = logins.users() - {"ann"}
-        figure("forged and stale tokens tried", len(tokens), "", ">= 8", len(tokens) >= 8)
+        at_least("forged and stale tokens tried", len(tokens), "", 8)
         held = first and not got_in and not others
         return figure("of them let in", len(got_in), "", 0, held) and len(tokens) >= 8
     finally:
@@ -229,7 +229,7 @@ def main() -> int:
         finally:
             kill_all(folder)
     skipped = 2 - len(providers)
-    figure("real providers skipped: they can't be installed here", skipped, "of 2", None, True)
+    figure("real providers skipped: they can't be installed here", skipped, "of 2")
     return 0 if ok else 1
 
 

@@ -113,7 +113,7 @@ def main() -> int:
                     {label: "isn't here"},
                 )
             )
-    figure("process-rate.jobs", round(best), "1/s", None, True)
+    figure("process-rate.jobs", round(best), "1/s")
     return 0 if all(held) else 1
 
 

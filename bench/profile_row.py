@@ -19,7 +19,7 @@ for folder in ("deploy/local", "tests/system"):
     sys.path.append(str(ROOT / folder))
 
 from borrowers import submit  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
+from figures import all_of, at_most, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import start  # noqa: E402
 
@@ -185,12 +185,12 @@ def cost(system: LocalSystem, windows: int) -> bool:
 
     pairs = [(median(begin, middle), median(middle, end)) for begin, middle, end in spans]
     more = 100 * (statistics.median(during / after for during, after in pairs) - 1)
-    return figure(
+    return at_most(
         "a step while it is profiled, against one that isn't",
-        round(more, 2),
+        more,
         f"% of {1000 * pairs[0][1]:.1f} ms, {len(pairs)} pairs of windows",
-        f"<= {MOST_PERCENT}",
-        more <= MOST_PERCENT,
+        MOST_PERCENT,
+        places=2,
     )
 
 
@@ -208,16 +208,8 @@ def main() -> int:
             named = sum(one for one, _ in found)
             slowest = max(took_s for _, took_s in found)
             ok = [
-                figure(
-                    "hangs whose blocking frame is named",
-                    named,
-                    f"of {len(whats)}",
-                    len(whats),
-                    named == len(whats),
-                ),
-                figure(
-                    "the slowest of them", round(slowest, 2), "s", f"<= {MOST_S}", slowest <= MOST_S
-                ),
+                all_of("hangs whose blocking frame is named", named, len(whats)),
+                at_most("the slowest of them", slowest, "s", MOST_S, places=2),
                 cost(system, 2 if quick else 6),
             ]
         except Failed as error:

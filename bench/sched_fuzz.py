@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from figures import figure
+from figures import at_most, figure
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin"))
@@ -64,14 +64,7 @@ def rules(quick: bool) -> bool:
         totals["violations"] == 0,
         peer="livelocks in Kueue, KAI, Volcano, YARN issues",
     )
-    ok &= figure(
-        "evicted / requested",
-        round(ratio, 3),
-        "",
-        "≤ 1.5",
-        ratio <= 1.5,
-        peer="1.17 (our prototype)",
-    )
+    ok &= at_most("evicted / requested", ratio, "", 1.5, "1.17 (our prototype)", places=3)
     ok &= figure(
         "decisions until it settles, most",
         totals["steps_to_settle_max"],

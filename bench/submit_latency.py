@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, quantile  # noqa: E402
+from figures import at_most, quantile  # noqa: E402
 from local_system import LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import start  # noqa: E402
 
@@ -64,11 +64,7 @@ def main() -> int:
     for name, values in (("command", command_ms), ("stored", stored_ms)):
         for label, share, bar_ms in (("p50", 0.5, 50), ("p99", 0.99, 200)):
             value = round(quantile(values, share), 1)
-            held.append(
-                figure(
-                    f"submit-latency.{name}.{label}", value, "ms", f"<= {bar_ms}", value <= bar_ms
-                )
-            )
+            held.append(at_most(f"submit-latency.{name}.{label}", value, "ms", bar_ms))
     return 0 if all(held) else 1
 
 

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 sys.path.append(str(ROOT / "exporter" / "tests"))
 
 from environments import environment, site_of  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
+from figures import figure, none, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 from stand_in_mlflow import StandIn  # noqa: E402
@@ -250,7 +250,7 @@ def stopped_server(trainings: Trainings, halt_s: float, around_s: float) -> bool
     run, runs = trainings.await_run("tracked")
     points = trainings.server.history(run, "loss")
     missing = steps - len({step for step, _ in points})
-    ok &= figure("points missing", missing, f"of {steps}", 0, missing == 0)
+    ok &= none("points missing", missing, f"of {steps}")
     return ok & figure("runs of the job", len(runs), "", 1, len(runs) == 1)
 
 
@@ -278,8 +278,6 @@ def peer(trainings: Trainings, halt_s: float) -> None:
             f"steps of transformers' MLflowCallback in {halt_s:g} s with the server stopped",
             done,
             f"untracked: {halt_s / plain:.0f}; its step with the server well: {1000 * before:.1f} ms against {1000 * plain:.1f}",
-            None,
-            True,
         )
     finally:
         process.kill()
@@ -306,7 +304,7 @@ def preempted(trainings: Trainings, times: int) -> bool:
         found[name] = {key: trainings.server.history(run, key) for key in ("loss", "half")}
     points = [(key, point) for key in found["disturbed"] for point in found["disturbed"][key]]
     doubled = len(points) - len({(key, step) for key, (step, _) in points})
-    ok &= figure("(key, step) that are doubled", doubled, f"of {len(points)}", 0, doubled == 0)
+    ok &= none("(key, step) that are doubled", doubled, f"of {len(points)}")
     if trainings.server.site is not None:
         seen = sorted(in_tensorboard(trainings, "disturbed"))
         as_float = [

@@ -2,7 +2,6 @@
 them as their user does it, with `muster`; and their rate to the last end, against Slurm's array in the same run.
 """
 
-import os
 import sys
 import time
 from contextlib import ExitStack
@@ -16,11 +15,10 @@ sys.path[:0] = [
 ]
 
 import slurm  # noqa: E402
-from figures import at_most, figure, say_failed  # noqa: E402
+from figures import BIN, at_most, figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 SLOTS = 64
 MEMBERS = 10_000
 QUEUES = "queues: [{name: research, submit: ['*']}]\n"

@@ -16,10 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
 from authorization import MODEL, TOKENS, Asked, AskedByTokens  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
+from figures import BIN, figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 HOLES = sorted((ROOT / "tests" / "mutants" / "authorization").glob("*.patch"))
 
 

@@ -16,13 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import all_of, at_most, figure, say_failed  # noqa: E402
+from figures import BIN, all_of, at_most, figure, say_failed  # noqa: E402
 from images import debian_image, small_image  # noqa: E402
 from in_images import ENDS, SLOT, both_ends, count_and_kill, meet  # noqa: E402
 from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
 from small_system import start, submit, task, wait_ended  # noqa: E402
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 EXAMPLES = ROOT / "deploy" / "examples"
 STARTS, QUICK_STARTS = 30, 10
 BAR_S = 0.3

@@ -8,7 +8,6 @@ and the rate is that of committed starts from the first submission on. Best of t
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +20,9 @@ sys.path[:0] = [
 ]
 
 import slurm  # noqa: E402
-from figures import at_least, measure  # noqa: E402
+from figures import BIN, at_least, measure  # noqa: E402
 from local_system import LocalSystem, system_folder  # noqa: E402
 from small_system import configure  # noqa: E402
-
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 
 
 def over_grpc(jobs: int) -> float:

@@ -1,10 +1,13 @@
-"""Shared by the rows: how a figure is printed, and a measuring program run."""
+"""Shared by the rows: where the programs are, how a figure is printed, and a measuring program run."""
 
 import json
 import os
 import subprocess
 import tempfile
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 
 
 def figure(name: str, value, unit: str, bar=None, holds: bool = True, peer=None) -> bool:
@@ -50,7 +53,7 @@ def measure(program: str, *words) -> dict:
     """The JSON line that a measuring program prints last; all of it is shown. "STORE" among the words: a store in a folder that goes."""
     with tempfile.TemporaryDirectory(prefix="mst-", dir="/tmp") as folder:
         command = [
-            Path(os.environ["MUSTER_BIN_DIR"]) / program,
+            BIN / program,
             *(Path(folder) / "store" if word == "STORE" else str(word) for word in words),
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

@@ -17,11 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import all_of, at_least, none, say_failed  # noqa: E402
+from figures import BIN, all_of, at_least, none, say_failed  # noqa: E402
 from hostile_jobs import SCENARIOS, attack_all, attack_names, hostile_host  # noqa: E402
 from local_system import Failed  # noqa: E402
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 FEWEST, FEWEST_IN_CONTROL = 60, 50
 HOLES = ("exports-published-as-root", "groups-kept", "new-privileges-allowed", "no-private-mounts")
 

@@ -15,11 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, none, say_failed  # noqa: E402
+from figures import BIN, figure, none, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 WORKERS = 8
 SLOTS = 4  # a host
 QUEUES = "queues: [{{name: research, quota: {{cpu-slot: {{guarantee: 0, limit: {limit}}}}}, submit: ['*']}}, {{name: prod, quota: {{cpu-slot: {{guarantee: 4}}}}, submit: ['*']}}]\n"

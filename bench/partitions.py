@@ -8,7 +8,6 @@ with tasks of `replace` and `wait` alone: what is fenced ends when its fence has
 the cuts.
 """
 
-import os
 import sys
 import time
 from contextlib import closing
@@ -18,11 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
 from cuts import CUTS, LEASE_S, Fleet, attempts_of, lives, partition  # noqa: E402
-from figures import figure, none, say_failed  # noqa: E402
+from figures import BIN, figure, none, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from relay import DOWN, UP  # noqa: E402
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 HOSTS = [f"h0{i}" for i in range(1, 6)]
 KEPT = ("replace", "wait")  # through a mass loss, however long
 QUICK = (("both ways", "short"), ("to the host", "long"), ("slow", "long"))

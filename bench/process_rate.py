@@ -6,7 +6,6 @@ nothing on disk. Rates are from the first submission to the last end. Muster and
 """
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -21,11 +20,10 @@ sys.path[:0] = [
 
 import hyperqueue  # noqa: E402
 import slurm  # noqa: E402
-from figures import figure  # noqa: E402
+from figures import BIN, figure  # noqa: E402
 from local_system import LocalSystem, system_folder  # noqa: E402
 from small_system import start  # noqa: E402
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 SLOTS = 64
 QUEUES = "queues: [{name: research, submit: ['*']}]\n"
 

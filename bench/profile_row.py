@@ -19,11 +19,10 @@ for folder in ("deploy/local", "tests/system"):
     sys.path.append(str(ROOT / folder))
 
 from borrowers import submit  # noqa: E402
-from figures import all_of, at_most, say_failed  # noqa: E402
+from figures import BIN, all_of, at_most, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import start  # noqa: E402
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 PYTHON = Path(os.environ.get("MUSTER_PYTHON", sys.executable))
 MOST_S, MOST_PERCENT = 5, 2
 WINDOW_S = 5

@@ -23,7 +23,7 @@ for folder in ("deploy/local", "tests/system", "python/tests"):
 
 from borrowers import submit  # noqa: E402
 from disturbed import lightning_is_whole, lightning_site  # noqa: E402
-from figures import at_most, figure, say_failed  # noqa: E402
+from figures import BIN, at_most, figure, say_failed  # noqa: E402
 from local_system import (  # noqa: E402
     Failed,
     LocalSystem,
@@ -34,7 +34,6 @@ from local_system import (  # noqa: E402
 from runtime_cost import pairs_of_blocks  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 PYTHON = os.environ.get("MUSTER_PYTHON", sys.executable)
 QUEUES = "queues: [{name: research, quota: {cpu-slot: {guarantee: 0}}, submit: ['*']}, {name: prod, quota: {cpu-slot: {guarantee: 2}}, submit: ['*']}]\n"
 JOB = """\

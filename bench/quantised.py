@@ -24,13 +24,12 @@ import fp8  # noqa: E402
 import layouts  # noqa: E402
 import torch  # noqa: E402
 from environments import environment, site_of  # noqa: E402
-from figures import figure  # noqa: E402
+from figures import BIN, figure  # noqa: E402
 from harness import TINY_MODEL, Gang, make_tokens, read_batches, relative  # noqa: E402
 from peft import PeftModel  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build" / "release" / "bin"))
 TRAINER = os.environ.get("MUSTER_TRAINER_BIN", str(BIN / "muster-trainer"))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Matrices of several units of 16,384 elements with a part of one at the end; and with a part of a block of 64.

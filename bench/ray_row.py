@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / name) for name in ("deploy/local", "tests/system", "p
 
 from borrowers import submit  # noqa: E402
 from environments import environment  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
+from figures import BIN, figure, say_failed  # noqa: E402
 from local_system import (  # noqa: E402
     Failed,
     LocalSystem,
@@ -34,7 +34,6 @@ from local_system import (  # noqa: E402
 from muster_ray.node import store_bytes  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 PROGRAM = ROOT / "bench" / "ray_program.py"
 QUEUES = """\
 queues:

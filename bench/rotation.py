@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, none, say_failed  # noqa: E402
+from figures import BIN, figure, none, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
 from namespaces import machines, why_not  # noqa: E402
 from network_system import NetworkSystem  # noqa: E402
@@ -126,7 +126,7 @@ def main() -> int:
         return say_failed(Failed(why_not()))
     rotations = 8 if "--quick" in sys.argv else 1000
     with system_folder() as folder, machines(["m", *HOSTS]) as made:
-        system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
+        system = LocalSystem(folder, BIN)
         try:
             found = measure(NetworkSystem(system, made), rotations)
         except Failed as error:

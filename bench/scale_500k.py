@@ -1,13 +1,9 @@
 """Row scale-500k: Decide in the steady state of a federation of 100 clusters with 500,000 GPUs."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-from figures import at_most, figure
-
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
+from figures import BIN, at_most, figure
 
 
 def run(*words: str) -> dict[str, float]:

@@ -14,10 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from figures import at_most, figure
+from figures import BIN, at_most, figure
 
 ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin"))
 TREES, STEPS, EVENTS = 200_000, 10_000_000, 1_000_000
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, none, say_failed  # noqa: E402
+from figures import BIN, figure, none, say_failed  # noqa: E402
 from local_system import Failed  # noqa: E402
 from planted_secrets import planted  # noqa: E402
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 PROCESSES = 6  # that get one each
 
 

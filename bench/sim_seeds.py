@@ -23,10 +23,10 @@ import sys
 import time
 from pathlib import Path
 
-from figures import at_least, figure, none
+from figures import BIN, at_least, figure, none
 
 ROOT = Path(__file__).resolve().parent.parent
-SIM = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")) / "muster-sim"
+SIM = BIN / "muster-sim"
 SMALL = ROOT / "tests/mutants/config"
 SEEDS, LARGE = 10_000, 100
 AT_ONCE, LARGE_AT_ONCE = 500, 50  # seeds between two words of how far it is

@@ -6,7 +6,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from figures import figure, none
+from figures import BIN, figure, none
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data"))
@@ -27,7 +27,7 @@ def simulate(
             f"{trace} is missing: the rows replay the traces of shared/data; MUSTER_DATA names another folder"
         )
     command = [
-        Path(os.environ["MUSTER_BIN_DIR"]) / "muster-sim",
+        BIN / "muster-sim",
         trace,
         "--cluster",
         f"{FLEETS / fleet}.clusters.yaml",

@@ -1,6 +1,5 @@
 """Row `start-time`: the trainer to the end of its first collective, and musterd with an empty store to its first answer."""
 
-import os
 import statistics
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import at_most  # noqa: E402
+from figures import BIN, at_most  # noqa: E402
 from local_system import LocalSystem, system_folder  # noqa: E402
 from small_system import configure  # noqa: E402
 
@@ -18,7 +17,7 @@ BAR_S = 0.3
 
 def musterd_start_s() -> float:
     with system_folder() as folder:
-        system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
+        system = LocalSystem(folder, BIN)
         try:
             configure(system)
             return system.start_musterd()

@@ -10,7 +10,6 @@ it acknowledged has to be there after a start with room.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
 import small_system  # noqa: E402
-from figures import figure, none, say_failed  # noqa: E402
+from figures import BIN, figure, none, say_failed  # noqa: E402
 from full_disk import TMPFS, fill_and_recover, kinds  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder  # noqa: E402
-
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 
 
 def each_call() -> dict:

@@ -5,7 +5,6 @@ figures a quantile: with the `muster` command's own start, preview and checks (`
 daemon stored the job (`stored`), which is what a program that talks gRPC sees. Both hold the bar or the row falls short.
 """
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import at_most, quantile  # noqa: E402
+from figures import BIN, at_most, quantile  # noqa: E402
 from local_system import LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import start  # noqa: E402
 
@@ -57,7 +56,7 @@ def measure(system: LocalSystem, jobs: int) -> tuple[list[float], list[float]]:
 def main() -> int:
     with system_folder() as folder:
         command_ms, stored_ms = measure(
-            LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"])),
+            LocalSystem(folder, BIN),
             40 if "--quick" in sys.argv else 200,
         )
     held = []

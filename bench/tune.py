@@ -27,12 +27,11 @@ sys.path[:0] = [
 
 from borrowers import QUEUES, WORKERS, kill_one, preempt, submit  # noqa: E402
 from environments import environment  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
+from figures import BIN, figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 from tune_program import value_of  # noqa: E402
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 TUNE = """\
 name: tune
 queue: research

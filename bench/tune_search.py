@@ -12,7 +12,6 @@ anything; without that environment the sampler is random, and it says so.
 
 import concurrent.futures
 import multiprocessing
-import os
 import random
 import statistics
 import sys
@@ -32,12 +31,11 @@ import torch  # noqa: E402
 import zoo  # noqa: E402
 from borrowers import submit  # noqa: E402
 from environments import environment  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
+from figures import BIN, figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
 from muster_tune.study import DONE, Study, read  # noqa: E402
 from small_system import ENDED, start  # noqa: E402
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 QUEUES = "queues: [{name: research, quota: {cpu-slot: {guarantee: 2}}, submit: ['*']}]\n"
 TUNE = """\
 name: rank-search

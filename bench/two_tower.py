@@ -17,9 +17,9 @@ sys.path[:0] = [str(ROOT / "programs")]
 
 import python_runtime  # noqa: E402  (its imports find what a system is made of)
 from borrowers import submit  # noqa: E402
-from figures import at_least, at_most, figure, say_failed  # noqa: E402
+from figures import BIN, at_least, at_most, figure, say_failed  # noqa: E402
 from local_system import Failed, LocalSystem, system_folder  # noqa: E402
-from python_runtime import BIN, QUEUES, Trainings  # noqa: E402
+from python_runtime import QUEUES, Trainings  # noqa: E402
 from runtime_cost import pairs_of_blocks  # noqa: E402
 from small_system import start  # noqa: E402
 from two_tower_data import World  # noqa: E402

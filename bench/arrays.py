@@ -14,10 +14,10 @@ sys.path[:0] = [
     str(ROOT / "bench" / "peers"),
 ]
 
-import slurm  # noqa: E402
-from figures import BIN, at_most, figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
+import slurm
+from figures import BIN, at_most, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start
 
 SLOTS = 64
 MEMBERS = 10_000

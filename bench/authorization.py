@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from authorization import MODEL, TOKENS, Asked, AskedByTokens  # noqa: E402
-from figures import BIN, figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
+from authorization import MODEL, TOKENS, Asked, AskedByTokens
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, kill_all, system_folder
 
 HOLES = sorted((ROOT / "tests" / "mutants" / "authorization").glob("*.patch"))
 

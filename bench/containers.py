@@ -16,11 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, all_of, at_most, figure, say_failed  # noqa: E402
-from images import debian_image, small_image  # noqa: E402
-from in_images import ENDS, SLOT, both_ends, count_and_kill, meet  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
-from small_system import start, submit, task, wait_ended  # noqa: E402
+from figures import BIN, all_of, at_most, figure, say_failed
+from images import debian_image, small_image
+from in_images import ENDS, SLOT, both_ends, count_and_kill, meet
+from local_system import Failed, LocalSystem, kill_all, system_folder
+from small_system import start, submit, task, wait_ended
 
 EXAMPLES = ROOT / "deploy" / "examples"
 STARTS, QUICK_STARTS = 30, 10

@@ -21,11 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from dev_environments import Way, opened  # noqa: E402
-from environments import environment  # noqa: E402
-from figures import BIN, at_most, figure, quantile, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start, task  # noqa: E402
+from dev_environments import Way, opened
+from environments import environment
+from figures import BIN, at_most, figure, quantile, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start, task
 
 STAND_IN = ROOT / "python" / "tests" / "stand_in_jupyter"
 REQUESTS, RELEASE_BAR_S = 100, 60

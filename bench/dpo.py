@@ -18,12 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "trainer" / "tests"))
 
-import preferences  # noqa: E402
-from environments import environment, own_packages  # noqa: E402
-from figures import at_least, figure  # noqa: E402
-from harness import trainer_binary  # noqa: E402
-from parity import make_init  # noqa: E402
-from peft import PeftModel  # noqa: E402
+import preferences
+from environments import environment, own_packages
+from figures import at_least, figure
+from harness import trainer_binary
+from parity import make_init
+from peft import PeftModel
 
 BATCH, PAIRS, LEARNING_RATE, BAR = preferences.BATCH, 40, 2e-4, 1e-4
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")

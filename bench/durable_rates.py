@@ -19,10 +19,10 @@ sys.path[:0] = [
     str(ROOT / "bench" / "peers"),
 ]
 
-import slurm  # noqa: E402
-from figures import BIN, at_least, measure  # noqa: E402
-from local_system import LocalSystem, system_folder  # noqa: E402
-from small_system import configure  # noqa: E402
+import slurm
+from figures import BIN, at_least, measure
+from local_system import LocalSystem, system_folder
+from small_system import configure
 
 
 def over_grpc(jobs: int) -> float:

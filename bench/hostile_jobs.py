@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, all_of, at_least, none, say_failed  # noqa: E402
-from hostile_jobs import SCENARIOS, attack_all, attack_names, hostile_host  # noqa: E402
-from local_system import Failed  # noqa: E402
+from figures import BIN, all_of, at_least, none, say_failed
+from hostile_jobs import SCENARIOS, attack_all, attack_names, hostile_host
+from local_system import Failed
 
 FEWEST, FEWEST_IN_CONTROL = 60, 50
 HOLES = ("exports-published-as-root", "groups-kept", "new-privileges-allowed", "no-private-mounts")

@@ -14,10 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, figure, quantile, say_failed  # noqa: E402
-from hostile_peers import FLOODS, HOSTS, Siege  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
-from namespaces import machines, why_not  # noqa: E402
+from figures import BIN, figure, quantile, say_failed
+from hostile_peers import FLOODS, HOSTS, Siege
+from local_system import Failed, LocalSystem, kill_all, system_folder
+from namespaces import machines, why_not
 
 MOST_MIB, MOST_SLOWER, BACK_S = 64, 2, 1
 HELLOS_PER_S = 45 * 60  # what addresses may connect, less some

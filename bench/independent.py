@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, figure, none, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
+from figures import BIN, figure, none, say_failed
+from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for
+from small_system import ENDED, start
 
 WORKERS = 8
 SLOTS = 4  # a host

@@ -22,10 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-import small_system  # noqa: E402
-from figures import BIN, at_most, figure, none, quantile, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, job_processes, processes_of, system_folder, wait_for  # noqa: E402
-from small_system import let_go, marks, submit_waiting, task, wait_ended, wait_started  # noqa: E402
+import small_system
+from figures import BIN, at_most, figure, none, quantile, say_failed
+from local_system import Failed, LocalSystem, job_processes, processes_of, system_folder, wait_for
+from small_system import let_go, marks, submit_waiting, task, wait_ended, wait_started
 
 NOT_THERE_NOW = 6  # exit code of `muster` without a daemon
 STORED = 10_000

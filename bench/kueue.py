@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
-from figures import at_least, at_most, figure, measure  # noqa: E402
+from figures import at_least, at_most, figure, measure
 
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "kueue"
 # Seconds that the whole would take if quota were never idle: a short run's bar scales with it.

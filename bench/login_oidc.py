@@ -20,11 +20,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, at_least, figure, quantile, say_failed  # noqa: E402
-from forged_tokens import forged  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
-from login_system import LoginSystem, free_ports  # noqa: E402
-from stand_in_provider import StandInProvider, make_authority  # noqa: E402
+from figures import BIN, at_least, figure, quantile, say_failed
+from forged_tokens import forged
+from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for
+from login_system import LoginSystem, free_ports
+from stand_in_provider import StandInProvider, make_authority
 
 LOGINS = ROOT / "bench" / "logins"
 CACHE = Path(os.environ.get("MUSTER_CACHE_DIR") or Path.home() / ".cache" / "muster")

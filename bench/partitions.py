@@ -16,10 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from cuts import CUTS, LEASE_S, Fleet, attempts_of, lives, partition  # noqa: E402
-from figures import BIN, figure, none, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from relay import DOWN, UP  # noqa: E402
+from cuts import CUTS, LEASE_S, Fleet, attempts_of, lives, partition
+from figures import BIN, figure, none, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from relay import DOWN, UP
 
 HOSTS = [f"h0{i}" for i in range(1, 6)]
 KEPT = ("replace", "wait")  # through a mass loss, however long

@@ -18,11 +18,11 @@ sys.path[:0] = [
     str(ROOT / "bench" / "peers"),
 ]
 
-import hyperqueue  # noqa: E402
-import slurm  # noqa: E402
-from figures import BIN, figure  # noqa: E402
-from local_system import LocalSystem, system_folder  # noqa: E402
-from small_system import start  # noqa: E402
+import hyperqueue
+import slurm
+from figures import BIN, figure
+from local_system import LocalSystem, system_folder
+from small_system import start
 
 SLOTS = 64
 QUEUES = "queues: [{name: research, submit: ['*']}]\n"

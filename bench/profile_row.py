@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in ("deploy/local", "tests/system"):
     sys.path.append(str(ROOT / folder))
 
-from borrowers import submit  # noqa: E402
-from figures import BIN, all_of, at_most, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import start  # noqa: E402
+from borrowers import submit
+from figures import BIN, all_of, at_most, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import start
 
 PYTHON = Path(os.environ.get("MUSTER_PYTHON", sys.executable))
 MOST_S, MOST_PERCENT = 5, 2

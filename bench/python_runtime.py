@@ -21,18 +21,18 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in ("deploy/local", "tests/system", "python/tests"):
     sys.path.append(str(ROOT / folder))
 
-from borrowers import submit  # noqa: E402
-from disturbed import lightning_is_whole, lightning_site  # noqa: E402
-from figures import BIN, at_most, figure, say_failed  # noqa: E402
-from local_system import (  # noqa: E402
+from borrowers import submit
+from disturbed import lightning_is_whole, lightning_site
+from figures import BIN, at_most, figure, say_failed
+from local_system import (
     Failed,
     LocalSystem,
     job_processes,
     system_folder,
     wait_for,
 )
-from runtime_cost import pairs_of_blocks  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
+from runtime_cost import pairs_of_blocks
+from small_system import ENDED, start
 
 PYTHON = os.environ.get("MUSTER_PYTHON", sys.executable)
 QUEUES = "queues: [{name: research, quota: {cpu-slot: {guarantee: 0}}, submit: ['*']}, {name: prod, quota: {cpu-slot: {guarantee: 2}}, submit: ['*']}]\n"

@@ -17,11 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, figure, none, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
-from namespaces import machines, why_not  # noqa: E402
-from network_system import NetworkSystem  # noqa: E402
-from small_system import submit, task, wait_ended  # noqa: E402
+from figures import BIN, figure, none, say_failed
+from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for
+from namespaces import machines, why_not
+from network_system import NetworkSystem
+from small_system import submit, task, wait_ended
 
 HOSTS = ["h01", "h02"]
 COUNTING = """\

@@ -27,11 +27,11 @@ sys.path[:0] = [
     str(PYTHON / "tests"),
 ]
 
-from borrowers import QUEUES, WORKERS, kill_one, preempt, submit  # noqa: E402
-from figures import BIN, at_least, at_most, figure, none, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
-from vllm_environment import PINNED, environment_of_ray_llm, environment_of_vllm  # noqa: E402
+from borrowers import QUEUES, WORKERS, kill_one, preempt, submit
+from figures import BIN, at_least, at_most, figure, none, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start
+from vllm_environment import PINNED, environment_of_ray_llm, environment_of_vllm
 
 SHARD_ROWS = 100
 MOST_MIB, LEAST_SPEED = 200, 0.97

@@ -14,9 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, figure, none, say_failed  # noqa: E402
-from local_system import Failed  # noqa: E402
-from planted_secrets import planted  # noqa: E402
+from figures import BIN, figure, none, say_failed
+from local_system import Failed
+from planted_secrets import planted
 
 PROCESSES = 6  # that get one each
 

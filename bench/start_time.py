@@ -8,9 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, at_most  # noqa: E402
-from local_system import LocalSystem, system_folder  # noqa: E402
-from small_system import configure  # noqa: E402
+from figures import BIN, at_most
+from local_system import LocalSystem, system_folder
+from small_system import configure
 
 BAR_S = 0.3
 

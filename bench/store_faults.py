@@ -17,10 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-import small_system  # noqa: E402
-from figures import BIN, figure, none, say_failed  # noqa: E402
-from full_disk import TMPFS, fill_and_recover, kinds  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder  # noqa: E402
+import small_system
+from figures import BIN, figure, none, say_failed
+from full_disk import TMPFS, fill_and_recover, kinds
+from local_system import Failed, LocalSystem, system_folder
 
 
 def each_call() -> dict:

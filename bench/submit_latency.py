@@ -12,9 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, at_most, quantile  # noqa: E402
-from local_system import LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import start  # noqa: E402
+from figures import BIN, at_most, quantile
+from local_system import LocalSystem, system_folder, wait_for
+from small_system import start
 
 JOB = """\
 name: latency

@@ -18,10 +18,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
-from namespaces import machines, why_not  # noqa: E402
-from ten_hosts import TEAMS, TenHosts  # noqa: E402
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, kill_all, system_folder
+from namespaces import machines, why_not
+from ten_hosts import TEAMS, TenHosts
 
 DEMO = "--demo" in sys.argv
 HOSTS = [f"h{number:02}" for number in range(1, 11)]

@@ -23,12 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import BIN, at_most, figure, quantile, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
-from namespaces import machines, why_not  # noqa: E402
-from network_system import QUEUES, NetworkSystem  # noqa: E402
-from small_system import start  # noqa: E402
-from submit_latency import JOB  # noqa: E402
+from figures import BIN, at_most, figure, quantile, say_failed
+from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for
+from namespaces import machines, why_not
+from network_system import QUEUES, NetworkSystem
+from small_system import start
+from submit_latency import JOB
 
 MOST_LATENCY, LEAST_RATE = 1.25, 0.8
 MOST_GIB, MOST_CORES = 1.5, 1.0

@@ -27,11 +27,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 sys.path.append(str(ROOT / "exporter" / "tests"))
 
-from environments import environment, site_of  # noqa: E402
-from figures import BIN, figure, none, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
-from stand_in_mlflow import StandIn  # noqa: E402
+from environments import environment, site_of
+from figures import BIN, figure, none, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start
+from stand_in_mlflow import StandIn
 
 PYTHON = os.environ.get("MUSTER_PYTHON", sys.executable)
 QUEUES = "queues: [{name: research, quota: {cpu-slot: {guarantee: 0}}, submit: ['*']}, {name: prod, quota: {cpu-slot: {guarantee: 2}}, submit: ['*']}]\n"

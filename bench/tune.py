@@ -25,12 +25,12 @@ sys.path[:0] = [
     str(PYTHON / "tests"),
 ]
 
-from borrowers import QUEUES, WORKERS, kill_one, preempt, submit  # noqa: E402
-from environments import environment  # noqa: E402
-from figures import BIN, figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
-from tune_program import value_of  # noqa: E402
+from borrowers import QUEUES, WORKERS, kill_one, preempt, submit
+from environments import environment
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start
+from tune_program import value_of
 
 TUNE = """\
 name: tune

@@ -15,15 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "programs")]
 
-import python_runtime  # noqa: E402  (its imports find what a system is made of)
-from borrowers import submit  # noqa: E402
-from figures import BIN, at_least, at_most, figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder  # noqa: E402
-from python_runtime import QUEUES, Trainings  # noqa: E402
-from runtime_cost import pairs_of_blocks  # noqa: E402
-from small_system import start  # noqa: E402
-from two_tower_data import World  # noqa: E402
-from two_tower_environment import environment_of_two_tower  # noqa: E402
+import python_runtime  # its imports find what a system is made of
+from borrowers import submit
+from figures import BIN, at_least, at_most, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder
+from python_runtime import QUEUES, Trainings
+from runtime_cost import pairs_of_blocks
+from small_system import start
+from two_tower_data import World
+from two_tower_environment import environment_of_two_tower
 
 JOB = """\
 name: {name}

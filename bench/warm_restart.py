@@ -20,11 +20,11 @@ sys.path[:0] = [
     str(ROOT / part) for part in ("deploy/local", "tests/system", "trainer/tests", "bench")
 ]
 
-import harness  # noqa: E402
-import resume  # noqa: E402
-from figures import BIN, figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import let_go, start, submit_waiting, task, wait_ended  # noqa: E402
+import harness
+import resume
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import let_go, start, submit_waiting, task, wait_ended
 
 BAR_S, LOSS_BAR = 1.0, 1e-6
 LARGE = harness.TINY_MODEL | {

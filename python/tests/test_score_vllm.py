@@ -11,7 +11,7 @@ import pytest
 BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
 sys.path.append(str(BENCH))
 
-from vllm_environment import PINNED, environment_of_vllm  # noqa: E402
+from vllm_environment import PINNED, environment_of_vllm
 
 PLACE = environment_of_vllm(may_make=False)
 

@@ -15,7 +15,7 @@ from test_examples import muster_up
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "exporter" / "tests"))
 
-from stand_in_mlflow import StandIn  # noqa: E402
+from stand_in_mlflow import StandIn
 
 # Steps of 20 ms; a checkpoint each 25th step, and when it is stopped; the loss depends on the step alone. Where a file NAME.hold-STEP
 # stands, it waits at that step until the file is gone.

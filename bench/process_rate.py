@@ -12,11 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [
-    str(ROOT / "deploy" / "local"),
-    str(ROOT / "tests" / "system"),
-    str(ROOT / "bench" / "peers"),
-]
+sys.path[:0] = [str(ROOT / name) for name in ("deploy/local", "tests/system", "bench/peers")]
 
 import hyperqueue
 import slurm

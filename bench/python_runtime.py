@@ -24,13 +24,7 @@ for folder in ("deploy/local", "tests/system", "python/tests"):
 from borrowers import submit
 from disturbed import lightning_is_whole, lightning_site
 from figures import BIN, at_most, figure, say_failed
-from local_system import (
-    Failed,
-    LocalSystem,
-    job_processes,
-    system_folder,
-    wait_for,
-)
+from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for
 from runtime_cost import pairs_of_blocks
 from small_system import ENDED, start
 

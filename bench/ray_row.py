@@ -24,13 +24,7 @@ sys.path[:0] = [str(ROOT / name) for name in ("deploy/local", "tests/system", "p
 from borrowers import submit
 from environments import environment
 from figures import BIN, figure, say_failed
-from local_system import (
-    Failed,
-    LocalSystem,
-    processes_of,
-    system_folder,
-    wait_for,
-)
+from local_system import Failed, LocalSystem, processes_of, system_folder, wait_for
 from muster_ray.node import store_bytes
 from small_system import ENDED, start
 

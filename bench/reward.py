@@ -18,16 +18,7 @@ sys.path.append(str(ROOT / "trainer" / "tests"))
 import preferences
 import rewards
 import torch
-from dpo import (
-    BAR,
-    LEARNING_RATE,
-    PAIRS,
-    ask_trl,
-    linear,
-    peer_of,
-    python_of_trl,
-    told_apart,
-)
+from dpo import BAR, LEARNING_RATE, PAIRS, ask_trl, linear, peer_of, python_of_trl, told_apart
 from figures import figure
 from harness import trainer_binary
 

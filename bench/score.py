@@ -21,10 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "python"
 sys.path[:0] = [
-    str(ROOT / "deploy" / "local"),
-    str(ROOT / "tests" / "system"),
-    str(PYTHON),
-    str(PYTHON / "tests"),
+    str(ROOT / name) for name in ("deploy/local", "tests/system", "python", "python/tests")
 ]
 
 from borrowers import QUEUES, WORKERS, kill_one, preempt, submit

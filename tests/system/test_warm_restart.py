@@ -4,14 +4,7 @@ import re
 import subprocess
 
 from local_system import wait_for
-from small_system import (
-    let_go,
-    start,
-    submit_trainer,
-    submit_waiting,
-    task,
-    wait_ended,
-)
+from small_system import let_go, start, submit_trainer, submit_waiting, task, wait_ended
 
 
 def test_a_resize_goes_on_from_what_the_stop_left_in_the_file_cache(bare):

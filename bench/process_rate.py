@@ -85,28 +85,17 @@ def main() -> int:
         ("hyperqueue", f"HyperQueue {hyperqueue.VERSION}", None),  # to compare with: decision 053
         ("slurm", "slurm-wlm", 5.0),
     ):
-        if name in others:
-            held.append(
-                figure(
-                    f"process-rate.to_{name}",
-                    round(best / others[name], 2),
-                    "x",
-                    f">= {factor:g}" if factor else None,
-                    not factor or best >= factor * others[name],
-                    {label: f"{others[name]:.0f} 1/s"},
-                )
+        rate = others.get(name)
+        held.append(
+            figure(
+                f"process-rate.to_{name}",
+                round(best / rate, 2) if rate else "not measured",
+                "x" if rate else "",
+                f">= {factor:g}" if factor else None,
+                not factor or (rate is not None and best >= factor * rate),
+                {label: f"{rate:.0f} 1/s" if rate else "isn't here"},
             )
-        else:
-            held.append(
-                figure(
-                    f"process-rate.to_{name}",
-                    "not measured",
-                    "",
-                    f">= {factor:g}" if factor else None,
-                    not factor,
-                    {label: "isn't here"},
-                )
-            )
+        )
     figure("process-rate.jobs", round(best), "1/s")
     return 0 if all(held) else 1
 

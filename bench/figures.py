@@ -1,4 +1,4 @@
-"""Shared by the rows: where the programs are, how a figure is printed, and a measuring program run."""
+"""Shared by the rows: where the programs are, how a figure is printed, and a program run."""
 
 import json
 import os
@@ -59,6 +59,18 @@ def measure(program: str, *words) -> dict:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     print(f"{program} {' '.join(map(str, words))}: {done.stdout.strip()}", flush=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def shown(command: list, **options) -> tuple[int, str]:
+    """Exit code of a program and what it said on stdout, which is shown as it comes."""
+    said = []
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, **options
+    ) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            said.append(line)
+    return process.returncode, "".join(said)
 
 
 def say_failed(error: Exception) -> int:

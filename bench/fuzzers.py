@@ -14,11 +14,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-from figures import BIN, at_most, figure, none
+from figures import BIN, ROOT, at_most, figure, none
 
-ROOT = Path(__file__).resolve().parent.parent
 TALLY = ROOT / "tests/fuzz/tally.json"
 RUNS, SLICE_S = 10_000_000, 300
 # Bytes, of every so many slices: most branches are a few bytes away from another input, and a short one takes a quarter of a long one's time.

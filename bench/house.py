@@ -12,9 +12,8 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from figures import at_most, none
+from figures import ROOT, at_most, none
 
-ROOT = Path(__file__).resolve().parent.parent
 FUNCTION_LINES, FUNCTIONS_LONG = 80, 5
 FILE_LINES, FILES_LONG = 600, 4
 PRODUCT = (

@@ -11,9 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from figures import figure, measure
+from figures import ROOT, figure, measure
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "kai"
 FASTER = 20
 # Ours -> the published test's name, and the field that tells its size where a name stands twice.

@@ -11,9 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from figures import at_least, at_most, figure, measure
+from figures import ROOT, at_least, at_most, figure, measure
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "kueue"
 # Seconds that the whole would take if quota were never idle: a short run's bar scales with it.
 WORK_S = {"baseline": 66, "tas": 66, "large": 4}

@@ -13,9 +13,8 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from figures import figure
+from figures import ROOT, figure
 
-ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "build" / "release" / "tests"
 
 # What they met -> tests: PROGRAM:SUITE.NAME of a unit test, or the name of one in tests/system/test_newcomer.py or test_simulator.py.

@@ -15,9 +15,8 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from figures import BIN, figure
+from figures import BIN, ROOT, figure
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "openb"
 NODES = DATA / "openb_node_list_gpu_node.csv"
 PUBLISHED = DATA / "published_fgd_gpu_allocation.csv"

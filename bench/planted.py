@@ -14,10 +14,9 @@ average, an element that two ranks own, a loss that is counted twice, messages t
 
 import json
 import os
-import subprocess
 import sys
 
-from figures import ROOT, figure, say_failed
+from figures import ROOT, figure, say_failed, shown
 
 SEEDS = 2000
 # What the figure is called, how many there are at the least, and the two of --quick.
@@ -47,15 +46,11 @@ def main() -> int:
     name, fewest, two = SETS[chosen]
     words = ["tests/mutants/run.py", *([] if chosen == "bugs" else ["--in", chosen]), "--replay"]
     words += two if quick else []
-    run = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    bugs = []
-    for line in run.stdout:
-        print(line, end="", flush=True)
-        bugs.append(json.loads(line))
-    run.wait()
+    code, said = shown([sys.executable, *words], cwd=ROOT)
+    bugs = [json.loads(line) for line in said.splitlines()]
     found = [bug for bug in bugs if bug["found"] and bug.get("tries", 0) <= SEEDS]
     wanted = len(two) if quick else max(fewest, len(bugs))
-    holds = len(found) == wanted and run.returncode == 0
+    holds = len(found) == wanted and code == 0
     figure(name, len(found), f"of {wanted}", wanted, holds)
     if chosen == "bugs":
         for finder in ("simulator", "sched-fuzz", "test"):

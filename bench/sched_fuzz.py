@@ -14,9 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from figures import BIN, at_most, figure
+from figures import BIN, ROOT, at_most, figure
 
-ROOT = Path(__file__).resolve().parent.parent
 TREES, STEPS, EVENTS = 200_000, 10_000_000, 1_000_000
 
 

@@ -23,9 +23,8 @@ import sys
 import time
 from pathlib import Path
 
-from figures import BIN, at_least, figure, none
+from figures import BIN, ROOT, at_least, figure, none
 
-ROOT = Path(__file__).resolve().parent.parent
 SIM = BIN / "muster-sim"
 SMALL = ROOT / "tests/mutants/config"
 SEEDS, LARGE = 10_000, 100

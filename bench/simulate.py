@@ -6,9 +6,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from figures import BIN, figure, none
+from figures import BIN, ROOT, figure, none
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data"))
 FLEETS = ROOT / "bench" / "fleets"
 

@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
 from authorization import MODEL, TOKENS, Asked, AskedByTokens
 from figures import BIN, figure, say_failed
-from local_system import Failed, LocalSystem, kill_all, system_folder
+from local_system import Failed, LocalSystem, system_folder
 
 HOLES = sorted((ROOT / "tests" / "mutants" / "authorization").glob("*.patch"))
 
@@ -34,8 +34,6 @@ def ask(bin_dir: Path) -> tuple[int, list[str]]:
                 cells, wrong = cells + more, wrong + unexpected
             except (Failed, subprocess.CalledProcessError) as error:
                 return 0, [f"musterd doesn't serve: {str(error)[:300]}"]
-            finally:
-                kill_all(folder)
     return cells, wrong
 
 

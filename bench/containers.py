@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 from figures import BIN, all_of, at_most, figure, say_failed
 from images import debian_image, small_image
 from in_images import ENDS, SLOT, both_ends, count_and_kill, meet
-from local_system import Failed, LocalSystem, kill_all, system_folder
+from local_system import Failed, LocalSystem, system_folder
 from small_system import start, submit, task, wait_ended
 
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -99,8 +99,6 @@ def main() -> int:
             return 0 if measure(system, image, quick) else 1
         except (Failed, OSError, ValueError) as error:
             return say_failed(error)
-        finally:
-            kill_all(folder)
 
 
 if __name__ == "__main__":

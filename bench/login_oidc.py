@@ -225,8 +225,6 @@ def main() -> int:
             ok &= by_forgers(folder)
         except Failed as error:
             return say_failed(error)
-        finally:
-            kill_all(folder)
     skipped = 2 - len(providers)
     figure("real providers skipped: they can't be installed here", skipped, "of 2")
     return 0 if ok else 1

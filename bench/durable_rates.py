@@ -58,28 +58,16 @@ def main() -> int:
     quick = "--quick" in sys.argv
     times = 1 if quick else 3
     jobs = 10_000 if quick else 40_000
+    load = {"jobs": jobs, "outstanding": 4096}
     other = peer(100 if quick else 500, times)
     submissions = max(
-        measure("bench_durable_rates", "STORE", "--jobs", jobs, "--outstanding", 4096)[
-            "submissions_per_s"
-        ]
-        for _ in range(times)
+        measure("bench_durable_rates", "STORE", **load)["submissions_per_s"] for _ in range(times)
     )
     grpc = max(over_grpc(jobs) for _ in range(times))
     starts = max(
-        measure(
-            "bench_durable_rates",
-            "STORE",
-            "--jobs",
-            jobs,
-            "--outstanding",
-            4096,
-            "--hosts",
-            1000,
-            "--runtime-ms",
-            100,
-            "--wait-ends",
-        )["starts_per_s"]
+        measure("bench_durable_rates", "STORE", **load, hosts=1000, runtime_ms=100, wait_ends=True)[
+            "starts_per_s"
+        ]
         for _ in range(times)
     )
 

@@ -49,8 +49,11 @@ def _told(value, places: int | None):
     return value if places is None else round(value, places or None)
 
 
-def measure(program: str, *words) -> dict:
-    """The JSON line that a measuring program prints last; all of it is shown. "STORE" among the words: a store in a folder that goes."""
+def measure(program: str, *words, **flags) -> dict:
+    """The JSON line that a measuring program prints last; all of it is shown. "STORE" among the words: a store in a folder that goes.
+    `runtime_ms=100` stands for --runtime-ms 100; True for a flag without a value."""
+    for name, value in flags.items():
+        words += (f"--{name.replace('_', '-')}", *([] if value is True else [value]))
     with tempfile.TemporaryDirectory(prefix="mst-", dir="/tmp") as folder:
         command = [
             BIN / program,

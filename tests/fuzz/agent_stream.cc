@@ -2,7 +2,6 @@
 // was given. Whatever comes, the engine goes on, and its State is what its rows make.
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "common/base/check.h"

@@ -20,10 +20,7 @@ TESTS = {
     "gang_512_topology": ("Allocate with preferred topology", {}),
     "gang_512": ("Allocate without preferred topology", {}),
     "fill_then_schedule": ("Fill Cluster with single GPU Jobs", {}),
-    "fill": (
-        "Fill Cluster with single GPU Jobs - scheduler is running while submitting jobs",
-        {},
-    ),
+    "fill": ("Fill Cluster with single GPU Jobs - scheduler is running while submitting jobs", {}),
     "fill_beside_pending": (
         "Fill Cluster with single GPU Jobs with 400 pending tasks in background",
         {},

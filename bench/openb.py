@@ -53,10 +53,7 @@ def run(workload: str, policy: str, seeds: int, folder: Path) -> dict[str, float
 def main() -> int:
     quick = "--quick" in sys.argv
     if not NODES.exists():
-        print(
-            f"openb: {NODES} isn't there; MUSTER_DATA names another folder",
-            file=sys.stderr,
-        )
+        print(f"openb: {NODES} isn't there; MUSTER_DATA names another folder", file=sys.stderr)
         return 2
     if not PROGRAM.exists():
         print(

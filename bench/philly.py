@@ -52,9 +52,7 @@ def compare(name: str, runs: dict[str, dict]) -> list[bool]:
         ),
         at_least(f"philly.{name}.utilisation", mine_used, "%", max(used.values()), used),
         *late(
-            f"philly.{name}",
-            mine,
-            {peer: run["summary"]["late"] for peer, run in peers.items()},
+            f"philly.{name}", mine, {peer: run["summary"]["late"] for peer, run in peers.items()}
         ),
         none(f"philly.{name}.late_outside_the_entitled_set", mine["summary"]["left_out"], "jobs"),
         *overtaken(f"philly.{name}", mine),

@@ -129,12 +129,7 @@ def kill(trainings: Trainings, number: str) -> None:
     step = trainings.await_step(number, trainings.step(number) + 30)
     attempts = len(trainings.task(number)["attempts"])
     os.kill(max(job_processes(trainings.system.folder)), signal.SIGKILL)
-    wait_for(
-        "another attempt",
-        lambda: len(trainings.task(number)["attempts"]) > attempts,
-        60,
-        0.1,
-    )
+    wait_for("another attempt", lambda: len(trainings.task(number)["attempts"]) > attempts, 60, 0.1)
     trainings.await_step(number, step)
 
 

@@ -138,11 +138,7 @@ def main() -> int:
     ok = True
     for what, seconds in longest.items():
         ok &= figure(
-            f"{what}: longest until nothing counts",
-            round(seconds, 2),
-            "s",
-            BAR_S,
-            seconds <= BAR_S,
+            f"{what}: longest until nothing counts", round(seconds, 2), "s", BAR_S, seconds <= BAR_S
         )
     return 0 if ok else 1
 

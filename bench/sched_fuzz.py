@@ -33,10 +33,7 @@ def fuzz(*words, binary=BIN / "sched-fuzz", env=None):
 
 def rules(quick: bool) -> bool:
     totals = fuzz(
-        1,
-        10**9 if quick else TREES,
-        "--violations=20",
-        *(["--seconds=40"] if quick else []),
+        1, 10**9 if quick else TREES, "--violations=20", *(["--seconds=40"] if quick else [])
     )
     trees, steps = (1000, 30_000) if quick else (TREES, STEPS)
     ratio = totals["evicted_milli"] / max(1, totals["requested_milli"])

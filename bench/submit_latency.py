@@ -56,8 +56,7 @@ def measure(system: LocalSystem, jobs: int) -> tuple[list[float], list[float]]:
 def main() -> int:
     with system_folder() as folder:
         command_ms, stored_ms = measure(
-            LocalSystem(folder, BIN),
-            40 if "--quick" in sys.argv else 200,
+            LocalSystem(folder, BIN), 40 if "--quick" in sys.argv else 200
         )
     held = []
     for name, values in (("command", command_ms), ("stored", stored_ms)):

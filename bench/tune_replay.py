@@ -35,12 +35,7 @@ class Grid:
         tokens = length * rows
         self.records = [
             Record(
-                model,
-                line["setting"],
-                line["estimate"],
-                tokens,
-                self.layers,
-                max(line["turns"]),
+                model, line["setting"], line["estimate"], tokens, self.layers, max(line["turns"])
             )
             for line in lines
         ]

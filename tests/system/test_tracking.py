@@ -108,11 +108,7 @@ def await_end(system, number, state="SUCCEEDED") -> None:
 
 
 def await_status(server, status: str) -> None:
-    wait_for(
-        "its run's end",
-        lambda: [run["status"] for run in server.active()] == [status],
-        30,
-    )
+    wait_for("its run's end", lambda: [run["status"] for run in server.active()] == [status], 30)
 
 
 def test_a_job_that_fails_is_moved_and_goes_on_is_one_run_with_each_point_once(

@@ -81,13 +81,9 @@ std::string YamlScalar(std::string_view text) {
 }
 
 std::string ExactDuration(int64_t duration_ns) {
-  static constexpr std::array<std::pair<const char*, int64_t>, 7> kUnits = {{{"d", kDay},
-                                                                             {"h", kHour},
-                                                                             {"m", kMinute},
-                                                                             {"s", kSecond},
-                                                                             {"ms", kMillisecond},
-                                                                             {"us", 1'000},
-                                                                             {"ns", 1}}};
+  static constexpr std::pair<const char*, int64_t> kUnits[] = {
+      {"d", kDay},          {"h", kHour},  {"m", kMinute}, {"s", kSecond},
+      {"ms", kMillisecond}, {"us", 1'000}, {"ns", 1}};
   std::string out;
   for (const auto& [unit, scale] : kUnits) {
     if (duration_ns / scale > 0) absl::StrAppend(&out, duration_ns / scale, unit);

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 sys.path.append(str(ROOT / "exporter" / "tests"))
 
+from borrowers import submit
 from environments import environment, site_of
 from figures import BIN, figure, none, say_failed
 from local_system import Failed, LocalSystem, system_folder, wait_for
@@ -159,12 +160,7 @@ class Trainings:
     def submit(self, name: str, steps: int, tracked: bool) -> str:
         more = f"track: {{mlflow: {self.server.url}, tensorboard: true}}\n" if tracked else ""
         values = {"name": name, "steps": steps, "more": more, "python": PYTHON, "root": ROOT}
-        return self.submit_text(JOB.format(folder=self.system.folder, **values))
-
-    def submit_text(self, text: str) -> str:
-        path = self.system.folder / "job.yaml"
-        path.write_text(text)
-        return self.system.run(["submit", path, "-y", "--detach", "-o", "name"]).stdout.strip()
+        return submit(self.system, JOB.format(folder=self.system.folder, **values))
 
     def await_end(self, number: str, limit_s: float) -> None:
         wait_for(f"job {number}", lambda: self.system.job(number)["state"] in ENDED, limit_s, 0.2)
@@ -291,7 +287,7 @@ def preempted(trainings: Trainings, times: int) -> bool:
     for count in range(times):
         enough = 150 * (count + 1)
         wait_for("steps", lambda: len(trainings.times("disturbed")) > enough, 60)
-        trainings.await_end(trainings.submit_text(TAKER), 60)
+        trainings.await_end(submit(trainings.system, TAKER), 60)
     trainings.await_end(number, 120)
     attempts = trainings.system.job(number)["tasks"][0]["attempts"]
     preemptions = sum(attempt["cause"] == "PREEMPTION" for attempt in attempts)

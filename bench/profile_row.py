@@ -9,7 +9,6 @@ program of equal steps is profiled in every other of several windows; the median
 
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -112,22 +111,12 @@ with open({times!r}, "w", buffering=1) as file:
 
 def profile(system: LocalSystem, number, *flags) -> tuple[str, float]:
     began = time.monotonic()
-    done = subprocess.run(
-        [BIN / "muster", "profile", str(number), *flags],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=system.folder,
-        env=system.environment(),
-    )
-    if done.returncode != 0:
-        raise Failed(f"muster profile: exit {done.returncode}: {done.stderr[-500:]}")
+    done = system.run(["profile", number, *flags], timeout_s=120)
     return done.stdout, time.monotonic() - began
 
 
 def cancel(system: LocalSystem, number) -> None:
-    words = [BIN / "muster", "cancel", str(number), "--wait"]
-    subprocess.run(words, check=True, capture_output=True, timeout=60, env=system.environment())
+    system.run(["cancel", number, "--wait"])
 
 
 def job(system: LocalSystem, name: str, text: str) -> str:

@@ -2,25 +2,19 @@
 them as their user does it, with `muster`; and their rate to the last end, against Slurm's array in the same run.
 """
 
-import os
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [
-    str(ROOT / "deploy" / "local"),
-    str(ROOT / "tests" / "system"),
-    str(ROOT / "bench" / "peers"),
-]
+sys.path[:0] = [str(ROOT / name) for name in ("deploy/local", "tests/system", "bench/peers")]
 
-import slurm  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
+import slurm
+from figures import BIN, at_most, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 SLOTS = 64
 MEMBERS = 10_000
 QUEUES = "queues: [{name: research, submit: ['*']}]\n"
@@ -85,9 +79,9 @@ def handled(arrays: Arrays) -> list[bool]:
     if left.get("cancelled", 0) + left.get("succeeded", 0) != MEMBERS:
         raise Failed(f"after the cancel: {left}")
     return [
-        figure("arrays.submit", round(submit_s, 2), "s", "<= 1", submit_s <= 1),
-        figure("arrays.list", round(list_s, 3), "s", "<= 0.3", list_s <= 0.3),
-        figure("arrays.cancel", round(cancel_s, 2), "s", "<= 2", cancel_s <= 2),
+        at_most("arrays.submit", submit_s, "s", 1, places=2),
+        at_most("arrays.list", list_s, "s", 0.3, places=3),
+        at_most("arrays.cancel", cancel_s, "s", 2, places=2),
     ]
 
 
@@ -104,7 +98,7 @@ def main() -> int:
             ours = arrays.rate(members)
         except Failed as error:
             return say_failed(error)
-    figure("arrays.members", round(ours), "1/s", None, True)
+    figure("arrays.members", round(ours), "1/s")
     try:
         with slurm.Slurm(SLOTS) as controller:
             controller.jobs_per_s(SLOTS, 120, "sleep 0.1")

@@ -15,11 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from authorization import MODEL, TOKENS, Asked, AskedByTokens  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
+from authorization import MODEL, TOKENS, Asked, AskedByTokens
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 HOLES = sorted((ROOT / "tests" / "mutants" / "authorization").glob("*.patch"))
 
 
@@ -35,8 +34,6 @@ def ask(bin_dir: Path) -> tuple[int, list[str]]:
                 cells, wrong = cells + more, wrong + unexpected
             except (Failed, subprocess.CalledProcessError) as error:
                 return 0, [f"musterd doesn't serve: {str(error)[:300]}"]
-            finally:
-                kill_all(folder)
     return cells, wrong
 
 

@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from figures import shown
+
 INSIDE = """
 mount --bind {root} {root} && cd {root} && mount -t proc proc {root}/proc && mount -t sysfs sysfs {root}/sys && mount --rbind /dev {root}/dev && mount -t tmpfs tmpfs {root}/dev/shm &&
 pivot_root . . && umount -l . && exec chroot . env -i HOME=/root TERM=dumb PATH=/usr/sbin:/usr/bin:/sbin:/bin {settings} sh -c 'cd /muster/main && {command}'
@@ -83,15 +85,6 @@ class BareMachine:
             for name, value in os.environ.items()
             if name.startswith("PIP_") and " " not in value
         )
-        said = []
         began = time.monotonic()
-        with subprocess.Popen(
-            self.inside(command, settings),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                said.append(line)
-        return process.returncode, time.monotonic() - began, "".join(said)
+        code, said = shown(self.inside(command, settings))
+        return code, time.monotonic() - began, said

@@ -16,13 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, say_failed  # noqa: E402
-from images import debian_image, small_image  # noqa: E402
-from in_images import ENDS, SLOT, both_ends, count_and_kill, meet  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
-from small_system import start, submit, task, wait_ended  # noqa: E402
+from figures import BIN, all_of, at_most, figure, say_failed
+from images import debian_image, small_image
+from in_images import ENDS, SLOT, both_ends, count_and_kill, meet
+from local_system import Failed, LocalSystem, system_folder
+from small_system import start, submit, task, wait_ended
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 EXAMPLES = ROOT / "deploy" / "examples"
 STARTS, QUICK_STARTS = 30, 10
 BAR_S = 0.3
@@ -66,13 +65,7 @@ def start_s(system, fields: str) -> float:
 
 def measure(system, image: Path, quick: bool) -> bool:
     same = same_ends(system, image)
-    ok = figure(
-        "ends that are the same in the image and outside",
-        same,
-        f"of {len(ENDS)}",
-        len(ENDS),
-        same == len(ENDS),
-    )
+    ok = all_of("ends that are the same in the image and outside", same, len(ENDS))
     came = meet(system, image)[1]
     ok &= figure(
         "ranks over two hosts that met", len(came.split(",")), "of 4", 4, came == "[0, 1, 2, 3]"
@@ -92,9 +85,7 @@ def measure(system, image: Path, quick: bool) -> bool:
         f"start: outside {statistics.median(outside):.3f} s, in the image {statistics.median(inside):.3f} s"
     )
     more_s = round(statistics.median(inside) - statistics.median(outside), 4)
-    return ok & figure(
-        "start in the image, more than outside", more_s, "s", f"<= {BAR_S}", more_s <= BAR_S
-    )
+    return ok & at_most("start in the image, more than outside", more_s, "s", BAR_S)
 
 
 def main() -> int:
@@ -108,8 +99,6 @@ def main() -> int:
             return 0 if measure(system, image, quick) else 1
         except (Failed, OSError, ValueError) as error:
             return say_failed(error)
-        finally:
-            kill_all(folder)
 
 
 if __name__ == "__main__":

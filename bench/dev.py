@@ -21,13 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from dev_environments import Way, opened  # noqa: E402
-from environments import environment  # noqa: E402
-from figures import figure, quantile, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start, task  # noqa: E402
+from dev_environments import Way, opened
+from environments import environment
+from figures import BIN, at_most, figure, quantile, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start, task
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 STAND_IN = ROOT / "python" / "tests" / "stand_in_jupyter"
 REQUESTS, RELEASE_BAR_S = 100, 60
 HOSTED, START_BAR_S = 20, 0.3
@@ -150,13 +149,7 @@ def hosted(laboratory: Laboratory) -> bool:
         )
         times.append(int(mark.read_text()) / 1e9 - int(system.job(number)["submit_ns"]) / 1e9)
     p99_s = round(quantile(times, 0.99), 3)
-    ok = figure(
-        f"{HOSTED} jobs on its devices start, p99",
-        p99_s,
-        "s",
-        f"<= {START_BAR_S}",
-        p99_s <= START_BAR_S,
-    )
+    ok = at_most(f"{HOSTED} jobs on its devices start, p99", p99_s, "s", START_BAR_S)
     queue = next(one for one in system.json("queue", "list")["queues"] if one["path"] == "research")
     used = sum(int(use["used_milli"]) for use in queue["use"] if use["flavour"] == "cpu-slot")
     ok &= figure("its queue is charged for", used / 1000, "devices", 2, used == 2000)
@@ -198,7 +191,7 @@ def peer(laboratory: Laboratory, idle_s: float) -> None:
             time.sleep(0.2)
         late = f"{time.monotonic() - rested - idle_s:.1f} s after --idle"
         ended = late if server.poll() is not None else "not within two minutes"
-        figure("Jupyter's own culling", ended, f"busy kernel kept: {kept}", None, True)
+        figure("Jupyter's own culling", ended, f"busy kernel kept: {kept}")
     finally:
         if server.poll() is None:
             server.send_signal(signal.SIGKILL)

@@ -18,12 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "trainer" / "tests"))
 
-import preferences  # noqa: E402
-from environments import environment, own_packages  # noqa: E402
-from figures import figure  # noqa: E402
-from harness import trainer_binary  # noqa: E402
-from parity import make_init  # noqa: E402
-from peft import PeftModel  # noqa: E402
+import preferences
+from environments import environment, own_packages
+from figures import at_least, figure
+from harness import trainer_binary
+from parity import make_init
+from peft import PeftModel
 
 BATCH, PAIRS, LEARNING_RATE, BAR = preferences.BATCH, 40, 2e-4, 1e-4
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
@@ -120,7 +120,7 @@ def told_apart(kind: str, lines: list, wanted: list, rewards: tuple[str, ...], p
         holds &= figure(what, float(f"{most:.3g}"), "", BAR, most <= BAR, peer)
     moved = lines[0]["loss"] - lines[-1]["loss"]
     what = f"loss, {kind}: learnt"
-    return figure(what, round(moved, 4), "", ">= 0.01", moved >= 0.01, peer) and holds
+    return at_least(what, moved, "", 0.01, peer, places=4) and holds
 
 
 def peer_of(python: Path | None) -> str:

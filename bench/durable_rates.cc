@@ -19,7 +19,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "bench/live_system.h"
 #include "bench/simulated_agents.h"
 #include "bench/slot_fleet.h"

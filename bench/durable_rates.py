@@ -8,24 +8,17 @@ and the rate is that of committed starts from the first submission on. Best of t
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [
-    str(ROOT / "deploy" / "local"),
-    str(ROOT / "tests" / "system"),
-    str(ROOT / "bench" / "peers"),
-]
+sys.path[:0] = [str(ROOT / name) for name in ("deploy/local", "tests/system", "bench/peers")]
 
-import slurm  # noqa: E402
-from figures import figure, measure  # noqa: E402
-from local_system import LocalSystem, system_folder  # noqa: E402
-from small_system import configure  # noqa: E402
-
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
+import slurm
+from figures import BIN, at_least, measure
+from local_system import LocalSystem, system_folder
+from small_system import configure
 
 
 def over_grpc(jobs: int) -> float:
@@ -65,28 +58,16 @@ def main() -> int:
     quick = "--quick" in sys.argv
     times = 1 if quick else 3
     jobs = 10_000 if quick else 40_000
+    load = {"jobs": jobs, "outstanding": 4096}
     other = peer(100 if quick else 500, times)
     submissions = max(
-        measure("bench_durable_rates", "STORE", "--jobs", jobs, "--outstanding", 4096)[
-            "submissions_per_s"
-        ]
-        for _ in range(times)
+        measure("bench_durable_rates", "STORE", **load)["submissions_per_s"] for _ in range(times)
     )
     grpc = max(over_grpc(jobs) for _ in range(times))
     starts = max(
-        measure(
-            "bench_durable_rates",
-            "STORE",
-            "--jobs",
-            jobs,
-            "--outstanding",
-            4096,
-            "--hosts",
-            1000,
-            "--runtime-ms",
-            100,
-            "--wait-ends",
-        )["starts_per_s"]
+        measure("bench_durable_rates", "STORE", **load, hosts=1000, runtime_ms=100, wait_ends=True)[
+            "starts_per_s"
+        ]
         for _ in range(times)
     )
 
@@ -99,30 +80,23 @@ def main() -> int:
         return {f"{other['name']}, {what}": round(other[key])} if other else None
 
     held = [
-        figure(
+        at_least(
             "durable-rates.submissions.engine",
-            round(submissions),
+            submissions,
             "1/s",
-            ">= 20000",
-            submissions >= 20_000,
+            20_000,
             named("submissions_per_s"),
+            places=0,
         ),
-        figure(
+        at_least(
             "durable-rates.submissions.grpc",
-            round(grpc),
+            grpc,
             "1/s",
-            ">= 20000",
-            grpc >= 20_000,
+            20_000,
             named("submissions_per_s"),
+            places=0,
         ),
-        figure(
-            "durable-rates.starts",
-            round(starts),
-            "1/s",
-            ">= 5000",
-            starts >= 5_000,
-            named("jobs_per_s"),
-        ),
+        at_least("durable-rates.starts", starts, "1/s", 5_000, named("jobs_per_s"), places=0),
     ]
     return 0 if all(held) else 1
 

@@ -19,7 +19,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from figures import figure
+from figures import at_least, at_most, none
 from simulate import DATA, at_once, late, overtaken, simulate, table
 
 CLUSTERS = ["phx", "dal", "fra", "osl"]
@@ -122,21 +122,9 @@ def main() -> int:
     bar = round(min(split_waits.values()) / 3, 1)
     times = {kind: round(each / max(wait(one), 0.001), 2) for kind, each in split_waits.items()}
     held = [
-        figure(f"{name}.wait_mean", wait(one), "s", f"<= {bar}", wait(one) <= bar, split_waits),
-        figure(
-            f"{name}.times_shorter",
-            times["split by tenant"],
-            "x",
-            ">= 3",
-            times["split by tenant"] >= 3,
-        ),
-        figure(
-            f"{name}.times_shorter_than_in_turn",
-            times["split in turn"],
-            "x",
-            ">= 3",
-            times["split in turn"] >= 3,
-        ),
+        at_most(f"{name}.wait_mean", wait(one), "s", bar, split_waits),
+        at_least(f"{name}.times_shorter", times["split by tenant"], "x", 3),
+        at_least(f"{name}.times_shorter_than_in_turn", times["split in turn"], "x", 3),
         *late(
             name,
             one,
@@ -145,13 +133,7 @@ def main() -> int:
                 "split in turn": in_turn["summary"]["late"],
             },
         ),
-        figure(
-            f"{name}.late_outside_the_entitled_set",
-            one["summary"]["left_out"],
-            "jobs",
-            "0",
-            one["summary"]["left_out"] == 0,
-        ),
+        none(f"{name}.late_outside_the_entitled_set", one["summary"]["left_out"], "jobs"),
         *overtaken(name, one),
     ]
     return 0 if all(held) else 1

@@ -8,7 +8,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from figures import figure
+from figures import at_most, figure, none, shown
 
 MOST_MIB = 64
 LIMIT_S = 1500
@@ -86,18 +86,7 @@ def run_there(root: Path, python: Path, bundle: Path, *arguments: str) -> tuple[
         *(sysconfig.get_paths()["purelib"], bundle),
         *(python, "-c", START, "/bundle/tests/gpu_cases.py", *arguments),
     ]
-    said = []
-    with subprocess.Popen(
-        [str(word) for word in command],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            said.append(line)
-    return process.returncode, "".join(said)
+    return shown([str(word) for word in command], env=environment)
 
 
 def plant_crash(bundle: Path, python: Path, word: str) -> None:
@@ -133,14 +122,8 @@ def main() -> int:
         0
         if all(
             [
-                figure(
-                    "gpu-bundle.size",
-                    round(size_mib, 1),
-                    "MiB",
-                    f"<= {MOST_MIB}",
-                    size_mib <= MOST_MIB,
-                ),
-                figure("gpu-bundle.tools_in_root", len(tools), "", "0", not tools),
+                at_most("gpu-bundle.size", size_mib, "MiB", MOST_MIB, places=1),
+                none("gpu-bundle.tools_in_root", len(tools)),
                 figure("gpu-bundle.cases_without_gpu", closing, "", "0 failed", code == 0),
                 figure(
                     "gpu-bundle.planted_crash",

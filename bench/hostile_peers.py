@@ -8,17 +8,16 @@ connected. The attacker has as little of the processors as can be (nice 19), as 
 hellos; --quick: 5,000, and each flood for a second with one certificate instead of six with two and without.
 """
 
-import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, quantile, say_failed  # noqa: E402
-from hostile_peers import FLOODS, HOSTS, Siege  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
-from namespaces import machines, why_not  # noqa: E402
+from figures import BIN, figure, quantile, say_failed
+from hostile_peers import FLOODS, HOSTS, Siege
+from local_system import Failed, LocalSystem, kill_all, system_folder
+from namespaces import machines, why_not
 
 MOST_MIB, MOST_SLOWER, BACK_S = 64, 2, 1
 HELLOS_PER_S = 45 * 60  # what addresses may connect, less some
@@ -120,7 +119,7 @@ def main() -> int:
     # Not below /tmp: an agent that serves several users wants its state elsewhere.
     with system_folder("/srv") as folder, machines(["m", *HOSTS, "x"]) as made:
         try:
-            system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
+            system = LocalSystem(folder, BIN)
             ok = besiege(Siege(system, made), "--quick" in sys.argv)
         except Failed as error:
             return say_failed(error)

@@ -12,9 +12,8 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from figures import figure
+from figures import ROOT, at_most, none
 
-ROOT = Path(__file__).resolve().parent.parent
 FUNCTION_LINES, FUNCTIONS_LONG = 80, 5
 FILE_LINES, FILES_LONG = 600, 4
 PRODUCT = (
@@ -147,16 +146,16 @@ def main() -> int:
         ("test code among production files", test_code(names)),
     ):
         print("\n".join(findings), end="\n" if findings else "")
-        held &= figure(what, len(findings), "findings", 0, not findings)
+        held &= none(what, len(findings), "findings")
     for what, long, most in (
         (f"functions above {FUNCTION_LINES} lines", long_functions(names), FUNCTIONS_LONG),
         (f"files above {FILE_LINES} lines", long_files(names), FILES_LONG),
     ):
         for told, reason in long:
             print(told if reason else f"{told}, and no reason")
-        held &= figure(what, len(long), "", f"<= {most}", len(long) <= most)
+        held &= at_most(what, len(long), "", most)
         bare = sum(not reason for _, reason in long)
-        held &= figure(f"{what} without a reason", bare, "findings", 0, bare == 0)
+        held &= none(f"{what} without a reason", bare, "findings")
     return 0 if held else 1
 
 

@@ -15,18 +15,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
+from borrowers import submit
+from figures import BIN, figure, none, say_failed
+from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for
+from small_system import ENDED, start
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 WORKERS = 8
 SLOTS = 4  # a host
 QUEUES = "queues: [{{name: research, quota: {{cpu-slot: {{guarantee: 0, limit: {limit}}}}}, submit: ['*']}}, {{name: prod, quota: {{cpu-slot: {{guarantee: 4}}}}, submit: ['*']}}]\n"
 RESOURCES = "resources: {gpus: 1, gpu_types: [cpu-slot]}\ngrace: 1s\n"
-JOB = f"queue: research\nindependent_workers: {{{{min: 1, max: {WORKERS}}}}}\nmax_restarts: 1000\n{RESOURCES}run: exec sleep 3600\n".replace(
-    "{{", "{"
-).replace("}}", "}")
+JOB = f"queue: research\nindependent_workers: {{min: 1, max: {WORKERS}}}\nmax_restarts: 1000\n{RESOURCES}run: exec sleep 3600\n"
 OTHER = f"queue: prod\n{RESOURCES}run: exec sleep 3600\n"
 
 
@@ -41,12 +39,7 @@ class Workers:
         self.touched = 0
         self.inexact = 0
         self.limit = WORKERS
-        self.number = self.submit(JOB)
-
-    def submit(self, text: str) -> str:
-        path = self.system.folder / "job.yaml"
-        path.write_text(text)
-        return self.system.run(["submit", path, "-y", "--detach", "-o", "name"]).stdout.strip()
+        self.number = submit(self.system, JOB)
 
     def processes(self) -> dict[str, tuple[int, int]]:
         """(number, start time) of each worker's process, by its index."""
@@ -107,7 +100,7 @@ class Workers:
         before = self.wait_workers(self.limit)
         free = 2 * SLOTS - self.limit
         takes = dice.randint(1, 3)
-        others = [self.submit(OTHER) for _ in range(takes)]
+        others = [submit(self.system, OTHER) for _ in range(takes)]
         left = min(self.limit, 2 * SLOTS - takes)
         after = self.wait_workers(left)
         self.check(f"{takes} preempted", before, after, max(0, takes - free))
@@ -139,7 +132,7 @@ class Workers:
         """Others in their place: who was killed often waits longer and longer."""
         self.system.run(["cancel", self.number])
         wait_for("all to end", lambda: self.system.job(self.number)["state"] in ENDED, 60, 0.02)
-        self.number = self.submit(JOB)
+        self.number = submit(self.system, JOB)
 
     def apply(self, limit: int) -> None:
         path = self.system.folder / "queues-now.yaml"
@@ -174,9 +167,9 @@ def main() -> int:
         except Failed as error:
             return say_failed(error)
     held = [
-        figure("independent.disturbed", done, "times", None, True),
-        figure("independent.others_touched", workers.touched, "times", "0", workers.touched == 0),
-        figure("independent.quota_inexact", workers.inexact, "times", "0", workers.inexact == 0),
+        figure("independent.disturbed", done, "times"),
+        none("independent.others_touched", workers.touched, "times"),
+        none("independent.quota_inexact", workers.inexact, "times"),
     ]
     return 0 if all(held) else 1
 

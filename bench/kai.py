@@ -11,9 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from figures import figure, measure
+from figures import ROOT, figure, measure
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "kai"
 FASTER = 20
 # Ours -> the published test's name, and the field that tells its size where a name stands twice.
@@ -21,10 +20,7 @@ TESTS = {
     "gang_512_topology": ("Allocate with preferred topology", {}),
     "gang_512": ("Allocate without preferred topology", {}),
     "fill_then_schedule": ("Fill Cluster with single GPU Jobs", {}),
-    "fill": (
-        "Fill Cluster with single GPU Jobs - scheduler is running while submitting jobs",
-        {},
-    ),
+    "fill": ("Fill Cluster with single GPU Jobs - scheduler is running while submitting jobs", {}),
     "fill_beside_pending": (
         "Fill Cluster with single GPU Jobs with 400 pending tasks in background",
         {},

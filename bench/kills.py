@@ -22,12 +22,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-import small_system  # noqa: E402
-from figures import figure, quantile, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, job_processes, processes_of, system_folder, wait_for  # noqa: E402
-from small_system import let_go, marks, submit_waiting, task, wait_ended, wait_started  # noqa: E402
+import small_system
+from figures import BIN, at_most, figure, none, quantile, say_failed
+from local_system import Failed, LocalSystem, job_processes, processes_of, system_folder, wait_for
+from small_system import let_go, marks, submit_waiting, task, wait_ended, wait_started
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 NOT_THERE_NOW = 6  # exit code of `muster` without a daemon
 STORED = 10_000
 WAITING = 16  # jobs that nothing but room is missing for: what a start can place
@@ -188,8 +187,8 @@ def tell_scheduler(submissions: Submissions, jobs: dict[str, str]) -> bool:
         f"{len(submissions.acknowledged)} acknowledged submissions, {sum(lines.values())} processes, refused for another reason than that nobody was there: {refused[:3]}"
     )
     ok = figure("acknowledged submissions lost", len(lost), "", "0", not lost and not refused)
-    ok &= figure("attempts started twice", len(twice), "", "0", not twice)
-    return ok & figure("jobs that did not succeed", len(not_done), "", "0", not not_done)
+    ok &= none("attempts started twice", len(twice))
+    return ok & none("jobs that did not succeed", len(not_done))
 
 
 def tell_first_placement(began_ns: list[int], placed_ns: list[int]) -> bool:
@@ -200,12 +199,12 @@ def tell_first_placement(began_ns: list[int], placed_ns: list[int]) -> bool:
     ]
     print("first placements after", sorted(round(s, 2) for s in first_s))
     slow_s = quantile(first_s, 0.99)
-    return figure(
+    return at_most(
         f"from its start to its first placement with {STORED:,} jobs stored, p99 of {len(first_s)}",
-        round(slow_s, 3),
+        slow_s,
         "s",
-        "≤ 2",
-        slow_s <= 2,
+        2,
+        places=3,
     )
 
 
@@ -256,12 +255,10 @@ def agent(system: LocalSystem, quick: bool) -> bool:
             )
             wrong += not right or len(marks(system, name)) != 1
     ok = figure("SIGKILLs of agents", 2 * rounds, "", "≥ 200" if not quick else "-", True)
-    ok &= figure("times that other processes ran afterwards", moved, "", "0", moved == 0)
+    ok &= none("times that other processes ran afterwards", moved)
     ok &= figure("exit codes that were right", codes - wrong, f"of {codes}", codes, wrong == 0)
     slowest = max(attach_s)
-    return ok & figure(
-        "from its start to its session, slowest", round(slowest, 2), "s", "≤ 3", slowest <= 3
-    )
+    return ok & at_most("from its start to its session, slowest", slowest, "s", 3, places=2)
 
 
 def shim(system: LocalSystem, quick: bool) -> bool:
@@ -317,10 +314,8 @@ def shim(system: LocalSystem, quick: bool) -> bool:
         )
     ok = figure("SIGKILLs of a shim of a gang over two hosts", rounds, "", "-", True)
     slowest = max(gone_s)
-    ok &= figure("until its workers are gone, slowest", round(slowest, 3), "s", "≤ 1", slowest <= 1)
-    return ok & figure(
-        "gangs that did not restart exactly once and succeed", wrong, "", "0", wrong == 0
-    )
+    ok &= at_most("until its workers are gone, slowest", slowest, "s", 1, places=3)
+    return ok & none("gangs that did not restart exactly once and succeed", wrong)
 
 
 def stat_of(pid: int) -> list[str]:

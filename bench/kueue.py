@@ -11,10 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
-
-from figures import figure, measure  # noqa: E402
+from figures import ROOT, at_least, at_most, figure, measure
 
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "kueue"
 # Seconds that the whole would take if quota were never idle: a short run's bar scales with it.
@@ -54,16 +51,8 @@ def main() -> int:
     peer = None if quick else {"Kueue, published": f"{kueue_s} s"}
     bar = wall_bar if not quick else round(measured["work_s"] * wall_bar / WORK_S[name], 1)
     held = [
-        figure(
-            f"{row}.wall", measured["wall_s"], "s", f"<= {bar}", measured["wall_s"] <= bar, peer
-        ),
-        figure(
-            f"{row}.usage",
-            measured["usage_percent"],
-            "%",
-            f">= {least_usage}",
-            measured["usage_percent"] >= least_usage,
-        ),
+        at_most(f"{row}.wall", measured["wall_s"], "s", bar, peer),
+        at_least(f"{row}.usage", measured["usage_percent"], "%", least_usage),
     ]
     for workload, value_ms in sorted(measured["admission_ms"].items()):
         most = longest[workload] / part

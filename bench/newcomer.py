@@ -13,9 +13,8 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from figures import figure
+from figures import ROOT, figure
 
-ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "build" / "release" / "tests"
 
 # What they met -> tests: PROGRAM:SUITE.NAME of a unit test, or the name of one in tests/system/test_newcomer.py or test_simulator.py.
@@ -179,7 +178,7 @@ def main() -> int:
         missed = [test for test in tests if not holds(test, results)]
         mended += not missed
         print(f"{'MISSED' if missed else 'ok':6} {point}{''.join(f'  {test}' for test in missed)}")
-    figure("newcomer.found", len(POINTS), "points", None, True)
+    figure("newcomer.found", len(POINTS), "points")
     figure("newcomer.mended", mended, "points", f"= {len(POINTS)}", mended == len(POINTS))
     return 0 if mended == len(POINTS) else 1
 

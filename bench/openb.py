@@ -15,13 +15,12 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from figures import figure
+from figures import BIN, ROOT, figure
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data")) / "openb"
 NODES = DATA / "openb_node_list_gpu_node.csv"
 PUBLISHED = DATA / "published_fgd_gpu_allocation.csv"
-PROGRAM = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build" / "release" / "bin")) / "bench_openb"
+PROGRAM = BIN / "bench_openb"
 FIRST_SEED = 720
 BARS = {"default": 96.0, "gpushare100": 88.3, "multigpu30": 96.8, "cpu050": 96.0}
 MORE_REFUSED = 0.5  # 8-GPU pods beyond FGD's
@@ -54,10 +53,7 @@ def run(workload: str, policy: str, seeds: int, folder: Path) -> dict[str, float
 def main() -> int:
     quick = "--quick" in sys.argv
     if not NODES.exists():
-        print(
-            f"openb: {NODES} isn't there; MUSTER_DATA names another folder",
-            file=sys.stderr,
-        )
+        print(f"openb: {NODES} isn't there; MUSTER_DATA names another folder", file=sys.stderr)
         return 2
     if not PROGRAM.exists():
         print(

@@ -16,9 +16,8 @@ import sys
 from pathlib import Path
 
 from booted_machine import BootedMachine
-from figures import figure
+from figures import ROOT, figure
 
-ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "packages"
 OLD, NEW = "0.1.0+row1", "0.1.0+row2"
 BARS = {"musterd.service": 3.0, "muster-agent.service": None}  # an agent starts others' programs

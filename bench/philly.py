@@ -18,7 +18,7 @@ decision (docs/simulating.md).
 
 import sys
 
-from figures import figure
+from figures import at_least, at_most, figure, none
 from simulate import DATA, at_once, late, overtaken, simulate, table
 
 PEERS = ["fifo", "fifo-backfill", "drf"]
@@ -40,15 +40,8 @@ def compare(name: str, runs: dict[str, dict]) -> list[bool]:
     used = {peer: round(100 * run["utilisation"], 1) for peer, run in peers.items()}
     mine_used = round(100 * mine["utilisation"], 1)
     return [
-        figure(f"philly.{name}.wait_mean", wait, "s", f"<= {bar}", wait <= bar, waits),
-        figure(
-            f"philly.{name}.wait_p99",
-            p99,
-            "s",
-            f"<= {min(p99s.values())}",
-            p99 <= min(p99s.values()),
-            p99s,
-        ),
+        at_most(f"philly.{name}.wait_mean", wait, "s", bar, waits),
+        at_most(f"philly.{name}.wait_p99", p99, "s", min(p99s.values()), p99s),
         figure(
             f"philly.{name}.delay_mean",
             delay,
@@ -57,34 +50,13 @@ def compare(name: str, runs: dict[str, dict]) -> list[bool]:
             delay < min(delays.values()),
             delays,
         ),
-        figure(
-            f"philly.{name}.utilisation",
-            mine_used,
-            "%",
-            f">= {max(used.values())}",
-            mine_used >= max(used.values()),
-            used,
-        ),
+        at_least(f"philly.{name}.utilisation", mine_used, "%", max(used.values()), used),
         *late(
-            f"philly.{name}",
-            mine,
-            {peer: run["summary"]["late"] for peer, run in peers.items()},
+            f"philly.{name}", mine, {peer: run["summary"]["late"] for peer, run in peers.items()}
         ),
-        figure(
-            f"philly.{name}.late_outside_the_entitled_set",
-            mine["summary"]["left_out"],
-            "jobs",
-            "0",
-            mine["summary"]["left_out"] == 0,
-        ),
+        none(f"philly.{name}.late_outside_the_entitled_set", mine["summary"]["left_out"], "jobs"),
         *overtaken(f"philly.{name}", mine),
-        figure(
-            f"philly.{name}.unfinished",
-            mine["summary"]["unfinished"],
-            "jobs",
-            "0",
-            mine["summary"]["unfinished"] == 0,
-        ),
+        none(f"philly.{name}.unfinished", mine["summary"]["unfinished"], "jobs"),
     ]
 
 
@@ -117,14 +89,8 @@ def main() -> int:
     day_s = round(own_pace["real_s"] / (own_pace["last_submit_s"] / 86400), 2)
     table(f"own pace, day {days[0]} to {days[1]}:", {"muster": own_pace})
     held = [
-        figure("philly.simulated_day", day_s, "s", "<= 2", day_s <= 2),
-        figure(
-            "philly.own_pace.late",
-            own_pace["summary"]["late"],
-            "jobs",
-            "0",
-            own_pace["summary"]["late"] == 0,
-        ),
+        at_most("philly.simulated_day", day_s, "s", 2),
+        none("philly.own_pace.late", own_pace["summary"]["late"], "jobs"),
     ]
     part = ["--from", "40d", "--until", "42d"] if quick else ["--from", "20d"]
     held += compare("philly", replay(philly, "philly-small", *part, queues="philly-small"))

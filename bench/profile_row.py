@@ -9,7 +9,6 @@ program of equal steps is profiled in every other of several windows; the median
 
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,12 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in ("deploy/local", "tests/system"):
     sys.path.append(str(ROOT / folder))
 
-from borrowers import submit  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import start  # noqa: E402
+from borrowers import submit
+from figures import BIN, all_of, at_most, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import start
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 PYTHON = Path(os.environ.get("MUSTER_PYTHON", sys.executable))
 MOST_S, MOST_PERCENT = 5, 2
 WINDOW_S = 5
@@ -113,22 +111,12 @@ with open({times!r}, "w", buffering=1) as file:
 
 def profile(system: LocalSystem, number, *flags) -> tuple[str, float]:
     began = time.monotonic()
-    done = subprocess.run(
-        [BIN / "muster", "profile", str(number), *flags],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=system.folder,
-        env=system.environment(),
-    )
-    if done.returncode != 0:
-        raise Failed(f"muster profile: exit {done.returncode}: {done.stderr[-500:]}")
+    done = system.run(["profile", number, *flags], timeout_s=120)
     return done.stdout, time.monotonic() - began
 
 
 def cancel(system: LocalSystem, number) -> None:
-    words = [BIN / "muster", "cancel", str(number), "--wait"]
-    subprocess.run(words, check=True, capture_output=True, timeout=60, env=system.environment())
+    system.run(["cancel", number, "--wait"])
 
 
 def job(system: LocalSystem, name: str, text: str) -> str:
@@ -185,12 +173,12 @@ def cost(system: LocalSystem, windows: int) -> bool:
 
     pairs = [(median(begin, middle), median(middle, end)) for begin, middle, end in spans]
     more = 100 * (statistics.median(during / after for during, after in pairs) - 1)
-    return figure(
+    return at_most(
         "a step while it is profiled, against one that isn't",
-        round(more, 2),
+        more,
         f"% of {1000 * pairs[0][1]:.1f} ms, {len(pairs)} pairs of windows",
-        f"<= {MOST_PERCENT}",
-        more <= MOST_PERCENT,
+        MOST_PERCENT,
+        places=2,
     )
 
 
@@ -208,16 +196,8 @@ def main() -> int:
             named = sum(one for one, _ in found)
             slowest = max(took_s for _, took_s in found)
             ok = [
-                figure(
-                    "hangs whose blocking frame is named",
-                    named,
-                    f"of {len(whats)}",
-                    len(whats),
-                    named == len(whats),
-                ),
-                figure(
-                    "the slowest of them", round(slowest, 2), "s", f"<= {MOST_S}", slowest <= MOST_S
-                ),
+                all_of("hangs whose blocking frame is named", named, len(whats)),
+                at_most("the slowest of them", slowest, "s", MOST_S, places=2),
                 cost(system, 2 if quick else 6),
             ]
         except Failed as error:

@@ -21,20 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in ("deploy/local", "tests/system", "python/tests"):
     sys.path.append(str(ROOT / folder))
 
-from borrowers import submit  # noqa: E402
-from disturbed import lightning_is_whole, lightning_site  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import (  # noqa: E402
-    Failed,
-    LocalSystem,
-    job_processes,
-    system_folder,
-    wait_for,
-)
-from runtime_cost import pairs_of_blocks  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
+from borrowers import submit
+from disturbed import lightning_is_whole, lightning_site
+from figures import BIN, at_most, figure, say_failed
+from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for
+from runtime_cost import pairs_of_blocks
+from small_system import ENDED, start
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 PYTHON = os.environ.get("MUSTER_PYTHON", sys.executable)
 QUEUES = "queues: [{name: research, quota: {cpu-slot: {guarantee: 0}}, submit: ['*']}, {name: prod, quota: {cpu-slot: {guarantee: 2}}, submit: ['*']}]\n"
 JOB = """\
@@ -136,12 +129,7 @@ def kill(trainings: Trainings, number: str) -> None:
     step = trainings.await_step(number, trainings.step(number) + 30)
     attempts = len(trainings.task(number)["attempts"])
     os.kill(max(job_processes(trainings.system.folder)), signal.SIGKILL)
-    wait_for(
-        "another attempt",
-        lambda: len(trainings.task(number)["attempts"]) > attempts,
-        60,
-        0.1,
-    )
+    wait_for("another attempt", lambda: len(trainings.task(number)["attempts"]) > attempts, 60, 0.1)
     trainings.await_step(number, step)
 
 
@@ -224,12 +212,12 @@ def cost(trainings: Trainings, name: str, quick: bool) -> bool:
     pairs = pairs_of_blocks(out)
     more = 100 * (statistics.median(on / off for on, off in pairs) - 1)
     step_ms = 1000 * statistics.median(off for _, off in pairs)
-    return figure(
+    return at_most(
         f"{name}: step time with the callback, against without",
-        round(more, 2),
+        more,
         f"% of {step_ms:.1f} ms with {arguments}, {len(pairs)} pairs of blocks",
-        f"<= {COSTS_MOST_PERCENT}",
-        more <= COSTS_MOST_PERCENT,
+        COSTS_MOST_PERCENT,
+        places=2,
     )
 
 

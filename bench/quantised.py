@@ -20,17 +20,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "trainer" / "tests"))
 
-import fp8  # noqa: E402
-import layouts  # noqa: E402
-import torch  # noqa: E402
-from environments import environment, site_of  # noqa: E402
-from figures import figure  # noqa: E402
-from harness import TINY_MODEL, Gang, make_tokens, read_batches, relative  # noqa: E402
-from peft import PeftModel  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM  # noqa: E402
+import fp8
+import layouts
+import torch
+from environments import environment, site_of
+from figures import BIN, figure
+from harness import TINY_MODEL, Gang, make_tokens, read_batches, relative
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build" / "release" / "bin"))
 TRAINER = os.environ.get("MUSTER_TRAINER_BIN", str(BIN / "muster-trainer"))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Matrices of several units of 16,384 elements with a part of one at the end; and with a part of a block of 64.

@@ -21,20 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / name) for name in ("deploy/local", "tests/system", "python")]
 
-from borrowers import submit  # noqa: E402
-from environments import environment  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import (  # noqa: E402
-    Failed,
-    LocalSystem,
-    processes_of,
-    system_folder,
-    wait_for,
-)
-from muster_ray.node import store_bytes  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
+from borrowers import submit
+from environments import environment
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, processes_of, system_folder, wait_for
+from muster_ray.node import store_bytes
+from small_system import ENDED, start
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 PROGRAM = ROOT / "bench" / "ray_program.py"
 QUEUES = """\
 queues:

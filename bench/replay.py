@@ -18,11 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-import small_system  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
-
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
+import small_system
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, kill_all, system_folder
 
 
 def decided_again(folder: Path) -> tuple[int, int]:

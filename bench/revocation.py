@@ -15,11 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for  # noqa: E402
-from namespaces import machines, why_not  # noqa: E402
-from network_system import NetworkSystem  # noqa: E402
-from small_system import submit_waiting  # noqa: E402
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, kill_all, system_folder, wait_for
+from namespaces import machines, why_not
+from network_system import NetworkSystem
+from small_system import submit_waiting
 
 BAR_S = 5
 
@@ -118,7 +118,7 @@ def main() -> int:
     times = 2 if "--quick" in sys.argv else 10
     longest = dict.fromkeys(("host", "user", "token", "authority"), 0.0)
     with system_folder() as folder, machines(["m", "h01", "h02"]) as made:
-        system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
+        system = LocalSystem(folder, BIN)
         (folder / "home").mkdir()
         try:
             net = NetworkSystem(system, made)
@@ -138,11 +138,7 @@ def main() -> int:
     ok = True
     for what, seconds in longest.items():
         ok &= figure(
-            f"{what}: longest until nothing counts",
-            round(seconds, 2),
-            "s",
-            BAR_S,
-            seconds <= BAR_S,
+            f"{what}: longest until nothing counts", round(seconds, 2), "s", BAR_S, seconds <= BAR_S
         )
     return 0 if ok else 1
 

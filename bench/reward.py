@@ -15,21 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "trainer" / "tests"))
 
-import preferences  # noqa: E402
-import rewards  # noqa: E402
-import torch  # noqa: E402
-from dpo import (  # noqa: E402
-    BAR,
-    LEARNING_RATE,
-    PAIRS,
-    ask_trl,
-    linear,
-    peer_of,
-    python_of_trl,
-    told_apart,
-)
-from figures import figure  # noqa: E402
-from harness import trainer_binary  # noqa: E402
+import preferences
+import rewards
+import torch
+from dpo import BAR, LEARNING_RATE, PAIRS, ask_trl, linear, peer_of, python_of_trl, told_apart
+from figures import figure
+from harness import trainer_binary
 
 REWARDS = ("accuracy", "margin", "mean_reward")
 LENGTH = preferences.LENGTH + 24  # of each answer with its prompt: none is left out

@@ -326,7 +326,7 @@ ROWS = {
     ),
     "planted-security": (
         "bugs of running as the owner, each planted, built and looked for by the test that names it",
-        [sys.executable, "bench/planted_security.py"],
+        [sys.executable, "bench/planted.py", "security"],
         5400,
     ),
     "packages": (
@@ -381,12 +381,12 @@ ROWS = {
     ),
     "planted-trainer": (
         "bugs of slices, stages and their sums that others had, each planted, built and looked for by the test that names it",
-        [sys.executable, "bench/planted_trainer.py"],
+        [sys.executable, "bench/planted.py", "trainer"],
         5400,
     ),
     "planted-bugs": (
         "bugs planted in a copy of the tree, looked for by the simulator, the fuzzer and tests",
-        [sys.executable, "bench/planted_bugs.py"],
+        [sys.executable, "bench/planted.py", "bugs"],
         7200,
     ),
     "kill-scheduler": (

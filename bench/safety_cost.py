@@ -18,25 +18,17 @@ def run(jobs: int, *more: str) -> dict:
     result = measure(
         "bench_durable_rates",
         "STORE",
-        "--jobs",
-        jobs,
-        "--outstanding",
-        4096,
-        "--hosts",
-        1000,
-        "--runtime-ms",
-        100,
-        "--wait-ends",
         *more,
+        jobs=jobs,
+        outstanding=4096,
+        hosts=1000,
+        runtime_ms=100,
+        wait_ends=True,
     )
     result["cpu_us"] = 1e6 * (result["cpu_user_s"] + result["cpu_system_s"]) / result["started"]
+    way = "without" if more else "with"
     print(
-        " ".join(
-            [
-                "with" if not more else "without",
-                f"the check: {result['cpu_us']:.0f} us of CPU a start, {result['starts_per_s']} starts/s",
-            ]
-        ),
+        f"{way} the check: {result['cpu_us']:.0f} us of CPU a start, {result['starts_per_s']} starts/s",
         flush=True,
     )
     return result

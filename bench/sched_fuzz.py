@@ -14,10 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from figures import figure
+from figures import BIN, ROOT, at_most, figure
 
-ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin"))
 TREES, STEPS, EVENTS = 200_000, 10_000_000, 1_000_000
 
 
@@ -35,10 +33,7 @@ def fuzz(*words, binary=BIN / "sched-fuzz", env=None):
 
 def rules(quick: bool) -> bool:
     totals = fuzz(
-        1,
-        10**9 if quick else TREES,
-        "--violations=20",
-        *(["--seconds=40"] if quick else []),
+        1, 10**9 if quick else TREES, "--violations=20", *(["--seconds=40"] if quick else [])
     )
     trees, steps = (1000, 30_000) if quick else (TREES, STEPS)
     ratio = totals["evicted_milli"] / max(1, totals["requested_milli"])
@@ -64,14 +59,7 @@ def rules(quick: bool) -> bool:
         totals["violations"] == 0,
         peer="livelocks in Kueue, KAI, Volcano, YARN issues",
     )
-    ok &= figure(
-        "evicted / requested",
-        round(ratio, 3),
-        "",
-        "≤ 1.5",
-        ratio <= 1.5,
-        peer="1.17 (our prototype)",
-    )
+    ok &= at_most("evicted / requested", ratio, "", 1.5, "1.17 (our prototype)", places=3)
     ok &= figure(
         "decisions until it settles, most",
         totals["steps_to_settle_max"],

@@ -21,19 +21,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "python"
 sys.path[:0] = [
-    str(ROOT / "deploy" / "local"),
-    str(ROOT / "tests" / "system"),
-    str(PYTHON),
-    str(PYTHON / "tests"),
+    str(ROOT / name) for name in ("deploy/local", "tests/system", "python", "python/tests")
 ]
 
-from borrowers import QUEUES, WORKERS, kill_one, preempt, submit  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
-from vllm_environment import PINNED, environment_of_ray_llm, environment_of_vllm  # noqa: E402
+from borrowers import QUEUES, WORKERS, kill_one, preempt, submit
+from figures import BIN, at_least, at_most, figure, none, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start
+from vllm_environment import PINNED, environment_of_ray_llm, environment_of_vllm
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 SHARD_ROWS = 100
 MOST_MIB, LEAST_SPEED = 200, 0.97
 SCORE = """\
@@ -88,7 +84,7 @@ def disturbed(rows: int, kills: int, preemptions: int) -> bool:
     return all(
         [
             figure("rows lost", rows - len(set(ids)), label, 0, len(set(ids)) == rows),
-            figure("rows answered with an error", errors, label, 0, errors == 0),
+            none("rows answered with an error", errors, label),
             figure("rows doubled", len(ids) - len(set(ids)), label, 0, len(ids) == len(set(ids))),
             figure(
                 "shards that were there when the last hit came",
@@ -97,12 +93,8 @@ def disturbed(rows: int, kills: int, preemptions: int) -> bool:
                 "less than all",
                 done_before < rows // SHARD_ROWS,
             ),
-            figure(
-                "shards' worth of rows asked again",
-                round(again, 1),
-                "",
-                f"<= {kills + 2 * preemptions}",
-                again <= kills + 2 * preemptions,
+            at_most(
+                "shards' worth of rows asked again", again, "", kills + 2 * preemptions, places=1
             ),
             figure("the job's end", state, "", "SUCCEEDED", state == "SUCCEEDED" and manifest),
         ]
@@ -147,7 +139,7 @@ def bookkeeping(rows: int) -> bool:
                 f"<= {MOST_MIB}",
                 most <= MOST_MIB and planned == rows,
             ),
-            figure("time to plan them", round(seconds, 1), "s", None, True),
+            figure("time to plan them", round(seconds, 1), "s"),
         ]
     )
 
@@ -205,26 +197,18 @@ def beside_the_engine(rows: int) -> bool:
     differ_alone = sum(a != b for a, b in zip(found[:few], one_by_one, strict=True))
     return all(
         [
-            figure(
+            none(
                 "answers unlike the bare engine's, which has other rows in its batches",
                 differ,
                 f"of {rows}",
-                0,
-                differ == 0,
             ),
-            figure(
-                "answers unlike those of one row at a time",
-                differ_alone,
-                f"of {few}",
-                0,
-                differ_alone == 0,
-            ),
-            figure(
+            none("answers unlike those of one row at a time", differ_alone, f"of {few}"),
+            at_least(
                 "rows a second of CPU time, of the bare engine's",
-                round(statistics.median(speeds), 3),
+                statistics.median(speeds),
                 "transformers, a Llama of 2 layers of 256, 64 tokens a row, median of five turns",
-                f">= {LEAST_SPEED}",
-                statistics.median(speeds) >= LEAST_SPEED,
+                LEAST_SPEED,
+                places=3,
             ),
         ]
     )
@@ -271,19 +255,17 @@ def beside_vllm(rows: int, may_make: bool, must: bool) -> bool:
         return not must
     with system_folder() as folder:
         found = measured(vllm, "speed", folder, rows)
-        ok = figure(
+        ok = none(
             "prompts whose tokens are unlike bare vLLM's",
             found["differ"],
             f"of {found['prompts']}, greedy, in 32 bits, five turns",
-            0,
-            found["differ"] == 0,
         )
-        ok &= figure(
+        ok &= at_least(
             "rows a second, of bare LLM.generate's",
-            round(found["ratio"], 3),
+            found["ratio"],
             "vLLM on a CPU, one thread, a Llama of 2 layers of 256, 64 tokens a row, median of five turns",
-            f">= {LEAST_SPEED}",
-            found["ratio"] >= LEAST_SPEED,
+            LEAST_SPEED,
+            places=3,
         )
         ray = made(lambda: environment_of_ray_llm(may_make, vllm), "Ray Data LLM")
         if ray is None:

@@ -14,11 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed  # noqa: E402
-from planted_secrets import planted  # noqa: E402
+from figures import BIN, figure, none, say_failed
+from local_system import Failed
+from planted_secrets import planted
 
-BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 PROCESSES = 6  # that get one each
 
 
@@ -41,7 +40,7 @@ def main() -> int:
         PROCESSES,
         proved == PROCESSES and not wrong,
     )
-    ok &= figure("places where one was found", len(found), f"of {ways} values", 0, not found)
+    ok &= none("places where one was found", len(found), f"of {ways} values")
     print("the planted breach: " + (breach[0] if breach else "not found"))
     ok &= figure(
         "places where the planted breach was found", len(breach), "", "at least 1", bool(breach)

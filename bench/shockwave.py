@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from figures import figure
+from figures import at_most, figure
 from gavel_replay import replay
 from shockwave_trace import make
 from simulate import DATA, simulate, table
@@ -90,16 +90,7 @@ def main() -> int:
             **{each: told[each] for each in peers},
             "Muster with one queue": told["muster"],
         }
-        held.append(
-            figure(
-                f"shockwave.{key}",
-                told["muster, by size"],
-                "h",
-                f"<= {bar}",
-                told["muster, by size"] <= bar,
-                peer,
-            )
-        )
+        held.append(at_most(f"shockwave.{key}", told["muster, by size"], "h", bar, peer))
     held += shortest_first("tacc32", trace, rates)
     with tempfile.TemporaryDirectory() as folder:
         for seed in OTHER_SEEDS:

@@ -6,9 +6,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from figures import figure
+from figures import BIN, ROOT, figure, none
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("MUSTER_DATA", ROOT.parent / "shared" / "data"))
 FLEETS = ROOT / "bench" / "fleets"
 
@@ -27,7 +26,7 @@ def simulate(
             f"{trace} is missing: the rows replay the traces of shared/data; MUSTER_DATA names another folder"
         )
     command = [
-        Path(os.environ["MUSTER_BIN_DIR"]) / "muster-sim",
+        BIN / "muster-sim",
         trace,
         "--cluster",
         f"{FLEETS / fleet}.clusters.yaml",
@@ -49,13 +48,9 @@ def simulate(
 def overtaken(name: str, run: dict) -> list[bool]:
     """Told beside what is late: whom younger jobs of their own queue kept from what it is promised. Nobody promises otherwise: no bar."""
     return [
-        figure(f"{name}.overtaken", run["summary"]["overtaken"], "jobs", None, True),
+        figure(f"{name}.overtaken", run["summary"]["overtaken"], "jobs"),
         figure(
-            f"{name}.overtaken_longest",
-            round(run["summary"]["overtaken_max_s"] / 3600, 1),
-            "h",
-            None,
-            True,
+            f"{name}.overtaken_longest", round(run["summary"]["overtaken_max_s"] / 3600, 1), "h"
         ),
     ]
 
@@ -73,12 +68,10 @@ def late(name: str, run: dict, peers: dict[str, int]) -> list[bool]:
         )
     unexplained, behind = (run["summary"][key] for key in ("late_with_room", "late_behind_older"))
     return [
-        figure(f"{name}.late", len(jobs), "jobs", None, True, peers),
-        figure(
-            f"{name}.late_for_want_of_hosts", len(jobs) - unexplained - behind, "jobs", None, True
-        ),
-        figure(f"{name}.late_behind_an_older_one", behind, "jobs", None, True),
-        figure(f"{name}.late_with_room", unexplained, "jobs", "0", unexplained == 0),
+        figure(f"{name}.late", len(jobs), "jobs", peer=peers),
+        figure(f"{name}.late_for_want_of_hosts", len(jobs) - unexplained - behind, "jobs"),
+        figure(f"{name}.late_behind_an_older_one", behind, "jobs"),
+        none(f"{name}.late_with_room", unexplained, "jobs"),
     ]
 
 

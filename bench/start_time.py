@@ -1,6 +1,5 @@
 """Row `start-time`: the trainer to the end of its first collective, and musterd with an empty store to its first answer."""
 
-import os
 import statistics
 import subprocess
 import sys
@@ -9,16 +8,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure  # noqa: E402
-from local_system import LocalSystem, system_folder  # noqa: E402
-from small_system import configure  # noqa: E402
+from figures import BIN, at_most
+from local_system import LocalSystem, system_folder
+from small_system import configure
 
 BAR_S = 0.3
 
 
 def musterd_start_s() -> float:
     with system_folder() as folder:
-        system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
+        system = LocalSystem(folder, BIN)
         try:
             configure(system)
             return system.start_musterd()
@@ -33,7 +32,7 @@ def main() -> int:
     ).returncode
     times_s = [musterd_start_s() for _ in range(5 if quick else 15)]
     median_s = round(statistics.median(times_s), 3)
-    held = figure("start-time.musterd", median_s, "s", f"<= {BAR_S}", median_s <= BAR_S)
+    held = at_most("start-time.musterd", median_s, "s", BAR_S)
     return 0 if held and trainer == 0 else 1
 
 

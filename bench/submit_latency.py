@@ -5,7 +5,6 @@ figures a quantile: with the `muster` command's own start, preview and checks (`
 daemon stored the job (`stored`), which is what a program that talks gRPC sees. Both hold the bar or the row falls short.
 """
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, quantile  # noqa: E402
-from local_system import LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import start  # noqa: E402
+from figures import BIN, at_most, quantile
+from local_system import LocalSystem, system_folder, wait_for
+from small_system import start
 
 JOB = """\
 name: latency
@@ -57,18 +56,13 @@ def measure(system: LocalSystem, jobs: int) -> tuple[list[float], list[float]]:
 def main() -> int:
     with system_folder() as folder:
         command_ms, stored_ms = measure(
-            LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"])),
-            40 if "--quick" in sys.argv else 200,
+            LocalSystem(folder, BIN), 40 if "--quick" in sys.argv else 200
         )
     held = []
     for name, values in (("command", command_ms), ("stored", stored_ms)):
         for label, share, bar_ms in (("p50", 0.5, 50), ("p99", 0.99, 200)):
             value = round(quantile(values, share), 1)
-            held.append(
-                figure(
-                    f"submit-latency.{name}.{label}", value, "ms", f"<= {bar_ms}", value <= bar_ms
-                )
-            )
+            held.append(at_most(f"submit-latency.{name}.{label}", value, "ms", bar_ms))
     return 0 if all(held) else 1
 
 

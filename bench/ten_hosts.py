@@ -18,10 +18,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, kill_all, system_folder  # noqa: E402
-from namespaces import machines, why_not  # noqa: E402
-from ten_hosts import TEAMS, TenHosts  # noqa: E402
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, kill_all, system_folder
+from namespaces import machines, why_not
+from ten_hosts import TEAMS, TenHosts
 
 DEMO = "--demo" in sys.argv
 HOSTS = [f"h{number:02}" for number in range(1, 11)]
@@ -39,7 +39,7 @@ def fleet(clusters: dict[str, list[str]], single_user: bool, scenes: Callable) -
     names = ["m", "m2", *(host for hosts in clusters.values() for host in hosts)]
     # Not below /tmp: agents of several users want their state elsewhere.
     with system_folder("/srv") as folder, machines(names) as made:
-        system = LocalSystem(folder, Path(os.environ["MUSTER_BIN_DIR"]))
+        system = LocalSystem(folder, BIN)
         try:
             net = TenHosts(system, made, clusters, single_user)
             net.start()

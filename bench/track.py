@@ -27,13 +27,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 sys.path.append(str(ROOT / "exporter" / "tests"))
 
-from environments import environment, site_of  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
-from stand_in_mlflow import StandIn  # noqa: E402
+from borrowers import submit
+from environments import environment, site_of
+from figures import BIN, figure, none, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start
+from stand_in_mlflow import StandIn
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 PYTHON = os.environ.get("MUSTER_PYTHON", sys.executable)
 QUEUES = "queues: [{name: research, quota: {cpu-slot: {guarantee: 0}}, submit: ['*']}, {name: prod, quota: {cpu-slot: {guarantee: 2}}, submit: ['*']}]\n"
 JOB = """\
@@ -160,12 +160,7 @@ class Trainings:
     def submit(self, name: str, steps: int, tracked: bool) -> str:
         more = f"track: {{mlflow: {self.server.url}, tensorboard: true}}\n" if tracked else ""
         values = {"name": name, "steps": steps, "more": more, "python": PYTHON, "root": ROOT}
-        return self.submit_text(JOB.format(folder=self.system.folder, **values))
-
-    def submit_text(self, text: str) -> str:
-        path = self.system.folder / "job.yaml"
-        path.write_text(text)
-        return self.system.run(["submit", path, "-y", "--detach", "-o", "name"]).stdout.strip()
+        return submit(self.system, JOB.format(folder=self.system.folder, **values))
 
     def await_end(self, number: str, limit_s: float) -> None:
         wait_for(f"job {number}", lambda: self.system.job(number)["state"] in ENDED, limit_s, 0.2)
@@ -250,7 +245,7 @@ def stopped_server(trainings: Trainings, halt_s: float, around_s: float) -> bool
     run, runs = trainings.await_run("tracked")
     points = trainings.server.history(run, "loss")
     missing = steps - len({step for step, _ in points})
-    ok &= figure("points missing", missing, f"of {steps}", 0, missing == 0)
+    ok &= none("points missing", missing, f"of {steps}")
     return ok & figure("runs of the job", len(runs), "", 1, len(runs) == 1)
 
 
@@ -278,8 +273,6 @@ def peer(trainings: Trainings, halt_s: float) -> None:
             f"steps of transformers' MLflowCallback in {halt_s:g} s with the server stopped",
             done,
             f"untracked: {halt_s / plain:.0f}; its step with the server well: {1000 * before:.1f} ms against {1000 * plain:.1f}",
-            None,
-            True,
         )
     finally:
         process.kill()
@@ -294,7 +287,7 @@ def preempted(trainings: Trainings, times: int) -> bool:
     for count in range(times):
         enough = 150 * (count + 1)
         wait_for("steps", lambda: len(trainings.times("disturbed")) > enough, 60)
-        trainings.await_end(trainings.submit_text(TAKER), 60)
+        trainings.await_end(submit(trainings.system, TAKER), 60)
     trainings.await_end(number, 120)
     attempts = trainings.system.job(number)["tasks"][0]["attempts"]
     preemptions = sum(attempt["cause"] == "PREEMPTION" for attempt in attempts)
@@ -306,7 +299,7 @@ def preempted(trainings: Trainings, times: int) -> bool:
         found[name] = {key: trainings.server.history(run, key) for key in ("loss", "half")}
     points = [(key, point) for key in found["disturbed"] for point in found["disturbed"][key]]
     doubled = len(points) - len({(key, step) for key, (step, _) in points})
-    ok &= figure("(key, step) that are doubled", doubled, f"of {len(points)}", 0, doubled == 0)
+    ok &= none("(key, step) that are doubled", doubled, f"of {len(points)}")
     if trainings.server.site is not None:
         seen = sorted(in_tensorboard(trainings, "disturbed"))
         as_float = [

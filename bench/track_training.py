@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "python"))
-import muster_runtime  # noqa: E402
+import muster_runtime
 
 
 def loss_of(weights: numpy.ndarray, step: int) -> float:

@@ -19,20 +19,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "python"
 sys.path[:0] = [
-    str(ROOT / "deploy" / "local"),
-    str(ROOT / "tests" / "system"),
-    str(PYTHON),
-    str(PYTHON / "tests"),
+    str(ROOT / name) for name in ("deploy/local", "tests/system", "python", "python/tests")
 ]
 
-from borrowers import QUEUES, WORKERS, kill_one, preempt, submit  # noqa: E402
-from environments import environment  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
-from tune_program import value_of  # noqa: E402
+from borrowers import QUEUES, WORKERS, kill_one, preempt, submit
+from environments import environment
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import ENDED, start
+from tune_program import value_of
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 TUNE = """\
 name: tune
 queue: research

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import optuna
-from figures import figure
+from figures import at_least, figure, none
 from muster_tune.proxy import Model, Proxy, Record
 from muster_tune.space import Knob, Space, key_of
 from muster_tune.study import DONE, Trial
@@ -35,12 +35,7 @@ class Grid:
         tokens = length * rows
         self.records = [
             Record(
-                model,
-                line["setting"],
-                line["estimate"],
-                tokens,
-                self.layers,
-                max(line["turns"]),
+                model, line["setting"], line["estimate"], tokens, self.layers, max(line["turns"])
             )
             for line in lines
         ]
@@ -111,11 +106,11 @@ def searched(grid: Grid, past: list[Record], seeds: int) -> bool:
     peers = {"TPE": middle["tpe"], "random": middle["random"]}
     return all(
         [
-            figure("measured settings of the grid", len(grid.speed), f"{good} within 5 % of the best", ">= 200", len(grid.speed) >= 200),
-            figure("speed that 12 trials reach", round(min(reached), 4), label, ">= 0.97", min(reached) >= 0.97),
+            at_least("measured settings of the grid", len(grid.speed), f"{good} within 5 % of the best", 200),
+            at_least("speed that 12 trials reach", min(reached), label, 0.97, places=4),
             figure("trials to 95 %", middle["ours"], f"median of {seeds} seeds", f"<= {half:g}", middle["ours"] <= half, peers),
-            figure("speed that 12 trials reach without a history", round(min(cold), 4), f"{label}; their median {statistics.median(cold):.4f}", None, True),
-            figure("trials to 95 % without a history", middle["alone"], f"median of {seeds} seeds", None, True, peers),
+            figure("speed that 12 trials reach without a history", round(min(cold), 4), f"{label}; their median {statistics.median(cold):.4f}"),
+            figure("trials to 95 % without a history", middle["alone"], f"median of {seeds} seeds", peer=peers),
         ]
     )  # fmt: skip
 
@@ -135,12 +130,8 @@ def ranked(grids: dict[str, Grid]) -> bool:
             float(spearmanr([-x for x in log], speeds).statistic) for log in (told, base)
         )
         label = f"of {len(speeds)} settings; by the base alone {by_base:.3f}"
-        ok &= figure(
-            f"Spearman's correlation, model {name} left out",
-            round(found, 3),
-            label,
-            ">= 0.9",
-            found >= 0.9,
+        ok &= at_least(
+            f"Spearman's correlation, model {name} left out", found, label, 0.9, places=3
         )
     return ok
 
@@ -155,9 +146,7 @@ def repeated(lines: list[dict]) -> bool:
     twice = [line["turns"] for line in lines if line["model"] == WHOLE and len(line["turns"]) > 1]
     found = float(spearmanr(*zip(*(turns[:2] for turns in twice), strict=True)).statistic)
     label = f"of {len(twice)} settings that were measured twice, on a machine that others used"
-    return figure(
-        "Spearman's correlation of two turns of a setting", round(found, 3), label, None, True
-    )
+    return figure("Spearman's correlation of two turns of a setting", round(found, 3), label)
 
 
 def measured_again(grid: Grid, count: int) -> bool:
@@ -176,12 +165,12 @@ def measured_again(grid: Grid, count: int) -> bool:
             differ += counted(estimate(whole)) != counted(record.estimate)
             now.append(measure(whole)["tokens_per_cpu_s"])
             then.append(record.tokens_per_s)
-    ok = figure("estimates unlike those beside the grid", differ, f"of {count}", 0, differ == 0)
+    ok = none("estimates unlike those beside the grid", differ, f"of {count}")
     if count < 6:
         return ok  # too few to rank
     found = float(spearmanr(now, then).statistic)
     name = "Spearman's correlation of the grid and settings measured again"
-    return figure(name, round(found, 3), f"of {count}", ">= 0.8", found >= 0.8) and ok
+    return at_least(name, found, f"of {count}", 0.8, places=3) and ok
 
 
 def main() -> int:

@@ -12,7 +12,6 @@ anything; without that environment the sampler is random, and it says so.
 
 import concurrent.futures
 import multiprocessing
-import os
 import random
 import statistics
 import sys
@@ -24,20 +23,19 @@ EXAMPLES, PYTHON = ROOT / "deploy" / "examples", ROOT / "python"
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 sys.path[:0] = [str(EXAMPLES), str(PYTHON)]
 
-import rank_clicks  # noqa: E402
-import rank_model  # noqa: E402
-import rank_search  # noqa: E402
-import rank_space  # noqa: E402
-import torch  # noqa: E402
-import zoo  # noqa: E402
-from borrowers import submit  # noqa: E402
-from environments import environment  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from muster_tune.study import DONE, Study, read  # noqa: E402
-from small_system import ENDED, start  # noqa: E402
+import rank_clicks
+import rank_model
+import rank_search
+import rank_space
+import torch
+import zoo
+from borrowers import submit
+from environments import environment
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from muster_tune.study import DONE, Study, read
+from small_system import ENDED, start
 
-BIN = Path(os.environ["MUSTER_BIN_DIR"])
 QUEUES = "queues: [{name: research, quota: {cpu-slot: {guarantee: 2}}, submit: ['*']}]\n"
 TUNE = """\
 name: rank-search

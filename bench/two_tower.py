@@ -15,15 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "programs")]
 
-import python_runtime  # noqa: E402  (its imports find what a system is made of)
-from borrowers import submit  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder  # noqa: E402
-from python_runtime import BIN, QUEUES, Trainings  # noqa: E402
-from runtime_cost import pairs_of_blocks  # noqa: E402
-from small_system import start  # noqa: E402
-from two_tower_data import World  # noqa: E402
-from two_tower_environment import environment_of_two_tower  # noqa: E402
+import python_runtime  # its imports find what a system is made of
+from borrowers import submit
+from figures import BIN, at_least, at_most, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder
+from python_runtime import QUEUES, Trainings
+from runtime_cost import pairs_of_blocks
+from small_system import start
+from two_tower_data import World
+from two_tower_environment import environment_of_two_tower
 
 JOB = """\
 name: {name}
@@ -89,19 +89,13 @@ def one_and_two(towers: Towers) -> bool:
     label = f"points, {100 * one:.1f} and {100 * two:.1f} after {towers.steps} steps"
     return all(
         [
-            figure(
-                "Recall@10, two workers against one",
-                round(points, 2),
-                label,
-                f"<= {RECALL_POINTS}",
-                points <= RECALL_POINTS,
-            ),
-            figure(
+            at_most("Recall@10, two workers against one", points, label, RECALL_POINTS, places=2),
+            at_least(
                 "Recall@10 against the known truth (10 of 500 at random: 0.02)",
-                round(one, 3),
+                one,
                 "",
-                f">= {LEAST_RECALL}",
-                one >= LEAST_RECALL,
+                LEAST_RECALL,
+                places=3,
             ),
         ]
     )
@@ -189,12 +183,12 @@ def speed(towers: Towers, quick: bool) -> bool:
     pairs = pairs_of_blocks(out)
     ratio = statistics.median(off / on for on, off in pairs)
     step_ms = 1000 * statistics.median(off for _, off in pairs)
-    return figure(
+    return at_least(
         "steps a second with the callback, against plain Lightning's",
-        round(ratio, 4),
+        ratio,
         f"x of one in {step_ms:.1f} ms, {len(pairs)} pairs of blocks",
-        f">= {LEAST_SPEED}",
-        ratio >= LEAST_SPEED,
+        LEAST_SPEED,
+        places=4,
     )
 
 

@@ -20,11 +20,11 @@ sys.path[:0] = [
     str(ROOT / part) for part in ("deploy/local", "tests/system", "trainer/tests", "bench")
 ]
 
-import harness  # noqa: E402
-import resume  # noqa: E402
-from figures import figure, say_failed  # noqa: E402
-from local_system import Failed, LocalSystem, system_folder, wait_for  # noqa: E402
-from small_system import let_go, start, submit_waiting, task, wait_ended  # noqa: E402
+import harness
+import resume
+from figures import BIN, figure, say_failed
+from local_system import Failed, LocalSystem, system_folder, wait_for
+from small_system import let_go, start, submit_waiting, task, wait_ended
 
 BAR_S, LOSS_BAR = 1.0, 1e-6
 LARGE = harness.TINY_MODEL | {
@@ -202,11 +202,10 @@ def loss_differs(settings: dict, folder: Path, steps: Steps) -> float:
 def main() -> int:
     quick = "--quick" in sys.argv[1:]
     times = 1 if quick else 5
-    bin_dir = Path(os.environ["MUSTER_BIN_DIR"]).resolve()
-    os.environ.setdefault("MUSTER_TRAINER_BIN", str(bin_dir / "muster-trainer"))
+    os.environ.setdefault("MUSTER_TRAINER_BIN", str(BIN / "muster-trainer"))
     held = []
     with system_folder() as folder:
-        system = LocalSystem(folder, bin_dir)
+        system = LocalSystem(folder, BIN)
         try:
             tokens = harness.make_tokens(folder / "tokens")
             settings = config(tokens, SMALL if quick else LARGE)

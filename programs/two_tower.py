@@ -20,14 +20,7 @@ import two_tower_sharding as sharding
 from lightning.pytorch.strategies import DDPStrategy
 from muster_runtime.lightning import MusterCallback, newest_checkpoint
 from two_tower_data import World, recall, shares_of
-from two_tower_model import (
-    Features,
-    Tower,
-    bags_of,
-    item_tables,
-    load_encoder,
-    query_tables,
-)
+from two_tower_model import Features, Tower, bags_of, item_tables, load_encoder, query_tables
 
 TEMPERATURE = 0.1
 OPTIMIZERS = {

@@ -3,7 +3,6 @@
 #include <cstdio>
 
 #include <google/protobuf/util/message_differencer.h>
-#include "absl/strings/str_cat.h"
 #include "common/base/files.h"
 #include "common/spec/config_files.h"
 #include "scheduler/ask/ask.h"

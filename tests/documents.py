@@ -341,10 +341,7 @@ def test_every_planted_bug_fits_into_the_code():
     assert len(patches) > 73
     for patch in patches:
         fits = subprocess.run(
-            ["git", "apply", "--check", patch],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
+            ["git", "apply", "--check", patch], cwd=ROOT, capture_output=True, text=True
         )
         assert fits.returncode == 0, f"{patch.relative_to(ROOT)}: {fits.stderr}"
 

@@ -1,7 +1,6 @@
 #include "agent/daemon/loop.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "agent/failures/rules.h"

@@ -14,7 +14,6 @@
 #include <fstream>
 #include <functional>
 #include <map>
-#include <set>
 
 #include "agent/host/environment.h"
 #include "agent/host/inventory.h"

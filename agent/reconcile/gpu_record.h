@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/base/units.h"
 #include "muster/v1/job.pb.h"
 
 namespace muster::agent {
@@ -24,10 +25,10 @@ struct GpuRecord {
     int64_t watched_ns = 0;  // of all devices together; 0: nobody watched then
     bool operator==(const Slot&) const = default;
   };
-  int64_t slot_ns = int64_t{60} * 1'000'000'000;  // twice as long each time that there are too many
-  std::vector<Slot> slots;                        // from the attempt's start on
-  int64_t memory_peak_bytes = 0;                  // of the device with the most
-  int64_t memory_bytes = 0;                       // that it has
+  int64_t slot_ns = kMinute;      // twice as long each time that there are too many
+  std::vector<Slot> slots;        // from the attempt's start on
+  int64_t memory_peak_bytes = 0;  // of the device with the most
+  int64_t memory_bytes = 0;       // that it has
   bool operator==(const GpuRecord&) const = default;
 };
 

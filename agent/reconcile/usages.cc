@@ -3,13 +3,14 @@
 
 #include "agent/reconcile/reconciler.h"
 #include "common/base/log.h"
+#include "common/base/units.h"
 
 namespace muster::agent {
 namespace {
 
-constexpr int64_t kUsageIntervalNs = int64_t{60} * 1'000'000'000;  // of one attempt
-constexpr int kUsagesAtOnce = 500;                                 // in a heartbeat
-constexpr int64_t kGpusKeptNs = int64_t{30} * 1'000'000'000;       // on disk, so often
+constexpr int64_t kUsageIntervalNs = kMinute;  // of one attempt
+constexpr int kUsagesAtOnce = 500;             // in a heartbeat
+constexpr int64_t kGpusKeptNs = 30 * kSecond;  // on disk, so often
 
 }  // namespace
 

@@ -1,9 +1,7 @@
 // What the agent tells of what attempts use: how often, to whom, and after restarts.
 #include <gtest/gtest.h>
 
-#include <map>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "agent/reconcile/reconciler.h"

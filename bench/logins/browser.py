@@ -58,9 +58,7 @@ def main() -> int:
             fields[form.button[0]] = form.button[1]
         where = urllib.parse.urljoin(answer.url, form.action)
         request = urllib.request.Request(
-            where,
-            urllib.parse.urlencode(fields).encode(),
-            {"Referer": answer.url},
+            where, urllib.parse.urlencode(fields).encode(), {"Referer": answer.url}
         )
         answer = opener.open(request, timeout=20)
     print(f"no end after {PAGES} pages: {answer.url}")

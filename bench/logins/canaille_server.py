@@ -18,8 +18,8 @@ app = create_app(
             "ACTIVE_JWKS": [
                 RSAKey.generate_key(2048, {"kid": "c1", "use": "sig", "alg": "RS256"}).as_dict(
                     private=True
-                ),
-            ],
+                )
+            ]
         },
     }
 )

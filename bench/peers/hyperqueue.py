@@ -7,7 +7,7 @@ import venv
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from slurm import Unavailable, cache_folder  # noqa: E402
+from slurm import Unavailable, cache_folder
 
 VERSION = "0.27.0"
 

@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/completion.h"
 #include "cli/commands/local_trainer.h"

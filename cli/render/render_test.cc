@@ -3,8 +3,6 @@
 #include <limits>
 #include <memory>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "cli/render/array.h"

@@ -2,7 +2,6 @@
 
 #include <array>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/view.h"

@@ -2,8 +2,6 @@
 // that fields.cc includes, or as docs/job-reference.md. Runs at build time only.
 #include <fstream>
 #include <iostream>
-#include <map>
-#include <set>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,5 @@
 // Job files: YAML to JobSpec.
 #include <algorithm>
-#include <array>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

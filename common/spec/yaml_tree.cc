@@ -5,7 +5,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/utf8.h"

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "common/base/units.h"
 #include "common/base/view.h"
 
 namespace muster {
@@ -80,14 +81,9 @@ std::string YamlScalar(std::string_view text) {
 }
 
 std::string ExactDuration(int64_t duration_ns) {
-  static constexpr std::array<std::pair<const char*, int64_t>, 7> kUnits = {
-      {{"d", 86'400'000'000'000},
-       {"h", 3'600'000'000'000},
-       {"m", 60'000'000'000},
-       {"s", 1'000'000'000},
-       {"ms", 1'000'000},
-       {"us", 1'000},
-       {"ns", 1}}};
+  static constexpr std::pair<const char*, int64_t> kUnits[] = {
+      {"d", kDay},          {"h", kHour},  {"m", kMinute}, {"s", kSecond},
+      {"ms", kMillisecond}, {"us", 1'000}, {"ns", 1}};
   std::string out;
   for (const auto& [unit, scale] : kUnits) {
     if (duration_ns / scale > 0) absl::StrAppend(&out, duration_ns / scale, unit);

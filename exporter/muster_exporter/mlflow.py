@@ -181,12 +181,7 @@ class MLflow:
     def _log_batch(self, run: str, points: list[tuple]) -> list[str]:
         """The names that it refuses: the others' points are there."""
         metrics = [
-            {
-                "key": metric_name(key),
-                "value": value,
-                "timestamp": at_ns // 1_000_000,
-                "step": step,
-            }
+            {"key": metric_name(key), "value": value, "timestamp": at_ns // 1_000_000, "step": step}
             for key, step, value, at_ns in points
         ]
         try:

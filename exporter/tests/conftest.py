@@ -5,8 +5,8 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from muster_exporter.store import Store  # noqa: E402
-from stand_in_mlflow import StandIn  # noqa: E402
+from muster_exporter.store import Store
+from stand_in_mlflow import StandIn
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 
+#include "common/base/units.h"
+
 namespace muster {
 
 // What one place of gRPC's source says again within this time is counted, not told: strangers can
 // have it say the same as often as they connect.
-inline constexpr int64_t kGrpcLogNs = int64_t{60} * 1'000'000'000;
+inline constexpr int64_t kGrpcLogNs = kMinute;
 
 // From now on, for the whole process.
 void RouteGrpcLog();

@@ -35,10 +35,7 @@ class Estimator:
             file.flush()
             try:
                 done = subprocess.run(
-                    [*self.words, "--config", file.name],
-                    capture_output=True,
-                    text=True,
-                    timeout=60,
+                    [*self.words, "--config", file.name], capture_output=True, text=True, timeout=60
                 )
             except OSError as error:
                 raise SpaceError(

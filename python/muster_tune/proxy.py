@@ -297,12 +297,7 @@ class Proxy:
             if trial.state == DONE and estimate is not None and trial.value > 0:
                 records.append(
                     Record(
-                        "",
-                        trial.setting,
-                        estimate,
-                        self.tokens_per_step,
-                        self.layers,
-                        trial.value,
+                        "", trial.setting, estimate, self.tokens_per_step, self.layers, trial.value
                     )
                 )
         return records

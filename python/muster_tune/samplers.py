@@ -99,10 +99,7 @@ class Tpe:
                 state = states.RUNNING
             study.add_trial(
                 self.optuna.trial.create_trial(
-                    state=state,
-                    value=value,
-                    params=trial.setting,
-                    distributions=self.distributions,
+                    state=state, value=value, params=trial.setting, distributions=self.distributions
                 )
             )
         return study

@@ -9,8 +9,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from muster_score.plan import Options, make_plan  # noqa: E402
-from muster_score.worker import Worker  # noqa: E402
+from muster_score.plan import Options, make_plan
+from muster_score.worker import Worker
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
 

@@ -13,11 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "deploy" / "examples" / "rank_search.py"
 sys.path += [str(EXAMPLE.parent), str(ROOT / "bench")]
 
-import muster_runtime  # noqa: E402
-import rank_clicks  # noqa: E402
-import rank_search  # noqa: E402
-import rank_space  # noqa: E402
-from tune_helpers import ENVIRONMENT, results, tune  # noqa: E402
+import muster_runtime
+import rank_clicks
+import rank_search
+import rank_space
+from tune_helpers import ENVIRONMENT, results, tune
 
 
 def setting(*words: str) -> dict:

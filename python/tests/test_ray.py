@@ -164,11 +164,7 @@ def head_of(state: str, address: str, attempt: int = 1) -> Head:
     return Head(attempt, state, address, "/t")
 
 
-MAY_COME_AGAIN = [
-    head_of(FAILED, "here:1"),
-    head_of(DEAD, "here:1"),
-    head_of(STARTED, "refuses:1"),
-]
+MAY_COME_AGAIN = [head_of(FAILED, "here:1"), head_of(DEAD, "here:1"), head_of(STARTED, "refuses:1")]
 COMES_AGAIN = [head_of(STOPPED, "here:1"), head_of(STARTED, "silent:1"), None]
 
 

@@ -279,10 +279,7 @@ def test_the_newest_that_can_be_used_is_told_by_one_rank(agent, monkeypatch, ran
 
     assert muster_runtime.newest(step_of) == "/good"
     told = [line["loaded"] for line in agent.lines()]
-    skipped = [
-        {"path": "/gone", "why": "no such file"},
-        {"path": "/damaged", "why": "'/damaged'"},
-    ]
+    skipped = [{"path": "/gone", "why": "no such file"}, {"path": "/damaged", "why": "'/damaged'"}]
     expected = [{"step": 5, "path": "/good", "skipped": skipped}]
     assert told == (expected if rank == "0" else [])
 

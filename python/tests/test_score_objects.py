@@ -12,16 +12,7 @@ from muster_score.inputs import InputError, Reader, find_files, shards_of
 from muster_score.plan import Options, make_plan
 from muster_score.worker import Worker
 from score_helpers import HERE
-from score_store import (
-    bodies,
-    environment,
-    manifest,
-    plan_of,
-    put_rows,
-    score,
-    scored,
-    words,
-)
+from score_store import bodies, environment, manifest, plan_of, put_rows, score, scored, words
 
 # ---- rows ----
 

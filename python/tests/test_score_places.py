@@ -121,8 +121,7 @@ def test_a_manifest_of_before_parts_were_lost_is_replaced(store, tmp_path):
 
 @pytest.mark.parametrize("told", STRANGERS.values(), ids=STRANGERS)
 @pytest.mark.parametrize(
-    "key",
-    ["out/manifest.json", MARK, PART, "out/part-00000009.jsonl", "out/part-00000000.parquet"],
+    "key", ["out/manifest.json", MARK, PART, "out/part-00000009.jsonl", "out/part-00000000.parquet"]
 )
 def test_what_is_of_another_job_is_refused_before_anything_is_put(store, tmp_path, key, told):
     put_rows(store, "in/1.jsonl", range(20))

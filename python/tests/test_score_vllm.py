@@ -11,14 +11,13 @@ import pytest
 BENCH = Path(__file__).resolve().parent.parent.parent / "bench"
 sys.path.append(str(BENCH))
 
-from vllm_environment import PINNED, environment_of_vllm  # noqa: E402
+from vllm_environment import PINNED, environment_of_vllm
 
 PLACE = environment_of_vllm(may_make=False)
 
 
 @pytest.mark.skipif(
-    PLACE is None,
-    reason="vLLM has an environment of its own, which bench/run.sh score makes",
+    PLACE is None, reason="vLLM has an environment of its own, which bench/run.sh score makes"
 )
 def test_greedy_tokens_are_those_of_bare_vllm(tmp_path):
     done = subprocess.run(

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path += [str(ROOT / "programs"), str(ROOT / "bench")]
 
-from two_tower_data import HISTORY_MOST, World, recall, shares_of  # noqa: E402
-from two_tower_environment import environment_of_two_tower  # noqa: E402
+from two_tower_data import HISTORY_MOST, World, recall, shares_of
+from two_tower_environment import environment_of_two_tower
 
 ENVIRONMENT = environment_of_two_tower(may_make=False)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from tune_program import value_of  # noqa: E402
+from tune_program import value_of
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
 MINIMIZE = ["--objective", "loss", "--direction", "minimize"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import muster_runtime as muster  # noqa: E402
+import muster_runtime as muster
 
 STEPS, STEP_S = 6, 0.05
 

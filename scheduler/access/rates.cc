@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
+#include "common/base/units.h"
+
 namespace muster {
 namespace {
 
-constexpr int64_t kSecondNs = 1'000'000'000;
-constexpr int64_t kSweepNs = 60 * kSecondNs;
+constexpr int64_t kSweepNs = kMinute;
 
 }  // namespace
 
@@ -28,7 +29,7 @@ RateLimit LimitOf(pb::Rate rate) {
 bool Rates::Take(const std::string& user, pb::Rate rate, int64_t now_ns, int64_t calls) {
   const RateLimit limit = LimitOf(rate);
   if (limit.per_s == 0) return true;
-  const int64_t each_ns = kSecondNs / limit.per_s;
+  const int64_t each_ns = kSecond / limit.per_s;
   std::lock_guard lock(mutex_);
   if (now_ns - swept_ns_ >= kSweepNs) {  // a full bucket is as good as none
     swept_ns_ = now_ns;

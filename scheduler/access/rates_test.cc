@@ -2,15 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include "common/base/units.h"
+
 namespace muster {
 namespace {
-
-constexpr int64_t kSecondNs = 1'000'000'000;
 
 TEST(Rates, AUserHasABurstAndThenSoManyASecond) {
   Rates rates;
   const RateLimit limit = LimitOf(pb::RATE_READ);
-  int64_t now_ns = 1000 * kSecondNs;
+  int64_t now_ns = 1000 * kSecond;
   for (int64_t i = 0; i < limit.burst; ++i)
     ASSERT_TRUE(rates.Take("ann", pb::RATE_READ, now_ns)) << i;
   EXPECT_FALSE(rates.Take("ann", pb::RATE_READ, now_ns));
@@ -25,8 +25,8 @@ TEST(Rates, AUserHasABurstAndThenSoManyASecond) {
 TEST(Rates, OfNobodyWhoRestsAnythingIsKept) {
   Rates rates;
   for (int user = 0; user < 100; ++user)
-    rates.Take(std::to_string(user), pb::RATE_READ, 1000 * kSecondNs);
-  EXPECT_TRUE(rates.Take("ann", pb::RATE_READ, 2000 * kSecondNs));
+    rates.Take(std::to_string(user), pb::RATE_READ, 1000 * kSecond);
+  EXPECT_TRUE(rates.Take("ann", pb::RATE_READ, 2000 * kSecond));
   EXPECT_EQ(rates.users(), 1u);
 }
 

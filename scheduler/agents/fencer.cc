@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "common/base/log.h"
 #include "common/base/units.h"

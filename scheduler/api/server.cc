@@ -11,7 +11,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/files.h"

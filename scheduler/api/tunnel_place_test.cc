@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "absl/strings/str_cat.h"
 #include "scheduler/api/tunnel_stream.h"
 #include "scheduler/engine/testing/fixture.h"
 

@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/clock.h"
 #include "common/base/durations.h"
+#include "common/base/units.h"
 #include "muster/v1/record.pb.h"
 #include "scheduler/decide/decider.h"
 #include "scheduler/engine/ports.h"
@@ -56,8 +57,8 @@ struct EngineOptions {
   std::function<bool()> takes_submissions;
   bool check_plans =
       true;  // Validate each plan; off only for the simulator's peers, which give no verdicts
-  int64_t progress_interval_ns =
-      1'000'000'000;            // least time between two journalled progress events of an attempt
+  // Least time between two journalled progress events of an attempt.
+  int64_t progress_interval_ns = kSecond;
   size_t most_queued = 65'536;  // what may wait for the next step before Full says so
 };
 

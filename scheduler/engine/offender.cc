@@ -1,7 +1,6 @@
 #include "scheduler/engine/offender.h"
 
 #include <string>
-#include <vector>
 
 namespace muster {
 namespace {

@@ -1,7 +1,6 @@
 // Apply: what a plan decided.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/units.h"
 #include "scheduler/state/applier.h"

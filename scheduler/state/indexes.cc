@@ -2,7 +2,6 @@
 // which task ended last under its name.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/units.h"
 #include "scheduler/state/applier.h"

@@ -11,6 +11,7 @@ namespace muster {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::HelloAgain;
 using testing::JobBuilder;
 using testing::Placed;
 using testing::Report;
@@ -291,14 +292,8 @@ TEST_F(Quarantine, LastsOnWhereTheHostFailsItsCheck) {
 TEST_F(Quarantine, AProgramWithoutDevicesOrWithStandInsForThemSaysNothingOfDevices) {
   for (const bool declared : {false, true}) {
     SCOPED_TRACE(declared);
-    pb::Event hello;
-    pb::HostHello& e = *hello.mutable_host_hello();
-    e.set_cluster("c");
-    e.set_host("h00");
-    e.set_state_id(Host("h00").state_id);
-    e.set_boot_id(Host("h00").boot_id);
-    *e.mutable_inventory() = Host("h00").inventory;
-    e.mutable_inventory()->set_declared(declared);
+    pb::Event hello = HelloAgain(system.state, "c", "h00");
+    hello.mutable_host_hello()->mutable_inventory()->set_declared(declared);
     system.Do(hello);
     for (int i = 0; i < 4; ++i) {
       if (declared) {
@@ -353,14 +348,10 @@ TEST_F(Quarantine, ASlowRankCountsHalfAndOnceAJob) {
 TEST_F(Quarantine, ADeviceThatFallsIllAgainAndAgainIsTakenOutAlthoughItRecovers) {
   const auto hello = [&](bool healthy) {
     system.Step(second_ += 7200);
-    pb::Event event;
-    pb::HostHello& e = *event.mutable_host_hello();
-    e.set_cluster("c");
-    e.set_host("h00");
-    e.set_state_id("s1");
-    e.set_boot_id("b1");
-    *e.mutable_inventory() = Host("h05").inventory;
-    e.mutable_inventory()->mutable_devices(2)->set_healthy(healthy);
+    pb::Event event = HelloAgain(system.state, "c", "h00");
+    pb::Inventory& inventory = *event.mutable_host_hello()->mutable_inventory();
+    inventory = Host("h05").inventory;
+    inventory.mutable_devices(2)->set_healthy(healthy);
     system.Do(event);
     EXPECT_EQ(State::Difference(system.state, system.state.Rebuilt()), "");
   };
@@ -406,14 +397,9 @@ TEST_F(Quarantine, AfterARebootNoFaultIsTakenForARepetition) {
   for (const bool rebooted : {false, true}) {
     const std::string host = rebooted ? "h00" : "h01";
     Fault(host, 2, 10 * kDay);
-    pb::Event event;
-    pb::HostHello& e = *event.mutable_host_hello();
-    e.set_cluster("c");
-    e.set_host(host);
-    e.set_state_id("s1");
-    e.set_boot_id(rebooted ? "b2" : "b1");
-    *e.mutable_inventory() = Host(host).inventory;
-    system.Do(event);
+    pb::Event hello = HelloAgain(system.state, "c", host);
+    if (rebooted) hello.mutable_host_hello()->set_boot_id("b2");
+    system.Do(hello);
     second_ += 7200;  // another incident
     Fault(host, 2, 10 * kDay - kHour);
     EXPECT_EQ(Out(host, 2), rebooted);

@@ -8,17 +8,18 @@
 
 #include <cstdint>
 
+#include "common/base/units.h"
 #include "scheduler/state/state.h"
 
 namespace muster {
 
-inline constexpr int64_t kOrderTickNs = 300'000'000'000;
+inline constexpr int64_t kOrderTickNs = 5 * kMinute;
 
 // Before all others: it has waited for the queue's max_wait, or is the queue's longest.
 inline constexpr int32_t kFrontBand = 0;
 // Up to so much device time is the first of the other bands; each further one is twice as long.
 inline constexpr int32_t kFirstBand = 1;
-inline constexpr int64_t kFirstBandMilliNs = 1000 * 600'000'000'000;
+inline constexpr int64_t kFirstBandMilliNs = 1000 * 10 * kMinute;
 
 // What is left of a job, in thousandths of a device x time. Without devices a CPU counts as a
 // sixteenth of one.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/units.h"
 #include "muster/v1/record.pb.h"
 #include "scheduler/state/plan.h"
 
@@ -304,7 +305,7 @@ struct ClusterRow {
 };
 
 // A queue that takes the shortest first and names no max_wait.
-inline constexpr int64_t kMaxWaitNs = 86'400'000'000'000;
+inline constexpr int64_t kMaxWaitNs = kDay;
 
 // A queue of the tree, flattened: parents before children, siblings in file order.
 struct QueueNode {
@@ -366,7 +367,7 @@ struct QueueHistory {
   int64_t booked_device_us = 0;  // in the ledger when the newest tick was taken
   int64_t decayed_device_us = 0;
 };
-inline constexpr int64_t kHistoryTickNs = 600'000'000'000;
+inline constexpr int64_t kHistoryTickNs = 10 * kMinute;
 inline constexpr int64_t kHistoryDecay =
     208;  // a tick takes one part in so many: half of it in a day
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/units.h"
 #include "muster/v1/record.pb.h"
 #include "scheduler/state/abilities.h"
 #include "scheduler/state/paged.h"
@@ -66,16 +67,16 @@ inline constexpr int64_t kFinishedJobsKept = 10'000;
 // So many members of arrays count as one of them. An array is forgotten as a whole, and its end is
 // that of its last member.
 inline constexpr int64_t kMembersKeptAsOne = 10;
-inline constexpr int64_t kFinishedKeptNs = 7 * int64_t{86'400} * 1'000'000'000;
+inline constexpr int64_t kFinishedKeptNs = 7 * kDay;
 // Of a try after a fault of the infrastructure no more counts towards the task's retry_faults_for:
 // a program that runs for hours and tells no progress gets as many tries as pauses would allow.
-inline constexpr int64_t kFaultTryNs = 5 * int64_t{60} * 1'000'000'000;
+inline constexpr int64_t kFaultTryNs = 5 * kMinute;
 // Attempts in a row, none of which told any progress or ran for ten minutes, that lost a host: it
 // may be the task that takes its hosts down. It is given no further one.
 inline constexpr int32_t kHostsLostInRow = 10;
 // Hosts that are up take seconds to prepare and to start a gang: one that says nothing for so long
 // is stuck, and its gang starts elsewhere.
-inline constexpr int64_t kLaunchTimeoutNs = 10 * int64_t{60} * 1'000'000'000;
+inline constexpr int64_t kLaunchTimeoutNs = 10 * kMinute;
 inline constexpr int32_t kExportTries = 5;  // to publish an export, after which its task fails
 // Where a restored store goes on, attempts are numbered from the seconds since 2026 (contract 19):
 // no earlier history, nor an earlier restore of the same backup, came as far, at less than one

@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::HelloAgain;
 using ::testing::IsEmpty;
 using testing::On;
 using testing::Story;
@@ -766,13 +767,8 @@ TEST(Restarts, WhatWasLostRanUntilItsHostFellSilentAlsoWhereItWasOnlyRestarted) 
       s.HostState("lab", "h00", pb::HOST_SILENT);
       s.Step(1 + silent_after_s + 900);
       if (restarted) {
-        pb::Event hello;
-        const HostRow& host = s.state.host(s.state.FindHost("lab", "h00"));
-        hello.mutable_host_hello()->set_cluster("lab");
-        hello.mutable_host_hello()->set_host("h00");
-        hello.mutable_host_hello()->set_state_id(host.state_id);
+        pb::Event hello = HelloAgain(s.state, "lab", "h00");
         hello.mutable_host_hello()->set_boot_id("b2");
-        *hello.mutable_host_hello()->mutable_inventory() = host.inventory;
         s.Do(hello);
         s.Step(1 + silent_after_s + 1000);
         s.AllSay(job, pb::GONE);

@@ -8,6 +8,7 @@
 namespace muster {
 namespace {
 
+using testing::HelloAgain;
 using testing::JobBuilder;
 using testing::Placed;
 using testing::ReportAll;
@@ -303,13 +304,7 @@ TEST(Validate, CatchesPlantedWrongPlans) {
          p->events.push_back(Placed(s->state, Waits(s, p, JobBuilder("q").Workers(2)), "c", {{"h02", {0, 0}, 2}}));
        }},
       {"a device that isn't healthy", "device 0 isn't healthy", [](SystemBuilder* s, Plan*) {
-         const HostRow& host = s->state.host(s->state.FindHost("c", "h01"));
-         pb::Event hello;
-         hello.mutable_host_hello()->set_cluster("c");
-         hello.mutable_host_hello()->set_host(host.name);
-         hello.mutable_host_hello()->set_state_id(host.state_id);
-         hello.mutable_host_hello()->set_boot_id(host.boot_id);
-         *hello.mutable_host_hello()->mutable_inventory() = host.inventory;
+         pb::Event hello = HelloAgain(s->state, "c", "h01");
          hello.mutable_host_hello()->mutable_inventory()->mutable_devices(0)->set_healthy(false);
          s->Do(hello);
        }},

@@ -9,7 +9,6 @@
 #include <fstream>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
 #include "scheduler/engine/testing/fixture.h"
 
 namespace muster {

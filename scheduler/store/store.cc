@@ -32,7 +32,7 @@ constexpr int64_t kBite = 500;  // rows that a transaction of nothing else trims
 constexpr int64_t kTrimmedForOne = 2;    // what is due goes twice as fast as anything comes
 constexpr uint64_t kTailCommits = 1000;  // checked at every start; the rest in the background
 constexpr char kFirstCommit[] = "SELECT ifnull(min(commit_number), 0) FROM journal";
-constexpr int64_t kTrimEveryNs = 60'000'000'000;
+constexpr int64_t kTrimEveryNs = kMinute;
 
 uint32_t RowCrc(uint64_t commit, int64_t seq, std::string_view bytes) {
   char head[16];

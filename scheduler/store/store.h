@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/units.h"
 #include "scheduler/engine/ports.h"
 
 struct sqlite3;
@@ -26,10 +27,10 @@ struct sqlite3;
 namespace muster {
 
 struct StoreOptions {
-  std::string directory;                              // data_dir; made with mode 0700 if missing
-  int64_t journal_retention_ns = 86'400'000'000'000;  // 1 d
-  int64_t history_retention_ns = 7 * 86'400'000'000'000;  // 7 d, of finished jobs
-  bool allow_any_file_system = false;                     // tests only
+  std::string directory;  // data_dir; made with mode 0700 if missing
+  int64_t journal_retention_ns = kDay;
+  int64_t history_retention_ns = 7 * kDay;  // of finished jobs
+  bool allow_any_file_system = false;       // tests only
   // Go on from a backup or a copy (contract 19): the epoch jumps above every one that an agent can
   // have seen. The first commit has to hold StoreAdopted; until then the store stays a backup.
   bool adopt_restored = false;

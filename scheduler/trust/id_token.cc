@@ -4,7 +4,6 @@
 #include <set>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/oidc/discovery.h"
 #include "common/oidc/json.h"

@@ -1,7 +1,5 @@
 // Tasks that start together, by what specs name and committed rows say.
 #include <algorithm>
-#include <set>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "sim/faults/checks.h"

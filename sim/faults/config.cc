@@ -1,7 +1,6 @@
 #include "sim/faults/config.h"
 
 #include <algorithm>
-#include <array>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

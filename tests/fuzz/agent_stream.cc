@@ -3,7 +3,6 @@
 // make.
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "common/base/check.h"

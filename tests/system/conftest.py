@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(Path(__file__).parent)]
 
-from local_system import LocalSystem, kill_all, system_folder  # noqa: E402
-from small_system import start  # noqa: E402
+from local_system import LocalSystem, kill_all, system_folder
+from small_system import start
 
 
 @pytest.fixture(scope="session")

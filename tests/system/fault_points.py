@@ -89,17 +89,8 @@ class FaultySystem(LocalSystem):
         """Submits it once, however often a daemon dies meanwhile: the number that was acknowledged."""
         path = self.folder / f"{name}.yaml"
         path.write_text(text)
-        command = [
-            self.bin_dir / "muster",
-            "submit",
-            path,
-            "-y",
-            "--detach",
-            "-o",
-            "name",
-            "--idempotency-key",
-            name,
-        ]
+        command = [self.bin_dir / "muster", "submit", path, "-y", "--detach", "-o", "name"]
+        command += ["--idempotency-key", name]
         while True:
             with subprocess.Popen(
                 [str(word) for word in command],

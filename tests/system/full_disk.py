@@ -86,21 +86,8 @@ def submit_until_refused(
 ) -> None:
     for index in range(2000):
         name = f"n{lane}-{index}"
-        done = system.run(
-            [
-                "submit",
-                job,
-                "--set",
-                f"name={name}",
-                "-y",
-                "--detach",
-                "-o",
-                "name",
-                "--idempotency-key",
-                name,
-            ],
-            check=False,
-        )
+        words = ["submit", job, "--set", f"name={name}", "-y", "--detach", "-o", "name"]
+        done = system.run([*words, "--idempotency-key", name], check=False)
         if done.returncode != 0:
             return
         acknowledged.append(done.stdout.strip())

@@ -151,6 +151,16 @@ class Host(LocalSystem):
         )
         self.mounted.append(place)
 
+    def end(self, *made: Path) -> None:
+        """Whatever runs, was mounted, or was put beside the folder is gone afterwards; `made`: what else was."""
+        kill_all(self.folder)
+        for process in self.processes.values():
+            process.wait(10)
+        for place in self.mounted:
+            subprocess.run(["umount", "-l", place], check=False)
+        for path in (*self.planted, *self.anns_shared, *made):
+            path.unlink(missing_ok=True)
+
     def make_programs(self) -> None:
         shutil.copytree(
             ATTACKS, self.public / "attacks", ignore=shutil.ignore_patterns("__pycache__")
@@ -506,12 +516,6 @@ def hostile_host(bin_dir: Path, control: bool = False):
             host.start()
             yield host
         finally:
-            kill_all(folder)
-            for process in host.processes.values():
-                process.wait(10)
-            for place in host.mounted:
-                subprocess.run(["umount", "-l", place], check=False)
+            host.end()
             # Of the control, which has none of its own.
             subprocess.run(["ipcrm", "-M", str(SHM_KEY)], check=False, stderr=subprocess.DEVNULL)
-            for path in (*host.planted, *host.anns_shared):
-                path.unlink(missing_ok=True)

@@ -75,9 +75,7 @@ class Siege:
         if who:
             words += ["--identity", self.identity(who)]
         return subprocess.Popen(
-            [str(word) for word in self.machines.on("x", words)],
-            stdout=subprocess.PIPE,
-            text=True,
+            [str(word) for word in self.machines.on("x", words)], stdout=subprocess.PIPE, text=True
         )
 
     def result(self, process: subprocess.Popen, timeout_s: float = 3600) -> dict:

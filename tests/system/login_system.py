@@ -47,10 +47,7 @@ class LoginSystem:
         path = self.system.folder / "etc" / "musterd.yaml"
         text = path.read_text().replace("single_user: true", "single_user: false")
         text += NETWORK.format(
-            metrics=self.metrics_port,
-            listen=self.listen,
-            join=self.join,
-            folder=self.system.folder,
+            metrics=self.metrics_port, listen=self.listen, join=self.join, folder=self.system.folder
         )
         path.write_text(text + (f"oidc: {json.dumps(issuers)}\n" if issuers else ""))
         self.begin()

@@ -26,12 +26,7 @@ class NetworkSystem:
         self.single_user = True
 
     def start_musterd(
-        self,
-        hosts: list[str],
-        *,
-        slots: int = 1,
-        host_life: str = "7d",
-        single_user: bool = True,
+        self, hosts: list[str], *, slots: int = 1, host_life: str = "7d", single_user: bool = True
     ) -> None:
         self.single_user = single_user
         configure(self.system, QUEUES, hosts=hosts, slots=slots)
@@ -41,9 +36,7 @@ class NetworkSystem:
                 "single_user: true", f"single_user: {str(single_user).lower()}"
             )
             + TLS.format(
-                address=self.machines.addresses["m"],
-                folder=self.system.folder,
-                host_life=host_life,
+                address=self.machines.addresses["m"], folder=self.system.folder, host_life=host_life
             )
         )
         self.begin_musterd()

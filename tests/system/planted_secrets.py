@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hostile_jobs import ANN, MALLORY, Host
-from local_system import kill_all, system_folder, wait_for
+from local_system import system_folder, wait_for
 
 METRICS = 19464
 # It proves that it has the value without showing it.
@@ -265,10 +265,4 @@ def planted(bin_dir: Path):
             host.start_careless_agent()
             yield Planted(host)
         finally:
-            kill_all(folder)
-            for process in host.processes.values():
-                process.wait(10)
-            for place in host.mounted:
-                subprocess.run(["umount", "-l", place], check=False)
-            for path in (*host.planted, key):
-                path.unlink(missing_ok=True)
+            host.end(key)

@@ -1,5 +1,6 @@
 """The small Muster that the tests and benchmarks run: cluster lab with a few hosts in one rack, declared slots on each (two hosts of two)."""
 
+import subprocess
 from pathlib import Path
 
 from local_system import CommandFailed, LocalSystem, job_processes, wait_for
@@ -98,6 +99,18 @@ def submit(system: LocalSystem, text: str, name: str = "job") -> int:
     path = system.folder / f"{name}.yaml"
     path.write_text(text)
     return system.submit(path)["number"]
+
+
+def prepare_tokens(system: LocalSystem, source: str) -> Path:
+    """A trainer's data, made of one file's bytes."""
+    tokens = system.folder / "tokens"
+    words = ["prepare", "--input", source, "--tokenizer", "bytes", "--max-length", "32"]
+    subprocess.run(
+        [system.bin_dir / "muster-trainer", *words, "--output", tokens],
+        check=True,
+        capture_output=True,
+    )
+    return tokens
 
 
 def submit_trainer(system: LocalSystem, path: Path, *more: str) -> int:

@@ -2,14 +2,7 @@
 
 import signal
 
-from small_system import (
-    let_go,
-    marks,
-    submit_waiting,
-    wait_ended,
-    wait_started,
-    waiting_job,
-)
+from small_system import let_go, marks, submit_waiting, wait_ended, wait_started, waiting_job
 
 
 def why(system, number: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hostile_jobs import ANN, MALLORY, Host
-from local_system import kill_all, system_folder, wait_for
+from local_system import system_folder, wait_for
 from namespaces import machines, why_not
 from network_system import NetworkSystem
 from small_system import configure, submit, task, wait_ended
@@ -61,13 +61,7 @@ def owners_host(bin_dir: Path):
             host.start_careless_agent()
             yield host
         finally:
-            kill_all(folder)
-            for process in host.processes.values():
-                process.wait(10)
-            for place in host.mounted:
-                subprocess.run(["umount", "-l", place], check=False)
-            for path in host.planted:
-                path.unlink(missing_ok=True)
+            host.end()
 
 
 def test_a_newcomers_first_own_script_runs(system):

@@ -4,15 +4,7 @@ import time
 
 import pytest
 from local_system import CommandFailed, wait_for
-from small_system import (
-    QUEUES,
-    let_go,
-    submit_waiting,
-    task,
-    wait_ended,
-    wait_started,
-    waiting_job,
-)
+from small_system import QUEUES, let_go, submit_waiting, task, wait_ended, wait_started, waiting_job
 
 
 def write(system, name: str, text: str):

@@ -44,20 +44,9 @@ def test_a_daemon_killed_again_and_again_loses_no_job_and_starts_no_attempt_twic
             path.write_text(
                 line_job(system, f"job{index}", ("research", "prod")[index % 2], 1 + index % 3)
             )
+            words = ["submit", path, "-y", "--detach", "-o", "name"]
             while not stop.is_set():
-                done = system.run(
-                    [
-                        "submit",
-                        path,
-                        "-y",
-                        "--detach",
-                        "-o",
-                        "name",
-                        "--idempotency-key",
-                        f"job {index}",
-                    ],
-                    check=False,
-                )
+                done = system.run([*words, "--idempotency-key", f"job {index}"], check=False)
                 if done.returncode == 0:
                     acknowledged.append(done.stdout.strip())
                     break

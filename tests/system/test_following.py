@@ -18,11 +18,13 @@ run: |
 """
 
 
-def follow(system, *arguments) -> subprocess.Popen:
+def follow(
+    system, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+) -> subprocess.Popen:
     return subprocess.Popen(
         [system.bin_dir / "muster", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=stdout,
+        stderr=stderr,
         stdin=subprocess.DEVNULL,
         text=True,
         env=system.environment(),
@@ -76,14 +78,7 @@ def test_followed_output_outlives_agents_and_musterd_with_every_line_once(system
             open(system.folder / f"{name}.out", "w") as out,
             open(system.folder / f"{name}.err", "w") as err,
         ):
-            readers[name] = subprocess.Popen(
-                [system.bin_dir / "muster", *map(str, command)],
-                stdout=out,
-                stderr=err,
-                stdin=subprocess.DEVNULL,
-                env=system.environment(),
-                cwd=system.folder,
-            )
+            readers[name] = follow(system, *command, stdout=out, stderr=err)
     whose = [("logs", 0), ("logs", 1), ("run", 0)]
 
     def lines(name: str, rank: int) -> list[str]:

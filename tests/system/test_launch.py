@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from small_system import submit, task, wait_ended
 
 SLOT = "resources: {gpus: 1, gpu_types: [cpu-slot]}\n"
@@ -146,39 +147,20 @@ def test_a_setup_that_fails_fails_the_attempt_and_says_so(system):
     assert "no token here" in system.run(["logs", number]).stdout
 
 
-def test_a_workdir_that_is_not_there_fails_with_its_name(system):
-    number = submit(
-        system,
-        "name: nowhere\nqueue: research\nmax_restarts: 0\nworkdir: /nowhere/at/all\nrun: ls\n"
-        + SLOT,
-    )
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [
+        ("workdir: /nowhere/at/all\nrun: ls\n", "/nowhere/at/all"),
+        ("run: [no-such-program, --flag]\n", "no-such-program"),
+    ],
+    ids=["workdir", "program"],
+)
+def test_what_is_not_there_is_named_by_the_job_that_wants_it(system, fields, missing):
+    number = submit(system, f"name: nowhere\nqueue: research\nmax_restarts: 0\n{fields}{SLOT}")
     job = wait_ended(system, number)
-    assert (
-        job["state"] == "FAILED"
-        and job["cause"] == "PROGRAM_ERROR"
-        and len(task(job)["attempts"]) == 1
-    ), job
-    assert (
-        "/nowhere/at/all" in task(job)["attempts"][-1]["detail"]
-        and "/nowhere/at/all" in job["detail"]
-    )
-
-
-def test_a_program_that_is_not_there_fails_with_its_name(system):
-    number = submit(
-        system,
-        "name: missing\nqueue: research\nmax_restarts: 0\nrun: [no-such-program, --flag]\n" + SLOT,
-    )
-    job = wait_ended(system, number)
-    assert (
-        job["state"] == "FAILED"
-        and job["cause"] == "PROGRAM_ERROR"
-        and len(task(job)["attempts"]) == 1
-    ), job
-    assert (
-        "no-such-program" in task(job)["attempts"][-1]["detail"]
-        and "no-such-program" in job["detail"]
-    )
+    attempts = task(job)["attempts"]
+    assert (job["state"], job["cause"], len(attempts)) == ("FAILED", "PROGRAM_ERROR", 1), job
+    assert missing in attempts[-1]["detail"] and missing in job["detail"]
 
 
 def test_a_shell_program_stops_at_its_first_error_and_its_exit_code_is_told(system):

@@ -24,11 +24,7 @@ def provider(folder):
 
 
 def issuer_of(provider, **more) -> dict:
-    return {
-        "issuer": provider.issuer,
-        "client_id": provider.CLIENT,
-        "ca": str(provider.ca),
-    } | more
+    return {"issuer": provider.issuer, "client_id": provider.CLIENT, "ca": str(provider.ca)} | more
 
 
 @pytest.fixture

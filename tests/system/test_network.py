@@ -102,9 +102,7 @@ def test_a_revoked_host_falls_off_within_five_seconds_and_the_other_does_not(net
     assert net.wait_state("h02", "HOST_SILENT", 5) <= 5
     assert net.state("h01") == "HOST_UP"
     wait_for(
-        "the agent to say why",
-        lambda: "revoked" in net.system.log_tail("agent-lab-h02", 50),
-        20,
+        "the agent to say why", lambda: "revoked" in net.system.log_tail("agent-lab-h02", 50), 20
     )
     said = net.system.log_tail("agent-lab-h02", 50)
     assert "muster host token new lab/h02" in said, said
@@ -323,11 +321,7 @@ def test_certificates_of_seconds_are_renewed_while_a_job_runs(bare):
         number = submit_waiting(net.system, "long")
         wait_started(net.system, "long", 1)
         seen = {first}
-        wait_for(
-            "three renewals",
-            lambda: seen.add(net.identity("h01")) or len(seen) > 3,
-            30,
-        )
+        wait_for("three renewals", lambda: seen.add(net.identity("h01")) or len(seen) > 3, 30)
         # It sleeps through its certificate's end: it renews by its key.
         made.cut("h01")
         net.wait_state("h01", "HOST_SILENT", 40)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from small_system import (
     configure,
     let_go,
     marks,
+    prepare_tokens,
     rank_pid,
     start,
     submit,
@@ -195,19 +195,7 @@ run: python3 {bare.folder}/steps.py
 
 def test_a_trainers_rank_that_is_slowed_is_named(bare):
     """muster-trainer's ranks tell their own time; SIGSTOP slows one of them down."""
-    prepare = [
-        bare.bin_dir / "muster-trainer",
-        "prepare",
-        "--input",
-        __file__,
-        "--tokenizer",
-        "bytes",
-        "--max-length",
-        "32",
-        "--output",
-        bare.folder / "tokens",
-    ]
-    subprocess.run(prepare, check=True, capture_output=True)
+    tokens = prepare_tokens(bare, __file__)
     start(bare)
     path = bare.folder / "slowed.yaml"
     path.write_text(f"""name: slowed
@@ -218,7 +206,7 @@ grace: 5s
 trainer:
   model: {{model_type: llama, vocab_size: 259, hidden_size: 64, intermediate_size: 160, num_hidden_layers: 2, num_attention_heads: 4,
           num_key_value_heads: 2, max_position_embeddings: 64}}
-  data: {bare.folder}/tokens
+  data: {tokens}
   max_length: 32
   global_batch_size: 12
   max_steps: 1000000
@@ -238,9 +226,7 @@ trainer:
     def slow_it_down():
         while not named.is_set():
             os.kill(victim, signal.SIGSTOP)
-            time.sleep(
-                0.018
-            )  # how slow it is, not a condition: a tenth of its speed, whatever it does
+            time.sleep(0.018)  # not a condition: a tenth of its speed, whatever it does
             os.kill(victim, signal.SIGCONT)
             time.sleep(0.002)
 

@@ -10,7 +10,7 @@ from small_system import wait_ended
 PYTHON = Path(__file__).resolve().parent.parent.parent / "python"
 sys.path.append(str(PYTHON / "tests"))
 
-from stand_in_ray import install  # noqa: E402
+from stand_in_ray import install
 
 JOB = """\
 name: ray

@@ -15,7 +15,7 @@ from test_examples import muster_up
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "exporter" / "tests"))
 
-from stand_in_mlflow import StandIn  # noqa: E402
+from stand_in_mlflow import StandIn
 
 # Steps of 20 ms; a checkpoint each 25th step, and when it is stopped; the loss depends on the step alone. Where a file NAME.hold-STEP
 # stands, it waits at that step until the file is gone.
@@ -108,11 +108,7 @@ def await_end(system, number, state="SUCCEEDED") -> None:
 
 
 def await_status(server, status: str) -> None:
-    wait_for(
-        "its run's end",
-        lambda: [run["status"] for run in server.active()] == [status],
-        30,
-    )
+    wait_for("its run's end", lambda: [run["status"] for run in server.active()] == [status], 30)
 
 
 def test_a_job_that_fails_is_moved_and_goes_on_is_one_run_with_each_point_once(

@@ -12,7 +12,7 @@ from small_system import wait_ended
 PYTHON = Path(__file__).resolve().parent.parent.parent / "python"
 sys.path.append(str(PYTHON / "tests"))
 
-from tune_program import value_of  # noqa: E402
+from tune_program import value_of
 
 JOB = """\
 name: tune

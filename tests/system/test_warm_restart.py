@@ -1,11 +1,11 @@
 """An elastic trainer with warm_restart, resized 4 -> 2 -> 4 by musterd: each attempt goes on from the stop's checkpoint."""
 
 import re
-import subprocess
 
 from local_system import wait_for
 from small_system import (
     let_go,
+    prepare_tokens,
     start,
     submit_trainer,
     submit_waiting,
@@ -15,19 +15,7 @@ from small_system import (
 
 
 def test_a_resize_goes_on_from_what_the_stop_left_in_the_file_cache(bare):
-    prepare = [
-        bare.bin_dir / "muster-trainer",
-        "prepare",
-        "--input",
-        __file__,
-        "--tokenizer",
-        "bytes",
-        "--max-length",
-        "32",
-        "--output",
-        bare.folder / "tokens",
-    ]
-    subprocess.run(prepare, check=True, capture_output=True)
+    tokens = prepare_tokens(bare, __file__)
     start(bare, hosts=("h01",), slots=4)
     path = bare.folder / "warm.yaml"
     path.write_text(f"""name: warm
@@ -38,7 +26,7 @@ grace: 30s
 trainer:
   model: {{model_type: llama, vocab_size: 259, hidden_size: 64, intermediate_size: 160, num_hidden_layers: 2, num_attention_heads: 4,
           num_key_value_heads: 2, max_position_embeddings: 64}}
-  data: {bare.folder}/tokens
+  data: {tokens}
   max_length: 32
   global_batch_size: 4
   max_steps: 1000000

@@ -1,8 +1,6 @@
 #include "trainer/checkpoint/safetensors.h"
 
 #include <algorithm>
-#include <cstring>
-#include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "trainer/checkpoint/files.h"
 #include "trainer/checkpoint/safetensors.h"

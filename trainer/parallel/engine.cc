@@ -139,14 +139,12 @@ void Engine::BindSlots() {
     SlotMap map = weights ? AssignSlots(schedules, Action::kUnshard, {Action::kReshard}, numel)
                           : AssignSlots(schedules, Action::kOpen, kCloses, numel);
     const size_t first = slots_.size();
-    int64_t bytes = 0;
     for (const int64_t slot : map.slot_numel) {
       slots_.push_back(at::empty({slot}, at::TensorOptions()
                                              .device(world_->device())
                                              .dtype(weights ? options_.flats.dtype : at::kFloat)));
       // Poisoned from the start: what was never whole is as wrong as what was resharded.
       if (options_.flats.poison) slots_.back().fill_(std::numeric_limits<double>::quiet_NaN());
-      bytes += static_cast<int64_t>(slots_.back().nbytes());
     }
     for (size_t f = 0; f < all_.size(); ++f) {
       if (map.slot_of[f] < 0) continue;
@@ -157,10 +155,9 @@ void Engine::BindSlots() {
         all_[f]->BindGradient(memory);
     }
     slot_of = std::move(map.slot_of);
-    return bytes;
   };
-  weight_slot_bytes_ = bind(true, weight_slots_);
-  gradient_slot_bytes_ = bind(false, gradient_slots_);
+  bind(true, weight_slots_);
+  bind(false, gradient_slots_);
 }
 
 std::vector<Action> Engine::Schedule(size_t micro_batches, bool training) const {

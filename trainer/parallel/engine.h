@@ -78,10 +78,6 @@ class Engine {
   // Seconds that this rank waited for messages of other stages since the last call.
   double TakeWaited() { return links_.TakeWaited(); }
 
-  // Bytes of the slots, for weights and for gradients.
-  int64_t weight_slot_bytes() const { return weight_slot_bytes_; }
-  int64_t gradient_slot_bytes() const { return gradient_slot_bytes_; }
-
  private:
   ModelPart PartOfRank(int rank) const;
   ScheduleNeeds Needs() const;
@@ -122,7 +118,6 @@ class Engine {
   PipelineLinks links_;
   std::vector<at::Tensor> slots_;
   std::vector<int> weight_slots_, gradient_slots_;  // by flat; -1: none
-  int64_t weight_slot_bytes_ = 0, gradient_slot_bytes_ = 0;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::optional<BlockGraphs> graphs_;
   std::vector<std::vector<Action>> schedules_;  // by number of micro-batches, as they are met

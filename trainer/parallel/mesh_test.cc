@@ -1,7 +1,6 @@
 // Who is who in a mesh, as tables.
 #include "trainer/parallel/mesh.h"
 
-#include <map>
 #include <set>
 #include <string>
 #include <tuple>

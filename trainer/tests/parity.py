@@ -138,18 +138,6 @@ def compare(
 
 
 def export_checkpoint(trainer_bin: str, checkpoint: Path, tokenizer: Path, output: Path) -> None:
-    subprocess.run(
-        [
-            trainer_bin,
-            "export",
-            "--checkpoint",
-            checkpoint,
-            "--output",
-            output,
-            "--tokenizer",
-            tokenizer,
-        ],
-        check=True,
-        capture_output=True,
-    )
+    words = [trainer_bin, "export", "--checkpoint", checkpoint, "--output", output]
+    subprocess.run([*words, "--tokenizer", tokenizer], check=True, capture_output=True)
     json.loads((output / "config.json").read_text())

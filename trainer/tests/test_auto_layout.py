@@ -97,8 +97,7 @@ def test_keys_that_the_file_names_stay(named, trainer_bin, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "named",
-    [{}, {"recompute": "full", "micro_batch_size": 1}, {"memory_per_rank": "8GiB"}],
+    "named", [{}, {"recompute": "full", "micro_batch_size": 1}, {"memory_per_rank": "8GiB"}]
 )
 def test_estimate_says_what_auto_takes_on_gpus(named, trainer_bin, tmp_path):
     given = settings(tmp_path / "not there yet") | {"dtype": "bf16"} | named

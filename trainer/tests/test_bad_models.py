@@ -102,7 +102,7 @@ CASES = {  # name: (family, what is done to the directory, what the message must
             retensor(f, lambda t: {k: v for k, v in t.items() if k != "model.norm.weight"}, 2),
         ),
         [
-            "has no model.norm.weight in model-00002-of-00002.safetensors, where model.safetensors.index.json means it to be; download both again",
+            "has no model.norm.weight in model-00002-of-00002.safetensors, where model.safetensors.index.json means it to be; download both again"
         ],
     ),
     "pickled weights": (

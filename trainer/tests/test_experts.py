@@ -233,9 +233,7 @@ def test_adapters_stand_beside_the_linears_of_attention_alone(trainer_bin, token
         if ".experts." in name or name.endswith("mlp.gate.weight"):
             assert value.equal(before[name]), name
     refused = train(
-        trainer_bin,
-        tmp_path,
-        settings | {"lora": {"rank": 4, "target_modules": [r".*experts.*"]}},
+        trainer_bin, tmp_path, settings | {"lora": {"rank": 4, "target_modules": [r".*experts.*"]}}
     )
     assert refused.returncode == 2
     assert "experts and routers stay as they are" in refused.stderr
@@ -289,11 +287,7 @@ def test_estimate_counts_what_a_token_meets_and_who_has_which_experts(trainer_bi
             8,
             "8 must divide the model's 4 experts and the 8 ranks; use 4 (2 such groups)",
         ),
-        (
-            {"parallel": {"ep": 4}},
-            6,
-            "the 6 ranks; use 2 (3 such groups), or take 4 or 8 ranks",
-        ),
+        ({"parallel": {"ep": 4}}, 6, "the 6 ranks; use 2 (3 such groups), or take 4 or 8 ranks"),
         (
             {"parallel": {"ep": 4}, "shard_size": 2},
             4,

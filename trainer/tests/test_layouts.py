@@ -119,11 +119,7 @@ def test_an_export_of_a_shared_out_model_is_that_of_its_checkpoint(trainer_bin, 
             8,
             "4 must divide the model's 2 key-value heads and the 8 ranks; use 2 (4 such groups)",
         ),
-        (
-            SLICED,
-            3,
-            "the 3 ranks; use 1 (3 such groups), or take 2 or 4 ranks",
-        ),
+        (SLICED, 3, "the 3 ranks; use 1 (3 such groups), or take 2 or 4 ranks"),
         (SLICED | {"shard_size": 3}, 6, "3 is no multiple of parallel.tp, 2"),
         (SLICED | {"cuda_graphs": True}, 2, "trainer.cuda_graphs: a layer that ranks share out"),
         (

@@ -56,6 +56,11 @@ def peft_loop(
     return model, losses, norms
 
 
+def export(trainer_bin, checkpoint, output, *more, check=True) -> subprocess.CompletedProcess:
+    words = [trainer_bin, "export", "--checkpoint", checkpoint, "--output", output, *more]
+    return subprocess.run(words, check=check, capture_output=True, text=True)
+
+
 def test_lora_trains_as_peft_does_and_exports_for_it(trainer_bin, tokens, tmp_path):
     init = make_init(tmp_path / "init")
     # Too small a learning rate to move anything: the adapter as it begins.
@@ -178,47 +183,13 @@ def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(
     )
     assert again.metric("loss") == {step: loss for step, loss in losses.items() if step > 6}
     # A checkpoint has the adapters alone; export finds the rest.
-    subprocess.run(
-        [
-            trainer_bin,
-            "export",
-            "--checkpoint",
-            one.checkpoint(STEPS),
-            "--output",
-            tmp_path / "exported",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    export(trainer_bin, one.checkpoint(STEPS), tmp_path / "exported")
     for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
         assert (tmp_path / "exported" / name).read_bytes() == (tmp_path / "m1" / name).read_bytes()
     init.rename(tmp_path / "moved")
-    lost = subprocess.run(
-        [
-            trainer_bin,
-            "export",
-            "--checkpoint",
-            one.checkpoint(STEPS),
-            "--output",
-            tmp_path / "lost",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    lost = export(trainer_bin, one.checkpoint(STEPS), tmp_path / "lost", check=False)
     assert lost.returncode == 2 and "--init" in lost.stderr and "adapters alone" in lost.stderr
-    subprocess.run(
-        [
-            trainer_bin,
-            "export",
-            "--checkpoint",
-            one.checkpoint(STEPS),
-            "--output",
-            tmp_path / "found",
-            "--init",
-            tmp_path / "moved",
-        ],
-        check=True,
-    )
+    export(trainer_bin, one.checkpoint(STEPS), tmp_path / "found", "--init", tmp_path / "moved")
 
 
 def test_adapters_of_slices_are_those_of_one_rank(trainer_bin, tokens, tmp_path):
@@ -250,18 +221,7 @@ def test_adapters_of_slices_are_those_of_one_rank(trainer_bin, tokens, tmp_path)
             found = runs[name].metric(key)
             assert max(found) == STEPS
             assert max(relative(found[step], wanted[step]) for step in found) <= bar, (name, key)
-    subprocess.run(
-        [
-            trainer_bin,
-            "export",
-            "--checkpoint",
-            runs["sliced"].checkpoint(STEPS),
-            "--output",
-            tmp_path / "exported",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    export(trainer_bin, runs["sliced"].checkpoint(STEPS), tmp_path / "exported")
     for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
         of_run = (tmp_path / "model-sliced" / name).read_bytes()
         assert (tmp_path / "exported" / name).read_bytes() == of_run

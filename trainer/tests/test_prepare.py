@@ -17,21 +17,27 @@ import pytest
 from harness import PREPARE, clean_environment
 
 
-def prepare(*arguments, **options) -> subprocess.CompletedProcess:
-    env = clean_environment(**options.pop("environment", {}))
+def prepare(
+    *words, cwd=None, environment=None, preexec_fn=None, **flags
+) -> subprocess.CompletedProcess:
+    """`text_field="x"` stands for --text-field x; a list for several values, True for none."""
+    for name, value in flags.items():
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        words += (f"--{name.replace('_', '-')}", *values)
     return subprocess.run(
-        [sys.executable, PREPARE, *map(str, arguments)],
-        env=env,
+        [sys.executable, PREPARE, *map(str, words)],
+        env=clean_environment(**(environment or {})),
         text=True,
         capture_output=True,
-        **options,
+        cwd=cwd,
+        preexec_fn=preexec_fn,
     )
 
 
-def prepared(*arguments, **options) -> dict:
-    done = prepare(*arguments, **options)
+def prepared(*words, **options) -> dict:
+    done = prepare(*words, **options)
     assert done.returncode == 0, done.stderr
-    output = Path(arguments[arguments.index("--output") + 1])
+    output = Path(options.get("output") or words[words.index("--output") + 1])
     return json.loads((output / "index.json").read_text())
 
 
@@ -99,7 +105,7 @@ def corpus(tmp_path_factory) -> tuple[Path, list[str]]:
 
 def test_bytes_round_trip_through_text_and_json_lines(corpus, tmp_path):
     folder, wanted = corpus
-    index = prepared("--input", folder, "--tokenizer", "bytes", "--output", tmp_path / "out")
+    index = prepared(input=folder, tokenizer="bytes", output=tmp_path / "out")
     documents = read_documents(tmp_path / "out")
     assert {ids.pop() for ids in documents} == {257}, "a document ends with eos"
     assert [bytes(ids).decode() for ids in documents] == wanted
@@ -114,16 +120,7 @@ def test_output_is_the_same_for_1_2_and_7_processes(corpus, tmp_path):
     outputs = []
     for processes in (1, 2, 7):
         output = tmp_path / str(processes)
-        prepared(
-            "--input",
-            corpus[0],
-            "--tokenizer",
-            "bytes",
-            "--output",
-            output,
-            "--processes",
-            processes,
-        )
+        prepared(input=corpus[0], tokenizer="bytes", output=output, processes=processes)
         outputs.append(digests(output))
     assert outputs[0] == outputs[1] == outputs[2]
 
@@ -160,9 +157,7 @@ def test_hugging_face_tokenizer_gives_the_ids_that_transformers_gives(bpe, tmp_p
     from transformers import AutoTokenizer
 
     (tmp_path / "x.txt").write_text(Path(__file__).read_text() + "<|end|> Grüße")
-    index = prepared(
-        "--input", tmp_path / "x.txt", "--tokenizer", bpe, "--output", tmp_path / "out"
-    )
+    index = prepared(input=tmp_path / "x.txt", tokenizer=bpe, output=tmp_path / "out")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
     wanted = loaded((tmp_path / "x.txt").read_text(), add_special_tokens=False)["input_ids"]
     assert read_documents(tmp_path / "out") == [[*wanted, loaded.eos_token_id]]
@@ -173,7 +168,7 @@ def test_bytes_tokenizer_loads_in_transformers(tmp_path):
     from transformers import AutoTokenizer
 
     (tmp_path / "x.txt").write_text("x")
-    prepared("--input", tmp_path / "x.txt", "--tokenizer", "bytes", "--output", tmp_path / "out")
+    prepared(input=tmp_path / "x.txt", tokenizer="bytes", output=tmp_path / "out")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
     text = "".join(map(chr, range(0x250))) + "\u2603 \U0001f600\n\n  def f():\t"
     assert loaded(text, add_special_tokens=False)["input_ids"] == list(text.encode())
@@ -386,24 +381,24 @@ def test_a_finished_output_is_kept_unless_asked(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.txt").write_text("bb")
     out = tmp_path / "out"
-    prepared("--input", tmp_path / "a.txt", "--tokenizer", "bytes", "--output", out)
+    prepared(input=tmp_path / "a.txt", tokenizer="bytes", output=out)
     before = digests(out)
-    again = prepare("--input", tmp_path / "a.txt", "--tokenizer", "bytes", "--output", out)
+    again = prepare(input=tmp_path / "a.txt", tokenizer="bytes", output=out)
     assert again.returncode == 0 and "already prepared" in again.stderr
-    other = prepare("--input", tmp_path / "b.txt", "--tokenizer", "bytes", "--output", out)
+    other = prepare(input=tmp_path / "b.txt", tokenizer="bytes", output=out)
     assert other.returncode == 2 and "--overwrite" in other.stderr
     assert digests(out) == before
     assert (
-        prepared(
-            "--input", tmp_path / "b.txt", "--tokenizer", "bytes", "--output", out, "--overwrite"
-        )["num_tokens"]
+        prepared(input=tmp_path / "b.txt", tokenizer="bytes", output=out, overwrite=True)[
+            "num_tokens"
+        ]
         == 3
     )
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "a.txt").write_text("a")
-    done = prepare("--input", tmp_path / "a.txt", "--tokenizer", "bytes", "--output", tmp_path)
+    done = prepare(input=tmp_path / "a.txt", tokenizer="bytes", output=tmp_path)
     assert done.returncode == 2 and "holds other files (a.txt)" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
@@ -418,12 +413,9 @@ def datagram_socket(tmp_path) -> socket.socket:
 def test_progress_datagrams_end_at_the_total(corpus, tmp_path):
     with datagram_socket(tmp_path) as receiver:
         prepared(
-            "--input",
-            corpus[0],
-            "--tokenizer",
-            "bytes",
-            "--output",
-            tmp_path / "out",
+            input=corpus[0],
+            tokenizer="bytes",
+            output=tmp_path / "out",
             environment={"MUSTER_PROGRESS_SOCKET": str(tmp_path / "s")},
         )
         first = last = json.loads(receiver.recv(4096))
@@ -492,9 +484,7 @@ def test_a_killed_worker_is_noticed(bpe, tmp_path):
 
 def test_two_at_once_on_one_folder_are_refused(bpe, tmp_path):
     process, _ = start_long(bpe, tmp_path)
-    second = prepare(
-        "--input", tmp_path / "x.jsonl", "--tokenizer", bpe, "--output", tmp_path / "out"
-    )
+    second = prepare(input=tmp_path / "x.jsonl", tokenizer=bpe, output=tmp_path / "out")
     process.terminate()
     process.communicate(timeout=60)
     assert second.returncode == 2 and "another prepare is writing there" in second.stderr

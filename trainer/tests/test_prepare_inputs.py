@@ -85,9 +85,7 @@ def test_prompts_do_not_count_and_completions_do(bpe, tmp_path):
             {"prompt": "", "completion": "done<|end|>"},
         ],
     )
-    index = prepared(
-        "--input", tmp_path / "x.jsonl", "--tokenizer", bpe, "--output", tmp_path / "out"
-    )
+    index = prepared(input=tmp_path / "x.jsonl", tokenizer=bpe, output=tmp_path / "out")
     loaded = AutoTokenizer.from_pretrained(bpe)
     documents = read_masked(tmp_path / "out")
     assert [loaded.decode(ids) for ids, _ in documents] == [
@@ -111,33 +109,22 @@ def test_named_fields_and_bytes(tmp_path):
         [{"question": "\u00e9?", "answer": "\u00fc!", "text": "x", "messages": 3}],
     )
     prepared(
-        "--input",
-        tmp_path / "x.jsonl",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "out",
-        "--prompt-field",
-        "question",
-        "--completion-field",
-        "answer",
+        input=tmp_path / "x.jsonl",
+        tokenizer="bytes",
+        output=tmp_path / "out",
+        prompt_field="question",
+        completion_field="answer",
     )
     assert read_masked(tmp_path / "out") == [
         ([*"\u00e9?\u00fc!".encode(), 257], [0, 0, 0, 1, 1, 1, 1])
     ]
     prepared(
-        "--input",
-        tmp_path / "x.jsonl",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "all",
-        "--loss",
-        "all",
-        "--prompt-field",
-        "question",
-        "--completion-field",
-        "answer",
+        input=tmp_path / "x.jsonl",
+        tokenizer="bytes",
+        output=tmp_path / "all",
+        loss="all",
+        prompt_field="question",
+        completion_field="answer",
     )
     assert read_masked(tmp_path / "all") == [([*"\u00e9?\u00fc!".encode(), 257], [1] * 7)]
     assert not list((tmp_path / "all").glob("*.mask"))
@@ -150,13 +137,10 @@ def test_chats_are_rendered_and_masked_as_transformers_does(marked, chat_bpe, tm
     write_lines(tmp_path / "x.jsonl", [{"messages": chat} for chat in CHATS])
     (tmp_path / "marked.jinja").write_text(MARKED)
     prepared(
-        "--input",
-        tmp_path / "x.jsonl",
-        "--tokenizer",
-        chat_bpe,
-        "--output",
-        tmp_path / "out",
         *(("--chat-template", tmp_path / "marked.jinja") if marked else ()),
+        input=tmp_path / "x.jsonl",
+        tokenizer=chat_bpe,
+        output=tmp_path / "out",
     )
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
     assert loaded.chat_template == (MARKED if marked else CHATML), (
@@ -176,7 +160,7 @@ def test_a_conversational_prompt_masks_the_assistants_earlier_turns(chat_bpe, tm
     chat = CHATS[0]
     write_lines(tmp_path / "x.jsonl", [{"prompt": chat[:4], "completion": chat[4:]}])
     loaded = AutoTokenizer.from_pretrained(chat_bpe)
-    prepared("--input", tmp_path / "x.jsonl", "--tokenizer", chat_bpe, "--output", tmp_path / "out")
+    prepared(input=tmp_path / "x.jsonl", tokenizer=chat_bpe, output=tmp_path / "out")
     assert [counted(one, loaded) for one in read_masked(tmp_path / "out")] == ["  Bye.\n<|im_end|>"]
 
 
@@ -241,9 +225,7 @@ BROKEN_CHATS = {  # name: (value of messages, what the message must hold)
 def test_a_broken_chat_is_named(case, chat_bpe, tmp_path):
     messages, wanted = BROKEN_CHATS[case]
     write_lines(tmp_path / "x.jsonl", [{"messages": CHATS[1]}, {"messages": messages}])
-    done = prepare(
-        "--input", tmp_path / "x.jsonl", "--tokenizer", chat_bpe, "--output", tmp_path / "out"
-    )
+    done = prepare(input=tmp_path / "x.jsonl", tokenizer=chat_bpe, output=tmp_path / "out")
     assert done.returncode == 0 and "1 broken record was left out" in done.stderr
     assert "x.jsonl:2: " in done.stderr and wanted in done.stderr
     assert len(read_documents(tmp_path / "out")) == 1
@@ -253,14 +235,10 @@ def test_a_broken_template_is_named_with_its_line(chat_bpe, tmp_path):
     (tmp_path / "t.jinja").write_text("{% for message in messages %}\n{{ message. }}\n{% endfor %}")
     write_lines(tmp_path / "x.jsonl", [{"messages": CHATS[0]}])
     done = prepare(
-        "--input",
-        tmp_path / "x.jsonl",
-        "--tokenizer",
-        chat_bpe,
-        "--output",
-        tmp_path / "out",
-        "--chat-template",
-        tmp_path / "t.jinja",
+        input=tmp_path / "x.jsonl",
+        tokenizer=chat_bpe,
+        output=tmp_path / "out",
+        chat_template=tmp_path / "t.jinja",
     )
     assert done.returncode == 2 and "t.jinja:2: not a chat template" in done.stderr
 
@@ -285,14 +263,7 @@ def test_parquet_rows_equal_json_lines_and_are_cut_between_row_groups(tmp_path):
     for name, processes in (("x.jsonl", 2), ("x.parquet", 1), ("x.parquet", 3)):
         output = tmp_path / f"{name}{processes}"
         index = prepared(
-            "--input",
-            tmp_path / name,
-            "--tokenizer",
-            "bytes",
-            "--output",
-            output,
-            "--processes",
-            processes,
+            input=tmp_path / name, tokenizer="bytes", output=output, processes=processes
         )
         assert len(index["shards"]) >= 3
         outputs.append((read_documents(output), digests(output)))
@@ -307,23 +278,12 @@ def test_parquet_of_chats_and_a_broken_row(chat_bpe, tmp_path):
     write_lines(tmp_path / "x.jsonl", [{"messages": chat} for chat in CHATS])
     rows = [CHATS[0], [{"role": "user", "content": "x"}], CHATS[1]]
     pyarrow.parquet.write_table(pyarrow.table({"messages": rows}), tmp_path / "x.parquet")
-    prepared(
-        "--input", tmp_path / "x.jsonl", "--tokenizer", chat_bpe, "--output", tmp_path / "lines"
-    )
-    done = prepare(
-        "--input", tmp_path / "x.parquet", "--tokenizer", chat_bpe, "--output", tmp_path / "rows"
-    )
+    prepared(input=tmp_path / "x.jsonl", tokenizer=chat_bpe, output=tmp_path / "lines")
+    done = prepare(input=tmp_path / "x.parquet", tokenizer=chat_bpe, output=tmp_path / "rows")
     assert done.returncode == 0 and "x.parquet:2: " in done.stderr
     assert read_masked(tmp_path / "lines") == read_masked(tmp_path / "rows")
     other = prepare(
-        "--input",
-        tmp_path / "x.parquet",
-        "--text-field",
-        "body",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "none",
+        input=tmp_path / "x.parquet", text_field="body", tokenizer="bytes", output=tmp_path / "none"
     )
     assert (
         other.returncode == 2
@@ -347,9 +307,7 @@ def test_compressed_files_give_what_they_hold(suffix, tmp_path):
         pack(data[:1000_000]) + pack(data[1000_000:]) if suffix == ".gz" else pack(data)
     )
     (tmp_path / f"y.txt{suffix}").write_bytes(pack(b"whole\n"))
-    prepared(
-        "--input", f"{tmp_path}/*{suffix}", "--tokenizer", "bytes", "--output", tmp_path / "out"
-    )
+    prepared(input=f"{tmp_path}/*{suffix}", tokenizer="bytes", output=tmp_path / "out")
     assert read_documents(tmp_path / "out") == [
         [*text.encode(), 257] for text in [*wanted, "whole\n"]
     ]
@@ -363,28 +321,19 @@ def test_validation_documents_are_kept_apart_by_content(tmp_path):
     for processes in (1, 3):
         output = tmp_path / str(processes)
         prepared(
-            "--input",
-            tmp_path / "x.jsonl",
-            "--tokenizer",
-            "bytes",
-            "--output",
-            output,
-            "--validation-share",
-            0.1,
-            "--processes",
-            processes,
+            input=tmp_path / "x.jsonl",
+            tokenizer="bytes",
+            output=output,
+            validation_share=0.1,
+            processes=processes,
         )
         sides.append(digests(output))
     assert sides[0] == sides[1]
     few = prepare(
-        "--input",
-        write_lines(tmp_path / "z.jsonl", [{"text": "alone"}]),
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "z",
-        "--validation-share",
-        0.001,
+        input=write_lines(tmp_path / "z.jsonl", [{"text": "alone"}]),
+        tokenizer="bytes",
+        output=tmp_path / "z",
+        validation_share=0.001,
     )
     assert (
         few.returncode == 0
@@ -395,14 +344,10 @@ def test_validation_documents_are_kept_apart_by_content(tmp_path):
         few.stderr
     )
     some = prepare(
-        "--input",
-        tmp_path / "x.jsonl",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "some",
-        "--validation-share",
-        0.1,
+        input=tmp_path / "x.jsonl",
+        tokenizer="bytes",
+        output=tmp_path / "some",
+        validation_share=0.1,
     )
     told = re.search(
         r"/some/validation: (\d+) tokens of (\d+) documents kept apart for evaluation", some.stderr
@@ -413,14 +358,7 @@ def test_validation_documents_are_kept_apart_by_content(tmp_path):
         index["num_documents"],
     ]
     prepared(
-        "--input",
-        tmp_path / "y.jsonl",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "y",
-        "--validation-share",
-        0.1,
+        input=tmp_path / "y.jsonl", tokenizer="bytes", output=tmp_path / "y", validation_share=0.1
     )
 
     def side(folder):
@@ -431,19 +369,9 @@ def test_validation_documents_are_kept_apart_by_content(tmp_path):
         train | validation == set(wanted) and not train & validation and 240 < len(validation) < 360
     )
     assert side(tmp_path / "y" / "validation") == validation
-    again = prepare(
-        "--input", tmp_path / "x.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "1"
-    )
+    again = prepare(input=tmp_path / "x.jsonl", tokenizer="bytes", output=tmp_path / "1")
     assert again.returncode == 2 and "--overwrite" in again.stderr
-    prepared(
-        "--input",
-        tmp_path / "x.jsonl",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "1",
-        "--overwrite",
-    )
+    prepared(input=tmp_path / "x.jsonl", tokenizer="bytes", output=tmp_path / "1", overwrite=True)
     assert not (tmp_path / "1" / "validation").exists()
 
 
@@ -523,40 +451,25 @@ def test_http_gives_the_same_as_local_files(ranges, server, tmp_path):
     }
     base = f"http://127.0.0.1:{server.server_port}/data"
     prepared(
-        "--input",
-        tmp_path / "x.jsonl",
-        tmp_path / "y.txt.gz",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "local",
+        input=[tmp_path / "x.jsonl", tmp_path / "y.txt.gz"],
+        tokenizer="bytes",
+        output=tmp_path / "local",
     )
     index = prepared(
-        "--input",
-        f"{base}/x.jsonl?version=3",
-        f"{base}/y.txt.gz",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "remote",
-        "--processes",
-        2,
+        input=[f"{base}/x.jsonl?version=3", f"{base}/y.txt.gz"],
+        tokenizer="bytes",
+        output=tmp_path / "remote",
+        processes=2,
     )
     assert read_documents(tmp_path / "remote") == read_documents(tmp_path / "local")
     assert (len(index["shards"]) > 3) == ranges
     again = prepare(
-        "--input",
-        f"{base}/x.jsonl?version=3",
-        f"{base}/y.txt.gz",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "remote",
+        input=[f"{base}/x.jsonl?version=3", f"{base}/y.txt.gz"],
+        tokenizer="bytes",
+        output=tmp_path / "remote",
     )
     assert again.returncode == 0 and "already prepared" in again.stderr
-    missing = prepare(
-        "--input", f"{base}/z.jsonl", "--tokenizer", "bytes", "--output", tmp_path / "none"
-    )
+    missing = prepare(input=f"{base}/z.jsonl", tokenizer="bytes", output=tmp_path / "none")
     assert (
         missing.returncode == 2
         and f"{base}/z.jsonl: no such file" in missing.stderr
@@ -569,12 +482,9 @@ def test_a_remote_read_that_fails_is_tried_again(server, tmp_path):
     handler.files = {"/x.txt": b"all of it"}
     handler.ranges, handler.failures = True, 2
     prepared(
-        "--input",
-        f"http://127.0.0.1:{server.server_port}/x.txt",
-        "--tokenizer",
-        "bytes",
-        "--output",
-        tmp_path / "out",
+        input=f"http://127.0.0.1:{server.server_port}/x.txt",
+        tokenizer="bytes",
+        output=tmp_path / "out",
     )
     assert read_documents(tmp_path / "out") == [[*b"all of it", 257]]
 
@@ -697,25 +607,17 @@ def test_the_hubs_datasets_and_tokenizers(bpe, tmp_path):
             "HF_HOME": str(tmp_path / "home"),
         }
         prepared(
-            "--input",
-            "hf://datasets/acme/sums/data/*.jsonl",
-            "--tokenizer",
-            "acme/model",
-            "--output",
-            tmp_path / "hub",
+            input="hf://datasets/acme/sums/data/*.jsonl",
+            tokenizer="acme/model",
+            output=tmp_path / "hub",
             environment=environment,
         )
-        prepared(
-            "--input", tmp_path / "x.jsonl", "--tokenizer", bpe, "--output", tmp_path / "local"
-        )
+        prepared(input=tmp_path / "x.jsonl", tokenizer=bpe, output=tmp_path / "local")
         assert read_documents(tmp_path / "hub") == read_documents(tmp_path / "local")
         refused = prepare(
-            "--input",
-            tmp_path / "x.jsonl",
-            "--tokenizer",
-            "acme/other",
-            "--output",
-            tmp_path / "none",
+            input=tmp_path / "x.jsonl",
+            tokenizer="acme/other",
+            output=tmp_path / "none",
             environment=environment,
         )
         assert (

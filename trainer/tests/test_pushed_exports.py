@@ -133,12 +133,7 @@ def test_a_run_and_the_command_write_what_a_directory_gets(trainer_bin, tokens, 
     config = settings(tokens, "s3://acme/models/new/")
     with relay(environment) as (through, server):
         with Gang(
-            trainer_bin,
-            config,
-            2,
-            tmp_path / "run",
-            MUSTER_EXPORT_STAGING=str(staging),
-            **through,
+            trainer_bin, config, 2, tmp_path / "run", MUSTER_EXPORT_STAGING=str(staging), **through
         ) as gang:
             gang.finish()
     # `staged` would have the agent publish it.
@@ -220,12 +215,7 @@ def test_one_that_is_interrupted_looks_unfinished_and_the_next_attempt_writes_it
             gangs.append(first)
             assert first.wait() == [-signal.SIGKILL] * 2, first.stderr()
     left = objects(client, "cut")
-    assert set(left) == {
-        UNFINISHED,
-        "model.safetensors",
-        "model-00001-of-00001.safetensors",
-        *own,
-    }
+    assert set(left) == {UNFINISHED, "model.safetensors", "model-00001-of-00001.safetensors", *own}
     assert len(left["model.safetensors"]) > 11e6
     with Gang(
         trainer_bin,
@@ -299,10 +289,7 @@ def test_one_that_finds_anothers_mark_before_its_weights_leaves_those_that_are_t
         done = exported(trainer_bin, gang.checkpoint(1), "s3://acme/early", **through)
     assert done.returncode == 1
     assert "give each export a prefix of its own" in done.stderr
-    assert objects(client, "early") == {
-        "model.safetensors": b"the other's",
-        UNFINISHED: b"job 18",
-    }
+    assert objects(client, "early") == {"model.safetensors": b"the other's", UNFINISHED: b"job 18"}
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,7 @@ def test_every_rank_tells_its_own_time_and_one_that_is_slowed_shows(trainer_bin,
         while min(len(gang.own_times.get(rank, [])) for rank in range(3)) < 12:
             assert time.monotonic() < end, gang.own_times
             os.kill(victim, signal.SIGSTOP)
-            time.sleep(
-                0.018
-            )  # how slow it is, not a condition: a tenth of its speed, whatever it does
+            time.sleep(0.018)  # not a condition: a tenth of its speed, whatever it does
             os.kill(victim, signal.SIGCONT)
             time.sleep(0.002)
             gang.take_datagrams()

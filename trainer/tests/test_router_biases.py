@@ -155,10 +155,7 @@ def test_adapters_stand_beside_experts_that_every_token_meets(trainer_bin, token
             {"model": DOTS | {"topk_method": "greedy"}},
             'topk_method: "greedy" can\'t be trained; "noaux_tc" can',
         ),
-        (
-            {"model": MOE | {"n_group": 2}},
-            "n_group: has no meaning for model_type qwen3_moe",
-        ),
+        ({"model": MOE | {"n_group": 2}}, "n_group: has no meaning for model_type qwen3_moe"),
     ],
 )
 def test_what_cant_be_is_refused_with_what_can(changes, wanted, trainer_bin, tmp_path):

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "scheduler/decide/testing/fixture.h"
 #include "scheduler/state/testing/builders.h"

@@ -13,6 +13,7 @@ namespace {
 
 using testing::ActsOf;
 using testing::DecideQuickly;
+using testing::HelloAgain;
 using testing::IsRunning;
 using testing::JobBuilder;
 using testing::QuickOptions;
@@ -153,15 +154,9 @@ TEST(Reclaim, AGangOfBlocksThatIsMadeSmallerIsHeldInWholeBlocksOnly) {
     ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 6);
     system.Step(20);
     if (broken) {
-      pb::Event event;
-      pb::HostHello& hello = *event.mutable_host_hello();
-      hello.set_cluster("c");
-      hello.set_host("h00");
-      hello.set_state_id("s1");
-      hello.set_boot_id("b1");
-      *hello.mutable_inventory() = system.state.host(system.state.FindHost("c", "h00")).inventory;
-      hello.mutable_inventory()->mutable_devices(0)->set_healthy(false);
-      system.Do(event);
+      pb::Event hello = HelloAgain(system.state, "c", "h00");
+      hello.mutable_host_hello()->mutable_inventory()->mutable_devices(0)->set_healthy(false);
+      system.Do(hello);
     }
     JobBuilder("a").Gpus(1).SubmitTo(&system);
     EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
@@ -222,15 +217,9 @@ TEST(Reclaim, AGangThatIsMadeSmallerKeepsItsSoundDevices) {
     StartAll(&system, elastic);
     ASSERT_EQ(TaskOf(system.state, elastic).current()->workers, 4);
     system.Step(20);
-    pb::Event event;
-    pb::HostHello& hello = *event.mutable_host_hello();
-    hello.set_cluster("c");
-    hello.set_host("h00");
-    hello.set_state_id("s1");
-    hello.set_boot_id("b1");
-    *hello.mutable_inventory() = system.state.host(system.state.FindHost("c", "h00")).inventory;
-    hello.mutable_inventory()->mutable_devices(broken)->set_healthy(false);
-    system.Do(event);
+    pb::Event hello = HelloAgain(system.state, "c", "h00");
+    hello.mutable_host_hello()->mutable_inventory()->mutable_devices(broken)->set_healthy(false);
+    system.Do(hello);
     const uint64_t claimant = JobBuilder("a").Gpus(2).SubmitTo(&system);
     EXPECT_EQ(StopsIn(DecideQuickly(&system)), 1);
     const Reservation* held = ReservationOf(system, elastic);

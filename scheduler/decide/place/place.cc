@@ -1,7 +1,6 @@
 // The place of a gang: one host by the policy, else the tightest domain of the topology that holds
 // it.
 #include <algorithm>
-#include <limits>
 
 #include "absl/container/inlined_vector.h"
 #include "common/base/check.h"

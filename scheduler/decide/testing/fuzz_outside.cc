@@ -1,10 +1,8 @@
 #include "scheduler/decide/testing/fuzz_outside.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"

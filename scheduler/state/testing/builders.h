@@ -20,6 +20,20 @@ inline void Announce(Abilities abilities, pb::Inventory* inventory) {
   inventory->set_enters_images((abilities & kEntersImages) != 0);
 }
 
+// What the host said of itself last, to be changed and said again.
+inline pb::Event HelloAgain(const State& state, const std::string& cluster,
+                            const std::string& host) {
+  const HostRow& row = state.host(state.FindHost(cluster, host));
+  pb::Event event;
+  pb::HostHello& hello = *event.mutable_host_hello();
+  hello.set_cluster(cluster);
+  hello.set_host(host);
+  hello.set_state_id(row.state_id);
+  hello.set_boot_id(row.boot_id);
+  *hello.mutable_inventory() = row.inventory;
+  return event;
+}
+
 // Clusters, queues and hosts, one call each; every host answers a Hello of its own.
 class SystemBuilder {
  public:
@@ -84,15 +98,8 @@ class SystemBuilder {
   }
   // The host comes back with another inventory.
   void LowDisk(const std::string& cluster, const std::string& name, const std::string& low) {
-    const HostRow& row = state.host(state.FindHost(cluster, name));
-    pb::Event event;
-    pb::HostHello* hello = event.mutable_host_hello();
-    hello->set_cluster(cluster);
-    hello->set_host(name);
-    hello->set_state_id(row.state_id);
-    hello->set_boot_id(row.boot_id);
-    *hello->mutable_inventory() = row.inventory;
-    hello->mutable_inventory()->set_low_disk(low);
+    pb::Event event = HelloAgain(state, cluster, name);
+    event.mutable_host_hello()->mutable_inventory()->set_low_disk(low);
     Do(event);
   }
   // A leaf below the root, or below a parent that is a queue already ("research/nlp").

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent)]
-import files  # noqa: E402, F401
-import others  # noqa: E402, F401
-import rights  # noqa: E402, F401
-from base import ATTACKS, say_verdict  # noqa: E402
+import files  # noqa: F401
+import others  # noqa: F401
+import rights  # noqa: F401
+from base import ATTACKS, say_verdict
 
 gained = refused = ""
 if "workdir" not in sys.argv[1]:

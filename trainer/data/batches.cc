@@ -26,7 +26,7 @@ std::vector<Cut> CutBatch(int64_t global_batch, int64_t micro_batch, int rank, i
   }
   for (int64_t turn = 0; turn < global_batch; turn += tree_ranks * micro_batch) {
     const int64_t first = turn + rank * micro_batch;
-    if (rank < tree_ranks)
+    if (rank < tree_ranks && first < global_batch)
       cuts.push_back({first, std::min(micro_batch, global_batch - first)});
     else
       cuts.push_back({global_batch, 1});

@@ -70,7 +70,7 @@ ROWS = {
         1800,
     ),
     "elastic-bits": (
-        "40 steps on 1, 2, 3, 4 and 8 ranks, and resized on the way, with deterministic: elastic: norms and weights bit for bit",
+        "40 steps on 1, 2, 3, 4 and 8 ranks, and of layouts on 1, 2 and 4 units, and resized on the way, with deterministic: elastic: norms and weights bit for bit",
         [sys.executable, "trainer/tests/bench_elastic_bits.py"],
         1800,
     ),

@@ -175,6 +175,9 @@ bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, const Layer
   if (puts_off && Number(trainer, "zero_stage").value_or(1) > 1)
     refuse("parallel.pipeline",
            "zero_bubble does not go together with zero_stage: 2 or 3; use 1, or 1f1b");
+  if (puts_off && Inner(trainer, "deterministic") == "elastic")
+    refuse("parallel.pipeline",
+           "zero_bubble does not go together with deterministic: elastic; use 1f1b");
   const int64_t chunks = kind == "interleaved" ? Number(parallel, "chunks").value_or(2) : 1;
   const int64_t groups = ranks.count / layer.count;
   const std::optional<int64_t> layers = Number(Inner(trainer, "model"), "num_hidden_layers");
@@ -305,14 +308,12 @@ void RefuseElastic(const nlohmann::json& trainer, const std::string& path,
   const auto refuse = [&](const std::string& text) {
     emit(path + ".deterministic", text, Document::Where::kValue);
   };
-  const nlohmann::json& parallel = Inner(trainer, "parallel");
-  if (parallel == "auto")
-    refuse("elastic is not supported yet with parallel: auto; leave one of them out, or use true");
-  for (const char* key : {"tp", "pp", "ep", "cp"}) {
-    if (Number(parallel, key).value_or(1) > 1)
-      refuse(absl::StrCat("elastic is not supported yet with parallel.", key,
-                          "; leave one of them out, or use true"));
-  }
+  if (Inner(trainer, "parallel") == "auto")
+    refuse(
+        "elastic keeps one layout for all numbers of ranks, and parallel: auto chooses another "
+        "for each; name tp, pp, ep and cp, or use true");
+  if (Inner(trainer, "moments") == "int8" && Number(trainer, "zero_stage").value_or(1) > 0)
+    refuse("elastic does not go together with moments: int8; use bf16, or zero_stage: 0");
   if (!trainer.contains("micro_batch_size"))
     refuse(
         "elastic sums micro-batches of one size, whatever the number of ranks; add "

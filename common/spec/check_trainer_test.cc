@@ -78,11 +78,22 @@ TEST(TrainerLayout, WhatDoesNotGoWithPairsOrElasticSumsIsRefused) {
        "trainer.deterministic: elastic sums micro-batches of one size, whatever the number of "
        "ranks; add micro_batch_size"},
       {R"({"deterministic": "elastic", "micro_batch_size": 2, "parallel": "auto"})", 1, 1, 1,
-       "trainer.deterministic: elastic is not supported yet with parallel: auto; leave one of "
-       "them out, or use true"},
+       "trainer.deterministic: elastic keeps one layout for all numbers of ranks, and parallel: "
+       "auto chooses another for each; name tp, pp, ep and cp, or use true"},
       {R"({"deterministic": "elastic", "micro_batch_size": 2, "parallel": {"pp": 2}})", 1, 1, 2,
-       "trainer.deterministic: elastic is not supported yet with parallel.pp; leave one of them "
-       "out, or use true"},
+       ""},
+      {R"({"deterministic": "elastic", "micro_batch_size": 2, "parallel": {"tp": 2, "cp": 2}})", 1,
+       1, 4, ""},
+      {R"({"deterministic": "elastic", "micro_batch_size": 2, "moments": "int8"})", 1, 1, 1,
+       "trainer.deterministic: elastic does not go together with moments: int8; use bf16, or "
+       "zero_stage: 0"},
+      {R"({"deterministic": "elastic", "micro_batch_size": 2, "moments": "int8", "zero_stage": 0})",
+       1, 1, 1, ""},
+      {R"({"deterministic": "elastic", "micro_batch_size": 2,
+           "parallel": {"pp": 2, "pipeline": "zero_bubble"}})",
+       1, 1, 2,
+       "trainer.parallel.pipeline: zero_bubble does not go together with deterministic: elastic; "
+       "use 1f1b"},
   };
   for (const Case& c : cases) EXPECT_EQ(Check(c), c.said) << c.trainer;
 }

@@ -26,7 +26,7 @@ std::vector<Cut> CutBatch(int64_t global_batch, int64_t micro_batch, int rank, i
   }
   for (int64_t turn = 0; turn < global_batch; turn += tree_ranks * micro_batch) {
     const int64_t first = turn + rank * micro_batch;
-    if (rank < tree_ranks)
+    if (rank < tree_ranks && first < global_batch)
       cuts.push_back({first, std::min(micro_batch, global_batch - first)});
     else
       cuts.push_back({global_batch, 1});
@@ -143,11 +143,15 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
     }
     if (length == 0)
       documents = true, length = 1;  // a rank without a row runs along, with padding alone
+    const bool padded = std::any_of(rows.begin(), rows.end(), [length](const Sequence& row) {
+      return static_cast<int64_t>(row.tokens.size()) < length;
+    });
     const at::Tensor ids = at::zeros({n * length}, at::kLong);
     const at::Tensor targets = at::zeros({n * length}, at::kLong);
     const at::Tensor weights = at::zeros({n * length}, at::kFloat);
     const at::Tensor positions = documents ? at::zeros({n * length}, at::kLong) : at::Tensor();
-    const at::Tensor in_documents = documents ? at::zeros({n * length}, at::kFloat) : at::Tensor();
+    const at::Tensor in_documents =
+        documents || padded ? at::zeros({n * length}, at::kFloat) : at::Tensor();
     BatchMeta meta{.batch = n, .length = length};
     meta.row_shares = std::move(shares);
     for (int64_t i = 0; i < n; ++i) {
@@ -157,6 +161,8 @@ absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
       std::copy(row.targets.begin(), row.targets.end(), targets.data_ptr<int64_t>() + i * length);
       std::transform(row.counts.begin(), row.counts.end(), weights.data_ptr<float>() + i * length,
                      [scale](uint8_t c) { return c != 0 ? scale : 0.0f; });
+      if (in_documents.defined() && row.bounds.empty())
+        std::fill_n(in_documents.data_ptr<float>() + i * length, row.tokens.size(), 1.0f);
       for (size_t d = 0; d + 1 < row.bounds.size(); ++d) {
         meta.documents.push_back({i, row.bounds[d], row.bounds[d + 1]});
         int64_t* at = positions.data_ptr<int64_t>() + i * length;

@@ -25,8 +25,9 @@ int64_t SharePerRank(int64_t global_batch, int ranks);
 struct Cut {
   int64_t first = 0, rows = 0;
 };
-// A rank's micro-batches. `tree_ranks`: so many ranks take them in turns (sum_tree.h), and the
-// others have as many of one row that doesn't exist; 0: each rank has a share.
+// A rank's micro-batches; `rank` is one of `ranks` that take different rows. `tree_ranks`: so many
+// of them take them in turns (sum_tree.h), and the others have as many of one row that doesn't
+// exist, as has who comes after the last one; 0: each rank has a share.
 std::vector<Cut> CutBatch(int64_t global_batch, int64_t micro_batch, int rank, int ranks,
                           int tree_ranks);
 

@@ -106,5 +106,32 @@ TEST(BatchReader, RowsBehindTheLastWeighNothing) {
   EXPECT_NEAR(step.micro[0].weights.sum().item<double>(), 1, 1e-6);
 }
 
+// Rows of three tokens each, without documents.
+class Plain : public Rows {
+ public:
+  absl::Status Get(int64_t row, Sequence& out) override {
+    const absl::Status status = Rows::Get(row, out);
+    out.tokens.resize(3), out.targets.resize(3), out.counts.resize(3), out.bounds.clear();
+    return status;
+  }
+};
+
+TEST(BatchReader, RowsThatFillUpAreInNoDocument) {
+  Plain packer;
+  const auto micro = [&](int64_t rows, const ContextShare& context) {
+    BatchReader reader(&packer, 4, 4, 0, 1, at::kCPU, rows, context);
+    return reader.Read(4)->micro[0];
+  };
+  EXPECT_FALSE(micro(/*rows=*/8, {}).in_documents.defined());
+  const BatchMeta filled = micro(/*rows=*/6, {});
+  EXPECT_FALSE(filled.positions.defined()) << "attention goes on as if they were rows";
+  EXPECT_TRUE(at::equal(filled.in_documents, at::tensor({1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0},
+                                                        at::TensorOptions().dtype(at::kFloat))));
+  double tokens = 0;
+  for (const int rank : {0, 1})
+    tokens += micro(6, {rank, 2, ContextSharding::kSequence}).in_documents.sum().item<double>();
+  EXPECT_EQ(tokens, 6);
+}
+
 }  // namespace
 }  // namespace muster::trainer

@@ -93,7 +93,7 @@ BatchMeta TakeContextPart(BatchMeta whole, const ContextShare& share, bool bound
   part.length = plan.length;
   part.ids = take(part.ids), part.targets = take(part.targets), part.weights = take(part.weights);
   part.positions = take(positions);
-  part.in_documents = is_one.to(at::kFloat);
+  part.in_documents = part.in_documents.defined() ? take(part.in_documents) : is_one.to(at::kFloat);
   part.documents.clear();
   part.sequences = {};
   part.context = std::move(context);

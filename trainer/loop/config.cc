@@ -345,17 +345,15 @@ void CheckFp8(const TrainConfig& config, Problems& problems) {
 // Sums of a step that are the same for any number of ranks.
 void CheckElastic(const TrainConfig& config, Problems& problems) {
   if (config.deterministic != Determinism::kElastic) return;
-  const ParallelConfig& p = config.parallel;
-  const char* shared = p.automatic ? ": auto"
-                       : p.tp > 1  ? ".tp"
-                       : p.pp > 1  ? ".pp"
-                       : p.ep > 1  ? ".ep"
-                       : p.cp > 1  ? ".cp"
-                                   : nullptr;
-  if (shared != nullptr)
-    problems.push_back(
-        {"trainer.deterministic", absl::StrCat("elastic is not supported yet with parallel", shared,
-                                               "; leave one of them out, or use true")});
+  if (config.parallel.automatic)
+    problems.push_back({"trainer.deterministic",
+                        "elastic keeps one layout for all numbers of ranks, and parallel: auto "
+                        "chooses another for each; name tp, pp, ep and cp, or use true"});
+  if (config.moments == "int8" && config.zero_stage > 0)
+    problems.push_back({"trainer.moments",
+                        "int8 doesn't go with deterministic: elastic: blocks of 256 moments have a "
+                        "scale, and each number of ranks cuts other blocks; use bf16, or "
+                        "zero_stage: 0"});
   if (config.micro_batch_size == 0)
     problems.push_back({"trainer.micro_batch_size",
                         "is missing: deterministic: elastic sums micro-batches of one size, "

@@ -249,9 +249,10 @@ std::vector<Key> RunKeys() {
        "one shape. The numbers don't change, but for rounding where documents are packed."},
       {"deterministic", &C::deterministic,
        "true: refuse kernels whose result may differ from run to run. elastic: and sum "
-       "micro-batches as a binary tree, so that any number of ranks trains to the same bits; "
-       "gradients are sent for each micro-batch. Of ranks as many compute as the largest power of "
-       "two that divides the step's micro-batches."},
+       "micro-batches as a binary tree, so that any number of ranks trains to the same bits (with "
+       "tp, pp, ep and cp as they are: more ranks take more rows at once); gradients are sent for "
+       "each micro-batch. Of ranks as many compute as the largest power of two that divides the "
+       "step's micro-batches."},
       {"reference_ops", &C::reference_ops,
        "Compute with ATen's plain operations instead of our kernels and, on GPUs, FlashAttention: "
        "slower, to tell whether those are at fault."},

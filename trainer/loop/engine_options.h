@@ -1,6 +1,8 @@
 // The engine's options as the `trainer:` map means them.
 #pragma once
 
+#include <numeric>
+
 #include "trainer/loop/config.h"
 #include "trainer/parallel/engine.h"
 
@@ -55,18 +57,29 @@ inline EngineOptions MakeEngineOptions(const TrainConfig& config, const ModelCon
   return options;
 }
 
-// Micro-batches of a step, and the ranks of `replicas` that take them in turns: the others compute
-// nothing. 0: each has a share.
+// Ranks of a unit (mesh.h) that take different rows.
+inline int DpOfUnit(const TrainConfig& config) {
+  const int64_t layer = config.parallel.tp * config.parallel.cp;
+  return static_cast<int>(std::lcm(config.parallel.ep, layer) / layer);
+}
+// Parts of a step's sums, and the units of `dp` ranks with different rows that take them in turns:
+// the others compute nothing. 0: each rank has a share.
 inline int64_t TreeParts(const TrainConfig& config) {
-  const int64_t micro = ChooseMicroBatchSize(config, config.global_batch_size);
-  return (config.global_batch_size + micro - 1) / micro;
+  const int64_t rows = ChooseMicroBatchSize(config, config.global_batch_size) * DpOfUnit(config);
+  return (config.global_batch_size + rows - 1) / rows;
 }
-inline int TreeRanksOf(const TrainConfig& config, int replicas) {
-  return config.deterministic == Determinism::kElastic ? TreeRanks(TreeParts(config), replicas) : 0;
+inline int TreeUnitsOf(const TrainConfig& config, int dp) {
+  return config.deterministic == Determinism::kElastic
+             ? TreeUnits(TreeParts(config), dp / DpOfUnit(config))
+             : 0;
 }
-inline void SumAsTrees(const TrainConfig& config, int replicas, FlatOptions* flats) {
-  flats->tree_ranks = TreeRanksOf(config, replicas);
-  if (flats->tree_ranks > 0) flats->tree_levels = TreeLevels(TreeParts(config) / flats->tree_ranks);
+// Of those `dp` ranks, the ones that compute; 0 as above.
+inline int TreeRanksOf(const TrainConfig& config, int dp) {
+  return TreeUnitsOf(config, dp) * DpOfUnit(config);
+}
+inline void SumAsTrees(const TrainConfig& config, int dp, FlatOptions* flats) {
+  flats->tree_units = TreeUnitsOf(config, dp);
+  if (flats->tree_units > 0) flats->tree_levels = TreeLevels(TreeParts(config) / flats->tree_units);
 }
 
 }  // namespace muster::trainer

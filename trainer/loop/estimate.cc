@@ -111,9 +111,11 @@ struct FlatsEstimate {
   FlatMemory sum;
   ScheduleNeeds needs;
   std::vector<int64_t> weight_slots, gradient_slots, padded;
-  std::vector<int> holders, groups;  // ranks, by flat
+  std::vector<FlatOptions> options;
+  std::vector<int> holders, groups, in_stage;  // ranks, by flat; the last: holders of one stage
   int64_t layers = 0;
   std::vector<int64_t> gathered;  // bytes of all ranks, by flat
+  std::vector<int64_t> arrived;   // gradients of others that are summed as a tree, by flat
   int64_t in_transit = 0;         // and of quantised weights at most at once
   bool embedding = false, head = false;
   std::set<int64_t> windows;  // of its layers, as masks have them
@@ -154,17 +156,22 @@ FlatsEstimate EstimateFlats(const Setting& s) {
     const FlatLayout& flat = layout.flats[f];
     FlatOptions options = OptionsOf(flat, s.options.flats);
     options.frozen = s.config.lora.on() && f < own;
+    e.options.push_back(options);
     e.holders.push_back(s.Holders(flat)), e.groups.push_back(s.Group(flat));
+    e.in_stage.push_back(flat.holding().both_ends ? e.holders[f] / 2 : e.holders[f]);
     const FlatMemory one = MemoryOf(flat, e.holders[f], e.groups[f], options);
     e.sum.weights += one.weights, e.sum.gradients += one.gradients;
     e.sum.masters += one.masters, e.sum.moments += one.moments;
     // Those of a block are asked for while the block's before are there still.
     e.in_transit = std::max(e.in_transit, 2 * one.in_transit);
     e.padded.push_back(flat.PaddedNumel(e.holders[f]));
+    const auto element = static_cast<int64_t>(at::elementSize(options.dtype));
     e.gathered.push_back(options.quantisation != Quantisation::kNone ? one.in_transit
-                                                                     : e.padded[f] * s.element);
+                                                                     : e.padded[f] * element);
     e.weight_slots.push_back(one.weights_in_slot ? e.padded.back() : 0);
     e.gradient_slots.push_back(one.gradients_in_slot ? e.padded.back() : 0);
+    const bool comes = options.tree_units > 0 && !options.frozen && e.in_stage[f] > 1;
+    e.arrived.push_back(comes ? e.padded.back() : 0);
     e.needs.flats.push_back({!options.frozen, one.weights_in_slot, one.gradients_in_slot,
                              one.reduces_slot, flat.holding().both_ends});
   }
@@ -337,6 +344,27 @@ void EstimateContextTraffic(const Setting& s, const FlatsEstimate& flats, Estima
                      Ring(s.GatheredNumbers(e->micro_batch) * (gathers * s.element + 4), s.Parts());
 }
 
+// What a rank sends for one sum of a flat's gradients.
+int64_t ReducedBytes(const Setting& s, const FlatsEstimate& flats, int flat) {
+  const int holders = flats.holders[flat], group = flats.groups[flat],
+            in_stage = flats.in_stage[flat];
+  const FlatOptions& options = flats.options[flat];
+  const int64_t bytes = flats.padded[flat] * 4;
+  if (options.tree_units > 0)
+    return (group == in_stage && options.zero_stage > 0 ? 1 : 2) * Ring(bytes, in_stage);
+  if (!s.gpus || options.zero_stage == 0) return 2 * Ring(bytes, holders);
+  return Ring(bytes, group) + 2 * Ring(bytes / group, holders / group);
+}
+
+// What a rank sends once a step where both ends of a pipeline have a tree of a flat's gradients.
+int64_t EndsBytes(const FlatsEstimate& flats, int flat) {
+  const FlatOptions& options = flats.options[flat];
+  const int copies = flats.holders[flat] / flats.groups[flat];
+  if (options.frozen || options.tree_units == 0 || flats.in_stage[flat] == flats.holders[flat])
+    return 0;
+  return flats.padded[flat] * 4 / (options.zero_stage > 0 ? flats.groups[flat] : 1) * (copies - 1);
+}
+
 // What a rank sends a step.
 void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) {
   const int64_t part_bytes =
@@ -346,35 +374,30 @@ void EstimateTraffic(const Setting& s, const FlatsEstimate& flats, Estimate* e) 
     if (action.kind == Action::kSendOutput || action.kind == Action::kSendGradient)
       e->pipeline_bytes += part_bytes;
     if (action.kind != Action::kUnshard && action.kind != Action::kReduce) continue;
-    const int holders = flats.holders[action.index], group = flats.groups[action.index];
-    if (action.kind == Action::kUnshard) {
-      if (flats.weight_slots[action.index] > 0 ||
-          (s.config.zero_stage > 0 && flats.needs.flats[action.index].trained))
-        e->gather_bytes += Ring(flats.gathered[action.index], group);
-    } else if (holders > 1) {
-      const int64_t bytes = flats.padded[action.index] * 4;
-      if (s.options.flats.tree_ranks > 0)
-        e->reduce_bytes +=
-            (group == holders && s.config.zero_stage > 0 ? 1 : 2) * Ring(bytes, holders);
-      else if (!s.gpus || s.config.zero_stage == 0)
-        e->reduce_bytes += 2 * Ring(bytes, holders);
-      else
-        e->reduce_bytes += Ring(bytes, group) + 2 * Ring(bytes / group, holders / group);
-    }
+    if (action.kind == Action::kReduce)
+      e->reduce_bytes += ReducedBytes(s, flats, action.index);
+    else if (flats.weight_slots[action.index] > 0 || (flats.options[action.index].zero_stage > 0 &&
+                                                      flats.needs.flats[action.index].trained))
+      e->gather_bytes += Ring(flats.gathered[action.index], flats.groups[action.index]);
   }
+  for (int flat = 0; flat < static_cast<int>(flats.padded.size()); ++flat)
+    e->reduce_bytes += EndsBytes(flats, flat);
   EstimateExpertTraffic(s, flats, e);
   EstimateContextTraffic(s, flats, e);
   if (s.Slices() == 1) return;
   const int64_t tokens = e->micro_batches * e->micro_batch * s.RowTokens();
-  constexpr int64_t kOfEmbedding = 2, kOfHead = 2;
+  constexpr int64_t kOfEmbedding = 2;
+  // Of a head that scores, a number a token alone.
+  const int64_t of_head = s.model.score ? 0 : 2;
+  if (flats.head && s.model.score) e->slice_bytes = Ring(tokens * 4, s.Slices());
   // Experts that every token meets: as often as attention's products, beside the others'.
   const int64_t shared = s.model.experts.shared == 0
                              ? 0
                              : flats.layers * s.model.NumSparseLayers() / s.model.num_layers *
                                    ExchangesInALayer(s.options.recompute) / 2;
-  e->slice_bytes = Ring(tokens * s.model.hidden_size * s.element, s.Slices()) *
-                   (flats.layers * ExchangesInALayer(s.options.recompute) + shared +
-                    (flats.embedding ? kOfEmbedding : 0) + (flats.head ? kOfHead : 0));
+  e->slice_bytes += Ring(tokens * s.model.hidden_size * s.element, s.Slices()) *
+                    (flats.layers * ExchangesInALayer(s.options.recompute) + shared +
+                     (flats.embedding ? kOfEmbedding : 0) + (flats.head ? of_head : 0));
 }
 
 // Of a rank of the setting's stage.
@@ -383,8 +406,8 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
   const int64_t share =
       SharePerRank(s.config.global_batch_size, s.InStage() / s.Slices() / s.Parts());
   e.micro_batch = ChooseMicroBatchSize(s.config, share);
-  const int tree_ranks = s.options.flats.tree_ranks;
-  e.micro_batches = tree_ranks > 0 ? TreeParts(s.config) / tree_ranks
+  const int tree_units = s.options.flats.tree_units;
+  e.micro_batches = tree_units > 0 ? TreeParts(s.config) / tree_units
                                    : (share + e.micro_batch - 1) / e.micro_batch;
   e.stage = s.stage;
 
@@ -415,9 +438,7 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
                slot_bytes(Action::kOpen, {Action::kAccumulate, Action::kWaitReduce},
                           flats.gradient_slots, 4)},
               {"gradients of other ranks, as they are summed",
-               tree_ranks > 0 && s.ranks > 1
-                   ? slot_bytes(Action::kReduce, {Action::kWaitReduce}, flats.gradient_slots, 4)
-                   : 0},
+               slot_bytes(Action::kReduce, {Action::kWaitReduce}, flats.arrived, 4)},
               {"masters", flats.sum.masters, gpus && options.host_state},
               {"moments", flats.sum.moments, gpus && options.host_state},
               {"activations kept", work.kept},
@@ -440,7 +461,8 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
 Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
                       int64_t runtime_bytes) {
   EngineOptions options = MakeEngineOptions(config, model);
-  SumAsTrees(config, ranks, &options.flats);
+  const ParallelConfig& p = config.parallel;
+  SumAsTrees(config, static_cast<int>(ranks / (p.tp * p.cp * p.pp)), &options.flats);
   Setting s{config, model, ranks, gpus, options, options.flats.dtype == at::kBFloat16 ? 2 : 4, 0};
   Estimate worst;
   std::vector<StageEstimate> stages;

@@ -76,9 +76,10 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
                    world_.device(), /*rows=*/-1, context, taking);
   if (Leads() && taking > 0 && taking < replicas)
     std::fprintf(stderr,
-                 "note: deterministic: elastic: of %d ranks %d compute, the largest power of two "
-                 "that divides the step's %ld micro-batches\n",
-                 replicas, taking, TreeParts(config_));
+                 "note: deterministic: elastic: of %d ranks %d compute; of %d units of the layout "
+                 "%d do, the largest power of two that divides the step's %lld parts\n",
+                 world_.size(), world_.size() / replicas * taking, mesh.units(),
+                 TreeUnitsOf(config_, replicas), static_cast<long long>(TreeParts(config_)));
   for (const Setup::Evaluation& one : setup_.evaluations) {
     const int64_t rows = RowsToEvaluate(one.packer->rows_per_epoch());
     evaluations_.emplace_back(BatchReader(one.packer.get(), config_.global_batch_size, micro,
@@ -116,7 +117,8 @@ bool Run::MakeReferences() {
     BatchReader reader(
         packer, config_.global_batch_size,
         ChooseMicroBatchSize(config_, SharePerRank(config_.global_batch_size, mesh.dp())),
-        mesh.DpIndex(world_.rank()), mesh.dp(), world_.device(), packer->rows_per_epoch());
+        mesh.DpIndex(world_.rank()), mesh.dp(), world_.device(), packer->rows_per_epoch(),
+        /*context=*/{}, TreeRanksOf(config_, mesh.dp()));
     return MakeReference(setup_, world_, engine_, shards, reader, packer->rows_per_epoch());
   };
   std::optional<Logps> one = make(*setup_.shards[0], setup_.packer.get());

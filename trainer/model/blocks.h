@@ -42,7 +42,8 @@ struct BatchMeta {
   at::Tensor positions = {};
   std::vector<ops::DocumentSpan> documents = {};
   ops::FlashSequences sequences = {};  // the same, where FlashAttention may be used
-  at::Tensor in_documents = {};        // [T] fp32: 0 for padding; undefined: there is none
+  at::Tensor in_documents = {};        // [T] fp32: 0 for padding, and in rows that only fill up;
+                                       // undefined: there is none
   bool loss_only = false;              // no backward follows
   // Each row's number in the data's order: what dropout depends on; and the same on a GPU.
   std::vector<int64_t> rows = {};

@@ -244,8 +244,8 @@ TEST(Engine, TwoRanksAreTwoMicroBatchesBitForBit) {
 TEST(Engine, AnyNumberOfRanksIsTheSameBitsWhereSumsAreTrees) {
   const auto way = [](int ranks, int64_t rows, FlatOptions flats) {
     const int64_t parts = kRows / rows;
-    flats.tree_ranks = TreeRanks(parts, ranks);
-    flats.tree_levels = TreeLevels(parts / flats.tree_ranks);
+    flats.tree_units = TreeUnits(parts, ranks);
+    flats.tree_levels = TreeLevels(parts / flats.tree_units);
     return Way{"", ranks, static_cast<int>(parts), {.flats = flats}};
   };
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -437,7 +437,7 @@ TEST(Engine, MemoryIsWhatWasSaidBefore) {
         const bool half = dtype == at::kBFloat16;
         all.push_back({.zero_stage = stage, .dtype = dtype, .separate_gradients = more});
         all.push_back(
-            {.zero_stage = stage, .dtype = dtype, .tree_ranks = more ? 4 : 1, .tree_levels = 2});
+            {.zero_stage = stage, .dtype = dtype, .tree_units = more ? 4 : 1, .tree_levels = 2});
         all.push_back({.zero_stage = stage, .dtype = dtype, .frozen = true});
         all.push_back({.zero_stage = stage,
                        .dtype = dtype,

@@ -174,7 +174,7 @@ FlatMemory MemoryOf(const FlatLayout& layout, int ranks, int group, const FlatOp
     if (sharing > 1) m.in_transit = m.weights * sharing;
   }
   if (options.frozen) return m;
-  const bool tree = options.tree_ranks > 0;
+  const bool tree = options.tree_units > 0;
   m.gradients_in_slot = options.separate_gradients || options.bf16_gradients || tree ||
                         (options.zero_stage >= 2 && group > 1 && !options.sum_once);
   m.reduces_slot = tree || (m.gradients_in_slot && ranks > 1 && !options.sum_once &&
@@ -193,6 +193,7 @@ FlatParam::FlatParam(FlatLayout layout, World* world, const FlatOptions& options
     : layout_(std::move(layout)),
       world_(world),
       holders_(world->holders(layout_.holding())),
+      stage_(world->holders({layout_.sliced(), false, layout_.holding().experts}).whole),
       options_(options) {
   const int ranks = whole().size, group = shard().size;
   const int64_t padded = layout_.PaddedNumel(ranks);
@@ -485,7 +486,7 @@ bool FlatParam::SumsWhole() const {
 }
 
 void FlatParam::StartReduce() {
-  if (options_.tree_ranks > 0) return StartTree();
+  if (options_.tree_units > 0) return StartTree();
   if (whole().size == 1) return;
   at::Tensor& sums = reduces_slot_ ? grads_ : sums_;
   if (SumsWhole()) {
@@ -509,25 +510,26 @@ void FlatParam::ReduceOverReplicas(const at::Tensor& owned) {
   reduce_ = replicate().backend->allreduce(tensors, {});
 }
 
-// Each rank gets its part of all ranks' gradients.
+// Each rank gets its part of the gradients of all that hold it in its stage.
 void FlatParam::StartTree() {
-  if (whole().size == 1) return;
+  if (stage_.size == 1) return;
   arrived_ = at::empty_like(grads_);
   std::vector<int64_t> equal;
-  reduce_ = whole().backend->alltoall_base(arrived_, grads_, equal, equal, {});
+  reduce_ = stage_.backend->alltoall_base(arrived_, grads_, equal, equal, {});
 }
 
 void FlatParam::WaitTree() {
-  const int ranks = whole().size;
+  const int ranks = stage_.size;
   at::Tensor owned = grads_.narrow(0, owned_begin_, owned_numel_);
   if (ranks > 1) {
     Wait(reduce_);
     const int64_t part = grads_.numel() / ranks;
-    at::Tensor sum = SumOfRows(arrived_.view({ranks, part}).narrow(0, 0, options_.tree_ranks));
+    at::Tensor sum =
+        SumOfTurn(arrived_.view({ranks, part}), world_->mesh().units(), options_.tree_units);
     if (owned_numel_ == part) {  // it owns no other
       owned = sum;
     } else {
-      reduce_ = whole().backend->_allgather_base(grads_, sum, {});
+      reduce_ = stage_.backend->_allgather_base(grads_, sum, {});
       Wait(reduce_);
     }
   }
@@ -537,11 +539,23 @@ void FlatParam::WaitTree() {
 }
 
 void FlatParam::FinishGradients() {
-  if (!frozen() && options_.tree_ranks > 0) tree_.CopyTotal(sums_);
+  if (frozen() || options_.tree_units == 0) return;
+  tree_.CopyTotal(sums_);
+  if (layout_.holding().both_ends) AddBothEnds();
+}
+
+// What the first stage summed and what the last did. Copies of one stage have the same bits.
+void FlatParam::AddBothEnds() {
+  const int copies = replicate().size;
+  at::Tensor all = at::empty({copies * owned_numel_}, sums_.options()), mine = sums_;
+  reduce_ = replicate().backend->_allgather_base(all, mine, {});
+  Wait(reduce_);
+  const at::Tensor of_copies = all.view({copies, owned_numel_});
+  sums_.copy_(of_copies[0].add_(of_copies[copies / 2]));
 }
 
 void FlatParam::WaitReduce() {
-  if (options_.tree_ranks > 0) return WaitTree();
+  if (options_.tree_units > 0) return WaitTree();
   if (!reduce_) return;
   Wait(reduce_);
   at::Tensor owned = (reduces_slot_ ? grads_ : sums_).narrow(0, owned_begin_, owned_numel_);

@@ -117,13 +117,14 @@ struct FlatOptions {
   bool host_weights = false;  // stage 3: the owned weights as well
   bool poison = false;        // what is left behind in a slot becomes NaN
   bool sum_once = false;      // gradients are summed over ranks once a step, whatever the stage
-  // Of sums as trees (sum_tree.h): ranks that take parts, and sums under way; 0: sums are none.
+  // Of sums as trees (sum_tree.h): units that take parts, and sums under way; 0: sums are none.
   // Each micro-batch's gradient is summed over the ranks by itself, whatever the stage.
-  int tree_ranks = 0, tree_levels = 0;
+  int tree_units = 0, tree_levels = 0;
 };
 // Those of one flat where `options` are the model's: only linears are quantised; biases of routers
 // are fp32 in one place; and where ranks of other stages hold it, they come to its sum at another
-// time, so there is one a step, in fp32.
+// time, so there is one a step, in fp32. (Of sums as trees, each stage has one, and they are added
+// at the end.)
 FlatOptions OptionsOf(const FlatLayout& layout, FlatOptions options);
 
 // SplitMasters and JoinMasters (adamw_kernel.h) by ATen, for memory on any device: fp32 [n] into
@@ -265,10 +266,12 @@ class FlatParam {
   void ReduceOverReplicas(const at::Tensor& owned);
   void StartTree();
   void WaitTree();
+  void AddBothEnds();
 
   FlatLayout layout_;
   World* world_;
   const Holders holders_;
+  const Group stage_;  // of those that hold it, this rank's stage's
   const FlatOptions options_;
   bool weights_in_slot_ = false, gradients_in_slot_ = false, reduces_slot_ = false;
   int64_t shard_begin_ = 0, shard_numel_ = 0, owned_begin_ = 0, owned_numel_ = 0;
@@ -285,7 +288,7 @@ class FlatParam {
   std::optional<QuantisedWeights> quantised_;
   at::Tensor quantised_rows_;  // of all ranks, until the weights are made of them
   SumTree tree_;               // of owned gradients
-  at::Tensor arrived_;         // [ranks, padded / ranks]: this rank's part of all ranks' gradients
+  at::Tensor arrived_;         // [ranks, padded / ranks]: this rank's part of its stage's gradients
   bool stale_ = true, unsharded_ = false;
   bool zero_ = true;  // sums_ are as they were made
   double waited_s_ = 0;

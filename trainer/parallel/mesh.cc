@@ -1,6 +1,7 @@
 #include "trainer/parallel/mesh.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 namespace muster::trainer {
@@ -29,6 +30,8 @@ int Mesh::size() const {
   for (const MeshDim dim : kSlowestFirst) ranks *= shape_[dim];
   return ranks;
 }
+
+int Mesh::units() const { return size() / pp() / std::lcm(ep_, cp() * tp()); }
 
 MeshNumbers Mesh::PlaceOf(int rank) const {
   MeshNumbers place(0);

@@ -57,6 +57,9 @@ class Mesh {
   int CpIndex(int rank) const { return PlaceOf(rank)[MeshDim::kCp]; }
   int ep() const { return ep_; }
   int EpIndex(int rank) const { return rank % ep_; }
+  // Parts of a stage whose ranks, neighbours, compute gradients without the others: a *unit* is of
+  // tp · cp ranks, and of more where ep reaches beyond them. Each takes other rows.
+  int units() const;
   // The ranks that share out experts with `rank`.
   std::vector<int> ExpertRanks(int rank) const;
   // Which part of the model a rank has, of how many: ranks with one number have the same.

@@ -152,6 +152,36 @@ TEST(Mesh, ExpertsAreSharedOutAmongNeighboursOfAShardGroup) {
   }
 }
 
+TEST(Mesh, UnitsHaveEachFlatsHoldersBehindEachOther) {
+  struct Of {
+    Mesh mesh;
+    int units;
+  };
+  const Of cases[] = {
+      {Mesh(1, 1, 0), 1},           {Mesh(8, 1, 2), 8},           {Mesh(8, 2, 0), 4},
+      {Mesh(8, 2, 0, 2), 2},        {Mesh(12, 1, 0, 1, 1, 3), 4}, {Mesh(8, 1, 0, 1, 2), 4},
+      {Mesh(8, 2, 0, 1, 2), 4},     {Mesh(8, 2, 0, 1, 4), 2},     {Mesh(8, 4, 0, 1, 2), 2},
+      {Mesh(24, 2, 12, 2, 3), 2},  // ep 3 and tp 2 meet again after six
+      {Mesh(16, 2, 0, 1, 4, 2), 4}, {Mesh(16, 2, 0, 1, 8, 2), 2},
+  };
+  for (const Of& c : cases) {
+    SCOPED_TRACE(std::to_string(c.mesh.size()) + " ranks, ep " + std::to_string(c.mesh.ep()));
+    EXPECT_EQ(c.mesh.units(), c.units);
+    const int in_unit = c.mesh.size() / c.mesh.pp() / c.units;
+    for (int rank = 0; rank < c.mesh.size(); ++rank) {
+      const int first = rank / in_unit * in_unit;
+      for (const int other : c.mesh.ExpertRanks(rank)) EXPECT_EQ(other / in_unit * in_unit, first);
+      for (const Holding& holding : {Holding{}, {.sliced = true}, {.experts = true}}) {
+        const std::vector<int> whole = HoldersOf(c.mesh, rank, holding).whole;
+        const size_t each = whole.size() / static_cast<size_t>(c.units);
+        EXPECT_EQ(each * static_cast<size_t>(c.units), whole.size());
+        for (size_t i = 0; i < whole.size(); ++i)
+          EXPECT_EQ(whole[i] / in_unit, whole[0] / in_unit + static_cast<int>(i / each));
+      }
+    }
+  }
+}
+
 TEST(Mesh, EveryRankHasOnePlaceAndGroupsAgree) {
   for (const auto& [ranks, tp, shard_size, pp, ep, cp] : {std::tuple{12, 1, 0, 1, 1, 1},
                                                           {12, 2, 0, 1, 3, 1},

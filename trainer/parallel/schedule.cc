@@ -160,7 +160,7 @@ class Builder {
       if (needs.gradients_in_slot && !needs.reduce_each_micro_batch)
         actions_.push_back({Action::kAccumulate, flat});
       if (!needs.reduce_each_micro_batch && !last_micro) continue;
-      if (needs.reduce_last) {
+      if (needs.reduce_last && !needs.reduce_each_micro_batch) {
         last_.push_back(flat);
         continue;
       }

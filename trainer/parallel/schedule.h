@@ -50,7 +50,9 @@ struct FlatNeeds {
   bool weights_in_slot = false;
   bool gradients_in_slot = false;
   bool reduce_each_micro_batch = false;
-  bool reduce_last = false;  // other stages hold it, too, which come to their ends at other times
+  // Other stages hold it, too, which come to their ends at other times: where it is summed once a
+  // step, that is after all else.
+  bool reduce_last = false;
 };
 // What a rank of a pipeline has, and when it does what; by default it is alone with all blocks.
 struct PipelinePart {

@@ -219,6 +219,17 @@ TEST(Schedule, WhatOtherStagesHoldTooIsReducedAfterAllElse) {
                           [](const Action& a) { return a.kind == Action::kWaitReduce; }));
 }
 
+// Those of its stage sum it for each micro-batch, and the stages do at the end.
+TEST(Schedule, WhatOtherStagesHoldTooIsReducedLikeTheRestWhereEachMicroBatchIs) {
+  const Stage made = StageOf(PipelineKind::k1F1B, 1, 2, {2});
+  ScheduleNeeds needs{
+      std::vector<FlatNeeds>(made.blocks.size(), {true, false, /*gradients_in_slot=*/true, true}),
+      false, made.part};
+  const std::vector<Action> wanted = MakeSchedule(made.blocks, needs, 3);
+  needs.flats.back().reduce_last = true;
+  EXPECT_EQ(MakeSchedule(made.blocks, needs, 3), wanted);
+}
+
 TEST(Schedule, GradientsInSlotsCantWait) {
   const Stage made = StageOf(PipelineKind::kZeroBubble, 0, 2, {2});
   const ScheduleNeeds needs{std::vector<FlatNeeds>(made.blocks.size(), {true, false, true, false}),

@@ -6,9 +6,9 @@
 
 namespace muster::trainer {
 
-int TreeRanks(int64_t parts, int ranks) {
+int TreeUnits(int64_t parts, int units) {
   int found = 1;
-  while (2 * found <= ranks && parts % (2 * found) == 0) found *= 2;
+  while (2 * found <= units && parts % (2 * found) == 0) found *= 2;
   return found;
 }
 
@@ -24,6 +24,14 @@ at::Tensor SumOfRows(const at::Tensor& rows) {
       rows.select(0, at).add_(rows.select(0, at + width));
   }
   return rows.select(0, 0);
+}
+
+at::Tensor SumOfTurn(const at::Tensor& summands, int units, int taking) {
+  const int64_t ranks = summands.size(0), in_unit = ranks / units;
+  TORCH_CHECK(in_unit * units == ranks && taking <= units, "no ", units, " units of ", ranks);
+  const at::Tensor parts = summands.view({units, in_unit, summands.size(1)}).narrow(0, 0, taking);
+  for (int64_t rank = 1; rank < in_unit; ++rank) parts.select(1, 0).add_(parts.select(1, rank));
+  return SumOfRows(parts.select(1, 0));
 }
 
 void SumTree::Clear() {

@@ -11,10 +11,10 @@
 namespace muster::trainer {
 namespace {
 
-TEST(SumTree, RanksAreTheMostThatShareOutThePartsEvenly) {
+TEST(SumTree, UnitsAreTheMostThatShareOutThePartsEvenly) {
   struct Case {
     int64_t parts;
-    int ranks, wanted;
+    int units, wanted;
   };
   for (const Case& c : {Case{8, 1, 1},
                         {8, 2, 2},
@@ -26,7 +26,7 @@ TEST(SumTree, RanksAreTheMostThatShareOutThePartsEvenly) {
                         {12, 8, 4},
                         {7, 8, 1},
                         {1, 4, 1}})
-    EXPECT_EQ(TreeRanks(c.parts, c.ranks), c.wanted) << c.parts << " " << c.ranks;
+    EXPECT_EQ(TreeUnits(c.parts, c.units), c.wanted) << c.parts << " " << c.units;
 }
 
 // The k-th of so many: of any size, so that the order in which they are added matters.
@@ -49,7 +49,7 @@ at::Tensor Wanted(int64_t first, int64_t parts) {
 }
 
 at::Tensor Sum(int64_t parts, int ranks, bool twice) {
-  const int taking = TreeRanks(parts, ranks);
+  const int taking = TreeUnits(parts, ranks);
   SumTree tree;
   for (int level = 0; level < TreeLevels(parts / taking); ++level) tree.TakeMemory(at::zeros({64}));
   at::Tensor sum = at::zeros({64});
@@ -81,6 +81,23 @@ TEST(SumTree, AnyNumberOfRanksHasTheSameBits) {
   EXPECT_GT(differ, 5) << "the order makes no difference here";
 }
 
+// A unit's summands in their order, and of three units the two that have parts.
+TEST(SumTree, SummandsOfAUnitAreAddedBeforeUnitsAre) {
+  const auto summands = [](int units, int in_unit) {
+    at::Tensor all = at::zeros({units * in_unit, 64});
+    for (int64_t i = 0; i < units * in_unit; ++i) all[i] = Part(i);
+    return all;
+  };
+  EXPECT_TRUE(at::equal(SumOfTurn(summands(2, 3), 2, 2),
+                        ((Part(0) + Part(1)) + Part(2)) + ((Part(3) + Part(4)) + Part(5))));
+  EXPECT_TRUE(
+      at::equal(SumOfTurn(summands(3, 2), 3, 2), (Part(0) + Part(1)) + (Part(2) + Part(3))));
+  EXPECT_TRUE(
+      at::equal(SumOfTurn(summands(4, 1), 4, 4), (Part(0) + Part(1)) + (Part(2) + Part(3))));
+  EXPECT_TRUE(at::equal(SumOfTurn(summands(2, 1), 2, 1), Part(0)));
+  EXPECT_THROW(SumOfTurn(summands(1, 3), 2, 1), c10::Error);
+}
+
 TEST(SumTree, EachRankTakesItsTurnsAndTheOthersNothing) {
   const auto rows = [](int rank) {
     std::vector<std::pair<int64_t, int64_t>> found;
@@ -91,6 +108,14 @@ TEST(SumTree, EachRankTakesItsTurnsAndTheOthersNothing) {
   EXPECT_EQ(rows(0), (Found{{0, 2}, {4, 2}, {8, 2}}));
   EXPECT_EQ(rows(1), (Found{{2, 2}, {6, 2}, {10, 1}}));
   EXPECT_EQ(rows(2), (Found{{11, 1}, {11, 1}, {11, 1}}));
+}
+
+// Of three ranks that are one part together the last have rows of the first turn alone.
+TEST(SumTree, APartOfSeveralRanksIsFilledUp) {
+  EXPECT_EQ(CutBatch(8, 2, 0, 3, 3)[1].first, 6);
+  const Cut filled = CutBatch(8, 2, 1, 3, 3)[1];
+  EXPECT_EQ(filled.first, 8);
+  EXPECT_EQ(filled.rows, 1);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Row `elastic-bits`: one training on 1, 2, 3, 4 and 8 ranks, and resized on its way, with deterministic: elastic.
+"""Row `elastic-bits`: one training on 1, 2, 3, 4 and 8 ranks, and resized on its way, with deterministic: elastic; and one in a layout on 1, 2 and 4 units of it.
 
 bench_elastic_bits.py [--quick]        MUSTER_TRAINER_BIN names the binary
 """
@@ -20,21 +20,24 @@ def main() -> int:
     figures = []
     with tempfile.TemporaryDirectory(prefix="bench-elastic-") as name:
         tokens = harness.make_tokens(Path(name) / "tokens")
-        for kind in ["plain", "stage 3"] if quick else elastic_bits.KINDS:
+        for kind in ["plain", "tp 2"] if quick else elastic_bits.KINDS | elastic_bits.LAYOUTS:
             folder = Path(name) / kind.replace(",", "").replace(
                 " ", "_"
             )  # commas divide checkpoints
             folder.mkdir()
-            found = elastic_bits.compare(trainer_bin, tokens, folder, steps, kind, ways)
+            layout = kind in elastic_bits.LAYOUTS
+            its = [[2], [4], [1, 4, 2]] if layout and not quick else ways
+            found = elastic_bits.compare(trainer_bin, tokens, folder, steps, kind, its)
             print(f"{kind}: {found}", flush=True)
             figures.append(
                 harness.figure(
                     f"elastic-bits.{kind.replace(',', '').replace(' ', '_')}",
                     sum(differ for differ, _ in found.values()),
-                    f"of {steps} norms and the weights differ in a bit, ranks {'; '.join(found)}; "
+                    f"of {steps} norms and the weights differ in a bit, "
+                    f"{'units' if layout else 'ranks'} {'; '.join(found)}; "
                     f"told losses within {max(loss for _, loss in found.values()):.0e}",
                     0,
-                    peer="1 rank",
+                    peer="1 unit" if layout else "1 rank",
                 )
             )
     return harness.report(figures)

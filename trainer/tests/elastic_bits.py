@@ -1,7 +1,9 @@
-"""deterministic: elastic: one training on any numbers of ranks, compared bit for bit."""
+"""deterministic: elastic: one training on any numbers of ranks, or of units of a layout, compared bit for bit."""
 
+import math
 from pathlib import Path
 
+import families
 import parity
 from harness import Gang, relative
 
@@ -16,6 +18,17 @@ KINDS = {
     "LoRA with dropout": {"lora": {"rank": 4, "dropout": 0.3}},
     "documents": {"packing": "bfd", "max_grad_norm": 0.1},
 }
+# The same of layouts whose ranks aren't alike.
+LAYOUTS = {
+    "tp 2": {"parallel": {"tp": 2}},
+    "tp 2, stage 3": {"parallel": {"tp": 2}, "zero_stage": 3, "poison": True, "recompute": "full"},
+    "tp 2, bf16": {"parallel": {"tp": 2}, "zero_stage": 2, "dtype": "bf16"},
+    "pp 2": {"parallel": {"pp": 2}},
+    "pp 2, tied": {"family": "qwen3", "parallel": {"pp": 2}, "zero_stage": 2, "poison": True},
+    "cp 2, documents": {"parallel": {"cp": 2}, "packing": "bfd"},
+    "ep 2": {"family": "qwen3-moe", "parallel": {"ep": 2}, "zero_stage": 2},
+    "tp 2 x ep 2": {"family": "dots1", "parallel": {"tp": 2, "ep": 2}, "router_bias_speed": 0.01},
+}
 
 
 def config(init: Path, tokens: Path, steps: int, **more) -> dict:
@@ -27,6 +40,12 @@ def config(init: Path, tokens: Path, steps: int, **more) -> dict:
         "learning_rate": 1e-3,
     }
     return said | more
+
+
+def unit_of(settings: dict) -> int:
+    """Ranks of a layout's unit, of all stages."""
+    said = {"tp": 1, "cp": 1, "pp": 1, "ep": 1} | settings.get("parallel", {})
+    return math.lcm(said["tp"] * said["cp"], said["ep"]) * said["pp"]
 
 
 class Outcome:
@@ -49,14 +68,19 @@ class Outcome:
 
 
 def train(trainer_bin: str, settings: dict, folder: Path, ranks: list[int]) -> Outcome:
-    """With the first number of ranks for the first part of the steps, resumed with the second one, and so on."""
+    """With the first number of units for the first part of the steps, resumed with the second one, and so on."""
+    unit = unit_of(settings)
     norms, losses, resume_from = {}, {}, []
     steps = settings["max_steps"]
     for number, its in enumerate(ranks):
         until = steps * (number + 1) // len(ranks)
         more = {"max_steps": until, "save_steps": until, "export": "model"}
         with Gang(
-            trainer_bin, settings | more, its, folder / f"run{number}", resume_from=resume_from
+            trainer_bin,
+            settings | more,
+            its * unit,
+            folder / f"run{number}",
+            resume_from=resume_from,
         ) as gang:
             gang.finish()
         norms |= gang.metric("grad_norm")
@@ -68,9 +92,11 @@ def train(trainer_bin: str, settings: dict, folder: Path, ranks: list[int]) -> O
 def compare(
     trainer_bin: str, tokens: Path, folder: Path, steps: int, kind: str, ranks: list[list[int]]
 ) -> dict[str, tuple[int, float]]:
-    """For each way, "1", "8, 2, 3": (what differs from one rank in a bit, how far losses are off)."""
-    init = parity.make_init(folder / "init")
-    settings = config(init, tokens, steps, **KINDS[kind])
+    """For each way, "1", "8, 2, 3": (what differs from one unit in a bit, how far losses are off)."""
+    said = dict((KINDS | LAYOUTS)[kind])
+    family = said.pop("family", None)
+    init = families.make(folder / "init", family) if family else parity.make_init(folder / "init")
+    settings = config(init, tokens, steps, **said)
     wanted = train(trainer_bin, settings, folder / "wanted", [1])
     found = {}
     for way in ranks:

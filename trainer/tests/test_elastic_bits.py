@@ -19,6 +19,14 @@ def test_any_number_of_ranks_trains_to_the_same_bits(trainer_bin, tokens, tmp_pa
         assert differ == 0 and loss < 1e-13, (way, differ, loss)
 
 
+@pytest.mark.parametrize("kind", elastic_bits.LAYOUTS)
+def test_so_does_a_layout_on_any_number_of_units(trainer_bin, tokens, tmp_path, kind):
+    ranks = [[2], [4, 3, 1]] if kind in ("tp 2", "pp 2, tied") else [[2], [3, 1]]
+    found = elastic_bits.compare(trainer_bin, tokens, tmp_path, 6, kind, ranks)
+    for way, (differ, loss) in found.items():
+        assert differ == 0 and loss < 1e-13, (way, differ, loss)
+
+
 def test_without_it_they_differ(trainer_bin, tokens, tmp_path):
     init = parity.make_init(tmp_path / "init")
     settings = config(init, tokens, 6, deterministic=True)
@@ -31,6 +39,14 @@ def test_it_says_how_many_ranks_compute(trainer_bin, tokens, tmp_path):
     with Gang(trainer_bin, config(init, tokens, 1), 3, tmp_path / "run") as gang:
         gang.finish()
     assert "of 3 ranks 2 compute" in (gang.folder / "0.err").read_text()
+
+
+def test_it_says_so_of_a_layout(trainer_bin, tokens, tmp_path):
+    init = parity.make_init(tmp_path / "init")
+    settings = config(init, tokens, 1, parallel={"tp": 2})
+    with Gang(trainer_bin, settings, 6, tmp_path / "run") as gang:
+        gang.finish()
+    assert "of 6 ranks 4 compute; of 3 units" in (gang.folder / "0.err").read_text()
 
 
 def test_an_estimate_counts_what_is_under_way(trainer_bin, tokens, tmp_path):
@@ -56,12 +72,16 @@ def test_an_estimate_counts_what_is_under_way(trainer_bin, tokens, tmp_path):
     "more, said",
     [
         (
-            {"parallel": {"tp": 2}},
-            "trainer.deterministic: elastic is not supported yet with parallel.tp",
+            {"parallel": {"pp": 2, "pipeline": "zero_bubble"}},
+            "trainer.parallel.pipeline: zero_bubble puts off gradients of weights",
         ),
         (
             {"parallel": "auto"},
-            "trainer.deterministic: elastic is not supported yet with parallel: auto",
+            "trainer.deterministic: elastic keeps one layout for all numbers of ranks",
+        ),
+        (
+            {"moments": "int8"},
+            "trainer.moments: int8 doesn't go with deterministic: elastic",
         ),
         ({"micro_batch_size": 0}, "trainer.micro_batch_size: is missing"),
         (
@@ -69,7 +89,7 @@ def test_an_estimate_counts_what_is_under_way(trainer_bin, tokens, tmp_path):
             'trainer.deterministic: must be true, false or elastic; got "yes"',
         ),
     ],
-    ids=["tp", "auto", "micro_batch_size", "word"],
+    ids=["zero_bubble", "auto", "int8", "micro_batch_size", "word"],
 )
 def test_what_it_needs_is_said(trainer_bin, tokens, tmp_path, more, said):
     init = parity.make_init(tmp_path / "init")

@@ -14,6 +14,7 @@ from preferences import BATCH, LENGTH, make_pairs, run
 from rewards import CENTER, PAD, SHOWN, config_of, documents, settings
 from safetensors.torch import load_file, save_file
 from test_schema import train
+from test_stages import estimate
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,17 @@ def test_every_layout_trains_alike(trainer_bin, init, pairs, tmp_path, ranks, mo
     many = run(trainer_bin, settings(init, pairs, **more), ranks, tmp_path / "many")
     found = preferences.differences(many, [{name: line[name] for name in SHOWN} for line in one])
     assert max(found.values()) <= 2e-5, found
+
+
+def test_an_estimate_counts_what_a_score_of_slices_sends(trainer_bin, init, pairs, tmp_path):
+    said = settings(init, pairs, parallel={"tp": 2})
+    done = estimate(trainer_bin, tmp_path, said, "--ranks", "2", "--json", "true")
+    assert done.returncode == 0, done.stderr
+    # A step's tokens of 64 numbers of 4 bytes, of which each rank sends half: 10 times in each of 2 layers, twice at the
+    # embedding; and at the head one number each.
+    tokens, row = 2 * BATCH * LENGTH, 64 * 4
+    wanted = tokens * row // 2 * (2 * 10 + 2) + tokens * 4 // 2
+    assert json.loads(done.stdout)["slice_bytes_per_step"] == wanted
 
 
 def test_experts_that_ranks_share_out_train_alike(trainer_bin, pairs, tmp_path):

@@ -104,7 +104,8 @@ inline BatchMeta PartOfRows(const Way& way, const World& world, int step, int64_
 // A rank's micro-batches of a step: of its share of the rows, or where sums are trees in turns. Not
 // by two ranks at once, as the generator behind Rows is the process's.
 inline std::vector<BatchMeta> BatchesOf(const Way& way, const World& world, int step) {
-  const int dp = world.mesh().dp(), tree_ranks = way.options.flats.tree_ranks;
+  const int dp = world.mesh().dp(),
+            tree_ranks = way.options.flats.tree_units * (dp / world.mesh().units());
   const int64_t share = tree_ranks > 0 ? kRows : kRows / dp;
   std::vector<BatchMeta> batches;
   for (const Cut& cut : CutBatch(kRows, share / way.micro_batches,

@@ -166,10 +166,10 @@ SessionOptions OptionsOfSessions(const MusterdConfig& config, const Start& start
   for (const pb::Event& event : start.first) {
     if (event.has_clusters_configured()) clusters = event.clusters_configured().file();
   }
-  options.how_differs = [skus = std::make_shared<const HostSkus>(std::move(clusters))](
+  options.keep_to_sku = [skus = std::make_shared<const HostSkus>(std::move(clusters))](
                             const std::string& cluster, const std::string& host,
-                            const pb::Inventory& inventory) {
-    return skus->HowDiffers(cluster, host, inventory);
+                            pb::Inventory* inventory) {
+    return skus->Keep(cluster, host, inventory);
   };
   return options;
 }

@@ -55,11 +55,11 @@ struct SessionOptions {
   std::function<void(uint64_t epoch, uint64_t commit)> on_restored;
   std::function<std::string()> new_id =
       RandomId;  // of a session; the fault simulation draws them from its seed
-  // How the host's inventory contradicts what the clusters file says of it (HostSkus); empty: it
-  // doesn't. From any thread. Null: nobody knows.
+  // Keeps a host's inventory to what the clusters file says of it, and returns how it contradicted
+  // that (HostSkus); empty: it didn't. From any thread. Null: nobody knows.
   std::function<std::string(const std::string& cluster, const std::string& host,
-                            const pb::Inventory& inventory)>
-      how_differs;
+                            pb::Inventory* inventory)>
+      keep_to_sku;
 };
 
 // Why a musterd whose version is `ours` (common/base/protocol.h) serves no agent whose version is
@@ -107,11 +107,6 @@ class Sessions : public AgentLink {
   bool OpenTunnel(const std::string& cluster, const std::string& host, pb::OpenTunnel open);
   OpenTunnels* tunnels() { return &tunnels_; }
 
-  // SessionOptions::how_differs.
-  std::string HowDiffers(const std::string& cluster, const std::string& host,
-                         const pb::Inventory& inventory) const {
-    return options_.how_differs ? options_.how_differs(cluster, host, inventory) : "";
-  }
   // Agents that are connected now.
   size_t Connected() const;
   // Something was heard of it for less than a lease ago, by this process.
@@ -182,6 +177,7 @@ class Sessions : public AgentLink {
                    bool final);  // under mutex_
   std::string WhyRefuse(const pb::Hello& hello, const View& view,
                         bool* final) const;  // under mutex_
+  pb::Inventory WhatCounts(const pb::Hello& hello) const;
   void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned,
                const std::string& differs);
   void Heard(HostEntry* entry, const Session& session);  // under mutex_

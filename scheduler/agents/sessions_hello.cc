@@ -28,15 +28,16 @@ bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View
          (hello.epoch_seen() >= since_epoch && hello.commit_seen() > view.commit);
 }
 
-// What a Hello says, in one operation, so that the whole of it is one step.
-std::vector<pb::Event> EventsOf(const pb::Hello& hello) {
+// What a Hello says, in one operation, so that the whole of it is one step. `inventory`: what
+// counts of its own.
+std::vector<pb::Event> EventsOf(const pb::Hello& hello, pb::Inventory inventory) {
   std::vector<pb::Event> events(1);
   pb::HostHello* joined = events[0].mutable_host_hello();
   joined->set_cluster(hello.cluster());
   joined->set_host(hello.host());
   joined->set_state_id(hello.state_id());
   joined->set_boot_id(hello.boot_id());
-  *joined->mutable_inventory() = hello.inventory();
+  *joined->mutable_inventory() = std::move(inventory);
   for (const pb::AttemptReport& report : hello.attempts()) {
     pb::AttemptReported* reported = events.emplace_back().mutable_attempt_reported();
     reported->set_cluster(hello.cluster());
@@ -145,6 +146,19 @@ uint64_t Sessions::Replace(const std::shared_ptr<AgentStream>& stream,
   return ++entry.hellos;
 }
 
+// A host is believed that it has less than its SKU, and not that it has more: it would draw work
+// that it can't do, or wants to see.
+pb::Inventory Sessions::WhatCounts(const pb::Hello& hello) const {
+  pb::Inventory inventory = hello.inventory();
+  inventory.set_differs(
+      options_.keep_to_sku ? options_.keep_to_sku(hello.cluster(), hello.host(), &inventory) : "");
+  if (!inventory.differs().empty()) {
+    LogWarn("a host contradicts its SKU in the clusters file; what it has above that doesn't count",
+            {{"cluster", hello.cluster()}, {"host", hello.host()}, {"how", inventory.differs()}});
+  }
+  return inventory;
+}
+
 absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
                                     const pb::Hello& hello) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
@@ -177,16 +191,14 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
                               {"session", session->id.substr(0, 8)},
                               {"attempts", hello.attempts_size()},
                               {"declared", hello.inventory().declared()}});
-  const std::string differs = HowDiffers(hello.cluster(), hello.host(), hello.inventory());
-  if (!differs.empty()) {
-    LogWarn("a host contradicts its SKU in the clusters file; what it has is what counts",
-            {{"cluster", hello.cluster()}, {"host", hello.host()}, {"how", differs}});
-  }
+  pb::Inventory inventory = WhatCounts(hello);
+  const std::string differs = inventory.differs();
   // A newer Hello may have come from another thread since the lock was released, and be queued
   // before this one: then this one says nothing any more.
   engine_->Call(
       [this, number, name = Name(hello.cluster(), hello.host()),
-       events = EventsOf(hello)](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+       events = EventsOf(hello, std::move(inventory))](
+          const State&) -> absl::StatusOr<std::vector<pb::Event>> {
         std::lock_guard lock(mutex_);
         if (hosts_[name].hellos != number)
           return absl::AbortedError("a newer session of this agent has replaced this one");

@@ -145,7 +145,7 @@ TEST_F(SessionsTest, WelcomesOnceTheHelloIsDurableAndNamesTheSession) {
 // Two threads read two streams of one agent: the older Hello's events may be posted last.
 TEST_F(SessionsTest, AnOlderHelloThatIsPostedAfterANewerOneChangesNothing) {
   StreamPtr newer;
-  how_differs_ = [&](const std::string&, const std::string&, const pb::Inventory&) {
+  keep_to_sku_ = [&](const std::string&, const std::string&, pb::Inventory*) {
     if (newer != nullptr) return "";
     pb::Hello hello = HelloOf("h1", kStateA);  // it comes before the older one is posted
     pb::Device* device = hello.mutable_inventory()->add_devices();
@@ -169,16 +169,29 @@ TEST_F(SessionsTest, AnOlderHelloThatIsPostedAfterANewerOneChangesNothing) {
   EXPECT_FALSE(newer->ended.has_value());
 }
 
-TEST_F(SessionsTest, AHostThatContradictsItsSkuIsWelcomeAndToldSo) {
-  how_differs_ = [](const std::string& cluster, const std::string& host,
-                    const pb::Inventory& inventory) {
-    return host == "h1" ? absl::StrCat(cluster, " has ", inventory.devices_size()) : "";
+TEST_F(SessionsTest, AHostThatContradictsItsSkuIsWelcomeToldSoAndCountsItsSku) {
+  keep_to_sku_ = [](const std::string& cluster, const std::string& host,
+                    pb::Inventory* inventory) -> std::string {
+    if (host != "h1") return "";
+    const std::string how = absl::StrCat(cluster, " has ", inventory->devices_size());
+    inventory->mutable_devices()->RemoveLast();
+    return how;
   };
   Start(state());
   EXPECT_EQ(Connect("h1", kStateA)->sent.at(0).welcome().differs(), "lab has 2");
-  EXPECT_EQ(Connect("h2", kStateB)->sent.at(0).welcome().differs(), "");
+  pb::Hello hello = HelloOf("h2", kStateB);
+  hello.mutable_inventory()->set_differs("an agent's own word");
+  const StreamPtr other = Open(hello);
+  Settle();
+  EXPECT_EQ(other->sent.at(0).welcome().differs(), "");
   EXPECT_EQ(StateOf("h1"), pb::HOST_UP);
-  EXPECT_EQ(sessions_->HowDiffers("lab", "h1", TwoSlots()), "lab has 2");
+  const auto inventory = [&](const std::string& host) {
+    return state().host(state().FindHost("lab", host)).inventory;
+  };
+  EXPECT_EQ(inventory("h1").devices_size(), 1);
+  EXPECT_EQ(inventory("h1").differs(), "lab has 2");
+  EXPECT_EQ(inventory("h2").devices_size(), 2);
+  EXPECT_EQ(inventory("h2").differs(), "");
 }
 
 TEST_F(SessionsTest, TheNewestStreamOfTheSameStateIdReplacesTheOther) {

@@ -107,7 +107,7 @@ class SessionsTest : public ::testing::Test {
     SessionOptions options;
     options.store_id = kStore;
     options.epoch = kEpoch;
-    options.how_differs = how_differs_;
+    options.keep_to_sku = keep_to_sku_;
     options.several_users = several_users_;
     sessions_ = std::make_unique<Sessions>(options, &clock_);
     EngineOptions engine_options;
@@ -179,7 +179,7 @@ class SessionsTest : public ::testing::Test {
   std::vector<std::string> log_;
   RecordingStore store_{&log_};
   uint64_t commit_ = 0;
-  decltype(SessionOptions::how_differs) how_differs_;
+  decltype(SessionOptions::keep_to_sku) keep_to_sku_;
   bool several_users_ = false;
   std::shared_ptr<const View> view_;
   std::unique_ptr<Sessions> sessions_;

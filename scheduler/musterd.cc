@@ -79,6 +79,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig&
     input.version = context.version;
     input.takes_submissions = WhyNoSubmissions(context).empty();
     input.agent_sessions = static_cast<int64_t>(context.sessions->Connected());
+    input.agent_rests = context.sessions->Rests();
     input.database_bytes = store.database;
     input.wal_bytes = store.wal;
     if (context.providers != nullptr) input.logins = context.providers->Counts();

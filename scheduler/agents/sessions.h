@@ -26,6 +26,7 @@
 #include "muster/v1/agent.pb.h"
 #include "scheduler/agents/live_usage.h"
 #include "scheduler/agents/open_tunnels.h"
+#include "scheduler/agents/pace.h"
 #include "scheduler/agents/stragglers.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/ports.h"
@@ -77,6 +78,10 @@ class Sessions : public AgentLink {
   // A message of a stream. An error means that the stream is to be ended with it: INVALID_ARGUMENT
   // for what no agent sends.
   absl::Status Receive(const std::shared_ptr<AgentStream>& stream, const pb::AgentMessage& message);
+  // How long not to read on from the stream, as its host has said too much (pace.h); 0: not at all.
+  // For streams of hosts that aren't this machine's own.
+  int64_t RestNs(const AgentStream* stream);
+  uint64_t Rests() const;  // that were asked for, since the start
   // The stream has ended, whoever ended it. Its host counts as heard until its heartbeats are
   // missed.
   void Closed(const AgentStream* stream);
@@ -123,7 +128,9 @@ class Sessions : public AgentLink {
     std::shared_ptr<AgentStream> stream;
     std::string cluster, host, state_id, id;
     bool welcomed = false;
-    bool checks_host = false;  // as its Hello said
+    bool checks_host = false;    // as its Hello said
+    std::shared_ptr<Pace> pace;  // its host's
+    bool told_pace = false;      // in the log
     std::map<std::string, int64_t>
         sent;  // commands (serialized) that hold, and when they were sent last
     std::map<std::string, std::string> reports;         // newest report by attempt, serialized
@@ -147,7 +154,8 @@ class Sessions : public AgentLink {
     // that it runs nothing by another one's word from then on.
     bool answered = false;
     uint64_t hellos = 0;  // accepted ones
-    struct Check {        // before a quarantine ends: the newest that was asked for
+    std::shared_ptr<Pace> pace = std::make_shared<Pace>();
+    struct Check {  // before a quarantine ends: the newest that was asked for
       uint64_t request = 0;
       int32_t device = -1;
       std::string session;   // that was asked
@@ -185,7 +193,7 @@ class Sessions : public AgentLink {
   void Acknowledge(const std::shared_ptr<Session>& session, const pb::Heartbeat& heartbeat);
   void SawLater(const pb::Hello& hello);  // under mutex_
   void ProveOwnership();
-  void Timed(const View& view, const pb::ProgressReport& report);
+  void Timed(const Session& session, const View& view, const pb::ProgressReport& report);
   void LookAtQuarantines(const State& state, HostId id);  // under mutex_
   void EndQuarantine(const pb::ClusterSpec& cluster, const HostRow& row,
                      const pb::Quarantine& quarantine);  // under mutex_
@@ -195,6 +203,7 @@ class Sessions : public AgentLink {
   void Progressed(const Session& session, const pb::ProgressReport& report);
   void Exported(const std::shared_ptr<Session>& session, const pb::AgentMessage& message);
   void Loaded(const std::shared_ptr<Session>& session, const pb::AgentMessage& message);
+  void Post(const std::shared_ptr<Session>& session, pb::Event event, Engine::Done done = nullptr);
   void PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt,
                 const std::string& identity, pb::Event event);
   void Fault(const std::shared_ptr<Session>& session, const pb::HostFault& fault);
@@ -220,6 +229,7 @@ class Sessions : public AgentLink {
   std::map<const AgentStream*, std::shared_ptr<Session>> streams_;
   std::map<uint64_t, LogStream> logs_;
   uint64_t next_log_ = 1, next_check_ = 1;
+  uint64_t rests_ = 0;
   int64_t proved_ns_ = started_ns_;  // BootNs of the newest commit that was made to prove it
   Stragglers stragglers_;
   LiveUsage usage_;

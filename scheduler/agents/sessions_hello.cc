@@ -140,6 +140,8 @@ uint64_t Sessions::Replace(const std::shared_ptr<AgentStream>& stream,
   entry.heard_wall_ns = clock_->WallNs();
   entry.posted_quiet_ns = 0;
   entry.posted = pb::HOST_UP;  // HostHello says so
+  session->pace = entry.pace;
+  session->pace->Take((1 + hello.attempts_size()) * Pace::kMessageNs, clock_->BootNs());
   streams_[stream.get()] = session;
   for (const pb::AttemptReport& report : hello.attempts())
     session->reports[AttemptText(report.key())] = report.SerializeAsString();

@@ -1,6 +1,9 @@
 #include "scheduler/api/agent_service.h"
 
+#include <grpcpp/alarm.h>
+
 #include <algorithm>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -77,18 +80,39 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
       return;
     }
     incoming_.Clear();
-    StartRead(&incoming_);
+    ReadOn();
   }
 
  protected:
   void Gone() override { sessions_->Closed(handle_.get()); }
 
  private:
+  // Later, if its host has said too much. What it says meanwhile stays on its side, by gRPC's flow
+  // control; nobody else waits.
+  void ReadOn() {
+    const int64_t rest_ns = host_.empty() ? 0 : sessions_->RestNs(handle_.get());
+    if (rest_ns == 0) {
+      StartRead(&incoming_);
+      return;
+    }
+    if (!Hold()) return;
+    // A new one each time: the one before may be calling this.
+    alarm_ = std::make_unique<grpc::Alarm>();
+    alarm_->Set(std::chrono::system_clock::now() + std::chrono::nanoseconds(rest_ns),
+                [stream = weak_from_this()](bool) {
+                  const std::shared_ptr<Stream> alive = stream.lock();
+                  if (alive == nullptr) return;
+                  alive->StartRead(&alive->incoming_);
+                  alive->Release();
+                });
+  }
+
   Sessions* const sessions_;
   const std::string cluster_, host_;
   const std::function<void(size_t)> explain_;
   std::shared_ptr<StreamHandle> handle_;
   pb::AgentMessage incoming_;
+  std::unique_ptr<grpc::Alarm> alarm_;  // of a rest
 };
 
 void StreamHandle::Send(const pb::SchedulerMessage& message) {

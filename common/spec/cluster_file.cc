@@ -205,6 +205,10 @@ class ClusterReader {
     if (fields.Text("sku", &text)) cluster->set_sku(text);
     if (fields.Text("job_storage", &text)) cluster->set_job_storage(text);
     if (fields.Bool("open", &open)) cluster->set_open(open);
+    if (fields.Text("only_user", &text)) {
+      cluster->set_only_user(text);
+      if (!IsLabel(text)) document_.AddAtPath(fields.PathOf("only_user"), kNameRule);
+    }
     if (fields.Text("bandwidth", &text)) {
       cluster->set_bandwidth_bits_per_s(BitsPerSecond(text));
       if (cluster->bandwidth_bits_per_s() == 0) {

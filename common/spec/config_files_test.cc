@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -126,6 +127,22 @@ clusters:
   EXPECT_EQ(skus.Keep("phx", "h2", &two),
             "no flavour instead of cpu-slot, 0 devices instead of 2, devices instead of declared "
             "stand-ins, 0B disk instead of 10GiB");
+}
+
+TEST(ClusterFile, AClusterMayBeForOneUser) {
+  constexpr char kFile[] = R"(
+storages: {home: {path: /home, clusters: [anns]}}
+clusters: [{name: anns, job_storage: home, open: true, only_user: %s}]
+)";
+  pb::ClusterFile file;
+  std::vector<Problem> problems;
+  ASSERT_TRUE(
+      ParseClusterFile(absl::StrReplaceAll(kFile, {{"%s", "ann"}}), "c.yaml", &file, &problems))
+      << Summary(problems);
+  EXPECT_EQ(file.clusters(0).only_user(), "ann");
+  EXPECT_FALSE(ParseClusterFile(absl::StrReplaceAll(kFile, {{"%s", "ann/bob"}}), "c.yaml", &file,
+                                &problems));
+  EXPECT_NE(Summary(problems).find("clusters[0].only_user"), std::string::npos);
 }
 
 TEST(KeepTo, WhatIsAboveTheSkuDoesNotCount) {

@@ -40,6 +40,8 @@ class AgentStream {
   virtual void Send(const pb::SchedulerMessage& message) = 0;
   // Ends the stream once what was sent before is out.
   virtual void End(const absl::Status& status) = 0;
+  // Whose jobs alone its host may be given, as its certificate says; empty: everybody's.
+  virtual std::string only_user() const { return ""; }
 };
 
 struct SessionOptions {
@@ -183,7 +185,7 @@ class Sessions : public AgentLink {
                    std::shared_ptr<Session>* replaced);  // under mutex_
   void RefuseHello(AgentStream* stream, const pb::Hello& hello, const std::string& why,
                    bool final);  // under mutex_
-  std::string WhyRefuse(const pb::Hello& hello, const View& view,
+  std::string WhyRefuse(const pb::Hello& hello, const std::string& only_user, const View& view,
                         bool* final) const;  // under mutex_
   pb::Inventory WhatCounts(const pb::Hello& hello) const;
   void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned,

@@ -48,6 +48,17 @@ std::vector<pb::Event> EventsOf(const pb::Hello& hello, pb::Inventory inventory)
   return events;
 }
 
+// Why a host whose certificate is for jobs of `only_user` alone (empty: it isn't) may not be in
+// this cluster; empty: it may.
+std::string WhyNotInCluster(const std::string& only_user, const pb::ClusterSpec& cluster) {
+  if (only_user.empty() || only_user == cluster.only_user()) return "";
+  return absl::StrCat(
+      "the certificate of this host is for jobs of ", only_user, " alone, and cluster ",
+      cluster.name(), " is for ",
+      cluster.only_user().empty() ? "everybody's" : absl::StrCat("those of ", cluster.only_user()),
+      " (only_user in the clusters file). Join anew: muster host token new");
+}
+
 }  // namespace
 
 std::string WhyNotSpoken(int32_t theirs, int32_t ours) {
@@ -62,7 +73,8 @@ std::string WhyNotSpoken(int32_t theirs, int32_t ours) {
 }
 
 // Empty if the host may join now.
-std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* final) const {
+std::string Sessions::WhyRefuse(const pb::Hello& hello, const std::string& only_user,
+                                const View& view, bool* final) const {
   *final = true;
   if (const std::string why = WhyNotSpoken(hello.protocol_version(), kAgentProtocolVersion);
       !why.empty())
@@ -72,7 +84,7 @@ std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* 
                         ") and may run its attempts; this one is ", options_.store_id,
                         ". Stop what it runs and give it a fresh --state-dir");
   }
-  if (options_.several_users && !hello.runs_as_owner()) {
+  if (options_.several_users && !hello.runs_as_owner() && only_user.empty()) {
     return "this musterd serves several users, and the agent would run the jobs of all of them as "
            "one. Start the agent as root without --single-user (with --single-user=false, if its "
            "host has joined with it), or give musterd `single_user: true`";
@@ -84,6 +96,9 @@ std::string Sessions::WhyRefuse(const pb::Hello& hello, const View& view, bool* 
   const int32_t cluster = view.state.FindCluster(hello.cluster());
   if (cluster < 0)
     return absl::StrCat("there is no cluster \"", hello.cluster(), "\" in the clusters file");
+  if (const std::string why = WhyNotInCluster(only_user, view.state.clusters()[cluster].spec);
+      !why.empty())
+    return why;
   const HostId id = view.state.FindHost(hello.cluster(), hello.host());
   if (!view.state.clusters()[cluster].spec.open() &&
       (id == kNoHost || !view.state.host(id).listed)) {
@@ -173,7 +188,8 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
     if (streams_.count(stream.get()) != 0)
       return absl::InvalidArgumentError("a second hello on the same stream");
     bool final = false;
-    if (const std::string why = WhyRefuse(hello, *view, &final); !why.empty()) {
+    if (const std::string why = WhyRefuse(hello, stream->only_user(), *view, &final);
+        !why.empty()) {
       RefuseHello(stream.get(), hello, why, final);
       return absl::OkStatus();
     }

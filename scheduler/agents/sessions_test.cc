@@ -90,6 +90,45 @@ TEST_F(SessionsTest, WhereSeveralUsersAreServedAnAgentRunsJobsAsTheirOwners) {
   EXPECT_TRUE(sessions_->Receive(stream, Beat()).ok());
 }
 
+TEST_F(SessionsTest, AHostForOneUsersJobsIsServedInTheirClusterAlone) {
+  several_users_ = true;
+  pb::Event clusters = LabConfigured();
+  pb::ClusterSpec* anns = clusters.mutable_clusters_configured()->mutable_file()->add_clusters();
+  anns->set_name("anns");
+  anns->set_open(true);
+  anns->set_only_user("ann");
+  engine_->Post(clusters);
+  Settle();
+  Start(state());
+  const struct {
+    const char* name;
+    const char *cluster, *certificate;  // whose jobs alone
+    bool runs_as_owner;
+    const char* why;  // empty: it is served
+  } cases[] = {
+      {"without root", "anns", "ann", false, ""},
+      {"one that runs as owners", "anns", "", true, ""},
+      {"without root and without a word of it in the certificate", "anns", "", false,
+       "Start the agent as root without --single-user"},
+      {"another user's", "anns", "bob", false, "is for those of ann"},
+      {"in everybody's cluster", "lab", "ann", false, "is for everybody's"},
+      {"in everybody's cluster, as root", "lab", "ann", true, "is for everybody's"},
+  };
+  int hosts = 0;
+  for (const auto& test : cases) {
+    pb::Hello hello = HelloOf(absl::StrCat("h", ++hosts), kStateA);
+    hello.set_cluster(test.cluster);
+    hello.set_runs_as_owner(test.runs_as_owner);
+    const StreamPtr stream = Open(hello, test.certificate);
+    if (*test.why == '\0') {
+      EXPECT_FALSE(Refused(stream)) << test.name;
+      continue;
+    }
+    ASSERT_TRUE(Refused(stream)) << test.name;
+    EXPECT_THAT(stream->sent[0].refused().reason(), HasSubstr(test.why)) << test.name;
+  }
+}
+
 TEST(WhyNotSpoken, AgentsOneReleaseOlderWork) {
   const struct {
     int32_t theirs, ours;

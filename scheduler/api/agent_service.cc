@@ -29,28 +29,31 @@ class Stream;
 // What Sessions holds: it outlives the call.
 class StreamHandle : public AgentStream {
  public:
-  explicit StreamHandle(std::weak_ptr<Stream> stream) : stream_(std::move(stream)) {}
+  StreamHandle(std::weak_ptr<Stream> stream, std::string only_user)
+      : stream_(std::move(stream)), only_user_(std::move(only_user)) {}
   void Send(const pb::SchedulerMessage& message) override;
   void End(const absl::Status& status) override;
+  std::string only_user() const override { return only_user_; }
 
  private:
   const std::weak_ptr<Stream> stream_;
+  const std::string only_user_;
 };
 
 class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
                public std::enable_shared_from_this<Stream> {
  public:
-  // `cluster` and `host` of its certificate; empty: it may speak for any.
-  Stream(Sessions* sessions, std::string cluster, std::string host,
-         std::function<void(size_t)> explain)
+  // `who`: by its certificate's host; none: it may speak for any.
+  Stream(Sessions* sessions, const Principal& who, std::function<void(size_t)> explain)
       : sessions_(sessions),
-        cluster_(std::move(cluster)),
-        host_(std::move(host)),
+        cluster_(who.cluster),
+        host_(who.host),
+        only_user_(who.only_user),
         explain_(std::move(explain)) {}
 
   void Begin() {
     KeepAlive(shared_from_this());
-    handle_ = std::make_shared<StreamHandle>(weak_from_this());
+    handle_ = std::make_shared<StreamHandle>(weak_from_this(), only_user_);
     StartRead(&incoming_);
   }
 
@@ -108,7 +111,7 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
   }
 
   Sessions* const sessions_;
-  const std::string cluster_, host_;
+  const std::string cluster_, host_, only_user_;
   const std::function<void(size_t)> explain_;
   std::shared_ptr<StreamHandle> handle_;
   pb::AgentMessage incoming_;
@@ -141,8 +144,8 @@ AgentServiceImpl::AgentServiceImpl(const ApiContext* context, const Door* door)
 }
 
 Bidi* AgentServiceImpl::Connect(const Caller& caller, grpc::CallbackServerContext* call) {
-  const auto stream = std::make_shared<Stream>(context_->sessions, caller.who().cluster,
-                                               caller.who().host, door()->Explainer(*call));
+  const auto stream =
+      std::make_shared<Stream>(context_->sessions, caller.who(), door()->Explainer(*call));
   stream->Begin();
   return stream.get();
 }

@@ -303,6 +303,20 @@ TEST_F(NetworkTest, AHostThatSaysTooMuchIsReadOnLaterAndNothingOfItIsLost) {
   context.TryCancel();
 }
 
+TEST_F(NetworkTest, WhoseJobsAHostIsForStandsInItsCertificateAndStaysThereWhenItIsRenewed) {
+  const Identity h1 = Joined("/host/lab/h1/only/ann");
+  EXPECT_EQ(h1.holder.only_user, "ann");
+  const absl::StatusOr<Identity> renewed = Renew(h1);
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_EQ(renewed->holder, h1.holder);
+  grpc::ClientContext context;
+  const auto stream = pb::AgentService::NewStub(Dial(*renewed))->Connect(&context);
+  pb::SchedulerMessage message;
+  ASSERT_TRUE(stream->Write(HelloOf("h1")) && stream->Read(&message));
+  EXPECT_THAT(message.refused().reason(), HasSubstr("is for everybody's"));
+  context.TryCancel();
+}
+
 TEST_F(NetworkTest, AUsersCertificateIsNoAgents) {
   const Identity ann = JoinedUser("ann", pb::ROLE_ADMIN);
   grpc::ClientContext context;

@@ -34,10 +34,12 @@ class FakeStream : public AgentStream {
     log_->push_back(BodyName(message));
   }
   void End(const absl::Status& status) override { ended = status; }
+  std::string only_user() const override { return for_user; }
   std::string session() const { return sent.empty() ? "" : sent[0].session().session(); }
 
   std::vector<pb::SchedulerMessage> sent;
   std::optional<absl::Status> ended;
+  std::string for_user;  // of its certificate
 
  private:
   std::vector<std::string>* log_;
@@ -130,8 +132,9 @@ class SessionsTest : public ::testing::Test {
     return state().host(state().FindHost(cluster, host)).state;
   }
 
-  StreamPtr Open(const pb::Hello& hello) {
+  StreamPtr Open(const pb::Hello& hello, const std::string& for_user = "") {
     auto stream = std::make_shared<FakeStream>(&log_);
+    stream->for_user = for_user;
     pb::AgentMessage message;
     *message.mutable_hello() = hello;
     EXPECT_TRUE(sessions_->Receive(stream, message).ok());

@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/base/units.h"
 #include "muster/v1/trust_service.grpc.pb.h"
@@ -92,6 +93,24 @@ absl::StatusOr<std::string> AuthorityIn(const std::string& chain, const std::str
   return "";
 }
 
+std::string TimeText(int64_t unix_s) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixSeconds(unix_s), absl::UTCTimeZone());
+}
+
+// `refused`: why the chain isn't the authority's at `now_s`. If it is at another time, then it is
+// this machine's clock that is wrong, or the scheduler's.
+absl::Status AtThisTime(const std::string& chain, const std::string& authority, int64_t now_s,
+                        const absl::Status& refused) {
+  const absl::StatusOr<Certificate> shown = ReadCertificate(chain);
+  if (!shown.ok() || !VerifyHolder(chain, authority, shown->validity.end_s - 1).ok())
+    return refused;
+  return absl::UnauthenticatedError(
+      absl::StrCat("this machine's clock says ", TimeText(now_s),
+                   ", and the scheduler's certificate counts from ",
+                   TimeText(shown->validity.begin_s), " to ", TimeText(shown->validity.end_s),
+                   ". Set the clock that is wrong (timedatectl set-ntp true). Nothing was sent"));
+}
+
 // The server's name, if one of the shown certificates is the authority that the line pins and
 // signed the server's.
 struct Door {
@@ -103,7 +122,7 @@ absl::StatusOr<Door> CheckDoor(const std::string& chain, const std::string& fing
   if (!pem.ok()) return pem.status();
   if (!pem->empty()) {
     const absl::StatusOr<Holder> server = VerifyHolder(chain, *pem, now_s);
-    if (!server.ok()) return server.status();
+    if (!server.ok()) return AtThisTime(chain, *pem, now_s, server.status());
     if (server->kind != Holder::kServer)
       return absl::UnauthenticatedError("who answers there is no scheduler");
     return Door{*pem, server->trust_id};

@@ -82,6 +82,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig&
     input.takes_submissions = WhyNoSubmissions(context).empty();
     input.agent_sessions = static_cast<int64_t>(context.sessions->Connected());
     input.unproved_hellos = context.sessions->Unproved();
+    input.agent_rests = context.sessions->Rests();
     input.database_bytes = store.database;
     input.wal_bytes = store.wal;
     if (context.providers != nullptr) input.logins = context.providers->Counts();
@@ -189,10 +190,10 @@ SessionOptions OptionsOfSessions(const MusterdConfig& config, const Start& start
   for (const pb::Event& event : start.first) {
     if (event.has_clusters_configured()) clusters = event.clusters_configured().file();
   }
-  options.how_differs = [skus = std::make_shared<const HostSkus>(std::move(clusters))](
+  options.keep_to_sku = [skus = std::make_shared<const HostSkus>(std::move(clusters))](
                             const std::string& cluster, const std::string& host,
-                            const pb::Inventory& inventory) {
-    return skus->HowDiffers(cluster, host, inventory);
+                            pb::Inventory* inventory) {
+    return skus->Keep(cluster, host, inventory);
   };
   return options;
 }

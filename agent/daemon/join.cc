@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
@@ -15,6 +16,10 @@ namespace {
 
 constexpr char kKeyFile[] = "join.key";
 constexpr int64_t kSkewNs = 5 * kMinute;
+
+std::string TimeText(int64_t unix_ns) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixNanos(unix_ns), absl::UTCTimeZone());
+}
 
 // Why its scheduler refuses it; empty: it doesn't, or nobody can be asked. One that has expired is
 // renewed where that is possible.
@@ -32,17 +37,24 @@ std::string WhyRefused(const std::string& path, Identity* identity) {
   return EndedBeforeAnyCall(why) ? WhyNotTaken(*identity, why) : "";
 }
 
-// With the key that is kept for it.
-absl::StatusOr<Identity> Buy(const std::string& key_path, const JoinLine& line, int64_t* clock_ns) {
+// With the key that is kept for it. A token that was spent by a host whose clock is wrong buys the
+// same again: it is for this key.
+absl::StatusOr<Identity> Buy(const std::string& key_path, const JoinLine& line) {
   absl::StatusOr<std::string> key = ReadFile(key_path, kMaxPemBytes);
   if (absl::IsNotFound(key.status())) {
     key = NewKey();
     if (absl::Status kept = WriteFileDurably(key_path, *key, 0600); !kept.ok()) return kept;
   }
   if (!key.ok()) return key.status();
-  absl::StatusOr<Identity> identity = Join(line, *key, clock_ns);
-  if (identity.ok() && identity->holder.kind != Holder::kHost)
+  int64_t scheduler_ns = 0;
+  absl::StatusOr<Identity> identity = Join(line, *key, &scheduler_ns);
+  if (!identity.ok()) return identity;
+  if (identity->holder.kind != Holder::kHost)
     return absl::InvalidArgumentError("the token is a user's: muster login takes it");
+  const int64_t here_ns = RealClock()->WallNs();
+  LogInfo("the scheduler's clock", {{"says", TimeText(scheduler_ns)}, {"here", TimeText(here_ns)}});
+  if (const std::string why = WhyClocksDiffer(here_ns, scheduler_ns); !why.empty())
+    return absl::FailedPreconditionError(why);
   return identity;
 }
 
@@ -52,6 +64,17 @@ std::string WithRemedy(const Identity& identity, const std::string& why) {
   return absl::StrCat(why, ". On musterd's machine `muster host token new ",
                       identity.holder.cluster, "/", identity.holder.name,
                       "` prints a line that joins this host anew: run it here");
+}
+
+std::string WhyClocksDiffer(int64_t here_ns, int64_t scheduler_ns) {
+  const int64_t ahead_ns = here_ns - scheduler_ns;
+  if (std::abs(ahead_ns) <= kSkewNs) return "";
+  return absl::StrCat("this host's clock says ", TimeText(here_ns), ", and the scheduler's ",
+                      TimeText(scheduler_ns), ": it is ",
+                      FormatDuration(std::abs(ahead_ns) / kSecond * kSecond),
+                      ahead_ns > 0 ? " ahead" : " behind",
+                      ", and may be 5m off at most. Set it (timedatectl set-ntp true), then run "
+                      "the same line again: its token is still this host's");
 }
 
 absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const JoinLine& line,
@@ -66,8 +89,7 @@ absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const Join
     refused = WhyRefused(path, &*before);
     if (refused.empty() && IsSignedBy(*before, line.fingerprint)) return before;
   }
-  int64_t clock_ns = 0;
-  absl::StatusOr<Identity> identity = Buy(key_path, line, &clock_ns);
+  absl::StatusOr<Identity> identity = Buy(key_path, line);
   if (!identity.ok()) {
     if (!before.ok() || !refused.empty()) return identity;
     LogWarn("this host goes on as what it has joined as: the line buys nothing",
@@ -85,11 +107,6 @@ absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const Join
   if (absl::Status kept = SaveIdentity(path, *identity); !kept.ok()) return kept;
   unlink(key_path.c_str());
   *joined = true;
-  if (const int64_t ahead_ns = RealClock()->WallNs() - clock_ns; std::abs(ahead_ns) > kSkewNs) {
-    LogWarn(
-        "this host's clock is not the scheduler's: certificates are refused where it is an hour",
-        {{"seconds_ahead", ahead_ns / kSecond}});
-  }
   return identity;
 }
 

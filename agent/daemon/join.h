@@ -1,6 +1,7 @@
 // `muster-agent join`: buys this host's certificate with a token, once.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -16,9 +17,15 @@ inline constexpr char kOldIdentityFile[] = "identity.old";  // the one before
 // The host's identity: what is kept there already (*joined is false then), else what the line buys.
 // It also buys a new one in the place of one that its scheduler refuses, or that is of another
 // authority than the line names. The key is kept before it is used, so that a repeat after a reply
-// that was lost succeeds. The state directory has to be there.
+// that was lost succeeds. A host whose clock is wrong is refused, and joins by the same line once
+// it is right. The state directory has to be there.
 absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const JoinLine& line,
                                   bool* joined);
+
+// Why a host whose clock says `here_ns` doesn't join a scheduler whose clock says `scheduler_ns`
+// (Unix times), with the remedy; empty: it may. More than 5 minutes are too many: certificates are
+// refused from an hour on.
+std::string WhyClocksDiffer(int64_t here_ns, int64_t scheduler_ns);
 
 // Why the scheduler refuses this host, and what lets it in again.
 std::string WithRemedy(const Identity& identity, const std::string& why);

@@ -63,7 +63,7 @@ struct Flags {
   bool no_pid_namespace = false;
   std::string min_uid = "1000", most_processes = "32768";
   JoinLine join;  // of `muster-agent join`
-  bool only = false;
+  bool only = false, as_me = false;
 };
 
 void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
@@ -128,6 +128,9 @@ void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
                    "Fingerprint of the scheduler's authority, sha256:…; no other one is taken")
       ->required();
   join->add_flag("--only", flags->only, "Join, and end");
+  join->add_flag("--as-me", flags->as_me,
+                 "As --single-user, on a machine of your own: without root, for your jobs alone. "
+                 "The token has to be of a cluster that is yours (only_user)");
   join->fallthrough();
   app->require_subcommand(0, 1);
 }
@@ -144,6 +147,11 @@ int Identify(const Flags& flags, const std::string& state_directory, AgentOption
   if (!identity.ok()) return Fail(std::string(identity.status().message()), 1);
   if (identity->holder.kind != muster::Holder::kHost)
     return Fail(absl::StrCat(options->identity_file, ": is a user's, not a host's"));
+  if (flags.as_me && identity->holder.only_user.empty()) {
+    return Fail(absl::StrCat("--as-me: ", identity->holder.cluster, "/", identity->holder.name,
+                             " is a host for everybody's jobs. Ask for a token of a cluster that "
+                             "has only_user with your name in musterd's clusters.yaml"));
+  }
   if ((!options->cluster.empty() && options->cluster != identity->holder.cluster) ||
       (!options->host.empty() && options->host != identity->holder.name)) {
     return Fail(absl::StrCat("this host joined as ", identity->holder.cluster, "/",
@@ -259,6 +267,7 @@ int main(int argc, char** argv) {
   Declare(&app, &flags, &options);
   if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value())
     return *code;
+  if (flags.as_me) options.single_user = true;
   ReadSingleUser(flags, app.count("--single-user") > 0, &options);
   if (const std::string wrong = Check(flags, &options); !wrong.empty()) return Fail(wrong);
 

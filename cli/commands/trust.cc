@@ -47,15 +47,18 @@ int ShowToken(Session& session, Client* client, const TokenOptions& options,
       absl::StrCat(token.join_address(), " --token ", token.token(), " --ca ", token.fingerprint());
   const absl::StatusOr<pb::PingResponse> ping = client->Ping();
   const std::string text =
-      options.host.empty()
-          ? absl::StrCat("muster login ", line, "\n")
+      options.host.empty() ? absl::StrCat("muster login ", line, "\n")
+      : !token.only_user().empty()
+          ? absl::StrCat("muster-agent join ", line,
+                         " --state-dir ~/.local/share/muster-agent --as-me\n")
           : absl::StrCat("muster-agent join ", line, " --state-dir /var/lib/muster-agent",
                          ping.ok() && ping->single_user() ? " --single-user" : "", "\n");
   const int code = session.ShowOne(text, token, token.id());
   if (session.for_people()) {
     session.Err(absl::StrCat(
-        options.host.empty() ? options.user + " runs" : "Run on " + options.host, " this line ",
-        When(session.now_ns(), token.expires_ns()) == "past" ? "" : "within ",
+        options.host.empty() ? options.user + " runs" : "Run on " + options.host,
+        token.only_user().empty() ? "" : absl::StrCat(", as ", token.only_user(), ","),
+        " this line ", When(session.now_ns(), token.expires_ns()) == "past" ? "" : "within ",
         FormatDuration((token.expires_ns() - session.now_ns() + kSecond - 1) / kSecond * kSecond),
         options.reusable ? ", as often as needed" : ", once", ". Take it back: muster ",
         options.host.empty() ? "user" : "host", " token revoke ", token.id(), "\n"));

@@ -82,6 +82,8 @@ std::string HostNotes(const pb::Host& host, int64_t now_ns) {
   if (host.blames_size() > 0)
     absl::StrAppend(&text, "Blamed, not often enough for a quarantine:\n");
   for (const pb::Blame& blame : host.blames()) absl::StrAppend(&text, BlameLine(blame, now_ns));
+  if (!host.only_user().empty())
+    absl::StrAppend(&text, "Takes jobs of ", host.only_user(), " alone\n");
   if (!host.confirmed_off_by().empty())
     absl::StrAppend(&text, "Counts as off: said by ", host.confirmed_off_by(), "\n");
   if (!host.fence_detail().empty())

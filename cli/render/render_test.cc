@@ -974,6 +974,9 @@ TEST(FleetTest, QueuesClustersAndHosts) {
   host.clear_drain_reason();
   EXPECT_THAT(HostsTable({host}, kNow).Render(Screen()),
               HasSubstr("ago  not as its SKU: 1 device instead of 2\n"));
+  EXPECT_THAT(HostNotes(host, kNow), Not(HasSubstr("Takes jobs of")));
+  host.set_only_user("ann");
+  EXPECT_THAT(HostNotes(host, kNow), HasSubstr("Takes jobs of ann alone\n"));
 }
 
 TEST(FleetTest, NothingOfADrainedClusterIsFree) {

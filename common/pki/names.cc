@@ -31,7 +31,8 @@ std::string UriOf(const Holder& holder) {
       return absl::StrCat(start, "user/", holder.name, holder.token.empty() ? "" : "/token/",
                           holder.token);
     case Holder::kHost:
-      return absl::StrCat(start, "host/", holder.cluster, "/", holder.name);
+      return absl::StrCat(start, "host/", holder.cluster, "/", holder.name,
+                          holder.only_user.empty() ? "" : "/only/", holder.only_user);
   }
   return "";
 }
@@ -41,7 +42,7 @@ std::optional<Holder> ParseHolder(std::string_view uri) {
   if (uri.substr(0, kScheme.size()) != kScheme) return std::nullopt;
   const std::vector<std::string> parts =
       absl::StrSplit(std::string(uri.substr(kScheme.size())), '/');
-  if (parts.size() < 2 || parts.size() > 5) return std::nullopt;
+  if (parts.size() < 2 || parts.size() > 6) return std::nullopt;
   if (!std::all_of(parts.begin(), parts.end(), GoodName)) return std::nullopt;
   Holder holder;
   holder.trust_id = parts[0];
@@ -54,10 +55,12 @@ std::optional<Holder> ParseHolder(std::string_view uri) {
     holder.kind = Holder::kUser;
     holder.name = parts[2];
     holder.token = parts[4];
-  } else if (parts.size() == 4 && parts[1] == "host") {
+  } else if ((parts.size() == 4 || (parts.size() == 6 && parts[4] == "only")) &&
+             parts[1] == "host") {
     holder.kind = Holder::kHost;
     holder.cluster = parts[2];
     holder.name = parts[3];
+    if (parts.size() == 6) holder.only_user = parts[5];
   } else {
     return std::nullopt;
   }

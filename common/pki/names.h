@@ -3,6 +3,7 @@
 //   muster://TRUST/user/ID         a user, by the id of the account
 //   muster://TRUST/user/ID/token/TOKEN  the same, with no more rights than that token gives
 //   muster://TRUST/host/CLUSTER/NAME
+//   muster://TRUST/host/CLUSTER/NAME/only/ID  the same, for jobs of that user alone
 //   muster://TRUST/server          the scheduler, at whatever address it is served
 // TRUST is the trust id: the scheduler's own, drawn once. A certificate of another one is foreign.
 #pragma once
@@ -17,9 +18,10 @@ struct Holder {
   enum Kind { kServer, kUser, kHost };
   Kind kind = kServer;
   std::string trust_id;
-  std::string cluster;  // of a host
-  std::string name;     // of a host; of a user the id
-  std::string token;    // of a user: the id of a token that has scopes; empty: all their rights
+  std::string cluster;    // of a host
+  std::string name;       // of a host; of a user the id
+  std::string token;      // of a user: the id of a token that has scopes; empty: all their rights
+  std::string only_user;  // of a host: whose jobs alone it may be given; empty: everybody's
 
   bool operator==(const Holder&) const = default;
 };

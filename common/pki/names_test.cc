@@ -9,7 +9,8 @@ TEST(Holder, IsReadFromWhatItIsWrittenAs) {
   for (const Holder& holder :
        {Holder{Holder::kServer, "t1", "", ""}, Holder{Holder::kUser, "t1", "", "u42"},
         Holder{Holder::kUser, "t1", "", "u42", "00ff"},
-        Holder{Holder::kHost, "t1", "lab", "h7.rack-2"}}) {
+        Holder{Holder::kHost, "t1", "lab", "h7.rack-2"},
+        Holder{Holder::kHost, "t1", "anns", "ws", "", "ann"}}) {
     const auto read = ParseHolder(UriOf(holder));
     ASSERT_TRUE(read.has_value()) << UriOf(holder);
     EXPECT_EQ(*read, holder);
@@ -35,6 +36,11 @@ TEST(Holder, AnythingElseIsNobody) {
         "muster://t1/host/lab",
         "muster://t1/host//h7",
         "muster://t1/host/lab/h7/x",
+        "muster://t1/host/lab/h7/only",
+        "muster://t1/host/lab/h7/only/",
+        "muster://t1/host/lab/h7/only/ann/x",
+        "muster://t1/host/lab/h7/token/ann",
+        "muster://t1/user/ann/only/bob",
         "muster://t1/host/lab/..",
         "muster://t1/user/ann%2Fbob",
         "muster://t1/user/ann bob",

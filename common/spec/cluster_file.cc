@@ -205,6 +205,10 @@ class ClusterReader {
     if (fields.Text("sku", &text)) cluster->set_sku(text);
     if (fields.Text("job_storage", &text)) cluster->set_job_storage(text);
     if (fields.Bool("open", &open)) cluster->set_open(open);
+    if (fields.Text("only_user", &text)) {
+      cluster->set_only_user(text);
+      if (!IsLabel(text)) document_.AddAtPath(fields.PathOf("only_user"), kNameRule);
+    }
     if (fields.Text("bandwidth", &text)) {
       cluster->set_bandwidth_bits_per_s(BitsPerSecond(text));
       if (cluster->bandwidth_bits_per_s() == 0) {
@@ -466,17 +470,34 @@ std::string HowDiffers(const pb::Sku& sku, const pb::Inventory& inventory) {
   if (sku.declared() != inventory.declared())
     how.emplace_back(inventory.declared() ? "declared stand-ins instead of devices"
                                           : "devices instead of declared stand-ins");
-  const auto less = [](int64_t has, int64_t wanted) { return has < wanted - wanted / 10; };
-  if (inventory.cpus_milli() < sku.cpus_milli())
+  const auto off = [](int64_t has, int64_t wanted) {
+    return has < wanted - wanted / 10 || (wanted > 0 && has > wanted + wanted / 10);
+  };
+  if (inventory.cpus_milli() < sku.cpus_milli() ||
+      (sku.cpus_milli() > 0 && inventory.cpus_milli() > sku.cpus_milli()))
     how.push_back(absl::StrCat(FormatMilli(inventory.cpus_milli()), " cpus instead of ",
                                FormatMilli(sku.cpus_milli())));
-  if (less(inventory.memory_bytes(), sku.memory_bytes()))
+  if (off(inventory.memory_bytes(), sku.memory_bytes()))
     how.push_back(absl::StrCat(FormatSize(inventory.memory_bytes()), " memory instead of ",
                                FormatSize(sku.memory_bytes())));
-  if (less(inventory.disk_bytes(), sku.disk_bytes()))
+  if (off(inventory.disk_bytes(), sku.disk_bytes()))
     how.push_back(absl::StrCat(FormatSize(inventory.disk_bytes()), " disk instead of ",
                                FormatSize(sku.disk_bytes())));
   return absl::StrJoin(how, ", ");
+}
+
+void KeepTo(const pb::Sku& sku, pb::Inventory* inventory) {
+  const bool same = inventory->flavour() == sku.flavour();
+  if (!same) inventory->clear_flavour();
+  const int count = same ? sku.gpus() : 0;
+  if (inventory->devices_size() > count)
+    inventory->mutable_devices()->DeleteSubrange(count, inventory->devices_size() - count);
+  const auto at_most = [](int64_t has, int64_t said) {
+    return said > 0 ? std::min(has, said) : has;
+  };
+  inventory->set_cpus_milli(at_most(inventory->cpus_milli(), sku.cpus_milli()));
+  inventory->set_memory_bytes(at_most(inventory->memory_bytes(), sku.memory_bytes()));
+  inventory->set_disk_bytes(at_most(inventory->disk_bytes(), sku.disk_bytes()));
 }
 
 HostSkus::HostSkus(pb::ClusterFile file) : file_(std::move(file)) {
@@ -489,13 +510,16 @@ HostSkus::HostSkus(pb::ClusterFile file) : file_(std::move(file)) {
   }
 }
 
-std::string HostSkus::HowDiffers(const std::string& cluster, const std::string& host,
-                                 const pb::Inventory& inventory) const {
+std::string HostSkus::Keep(const std::string& cluster, const std::string& host,
+                           pb::Inventory* inventory) const {
   const auto found = clusters_.find(cluster);
   if (found == clusters_.end()) return "";
   const auto other = found->second.others.find(host);
   const pb::Sku* sku = other == found->second.others.end() ? found->second.sku : other->second;
-  return sku == nullptr ? "" : muster::HowDiffers(*sku, inventory);
+  if (sku == nullptr) return "";
+  std::string how = HowDiffers(*sku, *inventory);
+  KeepTo(*sku, inventory);
+  return how;
 }
 
 bool ParseHostInventory(std::string_view text, std::string_view filename, pb::Inventory* out,

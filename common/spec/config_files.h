@@ -33,9 +33,12 @@ const pb::Sku* SkuOf(const pb::ClusterFile& file, const pb::ClusterSpec& cluster
 void FillInventory(const pb::Sku& sku, std::string_view uuids, pb::Inventory* out);
 // As an agent of this release on a host that lets it: every kind of job starts there.
 void AnnounceAll(pb::Inventory* inventory);
-// How an inventory contradicts the SKU, such as "5 devices instead of 2"; empty if it doesn't. Less
-// than a tenth less memory or disk is none: firmware and file systems take their part.
+// How an inventory contradicts the SKU, such as "5 devices instead of 2"; empty if it doesn't. A
+// tenth of memory or disk, less or more, is none: firmware and file systems take their part.
 std::string HowDiffers(const pb::Sku& sku, const pb::Inventory& inventory);
+// Takes out of the inventory what is above the SKU: devices of another flavour, the last of too
+// many, and CPUs, memory and disk beyond it, where the SKU says how much.
+void KeepTo(const pb::Sku& sku, pb::Inventory* inventory);
 // Which SKU each host of a clusters file is of. Thread-safe.
 class HostSkus {
  public:
@@ -43,10 +46,10 @@ class HostSkus {
   HostSkus(const HostSkus&) = delete;
   HostSkus& operator=(const HostSkus&) = delete;
 
-  // As above, of the host's SKU; empty if the file says none. A host that joined an open cluster is
-  // of the cluster's.
-  std::string HowDiffers(const std::string& cluster, const std::string& host,
-                         const pb::Inventory& inventory) const;
+  // Keeps the inventory to the host's SKU, and returns how it differed; empty if the file says no
+  // SKU: then all of it counts. A host that joined an open cluster is of the cluster's.
+  std::string Keep(const std::string& cluster, const std::string& host,
+                   pb::Inventory* inventory) const;
 
  private:
   struct Cluster {

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -106,24 +107,91 @@ clusters:
   pb::Inventory eight, two;
   FillInventory(file.skus().at("a100x8"), "u", &eight);
   FillInventory(file.skus().at("slots2"), "u", &two);
-  EXPECT_EQ(skus.HowDiffers("phx", "h1", eight), "");
-  EXPECT_EQ(skus.HowDiffers("phx", "h2", two), "");
-  EXPECT_EQ(skus.HowDiffers("home", "box", two), "") << "nothing is known of it";
-  EXPECT_EQ(skus.HowDiffers("nowhere", "h1", two), "");
+  const std::string all_of_two = two.SerializeAsString();
+  EXPECT_EQ(skus.Keep("phx", "h1", &eight), "");
+  EXPECT_EQ(skus.Keep("phx", "h2", &two), "");
+  EXPECT_EQ(skus.Keep("home", "box", &two), "") << "nothing is known of it";
+  EXPECT_EQ(skus.Keep("nowhere", "h1", &two), "");
+  EXPECT_EQ(two.SerializeAsString(), all_of_two);
   eight.set_memory_bytes(eight.memory_bytes() * 95 / 100);
-  EXPECT_EQ(skus.HowDiffers("phx", "h1", eight), "") << "firmware takes some";
+  EXPECT_EQ(skus.Keep("phx", "h1", &eight), "") << "firmware takes some";
   eight.mutable_devices()->RemoveLast();
   eight.set_cpus_milli(64000);
   eight.set_memory_bytes(int64_t{512} << 30);
-  EXPECT_EQ(skus.HowDiffers("phx", "h1", eight),
+  EXPECT_EQ(skus.Keep("phx", "h1", &eight),
             "7 devices instead of 8, 64 cpus instead of 96, 512GiB memory instead of 1000GiB");
   two.set_flavour("");
   two.clear_devices();
   two.set_declared(false);
   two.set_disk_bytes(0);
-  EXPECT_EQ(skus.HowDiffers("phx", "h2", two),
+  EXPECT_EQ(skus.Keep("phx", "h2", &two),
             "no flavour instead of cpu-slot, 0 devices instead of 2, devices instead of declared "
             "stand-ins, 0B disk instead of 10GiB");
+}
+
+TEST(ClusterFile, AClusterMayBeForOneUser) {
+  constexpr char kFile[] = R"(
+storages: {home: {path: /home, clusters: [anns]}}
+clusters: [{name: anns, job_storage: home, open: true, only_user: %s}]
+)";
+  pb::ClusterFile file;
+  std::vector<Problem> problems;
+  ASSERT_TRUE(
+      ParseClusterFile(absl::StrReplaceAll(kFile, {{"%s", "ann"}}), "c.yaml", &file, &problems))
+      << Summary(problems);
+  EXPECT_EQ(file.clusters(0).only_user(), "ann");
+  EXPECT_FALSE(ParseClusterFile(absl::StrReplaceAll(kFile, {{"%s", "ann/bob"}}), "c.yaml", &file,
+                                &problems));
+  EXPECT_NE(Summary(problems).find("clusters[0].only_user"), std::string::npos);
+}
+
+TEST(KeepTo, WhatIsAboveTheSkuDoesNotCount) {
+  pb::Sku gpus, cpus;
+  gpus.set_flavour("h100-80g");
+  gpus.set_gpus(2);
+  gpus.set_cpus_milli(16'000);
+  gpus.set_memory_bytes(int64_t{64} << 30);
+  cpus.set_cpus_milli(16'000);
+  const struct {
+    const char* name;
+    const pb::Sku& sku;
+    const char* flavour;
+    int devices;
+    int64_t cpus_milli, memory_gib;
+    // What counts of it, and how it differs:
+    const char* counts_as;
+    int count;
+    int64_t count_cpus_milli, count_memory_gib;
+    const char* how;
+  } cases[] = {
+      {"its SKU", gpus, "h100-80g", 2, 16'000, 64, "h100-80g", 2, 16'000, 64, ""},
+      {"less", gpus, "h100-80g", 1, 8'000, 32, "h100-80g", 1, 8'000, 32,
+       "1 device instead of 2, 8 cpus instead of 16, 32GiB memory instead of 64GiB"},
+      {"more", gpus, "h100-80g", 5, 32'000, 128, "h100-80g", 2, 16'000, 64,
+       "5 devices instead of 2, 32 cpus instead of 16, 128GiB memory instead of 64GiB"},
+      {"a little more memory", gpus, "h100-80g", 2, 16'000, 66, "h100-80g", 2, 16'000, 64, ""},
+      {"another flavour", gpus, "b200", 2, 16'000, 64, "", 0, 16'000, 64,
+       "b200 instead of h100-80g"},
+      {"devices where none should be", cpus, "b200", 2, 16'000, 64, "", 0, 16'000, 64,
+       "b200 instead of no flavour, 2 devices instead of 0"},
+      {"memory that the SKU says nothing of", cpus, "", 0, 16'000, 512, "", 0, 16'000, 512, ""},
+  };
+  for (const auto& test : cases) {
+    pb::Inventory inventory;
+    inventory.set_flavour(test.flavour);
+    for (int i = 0; i < test.devices; ++i) inventory.add_devices()->set_index(i);
+    inventory.set_cpus_milli(test.cpus_milli);
+    inventory.set_memory_bytes(test.memory_gib << 30);
+    inventory.set_disk_bytes(int64_t{1} << 40);
+    EXPECT_EQ(HowDiffers(test.sku, inventory), test.how) << test.name;
+    KeepTo(test.sku, &inventory);
+    EXPECT_EQ(inventory.flavour(), test.counts_as) << test.name;
+    ASSERT_EQ(inventory.devices_size(), test.count) << test.name;
+    for (int i = 0; i < test.count; ++i) EXPECT_EQ(inventory.devices(i).index(), i) << test.name;
+    EXPECT_EQ(inventory.cpus_milli(), test.count_cpus_milli) << test.name;
+    EXPECT_EQ(inventory.memory_bytes(), test.count_memory_gib << 30) << test.name;
+    EXPECT_EQ(inventory.disk_bytes(), int64_t{1} << 40) << test.name;
+  }
 }
 
 TEST(ClusterFile, RangesTopologyAndOtherSkusAreRead) {

@@ -25,6 +25,7 @@ struct Principal {
   std::string token;
   std::vector<v1::Scope> scopes;
   std::string cluster, host;  // of a host: it may be that host's agent, and nothing else
+  std::string only_user;      // of a host: whose jobs alone it may be given; empty: everybody's
   // At the join door: may ask for a certificate, and nothing else. `user` says from where it calls.
   bool stranger = false;
 

@@ -57,6 +57,8 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream,
     HostEntry& entry = hosts_[Name(session->cluster, session->host)];
     if (entry.session != session || message.session().session() != session->id)
       return absl::OkStatus();  // of a dead session
+    session->pace->Take(message.has_heartbeat() ? Pace::kMessageNs : Pace::kLightNs,
+                        clock_->BootNs());
     Heard(&entry, *session);
     // It names the session, so it has its Welcome, and remembers the epoch: no other server of this
     // store is followed from now on.
@@ -187,13 +189,13 @@ void Sessions::Report(const std::shared_ptr<Session>& session, const pb::Attempt
   reported->set_host(session->host);
   reported->set_state_id(session->state_id);
   *reported->mutable_report() = report;
-  engine_->Post(std::move(event));
+  Post(session, std::move(event));
 }
 
 void Sessions::Progressed(const Session& session, const pb::ProgressReport& report) {
   const std::shared_ptr<const View> view = engine_->Snapshot();
   if (!IsOn(view->state, report.key(), session.cluster, session.host)) return;
-  if (report.times_size() > 0) Timed(*view, report);
+  if (report.times_size() > 0) Timed(session, *view, report);
   if (!report.has_progress()) return;
   pb::ProgressSeen seen;
   *seen.mutable_key() = report.key();
@@ -218,7 +220,7 @@ void Sessions::Exported(const std::shared_ptr<Session>& session, const pb::Agent
   if (report.detail().empty()) {
     PostOnce(session, report.key(), message.SerializeAsString(), std::move(event));
   } else if (AwaitsExport(view->state, report.key())) {
-    engine_->Post(std::move(event));  // each failed try counts, however alike they are
+    Post(session, std::move(event));  // each failed try counts, however alike they are
   }
 }
 
@@ -267,7 +269,36 @@ void Sessions::Checkpointed(const std::shared_ptr<Session>& session,
   seen->mutable_checkpoint()->set_attempt(report.key().attempt());
   seen->set_loaded_step(report.loaded_step());
   seen->set_loaded_path(report.loaded_path());
-  engine_->Post(std::move(event), acknowledge);
+  Post(session, std::move(event), acknowledge);
+}
+
+// What its host says that is new.
+void Sessions::Post(const std::shared_ptr<Session>& session, pb::Event event, Engine::Done done) {
+  {
+    std::lock_guard lock(mutex_);
+    session->pace->Take(Pace::kMessageNs, clock_->BootNs());
+  }
+  engine_->Post(std::move(event), std::move(done));
+}
+
+int64_t Sessions::RestNs(const AgentStream* stream) {
+  std::lock_guard lock(mutex_);
+  const auto it = streams_.find(stream);
+  if (it == streams_.end()) return 0;
+  Session& session = *it->second;
+  const int64_t rest_ns = session.pace->RestNs(clock_->BootNs());
+  if (rest_ns == 0) return 0;
+  ++rests_;
+  if (!std::exchange(session.told_pace, true)) {
+    LogWarn("a host says too much: it is read on more slowly, and nothing of it is lost",
+            {{"cluster", session.cluster}, {"host", session.host}});
+  }
+  return rest_ns;
+}
+
+uint64_t Sessions::Rests() const {
+  std::lock_guard lock(mutex_);
+  return rests_;
 }
 
 void Sessions::PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt,
@@ -276,7 +307,7 @@ void Sessions::PostOnce(const std::shared_ptr<Session>& session, const pb::Attem
     std::lock_guard lock(mutex_);
     if (!session->told[AttemptText(attempt)].posted.insert(identity).second) return;
   }
-  engine_->Post(std::move(event));
+  Post(session, std::move(event));
 }
 
 // Its host repeats it for some minutes, at each heartbeat.
@@ -292,16 +323,17 @@ void Sessions::Fault(const std::shared_ptr<Session>& session, const pb::HostFaul
   event.mutable_host_fault()->set_cluster(session->cluster);
   event.mutable_host_fault()->set_host(session->host);
   *event.mutable_host_fault()->mutable_fault() = fault;
-  engine_->Post(std::move(event));
+  Post(session, std::move(event));
 }
 
-void Sessions::Timed(const View& view, const pb::ProgressReport& report) {
+void Sessions::Timed(const Session& session, const View& view, const pb::ProgressReport& report) {
   const AttemptRow* attempt = view.state.FindAttempt(report.key());
   if (attempt == nullptr || attempt->state != pb::TASK_RUNNING) return;
   std::vector<pb::StragglerSeen> news;
   {
     std::lock_guard lock(mutex_);
     news = stragglers_.Told(report.key(), *attempt, report.times());
+    session.pace->Take(static_cast<int64_t>(news.size()) * Pace::kMessageNs, clock_->BootNs());
   }
   for (pb::StragglerSeen& seen : news) {
     LogWarn(seen.permille() == 0 ? "a rank is no longer slower than its gang"

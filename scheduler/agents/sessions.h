@@ -26,6 +26,7 @@
 #include "muster/v1/agent.pb.h"
 #include "scheduler/agents/live_usage.h"
 #include "scheduler/agents/open_tunnels.h"
+#include "scheduler/agents/pace.h"
 #include "scheduler/agents/stragglers.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/ports.h"
@@ -41,6 +42,8 @@ class AgentStream {
   virtual void End(const absl::Status& status) = 0;
   // Its other end is root's, or the user's who runs musterd: its word is taken for true.
   virtual bool trusted() const { return false; }
+  // Whose jobs alone its host may be given, as its certificate says; empty: everybody's.
+  virtual std::string only_user() const { return ""; }
 };
 
 struct SessionOptions {
@@ -63,11 +66,11 @@ struct SessionOptions {
   std::function<void(uint64_t epoch, uint64_t commit)> on_restored;
   std::function<std::string()> new_id =
       RandomId;  // of a session; the fault simulation draws them from its seed
-  // How the host's inventory contradicts what the clusters file says of it (HostSkus); empty: it
-  // doesn't. From any thread. Null: nobody knows.
+  // Keeps a host's inventory to what the clusters file says of it, and returns how it contradicted
+  // that (HostSkus); empty: it didn't. From any thread. Null: nobody knows.
   std::function<std::string(const std::string& cluster, const std::string& host,
-                            const pb::Inventory& inventory)>
-      how_differs;
+                            pb::Inventory* inventory)>
+      keep_to_sku;
 };
 
 // Why a musterd whose version is `ours` (common/base/protocol.h) serves no agent whose version is
@@ -85,6 +88,10 @@ class Sessions : public AgentLink {
   // A message of a stream. An error means that the stream is to be ended with it: INVALID_ARGUMENT
   // for what no agent sends.
   absl::Status Receive(const std::shared_ptr<AgentStream>& stream, const pb::AgentMessage& message);
+  // How long not to read on from the stream, as its host has said too much (pace.h); 0: not at all.
+  // For streams of hosts that aren't this machine's own.
+  int64_t RestNs(const AgentStream* stream);
+  uint64_t Rests() const;  // that were asked for, since the start
   // The stream has ended, whoever ended it. Its host counts as heard until its heartbeats are
   // missed.
   void Closed(const AgentStream* stream);
@@ -115,11 +122,6 @@ class Sessions : public AgentLink {
   bool OpenTunnel(const std::string& cluster, const std::string& host, pb::OpenTunnel open);
   OpenTunnels* tunnels() { return &tunnels_; }
 
-  // SessionOptions::how_differs.
-  std::string HowDiffers(const std::string& cluster, const std::string& host,
-                         const pb::Inventory& inventory) const {
-    return options_.how_differs ? options_.how_differs(cluster, host, inventory) : "";
-  }
   // Agents that are connected now.
   size_t Connected() const;
   // Hellos that were refused as on_unproved says, since the start.
@@ -138,7 +140,9 @@ class Sessions : public AgentLink {
     std::shared_ptr<AgentStream> stream;
     std::string cluster, host, state_id, id;
     bool welcomed = false;
-    bool checks_host = false;  // as its Hello said
+    bool checks_host = false;    // as its Hello said
+    std::shared_ptr<Pace> pace;  // its host's
+    bool told_pace = false;      // in the log
     std::map<std::string, int64_t>
         sent;  // commands (serialized) that hold, and when they were sent last
     std::map<std::string, std::string> reports;         // newest report by attempt, serialized
@@ -162,7 +166,8 @@ class Sessions : public AgentLink {
     // that it runs nothing by another one's word from then on.
     bool answered = false;
     uint64_t hellos = 0;  // accepted ones
-    struct Check {        // before a quarantine ends: the newest that was asked for
+    std::shared_ptr<Pace> pace = std::make_shared<Pace>();
+    struct Check {  // before a quarantine ends: the newest that was asked for
       uint64_t request = 0;
       int32_t device = -1;
       std::string session;   // that was asked
@@ -194,6 +199,7 @@ class Sessions : public AgentLink {
                         bool* final) const;  // under mutex_
   // It may be believed what it says of what it has seen.
   bool Believes(const AgentStream& stream, const pb::Hello& hello) const;
+  pb::Inventory WhatCounts(const pb::Hello& hello) const;
   void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned,
                const std::string& differs);
   void Heard(HostEntry* entry, const Session& session);  // under mutex_
@@ -203,7 +209,7 @@ class Sessions : public AgentLink {
   void ClaimsLater(const pb::Hello& hello);   // under mutex_
   const std::string& MacOf(uint64_t commit);  // under mutex_
   void ProveOwnership();
-  void Timed(const View& view, const pb::ProgressReport& report);
+  void Timed(const Session& session, const View& view, const pb::ProgressReport& report);
   void LookAtQuarantines(const State& state, HostId id);  // under mutex_
   void EndQuarantine(const pb::ClusterSpec& cluster, const HostRow& row,
                      const pb::Quarantine& quarantine);  // under mutex_
@@ -213,6 +219,7 @@ class Sessions : public AgentLink {
   void Progressed(const Session& session, const pb::ProgressReport& report);
   void Exported(const std::shared_ptr<Session>& session, const pb::AgentMessage& message);
   void Loaded(const std::shared_ptr<Session>& session, const pb::AgentMessage& message);
+  void Post(const std::shared_ptr<Session>& session, pb::Event event, Engine::Done done = nullptr);
   void PostOnce(const std::shared_ptr<Session>& session, const pb::AttemptKey& attempt,
                 const std::string& identity, pb::Event event);
   void Fault(const std::shared_ptr<Session>& session, const pb::HostFault& fault);
@@ -238,6 +245,7 @@ class Sessions : public AgentLink {
   std::map<const AgentStream*, std::shared_ptr<Session>> streams_;
   std::map<uint64_t, LogStream> logs_;
   uint64_t next_log_ = 1, next_check_ = 1;
+  uint64_t rests_ = 0;
   int64_t proved_ns_ = started_ns_;  // BootNs of the newest commit that was made to prove it
   Stragglers stragglers_;
   LiveUsage usage_;

@@ -36,15 +36,16 @@ bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View
          (hello.epoch_seen() >= since_epoch && hello.commit_seen() > view.commit);
 }
 
-// What a Hello says, in one operation, so that the whole of it is one step.
-std::vector<pb::Event> EventsOf(const pb::Hello& hello) {
+// What a Hello says, in one operation, so that the whole of it is one step. `inventory`: what
+// counts of its own.
+std::vector<pb::Event> EventsOf(const pb::Hello& hello, pb::Inventory inventory) {
   std::vector<pb::Event> events(1);
   pb::HostHello* joined = events[0].mutable_host_hello();
   joined->set_cluster(hello.cluster());
   joined->set_host(hello.host());
   joined->set_state_id(hello.state_id());
   joined->set_boot_id(hello.boot_id());
-  *joined->mutable_inventory() = hello.inventory();
+  *joined->mutable_inventory() = std::move(inventory);
   for (const pb::AttemptReport& report : hello.attempts()) {
     pb::AttemptReported* reported = events.emplace_back().mutable_attempt_reported();
     reported->set_cluster(hello.cluster());
@@ -53,6 +54,17 @@ std::vector<pb::Event> EventsOf(const pb::Hello& hello) {
     *reported->mutable_report() = report;
   }
   return events;
+}
+
+// Why a host whose certificate is for jobs of `only_user` alone (empty: it isn't) may not be in
+// this cluster; empty: it may.
+std::string WhyNotInCluster(const std::string& only_user, const pb::ClusterSpec& cluster) {
+  if (only_user.empty() || only_user == cluster.only_user()) return "";
+  return absl::StrCat(
+      "the certificate of this host is for jobs of ", only_user, " alone, and cluster ",
+      cluster.name(), " is for ",
+      cluster.only_user().empty() ? "everybody's" : absl::StrCat("those of ", cluster.only_user()),
+      " (only_user in the clusters file). Join anew: muster host token new");
 }
 
 }  // namespace
@@ -80,7 +92,8 @@ std::string Sessions::WhyRefuse(const AgentStream& stream, const pb::Hello& hell
                         ") and may run its attempts; this one is ", options_.store_id,
                         ". Stop what it runs and give it a fresh --state-dir");
   }
-  if (options_.several_users && !hello.runs_as_owner()) {
+  const std::string only_user = stream.only_user();
+  if (options_.several_users && !hello.runs_as_owner() && only_user.empty()) {
     return "this musterd serves several users, and the agent would run the jobs of all of them as "
            "one. Start the agent as root without --single-user (with --single-user=false, if its "
            "host has joined with it), or give musterd `single_user: true`";
@@ -92,6 +105,9 @@ std::string Sessions::WhyRefuse(const AgentStream& stream, const pb::Hello& hell
   const int32_t cluster = view.state.FindCluster(hello.cluster());
   if (cluster < 0)
     return absl::StrCat("there is no cluster \"", hello.cluster(), "\" in the clusters file");
+  if (const std::string why = WhyNotInCluster(only_user, view.state.clusters()[cluster].spec);
+      !why.empty())
+    return why;
   const HostId id = view.state.FindHost(hello.cluster(), hello.host());
   if (!view.state.clusters()[cluster].spec.open() &&
       (id == kNoHost || !view.state.host(id).listed)) {
@@ -149,10 +165,25 @@ uint64_t Sessions::Replace(const std::shared_ptr<AgentStream>& stream,
   entry.heard_wall_ns = clock_->WallNs();
   entry.posted_quiet_ns = 0;
   entry.posted = pb::HOST_UP;  // HostHello says so
+  session->pace = entry.pace;
+  session->pace->Take((1 + hello.attempts_size()) * Pace::kMessageNs, clock_->BootNs());
   streams_[stream.get()] = session;
   for (const pb::AttemptReport& report : hello.attempts())
     session->reports[AttemptText(report.key())] = report.SerializeAsString();
   return ++entry.hellos;
+}
+
+// A host is believed that it has less than its SKU, and not that it has more: it would draw work
+// that it can't do, or wants to see.
+pb::Inventory Sessions::WhatCounts(const pb::Hello& hello) const {
+  pb::Inventory inventory = hello.inventory();
+  inventory.set_differs(
+      options_.keep_to_sku ? options_.keep_to_sku(hello.cluster(), hello.host(), &inventory) : "");
+  if (!inventory.differs().empty()) {
+    LogWarn("a host contradicts its SKU in the clusters file; what it has above that doesn't count",
+            {{"cluster", hello.cluster()}, {"host", hello.host()}, {"how", inventory.differs()}});
+  }
+  return inventory;
 }
 
 absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
@@ -187,16 +218,14 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
                               {"session", session->id.substr(0, 8)},
                               {"attempts", hello.attempts_size()},
                               {"declared", hello.inventory().declared()}});
-  const std::string differs = HowDiffers(hello.cluster(), hello.host(), hello.inventory());
-  if (!differs.empty()) {
-    LogWarn("a host contradicts its SKU in the clusters file; what it has is what counts",
-            {{"cluster", hello.cluster()}, {"host", hello.host()}, {"how", differs}});
-  }
+  pb::Inventory inventory = WhatCounts(hello);
+  const std::string differs = inventory.differs();
   // A newer Hello may have come from another thread since the lock was released, and be queued
   // before this one: then this one says nothing any more.
   engine_->Call(
       [this, number, name = Name(hello.cluster(), hello.host()),
-       events = EventsOf(hello)](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+       events = EventsOf(hello, std::move(inventory))](
+          const State&) -> absl::StatusOr<std::vector<pb::Event>> {
         std::lock_guard lock(mutex_);
         if (hosts_[name].hellos != number)
           return absl::AbortedError("a newer session of this agent has replaced this one");

@@ -92,6 +92,45 @@ TEST_F(SessionsTest, WhereSeveralUsersAreServedAnAgentRunsJobsAsTheirOwners) {
   EXPECT_TRUE(sessions_->Receive(stream, Beat()).ok());
 }
 
+TEST_F(SessionsTest, AHostForOneUsersJobsIsServedInTheirClusterAlone) {
+  several_users_ = true;
+  pb::Event clusters = LabConfigured();
+  pb::ClusterSpec* anns = clusters.mutable_clusters_configured()->mutable_file()->add_clusters();
+  anns->set_name("anns");
+  anns->set_open(true);
+  anns->set_only_user("ann");
+  engine_->Post(clusters);
+  Settle();
+  Start(state());
+  const struct {
+    const char* name;
+    const char *cluster, *certificate;  // whose jobs alone
+    bool runs_as_owner;
+    const char* why;  // empty: it is served
+  } cases[] = {
+      {"without root", "anns", "ann", false, ""},
+      {"one that runs as owners", "anns", "", true, ""},
+      {"without root and without a word of it in the certificate", "anns", "", false,
+       "Start the agent as root without --single-user"},
+      {"another user's", "anns", "bob", false, "is for those of ann"},
+      {"in everybody's cluster", "lab", "ann", false, "is for everybody's"},
+      {"in everybody's cluster, as root", "lab", "ann", true, "is for everybody's"},
+  };
+  int hosts = 0;
+  for (const auto& test : cases) {
+    pb::Hello hello = HelloOf(absl::StrCat("h", ++hosts), kStateA);
+    hello.set_cluster(test.cluster);
+    hello.set_runs_as_owner(test.runs_as_owner);
+    const StreamPtr stream = Open(hello, /*trusted=*/false, test.certificate);
+    if (*test.why == '\0') {
+      EXPECT_FALSE(Refused(stream)) << test.name;
+      continue;
+    }
+    ASSERT_TRUE(Refused(stream)) << test.name;
+    EXPECT_THAT(stream->sent[0].refused().reason(), HasSubstr(test.why)) << test.name;
+  }
+}
+
 TEST(WhyNotSpoken, AgentsOneReleaseOlderWork) {
   const struct {
     int32_t theirs, ours;
@@ -147,7 +186,7 @@ TEST_F(SessionsTest, WelcomesOnceTheHelloIsDurableAndNamesTheSession) {
 // Two threads read two streams of one agent: the older Hello's events may be posted last.
 TEST_F(SessionsTest, AnOlderHelloThatIsPostedAfterANewerOneChangesNothing) {
   StreamPtr newer;
-  how_differs_ = [&](const std::string&, const std::string&, const pb::Inventory&) {
+  keep_to_sku_ = [&](const std::string&, const std::string&, pb::Inventory*) {
     if (newer != nullptr) return "";
     pb::Hello hello = HelloOf("h1", kStateA);  // it comes before the older one is posted
     pb::Device* device = hello.mutable_inventory()->add_devices();
@@ -171,16 +210,29 @@ TEST_F(SessionsTest, AnOlderHelloThatIsPostedAfterANewerOneChangesNothing) {
   EXPECT_FALSE(newer->ended.has_value());
 }
 
-TEST_F(SessionsTest, AHostThatContradictsItsSkuIsWelcomeAndToldSo) {
-  how_differs_ = [](const std::string& cluster, const std::string& host,
-                    const pb::Inventory& inventory) {
-    return host == "h1" ? absl::StrCat(cluster, " has ", inventory.devices_size()) : "";
+TEST_F(SessionsTest, AHostThatContradictsItsSkuIsWelcomeToldSoAndCountsItsSku) {
+  keep_to_sku_ = [](const std::string& cluster, const std::string& host,
+                    pb::Inventory* inventory) -> std::string {
+    if (host != "h1") return "";
+    const std::string how = absl::StrCat(cluster, " has ", inventory->devices_size());
+    inventory->mutable_devices()->RemoveLast();
+    return how;
   };
   Start(state());
   EXPECT_EQ(Connect("h1", kStateA)->sent.at(0).welcome().differs(), "lab has 2");
-  EXPECT_EQ(Connect("h2", kStateB)->sent.at(0).welcome().differs(), "");
+  pb::Hello hello = HelloOf("h2", kStateB);
+  hello.mutable_inventory()->set_differs("an agent's own word");
+  const StreamPtr other = Open(hello);
+  Settle();
+  EXPECT_EQ(other->sent.at(0).welcome().differs(), "");
   EXPECT_EQ(StateOf("h1"), pb::HOST_UP);
-  EXPECT_EQ(sessions_->HowDiffers("lab", "h1", TwoSlots()), "lab has 2");
+  const auto inventory = [&](const std::string& host) {
+    return state().host(state().FindHost("lab", host)).inventory;
+  };
+  EXPECT_EQ(inventory("h1").devices_size(), 1);
+  EXPECT_EQ(inventory("h1").differs(), "lab has 2");
+  EXPECT_EQ(inventory("h2").devices_size(), 2);
+  EXPECT_EQ(inventory("h2").differs(), "");
 }
 
 TEST_F(SessionsTest, TheNewestStreamOfTheSameStateIdReplacesTheOther) {

@@ -1,6 +1,9 @@
 #include "scheduler/api/agent_service.h"
 
+#include <grpcpp/alarm.h>
+
 #include <algorithm>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -26,30 +29,34 @@ class Stream;
 // What Sessions holds: it outlives the call.
 class StreamHandle : public AgentStream {
  public:
-  StreamHandle(std::weak_ptr<Stream> stream, bool trusted)
-      : stream_(std::move(stream)), trusted_(trusted) {}
+  StreamHandle(std::weak_ptr<Stream> stream, bool trusted, std::string only_user)
+      : stream_(std::move(stream)), trusted_(trusted), only_user_(std::move(only_user)) {}
   bool trusted() const override { return trusted_; }
   void Send(const pb::SchedulerMessage& message) override;
   void End(const absl::Status& status) override;
+  std::string only_user() const override { return only_user_; }
 
  private:
   const std::weak_ptr<Stream> stream_;
   const bool trusted_;
+  const std::string only_user_;
 };
 
 class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
                public std::enable_shared_from_this<Stream> {
  public:
+  // `who`: by its certificate's host; none: it may speak for any.
   Stream(Sessions* sessions, const Principal& who, std::function<void(size_t)> explain)
       : sessions_(sessions),
         trusted_(who.trusted),
         cluster_(who.cluster),
         host_(who.host),
+        only_user_(who.only_user),
         explain_(std::move(explain)) {}
 
   void Begin() {
     KeepAlive(shared_from_this());
-    handle_ = std::make_shared<StreamHandle>(weak_from_this(), trusted_);
+    handle_ = std::make_shared<StreamHandle>(weak_from_this(), trusted_, only_user_);
     StartRead(&incoming_);
   }
 
@@ -79,19 +86,40 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
       return;
     }
     incoming_.Clear();
-    StartRead(&incoming_);
+    ReadOn();
   }
 
  protected:
   void Gone() override { sessions_->Closed(handle_.get()); }
 
  private:
+  // Later, if its host has said too much. What it says meanwhile stays on its side, by gRPC's flow
+  // control; nobody else waits.
+  void ReadOn() {
+    const int64_t rest_ns = host_.empty() ? 0 : sessions_->RestNs(handle_.get());
+    if (rest_ns == 0) {
+      StartRead(&incoming_);
+      return;
+    }
+    if (!Hold()) return;
+    // A new one each time: the one before may be calling this.
+    alarm_ = std::make_unique<grpc::Alarm>();
+    alarm_->Set(std::chrono::system_clock::now() + std::chrono::nanoseconds(rest_ns),
+                [stream = weak_from_this()](bool) {
+                  const std::shared_ptr<Stream> alive = stream.lock();
+                  if (alive == nullptr) return;
+                  alive->StartRead(&alive->incoming_);
+                  alive->Release();
+                });
+  }
+
   Sessions* const sessions_;
   const bool trusted_;
-  const std::string cluster_, host_;  // of its certificate; empty: it may speak for any
+  const std::string cluster_, host_, only_user_;
   const std::function<void(size_t)> explain_;
   std::shared_ptr<StreamHandle> handle_;
   pb::AgentMessage incoming_;
+  std::unique_ptr<grpc::Alarm> alarm_;  // of a rest
 };
 
 void StreamHandle::Send(const pb::SchedulerMessage& message) {

@@ -48,8 +48,8 @@ pb::Host ClusterServiceImpl::Describe(const Sight& sight, const View& view, Host
       heard_ns != 0) {
     host.set_last_heard_ns(heard_ns);
   }
-  if (row.state != pb::HOST_NEVER_SEEN)
-    host.set_differs(context_->sessions->HowDiffers(host.cluster(), row.name, row.inventory));
+  host.set_differs(row.inventory.differs());
+  host.mutable_inventory()->clear_differs();
   host.mutable_inventory()->clear_trainer_schema_json();
   Mask(sight, &host);
   return host;

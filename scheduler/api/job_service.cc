@@ -233,26 +233,27 @@ grpc::ServerUnaryReactor* JobServiceImpl::Preview(const Caller& caller,
   // The budget counts from here: one that waited for its turn looks less far ahead.
   const Spent spent =
       SpentOf(context_->clock, kPreviewBudgetNs, [call] { return call->IsCancelled(); });
-  const bool asked = context_->outlook->AskBriefly([this, caller, reactor, request, response, spent,
-                                                    find = *named] {
-    const std::shared_ptr<const View> view = context_->engine->Snapshot();
-    Resolution resolution =
-        ResolveSpec(view->state, request->spec(), context_->defaults, request->wait_for_capacity());
-    if (resolution.ok())
-      resolution.problems = CheckHolder(view->state, resolution.resolved, caller.user());
-    if (resolution.ok()) resolution.problems = CheckAfter(view->state, resolution.resolved, find);
-    if (!resolution.ok()) {
-      reactor->Finish(RefusedSpec(resolution));
-      return;
-    }
-    FutureOptions options;
-    options.expired = [&spent] { return spent(100); };
-    *response = muster::Preview(view->state, resolution.resolved, caller.user(),
-                                std::max(view->now_ns, context_->clock->WallNs()),
-                                context_->scheduling, options);
-    Mask(Sight(view->state, caller.who()), response);
-    reactor->Finish(grpc::Status::OK);
-  });
+  const bool asked = context_->outlook->AskBriefly(
+      [this, caller, reactor, request, response, spent, find = *named] {
+        const std::shared_ptr<const View> view = context_->engine->Snapshot();
+        Resolution resolution = ResolveSpec(view->state, request->spec(), context_->defaults,
+                                            request->wait_for_capacity(), caller.user());
+        if (resolution.ok())
+          resolution.problems = CheckHolder(view->state, resolution.resolved, caller.user());
+        if (resolution.ok())
+          resolution.problems = CheckAfter(view->state, resolution.resolved, find);
+        if (!resolution.ok()) {
+          reactor->Finish(RefusedSpec(resolution));
+          return;
+        }
+        FutureOptions options;
+        options.expired = [&spent] { return spent(100); };
+        *response = muster::Preview(view->state, resolution.resolved, caller.user(),
+                                    std::max(view->now_ns, context_->clock->WallNs()),
+                                    context_->scheduling, options);
+        Mask(Sight(view->state, caller.who()), response);
+        reactor->Finish(grpc::Status::OK);
+      });
   if (!asked) reactor->Finish(BusyForNow());
   return reactor;
 }

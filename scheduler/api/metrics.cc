@@ -199,6 +199,8 @@ std::string RenderMetrics(const MetricsInput& input) {
   WriteQueues(input, &out);
   WriteHosts(input.view->state, &out);
 
+  counter("muster_agent_rests_total",
+          "How often a host that said too much was not read on for a moment.", input.agent_rests);
   counter("muster_submissions_total", "Jobs that were submitted; a repeated request counts once.",
           stats.submissions);
   counter("muster_starts_total", "Attempts of tasks that were placed.", stats.starts);

@@ -126,6 +126,7 @@ class NetworkServer::CertificateDoor : public Door {
     if (holder.kind == Holder::kHost) {
       who->cluster = holder.cluster;
       who->host = holder.name;
+      who->only_user = holder.only_user;
       who->user = absl::StrCat("host ", holder.cluster, "/", holder.name);
       return who;
     }

@@ -309,6 +309,45 @@ TEST_F(NetworkTest, AHostIsBelievedWhatItHasSeenByItsMacAlone) {
   EXPECT_THAT(engine_->WhyNotServing(), HasSubstr("--adopt-restored"));
 }
 
+TEST_F(NetworkTest, AHostThatSaysTooMuchIsReadOnLaterAndNothingOfItIsLost) {
+  constexpr uint64_t kBeats = 4600;  // more than may come at once
+  const Identity h1 = Joined("/host/lab/h1");
+  grpc::ClientContext context;
+  const auto stream = pb::AgentService::NewStub(Dial(h1))->Connect(&context);
+  pb::SchedulerMessage message;
+  ASSERT_TRUE(stream->Write(HelloOf("h1")) && stream->Read(&message));
+  pb::AgentMessage beat;
+  *beat.mutable_session() = message.session();
+  std::thread writing([&] {
+    for (uint64_t i = 1; i <= kBeats; ++i) {
+      beat.mutable_heartbeat()->set_sequence(i);
+      if (!stream->Write(beat)) return;
+    }
+  });
+  for (uint64_t i = 1; i <= kBeats; ++i) {
+    const bool read = stream->Read(&message);
+    EXPECT_TRUE(read && message.heartbeat_ack().sequence() == i) << i;
+    if (!read) break;
+  }
+  writing.join();
+  EXPECT_GT(sessions_->Rests(), 0u);
+  context.TryCancel();
+}
+
+TEST_F(NetworkTest, WhoseJobsAHostIsForStandsInItsCertificateAndStaysThereWhenItIsRenewed) {
+  const Identity h1 = Joined("/host/lab/h1/only/ann");
+  EXPECT_EQ(h1.holder.only_user, "ann");
+  const absl::StatusOr<Identity> renewed = Renew(h1);
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_EQ(renewed->holder, h1.holder);
+  grpc::ClientContext context;
+  const auto stream = pb::AgentService::NewStub(Dial(*renewed))->Connect(&context);
+  pb::SchedulerMessage message;
+  ASSERT_TRUE(stream->Write(HelloOf("h1")) && stream->Read(&message));
+  EXPECT_THAT(message.refused().reason(), HasSubstr("is for everybody's"));
+  context.TryCancel();
+}
+
 TEST_F(NetworkTest, AUsersCertificateIsNoAgents) {
   const Identity ann = JoinedUser("ann", pb::ROLE_ADMIN);
   grpc::ClientContext context;

@@ -54,6 +54,22 @@ class QueuedWriter : public Base {
     Advance();
   }
 
+  // Until Release the call isn't finished, so that a read may begin later. False: it is being
+  // finished already, and there is nothing to release.
+  [[nodiscard]] bool Hold() {
+    std::lock_guard lock(mutex_);
+    if (finished_) return false;
+    ++holds_;
+    return true;
+  }
+  void Release() {
+    {
+      std::lock_guard lock(mutex_);
+      --holds_;
+    }
+    Advance();
+  }
+
   void OnWriteDone(bool ok) override {
     {
       std::lock_guard lock(mutex_);
@@ -105,7 +121,7 @@ class QueuedWriter : public Base {
       if (!queue_.empty()) options.set_buffer_hint();  // what follows takes it along
       lock.unlock();
       this->StartWrite(&current_, options);
-    } else if (end_.has_value()) {
+    } else if (end_.has_value() && holds_ == 0) {
       finished_ = true;
       const grpc::Status status = *end_;
       lock.unlock();
@@ -119,6 +135,7 @@ class QueuedWriter : public Base {
   Message current_;   // being written
   bool writing_ = false;
   bool finished_ = false;
+  int holds_ = 0;
   std::optional<grpc::Status> end_;
   std::shared_ptr<QueuedWriter> self_;
 };

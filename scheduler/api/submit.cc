@@ -55,8 +55,8 @@ absl::StatusOr<std::vector<pb::Event>> EventsOf(Pending* pending, const State& s
                                &state.clusters() != &pending->view->state.clusters();
   const bool refused = !outcome.resolution.ok() && !outcome.resolution.by_itself;
   if (refused || configured_anew)
-    outcome.resolution =
-        ResolveSpec(state, request.spec(), pending->defaults, request.wait_for_capacity());
+    outcome.resolution = ResolveSpec(state, request.spec(), pending->defaults,
+                                     request.wait_for_capacity(), pending->owner);
   pending->view = nullptr;
   if (outcome.resolution.ok())
     outcome.resolution.problems = CheckHolder(state, outcome.resolution.resolved, pending->owner);
@@ -132,8 +132,8 @@ void Submit(const Engine* engine, const Change& change, const SpecDefaults& defa
   // it does so itself only where that was refused for want of hosts (who joins before it may be
   // what was missing) or the configuration is another by then.
   pending->view = engine->Snapshot();
-  pending->outcome.resolution =
-      ResolveSpec(pending->view->state, request->spec(), defaults, request->wait_for_capacity());
+  pending->outcome.resolution = ResolveSpec(pending->view->state, request->spec(), defaults,
+                                            request->wait_for_capacity(), owner);
   pending->request = std::move(request);
   change([pending](const State& state) { return EventsOf(pending.get(), state); },
          [pending](absl::Status status) {

@@ -44,6 +44,12 @@ absl::StatusOr<Holder> HolderOf(const State& state, const std::string& host,
   return Holder{Holder::kHost, state.trust().trust_id, parts[0], parts[1]};
 }
 
+// Whose jobs alone run in the cluster, as the clusters file says; empty: everybody's.
+std::string OnlyUserOf(const State& state, const std::string& cluster) {
+  const int32_t c = state.FindCluster(cluster);
+  return c < 0 ? "" : state.clusters()[c].spec.only_user();
+}
+
 absl::Status CheckHostIsExpected(const State& state, const Holder& holder) {
   for (const pb::ClusterSpec& cluster : state.cluster_file().clusters()) {
     if (cluster.name() != holder.cluster) continue;
@@ -93,10 +99,12 @@ absl::Status Tell(const State& state, const Token& token, const pb::JoinToken& r
 
 Events TokenEvents(const State& state, const pb::NewTokenRequest& request, const Token& token,
                    const std::string& by, int64_t now_ns, pb::NewTokenResponse* response) {
-  const absl::StatusOr<Holder> holder = HolderOf(state, request.host(), request.user());
+  absl::StatusOr<Holder> holder = HolderOf(state, request.host(), request.user());
   if (!holder.ok()) return holder.status();
   const bool host = holder->kind == Holder::kHost;
   if (host) {
+    holder->only_user = OnlyUserOf(state, holder->cluster);
+    response->set_only_user(holder->only_user);
     if (absl::Status status = CheckHostIsExpected(state, *holder); !status.ok()) return status;
     if (request.reusable() || request.groups_size() > 0)
       return absl::InvalidArgumentError("only a user's token is reusable or has groups");
@@ -296,10 +304,11 @@ grpc::ServerUnaryReactor* TrustServiceImpl::Renew(const Caller& caller,
         const Trust& trust = state.trust();
         const Principal& who = caller.who();
         const bool host = !who.host.empty();
-        return context_->office->Renew(trust,
-                                       Holder{host ? Holder::kHost : Holder::kUser, trust.trust_id,
-                                              who.cluster, host ? who.host : who.user, who.token},
-                                       request->request(), now_ns);
+        return context_->office->Renew(
+            trust,
+            Holder{host ? Holder::kHost : Holder::kUser, trust.trust_id, who.cluster,
+                   host ? who.host : who.user, who.token, who.only_user},
+            request->request(), now_ns);
       },
       [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
   return reactor;

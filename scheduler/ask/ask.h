@@ -74,7 +74,8 @@ SpecContext SpecContextOf(const State& state, const std::string& queue);
 // demand that no allowed cluster can ever hold, with the numbers; tasks that fit only in clusters
 // without a storage in common. On success *resolved is what to store (kept to the clusters where
 // all of its tasks fit); else the problems say all that is wrong, at once. With `wait_for_capacity`
-// hosts are on their way: demand that no cluster can hold is no problem.
+// hosts are on their way: demand that no cluster can hold is no problem. Clusters that are for one
+// user's jobs alone count where that is the `owner`.
 struct Resolution {
   pb::JobSpec resolved;
   std::vector<FieldProblem> problems;
@@ -87,7 +88,7 @@ struct Resolution {
   bool ok() const { return problems.empty() && not_now.empty(); }
 };
 Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults,
-                       bool wait_for_capacity = false);
+                       bool wait_for_capacity = false, const std::string& owner = "");
 
 // Splits plain guarantees over the clusters and checks the tree against itself and the pools of the
 // clusters file.

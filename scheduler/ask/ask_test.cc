@@ -101,6 +101,41 @@ TEST(ResolveSpec, ADemandThatNoClusterHoldsIsRefusedWithTheNumbers) {
   }
 }
 
+TEST(ResolveSpec, AClusterOfOneUsersCountsForThemAlone) {
+  State state = TwoClusters();
+  pb::Event event;
+  *event.mutable_clusters_configured()->mutable_file() = state.cluster_file();
+  event.mutable_clusters_configured()->mutable_file()->mutable_clusters(0)->set_only_user("ann");
+  Apply(&state, event);
+  const struct {
+    const char* owner;
+    int workers;  // lab, ann's, has room for 4, cloud for 2
+    std::vector<std::string> clusters;
+    const char* why;  // empty: accepted
+  } cases[] = {
+      {"ann", 4, {}, ""},
+      {"ann", 4, {"lab"}, ""},
+      {"bob", 2, {}, ""},
+      {"bob", 4, {}, "cloud (cpu-slot) holds 2 workers"},
+      {"bob", 1, {"cloud", "lab"}, "cluster lab is for jobs of ann alone; leave it out"},
+      {"", 4, {}, "cloud (cpu-slot) holds 2 workers"},
+  };
+  for (const auto& test : cases) {
+    pb::JobSpec spec = Spec(absl::StrCat("workers { min: ", test.workers, " max: ", test.workers,
+                                         " } resources { gpus_milli: 1000 gpu_types: "
+                                         "\"cpu-slot\" }"));
+    for (const std::string& cluster : test.clusters) spec.add_clusters(cluster);
+    const Resolution resolution = ResolveSpec(state, spec, SpecDefaults{}, false, test.owner);
+    if (*test.why == '\0') {
+      EXPECT_TRUE(resolution.ok()) << test.owner << " " << test.workers;
+      EXPECT_EQ(resolution.resolved.clusters_size(), static_cast<int>(test.clusters.size()));
+      continue;
+    }
+    ASSERT_EQ(resolution.problems.size(), 1u) << test.owner << " " << test.workers;
+    EXPECT_THAT(resolution.problems[0].message, HasSubstr(test.why));
+  }
+}
+
 TEST(ResolveSpec, WhatNoClusterHoldsYetIsAcceptedWhenItMayWaitForHosts) {
   State state = TwoClusters();
   for (const char* const task :

@@ -282,6 +282,7 @@ pb::Host DescribeHost(const State& state, HostId id) {
   pb::Host host;
   host.set_name(state.HostName(id));
   host.set_cluster(state.clusters()[row.cluster].name);
+  host.set_only_user(state.clusters()[row.cluster].spec.only_user());
   host.set_block(row.block);
   host.set_rack(row.rack);
   host.set_state(row.state);

@@ -255,8 +255,9 @@ class Explainer {
   void TryClusters(Response* response) {
     if (job_.spec->clusters().empty() || !job_.cluster.empty()) return;
     for (const ClusterRow& cluster : state_.clusters()) {
-      if (std::find(job_.spec->clusters().begin(), job_.spec->clusters().end(), cluster.name) !=
-          job_.spec->clusters().end())
+      if (!TakesJobsOf(cluster.spec, job_.owner) ||
+          std::find(job_.spec->clusters().begin(), job_.spec->clusters().end(), cluster.name) !=
+              job_.spec->clusters().end())
         continue;
       pb::JobSpec spec =
           With([&](pb::JobSpec* job, pb::TaskSpec*) { job->add_clusters(cluster.name); });

@@ -74,6 +74,8 @@ class Previewer {
     for (int32_t c = 0; c < static_cast<int32_t>(state_.clusters().size()); ++c) {
       if (alone_.clusters().empty()) allowed.push_back(c);
     }
+    std::erase_if(allowed,
+                  [&](int32_t c) { return !TakesJobsOf(state_.clusters()[c].spec, owner_); });
     size_t tried = 0;
     for (const int32_t c : allowed) {
       std::vector<std::string> flavours;
@@ -93,8 +95,12 @@ class Previewer {
       }
     }
     for (int32_t c = 0; c < static_cast<int32_t>(state_.clusters().size()); ++c) {
-      if (std::find(allowed.begin(), allowed.end(), c) == allowed.end())
-        Never(response, c, "", "not among the job's clusters");
+      if (std::find(allowed.begin(), allowed.end(), c) != allowed.end()) continue;
+      const pb::ClusterSpec& cluster = state_.clusters()[c].spec;
+      Never(response, c, "",
+            TakesJobsOf(cluster, owner_)
+                ? "not among the job's clusters"
+                : absl::StrCat("is for jobs of ", cluster.only_user(), " alone"));
     }
     Choose(response);
   }
@@ -141,7 +147,8 @@ class Previewer {
       one.mutable_resources()->clear_gpu_types();
       one.mutable_resources()->add_gpu_types(flavour);
     }
-    if (const Resolution resolution = ResolveSpec(state_, spec, SpecDefaults{}); !resolution.ok()) {
+    if (const Resolution resolution = ResolveSpec(state_, spec, SpecDefaults{}, false, owner_);
+        !resolution.ok()) {
       return Never(response, cluster, flavour, TooLarge(cluster, flavour, resolution.problems[0]));
     }
     if (state_.clusters()[cluster].drained) {

@@ -24,6 +24,8 @@ class GuaranteeSplitter {
       : flavour_(std::move(flavour)), problems_(problems) {
     for (const ClusterRow& cluster : state.clusters()) order_.push_back(cluster.name);
     for (const auto& [cluster, milli] : PoolCapacity(state, flavour_)) {
+      // What is one user's is nothing that a queue could be promised.
+      if (!state.clusters()[cluster].spec.only_user().empty()) continue;
       capacity_[state.clusters()[cluster].name] = milli;
       total_milli_ += milli;
     }

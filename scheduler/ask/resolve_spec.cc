@@ -512,8 +512,11 @@ SpecContext SpecContextOf(const State& state, const std::string& queue) {
   return context;
 }
 
-Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults,
-                       bool wait_for_capacity) {
+namespace {
+
+// In any of the clusters that it names, whoever may use them.
+Resolution ResolveAnywhere(const State& state, const pb::JobSpec& spec,
+                           const SpecDefaults& defaults, bool wait_for_capacity) {
   Resolution resolution;
   resolution.resolved = spec;
   const SpecContext context = SpecContextOf(state, spec.queue());
@@ -589,6 +592,48 @@ Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDe
   }
   resolution.never_fits = resolution.never_fits && only_size;
   resolution.may_wait = resolution.never_fits && limits_hold;
+  return resolution;
+}
+
+// What it says of clusters that are for other users' jobs alone.
+std::vector<FieldProblem> CheckWhoseClusters(const State& state, const pb::JobSpec& spec,
+                                             const std::string& owner) {
+  std::vector<FieldProblem> problems;
+  for (int i = 0; i < spec.clusters_size(); ++i) {
+    const int32_t c = state.FindCluster(spec.clusters(i));
+    if (c < 0 || TakesJobsOf(state.clusters()[c].spec, owner)) continue;
+    problems.push_back(
+        {absl::StrCat("clusters[", i, "]"),
+         absl::StrCat("cluster ", spec.clusters(i), " is for jobs of ",
+                      state.clusters()[c].spec.only_user(), " alone; leave it out")});
+  }
+  return problems;
+}
+
+}  // namespace
+
+Resolution ResolveSpec(const State& state, const pb::JobSpec& spec, const SpecDefaults& defaults,
+                       bool wait_for_capacity, const std::string& owner) {
+  const auto open = [&](const ClusterRow& cluster) { return TakesJobsOf(cluster.spec, owner); };
+  if (std::all_of(state.clusters().begin(), state.clusters().end(), open))
+    return ResolveAnywhere(state, spec, defaults, wait_for_capacity);
+  pb::JobSpec kept = spec;  // to the clusters that are open to it
+  for (const ClusterRow& cluster : state.clusters()) {
+    if (spec.clusters().empty() && open(cluster)) kept.add_clusters(cluster.name);
+  }
+  Resolution refused;
+  refused.problems = CheckWhoseClusters(state, spec, owner);
+  if (kept.clusters().empty())
+    refused.problems.push_back({"clusters", "each cluster is for jobs of another user alone"});
+  if (!refused.ok()) {
+    refused.resolved = spec;
+    refused.by_itself = true;
+    return refused;
+  }
+  Resolution resolution = ResolveAnywhere(state, kept, defaults, wait_for_capacity);
+  // Not kept to fewer: then it may use clusters that come later, too.
+  if (spec.clusters().empty() && resolution.resolved.clusters_size() == kept.clusters_size())
+    resolution.resolved.clear_clusters();
   return resolution;
 }
 

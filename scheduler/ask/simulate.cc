@@ -277,7 +277,7 @@ Changes ResolveChanges(const State& state, const pb::SimulateRequest& request,
   drains(request.drain(), "drain", true);
   drains(request.resume(), "resume", false);
   for (int j = 0; j < request.jobs_size(); ++j) {
-    Resolution resolution = ResolveSpec(after, request.jobs(j), defaults);
+    Resolution resolution = ResolveSpec(after, request.jobs(j), defaults, false, owner);
     if (resolution.ok()) resolution.problems = CheckHolder(state, resolution.resolved, owner);
     if (resolution.ok()) resolution.problems = CheckAfter(state, resolution.resolved, named);
     for (FieldProblem& problem : resolution.problems) {

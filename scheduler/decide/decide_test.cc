@@ -66,6 +66,29 @@ TEST(Decide, StartsAnElasticGangAtWhatFitsAndBorrows) {
   EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_PREPARING);
 }
 
+// Its devices are nobody else's: not to run on, not to be entitled to.
+TEST(Decide, AClusterOfOneUsersTakesTheirJobsAlone) {
+  SystemBuilder system;
+  system.Cluster("lab", "shared").Cluster("anns", "home").Hosts("lab", 1, 2).Hosts("anns", 1, 2);
+  system.OnlyFor("anns", "ann").Queue("research", 2);
+  const uint64_t full = JobBuilder("research").Owner("bob").Workers(2).SubmitTo(&system);
+  const uint64_t bobs = JobBuilder("research").Owner("bob").SubmitTo(&system);
+  const uint64_t named = JobBuilder("research").Owner("bob").In({"anns"}).SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, full);
+  for (int i = 0; i < 5; ++i) {
+    system.Step(60);
+    Go(&system);
+  }
+  EXPECT_EQ(WorkersOf(system, full), 2);
+  EXPECT_EQ(WorkersOf(system, bobs), 0) << "its free devices are none of his";
+  EXPECT_EQ(WorkersOf(system, named), 0);
+  const uint64_t anns = JobBuilder("research").In({"anns"}).Workers(2).SubmitTo(&system);
+  Go(&system);
+  EXPECT_EQ(WorkersOf(system, anns), 2);
+  EXPECT_EQ(WorkersOf(system, full), 2) << "and he isn't stopped for it";
+}
+
 TEST(Decide, ShrinksTheBorrowerForAGuaranteedClaimAndGrowsItWhenTheClaimantLeaves) {
   SystemBuilder system = DemoSystem();
   const uint64_t borrower = JobBuilder("research").Workers(2, 4).In({"lab"}).SubmitTo(&system);

@@ -218,6 +218,10 @@ bool Reaches(const pb::ClusterFile& file, const std::string& storage, const std:
          it->second.clusters().end();
 }
 
+bool TakesJobsOf(const pb::ClusterSpec& cluster, const std::string& owner) {
+  return cluster.only_user().empty() || cluster.only_user() == owner;
+}
+
 std::vector<int32_t> AllowedClusters(const State& state, const JobRow& job) {
   std::vector<int32_t> allowed;
   if (job.spec->clusters().empty()) {
@@ -229,6 +233,8 @@ std::vector<int32_t> AllowedClusters(const State& state, const JobRow& job) {
         allowed.push_back(c);
     }
   }
+  std::erase_if(allowed,
+                [&](int32_t c) { return !TakesJobsOf(state.clusters()[c].spec, job.owner); });
   if (!job.cluster.empty()) {
     const std::string storage = JobStorage(state, job);
     std::erase_if(allowed, [&](int32_t c) {

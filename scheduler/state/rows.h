@@ -356,9 +356,9 @@ struct Trust {
 };
 
 // Whether a certificate's or token's `uri` names the holder with the uri `of`: also by a token of
-// theirs that has scopes.
+// theirs that has scopes, and a host for whosever jobs it is.
 inline bool NamesHolder(const std::string& uri, const std::string& of) {
-  return uri == of || uri.rfind(of + "/token/", 0) == 0;
+  return uri == of || uri.rfind(of + "/token/", 0) == 0 || uri.rfind(of + "/only/", 0) == 0;
 }
 
 // What a queue has used, decayed: it orders equal shares (docs/scheduling.md §4, History). Changes

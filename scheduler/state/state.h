@@ -340,8 +340,11 @@ pb::QuarantineRule QuarantineRuleOf(const State& state, int32_t cluster);
 // The storage that holds the job's directory: job_storage of the cluster it is bound to; empty: not
 // bound, or none configured.
 std::string JobStorage(const State& state, const JobRow& job);
+// Whether jobs of this owner may run there: a cluster may be for one user alone.
+bool TakesJobsOf(const pb::ClusterSpec& cluster, const std::string& owner);
 // Clusters (indexes, in order of preference) that the task may be placed in now, spill apart: its
-// job's list, or all; once the job is bound, only those that reach the job's storage.
+// job's list, or all, but for those that are for another user's jobs alone; once the job is bound,
+// only those that reach the job's storage.
 std::vector<int32_t> AllowedClusters(const State& state, const JobRow& job);
 // Storage of this name can be reached from the cluster.
 bool Reaches(const pb::ClusterFile& file, const std::string& storage, const std::string& cluster);

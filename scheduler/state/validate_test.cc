@@ -257,6 +257,14 @@ TEST(Validate, CatchesPlantedWrongPlans) {
          s->Cluster("d").Hosts("d", 1, 2);
          p->events.push_back(Placed(s->state, Waits(s, p, JobBuilder("q").In({"c"})), "d", {{"h03", {0}}}));
        }},
+      {"a cluster that is for another user's jobs alone", "may not use", [](SystemBuilder* s, Plan* p) {
+         s->Cluster("d").Hosts("d", 1, 2).OnlyFor("d", "bob");
+         p->events.push_back(Placed(s->state, Waits(s, p, JobBuilder("q")), "d", {{"h03", {0}}}));
+       }},
+      {"a cluster that is for its owner's jobs alone", "", [](SystemBuilder* s, Plan* p) {
+         s->Cluster("d").Hosts("d", 1, 2).OnlyFor("d", "ann");
+         p->events.push_back(Placed(s->state, Waits(s, p, JobBuilder("q")), "d", {{"h03", {0}}}));
+       }},
       {"a cluster that its directory doesn't reach", "may not use", [](SystemBuilder* s, Plan* p) {
          s->Cluster("d", "disk").Hosts("d", 1, 2);
          const uint64_t job = Waits(s, p, JobBuilder("q").Task("a").Task("b"));

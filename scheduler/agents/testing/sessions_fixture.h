@@ -37,11 +37,13 @@ class FakeStream : public AgentStream {
   }
   void End(const absl::Status& status) override { ended = status; }
   bool trusted() const override { return is_trusted; }
+  std::string only_user() const override { return for_user; }
   std::string session() const { return sent.empty() ? "" : sent[0].session().session(); }
 
   std::vector<pb::SchedulerMessage> sent;
   std::optional<absl::Status> ended;
   bool is_trusted = false;
+  std::string for_user;  // of its certificate
 
  private:
   std::vector<std::string>* log_;
@@ -120,7 +122,7 @@ class SessionsTest : public ::testing::Test {
     SessionOptions options;
     options.store_id = kStore;
     options.epoch = kEpoch;
-    options.how_differs = how_differs_;
+    options.keep_to_sku = keep_to_sku_;
     options.several_users = several_users_;
     options.mac_key = mac_key_;
     options.on_unproved = [this](const pb::Hello& hello) { unproved_.push_back(hello.host()); };
@@ -146,9 +148,10 @@ class SessionsTest : public ::testing::Test {
     return state().host(state().FindHost(cluster, host)).state;
   }
 
-  StreamPtr Open(const pb::Hello& hello, bool trusted = false) {
+  StreamPtr Open(const pb::Hello& hello, bool trusted = false, const std::string& for_user = "") {
     auto stream = std::make_shared<FakeStream>(&log_);
     stream->is_trusted = trusted;
+    stream->for_user = for_user;
     pb::AgentMessage message;
     *message.mutable_hello() = hello;
     EXPECT_TRUE(sessions_->Receive(stream, message).ok());
@@ -196,7 +199,7 @@ class SessionsTest : public ::testing::Test {
   std::vector<std::string> log_;
   RecordingStore store_{&log_};
   uint64_t commit_ = 0;
-  decltype(SessionOptions::how_differs) how_differs_;
+  decltype(SessionOptions::keep_to_sku) keep_to_sku_;
   bool several_users_ = false;
   std::string mac_key_ = kMacKey;
   std::vector<std::string> unproved_;  // hosts, as told

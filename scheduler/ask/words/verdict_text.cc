@@ -79,6 +79,18 @@ void EachHostOf(const State& state, const JobRow& job, const pb::TaskSpec& spec,
   }
 }
 
+// Of the clusters that it names, those that are for another user's jobs alone.
+std::string ForOthers(const State& state, const JobRow& job) {
+  std::string text;
+  for (const std::string& name : job.spec->clusters()) {
+    const int32_t c = state.FindCluster(name);
+    if (c < 0 || TakesJobsOf(state.clusters()[c].spec, job.owner)) continue;
+    absl::StrAppend(&text, "; ", name, " is for jobs of ", state.clusters()[c].spec.only_user(),
+                    " alone");
+  }
+  return text;
+}
+
 // No agent there does what it needs.
 bool NobodyCan(const State& state, const JobRow& job, int32_t task) {
   const Abilities needs = NeedsOf(*job.spec, job.task_spec(task));
@@ -442,7 +454,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
               : absl::StrCat("as much as it needs; it lacks ", missing,
                              job.task_spec(task).resources().gpus_milli() > 0 ? "GPUs" : "cores");
       return absl::StrCat(
-          "no cluster that it may use is up with ", lacks,
+          "no cluster that it may use is up with ", lacks, ForOthers(state, job),
           Away(state, AllowedClusters(state, job), job.task_spec(task).resources()));
     }
     case pb::V_HELD:

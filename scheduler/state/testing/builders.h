@@ -49,6 +49,12 @@ class SystemBuilder {
     }
     return Configure();
   }
+  SystemBuilder& OnlyFor(const std::string& cluster, const std::string& user) {
+    for (pb::ClusterSpec& spec : *file_.mutable_clusters()) {
+      if (spec.name() == cluster) spec.set_only_user(user);
+    }
+    return Configure();
+  }
   // Not open any more: hosts that the file doesn't list aren't welcome.
   SystemBuilder& Close(const std::string& cluster) {
     for (pb::ClusterSpec& spec : *file_.mutable_clusters()) {
@@ -269,6 +275,10 @@ class JobBuilder {
     task_->set_time_limit_ns(seconds * kSecond);
     return *this;
   }
+  JobBuilder& Owner(const std::string& user) {
+    owner_ = user;
+    return *this;
+  }
   JobBuilder& NotBefore(int64_t unix_ns) {
     not_before_ns_ = unix_ns;
     return *this;
@@ -280,7 +290,7 @@ class JobBuilder {
     pb::JobSubmitted* submitted = event.mutable_job_submitted();
     submitted->set_number(system->state.next_job_number());
     submitted->set_uid(absl::StrCat("uid", submitted->number()));
-    submitted->set_owner("ann");
+    submitted->set_owner(owner_);
     submitted->set_idempotency_key(key);
     submitted->set_not_before_ns(not_before_ns_);
     *submitted->mutable_spec() = spec;
@@ -295,6 +305,7 @@ class JobBuilder {
   pb::TaskSpec* task_ = nullptr;
   bool first_ = true, renamed_ = false;
   int64_t not_before_ns_ = 0;
+  std::string owner_ = "ann";
 };
 
 inline const TaskRow& TaskOf(const State& state, uint64_t job, int task = 0) {

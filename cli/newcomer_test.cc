@@ -536,5 +536,22 @@ TEST_F(CliTest, ARangeOfHostsThatIsRefusedMidwaySaysWhoHasATokenAndHowToGoOn) {
   EXPECT_EQ(err_, "muster: there is no h10a\n");
 }
 
+TEST_F(CliTest, ANameOfASweepThatNothingTakesIsRefusedOrNoted) {
+  const std::string path =
+      Write("sweep.yaml", absl::StrReplaceAll(kHello, {{"echo hello", "echo '{{lr}}'"}}));
+  EXPECT_EQ(Run({"submit", "-y", "-d", path, "--sweep", "lrr=1,2"}), 2);
+  EXPECT_THAT(err_, HasSubstr("sweep.lrr: nothing takes it, and {{lr}} has no value. Write {{lrr}},"
+                              " or call it lr"));
+  EXPECT_EQ(Run({"submit", "-y", "-d", path, "--sweep", "lr=1,2", "--sweep", "seed=1"}), 0) << err_;
+  EXPECT_THAT(err_, HasSubstr("muster: note: sweep.seed: no {{seed}} stands in the job; only a "
+                              "program that reads MUSTER_SWEEP_seed takes its values.\n"));
+  EXPECT_THAT(err_, Not(HasSubstr("sweep.lr:")));
+  for (const char* command : {"validate", "submit"}) {
+    EXPECT_EQ(Run({command, path, command[0] == 's' ? "-yd" : "--offline"}), 0) << err_;
+    EXPECT_THAT(err_, HasSubstr("note: run: {{lr}} stays as it stands: no sweep of the job has "
+                                "that name.\n"));
+  }
+}
+
 }  // namespace
 }  // namespace muster

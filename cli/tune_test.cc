@@ -207,7 +207,7 @@ TEST_F(TuneTest, RefusesWhatCanBeNoTrial) {
       {{"tune", good, "--knobs", "recompute"}, "--study"},
       {{"tune", "--study", "/s", "--knobs", "recompute"}, "file"},
       {{"tune", run, "--study", "/s", "--knobs", "recompute"}, "has no task with trainer:"},
-      {{"tune", good, "--study", "/s", "--knobs", "recompute", "--set", "sweep={a: [1]}"},
+      {{"tune", good, "--study", "/s", "--knobs", "recompute", "--set", "array=0-1"},
        "has an array or a sweep"},
   };
   for (const auto& c : kCases) {

@@ -361,7 +361,7 @@ int ShowPreviews(Session& session, Client& client, const SubmitOptions& options,
       const Screen& screen = options.preview_only ? session.out_screen() : session.err_screen();
       absl::StrAppend(&text, RenderPreview(*preview, screen, session.now_ns()), FitText(*preview),
                       BeginsFromText(submission.spec));
-      session.Err(WorkdirNotes(submission.spec));
+      session.Err(NotesOn(submission.spec));
     }
     if (!options.preview_only) {
       session.Err(text);

@@ -192,7 +192,7 @@ TEST_F(PastJobsTest, AreAskedForAgainWhileTheServerIsAway) {
   Add(Trained(19), R"({"init": "/b"})");
   away = 1000;
   EXPECT_EQ(PastJobs(), "") << "a tuning works without";
-  EXPECT_EQ(away, 995) << "and doesn't wait for each of them";
+  EXPECT_GT(away, 990) << "and doesn't wait for each of them";
 }
 
 TEST_F(TuneTest, RefusesWhatCanBeNoTrial) {

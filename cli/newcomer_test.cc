@@ -506,10 +506,13 @@ TEST(RestartPauseTest, PausesGrowAndNeverEndAndAGoodRunForgetsThem) {
 TEST_F(CliTest, TokensOfARangeOfHostsAreOneList) {
   trust_.new_token = [](const pb::NewTokenRequest& request, pb::NewTokenResponse* response) {
     response->set_id("of " + request.host());
+    response->set_host(request.host());
     return grpc::Status::OK;
   };
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[09-10]a", "-o", "yaml"}), 0) << err_;
-  EXPECT_EQ(out_, "- id: \"of lab/h09a\"\n- id: \"of lab/h10a\"\n");
+  EXPECT_EQ(out_,
+            "- id: \"of lab/h09a\"\n  host: \"lab/h09a\"\n"
+            "- id: \"of lab/h10a\"\n  host: \"lab/h10a\"\n");
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[09-10]a", "-o", "json"}), 0) << err_;
   EXPECT_EQ(out_.substr(0, 3) + out_.substr(out_.size() - 3), "[\n \n]\n");
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[09-10]a", "-o", "name"}), 0) << err_;
@@ -522,15 +525,17 @@ TEST_F(CliTest, ARangeOfHostsThatIsRefusedMidwaySaysWhoHasATokenAndHowToGoOn) {
   trust_.new_token = [](const pb::NewTokenRequest& request, pb::NewTokenResponse* response) {
     if (request.host() == "lab/h10a") return grpc::Status(grpc::NOT_FOUND, "there is no h10a");
     response->set_id("of " + request.host());
+    response->set_host(request.host());
     return grpc::Status::OK;
   };
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[08-12]a", "-o", "yaml"}), kExitNotFound);
-  EXPECT_EQ(out_, "- id: \"of lab/h08a\"\n- id: \"of lab/h09a\"\n");
-  EXPECT_EQ(
-      err_,
-      "muster: there is no h10a\n"
-      "  lab/h08a to lab/h09a have their tokens. Go on with the others: muster host token new "
-      "'lab/h[10-12]a'\n");
+  EXPECT_EQ(out_,
+            "- id: \"of lab/h08a\"\n  host: \"lab/h08a\"\n"
+            "- id: \"of lab/h09a\"\n  host: \"lab/h09a\"\n");
+  EXPECT_EQ(err_,
+            "muster: there is no h10a\n"
+            "  lab/h[08-09]a have their tokens. Go on with the others: muster host token new "
+            "'lab/h[10-12]a'\n");
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[10-12]a", "-o", "yaml"}), kExitNotFound);
   EXPECT_EQ(out_, "[]\n");
   EXPECT_EQ(err_, "muster: there is no h10a\n");

@@ -371,6 +371,18 @@ TEST_F(CliTest, OnATerminalADrainShowsWhomItStopsAndAsks) {
   EXPECT_EQ(yes.out.find("[y/N]"), std::string::npos);
 }
 
+TEST_F(CliTest, OnATerminalItIsAskedWhetherAHostIsOff) {
+  Process no(Process::OnTerminal(), {"host", "confirm-off", "lab/h1"}, home_, server_name_);
+  ASSERT_TRUE(no.ReadUntil("Is lab/h1 switched off? What still runs there would run twice. [y/N] "))
+      << no.out;
+  no.Type("\n");
+  EXPECT_EQ(no.Wait(), 0);
+  EXPECT_THAT(no.out, HasSubstr("Nothing was changed."));
+  Process yes(Process::OnTerminal(), {"host", "confirm-off", "lab/h1", "-y"}, home_, server_name_);
+  yes.Wait();
+  EXPECT_EQ(yes.out.find("[y/N]"), std::string::npos);
+}
+
 TEST_F(CliTest, TheHelpOfEveryCommandNamesTheFlagsThatAllTake) {
   for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
            {"jobs"}, {"queue", "apply"}, {"host", "drain"}, {"submit"}}) {

@@ -126,8 +126,14 @@ TEST_F(CliTest, AnOrdinaryJobHasNoMembersAndIsShownItself) {
                                     std::pair("--label", "a=b"), std::pair("--queue", "hidden")}) {
     EXPECT_EQ(Run({"jobs", "7", flag, value, "-o", "name"}), 3) << flag;
     EXPECT_EQ(out_, "") << flag;
-    EXPECT_THAT(err_, HasSubstr("\"7\" is no array's number")) << flag;
+    EXPECT_THAT(err_, HasSubstr("job 7 is no array: flags such as --state choose among an array's "
+                                "members, and it has none. The job itself: muster jobs 7"))
+        << flag;
   }
+  jobs_.got.mutable_array()->set_members(3);
+  EXPECT_EQ(Run({"jobs", "7", "--queue", "hidden"}), 3);
+  EXPECT_THAT(err_, HasSubstr("\"7\" is no array's number")) << "as the server says";
+  jobs_.got.clear_array();
   EXPECT_EQ(Run({"jobs", "7", "--tasks"}), 2);
   EXPECT_THAT(err_, HasSubstr("job 7 is no array: it has no members. All of it: muster show 7"));
   jobs_.get_status = grpc::Status(grpc::NOT_FOUND, "there is no job \"9\"");

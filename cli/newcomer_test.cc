@@ -282,7 +282,7 @@ TEST_F(LogoutTest, KeepsTheFileThatMusterConfigNamesAndItsMode) {
   EXPECT_THAT(err_, HasSubstr("you are not logged in")) << "commands go on working";
 }
 
-TEST_F(CliTest, ARemedyKeepsTheFlagsAndIsForProgramsThatFailedByThemselvesOnly) {
+TEST_F(CliTest, ARemedyKeepsTheFlagsAndIsForProgramsThatMissedSomethingOnly) {
   pb::Job killed = JobIn(pb::FAILED, pb::TASK_FAILED);
   killed.mutable_tasks(0)->mutable_attempts(0)->set_cause(pb::OUT_OF_MEMORY);
   jobs_.watch = Watching({killed});
@@ -295,6 +295,11 @@ TEST_F(CliTest, ARemedyKeepsTheFlagsAndIsForProgramsThatFailedByThemselvesOnly) 
   pb::Job failed = JobIn(pb::FAILED, pb::TASK_FAILED);
   failed.mutable_tasks(0)->mutable_attempts(0)->set_cause(pb::PROGRAM_ERROR);
   jobs_.watch = Watching({failed});
+  jobs_.logs = {"Traceback (most recent call last):\nValueError: 3\n"};
+  EXPECT_EQ(Shell(run), 1);
+  EXPECT_THAT(err_, Not(HasSubstr("With what it missed"))) << "it found all that it read";
+  jobs_.logs.insert(jobs_.logs.begin(),
+                    "python3: can't open file 'train.py': [Errno 2] No such file or directory\n");
   EXPECT_EQ(Shell(run), 1);
   EXPECT_THAT(err_, ::testing::ContainsRegex(
                         "With what it missed: muster run --memory 1GiB.* -- python3 train.py\n"));

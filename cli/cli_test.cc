@@ -68,6 +68,9 @@ TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
   EXPECT_THAT(err_, HasSubstr("no such option: --ouput. Did you mean --output?"));
   EXPECT_EQ(Run({"squeue"}), 2);
   EXPECT_THAT(err_, HasSubstr("no such command or option: squeue. Did you mean jobs?"));
+  EXPECT_EQ(Run({"estimate"}), 2);
+  EXPECT_THAT(err_, HasSubstr("no such command or option: estimate. Did you mean muster-trainer "
+                              "estimate --config FILE.json?"));
   EXPECT_EQ(Run({"checkpoints", "49"}), 2);
   EXPECT_THAT(err_, HasSubstr("no such command or option: 49. Did you mean muster checkpoints "
                               "list 49?"));

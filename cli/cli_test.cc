@@ -68,6 +68,9 @@ TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
   EXPECT_THAT(err_, HasSubstr("no such option: --ouput. Did you mean --output?"));
   EXPECT_EQ(Run({"squeue"}), 2);
   EXPECT_THAT(err_, HasSubstr("no such command or option: squeue. Did you mean jobs?"));
+  EXPECT_EQ(Run({"estimate"}), 2);
+  EXPECT_THAT(err_, HasSubstr("no such command or option: estimate. Did you mean muster-trainer "
+                              "estimate --config FILE.json?"));
   EXPECT_EQ(Run({"checkpoints", "49"}), 2);
   EXPECT_THAT(err_, HasSubstr("no such command or option: 49. Did you mean muster checkpoints "
                               "list 49?"));
@@ -368,6 +371,18 @@ TEST_F(CliTest, OnATerminalADrainShowsWhomItStopsAndAsks) {
   Process yes(Process::OnTerminal(), {"host", "drain", "lab/h1", "--yes"}, home_, server_name_);
   yes.Wait();
   EXPECT_EQ(simulated, "") << "it doesn't ask";
+  EXPECT_EQ(yes.out.find("[y/N]"), std::string::npos);
+}
+
+TEST_F(CliTest, OnATerminalItIsAskedWhetherAHostIsOff) {
+  Process no(Process::OnTerminal(), {"host", "confirm-off", "lab/h1"}, home_, server_name_);
+  ASSERT_TRUE(no.ReadUntil("Is lab/h1 switched off? What still runs there would run twice. [y/N] "))
+      << no.out;
+  no.Type("\n");
+  EXPECT_EQ(no.Wait(), 0);
+  EXPECT_THAT(no.out, HasSubstr("Nothing was changed."));
+  Process yes(Process::OnTerminal(), {"host", "confirm-off", "lab/h1", "-y"}, home_, server_name_);
+  yes.Wait();
   EXPECT_EQ(yes.out.find("[y/N]"), std::string::npos);
 }
 

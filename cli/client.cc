@@ -273,14 +273,17 @@ absl::StatusOr<pb::PutPackResponse> Client::PutPack(const pb::PutPackRequest& re
       server_, true, [&] { return Call(stubs_->packs, &pb::PackService::Stub::Put, request); });
 }
 
-absl::StatusOr<pb::Job> Client::Get(const std::string& id) {
+absl::StatusOr<pb::Job> Client::Get(const std::string& id, WhileAway away) {
   pb::GetJobRequest request;
   request.set_id(id);
-  return Call(stubs_->jobs, &pb::JobService::Stub::Get, request);
+  const auto call = [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Get, request); };
+  return away == WhileAway::kRepeat ? Repeated<pb::Job>(server_, false, call) : call();
 }
 
-absl::StatusOr<pb::ListJobsResponse> Client::List(const pb::ListJobsRequest& request) {
-  return Call(stubs_->jobs, &pb::JobService::Stub::List, request);
+absl::StatusOr<pb::ListJobsResponse> Client::List(const pb::ListJobsRequest& request,
+                                                  WhileAway away) {
+  const auto call = [&] { return Call(stubs_->jobs, &pb::JobService::Stub::List, request); };
+  return away == WhileAway::kRepeat ? Repeated<pb::ListJobsResponse>(server_, false, call) : call();
 }
 
 absl::StatusOr<pb::Job> Client::Cancel(const std::string& id) {

@@ -33,6 +33,9 @@ inline constexpr char kLoginScheme[] = "login://";
 // somebody accepts. Without gRPC: may be called before a fork.
 absl::Status CheckReachable(const std::string& server);
 
+// What a call does while the server is away, or can't answer yet.
+enum class WhileAway { kFail, kRepeat };  // kRepeat: for some seconds, then it fails
+
 class Client {
  public:
   // Connects lazily. With a login its certificate is renewed first where it is time.
@@ -47,8 +50,9 @@ class Client {
       const pb::SubmitRequest&
           request);  // repeats itself with the same key while UNAVAILABLE or late
   absl::StatusOr<pb::PutPackResponse> PutPack(const pb::PutPackRequest& request);  // likewise
-  absl::StatusOr<pb::Job> Get(const std::string& id);
-  absl::StatusOr<pb::ListJobsResponse> List(const pb::ListJobsRequest& request);
+  absl::StatusOr<pb::Job> Get(const std::string& id, WhileAway away = WhileAway::kFail);
+  absl::StatusOr<pb::ListJobsResponse> List(const pb::ListJobsRequest& request,
+                                            WhileAway away = WhileAway::kFail);
   absl::StatusOr<pb::Job> Cancel(const std::string& id);
   // Until the stream ends, `on` returns false (then OK), the interrupt is pending (then CANCELLED)
   // or the time is over (timeout_ns > 0, then DEADLINE_EXCEEDED).

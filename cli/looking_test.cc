@@ -77,9 +77,27 @@ TEST_F(CliTest, StorageIsToldByWhatRunsBesideTheJob) {
             "files in it       20KiB\n"
             "free there        1GiB of 4GiB\n"
             "quota of ann      not told there\n");
+  EXPECT_EQ(Run({"storage", "7", "-o", "jsonl"}), 0) << err_;
+  EXPECT_EQ(out_,
+            "{\"job\":\"7\",\"owner\":\"ann\",\"directory\":\"/data/ann/jobs/7\","
+            "\"files_bytes\":20480,\"free_bytes\":1073741824,\"total_bytes\":4294967296}\n");
+  EXPECT_EQ(Run({"storage", "7", "-o", "yaml"}), 0) << err_;
+  EXPECT_EQ(out_,
+            "job: \"7\"\nowner: \"ann\"\ndirectory: \"/data/ann/jobs/7\"\nfiles_bytes: 20480\n"
+            "free_bytes: 1073741824\ntotal_bytes: 4294967296\n");
+  EXPECT_EQ(Run({"storage", "7", "-o", "name"}), 0) << err_;
+  EXPECT_EQ(out_, "7\n");
+}
+
+TEST_F(CliTest, TheStorageOfAnEndedJobIsLookedAtWhereItLies) {
   jobs_.got = JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED);
   EXPECT_EQ(Run({"storage", "7"}), 2);
-  EXPECT_THAT(err_, HasSubstr("is not running"));
+  EXPECT_THAT(err_, HasSubstr("job 7 has ended: it is not running"));
+  EXPECT_THAT(err_, HasSubstr("What it reported: muster show 7"));
+  jobs_.got.set_directory("/data/ann/jobs/7");
+  EXPECT_EQ(Run({"storage", "7"}), 2);
+  EXPECT_THAT(err_, HasSubstr("Where its storage is mounted: du -sh /data/ann/jobs/7; df -h "
+                              "/data/ann/jobs/7"));
 }
 
 TEST_F(CliTest, AProfileOfWhatHasEndedIsNotTakenAgain) {

@@ -30,13 +30,27 @@ std::string OptionLike(const std::string& word, const CLI::App& command, const C
 // checkpoints list 49?"
 std::string CommandLike(const std::string& word, const std::string& group, const CLI::App& at,
                         const std::vector<std::string>& names) {
-  // What other schedulers and shells call it.
+  // What other schedulers and shells call it, and what is the trainer's.
   static const std::map<std::string, std::string> kElsewhere = {
-      {"sbatch", "submit"},   {"srun", "run"},       {"squeue", "jobs"},
-      {"ps", "jobs"},         {"ls", "jobs"},        {"list", "jobs"},
-      {"status", "jobs"},     {"sacct", "history"},  {"sinfo", "cluster list"},
-      {"nodes", "host list"}, {"scancel", "cancel"}, {"kill", "cancel"},
-      {"stop", "cancel"},     {"delete", "cancel"},  {"describe", "show"}};
+      {"sbatch", "submit"},
+      {"srun", "run"},
+      {"squeue", "jobs"},
+      {"ps", "jobs"},
+      {"ls", "jobs"},
+      {"list", "jobs"},
+      {"status", "jobs"},
+      {"sacct", "history"},
+      {"sinfo", "cluster list"},
+      {"nodes", "host list"},
+      {"scancel", "cancel"},
+      {"kill", "cancel"},
+      {"stop", "cancel"},
+      {"delete", "cancel"},
+      {"describe", "show"},
+      {"estimate", "muster-trainer estimate --config FILE.json"},
+      {"prepare", "muster-trainer prepare"},
+      {"convert", "muster-trainer convert"},
+      {"export", "muster-trainer export"}};
   const auto elsewhere = kElsewhere.find(word);
   if (at.get_parent() == nullptr && elsewhere != kElsewhere.end())
     return absl::StrCat(" Did you mean ", elsewhere->second, "?");

@@ -126,8 +126,14 @@ TEST_F(CliTest, AnOrdinaryJobHasNoMembersAndIsShownItself) {
                                     std::pair("--label", "a=b"), std::pair("--queue", "hidden")}) {
     EXPECT_EQ(Run({"jobs", "7", flag, value, "-o", "name"}), 3) << flag;
     EXPECT_EQ(out_, "") << flag;
-    EXPECT_THAT(err_, HasSubstr("\"7\" is no array's number")) << flag;
+    EXPECT_THAT(err_, HasSubstr("job 7 is no array: flags such as --state choose among an array's "
+                                "members, and it has none. The job itself: muster jobs 7"))
+        << flag;
   }
+  jobs_.got.mutable_array()->set_members(3);
+  EXPECT_EQ(Run({"jobs", "7", "--queue", "hidden"}), 3);
+  EXPECT_THAT(err_, HasSubstr("\"7\" is no array's number")) << "as the server says";
+  jobs_.got.clear_array();
   EXPECT_EQ(Run({"jobs", "7", "--tasks"}), 2);
   EXPECT_THAT(err_, HasSubstr("job 7 is no array: it has no members. All of it: muster show 7"));
   jobs_.get_status = grpc::Status(grpc::NOT_FOUND, "there is no job \"9\"");
@@ -276,7 +282,7 @@ TEST_F(LogoutTest, KeepsTheFileThatMusterConfigNamesAndItsMode) {
   EXPECT_THAT(err_, HasSubstr("you are not logged in")) << "commands go on working";
 }
 
-TEST_F(CliTest, ARemedyKeepsTheFlagsAndIsForProgramsThatFailedByThemselvesOnly) {
+TEST_F(CliTest, ARemedyKeepsTheFlagsAndIsForProgramsThatMissedSomethingOnly) {
   pb::Job killed = JobIn(pb::FAILED, pb::TASK_FAILED);
   killed.mutable_tasks(0)->mutable_attempts(0)->set_cause(pb::OUT_OF_MEMORY);
   jobs_.watch = Watching({killed});
@@ -289,6 +295,11 @@ TEST_F(CliTest, ARemedyKeepsTheFlagsAndIsForProgramsThatFailedByThemselvesOnly) 
   pb::Job failed = JobIn(pb::FAILED, pb::TASK_FAILED);
   failed.mutable_tasks(0)->mutable_attempts(0)->set_cause(pb::PROGRAM_ERROR);
   jobs_.watch = Watching({failed});
+  jobs_.logs = {"Traceback (most recent call last):\nValueError: 3\n"};
+  EXPECT_EQ(Shell(run), 1);
+  EXPECT_THAT(err_, Not(HasSubstr("With what it missed"))) << "it found all that it read";
+  jobs_.logs.insert(jobs_.logs.begin(),
+                    "python3: can't open file 'train.py': [Errno 2] No such file or directory\n");
   EXPECT_EQ(Shell(run), 1);
   EXPECT_THAT(err_, ::testing::ContainsRegex(
                         "With what it missed: muster run --memory 1GiB.* -- python3 train.py\n"));
@@ -506,10 +517,13 @@ TEST(RestartPauseTest, PausesGrowAndNeverEndAndAGoodRunForgetsThem) {
 TEST_F(CliTest, TokensOfARangeOfHostsAreOneList) {
   trust_.new_token = [](const pb::NewTokenRequest& request, pb::NewTokenResponse* response) {
     response->set_id("of " + request.host());
+    response->set_host(request.host());
     return grpc::Status::OK;
   };
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[09-10]a", "-o", "yaml"}), 0) << err_;
-  EXPECT_EQ(out_, "- id: \"of lab/h09a\"\n- id: \"of lab/h10a\"\n");
+  EXPECT_EQ(out_,
+            "- id: \"of lab/h09a\"\n  host: \"lab/h09a\"\n"
+            "- id: \"of lab/h10a\"\n  host: \"lab/h10a\"\n");
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[09-10]a", "-o", "json"}), 0) << err_;
   EXPECT_EQ(out_.substr(0, 3) + out_.substr(out_.size() - 3), "[\n \n]\n");
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[09-10]a", "-o", "name"}), 0) << err_;
@@ -522,18 +536,37 @@ TEST_F(CliTest, ARangeOfHostsThatIsRefusedMidwaySaysWhoHasATokenAndHowToGoOn) {
   trust_.new_token = [](const pb::NewTokenRequest& request, pb::NewTokenResponse* response) {
     if (request.host() == "lab/h10a") return grpc::Status(grpc::NOT_FOUND, "there is no h10a");
     response->set_id("of " + request.host());
+    response->set_host(request.host());
     return grpc::Status::OK;
   };
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[08-12]a", "-o", "yaml"}), kExitNotFound);
-  EXPECT_EQ(out_, "- id: \"of lab/h08a\"\n- id: \"of lab/h09a\"\n");
-  EXPECT_EQ(
-      err_,
-      "muster: there is no h10a\n"
-      "  lab/h08a to lab/h09a have their tokens. Go on with the others: muster host token new "
-      "'lab/h[10-12]a'\n");
+  EXPECT_EQ(out_,
+            "- id: \"of lab/h08a\"\n  host: \"lab/h08a\"\n"
+            "- id: \"of lab/h09a\"\n  host: \"lab/h09a\"\n");
+  EXPECT_EQ(err_,
+            "muster: there is no h10a\n"
+            "  lab/h[08-09]a have their tokens. Go on with the others: muster host token new "
+            "'lab/h[10-12]a'\n");
   EXPECT_EQ(Run({"host", "token", "new", "lab/h[10-12]a", "-o", "yaml"}), kExitNotFound);
   EXPECT_EQ(out_, "[]\n");
   EXPECT_EQ(err_, "muster: there is no h10a\n");
+}
+
+TEST_F(CliTest, ANameOfASweepThatNothingTakesIsRefusedOrNoted) {
+  const std::string path =
+      Write("sweep.yaml", absl::StrReplaceAll(kHello, {{"echo hello", "echo '{{lr}}'"}}));
+  EXPECT_EQ(Run({"submit", "-y", "-d", path, "--sweep", "lrr=1,2"}), 2);
+  EXPECT_THAT(err_, HasSubstr("sweep.lrr: nothing takes it, and {{lr}} has no value. Write {{lrr}},"
+                              " or call it lr"));
+  EXPECT_EQ(Run({"submit", "-y", "-d", path, "--sweep", "lr=1,2", "--sweep", "seed=1"}), 0) << err_;
+  EXPECT_THAT(err_, HasSubstr("muster: note: sweep.seed: no {{seed}} stands in the job; only a "
+                              "program that reads MUSTER_SWEEP_seed takes its values.\n"));
+  EXPECT_THAT(err_, Not(HasSubstr("sweep.lr:")));
+  for (const char* command : {"validate", "submit"}) {
+    EXPECT_EQ(Run({command, path, command[0] == 's' ? "-yd" : "--offline"}), 0) << err_;
+    EXPECT_THAT(err_, HasSubstr("note: run: {{lr}} stays as it stands: no sweep of the job has "
+                                "that name.\n"));
+  }
 }
 
 }  // namespace

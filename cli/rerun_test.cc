@@ -122,8 +122,8 @@ TEST_F(RerunTest, OtherMembersAreTheSweepsOwnOrRefused) {
   EXPECT_THAT(err_, HasSubstr("one of its values is empty"));
 }
 
-TEST_F(RerunTest, AnotherLayoutKeepsNoPlacementOfTheOneBefore) {
-  pb::TaskSpec* task = jobs_.got.mutable_spec()->mutable_tasks(0);
+// A trainer's, with the placement that submission filled in for its layout.
+void MakeTrainer(pb::TaskSpec* task) {
   task->set_name("main");
   task->clear_run();
   task->clear_workdir();
@@ -134,10 +134,30 @@ TEST_F(RerunTest, AnotherLayoutKeepsNoPlacementOfTheOneBefore) {
   task->mutable_resources()->set_gpus_milli(1'000);
   task->mutable_resources()->add_gpu_types("cpu-slot");
   task->set_processes_per_worker(1);
-  task->mutable_workers()->set_multiple_of(2);  // as submission filled in
+  task->mutable_workers()->set_multiple_of(2);
   pb::RankBlock* block = task->mutable_topology()->add_blocks();
   block->set_gpus(2);
   block->set_preferred(pb::HOST);
+}
+
+TEST_F(RerunTest, ASweepOverTheLayoutKeepsNoPlacementOfTheOneBefore) {
+  MakeTrainer(jobs_.got.mutable_spec()->mutable_tasks(0));
+  jobs_.got.mutable_spec()->mutable_tasks(0)->mutable_workers()->set_min(8);
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--sweep", "trainer.parallel.tp=4,8"}), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 1u);
+  EXPECT_EQ(submitted_[0].tasks(0).workers().multiple_of(), 0);
+  EXPECT_EQ(submitted_[0].tasks(0).topology().blocks_size(), 0);
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--sweep", "trainer.learning_rate=1e-4,2e-4"}), 0) << err_;
+  EXPECT_EQ(submitted_.back().tasks(0).workers().multiple_of(), 2) << "its layout is the same";
+  EXPECT_EQ(submitted_.back().tasks(0).topology().blocks_size(), 1);
+  jobs_.got.mutable_spec()->mutable_tasks(0)->mutable_workers()->set_min(4);
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--sweep", "trainer.parallel.tp=1,2"}), 0) << err_;
+  EXPECT_EQ(submitted_.back().tasks(0).workers().multiple_of(), 2) << "without it tp can't be 2";
+}
+
+TEST_F(RerunTest, AnotherLayoutKeepsNoPlacementOfTheOneBefore) {
+  pb::TaskSpec* task = jobs_.got.mutable_spec()->mutable_tasks(0);
+  MakeTrainer(task);
   ASSERT_EQ(Run({"rerun", "-d", "7", "--set", "trainer.parallel.tp=4"}), 0) << err_;
   ASSERT_EQ(submitted_.size(), 1u);
   EXPECT_THAT(submitted_[0].tasks(0).trainer_json(), HasSubstr(R"("tp":4)"));

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cli/render/array.h"
 #include "cli/render/format.h"
 #include "common/base/units.h"
 
@@ -70,6 +71,19 @@ absl::StatusOr<StorageTold> ReadStorage(const std::string& output) {
   return absl::FailedPreconditionError(
       "nothing is told of the job's storage: its host, or the job's image, lacks stat and du of "
       "coreutils. Install them there, or ask by what it has: muster exec JOB -- df .");
+}
+
+pb::JobStorage StorageOf(const pb::Job& job, const StorageTold& told) {
+  pb::JobStorage storage;
+  storage.set_job(JobId(job));
+  storage.set_owner(job.owner());
+  storage.set_directory(job.directory());
+  if (told.files >= 0) storage.set_files_bytes(told.files);
+  if (told.free >= 0) storage.set_free_bytes(told.free);
+  if (told.total >= 0) storage.set_total_bytes(told.total);
+  if (told.quota_used >= 0) storage.set_quota_used_bytes(told.quota_used);
+  if (told.quota >= 0) storage.set_quota_bytes(told.quota);
+  return storage;
 }
 
 std::string RenderStorage(const pb::Job& job, const StorageTold& told) {

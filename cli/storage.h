@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "muster/v1/job.pb.h"
+#include "muster/v1/job_service.pb.h"
 
 namespace muster {
 
@@ -23,6 +23,7 @@ struct StorageTold {
 // are no lines of ours.
 absl::StatusOr<StorageTold> ReadStorage(const std::string& output);
 
+pb::JobStorage StorageOf(const pb::Job& job, const StorageTold& told);
 std::string RenderStorage(const pb::Job& job, const StorageTold& told);
 
 }  // namespace muster

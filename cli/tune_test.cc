@@ -192,7 +192,7 @@ TEST_F(PastJobsTest, AreAskedForAgainWhileTheServerIsAway) {
   Add(Trained(19), R"({"init": "/b"})");
   away = 1000;
   EXPECT_EQ(PastJobs(), "") << "a tuning works without";
-  EXPECT_EQ(away, 995) << "and doesn't wait for each of them";
+  EXPECT_GT(away, 990) << "and doesn't wait for each of them";
 }
 
 TEST_F(TuneTest, RefusesWhatCanBeNoTrial) {
@@ -203,11 +203,13 @@ TEST_F(TuneTest, RefusesWhatCanBeNoTrial) {
     std::string told;
   } kCases[] = {
       {{"tune", good, "--study", "study", "--knobs", "recompute"}, "--study study: write the abs"},
-      {{"tune", good, "--study", "/s"}, "--knobs"},
+      {{"tune", good, "--study", "/s"},
+       "--knobs or --knob is required: --knobs zero_stage,micro_batch, or --knob "
+       "learning_rate=log:1e-5..1e-2"},
       {{"tune", good, "--knobs", "recompute"}, "--study"},
       {{"tune", "--study", "/s", "--knobs", "recompute"}, "file"},
       {{"tune", run, "--study", "/s", "--knobs", "recompute"}, "has no task with trainer:"},
-      {{"tune", good, "--study", "/s", "--knobs", "recompute", "--set", "sweep={a: [1]}"},
+      {{"tune", good, "--study", "/s", "--knobs", "recompute", "--set", "array=0-1"},
        "has an array or a sweep"},
   };
   for (const auto& c : kCases) {
@@ -253,6 +255,10 @@ TEST_F(TuneTest, RefusesKnobsThatNoWorkerWouldTake) {
       {"--knob", "parallel.pt=1,2", "trainer.parallel.pt: no such field. Did you mean tp?"},
       {"--knob", "paralel.tp=1,2", "trainer.paralel: no such field. Did you mean parallel?"},
       {"--knob", "learning_rate", "write FIELD=VALUE,VALUE"},
+      {"--knob", "recomput", "such as learning_rate=log:1e-5..1e-2. Did you mean recompute?"},
+      {"--knob", "trainer.learning_rate=1,2",
+       "is named as it stands below trainer: --knob learning_rate=1,2"},
+      {"--knob", "trainer.x", "is named as it stands below trainer: --knob x"},
       {"--knob", "1=2", "write FIELD=VALUE,VALUE"},
   };
   for (const auto& c : kCases) {

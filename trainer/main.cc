@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,7 +58,7 @@ constexpr CommandHelp kHelp[] = {
      "and nothing was started.\n"},
     {"estimate",
      "usage: muster-trainer estimate --config FILE.json [--ranks N] [--device GPU [--device-memory "
-     "SIZE]] [--search N] [--json true]\n"
+     "SIZE]] [--search N] [--json]\n"
      "\n"
      "Says what a run would need of each rank: memory by class, bytes sent and products a step.\n"
      "\n"
@@ -75,7 +76,7 @@ constexpr CommandHelp kHelp[] = {
      "(default: by its data sheet)\n"
      "  --between-hosts GB/s   for --search: and others (default: a port of 400 Gb/s for each H100 "
      "and newer, 200 for an A100)\n"
-     "  --json true            for programs; also which ranks belong together (placement), and by "
+     "  --json                 for programs; also which ranks belong together (placement), and by "
      "how many a run may grow (ranks_multiple)\n"
      "\n"
      "Exit codes: 0; 3 a rank doesn't fit, or no layout does; 2 the configuration is wrong.\n"},
@@ -119,8 +120,10 @@ int Usage(const std::string& what, const std::string& command = "") {
   return 2;
 }
 
-// Reads `--name value` and `--name=value`. Returns a complaint, or "".
-std::string ReadFlags(int argc, char** argv, int from, std::map<std::string, std::string*> flags) {
+// Reads `--name value` and `--name=value`; of those in `alone` also `--name`, which is true.
+// Returns a complaint, or "".
+std::string ReadFlags(int argc, char** argv, int from, std::map<std::string, std::string*> flags,
+                      const std::set<std::string>& alone = {}) {
   for (int i = from; i < argc; ++i) {
     std::string name = argv[i], value;
     const size_t equals = name.find('=');
@@ -129,8 +132,9 @@ std::string ReadFlags(int argc, char** argv, int from, std::map<std::string, std
     const auto flag = flags.find(name);
     if (flag == flags.end()) return "no such argument: " + name;
     if (!inline_value) {
-      if (i + 1 >= argc) return name + " needs a value";
-      value = argv[++i];
+      const bool given = i + 1 < argc && std::strncmp(argv[i + 1], "--", 2) != 0;
+      if (!given && !alone.contains(name)) return name + " needs a value";
+      value = given ? argv[++i] : "true";
     }
     *flag->second = value;
   }
@@ -213,9 +217,12 @@ int Main(int argc, char** argv) {
                                          {"--search", &options.search},
                                          {"--ranks-per-host", &options.ranks_per_host},
                                          {"--within-host", &options.within_host},
-                                         {"--between-hosts", &options.between_hosts}});
+                                         {"--between-hosts", &options.between_hosts}},
+                                        {"--json"});
     if (!wrong.empty()) return Usage(wrong, command);
-    if (options.config_path.empty()) return Usage("estimate needs --config FILE.json", command);
+    if (options.config_path.empty())
+      return Usage("estimate needs --config FILE.json: what a job has below trainer:, as JSON",
+                   command);
     return RunEstimate(options);
   }
   if (command == "export" || command == "convert") {

@@ -14,6 +14,8 @@
 namespace muster {
 namespace {
 
+constexpr char kYesHelp[] = "Don't ask; without a terminal nothing is asked";
+
 int ListClusters(Session& session) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
@@ -130,9 +132,17 @@ int Resume(Session& session, const std::string& target) {
                          pb::ResumeResponse(), target);
 }
 
-int ConfirmOff(Session& session, const std::string& host) {
+// On a terminal it asks, as a drain does.
+int ConfirmOff(Session& session, const std::string& host, bool yes) {
+  Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
+  const std::string question =
+      absl::StrCat("Is ", host, " switched off? What still runs there would run twice. [y/N] ");
+  if (session.asks() && !yes && !session.Confirms(question, interrupt, /*enter=*/false)) {
+    session.Err("Nothing was changed.\n");
+    return interrupt.pending() ? kExitInterrupted : kExitOk;
+  }
   absl::StatusOr<pb::ConfirmOffResponse> response = (*client)->ConfirmOff(host);
   if (!response.ok()) return session.Fail(response.status());
   std::string text = absl::StrCat(host, " counts as off until it speaks again.");
@@ -223,7 +233,7 @@ void AddVerbs(CLI::App* noun, Session& session, const std::string& what,
       noun->add_subcommand("drain", "Start nothing new there; what runs is stopped and moves");
   drain->add_option(what, *target)->required();
   drain->add_option("--reason", *reason, "Shown to everybody who waits for it");
-  drain->add_flag("-y,--yes", *yes, "Don't ask");
+  drain->add_flag("-y,--yes", *yes, kYesHelp);
   drain->callback([&session, target, reason, yes, of_host] {
     session.command = [&session, target, reason, yes, of_host] {
       return ToOne(session, of_host, "drain", *target,
@@ -261,15 +271,17 @@ void AddFleet(CLI::App& root, Session& session) {
   hosts->callback(
       [&session, of] { session.command = [&session, of] { return ListHosts(session, *of); }; });
   auto off = std::make_shared<std::string>();
+  auto is_off = std::make_shared<bool>(false);
   CLI::App* confirm = host->add_subcommand("confirm-off",
                                            "Say that nothing runs on a host that can't be reached: "
                                            "you have switched it off. Its tasks start elsewhere");
   confirm->fallthrough();
   confirm->add_option("cluster/host", *off)->required();
-  confirm->callback([&session, off] {
-    session.command = [&session, off] {
+  confirm->add_flag("-y,--yes", *is_off, kYesHelp);
+  confirm->callback([&session, off, is_off] {
+    session.command = [&session, off, is_off] {
       return ToHost(session, {.verb = "confirm-off", .of_clusters = false}, *off,
-                    [&] { return ConfirmOff(session, *off); });
+                    [&] { return ConfirmOff(session, *off, *is_off); });
     };
   });
   auto kept = std::make_shared<std::string>();

@@ -98,6 +98,18 @@ absl::StatusOr<pb::ListJobsResponse> TheJobAlone(Client& client, const ListOptio
   return response;
 }
 
+// Why nothing of `jobs JOB` with filters is there, where the job has no members; else `refused`.
+absl::Status WhyNoMembers(Client& client, const ListOptions& options, const absl::Status& refused) {
+  const absl::StatusOr<pb::Job> job = client.Get(options.array);
+  if (!job.ok() || job->has_array()) return refused;
+  const std::string id = JobId(*job);
+  return absl::NotFoundError(
+      absl::StrCat("job ", id, job->has_member() ? " is a member" : " is no array",
+                   ": flags such as --state choose among an array's members, and it has none. The "
+                   "job itself: muster jobs ",
+                   id));
+}
+
 // Of members alone, of jobs that have all ended, or of what goes on.
 Table TableOf(const std::vector<pb::Job>& jobs, const ListOptions& options, bool finished,
               int64_t now_ns) {
@@ -123,8 +135,10 @@ int ShowList(Session& session, const ListOptions& options, bool finished) {
   bool more = false;
   absl::StatusOr<pb::ListJobsResponse> response = ListAll(**client, *request, options.limit, &more);
   // With a filter NOT_FOUND may be of a queue, and the job itself could be what was filtered out.
-  if (!options.array.empty() && absl::IsNotFound(response.status()) && !LeavesOut(options))
+  if (!options.array.empty() && absl::IsNotFound(response.status())) {
+    if (LeavesOut(options)) return session.Fail(WhyNoMembers(**client, options, response.status()));
     response = TheJobAlone(**client, options);
+  }
   if (!response.ok()) return session.Fail(response.status());
   if (session.for_people()) TellTrouble(session, (*client)->server());
   std::vector<pb::Job> jobs(response->jobs().begin(), response->jobs().end());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -97,6 +98,15 @@ LeftBehind WhatStaysBehind(const std::vector<std::string>& given,
   for (const std::string& word : command) absl::StrAppend(&left.remedy, " ", Plain(Quoted(word)));
   absl::StrAppend(&left.text, "  To take it along: ", left.remedy, "\n");
   return left;
+}
+
+bool SaysWhatIsMissing(std::string_view output) {
+  static constexpr std::string_view kWords[] = {"o such file",    "not found",    "o module named",
+                                                "can't open",     "annot open",   "annot find",
+                                                "does not exist", "doesn't exist"};
+  return std::any_of(std::begin(kWords), std::end(kWords), [&](std::string_view words) {
+    return output.find(words) != std::string_view::npos;
+  });
 }
 
 }  // namespace muster

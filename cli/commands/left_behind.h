@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "muster/v1/job.pb.h"
@@ -21,5 +22,8 @@ struct LeftBehind {
 LeftBehind WhatStaysBehind(const std::vector<std::string>& given,
                            const std::vector<std::string>& command, bool has_directory,
                            const pb::JobSpec& spec);
+
+// Whether a program's output says that it didn't find something, in the usual words.
+bool SaysWhatIsMissing(std::string_view output);
 
 }  // namespace muster

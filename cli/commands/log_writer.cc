@@ -12,6 +12,7 @@ namespace muster {
 namespace {
 
 constexpr int kBackoffMs = 200;
+constexpr size_t kTailBytes = 8 << 10;
 constexpr int64_t kServedNs = 5 * kSecond;  // a call that lasted so long was served
 
 bool HasSeveralRanks(const pb::Job& job, const std::string& task) {
@@ -44,6 +45,8 @@ void LogWriter::Write(const pb::LogsResponse& chunk) {
                               " were rotated away before they were read\n"));
   }
   const std::string_view data = chunk.data();
+  tail_.append(data.substr(data.size() - std::min(data.size(), kTailBytes)));
+  if (tail_.size() > 2 * kTailBytes) tail_.erase(0, tail_.size() - kTailBytes);
   size_t at = 0;
   for (const pb::ByteRange& range : chunk.from_stderr()) {
     const size_t begin = std::clamp(static_cast<size_t>(range.begin()), at, data.size()),

@@ -26,6 +26,7 @@ class LogWriter {
   bool has_gaps() const {
     return has_gaps_;
   }  // output was deleted before it was read; it is told where that is
+  std::string_view tail() const { return tail_; }  // its last 8 KiB, of all ranks, or somewhat more
 
  private:
   void WritePart(int rank, bool is_error, std::string_view data);
@@ -36,6 +37,7 @@ class LogWriter {
   const bool with_rank_;
   const Streams streams_;
   bool wrote_ = false, has_gaps_ = false;
+  std::string tail_;
   std::map<std::pair<int, bool>, std::string>
       unfinished_;  // by rank and whether it is of standard error
   std::map<std::pair<int, bool>, TerminalText> shown_;  // likewise; of what goes to a terminal

@@ -1,9 +1,7 @@
 #include "cli/commands/past_jobs.h"
 
 #include <algorithm>
-#include <chrono>
 #include <set>
-#include <thread>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -17,9 +15,7 @@ using ::nlohmann::json;
 
 constexpr size_t kMostBytes = 24 << 10;  // a variable has 32 KiB
 constexpr int kPage = 1000, kMostPages = 10;
-constexpr size_t kMostAsked = 400;  // jobs: a list doesn't say which are muster-trainer's
-constexpr int kTries = 5;           // while the server is away
-constexpr std::chrono::milliseconds kPause(400);
+constexpr size_t kMostAsked = 400;   // jobs: a list doesn't say which are muster-trainer's
 constexpr int64_t kLeastSteps = 20;  // before that a speed is one of warming up
 
 struct PastJob {
@@ -56,7 +52,7 @@ std::vector<PastJob> FindTrained(Client& client, const std::string& queue,
   for (const pb::JobState state : {pb::SUCCEEDED, pb::FAILED, pb::CANCELLED})
     request.add_states(state);
   for (int page = 0; page < kMostPages && found.size() < kMostAsked; ++page) {
-    const absl::StatusOr<pb::ListJobsResponse> listed = client.List(request);
+    const absl::StatusOr<pb::ListJobsResponse> listed = client.List(request, WhileAway::kRepeat);
     if (!listed.ok()) break;
     for (const pb::Job& job : listed->jobs()) {
       PastJob past;
@@ -80,15 +76,6 @@ json TrainerOf(const pb::Job& job, int task) {
   return trainer;
 }
 
-absl::StatusOr<pb::Job> GetAgain(Client& client, uint64_t number) {
-  absl::StatusOr<pb::Job> job = client.Get(absl::StrCat(number));
-  for (int i = 1; i < kTries && absl::IsUnavailable(job.status()); ++i) {
-    std::this_thread::sleep_for(kPause);
-    job = client.Get(absl::StrCat(number));
-  }
-  return job;
-}
-
 std::string DumpOf(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -103,7 +90,7 @@ std::string PastJobs(Client& client, const std::string& queue, const std::string
   int told = 0;
   for (const PastJob& past : FindTrained(client, queue, flavour)) {
     if (told == most) break;
-    const absl::StatusOr<pb::Job> job = GetAgain(client, past.number);
+    const absl::StatusOr<pb::Job> job = client.Get(absl::StrCat(past.number), WhileAway::kRepeat);
     if (absl::IsUnavailable(job.status())) break;
     if (!job.ok()) continue;  // it is forgotten since, or not this caller's to read
     const json trainer = TrainerOf(*job, past.task);

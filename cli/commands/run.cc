@@ -56,12 +56,13 @@ class OutputReader {
       thread_ = std::thread([this, job, request] { Read(job, request); });
     }
     const pb::Attempt* newest = NewestAttempt(job.tasks(0));
-    failed_by_itself_ = newest != nullptr && (newest->cause() == pb::PROGRAM_ERROR ||
-                                              newest->cause() == pb::LAUNCH_FAILED);
+    cause_ = newest == nullptr ? pb::CAUSE_UNSPECIFIED : newest->cause();
     if (newest != nullptr && newest->end_ns() > 0) AwaitRest();
   }
-  // Its newest attempt ended as one does that found no program or file.
-  bool failed_by_itself() const { return failed_by_itself_; }
+  // Once joined: its newest attempt ended as one does that found no program or file.
+  bool missed_something() const {
+    return cause_ == pb::LAUNCH_FAILED || (cause_ == pb::PROGRAM_ERROR && says_missing_);
+  }
   bool complete() const { return complete_; }  // all that was read so far; what isn't was told
   void Join() {
     if (thread_.joinable()) thread_.join();
@@ -92,6 +93,7 @@ class OutputReader {
     const absl::Status status = ReadLogs(session_, client_, request, interrupt_, &writer, false,
                                          [this] { Note(false); });  // Follow tells
     writer.End();
+    says_missing_ = SaysWhatIsMissing(writer.tail());
     if (writer.has_gaps()) complete_ = false;
     if (!status.ok() && !interrupt_.pending()) {
       complete_ = false;
@@ -107,8 +109,8 @@ class OutputReader {
   const Interrupt& interrupt_;
   std::thread thread_;
   int newest_ = 0;
-  bool failed_by_itself_ = false;
-  std::atomic<bool> complete_{true};
+  pb::Cause cause_ = pb::CAUSE_UNSPECIFIED;
+  std::atomic<bool> complete_{true}, says_missing_{false};
   std::mutex mutex_;
   std::condition_variable read_;
   bool done_ = true;    // the attempt's output was read to its end
@@ -199,7 +201,7 @@ int RunCommand(Session& session, RunOptions options) {
   follow.on_job = [&](const pb::Job& job) { reader.On(job); };
   const int code = Follow(session, **client, id, interrupt, follow);
   reader.Join();
-  if (code == kExitJobFailed && reader.failed_by_itself() && !left.remedy.empty())
+  if (code == kExitJobFailed && reader.missed_something() && !left.remedy.empty())
     session.Err(absl::StrCat("  With what it missed: ", left.remedy, "\n"));
   return code == kExitOk && !reader.complete() ? static_cast<int>(kExitUnreachable) : code;
 }

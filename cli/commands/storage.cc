@@ -6,6 +6,7 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/run_beside.h"
 #include "cli/commands/running_task.h"
+#include "cli/render/array.h"
 #include "cli/storage.h"
 
 namespace muster {
@@ -29,12 +30,23 @@ struct StorageOptions {
   std::string id, task;
 };
 
+// Its directory stays, and somebody else may be asked.
+absl::Status NobodyToAsk(const pb::Job& job) {
+  const std::string directory = Plain(job.directory());
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job ", JobId(job), " has ended: it is not running, so nothing can be asked beside it.",
+      directory.empty() ? absl::StrCat(" What it reported: muster show ", JobId(job))
+                        : absl::StrCat(" Where its storage is mounted: du -sh ", directory,
+                                       "; df -h ", directory)));
+}
+
 int TellStorage(Session& session, const StorageOptions& options) {
   Interrupt interrupt;
   const absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   const absl::StatusOr<pb::Job> job = (*client)->Get(options.id);
   if (!job.ok()) return session.Fail(job.status());
+  if (HasEnded(job->state())) return session.Fail(NobodyToAsk(*job));
   const absl::StatusOr<RunningTask> task = FindRunningTask(*job, options.task);
   if (!task.ok()) return session.Fail(task.status());
   pb::ExecStart exec;
@@ -56,6 +68,7 @@ int TellStorage(Session& session, const StorageOptions& options) {
   }
   const absl::StatusOr<StorageTold> told = ReadStorage(ran->output);
   if (!told.ok()) return session.Fail(told.status());
+  if (!session.for_people()) return session.ShowOne("", StorageOf(*job, *told), JobId(*job));
   session.Out(RenderStorage(*job, *told));
   return kExitOk;
 }

@@ -13,6 +13,7 @@
 #include "cli/render/format.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
+#include "common/spec/member_names.h"
 
 namespace muster {
 
@@ -173,8 +174,10 @@ int FailRefused(Session& session, const absl::Status& status, const JobFile* fil
   return session.Fail(status);
 }
 
-std::string WorkdirNotes(const pb::JobSpec& spec) {
+std::string NotesOn(const pb::JobSpec& spec) {
   std::string text;
+  for (const std::string& note : NotesOnNames(spec))
+    absl::StrAppend(&text, "muster: note: ", Plain(note), ".\n");
   for (int t = 0; t < spec.tasks_size(); ++t) {
     const std::string& workdir = spec.tasks(t).workdir();
     struct stat info;

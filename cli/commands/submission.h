@@ -46,8 +46,9 @@ int FailWithProblems(Session& session, const std::vector<Problem>& problems, con
 // A refusal by the server, with the places in the file where `file` is not null.
 int FailRefused(Session& session, const absl::Status& status, const JobFile* file,
                 const std::string& outcome = "nothing was submitted");
-// A line for each absolute workdir that isn't on this machine.
-std::string WorkdirNotes(const pb::JobSpec& spec);
+// A line for each absolute workdir that isn't on this machine, and for each name of a sweep, and
+// {{name}}, that has no effect.
+std::string NotesOn(const pb::JobSpec& spec);
 
 // A submission's idempotency key: the one asked for, else a new one.
 std::string SubmissionKey(const std::string& asked);

@@ -224,13 +224,17 @@ absl::Status SetMembers(const std::optional<std::string>& array,
 // A job that is submitted again with another layout doesn't keep the placement that was filled in
 // for the one before.
 void LeaveOutOldPlacement(const SubmitOptions& options, const SpecContext& context, JobFile* file) {
-  if (!file->spec.has_value() || options.settings.empty()) return;
+  if (!file->spec.has_value() || (options.settings.empty() && options.sweep.empty())) return;
   const std::string bare = SpecToYaml(WithoutFilledPlacements(*file->spec));
   if (bare == file->text) return;
+  const auto reads = [&](const std::string& text, pb::JobSpec* spec) {
+    std::vector<Problem> problems;
+    return ParseJobFile(text, file->name, context, spec, &problems, options.settings) &&
+           SetMembers(std::nullopt, options.sweep, context, spec).ok();
+  };
   pb::JobSpec changed, as_it_stands;
-  std::vector<Problem> problems;
-  if (!ParseJobFile(bare, file->name, context, &changed, &problems, options.settings)) {
-    if (!ParseJobFile(file->text, file->name, context, &as_it_stands, &problems, options.settings))
+  if (!reads(bare, &changed)) {
+    if (!reads(file->text, &as_it_stands))
       file->text = bare;  // nobody is told of words that nobody wrote
     return;
   }
@@ -361,7 +365,7 @@ int ShowPreviews(Session& session, Client& client, const SubmitOptions& options,
       const Screen& screen = options.preview_only ? session.out_screen() : session.err_screen();
       absl::StrAppend(&text, RenderPreview(*preview, screen, session.now_ns()), FitText(*preview),
                       BeginsFromText(submission.spec));
-      session.Err(WorkdirNotes(submission.spec));
+      session.Err(NotesOn(submission.spec));
     }
     if (!options.preview_only) {
       session.Err(text);

@@ -74,15 +74,18 @@ int NewToken(Session& session, const TokenOptions& options) {
   return ShowToken(session, *client, options, *token);
 }
 
-// The range `pattern` from its host number `from` on: lab/h[01-10] from 3: lab/h[04-10].
-std::string RestOfRange(const std::string& pattern, const std::vector<std::string>& names,
-                        size_t from) {
+// The part of the range `pattern` from its host number `first` to `last`: of lab/h[01-10] 3 and 5
+// are lab/h[04-06].
+std::string PartOfRange(const std::string& pattern, const std::vector<std::string>& names,
+                        size_t first, size_t last) {
   const size_t slash = pattern.find('/'), open = pattern.find('[', slash),
-               dash = pattern.find('-', open), close = pattern.find(']', open);
+               close = pattern.find(']', open);
   const size_t behind = pattern.size() - close - 1, before = open - slash - 1;
-  const std::string& name = names[from];
-  return absl::StrCat(pattern.substr(0, open + 1),
-                      name.substr(before, name.size() - behind - before), pattern.substr(dash));
+  const auto number = [&](size_t host) {
+    return names[host].substr(before, names[host].size() - behind - before);
+  };
+  return absl::StrCat(pattern.substr(0, open + 1), number(first), "-", number(last),
+                      pattern.substr(close));
 }
 
 // Of hosts `names`, in order: a line each, or one list. The first that is refused ends it.
@@ -110,12 +113,12 @@ int NewTokensOf(Session& session, Client* client, const TokenOptions& options,
   const int code = session.Fail(refused);
   if (!made.empty())
     session.Err(absl::StrCat(
-        "  ", cluster, names[0],
-        made.size() == 1
-            ? " has its token"
-            : absl::StrCat(" to ", cluster, names[made.size() - 1], " have their tokens"),
+        "  ",
+        made.size() == 1 ? absl::StrCat(cluster, names[0], " has its token")
+                         : absl::StrCat(PartOfRange(options.host, names, 0, made.size() - 1),
+                                        " have their tokens"),
         ". Go on with the others: muster host token new '",
-        RestOfRange(options.host, names, made.size()), "'\n"));
+        PartOfRange(options.host, names, made.size(), names.size() - 1), "'\n"));
   return code;
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -20,6 +21,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/local_trainer.h"
 #include "cli/commands/past_jobs.h"
 #include "cli/commands/submission.h"
 #include "common/base/run_program.h"
@@ -40,6 +42,12 @@ struct TuneOptions {
   std::vector<std::string> knobs, fields, settings;  // fields: knobs with values of their own
   int trials = 24, workers = 4, steps = 20, past_jobs = kMostPastJobs;
   SubmitMadeOptions submit;
+};
+
+struct Knob {
+  std::string text;                 // as given
+  std::string key;                  // of trainer: that it changes
+  std::vector<std::string> values;  // or the ends of its range; none of a name alone
 };
 
 // Knobs that may stand without values: muster_tune's TRAINER_KNOBS.
@@ -107,14 +115,17 @@ absl::StatusOr<std::vector<std::string>> EndsOf(const std::string& knob, const s
 absl::StatusOr<std::vector<std::string>> ValuesOf(const std::string& knob) {
   const size_t equals = knob.find('=');
   const std::string name = knob.substr(0, equals);
+  if (SetsTrainer(name))
+    return WrongKnob(knob, absl::StrCat("is named as it stands below trainer: --knob ",
+                                        knob.substr(knob.find('.') + 1)));
   const bool is_name = !name.empty() && (name[0] < '0' || name[0] > '9') && name[0] != '.' &&
                        std::all_of(name.begin(), name.end(), [](unsigned char c) {
                          return std::isalnum(c) != 0 || c == '_' || c == '.';
                        });
   if (!is_name || (equals == std::string::npos && !IsNamed(name)))
-    return WrongKnob(knob,
-                     "write FIELD=VALUE,VALUE or FIELD=[log:]LOW..HIGH, such as "
-                     "learning_rate=log:1e-5..1e-2");
+    return WrongKnob(knob, absl::StrCat("write FIELD=VALUE,VALUE or FIELD=[log:]LOW..HIGH, such as "
+                                        "learning_rate=log:1e-5..1e-2.",
+                                        DidYouMean(name, NamedKnobs())));
   if (equals == std::string::npos) return std::vector<std::string>();
   const std::string rest = knob.substr(equals + 1);
   if (rest.empty())
@@ -132,22 +143,24 @@ absl::StatusOr<std::vector<std::string>> ValuesOf(const std::string& knob) {
   return values;
 }
 
-// By themselves: what muster_tune would refuse in each worker.
-absl::Status CheckKnobs(const TuneOptions& options) {
-  std::set<std::string> keys;
+// All of them. What is refused here muster_tune would refuse in each worker.
+absl::StatusOr<std::vector<Knob>> ParseKnobs(const TuneOptions& options) {
+  std::vector<Knob> knobs;
   for (const std::string& name : options.knobs) {
     if (absl::Status status = CheckNamed(name); !status.ok()) return status;
+    knobs.push_back({name, KeyOf(name), {}});
   }
-  for (const std::string& knob : options.fields) {
-    if (const auto values = ValuesOf(knob); !values.ok()) return values.status();
+  for (const std::string& text : options.fields) {
+    absl::StatusOr<std::vector<std::string>> values = ValuesOf(text);
+    if (!values.ok()) return values.status();
+    knobs.push_back({text, KeyOf(text), *std::move(values)});
   }
-  for (const auto* knobs : {&options.knobs, &options.fields}) {
-    for (const std::string& knob : *knobs) {
-      if (!keys.insert(KeyOf(knob)).second)
-        return WrongKnob(knob, absl::StrCat(KeyOf(knob), " stands twice; keep one"));
-    }
+  std::set<std::string> keys;
+  for (const Knob& knob : knobs) {
+    if (!keys.insert(knob.key).second)
+      return WrongKnob(knob.text, absl::StrCat(knob.key, " stands twice; keep one"));
   }
-  return absl::OkStatus();
+  return knobs;
 }
 
 // Why the trainer takes no such value of the key, or has none; "" where it may. Whether values go
@@ -168,17 +181,15 @@ std::string WhyNot(const std::string& key, const std::string& value,
   return why;
 }
 
-// Against the trainer's schema, where the server has one.
-absl::Status CheckFieldsOf(const TuneOptions& options, const std::string& trainer_json,
+// Against the trainer's schema, where one is known.
+absl::Status CheckFieldsOf(const std::vector<Knob>& knobs, const std::string& trainer_json,
                            const std::string& schema_json) {
   const json schema = ParseBoundedJson(schema_json, size_t{1} << 20);
   if (!schema.is_object()) return absl::OkStatus();
-  for (const std::string& knob : options.fields) {
-    const auto values = ValuesOf(knob);
-    if (!values.ok()) return values.status();
-    for (const std::string& value : *values) {
-      if (const std::string why = WhyNot(KeyOf(knob), value, trainer_json, schema); !why.empty())
-        return WrongKnob(knob, why);
+  for (const Knob& knob : knobs) {
+    for (const std::string& value : knob.values) {
+      if (const std::string why = WhyNot(knob.key, value, trainer_json, schema); !why.empty())
+        return WrongKnob(knob.text, why);
     }
   }
   return absl::OkStatus();
@@ -236,8 +247,8 @@ void TakeResources(const pb::TaskSpec& of, pb::TaskSpec* task, int* ranks) {
   resources->set_memory_bytes(resources->memory_bytes() * workers);
 }
 
-void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
-                  pb::TaskSpec* task) {
+void WriteCommand(const TuneOptions& options, const std::vector<Knob>& knobs,
+                  const pb::TaskSpec& of, int ranks, pb::TaskSpec* task) {
   const auto add = [&](const std::string& word) { task->mutable_run()->add_exec(word); };
   for (const std::string& word :
        {options.python, std::string("-m"), std::string("muster_tune"), std::string("--study"),
@@ -245,9 +256,7 @@ void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
         absl::StrCat("--steps=", options.steps), absl::StrCat("--ranks=", ranks),
         absl::StrCat("--trainer=", of.trainer_json())})
     add(word);
-  for (const auto* knobs : {&options.knobs, &options.fields}) {
-    for (const std::string& knob : *knobs) add(absl::StrCat("--knob=", knob));
-  }
+  for (const Knob& knob : knobs) add(absl::StrCat("--knob=", knob.text));
   if (!options.history.empty()) add(absl::StrCat("--history=", options.history));
   if (of.resources().gpu_types_size() == 1) {
     const std::string& flavour = of.resources().gpu_types(0);
@@ -257,12 +266,13 @@ void WriteCommand(const TuneOptions& options, const pb::TaskSpec& of, int ranks,
 }
 
 absl::StatusOr<pb::JobSpec> TuneSpec(Client& client, const TuneOptions& options,
-                                     const pb::JobSpec& spec, const std::string& schema_json) {
+                                     const std::vector<Knob>& knobs, const pb::JobSpec& spec,
+                                     const std::string& schema_json) {
   const absl::StatusOr<pb::TaskSpec> training = TrainingTask(spec, options.file);
   if (!training.ok()) return training.status();
   const json trainer = json::parse(training->trainer_json(), nullptr, /*allow_exceptions=*/false);
   if (absl::Status status = CheckAbsolute(trainer, options.file); !status.ok()) return status;
-  if (absl::Status status = CheckFieldsOf(options, training->trainer_json(), schema_json);
+  if (absl::Status status = CheckFieldsOf(knobs, training->trainer_json(), schema_json);
       !status.ok())
     return status;
   if (!spec.array().empty() || spec.sweep_size() > 0)
@@ -284,7 +294,7 @@ absl::StatusOr<pb::JobSpec> TuneSpec(Client& client, const TuneOptions& options,
   int ranks = 1;
   TakeResources(*training, task, &ranks);
   task->set_processes_per_worker(1);
-  WriteCommand(options, *training, ranks, task);
+  WriteCommand(options, knobs, *training, ranks, task);
   // A variable: every account of a host reads its processes' words, and an older muster_tune takes
   // no word that it doesn't know.
   const auto& flavours = training->resources().gpu_types();
@@ -303,7 +313,8 @@ int Tune(Session& session, const TuneOptions& options) {
     return session.Fail(absl::InvalidArgumentError(
         absl::StrCat("--study ", options.study,
                      ": write the absolute path of a directory that all workers see")));
-  if (absl::Status status = CheckKnobs(options); !status.ok()) return session.Fail(status);
+  const absl::StatusOr<std::vector<Knob>> knobs = ParseKnobs(options);
+  if (!knobs.ok()) return session.Fail(knobs.status());
   const absl::StatusOr<JobFile> file = ReadJobFile(options.file);
   if (!file.ok()) return session.Fail(file.status());
   SpecContext context = ContextOf(**client);
@@ -314,8 +325,10 @@ int Tune(Session& session, const TuneOptions& options) {
   if (!ParseJobFile(file->text, file->name, context, &spec, &problems, options.settings))
     return FailWithProblems(session, problems, *file, "nothing was submitted");
   if (!options.queue.empty()) spec.set_queue(options.queue);
-  const absl::StatusOr<pb::JobSpec> tune =
-      TuneSpec(**client, options, spec, context.trainer_schema_json);
+  // A server that no trainer has told its schema leaves the knobs to the one beside this program.
+  const std::string schema =
+      context.trainer_schema_json.empty() ? LocalTrainerSchema() : context.trainer_schema_json;
+  const absl::StatusOr<pb::JobSpec> tune = TuneSpec(**client, options, *knobs, spec, schema);
   if (!tune.ok()) return session.Fail(tune.status());
   return SubmitMade(session, {file->name, SpecToYaml(*tune)}, options.submit);
 }
@@ -417,7 +430,11 @@ void AddTune(CLI::App& root, Session& session) {
     if (show->parsed()) return;
     if (file->count() == 0) throw CLI::RequiredError("file");
     if (study->count() == 0) throw CLI::RequiredError("--study");
-    if (options->knobs.empty() && options->fields.empty()) throw CLI::RequiredError("--knobs");
+    if (options->knobs.empty() && options->fields.empty())
+      throw CLI::RequiredError(
+          "--knobs or --knob is required: --knobs zero_stage,micro_batch, or --knob "
+          "learning_rate=log:1e-5..1e-2",
+          CLI::ExitCodes::RequiredError);
     session.command = [&session, options] { return Tune(session, *options); };
   });
 }

@@ -144,7 +144,7 @@ int Validate(Session& session, const ValidateOptions& options) {
                                     spec.tasks_size() == 1 ? " task" : " tasks", ", checked ",
                                     known.checked, of_trainer, note, ")\n");
     session.ShowOne(text, spec, spec.name());
-    if (session.for_people()) session.Err(WorkdirNotes(spec));
+    if (session.for_people()) session.Err(NotesOn(spec));
   }
   return result;
 }

@@ -4,13 +4,12 @@
 #include <map>
 #include <set>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/view.h"
 #include "common/spec/check_trainer.h"
+#include "common/spec/member_names.h"
 #include "common/spec/members.h"
 #include "common/spec/placement_defaults.h"
 
@@ -20,54 +19,13 @@ namespace {
 constexpr int kMaxNames = 16;
 constexpr size_t kMaxValueBytes = 4'096;
 
-bool IsName(std::string_view name) {
-  return !name.empty() && name.size() <= 63 && !(name[0] >= '0' && name[0] <= '9') &&
-         std::all_of(name.begin(), name.end(), [](char c) {
-           return c == '_' || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
-                  (c >= '0' && c <= '9');
-         });
-}
-
 bool IsTrainerKey(std::string_view name) {
   if (!SetsTrainer(name)) return false;
   const std::vector<absl::string_view> keys =
       absl::StrSplit(View(name.substr(name.find('.') + 1)), '.');
   return keys.size() <= 8 && std::all_of(keys.begin(), keys.end(), [](absl::string_view key) {
-           return IsName({key.data(), key.size()});
+           return IsPlainName({key.data(), key.size()});
          });
-}
-
-// Whether the word is nearly the name: four letters or more, of which one is wrong. {{message}} is
-// no slip of `messages`: another program's names come in both forms. {{else}} is Go's.
-bool IsSlip(std::string_view word, std::string_view name) {
-  constexpr size_t kLeastLetters = 4;
-  if (!IsName(word) && !SetsTrainer(word)) return false;
-  if (word.size() < kLeastLetters || word == "else" || !IsOneEditFrom(word, name)) return false;
-  const bool plural = absl::EqualsIgnoreCase(absl::StrCat(View(word), "s"), View(name)) ||
-                      absl::EqualsIgnoreCase(View(word), absl::StrCat(View(name), "s"));
-  return !plural;
-}
-
-// {{learning_rate}} or {{model.layers}} for a name that begins with `trainer.`.
-bool LacksItsBeginning(std::string_view word, std::string_view name) {
-  return word.size() < name.size() && SetsTrainer(name) &&
-         absl::EndsWithIgnoreCase(View(name), absl::StrCat(".", View(word)));
-}
-
-// Why {{inner}}, which is none of the names, is taken for a slip of one; "" of another program's.
-std::string WrongPlaceholder(const std::string& inner, const std::vector<std::string>& names) {
-  constexpr char kWayOut[] = ". Is it another program's? Put that text into a file";
-  const std::string word(absl::StripAsciiWhitespace(inner));
-  for (const std::string& name : names) {
-    if (absl::EqualsIgnoreCase(word, name))
-      return absl::StrCat("{{", inner, "}} is replaced by nothing; write {{", name, "}}", kWayOut);
-  }
-  for (const std::string& name : names) {
-    if (IsSlip(word, name) || LacksItsBeginning(word, name))
-      return absl::StrCat("{{", inner, "}} is no name of this job's members. Did you mean ", name,
-                          "? Known: ", absl::StrJoin(names, ", "), kWayOut);
-  }
-  return "";
 }
 
 class MembersChecker {
@@ -90,6 +48,7 @@ class MembersChecker {
     CheckPlaceholders();
     if (sound_ && sweep) CheckTrainerValues();
     if (sound_ && !workers) CheckExports();
+    if (sound_ && sweep) CheckTaken();
   }
 
  private:
@@ -112,27 +71,44 @@ class MembersChecker {
   void CheckPlaceholders() {
     std::vector<std::string> names = {"index"};
     for (const pb::SweepValues& values : spec_.sweep()) names.push_back(values.name());
-    const auto check = [&](const std::string& text, const std::string& path) {
-      for (size_t at = text.find("{{"); at != std::string::npos; at = text.find("{{", at + 2)) {
-        const size_t end = text.find("}}", at);
-        if (end == std::string::npos) return;
-        const std::string inner = text.substr(at + 2, end - at - 2);
-        if (std::find(names.begin(), names.end(), inner) != names.end()) continue;
-        if (const std::string wrong = WrongPlaceholder(inner, names); !wrong.empty())
-          return Emit(path, wrong);
-      }
-    };
-    for (int t = 0; t < spec_.tasks_size(); ++t) {
-      const pb::TaskSpec& task = spec_.tasks(t);
-      const std::string path = rules_.short_form ? "" : IndexPath("tasks", static_cast<size_t>(t));
-      check(task.run().shell(), JoinPath(path, "run"));
-      for (const std::string& word : task.run().exec()) check(word, JoinPath(path, "run"));
-      check(task.setup(), JoinPath(path, "setup"));
-      check(ExportOf(task), JoinPath(JoinPath(path, "trainer"), "export"));
-      for (const auto& [name, value] : task.env())
-        check(value, JoinPath(JoinPath(path, "env"), name));
+    std::string told;  // one a field
+    for (const Placeholder& of : PlaceholdersOf(spec_, rules_.short_form)) {
+      if (of.path == told || std::find(names.begin(), names.end(), of.inner) != names.end())
+        continue;
+      const std::string wrong = WrongPlaceholder(of.inner, names);
+      if (wrong.empty()) continue;
+      told = of.path;
+      Emit(of.path, wrong);
     }
-    for (const auto& [name, value] : spec_.env()) check(value, JoinPath("env", name));
+  }
+
+  // A name that has no effect. Programs may read its variable; the trainer reads none.
+  void CheckTaken() {
+    const bool trainers_alone =
+        spec_.tasks_size() > 0 &&
+        std::all_of(spec_.tasks().begin(), spec_.tasks().end(), [](const pb::TaskSpec& task) {
+          return !task.trainer_json().empty() && task.setup().empty();
+        });
+    for (const std::string& name : UntakenNames(spec_)) {
+      std::string why = WhyUntaken(name, spec_);
+      if (why.empty() && trainers_alone)
+        why = absl::StrCat("nothing takes it: no {{", name,
+                           "}} stands in env or trainer.export, and the trainer reads no ",
+                           SweepVariable(name), ". A key of trainer is trainer.KEY.",
+                           DidYouMean(absl::StrCat("trainer.", name), TrainerKeys()));
+      if (!why.empty()) Emit(JoinPath("sweep", name), why);
+    }
+  }
+
+  // "trainer.learning_rate": those that its schema has at the top.
+  std::vector<std::string> TrainerKeys() const {
+    std::vector<std::string> keys;
+    const nlohmann::json schema =
+        ParseBoundedJson(rules_.context.trainer_schema_json, size_t{1} << 20);
+    if (!schema.is_object() || !schema.contains("properties")) return keys;
+    for (const auto& [key, of] : schema["properties"].items())
+      keys.push_back(absl::StrCat("trainer.", key));
+    return keys;
   }
 
   void CheckArray() {
@@ -150,7 +126,7 @@ class MembersChecker {
       const auto other = variables.emplace(SweepVariable(name), name);
       if (name == "index") {
         Emit(path, "is what {{index}} stands for; take another name");
-      } else if (!IsName(name) && !IsTrainerKey(name)) {
+      } else if (!IsPlainName(name) && !IsTrainerKey(name)) {
         Emit(path,
              "is no name: letters, digits and '_', not starting with a digit; or "
              "trainer.KEY for a key of trainer");

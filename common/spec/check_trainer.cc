@@ -80,12 +80,14 @@ namespace {
 struct Ranks {
   int64_t count = 1, processes = 1, least = 1, most = 1;
   int64_t step = 1;  // workers by which it grows
+  bool has_gpus = false;
   bool AnySize() const { return least != most; }
   explicit Ranks(const pb::TaskSpec& task) {
     processes = ProcessesOf(task);
     least = std::max<int64_t>(1, task.workers().min());
     most = std::max<int64_t>(least, task.workers().max());
     step = StepOf(task.workers());
+    has_gpus = task.resources().gpus_milli() > 0;
     count = (AnySize() ? step : least) * processes;
   }
 };
@@ -94,9 +96,36 @@ std::string Counted(int64_t count, const char* what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
+// How a task gets more ranks, so many: " (workers: 8, or one worker with gpus: 8)".
+std::string WaysTo(const Ranks& ranks, int64_t count) {
+  constexpr int64_t kMostOnHost = 8;  // GPUs, of common hosts
+  std::string ways;
+  if (count % ranks.processes == 0) ways = absl::StrCat("workers: ", count / ranks.processes);
+  if (count <= kMostOnHost)
+    absl::StrAppend(&ways, ways.empty() ? "" : ", or ", "one worker with ",
+                    ranks.has_gpus ? "gpus: " : "processes_per_worker: ", count);
+  return ways.empty() ? "" : absl::StrCat(" (", ways, ")");
+}
+
+// What as much as the model can have would take, where it has fewer ranks: "; 4 slices need 4 ranks
+// (workers: 4)".
+std::string MoreRanks(const Ranks& ranks, int64_t value, const char* what, int64_t count) {
+  if (ranks.AnySize() || count <= ranks.count) return "";
+  return absl::StrCat("; ", value, " ", what, " need ", count, " ranks", WaysTo(ranks, count));
+}
+
+// The largest number up to `most` that divides `whole`; of many thousands a smaller one.
+int64_t LargestDivisor(int64_t whole, int64_t most) {
+  int64_t n = std::min({whole, most, int64_t{1} << 16});
+  while (n > 1 && whole % n != 0) --n;
+  return n;
+}
+
 // What to do with the workers of a gang of several sizes, which must be multiples of so many.
 std::string OtherWorkers(const Ranks& ranks, int64_t multiple) {
-  if (multiple > ranks.most) return "";
+  const int64_t count = multiple * ranks.processes;
+  if (multiple > ranks.most)
+    return absl::StrCat(", or give it ", count, " ranks", WaysTo(ranks, count));
   if (ranks.least % multiple == 0 && ranks.most % multiple == 0)
     return absl::StrCat(", or give workers multiple_of: ", multiple);
   return absl::StrCat(", or give workers a min and max that are multiples of ", multiple,
@@ -119,7 +148,8 @@ std::string DoesNotDivide(const Ranks& ranks, const std::string& value, const ch
   const int64_t fewer = ranks.count / unit * unit;
   return absl::StrCat(value, " ", does_not, " divide the ", Counted(ranks.count, "rank"),
                       " (workers x processes_per_worker); use ", can_be, ", or ",
-                      fewer > 0 ? absl::StrCat(fewer, " or ") : "", fewer + unit, " ranks");
+                      fewer > 0 ? absl::StrCat(fewer, " or ") : "", fewer + unit, " ranks",
+                      fewer > 0 ? "" : WaysTo(ranks, unit));
 }
 
 // tp: whether it is refused.
@@ -132,9 +162,11 @@ bool RefuseSlices(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp,
   const int64_t heads =
       Number(Inner(trainer, "model"), "num_key_value_heads").value_or(tp * ranks.count);
   if (heads % tp != 0) {
+    const int64_t most = LargestDivisor(heads, tp);
     return refuse(absl::StrCat(tp, " doesn't divide the model's ", heads,
                                " num_key_value_heads; with ", Counted(ranks.count, "rank"), " use ",
-                               Nearest(tp, heads, ranks.count)));
+                               Nearest(tp, heads, ranks.count),
+                               MoreRanks(ranks, most, "slices", most)));
   }
   if (ranks.count % tp == 0) return false;
   return refuse(
@@ -193,7 +225,8 @@ bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, const Layer
     refuse("parallel.pp",
            absl::StrCat(pp, " stages", chunks > 1 ? absl::StrCat(" of ", chunks, " chunks") : "",
                         " need ", pp * chunks, " layers, and the model has ", *layers, "; with ",
-                        Counted(ranks.count, "rank"), " use ", nearest));
+                        Counted(ranks.count, "rank"), " use ", nearest,
+                        MoreRanks(ranks, most, "stages", most * layer.count)));
     return true;
   }
   if (groups % pp == 0) return false;
@@ -237,8 +270,10 @@ void RefuseExperts(const nlohmann::json& trainer, const Ranks& ranks, const Laye
     emit(path + ".parallel.ep", text, Document::Where::kValue);
   };
   if (experts % ep != 0) {
+    const int64_t most = LargestDivisor(experts, ep);
     refuse(absl::StrCat(ep, " doesn't divide the model's ", experts, " experts; with ",
-                        Counted(ranks.count, "rank"), " use ", nearest));
+                        Counted(ranks.count, "rank"), " use ", nearest,
+                        MoreRanks(ranks, most, "parts of them", most * pp)));
   } else if (shard && *shard % ep != 0) {
     refuse(absl::StrCat(ep, " doesn't divide shard_size, ", *shard, "; use ", nearest));
   } else if (group % ep != 0) {

@@ -135,7 +135,16 @@ TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
        "or 6, or 4 or 8 ranks"},
       {kUnknown, 1, 1, 1,
        "trainer.parallel.tp: 4 doesn't divide the 1 rank (workers x processes_per_worker); use 1, "
-       "or 4 ranks"},
+       "or 4 ranks (workers: 4, or one worker with gpus: 4)"},
+      {kUnknown, 1, 1, 3,
+       "trainer.parallel.tp: 4 doesn't divide the 3 ranks (workers x processes_per_worker); use 3, "
+       "or 4 ranks (one worker with gpus: 4)"},
+      {kEight, 1, 1, 1,
+       "trainer.parallel.tp: 8 doesn't divide the model's 4 num_key_value_heads; with 1 rank use "
+       "1; 4 slices need 4 ranks (workers: 4, or one worker with gpus: 4)"},
+      {R"({"parallel": {"tp": 16}})", 1, 1, 1,
+       "trainer.parallel.tp: 16 doesn't divide the 1 rank (workers x processes_per_worker); use 1, "
+       "or 16 ranks (workers: 16)"},
       {kTwo, 2, 6, 1,
        "trainer.parallel.tp: 2 must divide the ranks of a gang of 2 to 6 workers, whatever its "
        "size: use 1, which divides the 1 process of a worker, or give workers multiple_of: 2"},
@@ -196,7 +205,8 @@ TEST(TrainerLayout, WorkersInMultiplesHoldWhatDividesEachOfThem) {
        2},
       {R"({"parallel": {"tp": 8}})", 1, 4, 1,
        "trainer.parallel.tp: 8 must divide the ranks of a gang of 1 to 4 workers, whatever its "
-       "size: use 1, which divides the 1 process of a worker"},
+       "size: use 1, which divides the 1 process of a worker, or give it 8 ranks (workers: 8, or "
+       "one worker with gpus: 8)"},
   };
   for (const Case& c : cases)
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.multiple_of;
@@ -219,6 +229,9 @@ TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
        "processes_per_worker); use 2 or 4, or 6 or 12 ranks"},
       {kTwelve, 12, 12, 1,
        "trainer.parallel.pp: 12 stages need 12 layers, and the model has 8; with 12 ranks use 6"},
+      {kTwelve, 1, 1, 1,
+       "trainer.parallel.pp: 12 stages need 12 layers, and the model has 8; with 1 rank use 1; 8 "
+       "stages need 8 ranks (workers: 8, or one worker with gpus: 8)"},
       {R"({"parallel": {"pp": 4, "pipeline": "interleaved", "chunks": 3},
            "model": {"num_hidden_layers": 8}})",
        4, 4, 1,
@@ -252,6 +265,9 @@ TEST(TrainerLayout, ExpertsThatCantBeSharedOutAreRefusedWithTheNearestThatCan) {
       {R"({"parallel": {"ep": 4}, "shard_size": 8})", 2, 2, 8, ""},
       {kSix, 12, 12, 1,
        "trainer.parallel.ep: 6 doesn't divide the model's 8 experts; with 12 ranks use 4"},
+      {kSix, 2, 2, 1,
+       "trainer.parallel.ep: 6 doesn't divide the model's 8 experts; with 2 ranks use 2; 4 parts "
+       "of them need 4 ranks (workers: 4, or one worker with gpus: 4)"},
       {R"({"parallel": {"ep": 16}, "model": {"num_experts": 8}})", 16, 16, 1,
        "trainer.parallel.ep: 16 doesn't divide the model's 8 experts; with 16 ranks use 8"},
       {kFour, 6, 6, 1,
@@ -259,7 +275,7 @@ TEST(TrainerLayout, ExpertsThatCantBeSharedOutAreRefusedWithTheNearestThatCan) {
        "or 4 or 8 ranks"},
       {R"({"parallel": {"ep": 4, "pp": 2}})", 4, 4, 1,
        "trainer.parallel.ep: 4 ranks of each of 2 stages don't divide the 4 ranks (workers x "
-       "processes_per_worker); use 2, or 8 ranks"},
+       "processes_per_worker); use 2, or 8 ranks (workers: 8, or one worker with gpus: 8)"},
       {R"({"parallel": {"ep": 4}, "shard_size": 2})", 8, 8, 1,
        "trainer.parallel.ep: 4 doesn't divide shard_size, 2; use 2"},
       {kFour, 2, 6, 2,
@@ -285,7 +301,7 @@ TEST(TrainerLayout, RanksThatShareOneCopyDivideThoseOfAStage) {
        "processes_per_worker); use 6 or 12, or 8 or 16 ranks"},
       {R"({"shard_size": 8, "parallel": {"tp": 2, "pp": 2}})", 2, 2, 4,
        "trainer.shard_size: 8 ranks that share one copy of each of 2 stages don't divide the 8 "
-       "ranks (workers x processes_per_worker); use 4, or 16 ranks"},
+       "ranks (workers x processes_per_worker); use 4, or 16 ranks (workers: 4)"},
       {kEight, 1, 4, 4,
        "trainer.shard_size: 8 ranks that share one copy must divide the ranks of a gang of 1 to 4 "
        "workers, whatever its size: use 4, which divides the 4 processes of a worker, or give "

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/spec/member_names.h"
 #include "common/spec/spec.h"
 
 namespace muster {
@@ -174,6 +175,19 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
            {"array: 0-1\nrun: a\nenv: {A: '{{indx}}'}\n", "env.A", "Did you mean index?"},
            {"sweep: {rate: [1, 2]}\ntrainer: {export: 'out/{{ratee}}'}\n", "trainer.export",
             "Did you mean rate?"},
+           {"sweep: {learning_rate: [1]}\nrun: 'a {{learning-rate}}'\n", "run",
+            "{{learning-rate}} is replaced by nothing; write {{learning_rate}}"},
+           {"sweep: {learning_rate: [1]}\nrun: 'a {{learnin-rate}}'\n", "run",
+            "Did you mean learning_rate?"},
+           {"sweep: {trainer.learning_rate: [1]}\ntrainer: {export: 'o/{{learning-rate}}'}\n",
+            "trainer.export", "Did you mean trainer.learning_rate?"},
+           {"sweep: {lrr: [1, 2], seed: [3]}\nrun: 'a {{lr}} {{seed}}'\n", "sweep.lrr",
+            "nothing takes it, and {{lr}} has no value. Write {{lrr}}, or call it lr"},
+           {"sweep: {messages: [1]}\nrun: 'a {{message}}'\n", "sweep.messages",
+            "and {{message}} has no value"},
+           {"sweep: {seeds: [1, 2]}\ntrainer: {max_steps: 5}\n", "sweep.seeds",
+            "nothing takes it: no {{seeds}} stands in env or trainer.export, and the trainer reads "
+            "no MUSTER_SWEEP_seeds. A key of trainer is trainer.KEY."},
            {"sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}'}\n", "trainer.export",
             "members 0 and 1 would both export to /out/1"}}) {
     pb::JobSpec spec;
@@ -194,7 +208,10 @@ TEST(Members, ExportToPlacesOfTheirOwn) {
        {"array: 0-1\nrun: 'docker ps --format {{.Id}} {{lr}}'\n",
         "sweep: {env: [1]}\nrun: 'a {{if .A}} {{end}} {{messages}}'\n",
         "sweep: {model_size: [1], user_count: [1], messages: [1], prompts: [1], lr: [1]}\n"
-        "run: 'a {{model}} {{user}} {{message}} {{prompt}} {{lrr}} {{model.size}}'\n",
+        "run: 'a {{model}} {{user}} {{message}} {{prompt}} {{lrr}} {{model.size}}'\n"
+        "env: {A: '{{model_size}}{{user_count}}{{messages}}{{prompts}}', B: $MUSTER_SWEEP_lr}\n",
+        "sweep: {seed: [1]}\nrun: ./train.sh\n",
+        "sweep: {seed: [1, 2]}\nsetup: ./prepare.sh\ntrainer: {}\n",
         "array: 0-1\ntrainer: {export: out}\n", "array: '5'\ntrainer: {export: /out}\n",
         "array: 0-1\ntrainer: {export: '/out/{{index}}'}\n",
         "sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}-{{b}}'}\n",
@@ -250,6 +267,47 @@ TEST(Members, EachValueOfATrainersKeyIsHeldAgainstItsSchema) {
                             "a.yaml", context, &spec, &problems));
   ASSERT_EQ(problems.size(), 1u);
   EXPECT_EQ(problems[0].path, "sweep.trainer.max_steps[1]");
+}
+
+TEST(Members, ANameThatOnlyTheTrainerCouldTakeIsRefusedWithTheKeyThatIsNear) {
+  SpecContext context;
+  context.trainer_schema_json =
+      R"({"type":"object","properties":{"max_steps":{},"learning_rate":{"type":"number"}}})";
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  EXPECT_FALSE(ParseJobFile("sweep: {learning-rate: [1]}\ntrainer: {max_steps: 5}\n", "a.yaml",
+                            context, &spec, &problems));
+  problems.clear();
+  EXPECT_FALSE(ParseJobFile("sweep: {learning_rate: [1]}\ntrainer: {max_steps: 5}\n", "a.yaml",
+                            context, &spec, &problems));
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems[0].path, "sweep.learning_rate");
+  EXPECT_NE(problems[0].message.find("Did you mean trainer.learning_rate?"), std::string::npos)
+      << problems[0].message;
+}
+
+TEST(Members, WhatOfTheirNamesHasNoEffectIsNoted) {
+  const struct {
+    const char* file;
+    std::vector<std::string> notes;
+  } cases[] = {
+      {"sweep: {lr: [1]}\nrun: 'a {{lr}} {{index}}'\n", {}},
+      {"sweep: {lr: [1]}\nrun: 'a $MUSTER_SWEEP_lr {{.Id}} {{end}}'\n", {}},
+      {"sweep: {lr: [1], seed: [1]}\nrun: 'a {{seed}}'\n",
+       {"sweep.lr: no {{lr}} stands in the job; only a program that reads MUSTER_SWEEP_lr takes "
+        "its values"}},
+      {"run: 'a {{learning-rate}} {{learning-rate}}'\n",
+       {"run: {{learning-rate}} stays as it stands: no sweep of the job has that name"}},
+      {"run: a\nenv: {A: '{{index}}'}\n",
+       {"env.A: {{index}} stays as it stands: the job is no array"}},
+      {"array: 0-1\nrun: 'a {{index}}'\n", {}},
+  };
+  for (const auto& c : cases) {
+    pb::JobSpec spec;
+    std::vector<Problem> problems;
+    ASSERT_TRUE(ParseJobFile(c.file, "a.yaml", {}, &spec, &problems)) << c.file;
+    EXPECT_EQ(NotesOnNames(spec), c.notes) << c.file;
+  }
 }
 
 }  // namespace

@@ -402,6 +402,8 @@ grpc::ServerUnaryReactor* TrustServiceImpl::NewToken(const Caller& caller,
                                     context_->clock->WallNs(), response);
         if (events.ok()) {
           response->set_join_address(context_->join_address);
+          response->set_host(request->host());
+          response->set_user(request->user());
           caller.Note(events->back().join_token().token().uri());
         }
         return events;

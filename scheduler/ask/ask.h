@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -42,8 +41,6 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
 // (AddForecast).
 std::string VerdictText(const State& state, const JobRow& job, int32_t task,
                         const pb::Verdict& verdict);
-// Of the sentence of a task that finds free devices: that the cores beside them lack.
-bool LacksCores(std::string_view verdict_text);
 // "the rest of research/nlp's share is for job 174, whose turn comes first": why a queue that uses
 // less than it is entitled to starts another only where that takes nothing from anybody. `ahead`:
 // those jobs, as far as they are known.

@@ -112,7 +112,7 @@ class Explainer {
   void FillHolders(const Future& as_is, Response* response) {
     if (response->why().empty()) return;
     Response::Why* why = response->mutable_why(0);
-    const bool cores = !gpus() || (why->code() == pb::V_PLACEMENT && LacksCores(why->text()));
+    const bool cores = !gpus() || why->lacks() == pb::Verdict::LACKS_CORES;
     std::vector<std::pair<int64_t, Response::Holder>> holders;
     for (const uint64_t number : state_.active_jobs()) {
       const JobRow& job = *state_.FindJob(number);
@@ -612,6 +612,7 @@ Response Explain(const State& state, const Plan& plan, uint64_t number, int64_t 
     why->set_cluster(verdict.cluster());
     why->set_flavour(verdict.flavour() == "cpu" ? "" : verdict.flavour());
     why->set_missing_milli(verdict.missing_milli());
+    why->set_lacks(verdict.lacks());
     why->set_text(BehindStartsWith(*job, t, WhyText(state, plan, *job, verdict)));
   }
   const int64_t then_ns = std::max(now_ns, state.now_ns());

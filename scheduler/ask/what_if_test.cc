@@ -621,6 +621,8 @@ TEST(Explain, WhoeverHoldsTheCoresIsNamed) {
     EXPECT_THAT(response.why(0).text(),
                 HasSubstr(devices ? "3 more cores in lab to become free"
                                   : "waits for cores in lab beside free gpu"));
+    EXPECT_EQ(response.why(0).lacks(),
+              devices ? pb::Verdict::LACKS_UNSPECIFIED : pb::Verdict::LACKS_CORES);
     EXPECT_THAT(response.why(0).text(), HasSubstr(absl::StrCat("held by job ", running)));
     ASSERT_EQ(response.why(0).holders_size(), 1) << devices;
     EXPECT_EQ(response.why(0).holders(0).job(), running);

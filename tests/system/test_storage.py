@@ -57,4 +57,4 @@ def test_what_a_job_wrote_and_what_is_left_is_told(system):
     (folder / "go").touch()
     assert wait_ended(system, number)["state"] == "SUCCEEDED"
     after = storage(system, number)
-    assert after.returncode == 2 and "is not running" in after.stderr
+    assert after.returncode == 2 and f"du -sh {folder}" in after.stderr, after.stderr

@@ -589,6 +589,10 @@ TEST(Mfu, CountsParametersAndAttention) {
   EXPECT_EQ(flops.full - flops.causal, 6.0 * 2 * 64 * 32);
   EXPECT_EQ(PeakFlops("NVIDIA H200", true), 989e12);
   EXPECT_EQ(PeakFlops("some CPU", true), 0);
+  EXPECT_EQ(PeakFlops("h100-80g", true), 989e12);
+  EXPECT_EQ(PeakFlops("NVIDIA A10G", true), 125e12);
+  for (const char* other : {"H1000", "h1000-80g", "NVIDIA RTX A4000"})
+    EXPECT_EQ(PeakFlops(other, true), 0) << other;
 }
 
 }  // namespace

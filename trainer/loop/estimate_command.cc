@@ -373,6 +373,8 @@ int RunEstimate(const EstimateOptions& options) {
         {"--ranks", absl::StrCat("must be a whole number from 1; got ", options.ranks)});
     ranks = 1;
   }
+  if (!options.json.empty() && options.json != "true" && options.json != "false")
+    problems.push_back({"--json", absl::StrCat("must be true or false; got ", options.json)});
   const absl::StatusOr<std::string> text = ReadFile(options.config_path);
   if (!text.ok()) problems.push_back({"--config", std::string(text.status().message())});
   const absl::StatusOr<json> parsed =

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -35,10 +34,8 @@ constexpr Links kLinks[] = {
 };
 
 const Links* LinksOf(const std::string& device) {
-  std::string name = device;
-  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   const auto* found = std::find_if(std::begin(kLinks), std::end(kLinks), [&](const Links& links) {
-    return name.find(links.name) != std::string::npos;
+    return IsOfModel(device, links.name);
   });
   return found == std::end(kLinks) ? nullptr : found;
 }

@@ -32,15 +32,23 @@ constexpr Device kDevices[] = {
 };
 
 const Device* FindDevice(const std::string& device_name) {
-  std::string name = device_name;
-  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   for (const Device& device : kDevices) {
-    if (name.find(device.name) != std::string::npos) return &device;
+    if (IsOfModel(device_name, device.name)) return &device;
   }
   return nullptr;
 }
 
 }  // namespace
+
+bool IsOfModel(const std::string& device_name, const std::string& known) {
+  std::string name = device_name;
+  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (size_t at = name.find(known); at != std::string::npos; at = name.find(known, at + 1)) {
+    const size_t end = at + known.size();
+    if (end == name.size() || std::isdigit(static_cast<unsigned char>(name[end])) == 0) return true;
+  }
+  return false;
+}
 
 double PeakFlops(const std::string& device_name, bool bf16) {
   const Device* device = FindDevice(device_name);

@@ -25,6 +25,8 @@ FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length,
 // plain fp32, from the makers' data sheets; 0 when unknown (and for CPUs, whose peak depends on too
 // much): MFU is left out then.
 double PeakFlops(const std::string& device_name, bool bf16);
+// Whether a device's name, whatever its case, is of the model `known` ("A40"): an A4000 is another.
+bool IsOfModel(const std::string& device_name, const std::string& known);
 // Its CUDA compute capability (89: 8.9); 0 when unknown.
 int CapabilityOf(const std::string& device_name);
 // The names it knows, "H100 PCIE, H100 NVL, …".

@@ -233,6 +233,8 @@ def test_estimate_names_what_makes_a_rank_fit_its_gpu(trainer_bin, tmp_path):
         done.returncode == 0
         and "unknown, as the peak of z9000 is; known are H100 PCIE, H100 NVL, H100, " in done.stdout
     )
+    done = estimate(trainer_bin, tmp_path, settings, "--device", "H1000")
+    assert "unknown, as the peak of H1000 is; known are H100 PCIE, " in done.stdout, done.stdout
     assert (
         estimate(trainer_bin, tmp_path, settings, "--device", "NVIDIA A100-SXM4-80GB").returncode
         == 3
@@ -250,6 +252,14 @@ def test_estimate_names_what_makes_a_rank_fit_its_gpu(trainer_bin, tmp_path):
         assert (
             done.returncode == 2 and "--device-memory: must be a size such as 80GiB" in done.stderr
         )
+    for words, wanted in (
+        (["--json", "yes"], "--json: must be true or false; got yes"),
+        (["--ranks", "--json"], "--ranks needs a value"),
+    ):
+        done = estimate(trainer_bin, tmp_path, settings, *words)
+        assert done.returncode == 2 and wanted in done.stderr, done.stderr
+    done = estimate(trainer_bin, tmp_path, settings, "--json", "--ranks", "2")
+    assert json.loads(done.stdout)["ranks"] == 2, done.stderr
     bad = settings | {"shard_size": 3, "lora": {"rank": 0, "target_modules": ["nope"]}}
     done = estimate(trainer_bin, tmp_path, bad, "--ranks", "8")
     assert done.returncode == 2 and all(

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -140,9 +141,14 @@ int64_t HeldInIslands(const HostRow& host, const Demand& demand, const RankUnits
   return InWholeIslands(units, by_island) / std::max<int64_t>(1, demand.gpus_milli / 1000);
 }
 
-// Enough devices are free in the pool, yet the gang doesn't fit: the resource that lacks beside
-// them, on the host that comes nearest.
-std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
+// Why a gang doesn't fit though enough devices are free in the pool; without text: it fits.
+struct Lack {
+  pb::Verdict::Lacks what = pb::Verdict::LACKS_UNSPECIFIED;
+  std::string text;
+};
+
+// The resource that lacks beside free devices, on the host that comes nearest.
+Lack LackOf(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict) {
   const pb::TaskSpec& spec = job.task_spec(task);
   const int32_t cluster = state.FindCluster(verdict.cluster());
   const bool gpus = spec.resources().gpus_milli() > 0;
@@ -188,7 +194,7 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
                             pb::CLUSTER);
   }
   std::string unable = Unable(state, job, task);
-  if (most[0].host == kNoHost) return unable;  // none of those that are up
+  if (most[0].host == kNoHost) return {.text = unable};  // none of those that are up
   const std::string others = unable.empty() ? "" : absl::StrCat("; ", unable);
   const int32_t workers = spec.workers().min();
   const auto shown = [&](int r, int64_t amount) {
@@ -197,6 +203,9 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
                     : FormatSize(amount);
   };
   const char* const kNames[kResources] = {"", "cores", "memory", "disk"};
+  constexpr pb::Verdict::Lacks kLacks[kResources] = {
+      pb::Verdict::LACKS_DEVICES, pb::Verdict::LACKS_CORES, pb::Verdict::LACKS_MEMORY,
+      pb::Verdict::LACKS_DISK};
   for (int r = 0; r < kResources; ++r) {
     if (most[r].host == kNoHost ||
         (r == 0 ? !gpus || fit_devices >= workers : fit_devices < workers || fit[r] >= workers))
@@ -210,27 +219,30 @@ std::string Lacks(const State& state, const JobRow& job, int32_t task, const pb:
                                                 shown(r, std::max<int64_t>(0, most[r].free)), " (",
                                                 state.HostName(most[r].host), ")");
     if (r == 0)
-      return absl::StrCat("enough ", Where(verdict), " is free by number, but ", each, " takes ",
-                          shown(r, most[r].wants), " of one host", best, others);
-    return absl::StrCat("waits for ", kNames[r], " in ", verdict.cluster(),
-                        gpus ? absl::StrCat(" beside free ", verdict.flavour()) : "", ": ", each,
-                        " takes ", shown(r, most[r].wants), best, others);
+      return {kLacks[r],
+              absl::StrCat("enough ", Where(verdict), " is free by number, but ", each, " takes ",
+                           shown(r, most[r].wants), " of one host", best, others)};
+    return {kLacks[r], absl::StrCat("waits for ", kNames[r], " in ", verdict.cluster(),
+                                    gpus ? absl::StrCat(" beside free ", verdict.flavour()) : "",
+                                    ": ", each, " takes ", shown(r, most[r].wants), best, others)};
   }
   if (blocks.asks() && in_blocks < workers)
-    return absl::StrCat("enough ", Where(verdict), AreFree(verdict), ", but not ", BlocksText(spec),
-                        others);
+    return {pb::Verdict::LACKS_NEARNESS, absl::StrCat("enough ", Where(verdict), AreFree(verdict),
+                                                      ", but not ", BlocksText(spec), others)};
   const pb::TopologyLevel level = spec.topology().required();
   if (workers > 1 && level >= pb::ISLAND && level <= pb::BLOCK) {
-    return absl::StrCat("enough ", Where(verdict), AreFree(verdict), ", but not within one ",
-                        absl::AsciiStrToLower(pb::TopologyLevel_Name(level)),
-                        ", as topology.required says", others);
+    return {pb::Verdict::LACKS_NEARNESS,
+            absl::StrCat("enough ", Where(verdict), AreFree(verdict), ", but not within one ",
+                         absl::AsciiStrToLower(pb::TopologyLevel_Name(level)),
+                         ", as topology.required says", others)};
   }
-  return "";
+  return {};
 }
 
 // How a task that its queue isn't entitled to run, or that finds enough free and doesn't start,
 // stands to others.
 struct WhyNotYet {
+  std::optional<Lack> lack;   // as far as it was looked at
   bool enough = false;        // what it needs is free, in its shape
   std::vector<KeptFor> kept;  // whom that is kept for; may be unknown
   bool share_left = false;    // its queue uses less than it is entitled to: for others of its jobs
@@ -439,8 +451,8 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
     case pb::V_PLACEMENT: {
       if (!StartsWithText(job, task).empty())
         return absl::StrCat("no hosts of ", Where(verdict), " have room for all of them at once");
-      const std::string lacks = Lacks(state, job, task, verdict);
-      return lacks.empty() ? NotItsTurn(state, verdict, standing) : lacks;
+      const Lack lack = standing.lack ? *standing.lack : LackOf(state, job, task, verdict);
+      return lack.text.empty() ? NotItsTurn(state, verdict, standing) : lack.text;
     }
     case pb::V_BACKOFF:
       return absl::StrCat(WhyPauses(job.tasks[task]), "; starts again at ",
@@ -508,11 +520,11 @@ WhyNotYet WhyNotYetOf(const State& state, const Plan& plan, const JobRow& job, i
                       (told->code() == pb::V_SHARE && EnoughFree(state, job, task, *told));
   if (enough && (told->code() == pb::V_SHARE || told->code() == pb::V_PLACEMENT)) {
     told->set_missing_milli(0);
-    const std::string lacks = Lacks(state, job, task, *told);
-    standing.enough = lacks.empty();
+    standing.lack = LackOf(state, job, task, *told);
+    standing.enough = standing.lack->text.empty();
     if (!standing.enough) {
       told->set_code(pb::V_PLACEMENT);
-      if (OfCores(*told) || !LacksCores(lacks)) return standing;
+      if (OfCores(*told) || standing.lack->what != pb::Verdict::LACKS_CORES) return standing;
       told->clear_held_by();  // who has such devices need not have the cores beside the free ones
       for (const uint64_t number : in->OfCoresBeside(cluster, told->flavour())) {
         if (number != job.number && told->held_by_size() < kHoldersTold) told->add_held_by(number);
@@ -557,10 +569,6 @@ std::string TextOf(const State& state, const JobRow& job, int32_t task, const pb
 
 }  // namespace
 
-bool LacksCores(std::string_view verdict_text) {
-  return verdict_text.starts_with("waits for cores in ");  // as Lacks has it
-}
-
 std::string ShareLeftText(const JobRow& job, const std::vector<uint64_t>& ahead) {
   const std::string rest = absl::StrCat("the rest of ", job.spec->queue(), "'s share is for ");
   if (ahead.empty()) return absl::StrCat(rest, "others of its jobs, whose turn comes first");
@@ -598,6 +606,9 @@ pb::Verdict DescribeVerdict(const State& state, const Plan& plan, const JobRow& 
     if (StartsWithText(job, task).empty())
       standing = WhyNotYetOf(state, plan, job, task, in, &told);
   }
+  if (told.code() == pb::V_PLACEMENT && !standing.lack && StartsWithText(job, task).empty())
+    standing.lack = LackOf(state, job, task, told);
+  if (standing.lack) told.set_lacks(standing.lack->what);
   told.set_text(TextOf(state, job, task, told, standing));
   return told;
 }

@@ -78,6 +78,19 @@ TEST_F(CliTest, UsageErrorsAreExitTwoOnStderr) {
   EXPECT_THAT(err_, HasSubstr("does not take this: 7"));
 }
 
+TEST_F(CliTest, TheParsersSentencesAreInOurWords) {
+  const std::pair<std::vector<std::string>, const char*> cases[] = {
+      {{"run", "--name", "a", "--name", "b", "--", "true"},
+       "--name stands there 2 times; write it once"},
+      {{"jobs", "--owner"}, "--owner wants a value behind it: TEXT"},
+      {{"run", "-C", ".", "--workdir", "/x", "--", "true"}, " don't go together; leave one"},
+  };
+  for (const auto& [line, told] : cases) {
+    EXPECT_EQ(Run(line), 2);
+    EXPECT_THAT(err_, HasSubstr(told));
+  }
+}
+
 TEST_F(CliTest, AFilterThatNothingPassesIsNotSaidToBeNoJobs) {
   jobs_.listing = std::vector<pb::Job>();
   EXPECT_EQ(Run({"jobs", "--owner", "nobody"}), 0);

@@ -100,6 +100,11 @@ class Follower {
     if (options_.events_to_stderr || now_ns - last_plain_ns_ < kPlainEvery) return;
     if (job.has_array()) {
       session_.Out(absl::StrCat(FormatClockSeconds(now_ns), "  ", ArrayCounts(job.array()), "\n"));
+      const pb::Task* lead = LeadTask(job);
+      if (lead != nullptr && PausesAfterFailure(*lead))
+        session_.Out(absl::StrCat(FormatClockSeconds(now_ns), "  ", Plain(lead->name()),
+                                  "  waits: ", LocalTimes(Plain(lead->verdict().text()), now_ns),
+                                  "\n"));
       last_plain_ns_ = now_ns;
       return;
     }

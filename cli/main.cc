@@ -6,6 +6,7 @@
 #include <map>
 #include <string_view>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
@@ -63,6 +64,38 @@ std::string CommandLike(const std::string& word, const std::string& group, const
   return absl::StrCat(" Did you mean ", group, " list ", word, "?");
 }
 
+// False: the mark isn't there.
+bool Cut(const std::string& said, const std::string& mark, std::string* before,
+         std::string* behind) {
+  const size_t at = said.find(mark);
+  if (at == std::string::npos) return false;
+  *before = said.substr(0, at);
+  *behind = said.substr(at + mark.size());
+  return true;
+}
+
+// The parser's sentences about options that stand there too often, without a value, or beside one
+// that they don't go with; others as they are.
+std::string InOurWords(const std::string& said) {
+  std::string name, rest, wanted, given;
+  if (Cut(said, ": At Most ", &name, &rest) &&
+      Cut(rest, " required but received ", &wanted, &given))
+    return absl::StrCat(name, " stands there ", given, " times; write it ",
+                        wanted == "1" ? "once" : absl::StrCat(wanted, " times at most"));
+  if (Cut(said, ": At least ", &name, &rest) &&
+      Cut(rest, " required but received ", &wanted, &given))
+    return absl::StrCat(name, " wants ", wanted, " values at least; it has ", given);
+  if (absl::EndsWith(said, " missing") && Cut(said, " required ", &rest, &wanted) &&
+      Cut(rest, ": ", &name, &given))
+    return absl::StrCat(name, " wants a value behind it: ",
+                        wanted.substr(0, wanted.size() - std::string_view(" missing").size()));
+  if (Cut(said, " excludes ", &name, &rest))
+    return absl::StrCat(name, " and ", rest, " don't go together; leave one of them out");
+  if (Cut(said, " requires ", &name, &rest))
+    return absl::StrCat(name, " goes with ", rest, " only; write that, too");
+  return said;
+}
+
 // One usage error: what was wrong and where help is. Everything on stderr, exit 2.
 int UsageError(const Session& session, const CLI::App& root, const CLI::ParseError& error) {
   std::string name = "muster";
@@ -72,6 +105,10 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
     absl::StrAppend(&name, " ", at->get_name());
   }
   std::string what = error.what();
+  for (const CLI::ExitCodes code : {CLI::ExitCodes::ArgumentMismatch, CLI::ExitCodes::RequiresError,
+                                    CLI::ExitCodes::ExcludesError}) {
+    if (error.get_exit_code() == static_cast<int>(code)) what = InOurWords(error.what());
+  }
   std::vector<std::string> unknown = root.remaining(true);
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) &&
       at->get_require_subcommand_min() > 0) {

@@ -11,6 +11,10 @@ const std::vector<std::string> kLine = {"run", "--pty", "--", "true"};
 class RunPtyTest : public CliTest {
  protected:
   RunPtyTest() {
+    char name[64];
+    EXPECT_EQ(openpty(&terminal_[0], &terminal_[1], name, nullptr, nullptr), 0);
+    for (const int fd : terminal_) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    input_ = name;
     jobs_.watch = Watching({JobIn(pb::WAITING, pb::TASK_WAITING)});
     jobs_.exec = [this](Tunnel* tunnel) {
       pb::TunnelInput start;
@@ -28,7 +32,16 @@ class RunPtyTest : public CliTest {
       return End(tunnel, 5);
     };
   }
-  ~RunPtyTest() override { StopServing(); }
+  ~RunPtyTest() override {
+    StopServing();
+    HangUp();
+    close(terminal_[1]);
+  }
+
+  void HangUp() {
+    if (terminal_[0] >= 0) close(terminal_[0]);
+    terminal_[0] = -1;
+  }
 
   static grpc::Status End(Tunnel* tunnel, int code) {
     pb::TunnelOutput output;
@@ -45,10 +58,12 @@ class RunPtyTest : public CliTest {
   }
 
   std::atomic<int> commands_{0}, taken_{0}, fails_{0};
+  std::atomic<bool> input_ended_{false};
+  int terminal_[2] = {-1, -1};  // of its standard input: the other end, and itself
 };
 
 TEST_F(RunPtyTest, WaitsWhileTheServerIsAway) {
-  Process process(kLine, home_, server_name_);
+  Process process(kLine, home_, server_name_, {}, input_);
   ASSERT_TRUE(process.ReadUntil("submitted."));
   StopServing();
   ASSERT_TRUE(process.ReadUntil("no contact with the server; the job waits")) << process.err;
@@ -91,7 +106,7 @@ TEST_F(RunPtyTest, IsCutOffOnceItHasBegunAndSaysThatTheJobEnds) {
 TEST_F(RunPtyTest, CancelsTheJobWhenItsTerminalGoesAway) {
   for (const int number : {SIGHUP, SIGTERM, SIGINT}) {
     jobs_.cancels = 0;
-    Process process(kLine, home_, server_name_);
+    Process process(kLine, home_, server_name_, {}, input_);
     ASSERT_TRUE(process.ReadUntil("submitted."));
     process.Signal(number);
     if (number == SIGHUP) process.Signal(number);  // the shell's, and the kernel's
@@ -100,8 +115,45 @@ TEST_F(RunPtyTest, CancelsTheJobWhenItsTerminalGoesAway) {
   }
 }
 
+TEST_F(RunPtyTest, IsRefusedWithoutATerminalBeforeAnythingIsSubmitted) {
+  bool submitted = false;
+  jobs_.submit = [&](const pb::SubmitRequest&, pb::SubmitResponse*) {
+    submitted = true;
+    return grpc::Status::OK;
+  };
+  input_ = "/dev/null";
+  EXPECT_EQ(Run(kLine), 2);
+  EXPECT_THAT(err_, HasSubstr("--pty wants a terminal, and standard input is none"));
+  EXPECT_THAT(err_, HasSubstr("leave --pty out"));
+  EXPECT_FALSE(submitted);
+}
+
+// Where no signal says so: the window was closed, and its shell has left.
+TEST_F(RunPtyTest, ATerminalThatEndsIsNoEndOfInput) {
+  JobRuns();
+  jobs_.exec = [this](Tunnel* tunnel) {
+    pb::TunnelInput input;
+    tunnel->Read(&input);
+    pb::TunnelOutput output;
+    output.set_begun(true);
+    tunnel->Write(output);
+    output.set_out("here");
+    tunnel->Write(output);
+    while (tunnel->Read(&input)) {
+      if (input.end()) input_ended_ = true;
+    }
+    return grpc::Status(grpc::CANCELLED, "cancelled");
+  };
+  Process process(kLine, home_, server_name_, {}, input_);
+  ASSERT_TRUE(process.ReadUntil("here")) << process.err;
+  HangUp();
+  EXPECT_EQ(process.Wait(), 125) << process.err;
+  EXPECT_FALSE(input_ended_);
+  EXPECT_EQ(jobs_.cancels, 1);
+}
+
 TEST_F(RunPtyTest, CancelsTheJobOnceTheServerIsBack) {
-  Process process(kLine, home_, server_name_);
+  Process process(kLine, home_, server_name_, {}, input_);
   ASSERT_TRUE(process.ReadUntil("submitted."));
   StopServing();
   ASSERT_TRUE(process.ReadUntil("no contact with the server; the job waits")) << process.err;

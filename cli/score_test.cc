@@ -1,4 +1,6 @@
 // `muster score`: the job of independent workers that it makes.
+#include <filesystem>
+
 #include "cli/testing/fixture.h"
 
 namespace muster {
@@ -61,6 +63,8 @@ TEST_F(ScoreTest, MakesAJobOfIndependentWorkers) {
   EXPECT_EQ(task.resources().gpus_milli(), 2000);
   EXPECT_EQ(task.processes_per_worker(), 1) << "one engine for both GPUs";
   EXPECT_EQ(task.max_restarts(), 50);
+  EXPECT_THAT(task.final_exit_codes(), ElementsAre(1, 2, 126, 127));
+  EXPECT_THAT(err_, HasSubstr("MODEL /models/sft: no such directory on this machine"));
   EXPECT_THAT(task.run().exec(),
               ElementsAre("python3", "-m", "muster_score", "--input", "/in/*.jsonl", "--output",
                           "/out", "--model", "/models/sft", "--engine", "vllm", "--column", "text",
@@ -105,6 +109,33 @@ TEST_F(ScoreTest, RefusesPlacesThatWorkersDontFind) {
     EXPECT_THAT(err_, HasSubstr(c.told));
   }
   EXPECT_THAT(submitted_, IsEmpty());
+}
+
+TEST_F(ScoreTest, RefusesAModelThatTheOnlyHostHasNot) {
+  clusters_.hosts.add_hosts()->mutable_inventory()->set_address("127.0.0.1");
+  std::filesystem::create_directory(home_ + "/empty");
+  std::filesystem::create_directory(home_ + "/model");
+  const std::string config = Write("model/config.json", "{}");
+  const struct {
+    std::string model, engine, told;  // told: "" = it is taken
+  } kCases[] = {
+      {home_ + "/none", "transformers", "/none: there is no such directory"},
+      {home_ + "/none", "vllm", "/none: there is no such directory"},
+      {home_ + "/empty", "transformers", "/empty: has no config.json"},
+      {config, "transformers", "config.json: is a file; write its directory"},
+      {home_ + "/model", "transformers", ""},
+      {home_ + "/empty", "vllm", ""},
+      {home_ + "/none", "own:Engine", ""},
+      {"org/name", "transformers", ""},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(absl::StrCat(c.model, " ", c.engine));
+    submitted_.clear();
+    const int code = Run({"score", "-d", "--engine", c.engine, c.model, "/in/*.jsonl", "/out"});
+    EXPECT_EQ(code == 0, c.told.empty()) << err_;
+    EXPECT_THAT(absl::StrReplaceAll(err_, {{"\n  ", " "}}), HasSubstr(c.told));
+    EXPECT_EQ(submitted_.size(), c.told.empty() ? 1u : 0u);
+  }
 }
 
 }  // namespace

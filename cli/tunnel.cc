@@ -84,6 +84,12 @@ class Sender {
       return window_->Take(got) && call_->Write(input);
     }
     *reads = false;
+    if (ends_.terminal) {
+      // No Ctrl+D, which is a byte like others: the terminal has gone away. An end of input would
+      // let a shell at the other end leave with success.
+      call_->Cancel();
+      return false;
+    }
     input.set_end(true);
     return call_->Write(input);
   }

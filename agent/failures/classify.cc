@@ -270,11 +270,11 @@ std::string FirstOfRefused(const std::vector<std::string_view>& tail) {
 }
 
 // The last word of a program of Muster's own, such as "muster_score: --input x: there is no such
-// file"; "": none of them spoke.
+// file", or "muster: the terminal has gone away" of `muster run --pty`; "": none of them spoke.
 std::string WordOfOurs(const std::vector<std::string_view>& tail) {
   for (size_t i = tail.size(); i-- > 0;) {
     for (const std::string_view name :
-         {"muster_score: ", "muster_tune: ", "muster_ray: ", "muster_dev: "}) {
+         {"muster_score: ", "muster_tune: ", "muster_ray: ", "muster_dev: ", "muster: "}) {
       if (tail[i].starts_with(name)) return Cut(tail[i]);
     }
   }

@@ -59,6 +59,7 @@ ProgressLine::Metrics ReadMetrics(const Json& root) {
   metrics.mfu_full = Number(root, "mfu_full");
   metrics.grad_norm = Number(root, "grad_norm");
   metrics.rows_per_s = Number(root, "rows_per_s");
+  metrics.bad_rows = Count(root, "bad_rows");
   return metrics;
 }
 

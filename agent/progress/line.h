@@ -16,6 +16,7 @@ struct ProgressLine {
   struct Metrics {
     int64_t step = 0, total_steps = 0;
     double loss = 0, tokens_per_s = 0, mfu_causal = 0, mfu_full = 0, grad_norm = 0, rows_per_s = 0;
+    int64_t bad_rows = 0;
   };
   struct Checkpoint {
     std::string path;

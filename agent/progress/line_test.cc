@@ -8,7 +8,7 @@ namespace {
 TEST(ProgressLine, EveryKeyThatIsKnownIsRead) {
   const auto line = ParseProgressLine(
       R"({"step":12,"total_steps":40,"loss":2.5,"tokens_per_s":1e4,"mfu":0.3,"mfu_full":0.4,)"
-      R"("grad_norm":1,"rows_per_s":70.5,"rank":3,"own_time_s":0.25,)"
+      R"("grad_norm":1,"rows_per_s":70.5,"bad_rows":2,"rank":3,"own_time_s":0.25,)"
       R"("checkpoint":{"step":10,"path":"/c","bytes":7,"loaded_step":5,"loaded_path":"/b"},)"
       R"("loaded":{"step":5,"path":"/b","skipped":[{"path":"/a","why":"torn"},3]},)"
       R"("export":{"staged":"/s","target":"/t"},"new":{"key":[null,true]}})");
@@ -21,6 +21,7 @@ TEST(ProgressLine, EveryKeyThatIsKnownIsRead) {
   EXPECT_EQ(line->metrics->mfu_full, 0.4);
   EXPECT_EQ(line->metrics->grad_norm, 1);
   EXPECT_EQ(line->metrics->rows_per_s, 70.5);
+  EXPECT_EQ(line->metrics->bad_rows, 2);
   EXPECT_EQ(line->rank, 3);
   EXPECT_EQ(line->own_time_s, 0.25);
   EXPECT_FALSE(line->own_time_alone);

@@ -12,6 +12,7 @@ v1::Progress MessageOf(const ProgressLine::Metrics& metrics) {
   progress.set_mfu_full(metrics.mfu_full);
   progress.set_grad_norm(metrics.grad_norm);
   progress.set_rows_per_s(metrics.rows_per_s);
+  progress.set_bad_rows(metrics.bad_rows);
   return progress;
 }
 

@@ -140,9 +140,16 @@ absl::Status CheckTerminal(const Session& session, const RunOptions& options) {
   if (options.flags.max_restarts > 0) other = "--max-restarts";
   if (!options.key.empty()) other = "--idempotency-key";
   if (!session.for_people()) other = "--output";
-  if (!options.terminal || other.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--pty is one terminal for one process; leave ", other, " out"));
+  if (!options.terminal) return absl::OkStatus();
+  if (!other.empty())
+    return absl::InvalidArgumentError(
+        absl::StrCat("--pty is one terminal for one process; leave ", other, " out"));
+  if (isatty(STDIN_FILENO) == 0)
+    return absl::InvalidArgumentError(
+        "--pty wants a terminal, and standard input is none, so nobody could type or hang up; "
+        "leave --pty out (the output comes here all the same), or give it a terminal, as script "
+        "-qec 'muster run --pty …' /dev/null does");
+  return absl::OkStatus();
 }
 
 int RunCommand(Session& session, RunOptions options) {

@@ -72,6 +72,8 @@ if [ ! -e "$at.code" ]; then
 fi
 until [ -e "$at.taken" ] || [ $((tries += 1)) -gt 150 ]; do sleep 0.2; done
 read -r code < "$at.code"
+[ "$code" != 127 ] || command -v -- "$1" > /dev/null ||
+  echo "muster: $1: no such program on $HOSTNAME, where PATH is $PATH" >&2
 exit "$code"
 )sh";
 // It outlives SIGHUP, so that the terminal stays until the command has ended of it.
@@ -80,8 +82,14 @@ at=$MUSTER_JOB_DIR/terminal gone=
 echo "$MUSTER_ATTEMPT $$" > "$at.new" && mv -f "$at.new" "$at" || exit 1
 trap : INT QUIT
 trap gone=1 HUP
-(exec "$@")
-code=$?
+if command -v -- "$1" > /dev/null; then
+  (exec "$@")
+  code=$?
+else
+  echo "muster: $1: no such program on $HOSTNAME, where PATH is $PATH; a job has its host's or its" \
+    "image's, not the submitter's: give the whole path, or --env PATH=..." >&2
+  code=127
+fi
 [ -n "$gone" ] || echo "$code" > "$at.code"
 exit "$code"
 )sh";

@@ -1,8 +1,10 @@
 // muster score: a job of independent workers that answer rows. How rows are shared out, and that
 // none is lost is muster_score's matter (docs/scoring.md): this only writes the job.
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -12,12 +14,17 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/job_flags.h"
 #include "cli/commands/submission.h"
+#include "cli/render/format.h"
 
 namespace muster {
 namespace {
 
 // A row that kills its process is found by its workers' deaths: it costs four restarts.
 constexpr int kMaxRestarts = 20;
+// Of muster_score: what was asked for is wrong, such as a column, or a model that isn't there. Of
+// Python: it lacks muster_score. Of a start: there is no such program. An engine that died, and a
+// store that was away, end with another one (python/muster_score/errors.py).
+constexpr int kFinalExitCodes[] = {1, 2, 126, 127};
 
 struct ScoreOptions {
   JobFlags flags;
@@ -64,6 +71,51 @@ absl::Status CheckPlaces(const ScoreOptions& options) {
   return absl::OkStatus();
 }
 
+// All hosts that musterd knows are this machine: as `muster up` has it, nobody reaches them from
+// elsewhere.
+bool HostsAreHere(Client& client) {
+  if (!absl::StartsWith(client.server(), "unix://")) return false;
+  const absl::StatusOr<pb::ListHostsResponse> listed = client.ListHosts("");
+  if (!listed.ok() || listed->hosts().empty()) return false;
+  return std::all_of(listed->hosts().begin(), listed->hosts().end(), [](const pb::Host& host) {
+    return absl::StartsWith(host.inventory().address(), "127.");
+  });
+}
+
+// What this machine sees of the model is what its only host will see; of other hosts that isn't
+// known, and the worker says it at its start.
+absl::Status CheckModel(const ScoreOptions& options, bool hosts_are_here, std::string* note) {
+  const bool of_ours = options.engine.empty() || options.engine == "transformers";
+  if (!absl::StartsWith(options.model, "/") || !options.flags.image.empty() ||
+      (!of_ours && options.engine != "vllm"))
+    return absl::OkStatus();
+  const std::filesystem::path model = options.model;
+  std::error_code error;
+  if (!std::filesystem::exists(model, error)) {
+    if (error) return absl::OkStatus();  // such as what only its owner may look into
+    if (hosts_are_here)
+      return absl::InvalidArgumentError(absl::StrCat(
+          "MODEL ", options.model,
+          ": there is no such directory; write that of a model in Hugging Face's form, "
+          "such as the export of a muster-trainer's job"));
+    *note = absl::StrCat("muster: note: MODEL ", Plain(options.model),
+                         ": no such directory on this machine. A worker whose host has none ends "
+                         "the job.\n");
+    return absl::OkStatus();
+  }
+  if (!of_ours) return absl::OkStatus();  // vLLM takes other forms, too
+  if (std::filesystem::is_regular_file(model, error))
+    return absl::InvalidArgumentError(
+        absl::StrCat("MODEL ", options.model, ": is a file; write its directory, ",
+                     model.parent_path().string(), ", which has config.json and the weights"));
+  if (hosts_are_here && !std::filesystem::exists(model / "config.json", error) && !error)
+    return absl::InvalidArgumentError(
+        absl::StrCat("MODEL ", options.model,
+                     ": has no config.json, so it is no model in Hugging Face's form; write the "
+                     "directory that has one, such as a job's export"));
+  return absl::OkStatus();
+}
+
 std::vector<std::string> CommandOf(const ScoreOptions& options) {
   std::vector<std::string> words = {options.python, "-m",       "muster_score", "--input",
                                     options.input,  "--output", options.output};
@@ -93,6 +145,7 @@ absl::StatusOr<pb::JobSpec> ScoreSpec(const ScoreOptions& options) {
   pb::TaskSpec* task = spec->mutable_tasks(0);
   task->clear_workers();
   task->set_processes_per_worker(1);
+  for (const int code : kFinalExitCodes) task->add_final_exit_codes(code);
   return spec;
 }
 
@@ -102,6 +155,10 @@ int Score(Session& session, ScoreOptions options) {
   if (!settings.ok()) return session.Fail(settings.status());
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
+  std::string note;
+  if (absl::Status status = CheckModel(options, HostsAreHere(**client), &note); !status.ok())
+    return session.Fail(status);
+  session.Err(note);
   SpecContext context = ContextOf(**client);
   if (!options.flags.queue.empty()) context.queues.clear();  // the server checks the flag's
   FillFlags(*settings, context, &options.flags);

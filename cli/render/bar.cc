@@ -56,9 +56,18 @@ std::vector<std::string> Figures(const pb::Task& task, int64_t now_ns) {
   if (progress.rows_per_s() > 0) out.push_back(RowsText(progress.rows_per_s()));
   if (progress.mfu_causal() > 0)
     out.push_back(absl::StrFormat("MFU %.0f%% causal", progress.mfu_causal() * 100));
+  if (progress.bad_rows() > 0) out.push_back(ShortBadRows(progress));
   int64_t checkpoint = -1;
-  for (const pb::Checkpoint& c : task.checkpoints()) checkpoint = std::max(checkpoint, c.step());
-  if (checkpoint >= 0) out.push_back(absl::StrCat("ckpt ", checkpoint));
+  for (const pb::Checkpoint& c : task.checkpoints()) {
+    // Of what an earlier job saved the step isn't known; the attempt says where it went on from.
+    if (c.attempt() > 0 || c.step() > 0) checkpoint = std::max(checkpoint, c.step());
+  }
+  const pb::Attempt* attempt = NewestAttempt(task);
+  const int64_t resumed = attempt == nullptr ? 0 : attempt->resumed_step();
+  if (checkpoint >= 0)
+    out.push_back(absl::StrCat("ckpt ", checkpoint));
+  else if (resumed > 0)
+    out.push_back(absl::StrCat("from step ", resumed));
   if (const int64_t end_ns = ExpectedEndNs(progress); end_ns > now_ns)
     out.push_back(absl::StrCat("ends ", FormatClock(end_ns, now_ns)));
   return out;
@@ -130,8 +139,10 @@ std::vector<std::string> LiveLines(const pb::Job& job, const Screen& screen, int
   std::vector<std::string> lines;
   if (job.has_array()) {
     lines.push_back(Plain(ArrayCounts(job.array())));
-    // Its members' rows are the same ones, and a member tells the pace of all.
     const pb::Task* lead = LeadTask(job);
+    if (lead != nullptr && PausesAfterFailure(*lead))
+      lines.push_back(TaskBar(*lead, screen, now_ns));
+    // Its members' rows are the same ones, and a member tells the pace of all.
     if (lead != nullptr && UnderWay(*lead) && lead->progress().rows_per_s() > 0)
       lines.push_back(TaskBar(*lead, screen, now_ns));
     return lines;
@@ -159,6 +170,11 @@ std::string PlainProgress(const pb::Task& task, int64_t now_ns) {
   return text;
 }
 
+bool PausesAfterFailure(const pb::Task& task) {
+  return task.state() == pb::TASK_WAITING && task.verdict().code() == pb::V_BACKOFF &&
+         !task.verdict().text().empty();
+}
+
 int64_t ExpectedEndNs(const pb::Progress& progress) {
   if (progress.expected_end_ns() > 0) return progress.expected_end_ns();
   const int64_t left = progress.total_steps() - progress.step();
@@ -169,15 +185,23 @@ int64_t ExpectedEndNs(const pb::Progress& progress) {
   return progress.at_ns() + static_cast<int64_t>(left_s * static_cast<double>(kSecond));
 }
 
+std::string ShortBadRows(const pb::Progress& progress) {
+  if (progress.bad_rows() <= 0) return "";
+  return absl::StrCat(progress.bad_rows(), progress.bad_rows() == 1 ? " bad row" : " bad rows");
+}
+
 std::string ShortProgress(const pb::Task& task) {
   if (!Reported(task)) return "";
   // The last line of a task that ran for a moment may never have been told.
   const pb::Progress progress = Newest(task);
-  if (task.state() == pb::TASK_SUCCEEDED && progress.step() < progress.total_steps()) return "done";
+  const std::string bad = ShortBadRows(progress);
+  const std::string and_bad = bad.empty() ? "" : absl::StrCat(", ", bad);
+  if (task.state() == pb::TASK_SUCCEEDED && progress.step() < progress.total_steps())
+    return absl::StrCat("done", and_bad);
   if (progress.total_steps() <= 0) return Steps(progress);
   const bool paced = progress.rows_per_s() > 0 && UnderWay(task);
   return absl::StrCat(Percent(progress), "% ", Steps(progress),
-                      paced ? absl::StrCat(" ", RowsText(progress.rows_per_s())) : "");
+                      paced ? absl::StrCat(" ", RowsText(progress.rows_per_s())) : "", and_bad);
 }
 
 }  // namespace muster

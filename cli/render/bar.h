@@ -22,8 +22,14 @@ std::vector<std::string> LiveLines(const pb::Job& job, const Screen& screen, int
 // Empty while the task has reported nothing.
 std::string PlainProgress(const pb::Task& task, int64_t now_ns);
 
+// It waits for its next try, and its verdict says why and until when.
+bool PausesAfterFailure(const pb::Task& task);
+
 // When it will have ended: as its program says, else of rows at their pace. Unix time; 0: unknown.
 int64_t ExpectedEndNs(const pb::Progress& progress);
+
+// "2 bad rows"; "": none.
+std::string ShortBadRows(const pb::Progress& progress);
 
 // "41% 246/600", "step 246", of rows "41% 246/600 118 rows/s", or "" when nothing was reported.
 std::string ShortProgress(const pb::Task& task);

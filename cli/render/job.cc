@@ -31,9 +31,9 @@ std::string DevicesOf(const pb::Job& job, const pb::Task& task) {
                       FlavourName(attempt->flavour(), attempt->declared()));
 }
 
-// "starts 15:40 (forecast)"; "" when it isn't known.
+// "starts 15:40 (forecast)"; "" when it isn't known, or the verdict's own text says it.
 std::string StartText(const pb::Verdict& verdict, int64_t now_ns) {
-  if (verdict.expected_start_ns() <= 0) return "";
+  if (verdict.expected_start_ns() <= 0 || verdict.code() == pb::V_BACKOFF) return "";
   return absl::StrCat("starts ", FormatStart(verdict.expected_start_ns(), now_ns),
                       verdict.forecast() ? " (forecast)" : "");
 }
@@ -107,6 +107,17 @@ std::string AttemptOutcome(const pb::Attempt& attempt) {
   }
   if (attempt.lost_may_run()) text += " (its processes may still run)";
   return text;
+}
+
+// "2 of 50 rows could not be scored"; "": none, or nobody scores.
+std::string BadRowsOf(const pb::Job& job) {
+  int64_t bad = 0, rows = 0;
+  for (const pb::Task& task : job.tasks()) {
+    bad += task.progress().bad_rows();
+    if (task.progress().bad_rows() > 0) rows += task.progress().total_steps();
+  }
+  if (bad <= 0) return "";
+  return absl::StrCat(bad, " of ", rows, " rows could not be scored");
 }
 
 std::string Span(int64_t from_ns, int64_t to_ns, int64_t now_ns) {
@@ -333,11 +344,13 @@ Table JobsTable(const std::vector<pb::Job>& jobs, int64_t now_ns) {
     const pb::Task* task = LeadTask(job);
     const pb::Attempt* attempt = task == nullptr ? nullptr : NewestAttempt(*task);
     bool placed = attempt != nullptr && UnderWay(task->state());
+    const std::string bad = task == nullptr ? "" : ShortBadRows(task->progress());
     if (job.has_array()) {  // one row; what stands there of a member is of the one that tells most
       table.AddRow({JobId(job), job.spec().name(), job.spec().queue(), job.owner(),
                     StateName(job.state()), task == nullptr ? "" : task->name(),
                     task == nullptr ? "" : DemandName(SpecOrEmpty(job, *task)), "",
-                    ShortArrayCounts(job.array()), "", "", FormatSpan(now_ns - job.submit_ns()),
+                    absl::StrCat(ShortArrayCounts(job.array()), bad.empty() ? "" : ", ", bad), "",
+                    "", FormatSpan(now_ns - job.submit_ns()),
                     HasEnded(job.state()) && job.state() != pb::SUCCEEDED ? OutcomeReason(job)
                                                                           : WhyText(job, now_ns)});
       continue;
@@ -386,10 +399,12 @@ std::string RenderJob(const pb::Job& job, const Screen& screen, int64_t now_ns) 
   AppendFacts(job, now_ns, &out);
   if (job.has_array()) {
     AppendLine(&out, "members", ArrayCounts(job.array()));
+    AppendLine(&out, "bad rows", BadRowsOf(job));
     absl::StrAppend(&out, "\nEach of them: muster jobs ", job.number(), " --tasks\n");
     return out;
   }
   AppendLine(&out, "values", MemberValues(job.member()));
+  AppendLine(&out, "bad rows", BadRowsOf(job));
   AppendLine(&out, "directory", job.directory());
   for (const Table& table : {TasksTable(job, now_ns), AttemptsTable(job, now_ns),
                              UsageTable(job, screen), CheckpointsTable(job)}) {
@@ -505,6 +520,8 @@ std::string OutcomeLine(const pb::Job& job) {
   } else if (job.start_ns() > 0 && job.end_ns() > 0) {
     absl::StrAppend(&text, " after ", FormatSpan(job.end_ns() - job.start_ns()));
   }
+  if (const std::string bad = BadRowsOf(job); job.state() == pb::SUCCEEDED && !bad.empty())
+    absl::StrAppend(&text, "; ", bad);
   return text + ".";
 }
 

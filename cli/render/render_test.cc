@@ -225,6 +225,60 @@ TEST(BarTest, RowsHaveTheirPaceAndAnEndByIt) {
   }
 }
 
+TEST(BarTest, AResumedJobShowsWhereItWentOnFromUntilItsFirstCheckpoint) {
+  pb::Job job = Job318();
+  pb::Task* task = job.mutable_tasks(0);
+  task->clear_checkpoints();
+  task->add_checkpoints()->set_path("/old/step-200");  // of an earlier job
+  EXPECT_THAT(PlainProgress(*task, kNow), Not(HasSubstr("ckpt")));
+  task->mutable_attempts(0)->set_resumed_step(200);
+  EXPECT_THAT(PlainProgress(*task, kNow), HasSubstr("causal  from step 200  ends"));
+  pb::Checkpoint* own = task->add_checkpoints();
+  own->set_attempt(1);
+  own->set_step(220);
+  EXPECT_THAT(PlainProgress(*task, kNow), HasSubstr("causal  ckpt 220  ends"));
+}
+
+TEST(BarTest, BadRowsAreCounted) {
+  pb::Job job = Job318();
+  pb::Progress* progress = job.mutable_tasks(0)->mutable_progress();
+  progress->Clear();
+  progress->set_attempt(1);
+  progress->set_at_ns(kNow);
+  progress->set_step(50);
+  progress->set_total_steps(50);
+  EXPECT_THAT(RenderJob(job, Screen(), kNow), Not(HasSubstr("bad row")));
+  progress->set_bad_rows(2);
+  EXPECT_EQ(ShortProgress(job.tasks(0)), "100% 50/50, 2 bad rows");
+  EXPECT_THAT(PlainProgress(job.tasks(0), kNow), HasSubstr("50/50  2 bad rows"));
+  job.set_state(pb::SUCCEEDED);
+  job.mutable_tasks(0)->set_state(pb::TASK_SUCCEEDED);
+  job.set_end_ns(kNow);
+  EXPECT_EQ(OutcomeLine(job),
+            "Job 318 sft-8b succeeded after 60 s; 2 of 50 rows could not be scored.");
+  EXPECT_THAT(RenderJob(job, Screen(), kNow), HasSubstr("2 of 50 rows could not be scored"));
+  job.mutable_array()->set_members(1);
+  job.mutable_array()->set_succeeded(1);
+  EXPECT_THAT(JobsTable({job}, kNow).Render(Terminal(200)), HasSubstr("1/1 ended, 2 bad rows"));
+  EXPECT_THAT(RenderJob(job, Screen(), kNow), HasSubstr("2 of 50 rows could not be scored"));
+}
+
+TEST(BarTest, AnArrayOfWhichAMemberPausesSaysWhy) {
+  pb::Job job = Job318();
+  pb::Task* task = job.mutable_tasks(0);
+  task->set_state(pb::TASK_WAITING);
+  task->mutable_verdict()->set_code(pb::V_BACKOFF);
+  task->mutable_verdict()->set_text("starts again at 14:05: attempt 1 failed, rank 0: exit 75");
+  job.mutable_array()->set_members(2);
+  job.mutable_array()->set_waiting(2);
+  EXPECT_THAT(
+      LiveLines(job, Terminal(140), kNow),
+      ::testing::ElementsAre(
+          "2 waiting", "main waits: starts again at 14:05: attempt 1 failed, rank 0: exit 75"));
+  EXPECT_EQ(WhyText(job, kNow), "starts again at 14:05: attempt 1 failed, rank 0: exit 75")
+      << "the time is said once";
+}
+
 TEST(BarTest, AnAttemptThatHasReportedNothingShowsNoOldBar) {
   pb::Job job = Job318();
   pb::Attempt* second = job.mutable_tasks(0)->add_attempts();

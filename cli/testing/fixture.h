@@ -358,13 +358,14 @@ class Process {
   }
 
   Process(std::vector<std::string> arguments, const std::string& home, const std::string& server,
-          const std::vector<std::string>& environment = {}) {
+          const std::vector<std::string>& environment = {},
+          const std::string& input = "/dev/null") {
     int out[2], err[2];
     EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
     EXPECT_EQ(pipe2(err, O_CLOEXEC), 0);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&actions, 0, input.c_str(), O_RDONLY | O_NOCTTY, 0);
     posix_spawn_file_actions_adddup2(&actions, out[1], 1);
     posix_spawn_file_actions_adddup2(&actions, err[1], 2);
     arguments.insert(arguments.begin(), MUSTER_BINARY);
@@ -461,7 +462,7 @@ class CliTest : public ::testing::Test {
     server_.reset();
   }
   int Run(std::vector<std::string> arguments) {
-    Process process(std::move(arguments), home_, server_name_, environment_);
+    Process process(std::move(arguments), home_, server_name_, environment_, input_);
     int code = process.Wait();
     out_ = process.out;
     err_ = process.err;
@@ -501,6 +502,7 @@ class CliTest : public ::testing::Test {
 
   std::string home_, server_name_, out_, err_;
   std::vector<std::string> environment_;  // of what Run starts, beside the usual
+  std::string input_ = "/dev/null";       // likewise: its standard input
   Fake jobs_;
   FakeQueues queues_;
   FakeClusters clusters_;

@@ -35,6 +35,7 @@ constexpr int kMaxTasks = kMostTasks;
 constexpr int kMaxListed = 64;  // clusters, gpu_types
 constexpr int kMaxLabels = 64;
 constexpr int kMaxResumeFrom = 16;
+constexpr int kMaxFinalExitCodes = 16;
 constexpr int kMaxVariables = 256;
 constexpr size_t kMaxVariableBytes = 32 << 10;
 constexpr size_t kMaxScriptBytes = 64 << 10;
@@ -327,6 +328,7 @@ class JobChecker {
            absl::StrCat("must be a whole number from 0 to 1000; got ", task.max_restarts()));
     }
     CheckDuration(task.retry_faults_for_ns(), kMaxDurationNs, at("retry_faults_for"));
+    CheckFinalExitCodes(task, at("final_exit_codes"));
     CheckDuration(task.hang_timeout_ns(), kMaxDurationNs, at("hang_timeout"));
     CheckDuration(task.grace_ns(), kHour, at("grace"));
     CheckDuration(task.time_limit_ns(), kMaxDurationNs, at("time_limit"));
@@ -349,6 +351,17 @@ class JobChecker {
     if (duration_ns > most_ns)
       Emit(path, absl::StrCat("must be from 0s to ", FormatDuration(most_ns), "; got ",
                               FormatDuration(duration_ns)));
+  }
+
+  void CheckFinalExitCodes(const pb::TaskSpec& task, const std::string& path) {
+    if (task.final_exit_codes_size() > kMaxFinalExitCodes)
+      Emit(path, absl::StrCat("has more than ", kMaxFinalExitCodes, " entries"));
+    for (int i = 0; i < task.final_exit_codes_size(); ++i) {
+      const int32_t code = task.final_exit_codes(i);
+      if (code < 1 || code > kMaxExitCode)
+        Emit(absl::StrCat(path, "[", i, "]"),
+             absl::StrCat("must be a whole number from 1 to ", kMaxExitCode, "; got ", code));
+    }
   }
 
   void CheckResources(const pb::TaskSpec& task, const std::string& path) {

@@ -21,5 +21,6 @@ void CheckJobRules(const pb::JobSpec& spec, const SpecRules& rules);
 
 inline constexpr int32_t kMaxWorkers = 65'536;
 inline constexpr int32_t kMaxProcessesPerWorker = 1'024;
+inline constexpr int32_t kMaxExitCode = 255;
 
 }  // namespace muster

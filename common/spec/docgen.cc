@@ -51,6 +51,8 @@ std::string Type(const FieldDescriptor& field) {
   if (field.is_map()) return "map of text";
   if (field.message_type() != nullptr && field.message_type()->name() == "SweepValues")
     return "map of lists of text";
+  if (field.is_repeated() && field.cpp_type() == FieldDescriptor::CPPTYPE_INT32)
+    return "list of whole numbers";
   if (field.is_repeated()) return field.message_type() != nullptr ? "list of maps" : "list of text";
   const std::string& name = field.name();
   if (absl::EndsWith(name, "_ns")) return "duration";

@@ -113,6 +113,7 @@ checkpoint: {storage: s3-shared, interval: 10m, keep: 3, resume_from: [/old/step
 input: {storage: s3-shared, size: 120GiB}
 max_restarts: 3
 retry_faults_for: 2h
+final_exit_codes: [2, 127]
 hang_timeout: 15m
 grace: 5m
 time_limit: 3d
@@ -177,6 +178,7 @@ TEST(JobFile, AnElasticJobIsReadWhole) {
   EXPECT_EQ(task.input().size_bytes(), int64_t{120} << 30);
   EXPECT_EQ(task.time_limit_ns(), 3 * kDay);
   EXPECT_EQ(task.grace_ns(), 5 * kMinute);
+  EXPECT_THAT(task.final_exit_codes(), testing::ElementsAre(2, 127));
 }
 
 TEST(JobFile, BlocksOfRanksAreReadWrittenAndGiveTheStep) {

@@ -149,6 +149,7 @@ class JobReader {
                                          "checkpoint",
                                          "max_restarts",
                                          "retry_faults_for",
+                                         "final_exit_codes",
                                          "hang_timeout",
                                          "when_unreachable",
                                          "fence_after",
@@ -263,6 +264,17 @@ class JobReader {
     int64_t duration_ns = 0;
     if (fields.Duration("retry_faults_for", &duration_ns))
       task->set_retry_faults_for_ns(duration_ns);
+    fields.ForEach("final_exit_codes", [&](const YamlNode& node, const std::string& at) {
+      const std::optional<int64_t> code = WholeNumber(node);
+      if (code.has_value() && *code >= 1 && *code <= kMaxExitCode) {
+        task->add_final_exit_codes(static_cast<int32_t>(*code));
+      } else {
+        document_.MarkUnsound(at);
+        document_.Add(node, at,
+                      absl::StrCat("must be a whole number from 1 to ", kMaxExitCode, "; got ",
+                                   code ? absl::StrCat(*code) : Shown(node)));
+      }
+    });
     if (fields.Duration("hang_timeout", &duration_ns)) task->set_hang_timeout_ns(duration_ns);
     if (fields.Choice("when_unreachable", UnreachableNames(), 0, &text))
       task->set_when_unreachable(ByName<pb::WhenUnreachable>(UnreachableNames(), text));

@@ -3,6 +3,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/spec/spec.h"
 #include "common/spec/trainer_schema.h"
 #include "common/spec/yaml_writer.h"
@@ -161,6 +162,9 @@ void WriteTask(YamlWriter& out, const pb::TaskSpec& task, bool counted) {
   if (task.has_max_restarts()) out.Plain("max_restarts", absl::StrCat(task.max_restarts()));
   if (task.has_retry_faults_for_ns())
     out.Plain("retry_faults_for", ExactDuration(task.retry_faults_for_ns()));
+  if (!task.final_exit_codes().empty())
+    out.Plain("final_exit_codes",
+              absl::StrCat("[", absl::StrJoin(task.final_exit_codes(), ", "), "]"));
   if (task.has_hang_timeout_ns()) out.Plain("hang_timeout", ExactDuration(task.hang_timeout_ns()));
   if (task.when_unreachable() != pb::WHEN_UNREACHABLE_UNSPECIFIED) {
     out.Plain("when_unreachable",

@@ -42,7 +42,16 @@ __all__ = [
 MOST_BYTES = 8192  # of a line
 # Names of a line that say what it is. What is logged under such a name is not told.
 _RESERVED = {"rank", "step", "total_steps", "loaded", "checkpoint", "export", "own_time_s"}
-_KNOWN = {"loss", "grad_norm", "tokens_per_s", "mfu_causal", "mfu", "mfu_full", "rows_per_s"}
+_KNOWN = {
+    "loss",
+    "grad_norm",
+    "tokens_per_s",
+    "mfu_causal",
+    "mfu",
+    "mfu_full",
+    "rows_per_s",
+    "bad_rows",
+}
 # Of a line, while the socket's queue is full: it takes ten (net.unix.max_dgram_qlen), and the shim
 # empties it in a millisecond.
 _TRIES, _PAUSE_S, _LONG_PAUSE_S = 90, 0.001, 0.02

@@ -4,12 +4,13 @@ import argparse
 import json
 import os
 import sys
+import traceback
 
 import muster_runtime
 
-from muster_score import files
-from muster_score.engines import EngineDied, check, load
-from muster_score.errors import StoreFailed
+from muster_score import bad_rows, files
+from muster_score.engines import EngineDied, EngineWrong, check, load
+from muster_score.errors import AGAIN, WRONG, StoreFailed
 from muster_score.inputs import InputError
 from muster_score.leases import NotAlone, check_alone, owner_of
 from muster_score.outputs import parts_of
@@ -67,6 +68,13 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--output-format", choices=("jsonl", "parquet"), default="jsonl")
     parser.add_argument("--bad-rows", choices=("keep", "fail"), default="keep")
     parser.add_argument(
+        "--max-bad-rows",
+        type=bad_rows.limit_of,
+        default="50%",
+        metavar="ROWS",
+        help="with more bad rows than that the job fails: a number, or of all rows (50%%, the default)",
+    )
+    parser.add_argument(
         "--lease", type=float, default=60, metavar="SECONDS", help="until a silent one is replaced"
     )
     options = parser.parse_args(words)
@@ -94,6 +102,7 @@ def score(given: argparse.Namespace) -> Plan:
         batch_size=given.batch_size,
         shard_rows=given.shard_rows,
         keep_bad_rows=given.bad_rows == "keep",
+        max_bad_rows=given.max_bad_rows,
         output_format=given.output_format,
         lease_s=given.lease,
         sampling=sampling,
@@ -107,7 +116,19 @@ def score(given: argparse.Namespace) -> Plan:
     else:
         asked = load(given.engine, given.model, sampling, given.engine_options)
         Worker(options, plan, asked, ":" in given.engine, owner_of(os.environ)).run()
+    _tell(parts, plan)
     return plan
+
+
+def _tell(parts, plan: Plan) -> None:
+    """What became of the whole. By each worker: which of them is looked at, nobody knows."""
+    manifest = parts.manifest()
+    if manifest is None:
+        return
+    rows, bad = manifest["rows"], manifest["bad_rows"]
+    muster_runtime.report(rows, total_steps=rows, bad_rows=bad)
+    told = f"{bad} of {rows} rows could not be scored: {plan.settings['error_column']} says why"
+    print(f"muster_score: {told if bad else f'all {rows} rows are scored'}; {plan.output}")
 
 
 def main(words: list[str]) -> int:
@@ -116,23 +137,35 @@ def main(words: list[str]) -> int:
     try:
         plan = score(given)
         finished = parts_of(plan).finished()
-    except (InputError, NotAlone) as error:
-        print(f"muster_score: {error}", file=sys.stderr)
-        return 2
-    except StoreFailed as error:
-        print(f"muster_score: the object store failed: {error}. {STORE_REMEDY}", file=sys.stderr)
-        return 1
-    except EngineDied as error:
-        print(f"muster_score: the engine died: {error}", file=sys.stderr)
-        return 1
-    except Stopped:
-        print("muster_score: stopped; its shard is free again", file=sys.stderr)
-        return STOPPED
+    except Exception as error:  # noqa: BLE001 (what isn't ours may go better another time)
+        return _ended(error)
     if not finished:
         manifest = f"{plan.output}/manifest.json"
-        print(f"muster_score: {manifest} is not there, as it should be", file=sys.stderr)
-        return 1
+        return _say(f"{manifest} is not there, as it should be", AGAIN)
     return 0
+
+
+def _ended(error: Exception) -> int:
+    """Says why; the exit code."""
+    if isinstance(error, (InputError, NotAlone)):
+        if isinstance(error, EngineWrong):
+            traceback.print_exception(error.__cause__)  # of the user's own class, perhaps
+        return _say(str(error), WRONG)
+    if isinstance(error, Stopped):
+        return _say("stopped; its shard is free again", STOPPED)
+    if isinstance(error, StoreFailed):
+        return _say(f"the object store failed: {error}. {STORE_REMEDY}", AGAIN)
+    if isinstance(error, EngineDied):
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        return _say(f"the engine died: {error}", AGAIN)
+    traceback.print_exception(error)
+    return AGAIN
+
+
+def _say(text: str, code: int) -> int:
+    print(f"muster_score: {text}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 Muster's own are called with Asks, the user's with rows."""
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +13,10 @@ from muster_score.prompts import Answer, Ask, Sampling
 
 class EngineDied(Exception):
     """Nothing it is given works any more: the process has to be started again."""
+
+
+class EngineWrong(InputError):
+    """It can't be made of what was asked for, whoever tries: __cause__ is why."""
 
 
 # ---- Muster's own ----
@@ -205,9 +210,27 @@ def check(name: str, model: str) -> None:
         )
     if name in ENGINES and not model:
         raise InputError(f"--engine {name} needs --model")
+    if name in ENGINES and model.startswith(("/", "./", "../")):
+        _check_directory(name, model)
     if name not in ENGINES and ":" not in name:
         raise InputError(
             f"--engine {name}: must be {', '.join(ENGINES)}, or module:Class of your own"
+        )
+
+
+def _check_directory(name: str, model: str) -> None:
+    host = os.uname().nodename
+    try:
+        os.stat(model)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(
+            f"--model {model}: there is no such directory on {host}. Name one that all workers see"
+        ) from error
+    except OSError:
+        return  # such as of a file server: loading it says more
+    if name == "transformers" and not os.path.isdir(model):
+        raise InputError(
+            f"--model {model}: is a file. Name its directory, which has config.json and the weights"
         )
 
 
@@ -229,8 +252,60 @@ def load(
             ) from error
         engine = made(**options)
         return ByTable(engine) if getattr(engine, "arrow", False) is True else engine
+    except InputError:
+        raise
     except SystemExit as error:
         raise EngineDied(f"it called sys.exit({error.code!r}) while it was made") from error
+    except Exception as error:  # noqa: BLE001 (whatever a library or a user's class raises)
+        said = f"--engine {name} can't be made: {type(error).__name__}: {error}"
+        if is_lasting(error, os.path.isdir(model)):
+            raise EngineWrong(said) from error
+        raise EngineDied(said) from error
+
+
+# Of the program, its options or the model's files. What has the device or the network for a cause
+# is none of them: RuntimeError, torch's OutOfMemoryError, an OSError of a file server.
+_MISTAKES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    FileNotFoundError,
+    ImportError,
+    IsADirectoryError,
+    LookupError,
+    NameError,
+    NotADirectoryError,
+    NotImplementedError,
+    PermissionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+# Of huggingface_hub, which transformers and vLLM wrap: there is no such model, or not for this user.
+_NO_MODEL = (
+    "RepositoryNotFoundError",
+    "RevisionNotFoundError",
+    "GatedRepoError",
+    "HFValidationError",
+)
+_AWAY = ("ConnectionError", "ConnectError", "Timeout", "TimeoutError")  # ends of names
+
+
+def is_lasting(error: BaseException, local: bool) -> bool:
+    """That an engine which failed so while it was made would fail again. `local`: its model is a directory here."""
+    names, one = [], error
+    while one is not None and len(names) < 16:
+        names.append(type(one).__name__)
+        one = one.__cause__ or one.__context__
+    if any(name.endswith(_AWAY) for name in names):
+        return False
+    if any(name in _NO_MODEL for name in names):
+        return True
+    if "memory" in str(error).lower():  # vLLM calls it a ValueError that a device has none left
+        return False
+    # The kernel's own errors have a number; without one a library says what a directory lacks.
+    lacks_file = local and isinstance(error, OSError) and error.errno is None
+    return lacks_file or isinstance(error, _MISTAKES)
 
 
 # ---- asking ----

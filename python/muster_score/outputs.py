@@ -84,6 +84,10 @@ class Directory:
     def finish(self, manifest: dict) -> None:
         files.create(self.output / "manifest.json", manifest)
 
+    def manifest(self) -> dict | None:
+        """None: not all parts are there."""
+        return files.read(self.output / "manifest.json")
+
     def tidy(self) -> None:
         """Removes what workers that were killed left behind. All parts are there."""
         for left in self.written.iterdir():
@@ -171,6 +175,10 @@ class Bucket:
             # This plan's, of before some of its parts were lost and made again.
             objects.put(self._manifest_url, body, told)
         files.create(self._manifest, manifest)
+
+    def manifest(self) -> dict | None:
+        """As this directory of work knows it."""
+        return files.read(self._manifest)
 
     def tidy(self) -> None:
         for directory in (self.plan.own, self.plan.own / "leases", self.done):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster_score import files, objects
+from muster_score.bad_rows import Limit
 from muster_score.inputs import File, InputError, Shard, find_files, shards_of
 from muster_score.prompts import Sampling
 
@@ -27,6 +28,7 @@ class Options:
     sampling: Sampling = field(default_factory=Sampling)
     settings: dict = field(default_factory=dict)  # what else makes the answers what they are
     work: str = ""  # a directory that all workers see; "": in the output
+    max_bad_rows: Limit = Limit("100%")  # with more of them the whole fails; parts are the same
 
 
 @dataclass

@@ -39,6 +39,7 @@ class Scorer:
         # The user's engine may do with its rows what it likes.
         self.engine = (lambda rows: engine(copy.deepcopy(rows))) if predicts else engine
         self.reader = Reader()
+        self.why = ""  # the first row that was bad here is so
         self._good = None  # what was answered once: the engine has to answer it again
         self._good_file: Path = plan.own / "good.json"
 
@@ -159,6 +160,7 @@ class _Shard:
                 answer = BadRow(f"it can't be written: {error}")
         self.bad += 1
         self.why = self.why or answer.why
+        self.scorer.why = self.scorer.why or answer.why
         self.lines[i] = encode_what_can_be(self._bad_line(i, answer.why))
         return False
 

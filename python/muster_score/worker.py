@@ -45,6 +45,7 @@ class Worker:
         self.scorer = Scorer(options, plan, engine, predicts, self.leases)
         self.done = bytearray(len(plan.shards))
         self.done_rows = 0
+        self.bad_rows = 0  # of its own parts
         self.total_rows = sum(shard.rows for shard in plan.shards)
         self.put_off: dict[int, Doubted] = {}  # shards of which no row worked, while nothing had
         self.pace, self.look_again_s = Pace(), 0.0
@@ -77,7 +78,8 @@ class Worker:
         """`more`: rows of the shard in hand."""
         self._look_around()
         done = min(self.done_rows + more, self.total_rows)
-        muster_runtime.report(done, total_steps=self.total_rows, rows_per_s=self.pace.of(done))
+        pace, bad = self.pace.of(done), self.bad_rows or None
+        muster_runtime.report(done, total_steps=self.total_rows, rows_per_s=pace, bad_rows=bad)
 
     def run(self) -> None:
         """Returns once all parts are there. Stopped: it was told to stop."""
@@ -137,6 +139,7 @@ class Worker:
         self._look(shard)
         self.leases.forget(shard)
         self.report()
+        self._refuse_too_many(self.bad_rows)  # whatever the others find
 
     def _failed(self, shard: int, lease: Lease, error: BaseException) -> None:
         """Raises it again, unless the work goes on."""
@@ -164,12 +167,23 @@ class Worker:
             return
         lines, bad = self.scorer.score(shard, lease, between)
         self.parts.put(shard, f"{lease.path.name}.{uuid.uuid4().hex}", lines, bad)
+        self.bad_rows += bad
 
     # ---- the end ----
+
+    def _refuse_too_many(self, bad: int) -> None:
+        limit = self.options.max_bad_rows
+        if not limit.exceeded(bad, self.total_rows):
+            return
+        why = f", such as: {self.scorer.why}" if self.scorer.why else ""
+        raise InputError(
+            f"{bad} of {self.total_rows} rows could not be scored, more than --max-bad-rows {limit.text} allows{why}. The parts in {self.plan.output} say why of each ({self.options.error_column}). If that is as it should be: the same again with --max-bad-rows 100%, which keeps them"
+        )
 
     def _finish(self) -> None:
         """What the whole is, by the worker that is first to see it done."""
         bad = self.parts.bad_rows()
+        self._refuse_too_many(sum(bad.values()))
         self.parts.finish(
             {
                 "rows": self.total_rows,

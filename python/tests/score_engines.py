@@ -38,6 +38,11 @@ class Dead:
         raise RuntimeError("device-side assert")
 
 
+class Unable:
+    def __init__(self):
+        raise RuntimeError("CUDA error: uncorrectable ECC error")
+
+
 class Leaves:
     def __init__(self):
         sys.exit(0)

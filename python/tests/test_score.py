@@ -1,5 +1,6 @@
 """muster_score: every row once, whoever dies when."""
 
+import argparse
 import json
 import random
 import signal
@@ -10,7 +11,9 @@ from collections import Counter
 
 import pytest
 from muster_score.__main__ import main
+from muster_score.bad_rows import limit_of
 from muster_score.engines import EngineDied
+from muster_score.errors import AGAIN, WRONG
 from muster_score.leases import Leases
 from muster_score.worker import Pace
 from score_helpers import (
@@ -36,7 +39,8 @@ def test_every_row_is_answered_in_its_order_and_told(tmp_path, agent):
     told = agent.lines()
     assert {line["total_steps"] for line in told} == {40}
     # Before each batch, so that one that hangs is a job that reports nothing; and after each shard.
-    assert [line["step"] for line in told] == [0, 10, 20, 20, 30, 40, 40]
+    assert [line["step"] for line in told] == [0, 10, 20, 20, 30, 40, 40, 40]
+    assert told[-1]["bad_rows"] == 0 and "all 40 rows are scored" in done.stdout
     assert score(tmp_path).returncode == 0  # nothing is left to do
 
 
@@ -169,10 +173,72 @@ def test_a_bad_row_costs_itself_alone_and_is_counted(tmp_path):
     assert done.returncode == 2 and "I don't say that" in done.stderr
 
 
+def test_more_bad_rows_than_allowed_fail_the_whole_and_may_be_kept_nevertheless(tmp_path, agent):
+    prompts = ["ok", *["bad"] * 24, "ok", *["bad"] * 24]
+    lines = [json.dumps({"id": i, "prompt": prompt}) for i, prompt in enumerate(prompts)]
+    (tmp_path / "in.jsonl").write_text("".join(line + "\n" for line in lines))
+    done = score(tmp_path, "--shard-rows", "25")
+    assert done.returncode == WRONG, done.stderr
+    assert "48 of 50 rows could not be scored, more than --max-bad-rows 50% allows" in done.stderr
+    assert "I don't say that" in done.stderr and "--max-bad-rows 100%" in done.stderr
+    assert len(scored(tmp_path)) == 50 and not (tmp_path / "out/manifest.json").exists()
+    kept = score(
+        tmp_path,
+        "--shard-rows",
+        "25",
+        "--max-bad-rows",
+        "48",
+        MUSTER_PROGRESS_SOCKET=str(agent.path),
+    )
+    assert kept.returncode == 0, kept.stderr
+    assert "48 of 50 rows could not be scored: error says why" in kept.stdout
+    told = agent.lines()[-1]
+    assert (told["step"], told["total_steps"], told["bad_rows"]) == (50, 50, 48)
+
+
+def test_a_worker_stops_once_its_own_rows_are_more_than_are_allowed(tmp_path):
+    prompts = ["ok", *["bad"] * 13, *["ok"] * 14]
+    lines = [json.dumps({"id": i, "prompt": prompt}) for i, prompt in enumerate(prompts)]
+    (tmp_path / "in.jsonl").write_text("".join(line + "\n" for line in lines))
+    done = score(tmp_path, "--max-bad-rows", "5")
+    assert done.returncode == WRONG
+    assert any(f"{bad} of 28 rows" in done.stderr for bad in (6, 7)), done.stderr
+
+
+def test_limits_are_of_rows_or_of_a_hundred():
+    cases = [("0", 1, 9, True), ("0", 0, 9, False), ("2", 2, 9, False), ("50%", 5, 10, False)]
+    cases += [("50%", 6, 10, True), ("0%", 1, 10, True), ("100%", 10, 10, False)]
+    for text, bad, total, exceeded in cases:
+        assert limit_of(text).exceeded(bad, total) == exceeded, (text, bad, total)
+    for text in ("", "-1", "50.5%", "101%", "%", "many"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            limit_of(text)
+
+
+def test_what_no_other_try_makes_better_ends_with_another_code(tmp_path, capsys):
+    for number, (more, code, says) in enumerate(
+        (
+            (
+                ["--engine", "transformers", "--model", "/nowhere/sft"],
+                WRONG,
+                "there is no such directory",
+            ),
+            (["--engine", "no_such_module:Engine"], WRONG, "Is its directory in PYTHONPATH?"),
+            (["--engine-options", '{"no": "such"}'], WRONG, "can't be made: TypeError"),
+            (["--engine", "score_engines:Unable"], AGAIN, "CUDA error"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_rows(folder / "in.jsonl", 7)
+        assert main(words(folder, *more)) == code, more
+        assert says in capsys.readouterr().err
+
+
 def test_an_engine_that_died_costs_a_shard_and_no_rows(tmp_path):
     write_rows(tmp_path / "in.jsonl", 20)
     done = score(tmp_path, "--engine", "score_engines:Dead")
-    assert done.returncode == 1 and "device-side assert" in done.stderr
+    assert done.returncode == AGAIN and "device-side assert" in done.stderr
     assert scored(tmp_path) == []
     one_by_one = tmp_path / "one"
     one_by_one.mkdir()
@@ -180,7 +246,7 @@ def test_an_engine_that_died_costs_a_shard_and_no_rows(tmp_path):
     died = score(
         one_by_one, "--engine", "score_engines:Dead", "--batch-size", "1", "--shard-rows", "200"
     )
-    assert died.returncode == 1 and scored(one_by_one) == []
+    assert died.returncode == AGAIN and scored(one_by_one) == []
 
 
 def test_an_engine_that_dies_in_the_midst_leaves_no_bad_rows(tmp_path):

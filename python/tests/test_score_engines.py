@@ -1,10 +1,11 @@
 """muster_score's own engines: transformers, and vLLM as far as it is known without it."""
 
+import errno
 import sys
 import types
 
 import pytest
-from muster_score.engines import EngineDied, Transformers, answer_all, load
+from muster_score.engines import EngineDied, Transformers, answer_all, is_lasting, load
 from muster_score.inputs import BadRow, InputError
 from muster_score.prompts import Answer, Ask, Sampling
 from score_helpers import score, scored
@@ -189,6 +190,28 @@ def test_an_engine_that_exits_has_died(code):
 
     with pytest.raises(EngineDied, match="sys.exit"):
         answer_all(leaves, [1, 2])
+
+
+def test_which_ends_of_the_making_are_lasting():
+    away = type("ConnectionError", (OSError,), {})
+    gone = type("RepositoryNotFoundError", (OSError,), {})
+
+    def after(error, cause):
+        error.__cause__ = cause
+        return error
+
+    for error, local, lasting in (
+        (ImportError("No module named 'vllm'"), False, True),
+        (TypeError("unexpected keyword"), False, True),
+        (ValueError("Free memory on device is less than desired"), False, False),
+        (RuntimeError("CUDA error"), True, False),
+        (OSError("/m does not appear to have a file named config.json"), True, True),
+        (OSError(errno.ESTALE, "Stale file handle"), True, False),
+        (after(OSError("no/such is not a valid model identifier"), gone("404")), False, True),
+        (after(OSError("We couldn't connect"), away("refused")), False, False),
+        (after(ValueError("no config"), away("refused")), False, False),
+    ):
+        assert is_lasting(error, local) == lasting, error
 
 
 def test_so_has_one_that_exits_while_it_is_made():

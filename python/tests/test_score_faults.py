@@ -8,6 +8,7 @@ import pytest
 from muster_score import files, leases, outputs
 from muster_score.__main__ import main, owner_of
 from muster_score.engines import EngineDied
+from muster_score.errors import AGAIN
 from muster_score.inputs import InputError
 from muster_score.leases import Leases
 from score_helpers import every_row_once, run_here, score, scored, words, write_rows
@@ -110,7 +111,7 @@ def test_rows_without_a_prompt_put_off_shards_until_a_row_has_one(tmp_path):
 
 def test_an_engine_that_exits_ends_no_worker_in_peace(tmp_path):
     write_rows(tmp_path / "in.jsonl", 7)
-    assert main(words(tmp_path, "--engine", "score_engines:Leaves")) == 1
+    assert main(words(tmp_path, "--engine", "score_engines:Leaves")) == AGAIN
 
     def leaves(prompts):
         raise SystemExit(0)
@@ -132,7 +133,7 @@ def test_a_plan_is_made_before_a_model_is_loaded_and_the_end_needs_none(tmp_path
 # ---- a row that kills ----
 
 
-@pytest.mark.parametrize(("kind", "code"), [("kill", -9), ("assert", 1)])
+@pytest.mark.parametrize(("kind", "code"), [("kill", -9), ("assert", AGAIN)])
 def test_a_row_that_kills_its_process_again_and_again_is_a_bad_row(tmp_path, kind, code):
     write_prompts(tmp_path, "p0", "p1", "p2", f"{kind} 3", "p4", "p5")
     how = ["--engine", "score_engines:Deadly", "--batch-size", "1"]

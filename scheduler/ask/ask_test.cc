@@ -970,6 +970,22 @@ TEST_F(Sentences, TellWhichFaultIsTriedAgain) {
   }
 }
 
+TEST_F(Sentences, TellHowTheLastTryEnded) {
+  testing::JobBuilder builder("research");
+  builder.task()->set_max_restarts(20);
+  const uint64_t job = builder.SubmitTo(&s_);
+  s_.Do(testing::Placed(s_.state, job, "lab", {{"h00", {0}}}));
+  testing::StartAll(&s_, job);
+  pb::Event event = testing::Report(s_.state, job, 0, 1, 0, pb::GONE, 75);
+  for (pb::WorkerExit& exit : *event.mutable_attempt_reported()->mutable_report()->mutable_exits())
+    exit.set_detail("exit 75: muster_score: the engine died");
+  s_.Do(event);
+  const std::string text = Text(job, pb::V_BACKOFF);
+  EXPECT_THAT(text, ::testing::StartsWith("starts again at "));
+  EXPECT_THAT(text, HasSubstr("; failure 1 of 20 allowed: attempt 1 failed, rank 0: exit 75: "
+                              "muster_score: the engine died"));
+}
+
 TEST_F(Sentences, TellWhyAHostIsDrained) {
   const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
   Drain("lab/h00", "a fan is replaced");

@@ -33,11 +33,15 @@ TEST(FailureText, NamesTheFieldThatAnEndIsAbout) {
        " (it has to be there on every host)"},
       {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: /usr/bin/python3: No module named muster_dev",
        " (the Python on that host lacks Muster's own package: pip install Muster's python/ folder "
-       "there, or run a Python that has it; muster score, tune and dev take it as --python)"},
+       "there, or run a Python that has it; muster score, tune and dev take it as --python; or "
+       "name "
+       "a copy of that folder that the hosts see, with --set env.PYTHONPATH=…)"},
       {&plain, pb::PROGRAM_ERROR,
        "rank 0: exit 1: ModuleNotFoundError: No module named 'muster_runtime'",
        " (the Python on that host lacks Muster's own package: pip install Muster's python/ folder "
-       "there, or run a Python that has it; muster score, tune and dev take it as --python)"},
+       "there, or run a Python that has it; muster score, tune and dev take it as --python; or "
+       "name "
+       "a copy of that folder that the hosts see, with --set env.PYTHONPATH=…)"},
       {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: ModuleNotFoundError: No module named 'torch'",
        ""},
       {&plain, pb::PROGRAM_ERROR,

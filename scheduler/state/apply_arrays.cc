@@ -25,6 +25,21 @@ std::string MemberUid(const std::string& uid, int32_t member) {
                       absl::StrFormat("%08x", tail + static_cast<uint32_t>(member)));
 }
 
+namespace {
+
+// As its program said: another member would fail as well.
+bool FailedForGood(const JobRow& job) {
+  if (job.state != pb::FAILED) return false;
+  for (size_t t = 0; t < job.tasks.size(); ++t) {
+    const std::vector<AttemptRow>& attempts = job.tasks[t].attempts;
+    if (!attempts.empty() && EndedForGood(job.task_spec(static_cast<int32_t>(t)), attempts.back()))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 void Applier::CountMember(const JobRow& job, int32_t sign) {
   if (job.array == 0) return;
   std::map<uint64_t, ArrayTally>& arrays = *Own(&s_.arrays_);
@@ -68,7 +83,7 @@ void Applier::EndMember(const JobRow& ended) {
   } else {
     NextTurn(ended);
   }
-  if (ended.state == pb::SUCCEEDED) EndUnneeded(ended);
+  if (ended.state == pb::SUCCEEDED || FailedForGood(ended)) EndUnneeded(ended);
   if (s_.arrays_->count(array) > 0 || s_.FindJob(array)->ended != nullptr) return;
   JobRow* first = Job(array);
   auto status = std::make_shared<pb::ArrayStatus>(ArrayStatusOf(s_, *first));
@@ -104,10 +119,16 @@ void Applier::NextTurn(const JobRow& ended) {
   SettleJob(next);
 }
 
-// An independent worker that ends with success has found no work left: what never started isn't
-// needed any more. What did start comes back, and sees for itself.
+// An independent worker that ends with success has found no work left, and one that failed for good
+// says that the others would, too: what never started isn't needed any more. What did start comes
+// back, and sees for itself.
 void Applier::EndUnneeded(const JobRow& ended) {
   if (!ended.spec->has_independent_workers()) return;
+  const std::string detail =
+      ended.state == pb::SUCCEEDED
+          ? "not needed: others had done the work"
+          : absl::StrCat("never started: worker ", MemberId(*ended.spec, ended.array, ended.member),
+                         " had failed for good");
   const auto [first, last] = WaitingOf(ended);
   // One task each; as before this event, from behind.
   const std::vector<TaskRef> waiting(std::make_reverse_iterator(last),
@@ -119,7 +140,7 @@ void Applier::EndUnneeded(const JobRow& ended) {
     });
     if (row.finished() || !never) continue;
     JobRow* job = Job(row.number);
-    job->detail = "not needed: others had done the work";
+    job->detail = detail;
     for (size_t t = 0; t < job->tasks.size(); ++t) {
       TaskRow& task = job->tasks[t];
       if (task.reservation != nullptr)

@@ -431,6 +431,8 @@ void Applier::EndAttempt(const Found& found) {
     if (Moved(cause)) {
       attempt->state = pb::TASK_CANCELLED;
       task->wanted_workers = attempt->next_workers;
+    } else if (EndedForGood(found.job->task_spec(found.index), *attempt)) {
+      FailTask(found.job, found.index, cause, detail);
     } else if (Infrastructure(cause)) {
       attempt->failed_host = FailedHost(*attempt);
       TryFaultAgain(found);

@@ -33,8 +33,12 @@ class Arrays : public ::testing::Test {
   uint64_t Array(const std::string& indices) {
     return Submit([&](pb::JobSpec* spec) { spec->set_array(indices); });
   }
-  uint64_t Workers(int32_t least, int32_t most) {
+  uint64_t Workers(int32_t least, int32_t most, const std::vector<int32_t>& final_codes = {}) {
     return Submit([&](pb::JobSpec* spec) {
+      for (const int32_t code : final_codes) {
+        spec->mutable_tasks(0)->set_max_restarts(20);
+        spec->mutable_tasks(0)->add_final_exit_codes(code);
+      }
       spec->mutable_independent_workers()->set_min(least);
       spec->mutable_independent_workers()->set_max(most);
     });
@@ -160,6 +164,21 @@ TEST_F(Arrays, WithOneIndependentWorkersSuccessNoneIsStartedAnyMore) {
   Run(job + 1, "h02");
   Ends(job + 1, 0);
   EXPECT_EQ(StateOfArray(*Job(job).ended), pb::SUCCEEDED);
+}
+
+TEST_F(Arrays, WithOneIndependentWorkersFinalFailureNoneIsStartedAnyMore) {
+  const uint64_t job = Workers(1, 4, {2});
+  Run(job, "h00");
+  Run(job + 1, "h01");
+  Ends(job, 2);
+  EXPECT_EQ(Job(job).state, pb::FAILED);
+  EXPECT_EQ(s.State(job + 1), pb::TASK_RUNNING) << "it sees for itself";
+  EXPECT_EQ(Job(job + 3).state, pb::CANCELLED);
+  EXPECT_EQ(Job(job + 3).detail,
+            absl::StrCat("never started: worker ", job, "_0 had failed for good"));
+  EXPECT_EQ(Status(job).unneeded(), 2);
+  Ends(job + 1, 0);
+  EXPECT_EQ(StateOfArray(*Job(job).ended), pb::FAILED);
 }
 
 // Of a Ray cluster of four: one node runs, one was preempted, one never started.

@@ -130,6 +130,8 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
   }
   failure.host = where->host;
   failure.rank = first->rank();
+  failure.exit_code = first->signal() > 0 ? 0 : first->exit_code();
+  failure.own = first->own();
   failure.detail =
       !first->detail().empty() ? absl::StrCat("rank ", first->rank(), ": ", first->detail())
       : first->signal() > 0    ? absl::StrCat("rank ", first->rank(), ": signal ", first->signal())
@@ -141,6 +143,15 @@ bool Infrastructure(pb::Cause cause) {
   return cause == pb::RENDEZVOUS || cause == pb::LAUNCH_FAILED || cause == pb::IMAGE_FAILED ||
          cause == pb::DEVICE_FAILURE || cause == pb::HOST_FAILURE || cause == pb::NETWORK_FAILURE ||
          cause == pb::STORAGE_FAILURE;
+}
+
+bool EndedForGood(const pb::TaskSpec& task, const AttemptRow& attempt) {
+  if (task.final_exit_codes().empty() || !attempt.ended()) return false;
+  const std::optional<Failure> failure = FirstFailure(attempt);
+  if (!failure.has_value() || failure->cause != attempt.cause) return false;
+  const auto& codes = task.final_exit_codes();
+  return (failure->own || !Infrastructure(failure->cause)) &&
+         std::find(codes.begin(), codes.end(), failure->exit_code) != codes.end();
 }
 
 HostId FailedHost(const AttemptRow& attempt) {

@@ -309,11 +309,17 @@ struct Failure {
   std::string detail;
   HostId host = kNoHost;  // where it failed
   int32_t rank = -1;      // -1: no process of it did
+  int32_t exit_code = 0;  // of that process; 0: a signal, or what no process said
+  bool own = false;       // the process ended so by itself, as its host knows
 };
 std::optional<Failure> FirstFailure(const AttemptRow& attempt);
 // A fault of the infrastructure: it costs the job's budget nothing, and is tried again elsewhere
 // (TaskSpec.retry_faults_for).
 bool Infrastructure(pb::Cause cause);
+// Of an attempt that has ended: its program said with its exit code that another try would fail as
+// well (TaskSpec.final_exit_codes). What it said of its own end counts before what its log sounds
+// like.
+bool EndedForGood(const pb::TaskSpec& task, const AttemptRow& attempt);
 // Where the attempt failed, of which such a fault was the end; kNoHost: nobody told where.
 HostId FailedHost(const AttemptRow& attempt);
 // One worker of the task on a host with this inventory.

@@ -656,6 +656,40 @@ TEST(Restarts, AFaultOfTheInfrastructureIsTriedAgainWithGrowingPausesForHalfAnHo
   EXPECT_EQ(s.Task(job).restarts_used, 0);
 }
 
+TEST(Restarts, NoneAfterAnExitCodeThatTheProgramSaysIsFinal) {
+  struct Case {
+    int code;
+    pb::Cause cause;
+    bool own;  // as the host knows
+    pb::TaskState state;
+    const char* why;
+  };
+  for (const Case& c :
+       {Case{2, pb::CAUSE_UNSPECIFIED, true, pb::TASK_FAILED, "it says so"},
+        Case{127, pb::CAUSE_UNSPECIFIED, false, pb::TASK_FAILED, "there is no such program"},
+        Case{75, pb::CAUSE_UNSPECIFIED, true, pb::TASK_WAITING, "another code"},
+        Case{2, pb::STORAGE_FAILURE, true, pb::TASK_FAILED, "it knows better than its log"},
+        Case{127, pb::RENDEZVOUS, false, pb::TASK_WAITING, "no program spoke"}}) {
+    SCOPED_TRACE(c.why);
+    Story s;
+    testing::JobBuilder builder("research");
+    builder.task()->set_max_restarts(20);
+    builder.task()->add_final_exit_codes(2);
+    builder.task()->add_final_exit_codes(127);
+    const uint64_t job = builder.SubmitTo(&s);
+    s.Again(job);
+    pb::Event event = testing::Report(s.state, job, 0, s.Newest(job).number, 0, pb::GONE, c.code);
+    for (pb::WorkerExit& exit :
+         *event.mutable_attempt_reported()->mutable_report()->mutable_exits()) {
+      exit.set_cause(c.cause);
+      exit.set_own(c.own);
+    }
+    s.Do(event);
+    EXPECT_EQ(s.State(job), c.state);
+    EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+  }
+}
+
 TEST(Restarts, OfAFaultStopAfterTheTimeThatTheJobSays) {
   struct Case {
     int64_t retry_s;

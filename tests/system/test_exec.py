@@ -208,6 +208,28 @@ def run_in_terminal(system, *words) -> list[str]:
     return [str(system.bin_dir / "muster"), "run", "--queue", "research", "--pty", "--", *words]
 
 
+@pytest.fixture
+def terminal():
+    """For standard input alone: what is printed comes where the test reads it."""
+    other_end, own = pty.openpty()
+    yield own
+    os.close(own)
+    os.close(other_end)
+
+
+def read_until(stream, word: bytes) -> bytes:
+    """What came, this word's line with it. Nothing more is to be read of the stream otherwise."""
+    said = b""
+    deadline = time.monotonic() + 30
+    while word not in said:
+        assert time.monotonic() < deadline, said
+        if select.select([stream], [], [], 0.2)[0]:
+            piece = os.read(stream.fileno(), 4096)
+            assert piece, said
+            said += piece
+    return said
+
+
 def newest_job(system) -> dict:
     return max(system.jobs(), key=lambda job: int(job["number"]))
 
@@ -220,10 +242,10 @@ def newest_job(system) -> dict:
         (["no-such-program"], 127, "FAILED"),
     ],
 )
-def test_a_job_of_a_terminal_ends_as_its_command_does(system, words, code, state):
+def test_a_job_of_a_terminal_ends_as_its_command_does(system, terminal, words, code, state):
     done = subprocess.run(
         run_in_terminal(system, *words),
-        input=b"",
+        stdin=terminal,
         capture_output=True,
         timeout=60,
         env=system.environment(),
@@ -233,6 +255,22 @@ def test_a_job_of_a_terminal_ends_as_its_command_does(system, words, code, state
     job = wait_ended(system, newest_job(system)["number"])
     assert job["state"] == state and len(task(job)["attempts"]) == 1
     assert job["spec"]["tasks"][0]["run"]["exec"][-len(words) :] == words
+    if code == 127:
+        assert b"no-such-program: no such program on" in done.stdout
+        assert "no-such-program: no such program on" in job["detail"], job
+
+
+def test_without_a_terminal_nothing_is_submitted(system):
+    before = len(system.jobs())
+    done = subprocess.run(
+        run_in_terminal(system, "bash"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=30,
+        env=system.environment(),
+    )
+    assert done.returncode == 2 and "standard input is none" in flat(done.stderr), done
+    assert len(system.jobs()) == before
 
 
 def test_a_shell_as_a_job_is_this_terminals_and_ctrl_c_is_its_commands(system):
@@ -263,10 +301,10 @@ def test_a_shell_as_a_job_is_this_terminals_and_ctrl_c_is_its_commands(system):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-def test_a_terminal_that_goes_away_takes_its_job_with_it(system, sent):
+def test_a_terminal_that_goes_away_takes_its_job_with_it(system, terminal, sent):
     process = subprocess.Popen(
         run_in_terminal(system, "sleep", "1002.25"),
-        stdin=subprocess.PIPE,
+        stdin=terminal,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=system.environment(),
@@ -277,19 +315,39 @@ def test_a_terminal_that_goes_away_takes_its_job_with_it(system, sent):
     assert system.job(number)["state"] == "RUNNING"
     process.send_signal(sent)
     process.wait(20)
-    assert wait_ended(system, number)["state"] in ("FAILED", "CANCELLED")
+    ended = wait_ended(system, number)
+    assert ended["state"] == "CANCELLED" or "the terminal has gone away" in ended["detail"], ended
     wait_for("the command's end", lambda: not pids_named("1002.25"), 20)
 
 
-def test_a_job_that_waits_for_its_terminal_is_cancelled_with_it(system):
+def test_a_shell_whose_muster_is_killed_has_not_succeeded(system):
+    pid, fd = pty.fork()
+    if pid == 0:
+        words = run_in_terminal(system, "bash", "--norc")
+        os.execve(words[0], words, system.environment() | {"TERM": "vt100"})
+    said = b""
+    while not re.search(rb"[$#] $", said):
+        assert select.select([fd], [], [], 30)[0], said
+        said += os.read(fd, 4096)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(fd)
+    ended = wait_ended(system, newest_job(system)["number"])
+    assert ended["state"] == "FAILED" and "the terminal has gone away" in ended["detail"], ended
+
+
+def test_a_job_that_waits_for_its_terminal_is_cancelled_with_it(system, terminal):
     system.run(["host", "drain", "lab/h01", "--reason", "a test"])
     system.run(["host", "drain", "lab/h02", "--reason", "a test"])
     process = subprocess.Popen(
-        run_in_terminal(system, "true"), stdin=subprocess.PIPE, env=system.environment()
+        run_in_terminal(system, "true"),
+        stdin=terminal,
+        stderr=subprocess.PIPE,
+        env=system.environment(),
     )
-    job = wait_for("the job", lambda: system.jobs() and newest_job(system), 20)
+    read_until(process.stderr, b"Its terminal comes here")  # from here on it is what is waited for
+    job = newest_job(system)
     assert job["state"] == "WAITING"
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     assert wait_ended(system, job["number"])["state"] == "CANCELLED"
@@ -299,12 +357,12 @@ def test_a_job_that_waits_for_its_terminal_is_cancelled_with_it(system):
         system.run(["host", "resume", host])
 
 
-def test_a_job_that_waits_for_its_place_outlives_a_restart_of_musterd(system):
+def test_a_job_that_waits_for_its_place_outlives_a_restart_of_musterd(system, terminal):
     for host in ("lab/h01", "lab/h02"):
         system.run(["host", "drain", host, "--reason", "a test"])
     process = subprocess.Popen(
         run_in_terminal(system, "echo", "here"),
-        stdin=subprocess.DEVNULL,
+        stdin=terminal,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=system.environment(),
@@ -312,7 +370,7 @@ def test_a_job_that_waits_for_its_place_outlives_a_restart_of_musterd(system):
     wait_for("the job", lambda: system.jobs() and newest_job(system)["state"] == "WAITING", 20)
     system.processes["musterd"].kill()
     system.processes["musterd"].wait(10)
-    time.sleep(1)  # it finds nobody there
+    read_until(process.stderr, b"no contact with the server")
     system.start_musterd()
     for host in ("lab/h01", "lab/h02"):
         system.run(["host", "resume", host])
@@ -321,11 +379,11 @@ def test_a_job_that_waits_for_its_place_outlives_a_restart_of_musterd(system):
     assert wait_ended(system, newest_job(system)["number"])["state"] == "SUCCEEDED"
 
 
-def test_a_slow_reader_gets_all_that_was_on_the_terminal(system):
+def test_a_slow_reader_gets_all_that_was_on_the_terminal(system, terminal):
     lines = 60_000  # more than its pipe holds, and less than what carries it
     process = subprocess.Popen(
         run_in_terminal(system, "bash", "-c", f"seq {lines}; exit 5"),
-        stdin=subprocess.DEVNULL,
+        stdin=terminal,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,  # communicate() reads past a buffer
@@ -339,13 +397,13 @@ def test_a_slow_reader_gets_all_that_was_on_the_terminal(system):
 
 
 @pytest.mark.parametrize("how", ["lost", "cancelled"])
-def test_a_command_has_time_after_its_sighup(system, how):
+def test_a_command_has_time_after_its_sighup(system, terminal, how):
     began, saved = system.folder / "began", system.folder / "saved"
     on_hup = f"trap '' HUP; sleep 2; touch {saved}; exit 0"
     script = f"trap {shlex.quote(on_hup)} HUP; touch {began}; while :; do sleep 0.1; done"
     process = subprocess.Popen(
         run_in_terminal(system, "bash", "-c", script),
-        stdin=subprocess.PIPE,
+        stdin=terminal,
         env=system.environment(),
     )
     wait_for("the command", began.exists, 30)
@@ -355,7 +413,9 @@ def test_a_command_has_time_after_its_sighup(system, how):
     else:
         system.run(["cancel", number])
     process.wait(30)
-    assert wait_ended(system, number)["state"] == ("FAILED" if how == "lost" else "CANCELLED")
+    ended = wait_ended(system, number)
+    assert ended["state"] == ("FAILED" if how == "lost" else "CANCELLED")
+    assert how == "cancelled" or "the terminal has gone away" in ended["detail"], ended
     assert saved.exists()
 
 

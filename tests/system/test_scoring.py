@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -46,6 +47,37 @@ def test_muster_score_makes_the_job(system):
     ended = wait_ended(system, number, 60)
     assert ended["state"] == "SUCCEEDED", ended
     assert [line["answer"] for line in scored(folder)] == [f"P{i}" for i in range(rows)]
+
+
+def test_what_nobody_can_score_ends_at_once_and_says_why(system):
+    folder = system.folder
+    write_rows(folder, 10)
+    # fmt: off
+    words = ["score", "-", folder / "in*.jsonl", folder / "out", "--engine", "no_such_module:Engine", "--python", sys.executable,
+             "--workers", 2, "--cpus", 0.1, "--queue", "research", "--env", f"PYTHONPATH={PYTHON}", "-y", "--detach", "-o", "name"]
+    # fmt: on
+    number = system.run(words).stdout.strip()
+    ended = wait_ended(system, number, 60)
+    assert ended["state"] == "FAILED", ended
+    assert "No module named 'no_such_module'" in ended["detail"], ended
+    members = system.json("jobs", number, "--tasks")["jobs"]
+    assert all(len(member["tasks"][0].get("attempts", [])) <= 1 for member in members), members
+
+
+def test_rows_that_could_not_be_scored_are_told(system):
+    folder = system.folder
+    prompts = ["ok", "bad", *["ok"] * 8]
+    lines = [json.dumps({"id": i, "prompt": prompt}) for i, prompt in enumerate(prompts)]
+    (folder / "in.jsonl").write_text("".join(line + "\n" for line in lines))
+    # fmt: off
+    words = ["score", "-", folder / "in*.jsonl", folder / "out", "--engine", "score_engines:Shout", "--python", sys.executable,
+             "--workers", 1, "--cpus", 0.1, "--queue", "research", "--env", f"PYTHONPATH={PYTHON}:{PYTHON}/tests", "-y"]
+    # fmt: on
+    done = system.run(words)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "1 of 10 rows could not be scored" in said, said
+    number = re.search(r"Job (\d+)", said)[1]
+    assert "1 of 10 rows could not be scored" in system.run(["show", number]).stdout
 
 
 def test_rows_are_scored_once_though_a_worker_is_killed(system):

@@ -13,6 +13,7 @@
 #include "scheduler/ask/words/absent_text.h"
 #include "scheduler/ask/words/after_text.h"
 #include "scheduler/ask/words/clock_text.h"
+#include "scheduler/ask/words/failure_text.h"
 #include "scheduler/ask/words/together_text.h"
 #include "scheduler/state/hosted.h"
 
@@ -398,15 +399,29 @@ std::string SkippedText(const JobRow& job) {
 }
 
 // Of a task that pauses after a failure.
-std::string WhyPauses(const TaskRow& task) {
-  if (task.infra_failures == 0 || task.attempts.empty() ||
-      !Infrastructure(task.attempts.back().cause))
-    return "failed before";
-  return absl::StrCat(
-      "met a fault of the infrastructure",
-      task.infra_failures > 1 ? absl::StrCat(" ", task.infra_failures, " times in a row") : "",
-      " (", task.attempts.back().detail,
-      ") and is tried again, on other hosts where there are any");
+std::string PausesText(const State& state, const JobRow& job, int32_t index) {
+  const TaskRow& task = job.tasks[index];
+  const std::string again =
+      absl::StrCat("starts again at ", ClockTime(task.backoff_until_ns, state.now_ns()));
+  if (task.attempts.empty()) return absl::StrCat("failed before; ", again);
+  const AttemptRow& last = task.attempts.back();
+  const pb::TaskSpec& spec = job.task_spec(index);
+  const std::string why =
+      last.detail.empty() ? CauseText(last.cause) : FailureText(spec, last.cause, last.detail);
+  if (task.infra_failures > 0 && Infrastructure(last.cause)) {
+    return absl::StrCat(
+        "met a fault of the infrastructure",
+        task.infra_failures > 1 ? absl::StrCat(" ", task.infra_failures, " times in a row") : "",
+        " (", last.detail, ") and is tried again, on other hosts where there are any; ", again);
+  }
+  // The time comes first, as a narrow screen cuts off the end.
+  const std::string counted =
+      task.restarts_used > 0 && last.cause != pb::HOST_LOST
+          ? absl::StrCat("; failure ", task.restarts_used, " of ",
+                         MaxRestartsOf(*job.spec, index, job.member), " allowed")
+          : "";
+  return absl::StrCat(again, counted, ": attempt ", last.number, " failed",
+                      why.empty() ? "" : absl::StrCat(", ", why));
 }
 
 std::string Reason(const State& state, const JobRow& job, int32_t task, const pb::Verdict& verdict,
@@ -455,8 +470,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       return lack.text.empty() ? NotItsTurn(state, verdict, standing) : lack.text;
     }
     case pb::V_BACKOFF:
-      return absl::StrCat(WhyPauses(job.tasks[task]), "; starts again at ",
-                          ClockTime(job.tasks[task].backoff_until_ns, state.now_ns()));
+      return PausesText(state, job, task);
     case pb::V_UNREACHABLE:
       return Unreachable(state, job, task);
     case pb::V_CLUSTER: {

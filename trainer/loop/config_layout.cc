@@ -146,9 +146,13 @@ void CheckPipeline(const TrainConfig& config, Problems& problems) {
                     : config.zero_stage > 1
                         ? "zero_stage: 2 and 3 sum a micro-batch's gradients when its backward "
                           "ends, and these wait; use zero_stage: 1"
-                    : config.deterministic != Determinism::kNo
-                        ? "deterministic adds a micro-batch's gradients when its backward ends, "
-                          "and these wait; leave it out, as pipelines give the same bits without"
+                    : config.deterministic == Determinism::kElastic
+                        ? "deterministic: elastic sums a micro-batch's gradients when its backward "
+                          "ends, and these wait; leave it out"
+                    : config.deterministic == Determinism::kYes
+                        ? "deterministic: true adds a micro-batch's gradients when its backward "
+                          "ends, and these wait; leave it out, as pipelines give the same bits "
+                          "without"
                     : config.gradient_dtype == "bf16"
                         ? "gradient_dtype: bf16 rounds a micro-batch's gradients when its backward "
                           "ends, and these wait; use fp32"

@@ -75,7 +75,8 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
       {{{"deterministic", "elastic"},
         {"micro_batch_size", 2},
         {"parallel", {{"pp", 2}, {"pipeline", "zero_bubble"}}}},
-       "trainer.parallel.pipeline: zero_bubble puts off gradients of weights: deterministic adds"},
+       "trainer.parallel.pipeline: zero_bubble puts off gradients of weights: deterministic: "
+       "elastic sums"},
       {{{"deterministic", "elastic"}}, "trainer.micro_batch_size: is missing"},
       {{{"deterministic", "elastic"},
         {"micro_batch_size", 2},

@@ -362,7 +362,8 @@ int64_t EndsBytes(const FlatsEstimate& flats, int flat) {
   const int copies = flats.holders[flat] / flats.groups[flat];
   if (options.frozen || options.tree_units == 0 || flats.in_stage[flat] == flats.holders[flat])
     return 0;
-  return flats.padded[flat] * 4 / (options.zero_stage > 0 ? flats.groups[flat] : 1) * (copies - 1);
+  return 2 *
+         Ring(flats.padded[flat] * 4 / (options.zero_stage > 0 ? flats.groups[flat] : 1), copies);
 }
 
 // What a rank sends a step.

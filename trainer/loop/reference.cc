@@ -71,6 +71,11 @@ void Collect(World& world, const std::vector<BatchMeta>& batches, Logps& logps) 
       mine.push_back(known ? rejected.data_ptr<double>()[row] : kNone);
     }
   }
+  // Of sums as trees, a rank without a part has fewer rows (CutBatch).
+  double most = 0;
+  for (const std::vector<double>& one : world.GatherRows({static_cast<double>(mine.size())}))
+    most = std::max(most, one[0]);
+  mine.resize(static_cast<size_t>(most), -1);
   for (const std::vector<double>& one : world.GatherRows(mine)) {
     for (size_t at = 0; at < one.size(); at += 3) {
       if (one[at] >= 0) logps[static_cast<size_t>(one[at])] = {one[at + 1], one[at + 2]};
@@ -98,7 +103,13 @@ std::optional<Logps> Compute(const Setup& setup, World& world, Engine& engine,
 std::string ReferenceKey(const Setup& setup, const TokenShards& shards) {
   std::string all = absl::StrCat(kVersion, " ", shards.fingerprint(), " ", setup.config.max_length,
                                  " ", setup.config.dtype);
-  if (setup.config.matmul != "dtype") absl::StrAppend(&all, " ", setup.config.matmul);
+  const TrainConfig& config = setup.config;
+  if (config.matmul != "dtype") absl::StrAppend(&all, " ", config.matmul);
+  // What makes their bits where those are to be the same: who is together in a micro-batch, and how
+  // layers are shared out.
+  if (config.deterministic == Determinism::kElastic)
+    absl::StrAppend(&all, " elastic ", config.micro_batch_size, " ", config.global_batch_size, " ",
+                    config.seed, " ", config.parallel.tp, " ", config.parallel.ep);
   std::vector<std::string> files;
   std::error_code unknown;  // files that go meanwhile are told of by who reads them
   for (const fs::directory_entry& file : fs::directory_iterator(setup.init_directory, unknown)) {

@@ -544,14 +544,14 @@ void FlatParam::FinishGradients() {
   if (layout_.holding().both_ends) AddBothEnds();
 }
 
-// What the first stage summed and what the last did. Copies of one stage have the same bits.
+// What the first stage summed and what the last did. Copies of one stage have the same bits, so one
+// of each gives them; of two summands and zeros there is one sum, in whatever order.
 void FlatParam::AddBothEnds() {
-  const int copies = replicate().size;
-  at::Tensor all = at::empty({copies * owned_numel_}, sums_.options()), mine = sums_;
-  reduce_ = replicate().backend->_allgather_base(all, mine, {});
+  const int copies = replicate().size / 2;  // of a stage
+  if (replicate().rank % copies != 0) sums_.zero_();
+  std::vector<at::Tensor> tensors = {sums_};
+  reduce_ = replicate().backend->allreduce(tensors, {});
   Wait(reduce_);
-  const at::Tensor of_copies = all.view({copies, owned_numel_});
-  sums_.copy_(of_copies[0].add_(of_copies[copies / 2]));
 }
 
 void FlatParam::WaitReduce() {

@@ -4,6 +4,7 @@ import json
 
 import elastic_bits
 import parity
+import preferences
 import pytest
 from elastic_bits import config
 from harness import Gang
@@ -25,6 +26,38 @@ def test_so_does_a_layout_on_any_number_of_units(trainer_bin, tokens, tmp_path, 
     found = elastic_bits.compare(trainer_bin, tokens, tmp_path, 6, kind, ranks)
     for way, (differ, loss) in found.items():
         assert differ == 0 and loss < 1e-13, (way, differ, loss)
+
+
+def test_so_do_pairs_with_their_references(trainer_bin, tmp_path):
+    """Eight pairs a step, two a micro-batch: of three ranks one has no part, and other rows than the rest."""
+    init, pairs = parity.make_init(tmp_path / "init"), preferences.make_pairs(tmp_path / "pairs")
+    norms, weights = {}, {}
+    for ranks in (1, 2, 3):
+        model = tmp_path / f"model{ranks}"
+        said = preferences.settings(
+            init, pairs, global_batch_size=8, deterministic="elastic", export=str(model)
+        )
+        lines = preferences.run(trainer_bin, said, ranks, tmp_path / f"run{ranks}")
+        norms[ranks] = [line["grad_norm"] for line in lines]
+        (file,) = model.glob("*.safetensors")
+        weights[ranks] = file.read_bytes()
+    assert norms[2] == norms[3] == norms[1] and len(norms[1]) == preferences.STEPS
+    assert weights[2] == weights[1] and weights[3] == weights[1]
+
+
+def test_references_of_other_micro_batches_are_computed_anew(trainer_bin, tmp_path):
+    init, pairs = parity.make_init(tmp_path / "init"), preferences.make_pairs(tmp_path / "pairs")
+    elastic = {"deterministic": "elastic"}
+    for name, more, anew in (
+        ("plain", {}, True),
+        ("elastic", elastic, True),
+        ("again", elastic, False),
+        ("larger", elastic | {"micro_batch_size": 3}, True),
+    ):
+        said = preferences.settings(init, pairs, max_steps=1, **more)
+        preferences.run(trainer_bin, said, 1, tmp_path / name, job=tmp_path / "job")
+        told = (tmp_path / name / "0.err").read_text()
+        assert ("computing reference log-probabilities" in told) == anew, name
 
 
 def test_without_it_they_differ(trainer_bin, tokens, tmp_path):

@@ -190,7 +190,7 @@ def test_an_export_of_a_shared_out_model_is_that_of_its_checkpoint(trainer_bin, 
             "zero_bubble puts off gradients of weights: recompute: full would compute",
         ),
         (ZERO_BUBBLE | {"zero_stage": 2}, 2, "use zero_stage: 1, or pipeline: 1f1b"),
-        (ZERO_BUBBLE, 2, "deterministic adds a micro-batch's gradients"),
+        (ZERO_BUBBLE, 2, "deterministic: true adds a micro-batch's gradients"),
     ],
 )
 def test_layouts_that_cant_be_are_refused_with_those_that_can(

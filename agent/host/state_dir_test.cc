@@ -222,6 +222,33 @@ TEST_F(HostTest, WhatAReleaseWithoutMacsKeptIsRead) {
   EXPECT_EQ((*state)->seen(), (Seen{"store", 4, 9, ""}));
 }
 
+// As upgrades and ways back leave them: in whatever order the names are read.
+TEST_F(HostTest, OfOneCommitTheMacIsTakenAndOfTwoTheNewest) {
+  const struct {
+    std::vector<std::string> names;
+    Seen want;
+  } cases[] = {
+      {{}, {"store", 4, 7, "ab"}},
+      {{".seen-4-7"}, {"store", 4, 7, "ab"}},
+      {{".seen-4-6-6364"}, {"store", 4, 7, "ab"}},
+      {{".seen-4-8"}, {"store", 4, 8, ""}},
+      {{".seen-4-8", ".seen-4-8-6364"}, {"store", 4, 8, "cd"}},
+      {{".seen-4-8-6364", ".seen-4-9"}, {"store", 4, 9, ""}},
+      {{".seen-3-9-6364"}, {"store", 4, 7, "ab"}},
+  };
+  int number = 0;
+  for (const auto& c : cases) {
+    const std::string folder = absl::StrCat("s", ++number);
+    ASSERT_TRUE(StateDirectory::Open(directory_ + "/" + folder).ok());
+    Write(folder + "/seen",
+          "muster-agent-seen version=1\nseen store_id=store epoch=4 commit=7 mac=6162\nend\n");
+    for (const std::string& name : c.names) Write(absl::StrCat(folder, "/attempts/", name), "");
+    const auto state = StateDirectory::Open(directory_ + "/" + folder);
+    ASSERT_TRUE(state.ok()) << state.status();
+    EXPECT_EQ((*state)->seen(), c.want) << number << ": " << (*state)->seen().mac;
+  }
+}
+
 TEST(ParseSeenName, TakesItWithAndWithoutAMac) {
   const struct {
     const char* name;

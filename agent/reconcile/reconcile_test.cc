@@ -712,6 +712,25 @@ TEST_F(ReconcilerTest, TheMacOfTheNewestThatItHasSeenIsKeptAndSaidWithIt) {
   }
 }
 
+// An agent that was upgraded has what the one before it kept; an idle store has few new commits.
+TEST_F(ReconcilerTest, TheFirstMacIsKeptAtOnce) {
+  world_.logs_seen = true;
+  v1::SchedulerMessage ack;
+  ack.mutable_heartbeat_ack();
+  ack.set_commit(1);
+  Tell(ack);
+  EXPECT_EQ(world_.Take(), Log{});
+  ack.set_mac("m1");
+  Tell(ack);
+  EXPECT_EQ(world_.Take(), (Log{"seen 3:1"}));
+  EXPECT_EQ(world_.seen.mac, "m1");
+  ack.set_commit(2);
+  ack.set_mac("m2");
+  Tell(ack);
+  EXPECT_EQ(world_.Take(), Log{}) << "later ones with the commit numbers";
+  EXPECT_EQ(agent_->Hello({}, 1).hello().mac_seen(), "m2");
+}
+
 TEST_F(ReconcilerTest, TheCommitNumberOfACommandIsKeptBeforeItIsActedOn) {
   v1::SchedulerMessage stop;
   *stop.mutable_stop()->mutable_key() = KeyOf(kId);

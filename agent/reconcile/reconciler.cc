@@ -74,7 +74,9 @@ bool Reconciler::See(const v1::SchedulerMessage& message) {
   const bool other = seen_.epoch != seen_kept_.epoch || seen_.store_id != seen_kept_.store_id;
   const bool acts = !message.has_welcome() &&
                     (!message.has_heartbeat_ack() || !message.heartbeat_ack().renews().empty());
-  if (!other && seen_.commit < seen_kept_.commit + (acts ? 1 : 64)) return true;
+  // What an agent of the release before has kept has no MAC.
+  const bool first_mac = seen_kept_.mac.empty() && !seen_.mac.empty();
+  if (!other && !first_mac && seen_.commit < seen_kept_.commit + (acts ? 1 : 64)) return true;
   if (const absl::Status status = files_->PersistSeen(seen_, /*synced=*/other); !status.ok()) {
     LogError("agent failed",
              {{"doing", other ? "remember the epoch" : "remember the commit number"},

@@ -223,11 +223,24 @@ def test_a_restart_of_the_scheduler_needs_its_master_key(net):
     net.wait_state("h01", "HOST_UP")
 
 
+def seen_by(net, host: str):
+    """The file in which its agent keeps what it has seen of the store."""
+    return net.system.folder / "agents" / f"lab-{host}" / "seen"
+
+
+def epoch_kept(net, host: str) -> int:
+    path = seen_by(net, host)
+    told = re.search(r" epoch=(\d+)", path.read_text() if path.exists() else "")
+    return int(told[1]) if told else 0
+
+
 def test_a_host_that_claims_a_later_store_without_its_mac_is_refused_alone(net):
     for host in ("h01", "h02"):
         net.join(host)
+    # It is up a moment before its agent has heard so.
+    wait_for("h02 to keep the epoch", lambda: epoch_kept(net, "h02"), 10)
     net.stop_agent("h02")
-    seen = net.system.folder / "agents" / "lab-h02" / "seen"
+    seen = seen_by(net, "h02")
     kept = seen.read_text()
     assert re.search(r" mac=[0-9a-f]{32}\b", kept), kept
     seen.write_text(re.sub(r" epoch=\d+", " epoch=1800000000000", kept))
@@ -243,6 +256,7 @@ def test_a_host_that_claims_a_later_store_without_its_mac_is_refused_alone(net):
         for record in denied
         if "epoch 1800000000000" in record.get("detail", "")
     ] == [("host lab/h02", "AgentService/Connect")]
+    wait_for("h02 to fall silent", lambda: net.state("h02") != "HOST_UP", 20)
     assert net.state("h01") == "HOST_UP"
     job = wait_ended(net.system, submit(net.system, ALONE))
     assert job["state"] == "SUCCEEDED", task(job)
@@ -258,7 +272,14 @@ def test_a_host_that_shows_the_mac_of_a_later_store_is_believed(net):
         net.system.processes["musterd"].kill()
         net.system.processes["musterd"].wait(20)
 
+    def serve_until_seen() -> None:
+        before = epoch_kept(net, "h01")
+        net.begin_musterd()
+        wait_for("h01 to keep the epoch", lambda: epoch_kept(net, "h01") > before, 20)
+        stop_musterd()
+
     net.join("h01")
+    wait_for("h01 to keep the epoch", lambda: epoch_kept(net, "h01"), 10)
     stop_musterd()
     store, older = net.system.folder / "store", net.system.folder / "older"
     older.mkdir()
@@ -266,9 +287,7 @@ def test_a_host_that_shows_the_mac_of_a_later_store_is_believed(net):
         if (store / name).exists():
             shutil.copy(store / name, older)
     for _ in range(2):  # one epoch more than the older store's next
-        net.begin_musterd()
-        net.wait_state("h01", "HOST_UP")
-        stop_musterd()
+        serve_until_seen()
     for name in ("muster.db-wal", "muster.db-shm"):
         (store / name).unlink(missing_ok=True)
     for path in older.iterdir():

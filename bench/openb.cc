@@ -157,7 +157,7 @@ std::vector<Pod> Arrivals(const Workload& w, std::mt19937_64* random) {
 bool EmptyFleetHolds(const Workload& w, const Pod& pod) {
   return std::any_of(w.nodes.begin(), w.nodes.end(), [&](const Node& node) {
     const std::optional<Demand> demand = DemandOn(pod.wish, node.kind);
-    return demand.has_value() && Holds(node.room, node.kind, *demand, false);
+    return demand.has_value() && Holds(node.room, node.kind, *demand, pod.wish);
   });
 }
 

@@ -32,7 +32,7 @@ absl::StatusOr<int32_t> ParseCount(const std::string& text, int32_t low, int32_t
   return value;
 }
 
-// "8:host;64:rack"
+// "4:island;8:host;64:rack"
 absl::StatusOr<std::vector<TraceBlock>> ParseBlocks(const std::string& text) {
   static const std::map<std::string, int32_t> kLevels = {
       {"island", v1::ISLAND}, {"host", v1::HOST}, {"rack", v1::RACK}, {"block", v1::BLOCK}};

@@ -6,7 +6,7 @@
 //   queue        leaf queue; default `default`
 //   workers      gang size; default 1          max_workers  elastic up to; default workers
 //   multiple_of  it has multiples of so many workers only; default 1
-//   blocks       of ranks, as topology.blocks requires them: `8:host;64:rack`; default none
+//   blocks       of ranks, as topology.blocks requires them: `4:island;64:rack`; default none
 //   gpus         GPUs a worker; default 1      gpu_type     flavour, or several joined by `;`;
 //   default: the only one of the clusters cpus         cores a worker; default 0     clusters names
 //   joined by `;`, in order of preference; default: all priority     0..100; default 0 name label;

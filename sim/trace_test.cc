@@ -44,11 +44,13 @@ TEST(Trace, BrokenLinesAreLeftOutWithTheirPlaceOrStopAStrictRead) {
 
 TEST(Trace, ReadsBlocksOfRanks) {
   const std::string header = "submit_s,duration_s,workers,gpus,blocks\n";
-  const auto trace = ParseTrace(header + "1,60,16,4,8:host;64:rack\n2,60,1,1,\n", "t.csv", true);
+  const auto trace =
+      ParseTrace(header + "1,60,16,4,2:island;8:host;64:rack\n2,60,1,1,\n", "t.csv", true);
   ASSERT_TRUE(trace.ok()) << trace.status();
-  ASSERT_EQ(trace->jobs[0].blocks.size(), 2u);
-  EXPECT_EQ(trace->jobs[0].blocks[0].gpus, 8);
-  EXPECT_EQ(trace->jobs[0].blocks[1].required, pb::RACK);
+  ASSERT_EQ(trace->jobs[0].blocks.size(), 3u);
+  EXPECT_EQ(trace->jobs[0].blocks[0].required, pb::ISLAND);
+  EXPECT_EQ(trace->jobs[0].blocks[1].gpus, 8);
+  EXPECT_EQ(trace->jobs[0].blocks[2].required, pb::RACK);
   EXPECT_TRUE(trace->jobs[1].blocks.empty());
   for (const char* bad : {"8", "8:cluster", "0:host", "8:host:rack"})
     EXPECT_FALSE(ParseTrace(header + "1,60,16,4," + bad + "\n", "t.csv", true).ok()) << bad;

@@ -744,6 +744,25 @@ TEST_F(Sentences, NameTheBlocksOfRanksThatFindNoRoom) {
   EXPECT_THAT(blocks(2, pb::BLOCK), HasSubstr("kept for others"));
   s_.Hosts("lab", 1, 2);
   EXPECT_THAT(blocks(2, pb::HOST), HasSubstr("kept for others"));
+  EXPECT_THAT(blocks(2, pb::ISLAND), HasSubstr("kept for others"));
+  const std::vector<HostId> hosts = s_.state.hosts();
+  for (const HostId id : hosts) {  // each device is an island of its own now
+    const HostRow& host = s_.state.host(id);
+    pb::Event event;
+    pb::HostHello* hello = event.mutable_host_hello();
+    hello->set_cluster(s_.state.clusters()[host.cluster].name);
+    hello->set_host(host.name);
+    hello->set_state_id("s1");
+    hello->set_boot_id("b1");
+    *hello->mutable_inventory() = host.inventory;
+    for (int d = 0; d < host.inventory.devices_size(); ++d)
+      hello->mutable_inventory()->mutable_devices(d)->set_island(d);
+    s_.Do(event);
+  }
+  EXPECT_THAT(blocks(2, pb::HOST), HasSubstr("kept for others"));
+  EXPECT_EQ(blocks(2, pb::ISLAND),
+            "enough gpu in lab is free, but not in blocks of 2 GPUs within one island each, as "
+            "topology.blocks says");
 }
 
 TEST_F(Sentences, NameTheHostsWhoseAgentsAreTooOldAndWhatToDo) {

@@ -91,7 +91,9 @@ std::optional<HostSlices> PlaceWithSpares(const Inputs& in, const Gang& gang, in
     const std::optional<HostSlices> spares =
         later.Place(gang, gang.charge, rest->missing, Union(avoid, rest->slices));
     if (spares.has_value()) {
-      if (auto slices = Insert(rest->slices, rest->gap, *spares)) return slices;
+      // Racks or islands may have changed since it was placed, and have torn what it has left.
+      auto slices = Insert(rest->slices, rest->gap, *spares);
+      if (slices.has_value() && AreTogether(in.state, *gang.spec, *slices)) return slices;
     }
     trial.GiveBack(gang, rest->slices);
   }

@@ -140,6 +140,45 @@ TEST(Decide, AGangOfBlocksTakesAWholeBlockForTheOneThatIsTorn) {
   EXPECT_EQ(kept[3].host, before[3]);
 }
 
+// The same on two of four racks, and the last host of its other block has been put into a rack of
+// its own: with that block it could not be started again, so both get another place.
+TEST(Decide, AGangOfBlocksKeepsNoBlockThatChangedRacksHaveTorn) {
+  SystemBuilder system;
+  system.Cluster("c").Queue("q");
+  for (const char* rack : {"r0", "r1", "r2", "r3"}) system.Hosts("c", 2, 2, "gpu", rack);
+  JobBuilder builder("q");
+  builder.Workers(8).Gpus(1).MultipleOf(4);
+  builder.task()->set_trainer_json("{}");
+  pb::RankBlock* block = builder.task()->mutable_topology()->add_blocks();
+  block->set_gpus(4);
+  block->set_required(pb::RACK);
+  const uint64_t job = builder.SubmitTo(&system);
+  DecideQuickly(&system);
+  StartAll(&system, job);
+  std::vector<HostId> before;
+  for (const PartRow& part : TaskOf(system.state, job).current()->parts)
+    before.push_back(part.host);
+  ASSERT_EQ(before.size(), 4u);
+  pb::Event changed;
+  pb::ClusterSpec* cluster = changed.mutable_clusters_configured()->mutable_file()->add_clusters();
+  cluster->set_name("c");
+  for (const HostId id : system.state.hosts()) {
+    pb::HostSpec* host = cluster->add_hosts();
+    host->set_name(system.state.host(id).name);
+    host->set_rack(id == before[3] ? "r4" : system.state.host(id).rack);
+  }
+  system.Do(changed);
+  LoseItsSecondHost(&system, job);
+  DecideQuickly(&system);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING);
+  ASSERT_NE(TaskOf(system.state, job).reservation, nullptr);
+  const std::vector<HostSlice>& kept = TaskOf(system.state, job).reservation->parts;
+  ASSERT_EQ(kept.size(), 4u);
+  for (const HostSlice& part : kept)
+    EXPECT_EQ(std::count(before.begin(), before.end(), part.host), 0)
+        << system.state.host(part.host).name;
+}
+
 // The only spare is still another job's, which is being stopped: until it has left the gang runs
 // on.
 TEST(Decide, AGangIsNotStoppedForASpareThatIsStillToBeGivenBack) {

@@ -629,6 +629,36 @@ TEST(Place, KeepsBlocksInIslandsExactlyWhereThatIsPossible) {
   EXPECT_GT(given_up, 50);
 }
 
+// Two hosts with two islands of two, and workers of one GPU, or of four.
+TEST(Place, WhatIslandsHaveTornIsNotTogether) {
+  const Fleet fleet(std::vector<TestHost>(2, TestHost{"b", "r", {2, 2}}));
+  const HostId h00 = fleet.system.state.hosts()[0], h01 = fleet.system.state.hosts()[1];
+  const struct {
+    const char* why;
+    int gpus;  // of a worker
+    HostSlices slices;
+    bool together;
+  } cases[] = {
+      {"each in its own island", 1, {{h00, 4, {2, 3, 0, 1}, {}}, {h01, 2, {2, 3}, {}}}, true},
+      {"over two islands", 1, {{h00, 2, {1, 2}, {}}}, false},
+      {"the second over two islands", 1, {{h00, 4, {0, 1, 2, 3}, {}}, {h01, 2, {1, 2}, {}}}, false},
+      {"islands of one number on two hosts", 1, {{h00, 1, {0}, {}}, {h01, 1, {0}, {}}}, false},
+      {"both halves of a worker", 4, {{h00, 1, {0, 1, 2, 3}, {}}}, true},
+      {"a worker's devices not in its order", 4, {{h00, 1, {0, 2, 1, 3}, {}}}, false},
+      {"a device that the host hasn't any more", 1, {{h00, 2, {3, 4}, {}}}, false},
+  };
+  for (const auto& c : cases) {
+    pb::TaskSpec task = Task(1000 * c.gpus);
+    pb::RankBlock* block = task.mutable_topology()->add_blocks();
+    block->set_gpus(2);
+    block->set_required(pb::ISLAND);
+    EXPECT_EQ(muster::AreTogether(fleet.system.state, task, c.slices), c.together) << c.why;
+    block->clear_required();
+    block->set_preferred(pb::ISLAND);
+    EXPECT_TRUE(muster::AreTogether(fleet.system.state, task, c.slices)) << c.why << ", by a wish";
+  }
+}
+
 TEST(Place, SaysNoneExactlyWhenThereIsNoPlace) {
   std::mt19937 random(7);
   const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };

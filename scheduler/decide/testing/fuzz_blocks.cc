@@ -53,6 +53,8 @@ std::string CheckPlace(const State& state, const Event& e, const char* what, Ran
     if (together < all)
       return absl::StrCat("job ", job->number, what, all, " blocks of ", block.gpus(),
                           " GPUs, of which ", all - together, " are apart");
+    if (block.required() == pb::ISLAND && block.gpus() > 1)
+      seen->in_islands += static_cast<int64_t>(all);
   }
   return "";
 }
@@ -68,7 +70,7 @@ int64_t DrawBlocks(Dice* dice, bool islands, pb::JobSpec* spec) {
     const int64_t milli = task.resources().gpus_milli();
     if (milli == 0 || milli % 1000 != 0 || !dice->Percent(70)) continue;
     int32_t workers = milli >= 4000 ? 2 : 2 + dice->Of(3);
-    if (islands && milli > 1000 && dice->Percent(40)) {  // two of a worker's GPUs, or less
+    if (islands && milli > 1000 && dice->Percent(40)) {  // half of a worker's GPUs
       pb::RankBlock* block = task.mutable_topology()->add_blocks();
       block->set_gpus(static_cast<int32_t>(milli / 2000));
       block->set_required(pb::ISLAND);

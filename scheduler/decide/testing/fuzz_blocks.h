@@ -12,10 +12,11 @@
 namespace muster {
 
 struct RankBlocks {
-  int64_t tasks = 0;    // that were submitted
-  int64_t spread = 0;   // starts of them over several hosts
-  int64_t wishes = 0;   // blocks whose wish was kept, although they may be farther apart
-  int64_t resizes = 0;  // to another size
+  int64_t tasks = 0;       // that were submitted
+  int64_t spread = 0;      // starts of them over several hosts
+  int64_t wishes = 0;      // blocks whose wish was kept, although they may be farther apart
+  int64_t in_islands = 0;  // blocks of several GPUs that have to be in one
+  int64_t resizes = 0;     // to another size
 };
 
 // Some gangs of the job get blocks, and sizes that go into them; returns how many do. None of an

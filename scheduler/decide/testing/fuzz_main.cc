@@ -79,18 +79,18 @@ int main(int argc, char** argv) {
       ",\"stopping\":%" PRId64 ",\"members\":%" PRId64 ",\"together\":%" PRId64
       ",\"hosted\":%" PRId64 ",\"in_multiples\":%" PRId64 ",\"grown_by_several\":%" PRId64
       ",\"shrunk_by_several\":%" PRId64 ",\"in_blocks\":%" PRId64 ",\"blocks_spread\":%" PRId64
-      ",\"blocks_resized\":%" PRId64 ",\"one_way\":%" PRId64 ",\"evicted_milli\":%" PRId64
-      ",\"requested_milli\":%" PRId64 ",\"steps_to_settle_max\":%" PRId64 ",\"settled\":%" PRId64
-      ",\"entitled\":%" PRId64 ",\"entitled_waiting\":%" PRId64 ",\"digest\":\"%016" PRIx64
-      "\",\"seconds\":%.1f}\n",
+      ",\"blocks_in_islands\":%" PRId64 ",\"blocks_resized\":%" PRId64 ",\"one_way\":%" PRId64
+      ",\"evicted_milli\":%" PRId64 ",\"requested_milli\":%" PRId64
+      ",\"steps_to_settle_max\":%" PRId64 ",\"settled\":%" PRId64 ",\"entitled\":%" PRId64
+      ",\"entitled_waiting\":%" PRId64 ",\"digest\":\"%016" PRIx64 "\",\"seconds\":%.1f}\n",
       totals.trees, totals.steps, totals.events, violations, totals.starts, totals.backfills,
       totals.evictions, totals.shrinks, totals.moves, totals.growths, totals.spills, totals.lost,
       totals.reservations, totals.lent, totals.judged, totals.beside, totals.overtaken,
       totals.spared.victims, totals.spared.of_several, totals.spared.steps,
       totals.spared.by_later_ones, totals.stopping, totals.members, totals.together, totals.hosted,
       totals.multiples.tasks, totals.multiples.growths, totals.multiples.shrinks,
-      totals.blocks.tasks, totals.blocks.spread, totals.blocks.resizes, totals.one_way,
-      totals.evicted_milli, totals.requested_milli, totals.steps_to_settle_max, totals.settled,
-      totals.entitled, totals.entitled_waiting, totals.digest, took);
+      totals.blocks.tasks, totals.blocks.spread, totals.blocks.in_islands, totals.blocks.resizes,
+      totals.one_way, totals.evicted_milli, totals.requested_milli, totals.steps_to_settle_max,
+      totals.settled, totals.entitled, totals.entitled_waiting, totals.digest, took);
   return violations == 0 ? 0 : 1;
 }

@@ -52,6 +52,7 @@ TEST(Fuzz, RandomSystemsKeepTheRulesAndSettle) {
   EXPECT_GT(totals.blocks.tasks, 100);
   EXPECT_GT(totals.blocks.spread, 20);
   EXPECT_GT(totals.blocks.wishes, 20);
+  EXPECT_GT(totals.blocks.in_islands, 0);
   EXPECT_GT(totals.blocks.resizes, 2);
   EXPECT_LE(2 * totals.evicted_milli, 3 * totals.requested_milli);
 }

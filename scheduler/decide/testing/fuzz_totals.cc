@@ -40,6 +40,7 @@ void FuzzTotals::Add(const FuzzTotals& o) {
   blocks.tasks += o.blocks.tasks;
   blocks.spread += o.blocks.spread;
   blocks.wishes += o.blocks.wishes;
+  blocks.in_islands += o.blocks.in_islands;
   blocks.resizes += o.blocks.resizes;
   one_way += o.one_way;
   evicted_milli += o.evicted_milli;

@@ -20,6 +20,10 @@ constexpr char kRestored[] =
     "agent is served. Start musterd on the newest store; or, only if no other musterd serves it, "
     "with --adopt-restored to go on from this one";
 
+constexpr char kSaysTooMuch[] =
+    "this host has said too much over the network (decision 170). It is served again in a second "
+    "or two";
+
 // The agent was told of what this store doesn't hold. What it was told before a restored store was
 // adopted says nothing.
 bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View& view) {
@@ -163,6 +167,16 @@ uint64_t Sessions::Replace(const std::shared_ptr<AgentStream>& stream,
   return ++entry.hellos;
 }
 
+// A stream's first message is read whatever its host has said before: who opens one after the other
+// would never rest.
+bool Sessions::SaysTooMuch(const AgentStream& stream, const pb::Hello& hello) {
+  if (!stream.bounded()) return false;
+  const auto it = hosts_.find(Name(hello.cluster(), hello.host()));
+  if (it == hosts_.end() || it->second.pace->RestNs(clock_->BootNs()) == 0) return false;
+  ++rests_;
+  return true;
+}
+
 // A host is believed that it has less than its SKU, and not that it has more: it would draw work
 // that it can't do, or wants to see.
 pb::Inventory Sessions::WhatCounts(const pb::Hello& hello) const {
@@ -188,8 +202,9 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
     if (streams_.count(stream.get()) != 0)
       return absl::InvalidArgumentError("a second hello on the same stream");
     bool final = false;
-    if (const std::string why = WhyRefuse(hello, stream->only_user(), *view, &final);
-        !why.empty()) {
+    std::string why = WhyRefuse(hello, stream->only_user(), *view, &final);
+    if (why.empty() && SaysTooMuch(*stream, hello)) why = kSaysTooMuch;
+    if (!why.empty()) {
       RefuseHello(stream.get(), hello, why, final);
       return absl::OkStatus();
     }

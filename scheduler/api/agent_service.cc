@@ -29,15 +29,17 @@ class Stream;
 // What Sessions holds: it outlives the call.
 class StreamHandle : public AgentStream {
  public:
-  StreamHandle(std::weak_ptr<Stream> stream, std::string only_user)
-      : stream_(std::move(stream)), only_user_(std::move(only_user)) {}
+  StreamHandle(std::weak_ptr<Stream> stream, std::string only_user, bool bounded)
+      : stream_(std::move(stream)), only_user_(std::move(only_user)), bounded_(bounded) {}
   void Send(const pb::SchedulerMessage& message) override;
   void End(const absl::Status& status) override;
   std::string only_user() const override { return only_user_; }
+  bool bounded() const override { return bounded_; }
 
  private:
   const std::weak_ptr<Stream> stream_;
   const std::string only_user_;
+  const bool bounded_;
 };
 
 class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
@@ -53,7 +55,7 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
 
   void Begin() {
     KeepAlive(shared_from_this());
-    handle_ = std::make_shared<StreamHandle>(weak_from_this(), only_user_);
+    handle_ = std::make_shared<StreamHandle>(weak_from_this(), only_user_, !host_.empty());
     StartRead(&incoming_);
   }
 
@@ -93,7 +95,7 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
   // Later, if its host has said too much. What it says meanwhile stays on its side, by gRPC's flow
   // control; nobody else waits.
   void ReadOn() {
-    const int64_t rest_ns = host_.empty() ? 0 : sessions_->RestNs(handle_.get());
+    const int64_t rest_ns = handle_->bounded() ? sessions_->RestNs(handle_.get()) : 0;
     if (rest_ns == 0) {
       StartRead(&incoming_);
       return;

@@ -35,11 +35,13 @@ class FakeStream : public AgentStream {
   }
   void End(const absl::Status& status) override { ended = status; }
   std::string only_user() const override { return for_user; }
+  bool bounded() const override { return from_network; }
   std::string session() const { return sent.empty() ? "" : sent[0].session().session(); }
 
   std::vector<pb::SchedulerMessage> sent;
   std::optional<absl::Status> ended;
   std::string for_user;  // of its certificate
+  bool from_network = false;
 
  private:
   std::vector<std::string>* log_;

@@ -60,7 +60,8 @@ std::string WhyNotInCluster(const std::string& only_user, const pb::ClusterSpec&
       "the certificate of this host is for jobs of ", only_user, " alone, and cluster ",
       cluster.name(), " is for ",
       cluster.only_user().empty() ? "everybody's" : absl::StrCat("those of ", cluster.only_user()),
-      " (only_user in the clusters file). Join anew: muster host token new");
+      " (only_user in the clusters file). Remove the file `identity` of its --state-dir, and join "
+      "anew: muster host token new");
 }
 
 }  // namespace

@@ -40,8 +40,7 @@ Connection::~Connection() {
 void Connection::Send(uint64_t generation, v1::AgentMessage message) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!open_ || generation != generation_) return;
-  queued_bytes_ += message.ByteSizeLong();
-  queue_.push_back(std::move(message));
+  queued_bytes_ += static_cast<size_t>(outbox_.Put(std::move(message)));  // it may shrink
   changed_.notify_all();
 }
 
@@ -105,7 +104,7 @@ void Connection::RunStream() {
     open_ = true;
     context_ = &context;
     restarted_because_.clear();
-    queue_.clear();
+    outbox_.Clear();
     queued_bytes_ = 0;
     if (stopping_) context.TryCancel();
   }
@@ -183,11 +182,10 @@ void Connection::Write(grpc::ClientReaderWriter<v1::AgentMessage, v1::SchedulerM
     grpc::WriteOptions options;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return !open_ || stopping_ || !queue_.empty(); });
+      changed_.wait(lock, [this] { return !open_ || stopping_ || !outbox_.empty(); });
       if (!open_ || stopping_) return;
-      message = std::move(queue_.front());
-      queue_.pop_front();
-      if (!queue_.empty()) options.set_buffer_hint();  // what follows takes it along
+      message = outbox_.Take();
+      if (!outbox_.empty()) options.set_buffer_hint();  // what follows takes it along
     }
     const size_t bytes = message.ByteSizeLong();
     const bool written = stream->Write(message, options);

@@ -3,13 +3,13 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 
+#include "agent/daemon/outbox.h"
 #include "agent/daemon/served.h"
 #include "muster/v1/agent.pb.h"
 #include "muster/v1/agent_service.grpc.pb.h"
@@ -38,7 +38,7 @@ class Connection {
              std::function<void(Incoming)> post);
   ~Connection();  // ends the stream
 
-  // Queued for the stream of this generation; dropped if that is over.
+  // Queued for the stream of this generation (outbox.h); dropped if that is over.
   void Send(uint64_t generation, v1::AgentMessage message);
   // Ends the present stream; a new one follows. `why`: for the log.
   void Restart(const std::string& why);
@@ -63,7 +63,7 @@ class Connection {
   bool stopping_ = false;
   bool open_ = false;
   uint64_t generation_ = 0;
-  std::deque<v1::AgentMessage> queue_;
+  Outbox outbox_;
   std::atomic<size_t> queued_bytes_{0};
   grpc::ClientContext* context_ = nullptr;  // of the present stream
   std::string restarted_because_;           // the present stream; empty: it was not

@@ -39,7 +39,7 @@ std::string WhyRefused(const std::string& path, Identity* identity) {
 
 // With the key that is kept for it. A token that was spent by a host whose clock is wrong buys the
 // same again: it is for this key.
-absl::StatusOr<Identity> Buy(const std::string& key_path, const JoinLine& line) {
+absl::StatusOr<Identity> Buy(const std::string& key_path, const JoinLine& line, bool as_me) {
   absl::StatusOr<std::string> key = ReadFile(key_path, kMaxPemBytes);
   if (absl::IsNotFound(key.status())) {
     key = NewKey();
@@ -51,6 +51,8 @@ absl::StatusOr<Identity> Buy(const std::string& key_path, const JoinLine& line) 
   if (!identity.ok()) return identity;
   if (identity->holder.kind != Holder::kHost)
     return absl::InvalidArgumentError("the token is a user's: muster login takes it");
+  if (const std::string why = as_me ? WhyNotAsMe(*identity) : ""; !why.empty())
+    return absl::InvalidArgumentError(why);
   const int64_t here_ns = RealClock()->WallNs();
   LogInfo("the scheduler's clock", {{"says", TimeText(scheduler_ns)}, {"here", TimeText(here_ns)}});
   if (const std::string why = WhyClocksDiffer(here_ns, scheduler_ns); !why.empty())
@@ -77,8 +79,15 @@ std::string WhyClocksDiffer(int64_t here_ns, int64_t scheduler_ns) {
                       "the same line again: its token is still this host's");
 }
 
+std::string WhyNotAsMe(const Identity& identity) {
+  if (!identity.holder.only_user.empty()) return "";
+  return absl::StrCat("--as-me: ", identity.holder.cluster, "/", identity.holder.name,
+                      " is a host for everybody's jobs. Ask for a token of a cluster that has "
+                      "only_user with your name in musterd's clusters.yaml");
+}
+
 absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const JoinLine& line,
-                                  bool* joined) {
+                                  bool as_me, bool* joined) {
   const std::string path = absl::StrCat(state_directory, "/", kIdentityFile);
   const std::string key_path = absl::StrCat(state_directory, "/", kKeyFile);
   *joined = false;
@@ -87,9 +96,10 @@ absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const Join
   std::string refused;
   if (before.ok()) {
     refused = WhyRefused(path, &*before);
+    if (refused.empty() && as_me) refused = WhyNotAsMe(*before);
     if (refused.empty() && IsSignedBy(*before, line.fingerprint)) return before;
   }
-  absl::StatusOr<Identity> identity = Buy(key_path, line);
+  absl::StatusOr<Identity> identity = Buy(key_path, line, as_me);
   if (!identity.ok()) {
     if (!before.ok() || !refused.empty()) return identity;
     LogWarn("this host goes on as what it has joined as: the line buys nothing",

@@ -18,9 +18,13 @@ inline constexpr char kOldIdentityFile[] = "identity.old";  // the one before
 // It also buys a new one in the place of one that its scheduler refuses, or that is of another
 // authority than the line names. The key is kept before it is used, so that a repeat after a reply
 // that was lost succeeds. A host whose clock is wrong is refused, and joins by the same line once
-// it is right. The state directory has to be there.
+// it is right. With `as_me` it has to be a host for one user's jobs alone: what is kept is replaced
+// if it isn't, and nothing else is bought. The state directory has to be there.
 absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const JoinLine& line,
-                                  bool* joined);
+                                  bool as_me, bool* joined);
+
+// Why a host with this identity doesn't join `--as-me`; empty: it may.
+std::string WhyNotAsMe(const Identity& identity);
 
 // Why a host whose clock says `here_ns` doesn't join a scheduler whose clock says `scheduler_ns`
 // (Unix times), with the remedy; empty: it may. More than 5 minutes are too many: certificates are

@@ -38,5 +38,13 @@ TEST(WhyClocksDiffer, FiveMinutesAreTakenAndNoMore) {
   }
 }
 
+TEST(WhyNotAsMe, TheCertificateHasToSayWhoseJobsItIsFor) {
+  Identity identity;
+  identity.holder = {Holder::kHost, "t1", "anns", "ws", "", "ann"};
+  EXPECT_THAT(WhyNotAsMe(identity), IsEmpty());
+  identity.holder = {Holder::kHost, "t1", "lab", "h7"};
+  EXPECT_THAT(WhyNotAsMe(identity), HasSubstr("lab/h7 is a host for everybody's jobs"));
+}
+
 }  // namespace
 }  // namespace muster::agent

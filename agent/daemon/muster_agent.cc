@@ -140,18 +140,14 @@ int Identify(const Flags& flags, const std::string& state_directory, AgentOption
   options->identity_file = absl::StrCat(state_directory, "/", muster::agent::kIdentityFile);
   bool joined = false;
   absl::StatusOr<muster::Identity> identity =
-      flags.join.address.empty() ? muster::LoadIdentity(options->identity_file)
-                                 : muster::agent::JoinHost(state_directory, flags.join, &joined);
+      flags.join.address.empty()
+          ? muster::LoadIdentity(options->identity_file)
+          : muster::agent::JoinHost(state_directory, flags.join, flags.as_me, &joined);
   if (absl::IsNotFound(identity.status()) && flags.join.address.empty())
     return Fail("--server: missing; or join a scheduler: muster-agent join");
   if (!identity.ok()) return Fail(std::string(identity.status().message()), 1);
   if (identity->holder.kind != muster::Holder::kHost)
     return Fail(absl::StrCat(options->identity_file, ": is a user's, not a host's"));
-  if (flags.as_me && identity->holder.only_user.empty()) {
-    return Fail(absl::StrCat("--as-me: ", identity->holder.cluster, "/", identity->holder.name,
-                             " is a host for everybody's jobs. Ask for a token of a cluster that "
-                             "has only_user with your name in musterd's clusters.yaml"));
-  }
   if ((!options->cluster.empty() && options->cluster != identity->holder.cluster) ||
       (!options->host.empty() && options->host != identity->holder.name)) {
     return Fail(absl::StrCat("this host joined as ", identity->holder.cluster, "/",

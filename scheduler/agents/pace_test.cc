@@ -1,5 +1,6 @@
 #include "scheduler/agents/pace.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "common/base/units.h"
@@ -79,6 +80,37 @@ TEST_F(PaceOfSessions, RepetitionsProgressAndOutputAreLight) {
   EXPECT_EQ(sessions_->RestNs(stream.get()), 0);
   for (int i = 0; i < 40'000; ++i) Say(stream, output);
   EXPECT_GT(sessions_->RestNs(stream.get()), 0) << "but not for nothing";
+}
+
+TEST_F(PaceOfSessions, WhatIsOfNoSessionThatLivesIsLight) {
+  const StreamPtr stream = Connect();
+  for (int i = 0; i < 60'000; ++i) Say(stream, Beat(), "another");
+  EXPECT_EQ(sessions_->RestNs(stream.get()), 0);
+  for (int i = 0; i < 10'000; ++i) Say(stream, Beat(), "another");
+  EXPECT_GT(sessions_->RestNs(stream.get()), 0) << "but not for nothing";
+}
+
+TEST_F(PaceOfSessions, WhoHasSaidTooMuchIsNotServedOnANewStreamEither) {
+  const auto from_network = [&](const std::string& host, const std::string& state_id) {
+    const auto stream = std::make_shared<FakeStream>(&log_);
+    stream->from_network = true;
+    pb::AgentMessage message;
+    *message.mutable_hello() = HelloOf(host, state_id);
+    EXPECT_TRUE(sessions_->Receive(stream, message).ok());
+    return stream;
+  };
+  const StreamPtr first = from_network("h1", kStateA);
+  engine_->Step();
+  SayFaults(first, 1, 4500);
+  const StreamPtr next = from_network("h1", kStateA);
+  ASSERT_TRUE(Refused(next));
+  EXPECT_THAT(next->sent[0].refused().reason(), ::testing::HasSubstr("said too much"));
+  EXPECT_FALSE(next->sent[0].refused().final());
+  EXPECT_FALSE(first->ended.has_value()) << "it goes on";
+  EXPECT_FALSE(Refused(from_network("h2", kStateB))) << "another host";
+  clock_.now_ns += 2 * kSecond;
+  EXPECT_FALSE(Refused(from_network("h1", kStateA)));
+  EXPECT_TRUE(first->ended.has_value()) << "it was replaced";
 }
 
 TEST_F(PaceOfSessions, AHelloCostsWhatItSays) {

@@ -55,10 +55,10 @@ absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream,
     if (it == streams_.end()) return absl::InvalidArgumentError("the first message must be hello");
     session = it->second;
     HostEntry& entry = hosts_[Name(session->cluster, session->host)];
-    if (entry.session != session || message.session().session() != session->id)
-      return absl::OkStatus();  // of a dead session
-    session->pace->Take(message.has_heartbeat() ? Pace::kMessageNs : Pace::kLightNs,
+    const bool dead = entry.session != session || message.session().session() != session->id;
+    session->pace->Take(message.has_heartbeat() && !dead ? Pace::kMessageNs : Pace::kLightNs,
                         clock_->BootNs());
+    if (dead) return absl::OkStatus();
     Heard(&entry, *session);
     // It names the session, so it has its Welcome, and remembers the epoch: no other server of this
     // store is followed from now on.

@@ -44,6 +44,8 @@ class AgentStream {
   virtual bool trusted() const { return false; }
   // Whose jobs alone its host may be given, as its certificate says; empty: everybody's.
   virtual std::string only_user() const { return ""; }
+  // Whether it is bounded what its host may say (pace.h): it comes over the network.
+  virtual bool bounded() const { return false; }
 };
 
 struct SessionOptions {
@@ -89,7 +91,7 @@ class Sessions : public AgentLink {
   // for what no agent sends.
   absl::Status Receive(const std::shared_ptr<AgentStream>& stream, const pb::AgentMessage& message);
   // How long not to read on from the stream, as its host has said too much (pace.h); 0: not at all.
-  // For streams of hosts that aren't this machine's own.
+  // For streams that are bounded.
   int64_t RestNs(const AgentStream* stream);
   uint64_t Rests() const;  // that were asked for, since the start
   // The stream has ended, whoever ended it. Its host counts as heard until its heartbeats are
@@ -199,6 +201,7 @@ class Sessions : public AgentLink {
                         bool* final) const;  // under mutex_
   // It may be believed what it says of what it has seen.
   bool Believes(const AgentStream& stream, const pb::Hello& hello) const;
+  bool SaysTooMuch(const AgentStream& stream, const pb::Hello& hello);  // under mutex_
   pb::Inventory WhatCounts(const pb::Hello& hello) const;
   void Welcome(const std::shared_ptr<Session>& session, const std::set<std::string>& mentioned,
                const std::string& differs);

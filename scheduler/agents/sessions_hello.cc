@@ -28,6 +28,10 @@ constexpr char kUnproved[] =
     "with --adopt-restored. Else the agent's state directory is damaged or not its own: stop what "
     "the host runs, and give its agent a fresh --state-dir";
 
+constexpr char kSaysTooMuch[] =
+    "this host has said too much over the network (decision 170). It is served again in a second "
+    "or two";
+
 // The agent says that it was told of what this store doesn't hold. What it was told before a
 // restored store was adopted says nothing.
 bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View& view) {
@@ -64,7 +68,8 @@ std::string WhyNotInCluster(const std::string& only_user, const pb::ClusterSpec&
       "the certificate of this host is for jobs of ", only_user, " alone, and cluster ",
       cluster.name(), " is for ",
       cluster.only_user().empty() ? "everybody's" : absl::StrCat("those of ", cluster.only_user()),
-      " (only_user in the clusters file). Join anew: muster host token new");
+      " (only_user in the clusters file). Remove the file `identity` of its --state-dir, and join "
+      "anew: muster host token new");
 }
 
 }  // namespace
@@ -173,6 +178,16 @@ uint64_t Sessions::Replace(const std::shared_ptr<AgentStream>& stream,
   return ++entry.hellos;
 }
 
+// A stream's first message is read whatever its host has said before: who opens one after the other
+// would never rest.
+bool Sessions::SaysTooMuch(const AgentStream& stream, const pb::Hello& hello) {
+  if (!stream.bounded()) return false;
+  const auto it = hosts_.find(Name(hello.cluster(), hello.host()));
+  if (it == hosts_.end() || it->second.pace->RestNs(clock_->BootNs()) == 0) return false;
+  ++rests_;
+  return true;
+}
+
 // A host is believed that it has less than its SKU, and not that it has more: it would draw work
 // that it can't do, or wants to see.
 pb::Inventory Sessions::WhatCounts(const pb::Hello& hello) const {
@@ -198,7 +213,9 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
     if (streams_.count(stream.get()) != 0)
       return absl::InvalidArgumentError("a second hello on the same stream");
     bool final = false;
-    if (const std::string why = WhyRefuse(*stream, hello, *view, &final); !why.empty()) {
+    std::string why = WhyRefuse(*stream, hello, *view, &final);
+    if (why.empty() && SaysTooMuch(*stream, hello)) why = kSaysTooMuch;
+    if (!why.empty()) {
       RefuseHello(stream.get(), hello, why, final);
       return absl::OkStatus();
     }

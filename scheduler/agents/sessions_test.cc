@@ -128,6 +128,10 @@ TEST_F(SessionsTest, AHostForOneUsersJobsIsServedInTheirClusterAlone) {
     }
     ASSERT_TRUE(Refused(stream)) << test.name;
     EXPECT_THAT(stream->sent[0].refused().reason(), HasSubstr(test.why)) << test.name;
+    if (*test.certificate != '\0') {
+      EXPECT_THAT(stream->sent[0].refused().reason(), HasSubstr("Remove the file `identity`"))
+          << "it still counts, so that a line alone buys nothing";
+    }
   }
 }
 

@@ -29,17 +29,22 @@ class Stream;
 // What Sessions holds: it outlives the call.
 class StreamHandle : public AgentStream {
  public:
-  StreamHandle(std::weak_ptr<Stream> stream, bool trusted, std::string only_user)
-      : stream_(std::move(stream)), trusted_(trusted), only_user_(std::move(only_user)) {}
+  StreamHandle(std::weak_ptr<Stream> stream, bool trusted, std::string only_user, bool bounded)
+      : stream_(std::move(stream)),
+        trusted_(trusted),
+        only_user_(std::move(only_user)),
+        bounded_(bounded) {}
   bool trusted() const override { return trusted_; }
   void Send(const pb::SchedulerMessage& message) override;
   void End(const absl::Status& status) override;
   std::string only_user() const override { return only_user_; }
+  bool bounded() const override { return bounded_; }
 
  private:
   const std::weak_ptr<Stream> stream_;
   const bool trusted_;
   const std::string only_user_;
+  const bool bounded_;
 };
 
 class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
@@ -56,7 +61,8 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
 
   void Begin() {
     KeepAlive(shared_from_this());
-    handle_ = std::make_shared<StreamHandle>(weak_from_this(), trusted_, only_user_);
+    handle_ = std::make_shared<StreamHandle>(weak_from_this(), trusted_, only_user_,
+                                             /*bounded=*/!host_.empty());
     StartRead(&incoming_);
   }
 
@@ -96,7 +102,7 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
   // Later, if its host has said too much. What it says meanwhile stays on its side, by gRPC's flow
   // control; nobody else waits.
   void ReadOn() {
-    const int64_t rest_ns = host_.empty() ? 0 : sessions_->RestNs(handle_.get());
+    const int64_t rest_ns = handle_->bounded() ? sessions_->RestNs(handle_.get()) : 0;
     if (rest_ns == 0) {
       StartRead(&incoming_);
       return;
@@ -166,11 +172,13 @@ grpc::ServerBidiReactor<pb::TunnelOutput, pb::TunnelInput>* AgentServiceImpl::Ca
 namespace {
 
 // The attempt, if it is placed on the caller's host; null: it isn't. A host's certificate asks for
-// its own host, others for all.
+// its own host, others for all. One that is for a user's jobs alone asks for those, also where the
+// host's cluster is another user's by now, whose agent has the same name.
 const AttemptRow* AttemptHere(const State& state, const Principal& who, const pb::AttemptKey& key,
                               const JobRow** job, int32_t* task) {
   const AttemptRow* attempt = state.FindAttempt(key, job, task);
   if (attempt == nullptr || who.host.empty()) return attempt;
+  if (!who.only_user.empty() && (*job)->owner != who.only_user) return nullptr;
   const HostId host = state.FindHost(who.cluster, who.host);
   const bool here = std::any_of(attempt->parts.begin(), attempt->parts.end(),
                                 [&](const PartRow& part) { return part.host == host; });

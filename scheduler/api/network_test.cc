@@ -669,6 +669,7 @@ TEST_F(PackNetworkTest, AHostReadsThoseOfItsOwnAttemptsAlone) {
   EXPECT_TRUE(Read(h1, &data).ok());
   EXPECT_EQ(data, text_);
   EXPECT_EQ(Read(h2, &data).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Read(Joined("/host/lab/h1/only/bob"), &data).error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(Read(ann_, &data).error_code(), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(data, "");
   context.TryCancel();
@@ -712,6 +713,10 @@ TEST_F(PackNetworkTest, AHostReadsSecretsOfWhatStartsThereAlone) {
   };
   pb::ReadSecretsResponse response;
   EXPECT_EQ(read(h2, &response), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(read(Joined("/host/lab/h1/only/bob"), &response), grpc::StatusCode::NOT_FOUND)
+      << "of this host, and for bob's jobs alone";
+  EXPECT_EQ(read(Joined("/host/lab/h1/only/ann"), &response), grpc::StatusCode::OK);
+  response.Clear();
   EXPECT_EQ(read(ann_, &response), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(response.secrets_size(), 0);
   ASSERT_EQ(read(h1, &response), grpc::StatusCode::OK);

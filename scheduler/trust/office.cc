@@ -33,6 +33,14 @@ std::string NameOf(const std::string& uri) {
                                        : absl::StrCat("user ", holder->name);
 }
 
+// A host that joined anew for one user's jobs, or for everybody's again, is the same host.
+std::string UriForAnyJobs(const std::string& uri) {
+  std::optional<Holder> holder = ParseHolder(uri);
+  if (!holder.has_value()) return uri;
+  holder->only_user.clear();
+  return UriOf(*holder);
+}
+
 }  // namespace
 
 std::string TrustedPem(const Trust& trust) {
@@ -126,7 +134,7 @@ std::vector<std::string> Office::Behind(const Trust& trust, int64_t now_ns, cons
   for (const auto& [serial, certificate] : trust.certificates) {
     if (certificate.revoked_ns() != 0 || certificate.end_s() * kSecond <= now_ns) continue;
     const bool new_enough = (signs ? certificate.authority() : certificate.trusts()) >= newest;
-    ready[certificate.uri()] |= new_enough && in_use(serial);
+    ready[UriForAnyJobs(certificate.uri())] |= new_enough && in_use(serial);
   }
   std::vector<std::string> behind;
   for (const auto& [uri, is] : ready) {

@@ -238,6 +238,15 @@ TEST_F(OfficeTest, ARotationWaitsForWhoeverIsBehind) {
   EXPECT_EQ(trust().signer, 2u);
 }
 
+TEST_F(OfficeTest, AHostThatJoinedAnewForOneUsersJobsIsNotBehindAsTheOneItWas) {
+  JoinedHost();
+  ASSERT_TRUE(Turn(Change::PREPARED).ok());
+  EXPECT_THAT(Behind(), ElementsAre("host lab/h1"));
+  const auto certificate = Join(GiveToken(std::string(kHostUri) + "/only/ann"), NewKey());
+  ASSERT_TRUE(certificate.ok()) << certificate.status();
+  EXPECT_THAT(Behind(), IsEmpty());
+}
+
 TEST_F(OfficeTest, AForcedRotationLeavesBehindWhoDidNotFollow) {
   const std::string old = JoinedHost();
   ASSERT_TRUE(Turn(Change::PREPARED).ok());

@@ -38,12 +38,14 @@ class FakeStream : public AgentStream {
   void End(const absl::Status& status) override { ended = status; }
   bool trusted() const override { return is_trusted; }
   std::string only_user() const override { return for_user; }
+  bool bounded() const override { return from_network; }
   std::string session() const { return sent.empty() ? "" : sent[0].session().session(); }
 
   std::vector<pb::SchedulerMessage> sent;
   std::optional<absl::Status> ended;
   bool is_trusted = false;
   std::string for_user;  // of its certificate
+  bool from_network = false;
 
  private:
   std::vector<std::string>* log_;

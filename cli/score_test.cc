@@ -136,6 +136,10 @@ TEST_F(ScoreTest, RefusesAModelThatTheOnlyHostHasNot) {
     EXPECT_THAT(absl::StrReplaceAll(err_, {{"\n  ", " "}}), HasSubstr(c.told));
     EXPECT_EQ(submitted_.size(), c.told.empty() ? 1u : 0u);
   }
+  EXPECT_EQ(Run({"score", "-d", "--set", "image=/data/images/pytorch", home_ + "/none",
+                 "/in/*.jsonl", "/out"}),
+            0)
+      << "it may be in the image: " << err_;
 }
 
 }  // namespace

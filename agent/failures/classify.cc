@@ -270,11 +270,15 @@ std::string FirstOfRefused(const std::vector<std::string_view>& tail) {
 }
 
 // The last word of a program of Muster's own, such as "muster_score: --input x: there is no such
-// file", or "muster: the terminal has gone away" of `muster run --pty`; "": none of them spoke.
+// file"; "": none of them spoke. Of "muster: the terminal has gone away", as `muster run --pty` has
+// it, only where it is the very last line: scripts use `muster`, too, and go on.
 std::string WordOfOurs(const std::vector<std::string_view>& tail) {
+  bool last = true;
   for (size_t i = tail.size(); i-- > 0;) {
+    if (tail[i].empty()) continue;
+    if (std::exchange(last, false) && tail[i].starts_with("muster: ")) return Cut(tail[i]);
     for (const std::string_view name :
-         {"muster_score: ", "muster_tune: ", "muster_ray: ", "muster_dev: ", "muster: "}) {
+         {"muster_score: ", "muster_tune: ", "muster_ray: ", "muster_dev: "}) {
       if (tail[i].starts_with(name)) return Cut(tail[i]);
     }
   }

@@ -70,6 +70,11 @@ TEST(Classify, LetsWhatMusterAndTheKernelKnowComeBeforeTheLog) {
   }
 }
 
+TEST(Classify, WhatAScriptHeardOfMusterBeforeItWentOnIsNoCause) {
+  EXPECT_EQ(Classify({.exit_code = 1, .tail = {"muster: job 7 has ended", "it went on"}}).because,
+            "");
+}
+
 TEST(Classify, BelievesCausesBeforeConsequencesAndTheFirstOfTheSameWeight) {
   const Case cases[] = {
       {"a peer's way out behind the cause",

@@ -82,7 +82,7 @@ at=$MUSTER_JOB_DIR/terminal gone=
 echo "$MUSTER_ATTEMPT $$" > "$at.new" && mv -f "$at.new" "$at" || exit 1
 trap : INT QUIT
 trap gone=1 HUP
-if command -v -- "$1" > /dev/null; then
+if command -v -- "$1" > /dev/null || [ -e "$1" ]; then  # what isn't executable bash says itself
   (exec "$@")
   code=$?
 else

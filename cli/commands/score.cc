@@ -84,10 +84,11 @@ bool HostsAreHere(Client& client) {
 
 // What this machine sees of the model is what its only host will see; of other hosts that isn't
 // known, and the worker says it at its start.
-absl::Status CheckModel(const ScoreOptions& options, bool hosts_are_here, std::string* note) {
+// With an image nothing is known: the model may be in it.
+absl::Status CheckModel(const ScoreOptions& options, bool has_image, bool hosts_are_here,
+                        std::string* note) {
   const bool of_ours = options.engine.empty() || options.engine == "transformers";
-  if (!absl::StartsWith(options.model, "/") || !options.flags.image.empty() ||
-      (!of_ours && options.engine != "vllm"))
+  if (!absl::StartsWith(options.model, "/") || has_image || (!of_ours && options.engine != "vllm"))
     return absl::OkStatus();
   const std::filesystem::path model = options.model;
   std::error_code error;
@@ -155,10 +156,6 @@ int Score(Session& session, ScoreOptions options) {
   if (!settings.ok()) return session.Fail(settings.status());
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
-  std::string note;
-  if (absl::Status status = CheckModel(options, HostsAreHere(**client), &note); !status.ok())
-    return session.Fail(status);
-  session.Err(note);
   SpecContext context = ContextOf(**client);
   if (!options.flags.queue.empty()) context.queues.clear();  // the server checks the flag's
   FillFlags(*settings, context, &options.flags);
@@ -169,6 +166,12 @@ int Score(Session& session, ScoreOptions options) {
   std::vector<Problem> problems;
   if (!ParseJobFile(file.text, file.name, context, &spec, &problems, options.settings))
     return FailWithProblems(session, problems, file, "nothing was submitted");
+  const bool has_image = spec.tasks_size() > 0 && !spec.tasks(0).image().empty();
+  std::string note;
+  if (absl::Status status = CheckModel(options, has_image, HostsAreHere(**client), &note);
+      !status.ok())
+    return session.Fail(status);
+  session.Err(note);
   return SubmitMade(session, {file.name, SpecToYaml(spec)}, options.submit);
 }
 

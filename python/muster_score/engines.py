@@ -293,16 +293,23 @@ _AWAY = ("ConnectionError", "ConnectError", "Timeout", "TimeoutError")  # ends o
 
 def is_lasting(error: BaseException, local: bool) -> bool:
     """That an engine which failed so while it was made would fail again. `local`: its model is a directory here."""
-    names, one = [], error
-    while one is not None and len(names) < 16:
-        names.append(type(one).__name__)
+    chain, one = [], error
+    while one is not None and len(chain) < 16:
+        chain.append(one)
         one = one.__cause__ or one.__context__
+    names = [type(one).__name__ for one in chain]
     if any(name.endswith(_AWAY) for name in names):
         return False
     if any(name in _NO_MODEL for name in names):
         return True
-    if "memory" in str(error).lower():  # vLLM calls it a ValueError that a device has none left
+    # vLLM calls it a ValueError that a device has none left.
+    if any("memory" in str(one).lower() for one in chain):
         return False
+    # What came first may be the device's: tidying up after it fails with an AttributeError.
+    return all(_is_mistake(one, local) for one in chain)
+
+
+def _is_mistake(error: BaseException, local: bool) -> bool:
     # The kernel's own errors have a number; without one a library says what a directory lacks.
     lacks_file = local and isinstance(error, OSError) and error.errno is None
     return lacks_file or isinstance(error, _MISTAKES)

@@ -210,6 +210,10 @@ def test_which_ends_of_the_making_are_lasting():
         (after(OSError("no/such is not a valid model identifier"), gone("404")), False, True),
         (after(OSError("We couldn't connect"), away("refused")), False, False),
         (after(ValueError("no config"), away("refused")), False, False),
+        (after(ValueError("no config"), OSError(errno.EIO, "I/O error")), True, False),
+        (after(ValueError("no config"), RuntimeError("CUDA out of memory")), True, False),
+        (after(AttributeError("no attribute 'close'"), RuntimeError("CUDA error")), True, False),
+        (after(ValueError("no such type"), KeyError("qwen9")), True, True),
     ):
         assert is_lasting(error, local) == lasting, error
 

@@ -65,6 +65,15 @@ class Arrays : public ::testing::Test {
     ASSERT_EQ(s.State(job), pb::TASK_RUNNING);
   }
   void Ends(uint64_t job, int exit_code) { s.AllSay(job, pb::GONE, exit_code); }
+  // As its host says of a program that ended by itself.
+  void EndsByItself(uint64_t job, int exit_code) {
+    pb::Event event =
+        testing::Report(s.state, job, 0, s.Newest(job).number, 0, pb::GONE, exit_code);
+    for (pb::WorkerExit& exit :
+         *event.mutable_attempt_reported()->mutable_report()->mutable_exits())
+      exit.set_own(true);
+    s.Do(event);
+  }
   const JobRow& Job(uint64_t number) const { return *s.state.FindJob(number); }
   pb::ArrayStatus Status(uint64_t array) const { return ArrayStatusOf(s.state, Job(array)); }
 
@@ -170,7 +179,7 @@ TEST_F(Arrays, WithOneIndependentWorkersFinalFailureNoneIsStartedAnyMore) {
   const uint64_t job = Workers(1, 4, {2});
   Run(job, "h00");
   Run(job + 1, "h01");
-  Ends(job, 2);
+  EndsByItself(job, 2);
   EXPECT_EQ(Job(job).state, pb::FAILED);
   EXPECT_EQ(s.State(job + 1), pb::TASK_RUNNING) << "it sees for itself";
   EXPECT_EQ(Job(job + 3).state, pb::CANCELLED);

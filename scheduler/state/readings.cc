@@ -149,8 +149,12 @@ bool EndedForGood(const pb::TaskSpec& task, const AttemptRow& attempt) {
   if (task.final_exit_codes().empty() || !attempt.ended()) return false;
   const std::optional<Failure> failure = FirstFailure(attempt);
   if (!failure.has_value() || failure->cause != attempt.cause) return false;
+  // What its host says in the program's place: such a program isn't there, or can't be run. Of a
+  // setup, and of what was killed with the others, the code is no word of the program's.
+  const bool no_program =
+      (failure->exit_code == 126 || failure->exit_code == 127) && !Infrastructure(failure->cause);
   const auto& codes = task.final_exit_codes();
-  return (failure->own || !Infrastructure(failure->cause)) &&
+  return (failure->own || no_program) &&
          std::find(codes.begin(), codes.end(), failure->exit_code) != codes.end();
 }
 

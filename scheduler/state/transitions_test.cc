@@ -668,6 +668,7 @@ TEST(Restarts, NoneAfterAnExitCodeThatTheProgramSaysIsFinal) {
        {Case{2, pb::CAUSE_UNSPECIFIED, true, pb::TASK_FAILED, "it says so"},
         Case{127, pb::CAUSE_UNSPECIFIED, false, pb::TASK_FAILED, "there is no such program"},
         Case{75, pb::CAUSE_UNSPECIFIED, true, pb::TASK_WAITING, "another code"},
+        Case{2, pb::CAUSE_UNSPECIFIED, false, pb::TASK_WAITING, "its setup said so"},
         Case{2, pb::STORAGE_FAILURE, true, pb::TASK_FAILED, "it knows better than its log"},
         Case{127, pb::RENDEZVOUS, false, pb::TASK_WAITING, "no program spoke"}}) {
     SCOPED_TRACE(c.why);

@@ -363,8 +363,9 @@ int ShowPreviews(Session& session, Client& client, const SubmitOptions& options,
     if (session.for_people()) {
       if (submissions.size() > 1) text = absl::StrCat(submission.file.name, ":\n");
       const Screen& screen = options.preview_only ? session.out_screen() : session.err_screen();
-      absl::StrAppend(&text, RenderPreview(*preview, screen, session.now_ns()), FitText(*preview),
-                      BeginsFromText(submission.spec));
+      absl::StrAppend(&text, RenderPreview(*preview, screen, session.now_ns()),
+                      OtherTasksText(*preview), FilledInText(submission.spec, preview->resolved()),
+                      FitText(*preview), BeginsFromText(submission.spec));
       session.Err(NotesOn(submission.spec));
     }
     if (!options.preview_only) {

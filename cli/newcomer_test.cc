@@ -569,6 +569,18 @@ TEST_F(CliTest, ANameOfASweepThatNothingTakesIsRefusedOrNoted) {
   }
 }
 
+TEST_F(CliTest, AVariableOfTheCommandLineTakesANameOfASweep) {
+  clusters_.trainer_schema = R"({"type": "object"})";
+  const std::string path =
+      Write("train.yaml",
+            "name: llama\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\n"
+            "trainer: {max_steps: 5}\n");
+  EXPECT_EQ(Run({"submit", "-y", "-d", path, "--sweep", "seed=1,2"}), 2);
+  EXPECT_THAT(err_, HasSubstr("sweep.seed: nothing takes it"));
+  EXPECT_EQ(Run({"submit", "-y", "-d", path, "--sweep", "seed=1,2", "--env", "SEED={{seed}}"}), 0)
+      << err_;
+}
+
 TEST_F(CliTest, WhatIsFilledInForATrainersLayoutIsShown) {
   const std::string path =
       Write("train.yaml",

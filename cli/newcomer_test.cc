@@ -569,5 +569,64 @@ TEST_F(CliTest, ANameOfASweepThatNothingTakesIsRefusedOrNoted) {
   }
 }
 
+TEST_F(CliTest, AVariableOfTheCommandLineTakesANameOfASweep) {
+  clusters_.trainer_schema = R"({"type": "object"})";
+  const std::string path =
+      Write("train.yaml",
+            "name: llama\nqueue: research\nresources: {gpus: 1, gpu_types: [cpu-slot]}\n"
+            "trainer: {max_steps: 5}\n");
+  EXPECT_EQ(Run({"submit", "-y", "-d", path, "--sweep", "seed=1,2"}), 2);
+  EXPECT_THAT(err_, HasSubstr("sweep.seed: nothing takes it"));
+  EXPECT_EQ(Run({"submit", "-y", "-d", path, "--sweep", "seed=1,2", "--env", "SEED={{seed}}"}), 0)
+      << err_;
+}
+
+TEST_F(CliTest, WhatIsFilledInForATrainersLayoutIsShown) {
+  const std::string path =
+      Write("train.yaml",
+            "name: llama\nqueue: research\nworkers: {min: 4, max: 8}\n"
+            "resources: {gpus: 1, gpu_types: [cpu-slot]}\ntrainer: {parallel: {tp: 4}}\n");
+  const std::string filled =
+      "Filled in by the trainer's layout: workers.multiple_of: 4; topology.blocks: [{gpus: 4, "
+      "preferred: host}]\n";
+  clusters_.trainer_schema = R"({"type": "object"})";
+  EXPECT_EQ(Run({"validate", path}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr(filled));
+  jobs_.preview = [](const pb::PreviewRequest& request, pb::PreviewResponse* response) {
+    *response->mutable_resolved() = request.spec();
+    pb::TaskSpec* task = response->mutable_resolved()->mutable_tasks(0);
+    task->mutable_workers()->set_multiple_of(4);
+    pb::RankBlock* block = task->mutable_topology()->add_blocks();
+    block->set_gpus(4);
+    block->set_preferred(pb::HOST);
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr(filled));
+}
+
+TEST_F(CliTest, WhetherATrainerThatComesLaterFitsIsShownToo) {
+  const std::string trainer =
+      Write("muster-trainer", "#!/bin/sh\necho '{\"memory_bytes\": 96636764160}'\n");
+  ASSERT_EQ(chmod(trainer.c_str(), 0755), 0);
+  environment_ = {"MUSTER_BIN_DIR=" + home_};
+  jobs_.preview = [](const pb::PreviewRequest& request, pb::PreviewResponse* response) {
+    *response->mutable_resolved() = request.spec();
+    response->set_task("prepare");
+    pb::TaskSpec* train = response->mutable_resolved()->add_tasks();
+    train->set_name("train");
+    train->add_after("prepare");
+    train->set_trainer_json("{}");
+    train->mutable_resources()->set_gpus_milli(1000);
+    train->mutable_resources()->add_gpu_types("h100-80g");
+    response->mutable_resolved()->mutable_tasks(0)->set_name("prepare");
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"submit", Write("hello.yaml", kHello), "--preview-only"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("Task train: 1 worker with 1 h100-80g, after prepare: its place is "
+                              "looked for then.\n"));
+  EXPECT_THAT(out_, HasSubstr("Task train: h100-80g: does not fit: a rank needs about 90.0 GiB"));
+}
+
 }  // namespace
 }  // namespace muster

@@ -9,12 +9,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "cli/commands/local_trainer.h"
 
 namespace muster {
 namespace {
 
-constexpr size_t kMostFlavours = 4;
+constexpr int kMostFlavours = 4;
 constexpr int kDoesNotFit = 3;  // estimate's exit code then
 constexpr double kGiB = 1 << 30;
 
@@ -59,11 +60,17 @@ std::string Line(const std::string& flavour, int64_t memory_bytes, int64_t ranks
   return line + "\n";
 }
 
-// A line for each flavour that the task may start on, of those whose memory is known.
-std::string OfFlavours(const pb::PreviewResponse& preview, const pb::TaskSpec& task) {
-  if (task.resources().gpus_milli() < 1000 || LocalTrainer().empty()) return "";
-  std::map<std::string, int64_t>
-      workers;  // of each flavour, the fewest that it would start with: they hold the most
+// Of each flavour that the task may start on, of those whose memory is known, the fewest workers
+// that it would start with: they hold the most. The candidates are the previewed task's.
+std::map<std::string, int64_t> WorkersOn(const pb::PreviewResponse& preview,
+                                         const pb::TaskSpec& task) {
+  std::map<std::string, int64_t> workers;
+  if (task.name() != preview.task()) {
+    for (const std::string& flavour : task.resources().gpu_types()) {
+      if (FlavourMemoryBytes(flavour) > 0) workers[flavour] = task.workers().min();
+    }
+    return workers;
+  }
   for (const pb::PreviewResponse::Candidate& candidate : preview.candidates()) {
     if (candidate.start_ns() < 0 || candidate.declared() ||
         FlavourMemoryBytes(candidate.flavour()) == 0)
@@ -71,10 +78,15 @@ std::string OfFlavours(const pb::PreviewResponse& preview, const pb::TaskSpec& t
     const auto [at, added] = workers.try_emplace(candidate.flavour(), candidate.workers());
     if (!added) at->second = std::min<int64_t>(at->second, candidate.workers());
   }
+  return workers;
+}
+
+// A line for each flavour; *left: of how many the trainer may still be asked.
+std::string OfFlavours(const pb::PreviewResponse& preview, const pb::TaskSpec& task, int* left) {
+  if (task.resources().gpus_milli() < 1000 || LocalTrainer().empty()) return "";
   std::string text;
-  size_t asked = 0;
-  for (const auto& [flavour, count] : workers) {
-    if (++asked > kMostFlavours) break;
+  for (const auto& [flavour, count] : WorkersOn(preview, task)) {
+    if (--*left < 0) break;
     // A worker's processes share a host; whether workers do isn't known before they are placed.
     const int64_t per_host = std::max(1, task.processes_per_worker()),
                   ranks = std::max<int64_t>(1, count) * per_host;
@@ -105,14 +117,21 @@ int64_t FlavourMemoryBytes(const std::string& flavour) {
 }
 
 std::string FitText(const pb::PreviewResponse& preview) {
-  const auto task =
-      std::find_if(preview.resolved().tasks().begin(), preview.resolved().tasks().end(),
-                   [&](const pb::TaskSpec& t) { return t.name() == preview.task(); });
-  if (task == preview.resolved().tasks().end() || task->trainer_json().empty()) return "";
-  std::string text = OfFlavours(preview, *task);
-  if (!text.empty() || !ChoosesLayout(task->trainer_json())) return text;
-  return "parallel: auto: the ranks choose their layout when they start; rank 0 says which in the "
-         "job's output.\n";
+  const bool several = preview.resolved().tasks_size() > 1;
+  int left = kMostFlavours;
+  std::string text;
+  for (const pb::TaskSpec& task : preview.resolved().tasks()) {
+    if (task.trainer_json().empty()) continue;
+    std::string of_task = OfFlavours(preview, task, &left);
+    if (of_task.empty() && ChoosesLayout(task.trainer_json()))
+      of_task =
+          "parallel: auto: the ranks choose their layout when they start; rank 0 says which in the "
+          "job's output.\n";
+    for (const absl::string_view line : absl::StrSplit(of_task, '\n', absl::SkipEmpty()))
+      absl::StrAppend(&text, several ? absl::StrCat("Task ", Plain(task.name()), ": ") : "", line,
+                      "\n");
+  }
+  return text;
 }
 
 }  // namespace muster

@@ -14,9 +14,10 @@ namespace muster {
 // Bytes of a GPU of this flavour; 0 where the name doesn't say.
 int64_t FlavourMemoryBytes(const std::string& flavour);
 
-// A line for each flavour that the task of the preview may start on; of `parallel: auto` where
-// there is none that its ranks choose. "" where there is nothing to tell: no `trainer:`, parts of
-// GPUs, no trainer here, or one that doesn't know (it can't read the model's directory from here).
+// Of each task with `trainer:`, those that come after others among them: a line for each flavour
+// that it may start on; of `parallel: auto` where there is none that its ranks choose. "" where
+// there is nothing to tell: no `trainer:`, parts of GPUs, no trainer here, or one that doesn't know
+// (it can't read the model's directory from here).
 // Blocks for a second or two.
 std::string FitText(const pb::PreviewResponse& preview);
 

@@ -329,6 +329,9 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
     if (!options.queue.empty()) spec.set_queue(options.queue);
     file.flags = GivenByFlags(options);
     for (const std::string& secret : options.secrets) spec.add_secrets(secret);
+    // Before its members, whose names may stand in them.
+    if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
+      return session.Fail(status);
     if (absl::Status status = SetMembers(options.array, options.sweep, context, &spec);
         !status.ok())
       return session.Fail(status);
@@ -340,8 +343,6 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
       if (absl::Status status = BeginFromJob(**client, options.resume_from, &spec); !status.ok())
         return session.Fail(status);
     }
-    if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
-      return session.Fail(status);
     const int code = PackFor(session, options, file, packs, &spec);
     if (code != kExitOk) result = code;
     submissions->push_back({std::move(file), std::move(spec)});
@@ -363,8 +364,9 @@ int ShowPreviews(Session& session, Client& client, const SubmitOptions& options,
     if (session.for_people()) {
       if (submissions.size() > 1) text = absl::StrCat(submission.file.name, ":\n");
       const Screen& screen = options.preview_only ? session.out_screen() : session.err_screen();
-      absl::StrAppend(&text, RenderPreview(*preview, screen, session.now_ns()), FitText(*preview),
-                      BeginsFromText(submission.spec));
+      absl::StrAppend(&text, RenderPreview(*preview, screen, session.now_ns()),
+                      OtherTasksText(*preview), FilledInText(submission.spec, preview->resolved()),
+                      FitText(*preview), BeginsFromText(submission.spec));
       session.Err(NotesOn(submission.spec));
     }
     if (!options.preview_only) {

@@ -9,7 +9,9 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/local_trainer.h"
 #include "cli/commands/submission.h"
+#include "cli/render/preview.h"
 #include "common/base/files.h"
+#include "common/spec/placement_defaults.h"
 
 namespace muster {
 namespace {
@@ -85,6 +87,13 @@ std::string WrongQueue(const pb::JobSpec& spec, const SpecContext& context) {
   return "";
 }
 
+// What submission would fill in for a trainer's layout.
+std::string FilledIn(const pb::JobSpec& spec) {
+  pb::JobSpec filled = spec;
+  for (pb::TaskSpec& task : *filled.mutable_tasks()) FillPlacement(filled, &task);
+  return FilledInText(spec, filled);
+}
+
 int Validate(Session& session, const ValidateOptions& options) {
   Known known;
   if (const int code = Learn(session, options, &known); code != kExitOk) return code;
@@ -142,7 +151,7 @@ int Validate(Session& session, const ValidateOptions& options) {
                                     : "";
     std::string text = absl::StrCat(path, ": valid (", spec.tasks_size(),
                                     spec.tasks_size() == 1 ? " task" : " tasks", ", checked ",
-                                    known.checked, of_trainer, note, ")\n");
+                                    known.checked, of_trainer, note, ")\n", FilledIn(spec));
     session.ShowOne(text, spec, spec.name());
     if (session.for_people()) session.Err(NotesOn(spec));
   }

@@ -1,5 +1,9 @@
 #include "cli/render/preview.h"
 
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -41,7 +45,71 @@ std::string LossLine(const pb::PreviewResponse& preview) {
   return text;
 }
 
+// "{gpus: 8, preferred: host}"
+std::string BlockText(const pb::RankBlock& block) {
+  const auto level = [](const char* field, pb::TopologyLevel of) {
+    return of == pb::TOPOLOGY_LEVEL_UNSPECIFIED
+               ? ""
+               : absl::StrCat(", ", field, ": ", absl::AsciiStrToLower(pb::TopologyLevel_Name(of)));
+  };
+  return absl::StrCat("{gpus: ", block.gpus(), level("preferred", block.preferred()),
+                      level("required", block.required()), "}");
+}
+
+// "2 to 4 workers with 8 h100-80g"
+std::string TakesText(const pb::TaskSpec& task) {
+  const int32_t least = std::max(1, task.workers().min()),
+                most = std::max(least, task.workers().max());
+  std::string text = absl::StrCat(least, least == most ? "" : absl::StrCat(" to ", most),
+                                  most == 1 ? " worker" : " workers");
+  const pb::Resources& resources = task.resources();
+  if (resources.gpus_milli() == 0) return text + " without GPUs";
+  const std::string types = absl::StrJoin(resources.gpu_types(), " or ");
+  absl::StrAppend(&text, " with ", FormatMilli(resources.gpus_milli()), " ",
+                  types.empty() ? "GPUs" : Plain(types));
+  return text;
+}
+
 }  // namespace
+
+std::string OtherTasksText(const pb::PreviewResponse& preview) {
+  if (preview.task().empty()) return "";
+  std::string text;
+  for (const pb::TaskSpec& task : preview.resolved().tasks()) {
+    if (task.name() == preview.task()) continue;
+    absl::StrAppend(&text, "Task ", Plain(task.name()), ": ", TakesText(task));
+    if (!task.after().empty())
+      absl::StrAppend(&text, ", after ", Plain(absl::StrJoin(task.after(), ", ")),
+                      ": its place is looked for then");
+    else if (!task.with().empty())
+      absl::StrAppend(&text, ", together with ", Plain(absl::StrJoin(task.with(), ", ")));
+    text += ".\n";
+  }
+  return text;
+}
+
+std::string FilledInText(const pb::JobSpec& asked, const pb::JobSpec& resolved) {
+  std::string text;
+  for (int t = 0; t < asked.tasks_size() && t < resolved.tasks_size(); ++t) {
+    const pb::TaskSpec &before = asked.tasks(t), &after = resolved.tasks(t);
+    std::vector<std::string> fields;
+    if (before.workers().multiple_of() == 0 && after.workers().multiple_of() != 0)
+      fields.push_back(absl::StrCat("workers.multiple_of: ", after.workers().multiple_of()));
+    if (before.topology().blocks().empty() && !after.topology().blocks().empty()) {
+      std::vector<std::string> blocks;
+      for (const pb::RankBlock& block : after.topology().blocks())
+        blocks.push_back(BlockText(block));
+      fields.push_back(absl::StrCat("topology.blocks: [", absl::StrJoin(blocks, ", "), "]"));
+    }
+    if (fields.empty()) continue;
+    absl::StrAppend(
+        &text, "Filled in",
+        resolved.tasks_size() > 1 ? absl::StrCat(" for task ", Plain(after.name())) : "",
+        after.trainer_json().empty() ? " by its blocks: " : " by the trainer's layout: ",
+        absl::StrJoin(fields, "; "), "\n");
+  }
+  return text;
+}
 
 std::string RenderPreview(const pb::PreviewResponse& preview, const Screen& screen,
                           int64_t now_ns) {

@@ -1150,5 +1150,39 @@ TEST(JsonTest, AnyProtoJsonParserReadsItBack) {
   EXPECT_THAT(ToJson(tree, true), HasSubstr("{\n \"queues\": [\n  {\n   \"name\": \"a\",\n"));
 }
 
+TEST(Preview, TellsOfTheTasksThatComeLaterAndOfWhatIsFilledIn) {
+  pb::PreviewResponse preview;
+  preview.set_task("prepare");
+  pb::JobSpec* spec = preview.mutable_resolved();
+  pb::TaskSpec* prepare = spec->add_tasks();
+  prepare->set_name("prepare");
+  EXPECT_EQ(OtherTasksText(preview), "");
+  pb::TaskSpec* train = spec->add_tasks();
+  train->set_name("train");
+  train->add_after("prepare");
+  train->set_trainer_json(R"({"parallel":{"tp":8}})");
+  train->mutable_workers()->set_min(2);
+  train->mutable_workers()->set_max(4);
+  train->mutable_resources()->set_gpus_milli(8'000);
+  train->mutable_resources()->add_gpu_types("h100-80g");
+  pb::TaskSpec* watch = spec->add_tasks();
+  watch->set_name("watch");
+  watch->add_with("prepare");
+  EXPECT_EQ(OtherTasksText(preview),
+            "Task train: 2 to 4 workers with 8 h100-80g, after prepare: its place is looked for "
+            "then.\n"
+            "Task watch: 1 worker without GPUs, together with prepare.\n");
+  const pb::JobSpec asked = *spec;
+  EXPECT_EQ(FilledInText(asked, *spec), "");
+  train->mutable_workers()->set_multiple_of(2);
+  pb::RankBlock* block = train->mutable_topology()->add_blocks();
+  block->set_gpus(8);
+  block->set_preferred(pb::HOST);
+  EXPECT_EQ(FilledInText(asked, *spec),
+            "Filled in for task train by the trainer's layout: workers.multiple_of: 2; "
+            "topology.blocks: [{gpus: 8, preferred: host}]\n");
+  EXPECT_EQ(FilledInText(*spec, *spec), "") << "the file says it";
+}
+
 }  // namespace
 }  // namespace muster

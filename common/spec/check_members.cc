@@ -94,7 +94,9 @@ class MembersChecker {
       if (why.empty() && trainers_alone)
         why = absl::StrCat("nothing takes it: no {{", name,
                            "}} stands in env or trainer.export, and the trainer reads no ",
-                           SweepVariable(name), ". A key of trainer is trainer.KEY.",
+                           SweepVariable(name),
+                           ". A key of trainer is trainer.KEY; members that are the same are an "
+                           "array: 0-9.",
                            DidYouMean(absl::StrCat("trainer.", name), TrainerKeys()));
       if (!why.empty()) Emit(JoinPath("sweep", name), why);
     }

@@ -273,7 +273,7 @@ void RefuseExperts(const nlohmann::json& trainer, const Ranks& ranks, const Laye
     const int64_t most = LargestDivisor(experts, ep);
     refuse(absl::StrCat(ep, " doesn't divide the model's ", experts, " experts; with ",
                         Counted(ranks.count, "rank"), " use ", nearest,
-                        MoreRanks(ranks, most, "parts of them", most * pp)));
+                        MoreRanks(ranks, most, "parts of them", std::lcm(most, layer.count) * pp)));
   } else if (shard && *shard % ep != 0) {
     refuse(absl::StrCat(ep, " doesn't divide shard_size, ", *shard, "; use ", nearest));
   } else if (group % ep != 0) {

@@ -268,6 +268,9 @@ TEST(TrainerLayout, ExpertsThatCantBeSharedOutAreRefusedWithTheNearestThatCan) {
       {kSix, 2, 2, 1,
        "trainer.parallel.ep: 6 doesn't divide the model's 8 experts; with 2 ranks use 2; 4 parts "
        "of them need 4 ranks (workers: 4, or one worker with gpus: 4)"},
+      {R"({"parallel": {"ep": 6, "tp": 3}, "model": {"num_experts": 8}})", 3, 3, 1,
+       "trainer.parallel.ep: 6 doesn't divide the model's 8 experts; with 3 ranks use 1; 4 parts "
+       "of them need 12 ranks (workers: 12)"},
       {R"({"parallel": {"ep": 16}, "model": {"num_experts": 8}})", 16, 16, 1,
        "trainer.parallel.ep: 16 doesn't divide the model's 8 experts; with 16 ranks use 8"},
       {kFour, 6, 6, 1,

@@ -187,7 +187,8 @@ TEST(Members, WhatGoesNotTogetherIsRefusedAtItsPlace) {
             "and {{message}} has no value"},
            {"sweep: {seeds: [1, 2]}\ntrainer: {max_steps: 5}\n", "sweep.seeds",
             "nothing takes it: no {{seeds}} stands in env or trainer.export, and the trainer reads "
-            "no MUSTER_SWEEP_seeds. A key of trainer is trainer.KEY."},
+            "no MUSTER_SWEEP_seeds. A key of trainer is trainer.KEY; members that are the same are "
+            "an array: 0-9."},
            {"sweep: {a: [1, 2], b: [3, 4]}\ntrainer: {export: '/out/{{a}}'}\n", "trainer.export",
             "members 0 and 1 would both export to /out/1"}}) {
     pb::JobSpec spec;

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from muster_score import objects
 from muster_score.inputs import BadRow, InputError
 from muster_score.prompts import Answer, Ask, Sampling
+from muster_score.stopping import Stopped
 
 
 class EngineDied(Exception):
@@ -141,23 +142,56 @@ class Draw:
 
 
 class Vllm:
+    """It is given all rows of a shard at once, and itself decides how many it works on: as one answer is done another row takes its place."""
+
     def __init__(self, model: str, sampling: Sampling, **options):
         import vllm
 
         self.engine, self.vllm = vllm.LLM(model=model, **options), vllm
         self.tokenizer = self.engine.get_tokenizer()
         self.context = self.engine.llm_engine.model_config.max_model_len
+        self.asked = 0
 
     def __call__(self, batch: list[Ask]) -> list[Answer | BadRow]:
+        return self.answer(batch, lambda done: None)
+
+    def answer(self, batch: list[Ask], between: Callable[[int], None]) -> list:
+        """`between` is called after each of the engine's steps with the rows that are done, and may raise."""
         answers = tokens_of(self.tokenizer, batch, self.context)
-        rows = [one for one in answers if isinstance(one, Tokens)]
-        if rows:
-            prompts = [{"prompt_token_ids": row.ids} for row in rows]
-            wanted = [self._parameters(row) for row in rows]
-            done = self.engine.generate(prompts, wanted, use_tqdm=False)
-            for row, answer in zip(rows, done, strict=True):
-                answers[row.place] = self._answer(row, answer.outputs[0])
+        rows: dict[str, Tokens] = {}  # by the engine's name of the request
+        try:
+            for i, one in enumerate(answers):
+                if isinstance(one, Tokens):
+                    try:
+                        rows[self._begin(one)] = one
+                    except Exception as error:  # noqa: BLE001 (vLLM refuses it: it costs itself alone)
+                        answers[i] = error
+            for name, answer in self._answers():
+                if name is None:
+                    between(len(batch) - len(rows))
+                else:
+                    row = rows.pop(name)
+                    answers[row.place] = self._answer(row, answer)
+        finally:
+            if rows:  # it failed, or is to stop: what it is asked next is to be alone
+                self.engine.llm_engine.abort_request(list(rows))
         return answers
+
+    def _begin(self, row: Tokens) -> str:
+        self.asked += 1
+        name = str(self.asked)
+        prompt = {"prompt_token_ids": row.ids}
+        self.engine.llm_engine.add_request(name, prompt, self._parameters(row))
+        return name
+
+    def _answers(self):
+        """Each that is done, with its request's name; after each step None."""
+        engine = self.engine.llm_engine
+        while engine.has_unfinished_requests():
+            for one in engine.step():
+                if one.finished:
+                    yield one.request_id, one.outputs[0]
+            yield None, None
 
     def _parameters(self, row: Tokens):
         return self.vllm.SamplingParams(
@@ -165,6 +199,7 @@ class Vllm:
             temperature=row.sampling.temperature,
             top_p=row.sampling.top_p,
             seed=row.sampling.seed,
+            output_kind=self.vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
         )
 
     @staticmethod
@@ -323,7 +358,7 @@ def answer_all(engine: Callable[[list], list], batch: list) -> list:
     alone."""
     try:
         return _checked(engine, batch)
-    except EngineDied:
+    except (EngineDied, Stopped):
         raise
     except Exception as error:  # noqa: BLE001 (whatever a model or a user's class raises)
         if len(batch) == 1:
@@ -332,7 +367,7 @@ def answer_all(engine: Callable[[list], list], batch: list) -> list:
     for one in batch:
         try:
             answers += _checked(engine, [one])
-        except EngineDied:
+        except (EngineDied, Stopped):
             raise
         except Exception as error:  # noqa: BLE001
             answers.append(error)

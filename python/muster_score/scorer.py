@@ -32,12 +32,14 @@ class Doubted(Exception):
 
 
 class Scorer:
-    """`predicts`: the engine is the user's, and is given rows; else it is given Asks. `between` is called before each batch with the rows that are done."""
+    """`predicts`: the engine is the user's, and is given rows; else it is given Asks. `between` is called before each batch with the rows that are done, and
+    by an engine that makes its own batches (Vllm.answer) after each of its steps."""
 
     def __init__(self, options: Options, plan: Plan, engine, predicts: bool, leases: Leases):
         self.options, self.plan, self.predicts, self.leases = options, plan, predicts, leases
         # The user's engine may do with its rows what it likes.
         self.engine = (lambda rows: engine(copy.deepcopy(rows))) if predicts else engine
+        self.makes_batches = not predicts and hasattr(engine, "answer")
         self.reader = Reader()
         self.why = ""  # the first row that was bad here is so
         self._good = None  # what was answered once: the engine has to answer it again
@@ -63,7 +65,9 @@ class Scorer:
             files.create(self._good_file, {"shard": shard, "row": row})
         self._good = item
 
-    def ask(self, items: list) -> list:
+    def ask(self, items: list, between: Callable[[int], None] = lambda done: None) -> list:
+        if self.makes_batches:
+            return answer_all(lambda batch: self.engine.answer(batch, between), items)
         return answer_all(self.engine, items)
 
     def prove(self, why: str) -> None:
@@ -113,7 +117,7 @@ class _Shard:
             between(done)
             if self.lease.careful:
                 self.scorer.leases.hold(self.lease, batch[0])
-            self._answer(batch)
+            self._answer(batch, lambda more, before=done: between(before + more))
             done += len(batch)
         if self.lease.careful:
             self.scorer.leases.hold(self.lease, None)
@@ -126,11 +130,15 @@ class _Shard:
         asked = [i for i, item in enumerate(self.items) if not isinstance(item, BadRow)]
         if not self.scorer.predicts:
             asked.sort(key=lambda i: -_length(self.items[i]))
-        size = 1 if self.lease.careful else self.scorer.options.batch_size
+        size = self.scorer.options.batch_size
+        if self.lease.careful:
+            size = 1
+        elif self.scorer.makes_batches:
+            size = max(1, len(asked))
         return [asked[at : at + size] for at in range(0, len(asked), size)]
 
-    def _answer(self, batch: list[int]) -> None:
-        answers = self.scorer.ask([self.items[i] for i in batch])
+    def _answer(self, batch: list[int], between: Callable[[int], None]) -> None:
+        answers = self.scorer.ask([self.items[i] for i in batch], between)
         for i, answer in zip(batch, answers, strict=True):
             if self._put(i, answer):
                 self.scorer.works(self.items[i], self.number, i)

@@ -8,6 +8,7 @@ import pytest
 from muster_score.engines import EngineDied, Transformers, answer_all, is_lasting, load
 from muster_score.inputs import BadRow, InputError
 from muster_score.prompts import Answer, Ask, Sampling
+from muster_score.stopping import Stopped
 from score_helpers import score, scored
 from score_model import make_model
 
@@ -130,34 +131,108 @@ def tokenizer_with_bos():
     return found
 
 
-def test_vllm_gets_tokens_with_one_beginning_and_a_seed_for_each_row(monkeypatch):
-    given = []
+class Llm:
+    """vLLM's, as far as it is used: takes two requests at a time, in steps of one token."""
 
-    class Llm:
-        def __init__(self, model, **options):
-            self.options = options
-            config = types.SimpleNamespace(max_model_len=8)
-            self.llm_engine = types.SimpleNamespace(model_config=config)
+    def __init__(self, model, **options):
+        self.options, self.model_config = options, types.SimpleNamespace(max_model_len=8)
+        self.llm_engine, self.waiting, self.running, self.given = self, [], {}, []
 
-        def get_tokenizer(self):
-            return tokenizer_with_bos()
+    def get_tokenizer(self):
+        return tokenizer_with_bos()
 
-        def generate(self, prompts, parameters, use_tqdm):
-            given.append((prompts, parameters))
-            output = types.SimpleNamespace(text="x", finish_reason="stop", token_ids=[1, 2])
-            return [types.SimpleNamespace(outputs=[output]) for _ in prompts]
+    def add_request(self, name, prompt, parameters):
+        assert isinstance(name, str) and name not in self.running
+        self.given.append((prompt["prompt_token_ids"], parameters))
+        # As many steps as the prompt has tokens, so that the shorter one ends first.
+        self.waiting.append((name, len(prompt["prompt_token_ids"])))
 
-    fake = types.SimpleNamespace(LLM=Llm, SamplingParams=lambda **words: words)
+    def has_unfinished_requests(self):
+        return bool(self.waiting or self.running)
+
+    def step(self):
+        while self.waiting and len(self.running) < 2:
+            self.running.update([self.waiting.pop(0)])
+        self.running = {name: left - 1 for name, left in self.running.items()}
+        ended = [name for name, left in self.running.items() if left == 0]
+        for name in ended:
+            del self.running[name]
+        output = types.SimpleNamespace(text="x", finish_reason="stop", token_ids=[1, 2])
+        done = [types.SimpleNamespace(request_id=n, finished=True, outputs=[output]) for n in ended]
+        return [types.SimpleNamespace(request_id=n, finished=False) for n in self.running] + done
+
+    def abort_request(self, names):
+        self.waiting = [one for one in self.waiting if one[0] not in names]
+        for name in names:
+            self.running.pop(name, None)
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    kinds = types.SimpleNamespace(FINAL_ONLY="final")
+    fake = types.SimpleNamespace(
+        LLM=Llm,
+        SamplingParams=lambda **words: words,
+        sampling_params=types.SimpleNamespace(RequestOutputKind=kinds),
+    )
     monkeypatch.setitem(sys.modules, "vllm", fake)
-    engine = load("vllm", "m", GREEDY, {"tensor_parallel_size": 2})
-    assert engine.engine.options == {"tensor_parallel_size": 2}
+    return load("vllm", "m", GREEDY, {"tensor_parallel_size": 2})
+
+
+def test_vllm_gets_tokens_with_one_beginning_and_a_seed_for_each_row(vllm):
+    assert vllm.engine.options == {"tensor_parallel_size": 2}
     chat = [{"role": "user", "content": "a b"}]
-    found = engine(sampled(chat, "a b", "a a a a a a a a"))
+    found = vllm(sampled(chat, "a b", "a a a a a a a a"))
     assert found[:2] == [Answer("x", "stop", 3, 2)] * 2 and isinstance(found[2], BadRow)
-    ((prompts, parameters),) = given
-    assert [prompt["prompt_token_ids"] for prompt in prompts] == [[0, 2, 3]] * 2
+    assert [ids for ids, _ in vllm.engine.given] == [[0, 2, 3]] * 2
+    parameters = [one for _, one in vllm.engine.given]
     assert [one["seed"] for one in parameters] == [0, 1]
     assert parameters[0]["max_tokens"] == 5  # what is left of the context
+
+
+def test_vllm_takes_a_row_as_another_is_done_and_says_how_many_are(vllm):
+    done = []
+    found = vllm.answer(asks("a b c d", "a", "a b"), done.append)
+    # Prompts of 5, 2 and 3 tokens, with the one at the beginning: the third takes the second's place.
+    assert done == [0, 1, 1, 1, 3]
+    assert [answer.prompt_tokens for answer in found] == [5, 2, 3]
+
+
+def test_a_row_that_vllm_refuses_costs_itself_alone(vllm, monkeypatch):
+    def add(self, name, prompt, parameters):
+        if len(prompt["prompt_token_ids"]) == 3:
+            raise ValueError("not this one")
+        Llm.add_request(self, name, prompt, parameters)
+
+    monkeypatch.setattr(vllm.engine, "add_request", types.MethodType(add, vllm.engine))
+    found = answer_all(vllm, asks("a", "a b", "a b c"))
+    assert [isinstance(answer, ValueError) for answer in found] == [False, True, False]
+    assert len(vllm.engine.given) == 2, "none was asked twice"
+
+
+def test_vllm_has_nothing_left_of_what_was_stopped(vllm):
+    def stop(done):
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        answer_all(lambda batch: vllm.answer(batch, stop), asks("a b c", "a", "a"))
+    assert not vllm.engine.has_unfinished_requests()
+    assert len(vllm(asks("a"))) == 1
+
+
+def test_vllm_is_asked_row_by_row_after_a_step_that_failed(vllm, monkeypatch):
+    steps = []
+
+    def step(self):
+        steps.append(dict(self.waiting) | self.running)
+        if len(steps[-1]) > 1:
+            raise ValueError("no")
+        return Llm.step(self)
+
+    monkeypatch.setattr(vllm.engine, "step", types.MethodType(step, vllm.engine))
+    found = answer_all(vllm, asks("a", "b"))
+    assert [answer.text for answer in found] == ["x", "x"]
+    assert max(map(len, steps[1:])) == 1
 
 
 def test_a_template_that_refuses_a_chat_costs_its_row_alone(engine):

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -23,9 +22,9 @@ for folder in ("deploy/local", "tests/system", "python/tests"):
 
 from borrowers import submit
 from disturbed import lightning_is_whole, lightning_site
-from figures import BIN, at_most, figure, say_failed
+from figures import BIN, figure, say_failed
 from local_system import Failed, LocalSystem, job_processes, system_folder, wait_for
-from runtime_cost import pairs_of_blocks
+from runtime_cost import cost_of
 from small_system import ENDED, start
 
 PYTHON = os.environ.get("MUSTER_PYTHON", sys.executable)
@@ -209,15 +208,13 @@ def cost(trainings: Trainings, name: str, quick: bool) -> bool:
     words = f"{ROOT}/bench/runtime_cost.py {example} {out} -- --steps {steps} {arguments}"
     # What a checkpoint costs isn't the callback's: none falls into the blocks that have it.
     trainings.await_end(trainings.submit(f"{name.lower()}-cost", words, interval="1h"))
-    pairs = pairs_of_blocks(out)
-    more = 100 * (statistics.median(on / off for on, off in pairs) - 1)
-    step_ms = 1000 * statistics.median(off for _, off in pairs)
-    return at_most(
+    found = cost_of(out)
+    return figure(
         f"{name}: step time with the callback, against without",
-        more,
-        f"% of {step_ms:.1f} ms with {arguments}, {len(pairs)} pairs of blocks",
-        COSTS_MOST_PERCENT,
-        places=2,
+        round(found.percent, 2),
+        f"% {found.words}, with {arguments}",
+        f"<= {COSTS_MOST_PERCENT}",
+        found.percent <= COSTS_MOST_PERCENT,
     )
 
 

@@ -8,7 +8,6 @@ without it. TorchRec is bench/requirements-two-tower.txt's, in an environment th
 """
 
 import json
-import statistics
 import sys
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from borrowers import submit
 from figures import BIN, at_least, at_most, figure, say_failed
 from local_system import Failed, LocalSystem, system_folder
 from python_runtime import QUEUES, Trainings
-from runtime_cost import pairs_of_blocks
+from runtime_cost import cost_of
 from small_system import start
 from two_tower_data import World
 from two_tower_environment import environment_of_two_tower
@@ -180,13 +179,11 @@ def speed(towers: Towers, quick: bool) -> bool:
     program = f"{ROOT}/programs/two_tower.py"
     words = f"{ROOT}/bench/runtime_cost.py {program} {out} -- --steps {steps}"
     towers.await_end(towers.submit("speed", words, interval="1h"))  # what is plain saves nothing
-    pairs = pairs_of_blocks(out)
-    ratio = statistics.median(off / on for on, off in pairs)
-    step_ms = 1000 * statistics.median(off for _, off in pairs)
+    found = cost_of(out)
     return at_least(
         "steps a second with the callback, against plain Lightning's",
-        ratio,
-        f"x of one in {step_ms:.1f} ms, {len(pairs)} pairs of blocks",
+        1 / (1 + found.percent / 100),
+        f"x of one; % {found.words}",
         LEAST_SPEED,
         places=4,
     )

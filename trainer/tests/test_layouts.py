@@ -30,6 +30,7 @@ ZERO_BUBBLE = {"parallel": {"pp": 2, "pipeline": "zero_bubble"}}
         ("phi3", "tp 2 x cp 2"),
         ("gemma3", "dp 2 x tp 2, stage 3"),
         ("gemma2", "tp 2 x cp 2"),
+        ("llama3", "pp 2 x tp 2 x cp 2"),  # a tied head: both ends hold it
     ],
 )
 def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, tokens, tmp_path):

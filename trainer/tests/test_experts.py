@@ -21,7 +21,7 @@ from test_stages import estimate
     "family,layout",
     [
         ("mixtral", "one rank"),
-        ("qwen3-moe", "cp 2 x ep 2"),
+        ("qwen3-moe", "dp 2 x cp 2 x ep 2"),
         ("qwen3-moe", "dp 2 x ep 2, stage 2"),
         ("qwen3-moe-biases", "tp 2 x ep 4"),
         ("mixtral", "pp 2, zero-bubble"),

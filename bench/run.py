@@ -85,7 +85,7 @@ ROWS = {
         900,
     ),
     "layouts": (
-        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: 8 models, 17 layouts",
+        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: every family without experts, each layout of several",
         [sys.executable, "trainer/tests/bench_layouts.py"],
         3600,
     ),
@@ -145,7 +145,7 @@ ROWS = {
         1800,
     ),
     "trainer-memory": (
-        "peak memory of a run of 17 M parameters against transformers', and against `muster-trainer estimate`",
+        "peak memory of a run of 17 M parameters against transformers', and against `muster-trainer estimate`, of each stage and layout",
         [sys.executable, "trainer/tests/bench_memory.py"],
         900,
     ),
@@ -160,7 +160,7 @@ ROWS = {
         600,
     ),
     "gpu": (
-        "where a GPU is: 7 billion parameters against transformers compiled, offload, LoRA",
+        "where a GPU is: 7 (or 3) billion parameters against transformers compiled with Liger's loss, offload, LoRA and QLoRA of 8 billion",
         [sys.executable, "trainer/tests/bench_gpu.py"],
         3600,
     ),

@@ -5,11 +5,12 @@
 #
 # FOLDER gets bin/, lib/ (what the programs need beside torch's libraries and those of C and C++), tests/, tokens/ and site/ (pytest, for a
 # python without it). There: python3 FOLDER/tests/gpu_cases.py [--list] [--case TEXT], with a python that can import the same version
-# of torch. To be run after deploy/build.sh. Fails above 64 MiB.
+# of torch; and, where transformers is installed too, python3 FOLDER/tests/bench_gpu.py [--list] [--case TEXT] for speed. To be run after
+# deploy/build.sh. Fails above 64 MiB.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 source deploy/common.sh
-case "${1:-}" in -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 MOST_MIB=64
 folder=${1:-$PWD/build/gpu-bundle}
 python=$(muster_python_env)/bin/python

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/objects/object_place.h"
+#include "common/spec/check_trainer_keys.h"
 #include "common/spec/trainer_json.h"
 #include "common/spec/workers.h"
 
@@ -159,8 +160,10 @@ bool RefuseSlices(const nlohmann::json& trainer, const Ranks& ranks, int64_t tp,
     emit(path + ".parallel.tp", text, Document::Where::kValue);
     return true;
   };
-  const int64_t heads =
-      Number(Inner(trainer, "model"), "num_key_value_heads").value_or(tp * ranks.count);
+  const nlohmann::json& model = Inner(trainer, "model");
+  std::optional<int64_t> given = Number(model, "num_key_value_heads");
+  if (!given) given = Number(model, "num_attention_heads");  // where each has its own
+  const int64_t heads = given.value_or(tp * ranks.count);
   if (heads % tp != 0) {
     const int64_t most = LargestDivisor(heads, tp);
     return refuse(absl::StrCat(tp, " doesn't divide the model's ", heads,
@@ -192,6 +195,24 @@ struct LayerRanks {
   const char* keys = "tp";
 };
 
+// What adds a micro-batch's gradients when its backward ends.
+void RefuseZeroBubble(const nlohmann::json& trainer, const std::string& path,
+                      const EmitProblem& emit) {
+  const auto refuse = [&](bool is_so, const char* other, const char* remedy) {
+    if (is_so)
+      emit(path + ".parallel.pipeline",
+           absl::StrCat("zero_bubble does not go together with ", other, "; ", remedy),
+           Document::Where::kValue);
+  };
+  const nlohmann::json& deterministic = Inner(trainer, "deterministic");
+  refuse(Inner(trainer, "recompute") == "full", "recompute: full", "use keep_attention, or 1f1b");
+  refuse(Number(trainer, "zero_stage").value_or(1) > 1, "zero_stage: 2 or 3", "use 1, or 1f1b");
+  refuse(deterministic == "elastic", "deterministic: elastic", "use 1f1b");
+  refuse(deterministic == true, "deterministic: true",
+         "leave that out, as pipelines give the same bits without, or use 1f1b");
+  refuse(Inner(trainer, "gradient_dtype") == "bf16", "gradient_dtype: bf16", "use fp32, or 1f1b");
+}
+
 // Of a tp and a cp that can be. Whether pp is refused.
 bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, const LayerRanks& layer,
                   int64_t pp, const std::string& path, const EmitProblem& emit) {
@@ -200,16 +221,7 @@ bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, const Layer
   const auto refuse = [&](const std::string& key, const std::string& text) {
     emit(path + "." + key, text, Document::Where::kValue);
   };
-  const bool puts_off = kind == "zero_bubble";
-  if (puts_off && Inner(trainer, "recompute") == "full")
-    refuse("parallel.pipeline",
-           "zero_bubble does not go together with recompute: full; use keep_attention, or 1f1b");
-  if (puts_off && Number(trainer, "zero_stage").value_or(1) > 1)
-    refuse("parallel.pipeline",
-           "zero_bubble does not go together with zero_stage: 2 or 3; use 1, or 1f1b");
-  if (puts_off && Inner(trainer, "deterministic") == "elastic")
-    refuse("parallel.pipeline",
-           "zero_bubble does not go together with deterministic: elastic; use 1f1b");
+  if (kind == "zero_bubble") RefuseZeroBubble(trainer, path, emit);
   const int64_t chunks = kind == "interleaved" ? Number(parallel, "chunks").value_or(2) : 1;
   const int64_t groups = ranks.count / layer.count;
   const std::optional<int64_t> layers = Number(Inner(trainer, "model"), "num_hidden_layers");
@@ -262,14 +274,15 @@ void RefuseExperts(const nlohmann::json& trainer, const Ranks& ranks, const Laye
   const nlohmann::json& model = Inner(trainer, "model");
   const std::optional<int64_t> shard = Number(trainer, "shard_size");
   const int64_t group = shard ? *shard : std::max<int64_t>(1, ranks.count / pp);
-  std::optional<int64_t> given = Number(model, "num_local_experts");
-  if (!given) given = Number(model, "num_experts");
-  const int64_t experts = given.value_or(ep * group);
+  const std::string key = KeyOfExperts(model);
+  const int64_t experts = Number(model, key.c_str()).value_or(ep * group);
   const std::string nearest = Nearest(ep, experts, group);
   const auto refuse = [&](const std::string& text) {
     emit(path + ".parallel.ep", text, Document::Where::kValue);
   };
-  if (experts % ep != 0) {
+  if (model.is_object() && key.empty()) {
+    refuse("is for models with experts, and this one has none; leave it out");
+  } else if (experts % ep != 0) {
     const int64_t most = LargestDivisor(experts, ep);
     refuse(absl::StrCat(ep, " doesn't divide the model's ", experts, " experts; with ",
                         Counted(ranks.count, "rank"), " use ", nearest,
@@ -347,7 +360,7 @@ void RefuseElastic(const nlohmann::json& trainer, const std::string& path,
     refuse(
         "elastic keeps one layout for all numbers of ranks, and parallel: auto chooses another "
         "for each; name tp, pp, ep and cp, or use true");
-  if (Inner(trainer, "moments") == "int8" && Number(trainer, "zero_stage").value_or(1) > 0)
+  if (Inner(trainer, "moments") == "int8" && Inner(trainer, "zero_stage") != 0)
     refuse("elastic does not go together with moments: int8; use bf16, or zero_stage: 0");
   if (!trainer.contains("micro_batch_size"))
     refuse(
@@ -363,6 +376,7 @@ void CheckTrainerLayout(const nlohmann::json& trainer, const pb::TaskSpec& task,
   const nlohmann::json& parallel = Inner(trainer, "parallel");
   const int64_t tp = Number(parallel, "tp").value_or(1), pp = Number(parallel, "pp").value_or(1),
                 ep = Number(parallel, "ep").value_or(1), cp = Number(parallel, "cp").value_or(1);
+  CheckTrainerKeys(trainer, path, emit);
   RefuseLowBits(trainer, tp, path, emit);
   RefusePairs(trainer, path, emit);
   RefuseElastic(trainer, path, emit);

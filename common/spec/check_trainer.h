@@ -9,7 +9,7 @@
 namespace muster {
 
 // Whether a task's ranks can share out the model as it says, which takes the number of workers, and
-// whether its numbers in few bits go together with the rest.
+// whether its keys go together.
 // `trainer`: the map of `task`, at `path`; what the schema says of it is checked elsewhere. A model
 // that `init` names is on the hosts: the trainer checks that one at its start. `task` has what
 // FillPlacement fills in: by that it will grow.

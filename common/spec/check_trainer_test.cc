@@ -40,7 +40,7 @@ TEST(TrainerLayout, NumbersInFewBitsAreRefusedWithWhatTheyDoNotGoTogetherWith) {
       {R"({"quantize": {}, "lora": {}, "parallel": {"tp": 2}})", 1, 1, 2,
        "trainer.quantize: does not go together with parallel.tp; share weights out by zero_stage: "
        "3 or parallel.pp"},
-      {R"({"quantize": {}, "lora": {}, "offload": "parameters"})", 1, 1, 1,
+      {R"({"quantize": {}, "lora": {}, "zero_stage": 3, "offload": "parameters"})", 1, 1, 1,
        "trainer.offload: parameters does not go together with quantize; use optimizer, or leave it "
        "out"},
       {R"({"moments": "int8", "offload": "optimizer"})", 1, 1, 1,
@@ -54,7 +54,7 @@ TEST(TrainerLayout, WhatDoesNotGoWithPairsOrElasticSumsIsRefused) {
   const Case cases[] = {
       {R"({"dpo": {}, "init": "/m", "z_loss": 0, "cuda_graphs": false})", 1, 1, 1, ""},
       {R"({"reward": {}, "init": "/m"})", 1, 1, 1, ""},
-      {R"({"packing": "bfd", "model": {}, "lora": {}, "z_loss": 1})", 1, 1, 1, ""},
+      {R"({"packing": "bfd", "model": {}, "z_loss": 1})", 1, 1, 1, ""},
       {R"({"dpo": {}, "reward": {}, "init": "/m"})", 1, 1, 1,
        "trainer.reward: dpo and reward exclude each other, as a model has one head; keep one"},
       {R"({"reward": {}, "packing": "bfd"})", 1, 1, 1,
@@ -98,6 +98,62 @@ TEST(TrainerLayout, WhatDoesNotGoWithPairsOrElasticSumsIsRefused) {
   for (const Case& c : cases) EXPECT_EQ(Check(c), c.said) << c.trainer;
 }
 
+TEST(TrainerLayout, KeysThatExcludeEachOtherAreRefused) {
+  const Case cases[] = {
+      {R"({"dtype": "bf16", "masters": "split", "gradient_dtype": "bf16", "zero_stage": 3})", 1, 1,
+       1, ""},
+      {R"({"parallel": "auto", "offload": "parameters", "memory_per_rank": "8GiB"})", 1, 1, 1, ""},
+      {R"({"zero_stage": 3.0, "offload": "parameters"})", 1, 1, 1, ""},
+      {R"({"zero_stage": 0, "offload": "optimizer", "init": "/m", "lora": {}})", 1, 1, 1, ""},
+      {R"({"router_aux_loss": "batch", "parallel": {"ep": 2}})", 1, 1, 2, ""},
+      {R"({"router_aux_loss": "batch", "parallel": "auto", "micro_batch_size": 1})", 1, 1, 1, ""},
+      {R"({"mixture": [{}], "packing": "balanced", "micro_batch_size": 8,
+           "global_batch_size": 8, "warmup_steps": 0.5, "max_steps": 1})",
+       1, 1, 1, ""},
+      {R"({"zero_stage": 0, "shard_size": 1})", 1, 1, 1,
+       "trainer.shard_size: is for zero_stage: 1 to 3, as 0 shards nothing; leave it out"},
+      {R"({"memory_per_rank": "8GiB"})", 1, 1, 1,
+       "trainer.memory_per_rank: is for parallel: auto; leave it out"},
+      {R"({"masters": "split"})", 1, 1, 1,
+       "trainer.masters: split is for dtype: bf16; leave it out"},
+      {R"({"dtype": "bf16", "masters": "split", "offload": "optimizer"})", 1, 1, 1,
+       "trainer.masters: split does not go together with offload; leave one of them out"},
+      {R"({"gradient_dtype": "bf16"})", 1, 1, 1,
+       "trainer.gradient_dtype: bf16 is for dtype: bf16; leave it out"},
+      {R"({"dtype": "bf16", "gradient_dtype": "bf16", "deterministic": "elastic",
+           "micro_batch_size": 1})",
+       1, 1, 1,
+       "trainer.gradient_dtype: bf16 does not go together with deterministic: elastic, which sums "
+       "in fp32; leave it out"},
+      {R"({"offload": "parameters"})", 1, 1, 1,
+       "trainer.offload: parameters is for zero_stage: 3; set that, or use optimizer"},
+      {R"({"parallel": "auto", "zero_stage": 2, "offload": "parameters"})", 1, 1, 1,
+       "trainer.offload: parameters is for zero_stage: 3; set that, or use optimizer"},
+      {R"({"model": {}, "lora": {}})", 1, 1, 1,
+       "trainer.lora: is for adapters beside trained weights; give init instead of model"},
+      {R"({"dpo": {}, "parallel": {"cp": 2}})", 1, 1, 2,
+       "trainer.parallel.cp: does not go together with dpo or reward; use tp, or leave it out"},
+      {R"({"router_aux_loss": "batch", "parallel": {"pp": 2}})", 1, 1, 2,
+       "trainer.router_aux_loss: batch does not go together with parallel.pp, whose stages have "
+       "some of the layers; use sequence"},
+      {R"({"router_aux_loss": "batch", "parallel": "auto"})", 1, 1, 1,
+       "trainer.router_aux_loss: batch is over all rows of a micro-batch, so with parallel: auto "
+       "each layout would train another model; add micro_batch_size, or use sequence"},
+      {R"({"model": {"num_experts": 8}, "cuda_graphs": true})", 1, 1, 1,
+       "trainer.cuda_graphs: does not go together with a model that has experts; leave it out"},
+      {R"({"model": {"n_routed_experts": 8}, "matmul": "fp8"})", 1, 1, 1,
+       "trainer.matmul: fp8 does not go together with a model that has experts; leave it out"},
+      {R"({"mixture": [{}, {}], "packing": "balanced"})", 1, 1, 1,
+       "trainer.packing: balanced puts the documents of one directory together; prepare the inputs "
+       "into one, or use bfd"},
+      {R"({"micro_batch_size": 9, "global_batch_size": 8})", 1, 1, 1,
+       "trainer.micro_batch_size: 9 is above global_batch_size, 8"},
+      {R"({"warmup_steps": 9, "max_steps": 8})", 1, 1, 1,
+       "trainer.warmup_steps: 9 is above max_steps, 8"},
+  };
+  for (const Case& c : cases) EXPECT_EQ(Check(c), c.said) << c.trainer;
+}
+
 TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
   constexpr char kTwo[] = R"({"parallel": {"tp": 2}, "model": {"num_key_value_heads": 8}})";
   constexpr char kThree[] = R"({"parallel": {"tp": 3}, "model": {"num_key_value_heads": 8}})";
@@ -127,6 +183,9 @@ TEST(TrainerLayout, SlicesThatCantBeAreRefusedWithTheNearestThatCan) {
       {kEight, 2, 2, 8,
        "trainer.parallel.tp: 8 doesn't divide the model's 4 num_key_value_heads; with 16 ranks use "
        "4"},
+      {R"({"parallel": {"tp": 3}, "model": {"num_attention_heads": 8}})", 6, 6, 1,
+       "trainer.parallel.tp: 3 doesn't divide the model's 8 num_key_value_heads; with 6 ranks use "
+       "2"},
       {kTwo, 1, 1, 3,
        "trainer.parallel.tp: 2 doesn't divide the 3 ranks (workers x processes_per_worker); use 1, "
        "or 2 or 4 ranks"},
@@ -249,6 +308,14 @@ TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
       {R"({"parallel": {"pp": 2, "pipeline": "zero_bubble"}, "zero_stage": 3})", 2, 2, 4,
        "trainer.parallel.pipeline: zero_bubble does not go together with zero_stage: 2 or 3; use "
        "1, or 1f1b"},
+      {R"({"parallel": {"pp": 2, "pipeline": "zero_bubble"}, "deterministic": true})", 2, 2, 4,
+       "trainer.parallel.pipeline: zero_bubble does not go together with deterministic: true; "
+       "leave that out, as pipelines give the same bits without, or use 1f1b"},
+      {R"({"parallel": {"pp": 2, "pipeline": "zero_bubble"}, "dtype": "bf16",
+           "gradient_dtype": "bf16"})",
+       2, 2, 4,
+       "trainer.parallel.pipeline: zero_bubble does not go together with gradient_dtype: bf16; use "
+       "fp32, or 1f1b"},
   };
   for (const Case& c : cases)
     EXPECT_EQ(Check(c), c.said) << c.trainer << " " << c.min_workers << " " << c.processes;
@@ -271,6 +338,10 @@ TEST(TrainerLayout, ExpertsThatCantBeSharedOutAreRefusedWithTheNearestThatCan) {
       {R"({"parallel": {"ep": 6, "tp": 3}, "model": {"num_experts": 8}})", 3, 3, 1,
        "trainer.parallel.ep: 6 doesn't divide the model's 8 experts; with 3 ranks use 1; 4 parts "
        "of them need 12 ranks (workers: 12)"},
+      {R"({"parallel": {"ep": 6}, "model": {"n_routed_experts": 8}})", 12, 12, 1,
+       "trainer.parallel.ep: 6 doesn't divide the model's 8 experts; with 12 ranks use 4"},
+      {R"({"parallel": {"ep": 2}, "model": {"num_hidden_layers": 8}})", 4, 4, 1,
+       "trainer.parallel.ep: is for models with experts, and this one has none; leave it out"},
       {R"({"parallel": {"ep": 16}, "model": {"num_experts": 8}})", 16, 16, 1,
        "trainer.parallel.ep: 16 doesn't divide the model's 8 experts; with 16 ranks use 8"},
       {kFour, 6, 6, 1,

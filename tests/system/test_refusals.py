@@ -1,5 +1,6 @@
 """What is wrong is refused, with its place and its remedy, and leaves nothing behind."""
 
+import json
 import os
 import socket
 import stat
@@ -146,6 +147,74 @@ def test_bad_jobs_are_refused_with_place_path_and_remedy(system):
             wrong.append(f"{name}: stdout isn't empty: {done.stdout}")
     assert not wrong, "\n".join(wrong)
     assert system.jobs() == [], "something was stored"
+
+
+# What the trainer refuses at its start, whatever its devices: (keys beside TRAINER's, workers, what both say)
+EXCLUDE_EACH_OTHER = [
+    ({"zero_stage": 0, "shard_size": 1}, 1, "trainer.shard_size: is for zero_stage"),
+    ({"memory_per_rank": "8GiB"}, 1, "trainer.memory_per_rank: is for parallel: auto"),
+    ({"masters": "split"}, 1, "trainer.masters: "),
+    ({"dtype": "bf16", "masters": "split", "offload": "optimizer"}, 1, "trainer.masters: split"),
+    ({"gradient_dtype": "bf16"}, 1, "trainer.gradient_dtype: "),
+    ({"offload": "parameters"}, 1, "trainer.offload: parameters"),
+    ({"dpo": {}, "parallel": {"cp": 2}}, 2, "trainer.parallel.cp: "),
+    (
+        {"router_aux_loss": "batch", "parallel": "auto"},
+        1,
+        "router_aux_loss: batch is over all rows",
+    ),
+    (
+        {"parallel": {"pp": 2, "pipeline": "zero_bubble"}, "deterministic": True},
+        2,
+        "trainer.parallel.pipeline: zero_bubble ",
+    ),
+    (
+        {
+            "deterministic": "elastic",
+            "micro_batch_size": 1,
+            "dtype": "bf16",
+            "gradient_dtype": "bf16",
+        },
+        1,
+        "trainer.gradient_dtype: bf16 ",
+    ),
+    (
+        {"lora": {"rank": 4}, "quantize": {"type": "nf4"}, "matmul": "fp8"},
+        1,
+        "trainer.matmul: fp8 ",
+    ),
+    ({"micro_batch_size": 9}, 1, "trainer.micro_batch_size: 9 is above global_batch_size"),
+    ({"warmup_steps": 11}, 1, "trainer.warmup_steps: 11 "),
+]
+
+
+def test_keys_that_the_trainer_would_refuse_are_refused_before(system):
+    wrong = []
+    for keys, workers, wanted in EXCLUDE_EACH_OTHER:
+        lines = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in keys.items())
+        path = system.folder / "bad.yaml"
+        path.write_text(f"queue: research\nworkers: {workers}\n" + TRAINER + lines)
+        done = system.run(["submit", path, "-y"], check=False)
+        config = system.folder / "trainer.json"
+        config.write_text(
+            json.dumps(
+                {"init": "/m", "data": "t", "max_length": 64, "global_batch_size": 8}
+                | {"max_steps": 10, "learning_rate": 1e-3}
+                | keys
+            )
+        )
+        words = ["estimate", "--config", config, "--ranks", str(workers)]
+        trainers = subprocess.run(
+            [system.bin_dir / "muster-trainer", *words], capture_output=True, text=True
+        )
+        for who, code, said in (
+            ("submit", done.returncode, done.stderr),
+            ("the trainer", trainers.returncode, trainers.stderr),
+        ):
+            if code != 2 or wanted not in said:
+                wrong.append(f"{keys}: {who}: exit {code}, no {wanted!r} in:\n{said}")
+    assert not wrong, "\n".join(wrong)
+    assert system.jobs() == []
 
 
 def test_all_problems_are_told_at_once(system):

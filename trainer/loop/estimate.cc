@@ -117,6 +117,7 @@ struct FlatsEstimate {
   std::vector<int64_t> gathered;  // bytes of all ranks, by flat
   std::vector<int64_t> arrived;   // gradients of others that are summed as a tree, by flat
   int64_t in_transit = 0;         // and of quantised weights at most at once
+  int64_t saved = 0;              // bytes of this rank's share of masters and moments, in fp32
   bool embedding = false, head = false;
   std::set<int64_t> windows;  // of its layers, as masks have them
 };
@@ -165,6 +166,7 @@ FlatsEstimate EstimateFlats(const Setting& s) {
     // Those of a block are asked for while the block's before are there still.
     e.in_transit = std::max(e.in_transit, 2 * one.in_transit);
     e.padded.push_back(flat.PaddedNumel(e.holders[f]));
+    if (!options.frozen) e.saved += 3 * 4 * e.padded[f] / e.holders[f];
     const auto element = static_cast<int64_t>(at::elementSize(options.dtype));
     e.gathered.push_back(options.quantisation != Quantisation::kNone ? one.in_transit
                                                                      : e.padded[f] * element);
@@ -450,6 +452,9 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
                                 [](const MemoryClass& one) { return one.bytes == 0; }),
                  e.memory.end());
   EstimateTraffic(s, flats, &e);
+  constexpr int64_t kChunksInPlace = int64_t{2} << 26;  // as CheckpointWriter takes them
+  e.saving_bytes =
+      s.config.save_in_background ? flats.saved : std::min(flats.saved, kChunksInPlace);
   // A stretch's layers are in flight together.
   const int64_t stretches = std::max<int64_t>(1, s.options.chunks);
   e.stages = {{flats.layers, e.DeviceBytes(),
@@ -484,6 +489,16 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
                     .causal *
                 static_cast<double>(config.global_batch_size * s.Length());
   return worst;
+}
+
+Estimate MakeWholeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks,
+                           bool gpus, int64_t runtime_bytes) {
+  Estimate e = MakeEstimate(config, model, ranks, gpus, runtime_bytes);
+  if (config.parallel.ep == 1) return e;
+  ModelConfig uneven = model;
+  uneven.experts.per_token *= 2;  // rows of a rank's experts
+  e.uneven_bytes = MakeEstimate(config, uneven, ranks, gpus, runtime_bytes).DeviceBytes();
+  return e;
 }
 
 }  // namespace muster::trainer

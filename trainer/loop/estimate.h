@@ -41,6 +41,10 @@ struct Estimate {
   int64_t context_bytes = 0;                   // and of keys and values, and their gradients
   int64_t expert_bytes = 0;                    // and to other ranks' experts
   double flops = 0;                            // a step, all ranks (mfu_causal's count)
+  int64_t saving_bytes = 0;                    // of the host, while a checkpoint is being written
+  // On the device, where a rank's experts meet twice as many tokens as the mean; 0: experts aren't
+  // shared out, and each rank's meet its own tokens alone.
+  int64_t uneven_bytes = 0;
 
   int64_t DeviceBytes() const;
 };
@@ -52,6 +56,9 @@ inline constexpr double kUsualShareOfPeak = 0.5;
 // takes before it trains.
 Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks, bool gpus,
                       int64_t runtime_bytes);
+// The same with uneven_bytes, which is another estimate, and which no search asks for.
+Estimate MakeWholeEstimate(const TrainConfig& config, const ModelConfig& model, int ranks,
+                           bool gpus, int64_t runtime_bytes);
 
 // The fewest changes, of those that cost nothing but time, with which a rank fits into
 // `device_bytes` of a GPU: fields of `trainer:` as in a job file, and what it needs then. Nothing

@@ -294,7 +294,9 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, const ModelCon
                       {"slice_bytes_per_step", e.slice_bytes},
                       {"context_bytes_per_step", e.context_bytes},
                       {"expert_bytes_per_step", e.expert_bytes},
-                      {"flops_per_step", e.flops}};
+                      {"flops_per_step", e.flops},
+                      {"saving_bytes", e.saving_bytes}};
+  if (e.uneven_bytes > 0) out["uneven_memory_bytes"] = e.uneven_bytes;
   AddPlacement(config, ranks, out);
   for (const MemoryClass& one : e.memory)
     out["memory"].push_back(
@@ -335,6 +337,8 @@ std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConf
   for (const MemoryClass& one : e.memory)
     row(one.name, one.bytes, one.on_host ? "  on the host" : "");
   row("together", e.DeviceBytes(), "");
+  if (e.uneven_bytes > 0) row("if its experts meet twice the mean", e.uneven_bytes, "");
+  row("copies while a checkpoint is written", e.saving_bytes, "  on the host");
   for (size_t i = 0; e.stages.size() > 1 && i < e.stages.size(); ++i)
     row(absl::StrCat("a rank of stage ", i + 1, ": ", e.stages[i].layers, " layers, ",
                      e.stages[i].in_flight, " in flight"),
@@ -426,8 +430,8 @@ int RunEstimate(const EstimateOptions& options) {
   if (search.most > 0) return TellLayouts(config, model, ranks, options, search);
   if (chooses && !chosen.ok()) return TellNone(chosen.status(), ranks, options);
   if (chooses) config = chosen->config;
-  const Estimate estimate = MakeEstimate(config, model, ranks, !options.device.empty(),
-                                         ReadMemoryUse(at::kCPU).now_bytes);
+  const Estimate estimate = MakeWholeEstimate(config, model, ranks, !options.device.empty(),
+                                              ReadMemoryUse(at::kCPU).now_bytes);
   const int64_t room = options.device.empty() ? 0 : BytesToFill(config, device_bytes);
   const std::optional<Remedy> remedy =
       room > 0 ? FindRemedy(config, model, ranks, room) : std::nullopt;

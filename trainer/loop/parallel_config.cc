@@ -44,7 +44,8 @@ const std::vector<std::pair<std::string, std::string>>& ParallelHints() {
       {"expert_parallel", "use ep"},
       {"expert_parallel_size", "use ep"},
       {"expert_model_parallel_size", "use ep"},
-      {"enable_expert_parallel", "use ep, with the number of ranks"}};
+      {"enable_expert_parallel", "use ep, with the number of ranks"},
+      {"dispatch", "tokens go to experts of other ranks by all-to-all; leave it out"}};
   return hints;
 }
 

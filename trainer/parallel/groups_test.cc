@@ -11,6 +11,8 @@
 #include <future>
 
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "trainer/parallel/testing/test_ranks.h"
 
@@ -75,6 +77,44 @@ TEST(GlooAddress, IsTheOneThatReachesTheMasterWhateverTheHostsNameStandsFor) {
   EXPECT_FALSE(address.starts_with("127.") || address == "::1")
       << address << " is of no use to another host";
   if (others == 0) GTEST_SKIP() << "this host has only loopback";
+}
+
+// NCCL wants a GPU a rank. A group of one shows that it starts, and takes each call that ranks
+// make.
+class Nccl : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, Nccl, ::testing::Values("gpu"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(Nccl, AGroupOfOneTakesEveryCall) {
+  const absl::StatusOr<at::Device> device = ChooseDevice(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  if (!device->is_cuda()) GTEST_SKIP() << "no GPU here";
+  auto made = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::HashStore>(), 0, 1,
+      c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true));
+  made->setBoundDeviceId(*device);
+  made->eagerConnectSingleDevice(*device);
+  const c10::intrusive_ptr<c10d::Backend> nccl = made;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kByte}) {
+    at::Tensor mine = at::arange(64, at::TensorOptions().device(*device)).to(type);
+    const at::Tensor wanted = mine.clone();
+    at::Tensor all = at::zeros_like(mine);
+    nccl->_allgather_base(all, mine, {})->wait();
+    EXPECT_TRUE(at::equal(all, wanted));
+    all.zero_();
+    std::vector<int64_t> equal;
+    nccl->alltoall_base(all, mine, equal, equal, {})->wait();
+    EXPECT_TRUE(at::equal(all, wanted));
+    std::vector<at::Tensor> tensors = {mine};
+    nccl->broadcast(tensors, {})->wait();
+    if (type != at::kByte) {
+      nccl->allreduce(tensors, {})->wait();
+      at::Tensor part = mine;
+      nccl->_reduce_scatter_base(part, mine, {})->wait();  // in place, as flats are summed
+    }
+    EXPECT_TRUE(at::equal(mine, wanted));
+  }
+  nccl->abort();
 }
 
 }  // namespace

@@ -1,139 +1,147 @@
-"""Row `gpu`: where a GPU is, the trainer's speed and memory there against transformers, compiled, with fused AdamW.
+"""Row `gpu`: where a GPU is, the trainer's speed and memory there against transformers, compiled, with fused AdamW and Liger's loss.
 
-    bench_gpu.py [--quick]        MUSTER_TRAINER_BIN names the binary
+    bench_gpu.py [--quick] [--list] [--case TEXT]... [--most-gib N]        MUSTER_TRAINER_BIN names the binary
 
-Without a GPU nothing is measured, and nothing is estimated.
+    --case TEXT   only cases whose name has this text
+    --most-gib N  leaves out what would take more of the GPU's memory by estimate; 75 if not given, which any lent GPU has
+
+A line is printed as each case ends. In a bundle (deploy/gpu-bundle.sh) it finds the programs beside itself. Without a GPU nothing is
+measured, and nothing is estimated.
 """
 
+import argparse
+import json
+import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import gpu
+import gpu_cases
 import harness
 
 LENGTH, BATCH, STEPS = 1024, 8, 12
-FULL = {
-    "dtype": "bf16",
-    "masters": "split",
-    "moments": "bf16",
-}  # 7 billion parameters with AdamW in the memory of one H200
-CASES = {  # name: (model, settings, tokens of a row, rows)
-    "7B": (gpu.QWEN_7B, FULL, LENGTH, BATCH),
-    "7B, CUDA graphs": (gpu.QWEN_7B, FULL | {"cuda_graphs": True}, LENGTH, BATCH),
-    "7B, recompute": (gpu.QWEN_7B, FULL | {"recompute": "full"}, LENGTH, BATCH),
-    "7B, offload optimizer": (
-        gpu.QWEN_7B,
-        {"dtype": "bf16", "offload": "optimizer"},
-        LENGTH,
-        BATCH,
-    ),
-    "7B, offload parameters": (
-        gpu.QWEN_7B,
-        {"dtype": "bf16", "zero_stage": 3, "offload": "parameters", "recompute": "full"},
-        LENGTH,
-        BATCH,
-    ),
+MOST_GIB, MOST_HOST_GIB = 75, 80  # of the GPU, and pinned of the host
+QUIET_S = 300  # weights of 8 billion parameters are drawn, or read and copied, without a word
+SIZES = {"7B": gpu.QWEN_7B, "3B": gpu.QWEN_3B}  # the larger is taken if it has room
+SWEPT = [8, 4, 16, 32]  # rows of the peer
+FULL = {"dtype": "bf16", "masters": "split", "moments": "bf16"}
+OFFLOADED = {"dtype": "bf16", "moments": "bf16", "recompute": "full"}
+BESIDE = {  # of the size that is compared
+    "CUDA graphs": FULL | {"cuda_graphs": True},
+    "recompute": FULL | {"recompute": "full"},
+    "int8 moments": FULL | {"moments": "int8"},
+}
+OF_7B = {
+    "7B, all of it on the GPU": FULL | {"gradient_dtype": "bf16", "recompute": "full"},
+    "7B, offload optimizer": OFFLOADED | {"offload": "optimizer"},
+    "7B, offload parameters": OFFLOADED | {"offload": "parameters", "zero_stage": 3},
+}
+ADAPTERS = {  # of 8 billion parameters, rows of 4,096: (settings, least tokens a second)
+    "LoRA 8B at 4k": ({}, 14_000),
+    "QLoRA 8B at 4k": ({"quantize": {"type": "nf4"}}, None),
 }
 
 
-def measure(
-    trainer_bin: str,
-    tokens: Path,
-    folder: Path,
-    model: dict,
-    settings: dict,
-    length: int,
-    batch: int,
-) -> dict[str, float]:
-    """Medians of tokens a second and mfu_causal, and the peak in GiB."""
-    given = {"init": model} if isinstance(model, str) else {"model": model}
-    config = (
-        given
-        | {
-            "data": str(tokens),
-            "max_length": length,
-            "global_batch_size": batch,
-            "micro_batch_size": batch,
-            "max_steps": STEPS,
-            "learning_rate": 1e-5,
-        }
-        | settings
-    )
-    with harness.Gang(trainer_bin, config, 1, folder, checkpoints=False) as gang:
-        gang.finish()
-    middle = lambda name: sorted(list(gang.metric(name).values())[2:])[(STEPS - 2) // 2]  # noqa: E731
-    return {
-        "rate": middle("tokens_per_s"),
-        "mfu": middle("mfu_causal"),
-        "gib": max(gang.metric("memory_peak_bytes").values()) / 2**30,
-    }
+class Bench:
+    def __init__(self, folder: Path, chosen: argparse.Namespace):
+        self.trainer_bin, self.folder, self.chosen = harness.trainer_binary(), folder, chosen
+        ready = os.environ.get("MUSTER_TOKENS")
+        self.tokens = Path(ready) if ready else harness.make_tokens(folder / "tokens")
+        self.most_gib = min(chosen.most_gib, gpu.memory_gib() - 2)
+        self.holds, self.runs = True, 0
 
+    def wants(self, case: str) -> bool:
+        return not self.chosen.case or any(text in case for text in self.chosen.case)
 
-def main() -> int:
-    name = gpu.name()
-    if not name:
-        print("no GPU here: nothing was measured")
-        return 0
-    trainer_bin, quick = harness.trainer_binary(), "--quick" in sys.argv[1:]
-    print(f"machine: {name}, {harness.machine()}")
-    figures = []
-    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
-        folder = Path(scratch)
-        tokens = harness.make_tokens(folder / "tokens")
-        cases = {"7B": CASES["7B"]} if quick else CASES
-        found = {
-            case: measure(trainer_bin, tokens, folder / case.replace(" ", "_"), *what)
-            for case, what in cases.items()
-        }
-        theirs, their_peak = gpu.transformers_tokens_per_s(gpu.QWEN_7B, LENGTH, BATCH, STEPS)
-        again = measure(trainer_bin, tokens, folder / "again", *CASES["7B"])
-        best = max(found["7B"]["rate"], again["rate"])
-        figures.append(
-            harness.figure(
-                "gpu.7B",
-                round(best / theirs, 3),
-                "x transformers",
-                1.15,
-                at_most=False,
-                peer=f"ours {best:.0f}, transformers {theirs:.0f} tokens/s, {their_peak / 2**30:.1f} GiB",
-            )
+    def config(self, model: dict | Path, settings: dict, length=LENGTH, batch=BATCH) -> dict:
+        given = {"init": str(model)} if isinstance(model, Path) else {"model": model}
+        batches = {"global_batch_size": batch, "micro_batch_size": batch}
+        more = {"max_length": length, "max_steps": STEPS, "learning_rate": 1e-5} | batches
+        return given | {"data": str(self.tokens)} | more | settings
+
+    def has_room(self, case: str, config: dict) -> bool:
+        """By estimate; says what it would take where it has none."""
+        file = self.folder / "estimated.json"
+        file.write_text(json.dumps(config))
+        words = ["estimate", "--config", file, "--device", "h100-80g", "--json", "true"]
+        said = subprocess.run([self.trainer_bin, *words], stdout=subprocess.PIPE, text=True)
+        if said.returncode not in (0, 3):  # 3: it wouldn't fit 80 GB
+            raise SystemExit(f"{case}: the estimate ended with exit code {said.returncode}")
+        told = json.loads(said.stdout)
+        on_host = sum(one["bytes"] for one in told["memory"] if one["on"] == "host") / 2**30
+        on_gpu = told["memory_bytes"] / 2**30
+        if on_gpu <= self.most_gib and on_host <= MOST_HOST_GIB:
+            return True
+        print(f"{case}: left out, {on_gpu:.1f} GiB, and {on_host:.1f} of the host", flush=True)
+        return False
+
+    def measure(self, case: str, config: dict) -> dict[str, float]:
+        """Medians of tokens a second and mfu_causal, and the peak in GiB."""
+        self.runs += 1
+        where = self.folder / f"run{self.runs}"
+        with harness.Gang(
+            self.trainer_bin, config, 1, where, checkpoints=False, patience_s=QUIET_S
+        ) as gang:
+            gang.finish()
+        middle = lambda name: sorted(list(gang.metric(name).values())[2:])[(STEPS - 2) // 2]  # noqa: E731
+        rate, mfu = middle("tokens_per_s"), middle("mfu_causal")
+        gib = max(gang.metric("memory_peak_bytes").values()) / 2**30
+        print(f"{case:<28} {rate:>9.0f} tokens/s {mfu:>8.4f} mfu {gib:>6.1f} GiB", flush=True)
+        return {"rate": rate, "mfu": mfu, "gib": gib}
+
+    def tell(self, name: str, value: float, unit: str, bar: float | None, peer=None) -> None:
+        one = harness.figure(f"gpu.{name}", value, unit, bar, at_most=False, peer=peer)
+        print(json.dumps(one), flush=True)
+        self.holds &= one["holds"]
+
+    def compare(self) -> str:
+        """With transformers; the size."""
+        size = next(
+            (
+                one
+                for one, model in SIZES.items()
+                if self.has_room(f"{one}, compared", self.config(model, FULL))
+            ),
+            "",
         )
-        figures.append(
-            harness.figure(
-                "gpu.7B mfu_causal",
-                round(max(found["7B"]["mfu"], again["mfu"]), 4),
-                "of the peak",
-                0.6,
-                at_most=False,
-            )
+        if not size:
+            raise SystemExit(f"no size has room in {self.most_gib:.0f} GiB")
+        if not self.wants(f"{size}, compared"):
+            return size
+        model, turns = SIZES[size], []
+        turns.append(self.measure(f"{size}", self.config(model, FULL)))
+        theirs, peak, rows = gpu.transformers_tokens_per_s(
+            model, LENGTH, [BATCH] if self.chosen.quick else SWEPT, STEPS
         )
-        print(f"{'case':<26} {'tokens/s':>10} {'mfu_causal':>11} {'peak GiB':>9}")
-        for case, one in found.items():
-            print(f"{case:<26} {one['rate']:>10.0f} {one['mfu']:>11.4f} {one['gib']:>9.1f}")
-        if not quick:
-            init = folder / "llama8b"
-            write_model(init, gpu.LLAMA_8B)
-            lora = measure(
-                trainer_bin,
-                tokens,
-                folder / "lora",
-                str(init),
-                {"dtype": "bf16", "lora": {"rank": 16}, "recompute": "full"},
-                4096,
-                2,
-            )
-            figures.append(
-                harness.figure(
-                    "gpu.LoRA 8B at 4k",
-                    round(lora["rate"]),
-                    "tokens/s",
-                    14_000,
-                    at_most=False,
-                    peer=f"{lora['gib']:.1f} GiB",
-                )
-            )
-    return harness.report(figures)
+        turns.append(self.measure(f"{size} again", self.config(model, FULL)))
+        best = max(one["rate"] for one in turns)
+        told = f"ours {best:.0f}, transformers {theirs:.0f} tokens/s with {rows} rows, {peak / 2**30:.1f} GiB"
+        self.tell(size, round(best / theirs, 3), "x transformers", 1.15, told)
+        mfu = round(max(one["mfu"] for one in turns), 4)
+        self.tell(f"{size} mfu_causal", mfu, "of the peak", 0.6)
+        return size
+
+    def settings_beside(self, size: str) -> None:
+        cases = {f"{size}, {name}": (SIZES[size], one) for name, one in BESIDE.items()}
+        cases |= {name: (gpu.QWEN_7B, one) for name, one in OF_7B.items()}
+        for case, (model, settings) in cases.items():
+            config = self.config(model, settings)
+            if self.wants(case) and self.has_room(case, config):
+                found = self.measure(case, config)
+                self.tell(case, round(found["rate"]), "tokens/s", None, f"{found['gib']:.1f} GiB")
+
+    def adapters(self) -> None:
+        init = self.folder / "llama8b"
+        for case, (settings, least) in ADAPTERS.items():
+            if not self.wants(case):
+                continue
+            if not init.exists():
+                write_model(init, gpu.LLAMA_8B)
+            more = {"dtype": "bf16", "lora": {"rank": 16}, "recompute": "full"} | settings
+            found = self.measure(case, self.config(init, more, length=4096, batch=2))
+            self.tell(case, round(found["rate"]), "tokens/s", least, f"{found['gib']:.1f} GiB")
 
 
 def write_model(folder: Path, config: dict) -> None:
@@ -141,7 +149,41 @@ def write_model(folder: Path, config: dict) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.set_default_dtype(torch.bfloat16)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).save_pretrained(folder)
+    with torch.device("cuda"):  # drawing 8 billion numbers takes the host minutes
+        net = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    net.save_pretrained(folder)
+    del net
+    torch.cuda.empty_cache()
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--quick", action="store_true")
+    options.add_argument("--list", action="store_true")
+    options.add_argument("--case", action="append", default=[])
+    options.add_argument("--most-gib", type=float, default=MOST_GIB)
+    chosen = options.parse_args()
+    if chosen.list:
+        sizes = " or ".join(SIZES)
+        print("\n".join([f"{sizes}, compared", *(f"{sizes}, {one}" for one in BESIDE)]))
+        print("\n".join([*OF_7B, *ADAPTERS]))
+        return 0
+    name = gpu.name()
+    if not name:
+        print("no GPU here: nothing was measured")
+        return 0
+    if gpu_cases.BUNDLE:
+        os.environ.update(gpu_cases.environment())
+    print(f"machine: {name}, {harness.machine()}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
+        bench = Bench(Path(scratch), chosen)
+        size = bench.compare()
+        if not chosen.quick:
+            bench.settings_beside(size)
+            bench.adapters()
+    return 0 if bench.holds else 1
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def main() -> int:
     cases = [
         (family, every[(number + shift) % len(every)])
         for number, family in enumerate(models)
-        for shift in ((4, 15) if quick else (0, 4, 9))
+        for shift in ((4, 17) if quick else (0, 4, 9))
     ]
     steps = 6 if quick else 20
     worst = {("gradient", "fp32"): (0.0, "")}

@@ -32,6 +32,7 @@ LAYOUTS = {  # name: (ranks, what the configuration says)
     "tp 2 x ep 4": (4, {"parallel": {"tp": 2, "ep": 4}, "zero_stage": 2, "micro_batch_size": 2}),
     "tp 4 x ep 2": (4, {"parallel": {"tp": 4, "ep": 2}, "recompute": "keep_attention"}),
     "cp 2 x ep 2": (2, {"parallel": {"cp": 2, "ep": 2}, "zero_stage": 2}),
+    "dp 2 x cp 2 x ep 2": (4, {"parallel": {"cp": 2, "ep": 2}, "zero_stage": 3, "poison": True}),
     "pp 2 x ep 2": (4, {"parallel": {"pp": 2, "ep": 2}}),
     "pp 2, zero-bubble": (2, {"parallel": {"pp": 2, "pipeline": "zero_bubble"}}),
     "pp 2 x tp 2 x ep 4, stage 3": (

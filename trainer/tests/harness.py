@@ -126,7 +126,8 @@ def s3_server(bucket: str):
 class Gang:
     """The ranks of one attempt. Use as a context manager: none outlives it.
 
-    `resume_from`: checkpoints, the best first; None: the run looks for them itself. Without `checkpoints` it has no place for them."""
+    `resume_from`: checkpoints, the best first; None: the run looks for them itself. Without `checkpoints` it has no place for them.
+    `patience_s`: how long it may say nothing."""
 
     def __init__(
         self,
@@ -140,10 +141,11 @@ class Gang:
         interval_s: float = 0,
         keep: int = 100,
         checkpoints: bool = True,
+        patience_s: float = START_TIMEOUT_S,
         **environment: str,
     ):
         folder.mkdir(parents=True)
-        self.folder, self.ranks = folder, ranks
+        self.folder, self.ranks, self.patience_s = folder, ranks, patience_s
         self.checkpoints = folder / "checkpoints"
         self.checkpoints.mkdir()
         self.steps: list[int] = []  # that rank 0 has told of so far
@@ -247,7 +249,7 @@ class Gang:
     def wait(self) -> list[int]:
         """Exit codes of all ranks, once all have ended."""
         self._read(lambda: False)
-        codes = [process.wait(timeout=START_TIMEOUT_S) for process in self.processes]
+        codes = [process.wait(timeout=self.patience_s) for process in self.processes]
         self.take_datagrams()
         return codes
 
@@ -274,6 +276,14 @@ class Gang:
             for rank in range(self.ranks)
             for line in (self.folder / f"{rank}.err").read_text(errors="replace").splitlines()[-20:]
         )
+
+    def peak_bytes(self) -> list[int]:
+        """The most memory that each rank has had so far, all of which must still run."""
+        peaks = []
+        for process in self.processes:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peaks.append(int(status.split("VmHWM:")[1].split()[0]) * 1024)
+        return peaks
 
     @property
     def lines(self) -> list[dict]:
@@ -310,13 +320,13 @@ class Gang:
     def _read(self, enough) -> None:
         """Reads rank 0's stdout and the datagrams until enough() or the end of stdout."""
         out = self.processes[0].stdout
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self.patience_s
         while not enough():
             ready, _, _ = select.select(
                 [out, self._socket], [], [], max(0.0, deadline - time.monotonic())
             )
-            assert ready, f"nothing was said for {START_TIMEOUT_S} s\n{self.stderr()}"
-            deadline = time.monotonic() + START_TIMEOUT_S
+            assert ready, f"nothing was said for {self.patience_s} s\n{self.stderr()}"
+            deadline = time.monotonic() + self.patience_s
             if self._socket in ready:
                 self.take_datagrams()
             if out in ready:
@@ -389,14 +399,17 @@ def machine() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
-def figure(name: str, value: float, unit: str, bar: float, peer=None, at_most: bool = True) -> dict:
+def figure(
+    name: str, value: float, unit: str, bar: float | None, peer=None, at_most: bool = True
+) -> dict:
+    """`bar`: None where there is none."""
     return {
         "figure": name,
         "value": value,
         "unit": unit,
         "peer": peer,
-        "bar": f"{'<=' if at_most else '>='} {bar:g}",
-        "holds": value <= bar if at_most else value >= bar,
+        "bar": "-" if bar is None else f"{'<=' if at_most else '>='} {bar:g}",
+        "holds": bar is None or (value <= bar if at_most else value >= bar),
     }
 
 

@@ -40,6 +40,8 @@ LAYOUTS = {  # name: (ranks, what the configuration says)
     ),
     "pp 2, zero-bubble x tp 2": (4, {"parallel": {"pp": 2, "tp": 2, "pipeline": "zero_bubble"}}),
     "pp 2 x dp 2 x tp 2, stage 2": (8, {"parallel": {"pp": 2, "tp": 2}, "zero_stage": 2}),
+    "pp 4 x dp 2": (8, {"parallel": {"pp": 4}, "micro_batch_size": 2}),
+    "pp 2 x tp 2 x cp 2": (8, {"parallel": {"pp": 2, "tp": 2, "cp": 2}, "zero_stage": 2}),
     "cp 4, by document": (4, {"parallel": {"cp": 4, "cp_sharding": "document"}}),
     "dp 2 x cp 2, stage 3": (
         4,

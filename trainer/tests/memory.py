@@ -58,6 +58,17 @@ def largest_gathered() -> int:
     return 4 * (2 * (4 * d * d + 3 * d * f + 2 * d) + v * d + d)
 
 
+def estimate(trainer_bin: str, config_file: Path, ranks: int) -> dict:
+    said = subprocess.run(
+        [trainer_bin, "estimate", "--config", config_file, "--ranks", str(ranks), "--json", "true"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+    )
+    return json.loads(said.stdout)
+
+
 def measure(
     trainer_bin: str, tokens: Path, folder: Path, ranks: int = 1, **more
 ) -> tuple[int, int, dict[str, int]]:
@@ -66,28 +77,30 @@ def measure(
     with Gang(trainer_bin, settings, ranks, folder) as gang:
         gang.finish()
     peak = max(event["memory_peak_bytes"] for event in gang.events if "memory_peak_bytes" in event)
-    said = subprocess.run(
-        [
-            trainer_bin,
-            "estimate",
-            "--config",
-            folder / "trainer.json",
-            "--ranks",
-            str(ranks),
-            "--json",
-            "true",
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=clean_environment(),
-    )
-    estimate = json.loads(said.stdout)
+    said = estimate(trainer_bin, folder / "trainer.json", ranks)
     return (
         peak,
-        estimate.get("stages", [estimate])[0]["memory_bytes"],
-        {one["class"]: one["bytes"] for one in estimate["memory"]},
+        said.get("stages", [said])[0]["memory_bytes"],
+        {one["class"]: one["bytes"] for one in said["memory"]},
     )
+
+
+def measure_stages(
+    trainer_bin: str, tokens: Path, folder: Path, ranks: int, **more
+) -> list[tuple[int, int]]:
+    """(peak bytes of the rank with the most, what `estimate` said) of each stage; ranks of a stage are neighbours."""
+    settings = config(tokens, **more)
+    with Gang(trainer_bin, settings, ranks, folder) as gang:
+        gang.wait_for_step(settings["max_steps"] - 1)  # all ranks are still needed
+        peaks = gang.peak_bytes()
+        gang.finish()
+    said = estimate(trainer_bin, folder / "trainer.json", ranks)
+    stages = said.get("stages", [said])
+    in_stage = ranks // len(stages)
+    return [
+        (max(peaks[s * in_stage : (s + 1) * in_stage]), one["memory_bytes"])
+        for s, one in enumerate(stages)
+    ]
 
 
 def transformers_peak(dtype: str) -> int:

@@ -21,7 +21,7 @@ from test_stages import estimate
     "family,layout",
     [
         ("mixtral", "one rank"),
-        ("qwen3-moe", "cp 2 x ep 2"),
+        ("qwen3-moe", "dp 2 x cp 2 x ep 2"),
         ("qwen3-moe", "dp 2 x ep 2, stage 2"),
         ("qwen3-moe-biases", "tp 2 x ep 4"),
         ("mixtral", "pp 2, zero-bubble"),
@@ -263,6 +263,8 @@ def test_estimate_counts_what_a_token_meets_and_who_has_which_experts(trainer_bi
     shared = told(4, parallel={"ep": 4})
     assert weights(plain) - weights(shared) == 3 * layers * 3 * d * width * 4
     assert shared["expert_bytes_per_step"] > 0 == plain["expert_bytes_per_step"]
+    assert shared["uneven_memory_bytes"] > shared["memory_bytes"]
+    assert "uneven_memory_bytes" not in plain
     # Experts that every token meets: in all that is counted, whoever has the others.
     dots, more = told(4, model=experts.DOTS), told(4, model=experts.DOTS | {"n_shared_experts": 3})
     added = 2 * (layers - 1) * 3 * d * width

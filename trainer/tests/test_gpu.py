@@ -5,11 +5,17 @@ import os
 import gpu
 import pytest
 import resume
-from harness import Gang, relative
+from harness import TINY_MODEL, Gang, relative
 
 STEPS = 20
 pytestmark = pytest.mark.skipif(not gpu.name(), reason="no GPU here")
 
+EXPERTS = TINY_MODEL | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 RUNS = {  # name: (settings, farthest that losses may be from those by reference_ops)
     "fp32": ({}, 1e-5),
     "bf16": ({"dtype": "bf16"}, 2e-3),
@@ -17,7 +23,11 @@ RUNS = {  # name: (settings, farthest that losses may be from those by reference
         {"dtype": "bf16", "masters": "split", "moments": "bf16"},
         5e-3,
     ),
+    "moments in 8 bits": ({"dtype": "bf16", "moments": "int8"}, 5e-3),
     "recompute": ({"dtype": "bf16", "recompute": "full"}, 2e-3),
+    "recompute pointwise": ({"dtype": "bf16", "recompute": "pointwise"}, 2e-3),
+    "sums as trees": ({"dtype": "bf16", "deterministic": "elastic"}, 2e-3),
+    "experts": ({"model": EXPERTS}, 1e-3),  # where two are alike, rounding may choose the other
     "CUDA graphs": ({"dtype": "bf16", "cuda_graphs": True}, 2e-3),
     "packed": ({"dtype": "bf16", "packing": "bfd"}, 2e-3),
     "offload": ({"dtype": "bf16", "offload": "optimizer"}, 2e-3),
@@ -100,3 +110,20 @@ def test_a_gpu_trains_as_the_cpu_does(trainer_bin, tokens, tmp_path):
         losses.append(gang.metric("loss"))
     assert max(relative(losses[0][step], losses[1][step]) for step in losses[1]) <= 1e-5
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_adapters_with_dropout_train_as_the_cpus_do(quantised, trainer_bin, tokens, tmp_path):
+    from parity import make_init
+
+    init = make_init(tmp_path / "init")
+    losses = []
+    for hidden in ({}, {"CUDA_VISIBLE_DEVICES": ""}):
+        config = resume.config(tokens, max_steps=STEPS, save_steps=0, deterministic=False)
+        del config["model"]
+        config |= {"init": str(init), "lora": {"rank": 4, "dropout": 0.1}}
+        config |= {"quantize": {"type": "nf4"}} if quantised else {}
+        with Gang(trainer_bin, config, 1, tmp_path / str(len(losses)), **hidden) as gang:
+            gang.finish()
+        losses.append(gang.metric("loss"))
+    assert max(relative(losses[0][step], losses[1][step]) for step in losses[1]) <= 1e-4

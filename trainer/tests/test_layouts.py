@@ -30,6 +30,7 @@ ZERO_BUBBLE = {"parallel": {"pp": 2, "pipeline": "zero_bubble"}}
         ("phi3", "tp 2 x cp 2"),
         ("gemma3", "dp 2 x tp 2, stage 3"),
         ("gemma2", "tp 2 x cp 2"),
+        ("llama3", "pp 2 x tp 2 x cp 2"),  # a tied head: both ends hold it
     ],
 )
 def test_gradients_of_each_parameter_are_autograds(family, layout, trainer_bin, tokens, tmp_path):
@@ -218,6 +219,9 @@ def test_estimate_knows_slices(trainer_bin, tmp_path):
     assert whole["micro_batches"] == 1 and sliced["micro_batches"] == 2
     for name in ("weights", "gradients", "moments", "activations kept"):
         assert sliced["memory"][name] == pytest.approx(whole["memory"][name] / 2, rel=0.02), name
+    # Masters and moments of what a rank of four saves, in fp32.
+    for told in (whole, sliced):
+        assert told["saving_bytes"] == pytest.approx(12 * told["parameters"] / 4, rel=0.05)
     # A step's 512 tokens of 64 numbers of 4 bytes, of which each rank sends half: 10 times in each of 2 layers, and at the ends.
     assert sliced["slice_bytes_per_step"] == 512 * 64 * 4 // 2 * (2 * 10 + 4)
     assert whole["slice_bytes_per_step"] == 0

@@ -28,6 +28,10 @@ constexpr char kUnproved[] =
     "with --adopt-restored. Else the agent's state directory is damaged or not its own: stop what "
     "the host runs, and give its agent a fresh --state-dir";
 
+constexpr char kTooMany[] =
+    "this host begins sessions oftener than it may; its agent tries again in a moment. What starts "
+    "it so often? See its log";
+
 // The agent says that it was told of what this store doesn't hold. What it was told before a
 // restored store was adopted says nothing.
 bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View& view) {
@@ -136,6 +140,11 @@ std::string Sessions::WhyRefuse(const AgentStream& stream, const pb::Hello& hell
   return "";
 }
 
+bool Sessions::TakesHello(const AgentStream& stream, const pb::Hello& hello) {
+  return stream.trusted() || hosts_[Name(hello.cluster(), hello.host())].pace->TakeHello(
+                                 hello.ByteSizeLong(), clock_->BootNs());
+}
+
 void Sessions::RefuseHello(AgentStream* stream, const pb::Hello& hello, const std::string& why,
                            bool final) {
   if (why == kRestored) SawLater(hello);
@@ -169,7 +178,7 @@ uint64_t Sessions::Replace(const std::shared_ptr<AgentStream>& stream,
   session->pace->Take((1 + hello.attempts_size()) * Pace::kMessageNs, clock_->BootNs());
   streams_[stream.get()] = session;
   for (const pb::AttemptReport& report : hello.attempts())
-    session->reports[AttemptText(report.key())] = report.SerializeAsString();
+    session->reports[AttemptText(report.key())] = DigestOf(report);
   return ++entry.hellos;
 }
 
@@ -198,7 +207,9 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
     if (streams_.count(stream.get()) != 0)
       return absl::InvalidArgumentError("a second hello on the same stream");
     bool final = false;
-    if (const std::string why = WhyRefuse(*stream, hello, *view, &final); !why.empty()) {
+    std::string why = WhyRefuse(*stream, hello, *view, &final);
+    if (why.empty() && !TakesHello(*stream, hello)) why = kTooMany;
+    if (!why.empty()) {
       RefuseHello(stream.get(), hello, why, final);
       return absl::OkStatus();
     }

@@ -166,11 +166,14 @@ grpc::ServerBidiReactor<pb::TunnelOutput, pb::TunnelInput>* AgentServiceImpl::Ca
 namespace {
 
 // The attempt, if it is placed on the caller's host; null: it isn't. A host's certificate asks for
-// its own host, others for all.
+// its own host, and of that for what it may run; others for all.
 const AttemptRow* AttemptHere(const State& state, const Principal& who, const pb::AttemptKey& key,
                               const JobRow** job, int32_t* task) {
   const AttemptRow* attempt = state.FindAttempt(key, job, task);
   if (attempt == nullptr || who.host.empty()) return attempt;
+  // What its certificate says holds, whatever the clusters file says by now: what was placed there
+  // before its Hello is refused is in no command, but its secrets could be asked for.
+  if (!who.only_user.empty() && (*job)->owner != who.only_user) return nullptr;
   const HostId host = state.FindHost(who.cluster, who.host);
   const bool here = std::any_of(attempt->parts.begin(), attempt->parts.end(),
                                 [&](const PartRow& part) { return part.host == host; });

@@ -676,6 +676,7 @@ TEST_F(PackNetworkTest, AHostReadsThoseOfItsOwnAttemptsAlone) {
 
 TEST_F(PackNetworkTest, AHostReadsSecretsOfWhatStartsThereAlone) {
   const Identity h1 = Joined("/host/lab/h1"), h2 = Joined("/host/lab/h2");
+  const Identity bobs = Joined("/host/lab/h1/only/bob"), anns = Joined("/host/lab/h1/only/ann");
   pb::Event queues;
   queues.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("default");
   queues.mutable_queues_applied()->set_version(1);
@@ -713,7 +714,9 @@ TEST_F(PackNetworkTest, AHostReadsSecretsOfWhatStartsThereAlone) {
   pb::ReadSecretsResponse response;
   EXPECT_EQ(read(h2, &response), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(read(ann_, &response), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(read(bobs, &response), grpc::StatusCode::NOT_FOUND) << "it is for bob's jobs alone";
   EXPECT_EQ(response.secrets_size(), 0);
+  EXPECT_EQ(read(anns, &response), grpc::StatusCode::OK);
   ASSERT_EQ(read(h1, &response), grpc::StatusCode::OK);
   ASSERT_EQ(response.secrets_size(), 1);
   EXPECT_EQ(response.secrets(0).variable(), "VARIABLE");

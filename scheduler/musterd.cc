@@ -86,6 +86,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig&
     input.database_bytes = store.database;
     input.wal_bytes = store.wal;
     if (context.providers != nullptr) input.logins = context.providers->Counts();
+    if (context.network_counts) input.network = context.network_counts();
     return RenderMetrics(input);
   };
   absl::StatusOr<std::unique_ptr<MetricsServer>> server =
@@ -317,6 +318,7 @@ absl::StatusOr<std::unique_ptr<NetworkServer>> ServeNetwork(const MusterdConfig&
   if (context->office == nullptr) return std::unique_ptr<NetworkServer>();
   auto server = std::make_unique<NetworkServer>(context, hub);
   context->in_use = [at = server.get()](const std::string& serial) { return at->InUse(serial); };
+  context->network_counts = [at = server.get()] { return at->Counts(); };
   if (absl::Status status = server->Listen(config.tls.listen, config.tls.join); !status.ok())
     return absl::Status(status.code(), absl::StrCat("tls: ", status.message()));
   LogInfo("network", {{"port", server->port()},

@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/spec/spec.h"
 #include "scheduler/agents/sessions.h"
+#include "scheduler/api/network_counts.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/history.h"
 #include "scheduler/state/options.h"
@@ -45,6 +46,7 @@ struct ApiContext {
   std::string join_address;            // where there is none yet
   // Whether the certificate with this serial was used since the start.
   std::function<bool(const std::string& serial)> in_use;
+  std::function<NetworkCounts()> network_counts;  // null: no network is served
   // Empty while jobs are taken, else why not; asked by each submission, from any thread. Null:
   // always taken.
   std::function<std::string()> why_no_submissions;

@@ -219,6 +219,7 @@ TEST_F(NetworkTest, WithoutACertificateNothingButJoiningIsServed) {
   const auto at_join = grpc::CreateCustomChannel(
       ann.join_address, grpc::SslCredentials({ann.authorities, "", ""}), arguments);
   EXPECT_EQ(Ping(at_join).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_TRUE(Eventually([&] { return server_->Counts().without_call >= 2; }));
 }
 
 TEST_F(NetworkTest, ACertificateOfAnotherAuthorityGetsNoHandshake) {
@@ -377,6 +378,7 @@ TEST_F(NetworkTest, ARevocationEndsCallsAndLiveStreamsWithinFiveSeconds) {
   EXPECT_TRUE(AskNews(other).ok()) << "it is of another host";
   EXPECT_EQ(Renew(h1).status().code(), kUnauthenticated);
   EXPECT_EQ(RenewExpired(h1).status().code(), kUnauthenticated);
+  EXPECT_TRUE(Eventually([&] { return server_->Counts().untrusted >= 1; }));
   other_context.TryCancel();
 }
 
@@ -452,6 +454,7 @@ TEST_F(NetworkTest, OneAddressHasOnlySoManyConnections) {
   }
   ASSERT_TRUE(Eventually([&] { return server_->connections() == 4; }));
   EXPECT_FALSE(Join(line, "", nullptr).ok());
+  EXPECT_GE(server_->Counts().refused, 1u);
   // Those that never begin a handshake are ended, and make room.
   ASSERT_TRUE(Eventually([&] { return server_->connections() == 0; }));
   EXPECT_TRUE(Join(line, "", nullptr).ok());
@@ -474,6 +477,7 @@ TEST_F(NetworkTest, WhoSendsWhatNoCallExplainsIsEndedAndWaits) {
   int64_t sent = 0;
   while (hostile.Send(Frame(kWindowUpdate, 0, 0, BigEndian(1)))) sent += 13;
   EXPECT_LT(sent, 2 << 20);
+  EXPECT_EQ(server_->Counts().unexplained, 1u);
   EXPECT_FALSE((HostileConnection{TlsClient(&ann), ann.addresses[0], ""}).open())
       << "its address waits";
   EXPECT_TRUE(Ping(channel).ok()) << "who was connected and did nothing of the kind goes on";
@@ -516,6 +520,7 @@ TEST_F(NetworkTest, OneHolderHasOnlySoManyConnections) {
   const auto fourth = Dial(ann);
   (void)Ping(fourth);  // may be answered before its end
   EXPECT_TRUE(Eventually([&] { return server_->connections() == 3; }));
+  EXPECT_GE(server_->Counts().holders, 1u);
   EXPECT_TRUE(Ping(Dial(bob)).ok());
   for (const auto& channel : channels) EXPECT_TRUE(Ping(channel).ok());
   channels.clear();

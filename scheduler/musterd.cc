@@ -381,6 +381,7 @@ ApiContext ContextOf(const MusterdConfig& config, const Recovered& recovered) {
   context.epoch = recovered.epoch;
   context.version = MUSTER_VERSION;
   context.single_user = config.single_user;
+  context.operators_exec = config.operators_exec;
   context.addresses = config.tls.addresses;
   context.join_address = config.tls.join_address;
   return context;

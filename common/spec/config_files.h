@@ -113,6 +113,7 @@ struct MusterdConfig {
   std::string clusters;  // path; empty: none
   std::string queues;    // path; read once, into an empty store
   bool single_user = false;
+  bool operators_exec = true;  // false: owners alone run commands beside their jobs
   TlsConfig tls;
   std::vector<OidcConfig> oidc;    // in file order
   std::vector<MusterdUser> users;  // beside those of the machine; by name

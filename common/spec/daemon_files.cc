@@ -185,6 +185,7 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     fields.Text("clusters", &out->clusters);
     fields.Text("queues", &out->queues);
     fields.Bool("single_user", &out->single_user);
+    fields.Bool("operators_exec", &out->operators_exec);
     ReadUsers(document, fields, &out->users);
     if (fields.Text("master_key", &out->master_key) &&
         (out->master_key.empty() || out->master_key[0] != '/'))

@@ -39,6 +39,7 @@ struct ApiContext {
   uint64_t epoch = 0;
   std::string version;
   bool single_user = false;
+  bool operators_exec = true;  // false: owners alone begin tunnels to their jobs
   // Null: nobody comes over a network.
   const Office* office = nullptr;
   Providers* providers = nullptr;      // null: nobody logs in by an identity provider

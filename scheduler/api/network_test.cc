@@ -272,6 +272,7 @@ TEST_F(NetworkTest, AHostsCertificateIsItsAgentsAlone) {
     context.TryCancel();
   }
   grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
   const auto stream = stub->Connect(&context);
   pb::SchedulerMessage message;
   stream->Write(HelloOf("h2"));
@@ -364,6 +365,7 @@ TEST_F(NetworkTest, ARevocationEndsCallsAndLiveStreamsWithinFiveSeconds) {
   const Identity h1 = Joined("/host/lab/h1"), h2 = Joined("/host/lab/h2");
   const auto channel = Dial(h1), other = Dial(h2);
   grpc::ClientContext context, other_context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
   const auto stream = pb::AgentService::NewStub(channel)->Connect(&context);
   const auto other_stream = pb::AgentService::NewStub(other)->Connect(&other_context);
   pb::SchedulerMessage message;

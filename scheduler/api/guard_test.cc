@@ -277,6 +277,16 @@ TEST_F(GuardTest, AnArrayCountsAsManySubmissions) {
   EXPECT_EQ(admitted, LimitOf(pb::RATE_SUBMIT).burst / 101);
 }
 
+TEST_F(GuardTest, ALongSubmissionCountsAsSeveral) {
+  pb::SubmitRequest request;
+  *request.mutable_spec() = OneSlotSpec();
+  request.mutable_spec()->set_queue("research/nlp");
+  (*request.mutable_spec()->mutable_env())["LONG"] = std::string(160 << 10, 'x');
+  int64_t admitted = 0;
+  for (int i = 0; i < 200; ++i) admitted += Admitted("JobService/Submit", kAnn, request).ok();
+  EXPECT_EQ(admitted, LimitOf(pb::RATE_SUBMIT).burst / 11);
+}
+
 TEST_F(GuardTest, ChangesAndDenialsAreInTheAuditReadsAreNot) {
   char name[] = "/tmp/muster-guard-XXXXXX";
   const std::string folder = ::mkdtemp(name);

@@ -37,6 +37,7 @@
 #include "scheduler/agents/seen_mac.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/api/guard.h"
+#include "scheduler/api/jobs_of_users.h"
 #include "scheduler/api/metrics.h"
 #include "scheduler/api/metrics_server.h"
 #include "scheduler/api/network_server.h"
@@ -431,11 +432,13 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   Users users(ListedUsers(config), geteuid(), config.single_user, clock);
   const std::unique_ptr<Providers> providers = OpenProviders(config, &users, clock);
   Guard guard({&engine, history->get(), &users, audit->get(), clock});
+  JobsOfUsers jobs_of_users(config.jobs_per_user);
 
   ApiContext context = ContextOf(config, start->recovered);
   context.outlook = &outlook;
   context.packs = packs->get();
   context.secrets = secrets->get();
+  context.jobs_of_users = &jobs_of_users;
   context.guard = &guard;
   context.engine = &engine;
   context.sessions = &sessions;

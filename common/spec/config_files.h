@@ -119,6 +119,7 @@ struct MusterdConfig {
   std::vector<MusterdUser> users;  // beside those of the machine; by name
   std::string master_key;  // path; also tls.master_key; empty: systemd's credential, or none
   int64_t packed_per_user_bytes = int64_t{1} << 30;  // directories that come along with jobs
+  int32_t jobs_per_user = 100'000;                   // unfinished ones
   SpecDefaults defaults;
   // scheduling:
   std::string placement = "v";  // v, fgd or best_fit

@@ -17,6 +17,7 @@
 namespace muster {
 
 class Guard;
+class JobsOfUsers;
 class Office;
 class Outlook;
 class PackStore;
@@ -31,7 +32,8 @@ struct ApiContext {
   History* history = nullptr;  // null: what State forgets is gone
   Outlook* outlook = nullptr;
   PackStore* packs = nullptr;  // null: directories that come along are not kept, as nothing runs
-  SecretStore* secrets = nullptr;  // null: none are kept
+  SecretStore* secrets = nullptr;        // null: none are kept
+  JobsOfUsers* jobs_of_users = nullptr;  // null: they may have any number
   Clock* clock = nullptr;
   SchedulingOptions scheduling;
   SpecDefaults defaults;

@@ -37,6 +37,7 @@
 #include "scheduler/agents/seen_mac.h"
 #include "scheduler/agents/sessions.h"
 #include "scheduler/api/guard.h"
+#include "scheduler/api/jobs_of_users.h"
 #include "scheduler/api/metrics.h"
 #include "scheduler/api/metrics_server.h"
 #include "scheduler/api/network_server.h"
@@ -86,6 +87,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig&
     input.database_bytes = store.database;
     input.wal_bytes = store.wal;
     if (context.providers != nullptr) input.logins = context.providers->Counts();
+    if (context.network_counts) input.network = context.network_counts();
     return RenderMetrics(input);
   };
   absl::StatusOr<std::unique_ptr<MetricsServer>> server =
@@ -317,6 +319,7 @@ absl::StatusOr<std::unique_ptr<NetworkServer>> ServeNetwork(const MusterdConfig&
   if (context->office == nullptr) return std::unique_ptr<NetworkServer>();
   auto server = std::make_unique<NetworkServer>(context, hub);
   context->in_use = [at = server.get()](const std::string& serial) { return at->InUse(serial); };
+  context->network_counts = [at = server.get()] { return at->Counts(); };
   if (absl::Status status = server->Listen(config.tls.listen, config.tls.join); !status.ok())
     return absl::Status(status.code(), absl::StrCat("tls: ", status.message()));
   LogInfo("network", {{"port", server->port()},
@@ -379,6 +382,7 @@ ApiContext ContextOf(const MusterdConfig& config, const Recovered& recovered) {
   context.epoch = recovered.epoch;
   context.version = MUSTER_VERSION;
   context.single_user = config.single_user;
+  context.operators_exec = config.operators_exec;
   context.addresses = config.tls.addresses;
   context.join_address = config.tls.join_address;
   return context;
@@ -428,11 +432,13 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   Users users(ListedUsers(config), geteuid(), config.single_user, clock);
   const std::unique_ptr<Providers> providers = OpenProviders(config, &users, clock);
   Guard guard({&engine, history->get(), &users, audit->get(), clock});
+  JobsOfUsers jobs_of_users(config.jobs_per_user);
 
   ApiContext context = ContextOf(config, start->recovered);
   context.outlook = &outlook;
   context.packs = packs->get();
   context.secrets = secrets->get();
+  context.jobs_of_users = &jobs_of_users;
   context.guard = &guard;
   context.engine = &engine;
   context.sessions = &sessions;

@@ -113,11 +113,13 @@ struct MusterdConfig {
   std::string clusters;  // path; empty: none
   std::string queues;    // path; read once, into an empty store
   bool single_user = false;
+  bool operators_exec = true;  // false: owners alone run commands beside their jobs
   TlsConfig tls;
   std::vector<OidcConfig> oidc;    // in file order
   std::vector<MusterdUser> users;  // beside those of the machine; by name
   std::string master_key;  // path; also tls.master_key; empty: systemd's credential, or none
   int64_t packed_per_user_bytes = int64_t{1} << 30;  // directories that come along with jobs
+  int32_t jobs_per_user = 100'000;                   // unfinished ones
   SpecDefaults defaults;
   // scheduling:
   std::string placement = "v";  // v, fgd or best_fit

@@ -268,11 +268,14 @@ TEST(MusterdConfig, IsReadWithItsDefaults) {
   std::vector<Problem> problems;
   ASSERT_TRUE(ParseMusterdConfig(
       "listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nsingle_user: true\n"
+      "operators_exec: false\njobs_per_user: 500\n"
       "defaults: {grace: 1m, retry_faults_for: 2h}\nscheduling: {placement: best_fit, lease: 20s, "
       "heartbeat: 2s}\n",
       "m.yaml", &config, &problems))
       << Summary(problems);
   EXPECT_TRUE(config.single_user);
+  EXPECT_FALSE(config.operators_exec);
+  EXPECT_EQ(config.jobs_per_user, 500);
   EXPECT_EQ(config.defaults.grace_ns, kMinute);
   EXPECT_EQ(config.defaults.retry_faults_for_ns, 2 * kHour);
   EXPECT_EQ(config.defaults.max_restarts, 3);
@@ -283,6 +286,7 @@ TEST(MusterdConfig, IsReadWithItsDefaults) {
                                  "m.yaml", &config, &problems))
       << Summary(problems);
   EXPECT_EQ(config.placement, "v");
+  EXPECT_TRUE(config.operators_exec);
   EXPECT_FALSE(ParseMusterdConfig(
       "listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nscheduling: {placement: worst}\n",
       "m.yaml", &config, &problems));

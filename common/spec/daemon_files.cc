@@ -185,11 +185,13 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
     fields.Text("clusters", &out->clusters);
     fields.Text("queues", &out->queues);
     fields.Bool("single_user", &out->single_user);
+    fields.Bool("operators_exec", &out->operators_exec);
     ReadUsers(document, fields, &out->users);
     if (fields.Text("master_key", &out->master_key) &&
         (out->master_key.empty() || out->master_key[0] != '/'))
       document.AddAtPath("master_key", "is not absolute; start it with /");
     fields.Size("packed_per_user", &out->packed_per_user_bytes);
+    fields.Int("jobs_per_user", 1, 10'000'000, &out->jobs_per_user);
     fields.NotYet("http", "the dashboard. Leave it out");
     if (std::optional<Fields> tls = fields.Map("tls")) ReadTls(document, *tls, &out->tls);
     ReadOidc(document, fields, out);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "common/base/units.h"
 #include "scheduler/agents/testing/sessions_fixture.h"
 
@@ -30,6 +32,31 @@ TEST(Pace, OneMessageHasARestOfASecondAtMost) {
   pace.Take(int64_t{1'000'000} * Pace::kMessageNs, kSecond);
   EXPECT_EQ(pace.RestNs(kSecond), Pace::kMostRestNs + Pace::kLeastRestNs);
   EXPECT_EQ(pace.RestNs(kSecond + Pace::kMostRestNs), 0);
+}
+
+TEST(Pace, WhatIsLongCostsAsMuchAsSeveral) {
+  const struct {
+    size_t bytes;
+    int64_t messages;
+  } cases[] = {{0, 1}, {4095, 1}, {4096, 2}, {320 << 10, 81}};
+  for (const auto& test : cases)
+    EXPECT_EQ(Pace::CostOf(test.bytes), test.messages * Pace::kMessageNs) << test.bytes;
+}
+
+TEST(Pace, HellosHaveABucketOfTheirOwnThatLongOnesEmptySooner) {
+  int64_t now_ns = 1'000'000 * kSecond;
+  Pace pace;
+  const auto taken = [&](size_t bytes) {
+    int count = 0;
+    while (pace.TakeHello(bytes, now_ns)) ++count;
+    return count;
+  };
+  EXPECT_EQ(taken(100), 100);
+  EXPECT_EQ(pace.RestNs(now_ns), 0) << "a bucket of their own";
+  now_ns += kSecond;
+  EXPECT_EQ(taken(100), 4);
+  now_ns += kHour;
+  EXPECT_EQ(taken(320 << 10), 16) << "each as six";
 }
 
 class PaceOfSessions : public SessionsTest {
@@ -111,6 +138,30 @@ TEST_F(PaceOfSessions, WhoHasSaidTooMuchIsNotServedOnANewStreamEither) {
   clock_.now_ns += 2 * kSecond;
   EXPECT_FALSE(Refused(from_network("h1", kStateA)));
   EXPECT_TRUE(first->ended.has_value()) << "it was replaced";
+}
+
+// Each is of a new stream, on which nothing was read before.
+TEST_F(PaceOfSessions, WhoBeginsTooManySessionsIsRefusedForNow) {
+  for (int i = 0; i < 100; ++i) Connect("h1", kStateA);
+  const StreamPtr refused = Open(HelloOf("h1", kStateA));
+  ASSERT_TRUE(Refused(refused));
+  EXPECT_THAT(refused->sent[0].refused().reason(), ::testing::HasSubstr("oftener than it may"));
+  EXPECT_FALSE(refused->sent[0].refused().final());
+  EXPECT_FALSE(Refused(Open(HelloOf("h1", kStateA), /*trusted=*/true))) << "this machine's own";
+  EXPECT_FALSE(Refused(Open(HelloOf("h2", kStateB)))) << "another host";
+  clock_.now_ns += kSecond;
+  EXPECT_FALSE(Refused(Open(HelloOf("h1", kStateA))));
+}
+
+TEST_F(PaceOfSessions, LongMessagesCostAsMuchAsTheyAreLong) {
+  const StreamPtr stream = Connect();
+  pb::AgentMessage message = Reported(pb::GONE);
+  message.mutable_report()->set_detail(std::string(16 << 10, 'x'));
+  for (int attempt = 1; attempt <= 900; ++attempt) {
+    message.mutable_report()->mutable_key()->set_attempt(attempt);
+    Say(stream, message);
+  }
+  EXPECT_GT(sessions_->RestNs(stream.get()), 0) << "900 messages, as long as 4,500";
 }
 
 TEST_F(PaceOfSessions, AHelloCostsWhatItSays) {

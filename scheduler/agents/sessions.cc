@@ -8,6 +8,7 @@
 #include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/base/units.h"
+#include "common/pki/sha256.h"
 #include "scheduler/agents/check_message.h"
 #include "scheduler/agents/seen_mac.h"
 #include "scheduler/engine/commands.h"
@@ -15,6 +16,16 @@
 
 namespace muster {
 namespace {
+
+// Of a host's words, so that repetitions cost nothing. No host that is in good hands says so many;
+// above it all are forgotten, and what is repeated is an event once more, without effect.
+constexpr size_t kMostRemembered = 20'000;
+
+// Room for one more.
+template <typename Remembered>
+void Bound(Remembered* remembered) {
+  if (remembered->size() >= kMostRemembered) remembered->clear();
+}
 
 // The attempt has a part on this host, in whatever state.
 bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& cluster,
@@ -43,6 +54,10 @@ Sessions::Sessions(SessionOptions options, Clock* clock)
     : options_(std::move(options)), clock_(clock), started_ns_(clock->BootNs()) {}
 
 void Sessions::Attach(Engine* engine) { engine_ = engine; }
+
+std::string Sessions::DigestOf(const google::protobuf::Message& said) {
+  return Sha256(said.SerializeAsString());
+}
 
 absl::Status Sessions::Receive(const std::shared_ptr<AgentStream>& stream,
                                const pb::AgentMessage& message) {
@@ -175,13 +190,14 @@ void Sessions::Report(const std::shared_ptr<Session>& session, const pb::Attempt
   {
     std::lock_guard lock(mutex_);
     session->asked.erase(key);
-    std::string bytes = report.SerializeAsString();
+    std::string digest = DigestOf(report);
+    Bound(&session->reports);
     std::string& last = session->reports[key];
     // A repetition says nothing new, but an end has to be answered: it goes through the engine
     // again.
-    if (last == bytes && (report.phase() != pb::GONE || AwaitsExport(view->state, report.key())))
+    if (last == digest && (report.phase() != pb::GONE || AwaitsExport(view->state, report.key())))
       return;
-    last = std::move(bytes);
+    last = std::move(digest);
   }
   pb::Event event;
   pb::AttemptReported* reported = event.mutable_attempt_reported();
@@ -218,7 +234,7 @@ void Sessions::Exported(const std::shared_ptr<Session>& session, const pb::Agent
     event.mutable_export_staged()->set_target(report.target());
   }
   if (report.detail().empty()) {
-    PostOnce(session, report.key(), message.SerializeAsString(), std::move(event));
+    PostOnce(session, report.key(), DigestOf(message), std::move(event));
   } else if (AwaitsExport(view->state, report.key())) {
     Post(session, std::move(event));  // each failed try counts, however alike they are
   }
@@ -232,7 +248,7 @@ void Sessions::Loaded(const std::shared_ptr<Session>& session, const pb::AgentMe
   event.mutable_loaded_seen()->set_step(report.step());
   event.mutable_loaded_seen()->set_path(report.path());
   *event.mutable_loaded_seen()->mutable_refused() = report.refused();
-  PostOnce(session, report.key(), message.SerializeAsString(), std::move(event));
+  PostOnce(session, report.key(), DigestOf(message), std::move(event));
 }
 
 void Sessions::Checkpointed(const std::shared_ptr<Session>& session,
@@ -242,8 +258,10 @@ void Sessions::Checkpointed(const std::shared_ptr<Session>& session,
                             sequence = report.sequence()](const absl::Status& status) {
     std::lock_guard lock(mutex_);
     if (!status.ok()) return;
-    if (const auto told = session->told.find(attempt); told != session->told.end())
+    if (const auto told = session->told.find(attempt); told != session->told.end()) {
+      Bound(&told->second.acknowledged);
       told->second.acknowledged.insert(sequence);
+    }
     pb::SchedulerMessage message;
     *message.mutable_checkpoint_ack()->mutable_key() = key;
     message.mutable_checkpoint_ack()->set_sequence(sequence);
@@ -255,6 +273,7 @@ void Sessions::Checkpointed(const std::shared_ptr<Session>& session,
     std::lock_guard lock(mutex_);
     Session::Told& told = session->told[attempt];
     durable = told.acknowledged.contains(report.sequence());
+    Bound(&told.posted);
     if (!durable && !told.posted.insert(absl::StrCat("#", report.sequence())).second)
       return;  // its commit is under way
   }
@@ -276,7 +295,7 @@ void Sessions::Checkpointed(const std::shared_ptr<Session>& session,
 void Sessions::Post(const std::shared_ptr<Session>& session, pb::Event event, Engine::Done done) {
   {
     std::lock_guard lock(mutex_);
-    session->pace->Take(Pace::kMessageNs, clock_->BootNs());
+    session->pace->Take(Pace::CostOf(event.ByteSizeLong()), clock_->BootNs());
   }
   engine_->Post(std::move(event), std::move(done));
 }
@@ -305,7 +324,9 @@ void Sessions::PostOnce(const std::shared_ptr<Session>& session, const pb::Attem
                         const std::string& identity, pb::Event event) {
   {
     std::lock_guard lock(mutex_);
-    if (!session->told[AttemptText(attempt)].posted.insert(identity).second) return;
+    std::set<std::string>& posted = session->told[AttemptText(attempt)].posted;
+    Bound(&posted);
+    if (!posted.insert(identity).second) return;
   }
   Post(session, std::move(event));
 }
@@ -317,7 +338,7 @@ void Sessions::Fault(const std::shared_ptr<Session>& session, const pb::HostFaul
     const int64_t now_ns = clock_->BootNs();
     std::erase_if(session->faults,
                   [&](const auto& known) { return now_ns - known.second >= options_.lease_ns; });
-    if (!session->faults.insert_or_assign(fault.SerializeAsString(), now_ns).second) return;
+    if (!session->faults.insert_or_assign(DigestOf(fault), now_ns).second) return;
   }
   pb::Event event;
   event.mutable_host_fault()->set_cluster(session->cluster);

@@ -147,15 +147,16 @@ class Sessions : public AgentLink {
     bool told_pace = false;      // in the log
     std::map<std::string, int64_t>
         sent;  // commands (serialized) that hold, and when they were sent last
-    std::map<std::string, std::string> reports;         // newest report by attempt, serialized
+    std::map<std::string, std::string> reports;         // digest of the newest, by attempt
     std::map<std::string, pb::SchedulerMessage> asked;  // queries without an answer, by attempt
     struct Told {
-      std::set<std::string> posted;     // other messages that became events in this session
+      // Other messages that became events in this session, by digest; checkpoints by sequence.
+      std::set<std::string> posted;
       std::set<uint64_t> acknowledged;  // checkpoints whose event is durable, by sequence
     };
     std::map<std::string, Told> told;  // by attempt, until its host is to forget it
-    std::map<std::string, int64_t>
-        faults;  // that became events: BootNs when the host last repeated them
+    // That became events, by digest: BootNs when the host last repeated them.
+    std::map<std::string, int64_t> faults;
   };
   struct HostEntry {
     std::shared_ptr<Session> session;  // null: not connected
@@ -190,6 +191,8 @@ class Sessions : public AgentLink {
   static std::string Name(const std::string& cluster, const std::string& host) {
     return cluster + "/" + host;
   }
+  // By which what a host said is known again: however long that was, this is short.
+  static std::string DigestOf(const google::protobuf::Message& said);
   absl::Status ReceiveHello(const std::shared_ptr<AgentStream>& stream, const pb::Hello& hello);
   // The host's session from now on; its number among the host's, and the one that it replaces.
   uint64_t Replace(const std::shared_ptr<AgentStream>& stream,
@@ -199,6 +202,8 @@ class Sessions : public AgentLink {
                    bool final);  // under mutex_
   std::string WhyRefuse(const AgentStream& stream, const pb::Hello& hello, const View& view,
                         bool* final) const;  // under mutex_
+  // False: its host has begun too many sessions of late. It may join else.
+  bool TakesHello(const AgentStream& stream, const pb::Hello& hello);  // under mutex_
   // It may be believed what it says of what it has seen.
   bool Believes(const AgentStream& stream, const pb::Hello& hello) const;
   bool SaysTooMuch(const AgentStream& stream, const pb::Hello& hello);  // under mutex_

@@ -32,6 +32,10 @@ constexpr char kSaysTooMuch[] =
     "this host has said too much over the network (decision 170). It is served again in a second "
     "or two";
 
+constexpr char kTooMany[] =
+    "this host begins sessions oftener than it may; its agent tries again in a moment. What starts "
+    "it so often? See its log";
+
 // The agent says that it was told of what this store doesn't hold. What it was told before a
 // restored store was adopted says nothing.
 bool SeenLater(const pb::Hello& hello, const SessionOptions& options, const View& view) {
@@ -141,6 +145,11 @@ std::string Sessions::WhyRefuse(const AgentStream& stream, const pb::Hello& hell
   return "";
 }
 
+bool Sessions::TakesHello(const AgentStream& stream, const pb::Hello& hello) {
+  return stream.trusted() || hosts_[Name(hello.cluster(), hello.host())].pace->TakeHello(
+                                 hello.ByteSizeLong(), clock_->BootNs());
+}
+
 void Sessions::RefuseHello(AgentStream* stream, const pb::Hello& hello, const std::string& why,
                            bool final) {
   if (why == kRestored) SawLater(hello);
@@ -174,7 +183,7 @@ uint64_t Sessions::Replace(const std::shared_ptr<AgentStream>& stream,
   session->pace->Take((1 + hello.attempts_size()) * Pace::kMessageNs, clock_->BootNs());
   streams_[stream.get()] = session;
   for (const pb::AttemptReport& report : hello.attempts())
-    session->reports[AttemptText(report.key())] = report.SerializeAsString();
+    session->reports[AttemptText(report.key())] = DigestOf(report);
   return ++entry.hellos;
 }
 
@@ -215,6 +224,7 @@ absl::Status Sessions::ReceiveHello(const std::shared_ptr<AgentStream>& stream,
     bool final = false;
     std::string why = WhyRefuse(*stream, hello, *view, &final);
     if (why.empty() && SaysTooMuch(*stream, hello)) why = kSaysTooMuch;
+    if (why.empty() && !TakesHello(*stream, hello)) why = kTooMany;
     if (!why.empty()) {
       RefuseHello(stream.get(), hello, why, final);
       return absl::OkStatus();

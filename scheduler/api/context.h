@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/spec/spec.h"
 #include "scheduler/agents/sessions.h"
+#include "scheduler/api/network_counts.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/engine/history.h"
 #include "scheduler/state/options.h"
@@ -16,6 +17,7 @@
 namespace muster {
 
 class Guard;
+class JobsOfUsers;
 class Office;
 class Outlook;
 class PackStore;
@@ -30,7 +32,8 @@ struct ApiContext {
   History* history = nullptr;  // null: what State forgets is gone
   Outlook* outlook = nullptr;
   PackStore* packs = nullptr;  // null: directories that come along are not kept, as nothing runs
-  SecretStore* secrets = nullptr;  // null: none are kept
+  SecretStore* secrets = nullptr;        // null: none are kept
+  JobsOfUsers* jobs_of_users = nullptr;  // null: they may have any number
   Clock* clock = nullptr;
   SchedulingOptions scheduling;
   SpecDefaults defaults;
@@ -38,6 +41,7 @@ struct ApiContext {
   uint64_t epoch = 0;
   std::string version;
   bool single_user = false;
+  bool operators_exec = true;  // false: owners alone begin tunnels to their jobs
   // Null: nobody comes over a network.
   const Office* office = nullptr;
   Providers* providers = nullptr;      // null: nobody logs in by an identity provider
@@ -45,6 +49,7 @@ struct ApiContext {
   std::string join_address;            // where there is none yet
   // Whether the certificate with this serial was used since the start.
   std::function<bool(const std::string& serial)> in_use;
+  std::function<NetworkCounts()> network_counts;  // null: no network is served
   // Empty while jobs are taken, else why not; asked by each submission, from any thread. Null:
   // always taken.
   std::function<std::string()> why_no_submissions;

@@ -259,12 +259,14 @@ absl::Status Authorize(
 
 namespace {
 
-// As how many calls it counts: an array is many jobs at once.
+// As how many calls it counts: an array is many jobs at once, and a long one stays in memory.
 int64_t CallsOf(const Message& request) {
   constexpr int32_t kMembersACall = 100;
+  constexpr size_t kBytesACall = 16 << 10;
   const auto* submit = google::protobuf::DynamicCastToGenerated<const pb::SubmitRequest>(&request);
   if (submit == nullptr) return 1;
-  return 1 + std::clamp(MembersOf(submit->spec()), 0, kMaxMembers) / kMembersACall;
+  return 1 + std::clamp(MembersOf(submit->spec()), 0, kMaxMembers) / kMembersACall +
+         static_cast<int64_t>(submit->ByteSizeLong() / kBytesACall);
 }
 
 }  // namespace

@@ -5,7 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
 
+#include <google/protobuf/message.h>
+
+#include "common/base/units.h"
 #include "muster/v1/cluster_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue_service.pb.h"
@@ -271,6 +277,16 @@ TEST_F(GuardTest, AnArrayCountsAsManySubmissions) {
   EXPECT_EQ(admitted, LimitOf(pb::RATE_SUBMIT).burst / 101);
 }
 
+TEST_F(GuardTest, ALongSubmissionCountsAsSeveral) {
+  pb::SubmitRequest request;
+  *request.mutable_spec() = OneSlotSpec();
+  request.mutable_spec()->set_queue("research/nlp");
+  (*request.mutable_spec()->mutable_env())["LONG"] = std::string(160 << 10, 'x');
+  int64_t admitted = 0;
+  for (int i = 0; i < 200; ++i) admitted += Admitted("JobService/Submit", kAnn, request).ok();
+  EXPECT_EQ(admitted, LimitOf(pb::RATE_SUBMIT).burst / 11);
+}
+
 TEST_F(GuardTest, ChangesAndDenialsAreInTheAuditReadsAreNot) {
   char name[] = "/tmp/muster-guard-XXXXXX";
   const std::string folder = ::mkdtemp(name);
@@ -303,6 +319,118 @@ TEST_F(GuardTest, ChangesAndDenialsAreInTheAuditReadsAreNot) {
                     " JobService/Get 1 UNAUTHENTICATED", "ann JobService/Cancel 1 OK"));
   }
   std::filesystem::remove_all(folder);
+}
+
+constexpr int64_t kNow = int64_t{1'800'000'000} * kSecond;
+
+// Hosts h1 and h2 and users ann and bob have certificates of authority 1, which is trusted. Those
+// of h2 and bob are revoked.
+State StateWithCertificates() {
+  State state;
+  pb::Event step, made;
+  step.mutable_step()->set_now_ns(kNow);
+  Apply(&state, step);
+  made.mutable_authority_changed()->set_step(pb::AuthorityChanged::MADE);
+  made.mutable_authority_changed()->set_trust_id("t1");
+  made.mutable_authority_changed()->mutable_authority()->set_version(1);
+  Apply(&state, made);
+  for (const char* const user : {"ann", "bob", "eve"}) {
+    pb::Event event;
+    event.mutable_network_user()->mutable_user()->set_name(user);
+    event.mutable_network_user()->mutable_user()->set_revoked(std::string(user) == "eve");
+    Apply(&state, event);
+  }
+  for (const char* const holder : {"host/lab/h1", "host/lab/h2", "user/ann", "user/bob"}) {
+    pb::Event event;
+    pb::IssuedCertificate* row = event.mutable_certificate_issued()->mutable_certificate();
+    row->set_serial(holder);
+    row->set_uri(std::string("muster://t1/") + holder);
+    row->set_end_s(kNow / kSecond + 1000);
+    row->set_authority(1);
+    Apply(&state, event);
+  }
+  for (const char* const holder : {"host/lab/h2", "user/bob"}) {
+    pb::Event event;
+    event.mutable_certificates_revoked()->set_uri(std::string("muster://t1/") + holder);
+    Apply(&state, event);
+  }
+  return state;
+}
+
+Principal WithCertificate(const std::string& name, const std::string& serial,
+                          uint64_t authority = 1) {
+  Principal who;
+  who.serial = serial;
+  who.authority = authority;
+  who.user = name;
+  if (!serial.starts_with("host/")) return who;
+  who.user = "host lab/" + name;
+  who.cluster = "lab";
+  who.host = name;
+  return who;
+}
+
+TEST(Authorize, OverTheNetworkEveryMethodAsksForACertificateThatCountsAndIsOfItsKind) {
+  const State state = StateWithCertificates();
+  Principal stranger;
+  stranger.user = "address ipv4:192.0.2.1";
+  stranger.stranger = true;
+  const auto nothing = [](pb::Right) { return false; };
+  const struct {
+    const char* name;
+    Principal who;
+    std::function<bool(pb::Right)> may;
+  } cases[] = {
+      {"a host", WithCertificate("h1", "host/lab/h1"),
+       [](pb::Right right) { return right == pb::RIGHT_AGENT || right == pb::RIGHT_CERTIFICATE; }},
+      {"a host that is revoked", WithCertificate("h2", "host/lab/h2"), nothing},
+      {"a host of an authority that was dropped", WithCertificate("h1", "host/lab/h1", 9), nothing},
+      {"a user whose certificate is revoked", WithCertificate("bob", "user/bob"), nothing},
+      {"a user who is revoked", WithCertificate("eve", "of a restored store"), nothing},
+      {"a user who isn't there", WithCertificate("zoe", "of a restored store"), nothing},
+      {"a user of an authority that was dropped", WithCertificate("ann", "user/ann", 9), nothing},
+      {"whoever has none", stranger, [](pb::Right right) { return right == pb::RIGHT_ANYBODY; }},
+      {"nobody", Principal(), nothing},
+  };
+  const auto no_job = [](const std::string&) -> absl::StatusOr<std::shared_ptr<const JobRow>> {
+    return std::shared_ptr<const JobRow>();
+  };
+  for (const auto& test : cases) {
+    for (const MethodPolicy& method : MethodPolicies()) {
+      const std::unique_ptr<google::protobuf::Message> request(
+          google::protobuf::MessageFactory::generated_factory()
+              ->GetPrototype(method.method->input_type())
+              ->New());
+      const absl::Status status = Authorize(state, test.who, method, *request, no_job);
+      const bool refused = absl::IsPermissionDenied(status) || absl::IsUnauthenticated(status);
+      EXPECT_EQ(refused, !test.may(method.policy.right()))
+          << test.name << " at " << method.name << ": " << status;
+      EXPECT_EQ(status.ok(), !refused) << test.name << " at " << method.name << ": " << status;
+    }
+  }
+}
+
+TEST(Authorize, AUsersCertificateIsNoAgentsAndBuysNoOther) {
+  State state = StateWithCertificates();
+  pb::Event bound;
+  bound.mutable_binding_changed()->mutable_binding()->set_user("ann");
+  bound.mutable_binding_changed()->mutable_binding()->set_role(pb::ROLE_ADMIN);
+  Apply(&state, bound);
+  const Principal ann = WithCertificate("ann", "user/ann");
+  const auto no_job = [](const std::string&) -> absl::StatusOr<std::shared_ptr<const JobRow>> {
+    return std::shared_ptr<const JobRow>();
+  };
+  for (const MethodPolicy& method : MethodPolicies()) {
+    const pb::Right right = method.policy.right();
+    const std::unique_ptr<google::protobuf::Message> request(
+        google::protobuf::MessageFactory::generated_factory()
+            ->GetPrototype(method.method->input_type())
+            ->New());
+    const absl::Status status = Authorize(state, ann, method, *request, no_job);
+    EXPECT_EQ(absl::IsPermissionDenied(status),
+              right == pb::RIGHT_AGENT || right == pb::RIGHT_ANYBODY)
+        << method.name << ": " << status;
+  }
 }
 
 TEST(GuardRoutes, EveryRouteOfTheTableIsServedAndNoOther) {

@@ -7,6 +7,7 @@
 #include "common/spec/members.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/find_jobs.h"
+#include "scheduler/api/jobs_of_users.h"
 #include "scheduler/api/log_stream.h"
 #include "scheduler/api/mask.h"
 #include "scheduler/api/named_jobs.h"
@@ -35,6 +36,15 @@ grpc::Status RefusedSpec(const Resolution& resolution) {
                                        resolution.problems.size() == 1 ? "" : "s",
                                        ", nothing was submitted"),
                           resolution.problems);
+}
+
+// Empty: the caller may have as many more as the request brings.
+std::string WhyNoMoreJobs(const ApiContext& context, const Caller& caller,
+                          const pb::SubmitRequest& request) {
+  if (context.jobs_of_users == nullptr || caller.who().trusted) return "";
+  return context.jobs_of_users->WhyNoMore(
+      caller.view()->state, caller.user(), std::clamp(MembersOf(request.spec()), 1, kMaxMembers),
+      static_cast<int64_t>(request.ByteSizeLong()), context.clock->MonotonicNs());
 }
 
 constexpr int64_t kPreviewBudgetNs = 500 * kMillisecond;
@@ -272,6 +282,8 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
     return Reply(
         call, NotNow(why, context_->engine->WhyNotServing().empty() ? "STORE_FULL" : "READ_ONLY"));
   }
+  if (const std::string why = WhyNoMoreJobs(*context_, caller, *request); !why.empty() && !known())
+    return Reply(call, grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, why));
   std::vector<FieldProblem> missing = CheckPacks(*context_, caller.user(), request->spec());
   for (FieldProblem& problem : CheckSecrets(*context_, caller.user(), request->spec()))
     missing.push_back(std::move(problem));

@@ -167,6 +167,25 @@ void WriteLogins(const ProviderCounts& counts, Exposition* out) {
   out->Sample({{"outcome", "failed"}}, absl::StrCat(counts.failed_fetches));
 }
 
+void WriteNetwork(const NetworkCounts& counts, Exposition* out) {
+  out->One("muster_connections", "gauge", "Connections over the network.",
+           absl::StrCat(counts.open));
+  out->One("muster_connections_accepted_total", "counter", "Connections that came.",
+           absl::StrCat(counts.accepted));
+  out->One("muster_connections_refused_total", "counter",
+           "Connections that were closed at once: their address has too many, or waits.",
+           absl::StrCat(counts.refused));
+  out->Family(
+      "muster_connections_ended_total", "counter",
+      "Connections that musterd ended; no_call: those to tls.listen that ended by themselves "
+      "before a call, as without a certificate.");
+  out->Sample({{"why", "no_call"}}, absl::StrCat(counts.without_call));
+  out->Sample({{"why", "silent"}}, absl::StrCat(counts.silent));
+  out->Sample({{"why", "unexplained"}}, absl::StrCat(counts.unexplained));
+  out->Sample({{"why", "too_many"}}, absl::StrCat(counts.holders));
+  out->Sample({{"why", "certificate"}}, absl::StrCat(counts.untrusted));
+}
+
 }  // namespace
 
 std::string RenderMetrics(const MetricsInput& input) {
@@ -213,6 +232,7 @@ std::string RenderMetrics(const MetricsInput& input) {
       "Plans that the check refused: each is a fault of Muster's, kept in data_dir/refused-plans.",
       stats.refused_plans);
   if (input.logins.has_value()) WriteLogins(*input.logins, &out);
+  if (input.network.has_value()) WriteNetwork(*input.network, &out);
   out.Histogram("muster_step_duration_seconds",
                 "Time of an engine step from taking the events to answering the callers.",
                 stats.step);

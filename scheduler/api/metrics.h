@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "scheduler/api/network_counts.h"
 #include "scheduler/engine/engine.h"
 #include "scheduler/trust/providers.h"
 
@@ -25,6 +26,7 @@ struct MetricsInput {
   int64_t database_bytes = 0;
   int64_t wal_bytes = 0;
   std::optional<ProviderCounts> logins;  // none: nobody logs in by an identity provider
+  std::optional<NetworkCounts> network;  // none: no network is served
 };
 
 std::string RenderMetrics(const MetricsInput& input);

@@ -194,12 +194,21 @@ TEST(Metrics, TellCountsAndDurations) {
   input.database_bytes = 4096;
   input.wal_bytes = 32;
   input.logins = ProviderCounts{3, 2, 1, 5, 4};
+  input.network = NetworkCounts{4, 90, 5, 6, 7, 8, 9, 10};
   const std::vector<std::string> lines = Scrape(SystemBuilder(), input);
   for (const char* line : {R"(muster_provider_logins_total{outcome="issued"} 3)",
                            R"(muster_provider_logins_total{outcome="refused"} 2)",
                            R"(muster_provider_logins_total{outcome="unavailable"} 1)",
                            R"(muster_provider_key_reads_total{outcome="read"} 1)",
                            R"(muster_provider_key_reads_total{outcome="failed"} 4)",
+                           "muster_connections 4",
+                           "muster_connections_accepted_total 90",
+                           "muster_connections_refused_total 5",
+                           R"(muster_connections_ended_total{why="no_call"} 6)",
+                           R"(muster_connections_ended_total{why="silent"} 7)",
+                           R"(muster_connections_ended_total{why="unexplained"} 8)",
+                           R"(muster_connections_ended_total{why="too_many"} 9)",
+                           R"(muster_connections_ended_total{why="certificate"} 10)",
                            "muster_events_committed_total 12",
                            "muster_plans_committed_total 4",
                            "muster_plans_refused_total 1",

@@ -306,6 +306,7 @@ void NetworkServer::Accept(bool join) {
         !allowance_.Connect(connection.address, connection.begun_ns) ||
         !RoomForSilent(connection.address)) {
       if (by_address_[connection.address].connections == 0) by_address_.erase(connection.address);
+      ++counts_.refused;
       close(fd);
       return;
     }
@@ -327,6 +328,7 @@ void NetworkServer::Accept(bool join) {
     connection.silent = true;
     by_fd_[connection.fd] = peer;
     connections_[peer] = connection;
+    ++counts_.accepted;
   }
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
   parameters.fd = fd;
@@ -363,7 +365,13 @@ void NetworkServer::Called(const std::string& peer, const Presented& presented) 
   if (++by_holder_[UriOf(connection.holder)] <= limits_.connections_of_holder) return;
   LogWarn("connection ended: its holder has too many",
           {{"peer", peer}, {"holder", UriOf(connection.holder)}});
-  shutdown(connection.fd, SHUT_RDWR);
+  End(&connection, &NetworkCounts::holders);
+}
+
+void NetworkServer::End(Connection* connection, uint64_t NetworkCounts::*count) const {
+  if (!connection->ended) ++(counts_.*count);
+  connection->ended = true;
+  shutdown(connection->fd, SHUT_RDWR);
 }
 
 void NetworkServer::NoLongerSilent(const std::string& peer, Connection* connection) const {
@@ -383,7 +391,7 @@ bool NetworkServer::RoomForSilent(const std::string& address) {
   if (most->second.silent.size() <= own + 1) return false;
   const std::string oldest = most->second.silent.begin()->second;
   Connection& connection = connections_.at(oldest);
-  shutdown(connection.fd, SHUT_RDWR);
+  End(&connection, &NetworkCounts::silent);
   NoLongerSilent(oldest, &connection);
   return true;
 }
@@ -414,7 +422,7 @@ void NetworkServer::Count(const std::string& peer, Connection* connection, int64
           {{"peer", peer},
            {"holder", connection->called ? UriOf(connection->holder) : "unknown"},
            {"bytes", unexplained}});
-  shutdown(connection->fd, SHUT_RDWR);
+  End(connection, &NetworkCounts::unexplained);
 }
 
 bool NetworkServer::InUse(const std::string& serial) const {
@@ -427,9 +435,17 @@ size_t NetworkServer::connections() const {
   return connections_.size();
 }
 
+NetworkCounts NetworkServer::Counts() const {
+  std::lock_guard lock(mutex_);
+  NetworkCounts counts = counts_;
+  counts.open = static_cast<int64_t>(connections_.size());
+  return counts;
+}
+
 void NetworkServer::Forget(const std::string& peer) {
   const auto it = connections_.find(peer);
   if (it == connections_.end()) return;
+  if (!it->second.called && !it->second.ended && !peer.starts_with(kJoin)) ++counts_.without_call;
   NoLongerSilent(peer, &it->second);
   if (--by_address_[it->second.address].connections <= 0) by_address_.erase(it->second.address);
   if (it->second.called) {
@@ -460,7 +476,7 @@ void NetworkServer::Look() {
     if (why.empty()) continue;
     LogInfo("connection ended",
             {{"peer", peer}, {"holder", UriOf(connection.holder)}, {"why", why}});
-    shutdown(connection.fd, SHUT_RDWR);  // gRPC closes its own, then epoll tells us
+    End(&connection, connection.called ? &NetworkCounts::untrusted : &NetworkCounts::silent);
   }
   std::erase_if(in_use_, [&](const std::string& serial) {
     return trust.certificates.count(serial) == 0 && in_use_.size() > kReadMost;

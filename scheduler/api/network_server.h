@@ -23,6 +23,7 @@
 #include "scheduler/api/allowance.h"
 #include "scheduler/api/context.h"
 #include "scheduler/api/door.h"
+#include "scheduler/api/network_counts.h"
 #include "scheduler/api/watch.h"
 #include "scheduler/trust/office.h"
 
@@ -60,6 +61,7 @@ class NetworkServer {
   // Whether a call came with this certificate since the start. Thread-safe.
   bool InUse(const std::string& serial) const;
   size_t connections() const;
+  NetworkCounts Counts() const;  // thread-safe
 
  private:
   class CertificateDoor;
@@ -79,6 +81,7 @@ class NetworkServer {
     // Once a call came: whose it is.
     bool called = false;
     bool silent = false;  // is among its address's silent ones
+    bool ended = false;   // by us
     Holder holder;
     std::string serial;
     uint64_t authority = 0;
@@ -96,6 +99,8 @@ class NetworkServer {
   // Whether another connection that says nothing yet may come from there; may end one for it.
   bool RoomForSilent(const std::string& address);
   void NoLongerSilent(const std::string& peer, Connection* connection) const;
+  // gRPC closes its own descriptor of it, then epoll tells us. Counted once.
+  void End(Connection* connection, uint64_t NetworkCounts::*count) const;
   // Something came over the connection with this descriptor, or it has ended.
   void On(int fd, uint32_t events);
   void AskAgain();
@@ -122,6 +127,7 @@ class NetworkServer {
   };
   mutable std::map<std::string, Address> by_address_;
   mutable size_t silent_ = 0;
+  mutable NetworkCounts counts_;
   mutable std::map<std::string, int> by_holder_;
   Allowance allowance_;
   std::vector<int> sent_;  // descriptors that are asked about again: they sent something

@@ -219,6 +219,7 @@ TEST_F(NetworkTest, WithoutACertificateNothingButJoiningIsServed) {
   const auto at_join = grpc::CreateCustomChannel(
       ann.join_address, grpc::SslCredentials({ann.authorities, "", ""}), arguments);
   EXPECT_EQ(Ping(at_join).error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_TRUE(Eventually([&] { return server_->Counts().without_call >= 2; }));
 }
 
 TEST_F(NetworkTest, ACertificateOfAnotherAuthorityGetsNoHandshake) {
@@ -271,6 +272,7 @@ TEST_F(NetworkTest, AHostsCertificateIsItsAgentsAlone) {
     context.TryCancel();
   }
   grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
   const auto stream = stub->Connect(&context);
   pb::SchedulerMessage message;
   stream->Write(HelloOf("h2"));
@@ -363,6 +365,7 @@ TEST_F(NetworkTest, ARevocationEndsCallsAndLiveStreamsWithinFiveSeconds) {
   const Identity h1 = Joined("/host/lab/h1"), h2 = Joined("/host/lab/h2");
   const auto channel = Dial(h1), other = Dial(h2);
   grpc::ClientContext context, other_context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
   const auto stream = pb::AgentService::NewStub(channel)->Connect(&context);
   const auto other_stream = pb::AgentService::NewStub(other)->Connect(&other_context);
   pb::SchedulerMessage message;
@@ -377,6 +380,7 @@ TEST_F(NetworkTest, ARevocationEndsCallsAndLiveStreamsWithinFiveSeconds) {
   EXPECT_TRUE(AskNews(other).ok()) << "it is of another host";
   EXPECT_EQ(Renew(h1).status().code(), kUnauthenticated);
   EXPECT_EQ(RenewExpired(h1).status().code(), kUnauthenticated);
+  EXPECT_TRUE(Eventually([&] { return server_->Counts().untrusted >= 1; }));
   other_context.TryCancel();
 }
 
@@ -452,6 +456,7 @@ TEST_F(NetworkTest, OneAddressHasOnlySoManyConnections) {
   }
   ASSERT_TRUE(Eventually([&] { return server_->connections() == 4; }));
   EXPECT_FALSE(Join(line, "", nullptr).ok());
+  EXPECT_GE(server_->Counts().refused, 1u);
   // Those that never begin a handshake are ended, and make room.
   ASSERT_TRUE(Eventually([&] { return server_->connections() == 0; }));
   EXPECT_TRUE(Join(line, "", nullptr).ok());
@@ -474,6 +479,7 @@ TEST_F(NetworkTest, WhoSendsWhatNoCallExplainsIsEndedAndWaits) {
   int64_t sent = 0;
   while (hostile.Send(Frame(kWindowUpdate, 0, 0, BigEndian(1)))) sent += 13;
   EXPECT_LT(sent, 2 << 20);
+  EXPECT_EQ(server_->Counts().unexplained, 1u);
   EXPECT_FALSE((HostileConnection{TlsClient(&ann), ann.addresses[0], ""}).open())
       << "its address waits";
   EXPECT_TRUE(Ping(channel).ok()) << "who was connected and did nothing of the kind goes on";
@@ -516,6 +522,7 @@ TEST_F(NetworkTest, OneHolderHasOnlySoManyConnections) {
   const auto fourth = Dial(ann);
   (void)Ping(fourth);  // may be answered before its end
   EXPECT_TRUE(Eventually([&] { return server_->connections() == 3; }));
+  EXPECT_GE(server_->Counts().holders, 1u);
   EXPECT_TRUE(Ping(Dial(bob)).ok());
   for (const auto& channel : channels) EXPECT_TRUE(Ping(channel).ok());
   channels.clear();
@@ -677,6 +684,7 @@ TEST_F(PackNetworkTest, AHostReadsThoseOfItsOwnAttemptsAlone) {
 
 TEST_F(PackNetworkTest, AHostReadsSecretsOfWhatStartsThereAlone) {
   const Identity h1 = Joined("/host/lab/h1"), h2 = Joined("/host/lab/h2");
+  const Identity bobs = Joined("/host/lab/h1/only/bob"), anns = Joined("/host/lab/h1/only/ann");
   pb::Event queues;
   queues.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("default");
   queues.mutable_queues_applied()->set_version(1);
@@ -718,7 +726,9 @@ TEST_F(PackNetworkTest, AHostReadsSecretsOfWhatStartsThereAlone) {
   EXPECT_EQ(read(Joined("/host/lab/h1/only/ann"), &response), grpc::StatusCode::OK);
   response.Clear();
   EXPECT_EQ(read(ann_, &response), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(read(bobs, &response), grpc::StatusCode::NOT_FOUND) << "it is for bob's jobs alone";
   EXPECT_EQ(response.secrets_size(), 0);
+  EXPECT_EQ(read(anns, &response), grpc::StatusCode::OK);
   ASSERT_EQ(read(h1, &response), grpc::StatusCode::OK);
   ASSERT_EQ(response.secrets_size(), 1);
   EXPECT_EQ(response.secrets(0).variable(), "VARIABLE");

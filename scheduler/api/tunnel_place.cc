@@ -109,6 +109,17 @@ std::string TunnelNote(const pb::TunnelInput& start) {
                       " more words of ", rest, " bytes, rank ", exec.rank());
 }
 
+// What begins there has the owner's account, variables and secrets.
+absl::Status CheckTunnelUser(const State& state, uint64_t number, const Principal& who,
+                             bool operators) {
+  const JobRow* job = state.FindJob(number);
+  if (operators || who.trusted || job == nullptr || job->owner == who.user) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("this job is ", job->owner,
+                   "'s, and here owners alone run commands beside their jobs and reach their ports "
+                   "(operators_exec: false in musterd.yaml)"));
+}
+
 absl::Status FindTunnelPlace(const State& state, uint64_t number, const pb::TunnelInput& start,
                              TunnelPlace* place) {
   const bool command = start.has_exec();

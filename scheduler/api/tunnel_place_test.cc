@@ -57,6 +57,24 @@ class TunnelPlaceTest : public ::testing::Test {
   TunnelPlace place_;
 };
 
+TEST_F(TunnelPlaceTest, WhereOwnersAloneMayNobodyElseBeginsOne) {
+  Submit(1);
+  const std::shared_ptr<const View> view = lab_.engine.Snapshot();
+  Principal ann, oli, root;
+  ann.user = "ann";
+  oli.user = "oli";
+  root.user = "root";
+  root.trusted = true;
+  const auto check = [&](const Principal& who, bool operators) {
+    return CheckTunnelUser(view->state, 1, who, operators);
+  };
+  for (const Principal* who : {&ann, &oli, &root}) EXPECT_TRUE(check(*who, true).ok()) << who->user;
+  EXPECT_TRUE(check(ann, false).ok());
+  EXPECT_TRUE(check(root, false).ok());
+  EXPECT_TRUE(absl::IsPermissionDenied(check(oli, false)));
+  EXPECT_THAT(std::string(check(oli, false).message()), HasSubstr("this job is ann's"));
+}
+
 TEST_F(TunnelPlaceTest, LeadsToTheHostOfTheRankOnceItRuns) {
   Submit(2);
   EXPECT_THAT(std::string(Find(Exec()).message()), HasSubstr("job 1 doesn't run yet"));

@@ -81,7 +81,8 @@ void UserTunnel::Start() {
       [self = shared_from_this(), this, number = caller_->job()->number](
           const State& state) -> absl::StatusOr<std::vector<pb::Event>> {
         caller_->Note(TunnelNote(first_));
-        absl::Status status = FindTunnelPlace(state, number, first_, place_.get());
+        absl::Status status = CheckTunnelUser(state, number, *who_, context_->operators_exec);
+        if (status.ok()) status = FindTunnelPlace(state, number, first_, place_.get());
         if (!status.ok()) return status;
         return std::vector<pb::Event>();
       },

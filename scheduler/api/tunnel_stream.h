@@ -77,6 +77,10 @@ struct TunnelPlace {
 // FAILED_PRECONDITION, NOT_FOUND, INVALID_ARGUMENT: it leads nowhere, and why.
 absl::Status FindTunnelPlace(const State& state, uint64_t number, const pb::TunnelInput& start,
                              TunnelPlace* place);
+// PERMISSION_DENIED: the job is another's, and `operators` may not either (operators_exec of
+// musterd.yaml).
+absl::Status CheckTunnelUser(const State& state, uint64_t number, const Principal& who,
+                             bool operators);
 // Of the first message of an Exec (`command`) or a Forward: what is wrong with it.
 absl::Status CheckTunnelStart(const pb::TunnelInput& start, bool command);
 // What the audit says of it: never what the words behind the first are.

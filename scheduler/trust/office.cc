@@ -15,6 +15,9 @@ namespace {
 
 constexpr size_t kTrustIdChars = 12;
 constexpr size_t kNamedMost = 20;
+// Certificates that count at once. An agent has one or two, some more after rotations; programs
+// that log in by a token get another one each time.
+constexpr int64_t kMostOfHost = 500, kMostOfUser = 10'000;
 
 std::string ContextOf(const std::string& trust_id, uint64_t version) {
   return absl::StrCat("authority/", trust_id, "/", version);
@@ -39,6 +42,27 @@ std::string UriForAnyJobs(const std::string& uri) {
   if (!holder.has_value()) return uri;
   holder->only_user.clear();
   return UriOf(*holder);
+}
+
+// Each is a row of State until it ends: who renews without end would fill that.
+absl::Status CheckRoom(const Trust& trust, Holder holder, int64_t now_ns) {
+  const bool host = holder.kind == Holder::kHost;
+  // Those of a user's tokens are the user's, and a host is the same one for whosever jobs it is.
+  holder.token.clear();
+  holder.only_user.clear();
+  const std::string uri = UriOf(holder);
+  int64_t has = 0;
+  for (const auto& [serial, certificate] : trust.certificates) {
+    if (NamesHolder(certificate.uri(), uri) && certificate.revoked_ns() == 0 &&
+        certificate.end_s() * kSecond > now_ns)
+      ++has;
+  }
+  if (has < (host ? kMostOfHost : kMostOfUser)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      NameOf(uri), " has ", has, " certificates that haven't ended, which is all there may be. ",
+      host ? "Its agent renews without need: look at the host. muster host revoke ends them all, "
+             "and a new line lets it in again"
+           : "Wait until some have ended, or have user_life in musterd.yaml shortened"));
 }
 
 }  // namespace
@@ -221,6 +245,7 @@ absl::StatusOr<Office::Issued> Office::Issue(const Trust& trust, std::string_vie
       return NotWelcome("it is time to log in by your provider again: muster login --oidc");
     life_ns = std::min(life_ns, user->log_in_again_ns() - now_ns);
   }
+  if (absl::Status status = CheckRoom(trust, holder, now_ns); !status.ok()) return status;
   absl::StatusOr<std::string> pem = Sign(trust, request, holder, life_ns, now_ns);
   if (!pem.ok()) return pem.status();
   const absl::StatusOr<Certificate> made = ReadCertificate(*pem);

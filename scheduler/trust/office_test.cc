@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string>
 
 #include "common/pki/seal.h"
 
@@ -188,6 +189,39 @@ TEST_F(OfficeTest, AHostThatWasOffRenewsWithItsOwnKeyFor90Days) {
   Later(48 * kDay);
   EXPECT_EQ(office_.RenewExpired(trust(), certificate, *NewRequest(key), now_ns_).status().code(),
             kUnauthenticated);
+}
+
+// Each certificate is a row of State until it ends.
+TEST_F(OfficeTest, WhoRenewsWithoutEndIsRefusedAndNobodyElseIs) {
+  const auto renew = [&](const Holder& holder) {
+    return office_.Renew(trust(), holder, *NewRequest(NewKey()), now_ns_).status();
+  };
+  const auto holds = [&](const std::string& rest, int count) {
+    pb::Event event;
+    pb::IssuedCertificate* row = event.mutable_certificate_issued()->mutable_certificate();
+    row->set_uri(Uri(rest));
+    row->set_end_s((now_ns_ + kDay) / kSecond);
+    for (int i = 0; i < count; ++i) {
+      row->set_serial(rest + "#" + std::to_string(i));
+      Do(event);
+    }
+  };
+  const Holder h1{Holder::kHost, trust().trust_id, "lab", "h1"},
+      h2{Holder::kHost, trust().trust_id, "lab", "h2"},
+      ann{Holder::kUser, trust().trust_id, "", "ann"};
+  holds(kHostUri, 499);
+  EXPECT_TRUE(renew(h1).ok());
+  holds("/host/lab/h1/only/ann", 1);
+  EXPECT_EQ(renew(h1).code(), kResourceExhausted) << "it is the same host's";
+  EXPECT_THAT(renew(h1).message(), HasSubstr("host lab/h1 has 500 certificates"));
+  EXPECT_TRUE(renew(h2).ok());
+  holds("/user/ann", 5'000);
+  EXPECT_TRUE(renew(ann).ok());
+  holds("/user/ann/token/0123456789abcdef", 5'000);
+  EXPECT_EQ(renew(ann).code(), kResourceExhausted) << "her tokens' are hers";
+  Later(2 * kDay);
+  EXPECT_TRUE(renew(h1).ok()) << "they have ended";
+  EXPECT_TRUE(renew(ann).ok());
 }
 
 TEST_F(OfficeTest, AUsersExpiredCertificateRenewsNothing) {

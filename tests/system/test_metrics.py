@@ -20,6 +20,7 @@ UNITS = (
     "_tasks",
     "_hosts",
     "_sessions",
+    "_connections",
     "_info",
 )  # of gauges; muster_takes_submissions is a yes or no
 

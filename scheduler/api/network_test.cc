@@ -754,6 +754,7 @@ TEST_F(PackNetworkTest, AUserHasOnlySoManyUnfinishedJobs) {
   // For a second what she submitted might still be refused for another reason.
   grpc::Status third;
   EXPECT_TRUE(Eventually([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
     third = Submit(ann_, "", "");
     return third.error_code() != grpc::StatusCode::UNAVAILABLE;
   }));

@@ -17,15 +17,9 @@
 namespace muster {
 namespace {
 
-// Of a host's words, so that repetitions cost nothing. No host that is in good hands says so many;
-// above it all are forgotten, and what is repeated is an event once more, without effect.
+// Of a session's words, of all attempts together, so that repetitions cost nothing. Above it all
+// are forgotten, and what is repeated is an event once more, without effect.
 constexpr size_t kMostRemembered = 20'000;
-
-// Room for one more.
-template <typename Remembered>
-void Bound(Remembered* remembered) {
-  if (remembered->size() >= kMostRemembered) remembered->clear();
-}
 
 // The attempt has a part on this host, in whatever state.
 bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& cluster,
@@ -54,6 +48,12 @@ Sessions::Sessions(SessionOptions options, Clock* clock)
     : options_(std::move(options)), clock_(clock), started_ns_(clock->BootNs()) {}
 
 void Sessions::Attach(Engine* engine) { engine_ = engine; }
+
+void Sessions::Session::BoundTold() {
+  if (told_words < kMostRemembered) return;
+  told.clear();
+  told_words = 0;
+}
 
 std::string Sessions::DigestOf(const google::protobuf::Message& said) {
   return Sha256(said.SerializeAsString());
@@ -191,7 +191,7 @@ void Sessions::Report(const std::shared_ptr<Session>& session, const pb::Attempt
     std::lock_guard lock(mutex_);
     session->asked.erase(key);
     std::string digest = DigestOf(report);
-    Bound(&session->reports);
+    if (session->reports.size() >= kMostRemembered) session->reports.clear();
     std::string& last = session->reports[key];
     // A repetition says nothing new, but an end has to be answered: it goes through the engine
     // again.
@@ -258,10 +258,9 @@ void Sessions::Checkpointed(const std::shared_ptr<Session>& session,
                             sequence = report.sequence()](const absl::Status& status) {
     std::lock_guard lock(mutex_);
     if (!status.ok()) return;
-    if (const auto told = session->told.find(attempt); told != session->told.end()) {
-      Bound(&told->second.acknowledged);
-      told->second.acknowledged.insert(sequence);
-    }
+    if (const auto told = session->told.find(attempt);
+        told != session->told.end() && told->second.acknowledged.insert(sequence).second)
+      ++session->told_words;
     pb::SchedulerMessage message;
     *message.mutable_checkpoint_ack()->mutable_key() = key;
     message.mutable_checkpoint_ack()->set_sequence(sequence);
@@ -271,11 +270,12 @@ void Sessions::Checkpointed(const std::shared_ptr<Session>& session,
                        session->host);  // of nobody: without effect
   if (!durable) {
     std::lock_guard lock(mutex_);
+    session->BoundTold();
     Session::Told& told = session->told[attempt];
     durable = told.acknowledged.contains(report.sequence());
-    Bound(&told.posted);
     if (!durable && !told.posted.insert(absl::StrCat("#", report.sequence())).second)
       return;  // its commit is under way
+    if (!durable) ++session->told_words;
   }
   if (durable) {
     acknowledge(absl::OkStatus());
@@ -324,9 +324,9 @@ void Sessions::PostOnce(const std::shared_ptr<Session>& session, const pb::Attem
                         const std::string& identity, pb::Event event) {
   {
     std::lock_guard lock(mutex_);
-    std::set<std::string>& posted = session->told[AttemptText(attempt)].posted;
-    Bound(&posted);
-    if (!posted.insert(identity).second) return;
+    session->BoundTold();
+    if (!session->told[AttemptText(attempt)].posted.insert(identity).second) return;
+    ++session->told_words;
   }
   Post(session, std::move(event));
 }
@@ -486,7 +486,10 @@ void Sessions::Send(const std::string& cluster, const std::string& host,
   if (message.has_forget()) {
     const std::string attempt = AttemptText(message.forget().key());
     session->reports.erase(attempt);
-    session->told.erase(attempt);
+    if (const auto told = session->told.find(attempt); told != session->told.end()) {
+      session->told_words -= told->second.posted.size() + told->second.acknowledged.size();
+      session->told.erase(told);
+    }
   }
   SendOn(session, message);
 }

@@ -10,6 +10,7 @@
 // holds a lock of theirs.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -155,6 +156,10 @@ class Sessions : public AgentLink {
       std::set<uint64_t> acknowledged;  // checkpoints whose event is durable, by sequence
     };
     std::map<std::string, Told> told;  // by attempt, until its host is to forget it
+    size_t told_words = 0;             // in all of it
+    // Room for one more word: forgets all where there is none. All together, as a checkpoint that
+    // is posted and no longer among those that are acknowledged would be under way for ever.
+    void BoundTold();
     // That became events, by digest: BootNs when the host last repeated them.
     std::map<std::string, int64_t> faults;
   };

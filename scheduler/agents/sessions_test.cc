@@ -654,6 +654,30 @@ TEST_F(SessionsTest, ACheckpointIsAcknowledgedOnlyAfterItsCommit) {
   EXPECT_EQ(Commits(), 0u);
 }
 
+// A session forgets what it was told where that becomes too much; then each repetition is an event
+// once more, and has its answer.
+TEST_F(SessionsTest, ACheckpointIsAcknowledgedHoweverManyCameBefore) {
+  constexpr uint64_t kMany = 20'001;
+  const StreamPtr stream = Connect();
+  const std::string session = stream->session();
+  Submit();
+  Say(stream, Reported(pb::STARTED));
+  pb::AgentMessage loaded;
+  *loaded.mutable_loaded()->mutable_key() = Key();
+  loaded.mutable_loaded()->set_step(-1);
+  Say(stream, loaded);
+  Settle();
+  for (uint64_t sequence = 1; sequence <= kMany; ++sequence) Say(stream, Checkpointed(sequence));
+  Settle();
+  for (const uint64_t sequence : {uint64_t{1}, kMany / 2, kMany - 2, kMany - 1, kMany}) {
+    stream->sent.clear();
+    Say(stream, Checkpointed(sequence), session);
+    Settle();
+    ASSERT_FALSE(stream->sent.empty()) << sequence;
+    EXPECT_EQ(stream->sent.back().checkpoint_ack().sequence(), sequence);
+  }
+}
+
 TEST_F(SessionsTest, ACheckpointOfNobodyIsAcknowledgedWithoutEffect) {
   const StreamPtr stream = Connect();
   Say(stream, Checkpointed(1));

@@ -38,13 +38,14 @@ grpc::Status RefusedSpec(const Resolution& resolution) {
                           resolution.problems);
 }
 
-// Empty: the caller may have as many more as the request brings.
-std::string WhyNoMoreJobs(const ApiContext& context, const Caller& caller,
-                          const pb::SubmitRequest& request) {
-  if (context.jobs_of_users == nullptr || caller.who().trusted) return "";
-  return context.jobs_of_users->WhyNoMore(
+// OK: the caller may have as many more as the request brings.
+grpc::Status TakeRoom(const ApiContext& context, const Caller& caller,
+                      const pb::SubmitRequest& request) {
+  if (context.jobs_of_users == nullptr || caller.who().trusted) return grpc::Status::OK;
+  const absl::Status taken = context.jobs_of_users->Take(
       caller.view()->state, caller.user(), std::clamp(MembersOf(request.spec()), 1, kMaxMembers),
       static_cast<int64_t>(request.ByteSizeLong()), context.clock->MonotonicNs());
+  return absl::IsUnavailable(taken) ? NotNow(std::string(taken.message()), "BUSY") : ToGrpc(taken);
 }
 
 constexpr int64_t kPreviewBudgetNs = 500 * kMillisecond;
@@ -282,8 +283,6 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
     return Reply(
         call, NotNow(why, context_->engine->WhyNotServing().empty() ? "STORE_FULL" : "READ_ONLY"));
   }
-  if (const std::string why = WhyNoMoreJobs(*context_, caller, *request); !why.empty() && !known())
-    return Reply(call, grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, why));
   std::vector<FieldProblem> missing = CheckPacks(*context_, caller.user(), request->spec());
   for (FieldProblem& problem : CheckSecrets(*context_, caller.user(), request->spec()))
     missing.push_back(std::move(problem));
@@ -292,6 +291,11 @@ grpc::ServerUnaryReactor* JobServiceImpl::Submit(const Caller& caller,
   const absl::StatusOr<FindNamed> named =
       NamedFor(caller.view(), context_->history, caller.principal(), request->spec());
   if (!named.ok()) return Reply(call, ToGrpc(named.status()));
+  // Last, as it counts as there from then on.
+  if (!known()) {
+    if (grpc::Status status = TakeRoom(*context_, caller, *request); !status.ok())
+      return Reply(call, status);
+  }
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
   // The request is there until Finish.
   const std::shared_ptr<const pb::SubmitRequest> kept(std::shared_ptr<void>(), request);

@@ -172,9 +172,10 @@ void WriteNetwork(const NetworkCounts& counts, Exposition* out) {
            absl::StrCat(counts.open));
   out->One("muster_connections_accepted_total", "counter", "Connections that came.",
            absl::StrCat(counts.accepted));
-  out->One("muster_connections_refused_total", "counter",
-           "Connections that were closed at once: their address has too many, or waits.",
-           absl::StrCat(counts.refused));
+  out->One(
+      "muster_connections_refused_total", "counter",
+      "Connections that were closed at once: their address has too many or waits, or all have.",
+      absl::StrCat(counts.refused));
   out->Family(
       "muster_connections_ended_total", "counter",
       "Connections that musterd ended; no_call: those to tls.listen that ended by themselves "

@@ -31,6 +31,7 @@
 #include "network/testing/hostile_connection.h"
 #include "scheduler/agents/seen_mac.h"
 #include "scheduler/api/guard.h"
+#include "scheduler/api/jobs_of_users.h"
 #include "scheduler/engine/testing/fixture.h"
 #include "scheduler/store/packs.h"
 #include "scheduler/store/secrets.h"
@@ -742,6 +743,32 @@ TEST_F(PackNetworkTest, AHostReadsSecretsOfWhatStartsThereAlone) {
       << "it has started, and needs none any more";
   EXPECT_EQ(response.secrets_size(), 0);
   context.TryCancel();
+}
+
+TEST_F(PackNetworkTest, AUserHasOnlySoManyUnfinishedJobs) {
+  pb::Event queues;
+  queues.mutable_queues_applied()->mutable_tree()->add_queues()->set_name("default");
+  queues.mutable_queues_applied()->set_version(1);
+  Do(queues);
+  Do(HostJoins("h1"));
+  JobsOfUsers jobs_of_users(2);
+  context_.jobs_of_users = &jobs_of_users;
+  const auto before = submissions_;
+  EXPECT_TRUE(Submit(ann_, "", "").ok());
+  EXPECT_TRUE(Submit(ann_, "", "").ok());
+  // For a second what she submitted might still be refused for another reason.
+  grpc::Status third;
+  EXPECT_TRUE(Eventually([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    third = Submit(ann_, "", "");
+    return third.error_code() != grpc::StatusCode::UNAVAILABLE;
+  }));
+  EXPECT_EQ(third.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(third.error_message(), HasSubstr("you have 2 unfinished jobs"));
+  EXPECT_TRUE(Submit(bob_, "", "").ok()) << "another user";
+  submissions_ = before;
+  EXPECT_TRUE(Submit(ann_, "", "").ok()) << "it is known already";
+  context_.jobs_of_users = nullptr;
 }
 
 TEST_F(PackNetworkTest, WhoMaySubmitNowhereSendsNone) {

@@ -16,8 +16,8 @@ namespace {
 constexpr size_t kTrustIdChars = 12;
 constexpr size_t kNamedMost = 20;
 // Certificates that count at once. An agent has one or two, some more after rotations; programs
-// that log in by a token get another one each time.
-constexpr int64_t kMostOfHost = 500, kMostOfUser = 10'000;
+// that log in by a token get another one each time, and leave some for their user's own logins.
+constexpr int64_t kMostOfHost = 500, kMostOfUser = 10'000, kMostByTokens = 9'000;
 
 std::string ContextOf(const std::string& trust_id, uint64_t version) {
   return absl::StrCat("authority/", trust_id, "/", version);
@@ -47,6 +47,7 @@ std::string UriForAnyJobs(const std::string& uri) {
 // Each is a row of State until it ends: who renews without end would fill that.
 absl::Status CheckRoom(const Trust& trust, Holder holder, int64_t now_ns) {
   const bool host = holder.kind == Holder::kHost;
+  const int64_t most = host ? kMostOfHost : holder.token.empty() ? kMostOfUser : kMostByTokens;
   // Those of a user's tokens are the user's, and a host is the same one for whosever jobs it is.
   holder.token.clear();
   holder.only_user.clear();
@@ -57,12 +58,13 @@ absl::Status CheckRoom(const Trust& trust, Holder holder, int64_t now_ns) {
         certificate.end_s() * kSecond > now_ns)
       ++has;
   }
-  if (has < (host ? kMostOfHost : kMostOfUser)) return absl::OkStatus();
+  if (has < most) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       NameOf(uri), " has ", has, " certificates that haven't ended, which is all there may be. ",
       host ? "Its agent renews without need: look at the host. muster host revoke ends them all, "
              "and a new line lets it in again"
-           : "Wait until some have ended, or have user_life in musterd.yaml shortened"));
+           : "Wait until some have ended: let programs keep their login instead of making one each "
+             "time, or have user_life in musterd.yaml shortened"));
 }
 
 }  // namespace

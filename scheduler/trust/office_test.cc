@@ -217,8 +217,15 @@ TEST_F(OfficeTest, WhoRenewsWithoutEndIsRefusedAndNobodyElseIs) {
   EXPECT_TRUE(renew(h2).ok());
   holds("/user/ann", 5'000);
   EXPECT_TRUE(renew(ann).ok());
-  holds("/user/ann/token/0123456789abcdef", 5'000);
-  EXPECT_EQ(renew(ann).code(), kResourceExhausted) << "her tokens' are hers";
+  const Token token = GiveToken("/user/ann", 3 * kDay);
+  const Holder program{Holder::kUser, trust().trust_id, "", "ann", token.id};
+  holds("/user/ann/token/0123456789abcdef", 3'999);
+  EXPECT_TRUE(renew(program).ok());
+  holds("/user/ann/token/fedcba9876543210", 1);
+  EXPECT_EQ(renew(program).code(), kResourceExhausted) << "her tokens' are hers";
+  EXPECT_TRUE(renew(ann).ok()) << "programs leave some for herself";
+  holds("/user/ann/token/0011223344556677", 1'000);
+  EXPECT_EQ(renew(ann).code(), kResourceExhausted);
   Later(2 * kDay);
   EXPECT_TRUE(renew(h1).ok()) << "they have ended";
   EXPECT_TRUE(renew(ann).ok());

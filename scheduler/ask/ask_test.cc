@@ -116,9 +116,9 @@ TEST(ResolveSpec, AClusterOfOneUsersCountsForThemAlone) {
       {"ann", 4, {}, ""},
       {"ann", 4, {"lab"}, ""},
       {"bob", 2, {}, ""},
-      {"bob", 4, {}, "cloud (cpu-slot) holds 2 workers"},
+      {"bob", 4, {}, "cloud holds 2 workers"},
       {"bob", 1, {"cloud", "lab"}, "cluster lab is for jobs of ann alone; leave it out"},
-      {"", 4, {}, "cloud (cpu-slot) holds 2 workers"},
+      {"", 4, {}, "cloud holds 2 workers"},
   };
   for (const auto& test : cases) {
     pb::JobSpec spec = Spec(absl::StrCat("workers { min: ", test.workers, " max: ", test.workers,

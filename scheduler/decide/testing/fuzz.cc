@@ -157,16 +157,13 @@ class Case {
       if (one_way_ && c > 0)
         (*file->mutable_storages())[absl::StrCat("s", c - 1)].add_clusters(cluster->name());
       const int hosts = 1 + dice_.Of(4) + (levels_ ? block_dice_.Of(5) : 0);
-      const int rack = levels_ ? 1 + block_dice_.Of(3) : 2;  // hosts of one
-      const int block = levels_ ? rack * (1 + block_dice_.Of(3)) : hosts;
-      const bool own_racks = !levels_ || block_dice_.Percent(50);  // each block names its own
+      const Racks racks = levels_ ? DrawRacks(&block_dice_) : Racks{};
       const int flavour = dice_.Of(2);
       const int devices = 1 << dice_.Of(4);
       for (int h = 0; h < hosts; ++h) {
         pb::HostSpec* host = cluster->add_hosts();
         host->set_name(absl::StrCat("h", h));
-        host->set_rack(absl::StrCat("r", (own_racks ? h : h % block) / rack));
-        if (levels_) host->set_block(absl::StrCat("b", h / block));
+        racks.Put(h, host);
         hosts_.push_back({cluster->name(), host->name(),
                           kFlavours[dice_.Percent(20) ? 1 - flavour : flavour],
                           dice_.Percent(20) ? 1 << dice_.Of(4) : devices, 8 + dice_.Of(3) * 8,

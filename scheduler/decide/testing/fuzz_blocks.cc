@@ -61,6 +61,19 @@ std::string CheckPlace(const State& state, const Event& e, const char* what, Ran
 
 }  // namespace
 
+void Racks::Put(int number, pb::HostSpec* host) const {
+  host->set_rack(absl::StrCat("r", (numbered ? number % block : number) / rack));
+  if (block > 0) host->set_block(absl::StrCat("b", number / block));
+}
+
+Racks DrawRacks(Dice* dice) {
+  Racks racks;
+  racks.rack = 1 + dice->Of(3);
+  racks.block = racks.rack * (1 + dice->Of(3));
+  racks.numbered = !dice->Percent(50);
+  return racks;
+}
+
 int64_t DrawBlocks(Dice* dice, bool islands, pb::JobSpec* spec) {
   if (!spec->array().empty() || spec->sweep_size() > 0 || spec->has_independent_workers() ||
       !spec->on().empty())

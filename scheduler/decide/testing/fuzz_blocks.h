@@ -19,6 +19,15 @@ struct RankBlocks {
   int64_t resizes = 0;     // to another size
 };
 
+// The racks and blocks of the topology that a cluster's hosts are in.
+struct Racks {
+  int rack = 2;           // hosts of one
+  int block = 0;          // likewise; 0: there are no blocks
+  bool numbered = false;  // racks have names of their block alone: "r0" is in each of them
+  void Put(int number, pb::HostSpec* host) const;
+};
+Racks DrawRacks(Dice* dice);
+
 // Some gangs of the job get blocks, and sizes that go into them; returns how many do. None of an
 // array, or on another job's devices. `islands`: in islands, too.
 int64_t DrawBlocks(Dice* dice, bool islands, pb::JobSpec* spec);

@@ -70,6 +70,17 @@ TEST_F(Due, NothingOfItIsPlacedBeforeItsTime) {
   EXPECT_EQ(testing::Facts(s.state), facts) << "told twice, or of nobody";
 }
 
+TEST_F(Due, TheEarliestTimeComesFirstWhoeverWasSubmittedFirst) {
+  const uint64_t later = At(200), sooner = At(100);
+  EXPECT_EQ(FirstDue(s.state), nullptr);
+  s.Step(300);
+  ASSERT_NE(FirstDue(s.state), nullptr);
+  EXPECT_EQ(FirstDue(s.state)->number, sooner);
+  Comes(sooner);
+  ASSERT_NE(FirstDue(s.state), nullptr);
+  EXPECT_EQ(FirstDue(s.state)->number, later);
+}
+
 TEST_F(Due, ATimeThatHasPassedIsNone) {
   s.Step(100);
   EXPECT_EQ(s.State(At(100)), pb::TASK_WAITING);

@@ -76,9 +76,7 @@ void Checker::OnRestored(const Rows& rows, uint64_t commit, bool newest) {
     } else if (name.first == "host") {
       MUSTER_CHECK(hosts_[name.second].ParseFromString(bytes));
     } else if (name.first == "configuration") {
-      pb::ConfigurationRecord configuration;
-      MUSTER_CHECK(configuration.ParseFromString(bytes));
-      rows_.OnConfiguration(configuration);
+      OnConfiguration(bytes);
     }
   }
   for (const std::string& name : before) {
@@ -88,6 +86,7 @@ void Checker::OnRestored(const Rows& rows, uint64_t commit, bool newest) {
   ++restores_;
   RestoreHistories();
   rows_.OnRestored();
+  schedules_.OnRestored();
   quarantines_.OnRestored();
   // Their ends may have been told and acknowledged since; nobody keeps them any more.
   for (auto end = ends_.begin(); end != ends_.end() && !newest; ++end)

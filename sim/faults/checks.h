@@ -20,6 +20,7 @@
 #include "sim/faults/counters.h"
 #include "sim/faults/quarantine_checks.h"
 #include "sim/faults/row_checks.h"
+#include "sim/faults/schedule_checks.h"
 
 namespace muster::sim::faults {
 
@@ -38,6 +39,7 @@ class Checker {
       : counters_(*counters),
         rows_(&jobs_, &hosts_, counters,
               [this](const std::string& what) { Violate(now_ns_, what); }),
+        schedules_(&jobs_, counters, [this](const std::string& what) { Violate(now_ns_, what); }),
         quarantines_(&hosts_, counters,
                      [this](const std::string& what) { Violate(now_ns_, what); }) {}
 
@@ -158,7 +160,10 @@ class Checker {
   };
 
   Known Find(const pb::AttemptKey& key, const std::string& host) const;
+  void OnConfiguration(const std::string& bytes);
   static bool Replaceable(const pb::JobRecord& job, int task, const pb::AttemptRecord& attempt);
+  // Nobody else's work is where one user's is.
+  bool TakesJobsOf(const std::string& cluster, const std::string& owner) const;
   void CheckStartIsCommitted(int64_t now_ns, const std::string& host, const pb::AttemptKey& key);
   void CheckStartsAlone(int64_t now_ns, const std::string& host, const pb::AttemptKey& key);
   void CheckDevicesAreFree(int64_t now_ns, const std::string& host, const pb::Prepare& prepare);
@@ -263,7 +268,9 @@ class Checker {
   std::map<std::pair<std::string, uint64_t>, std::string>
       reported_;                       // paths of checkpoints, by (attempt, sequence)
   std::set<std::string> checkpoints_;  // paths that were committed, since the newest restore
+  std::map<std::string, std::string> only_user_;  // by cluster: whose jobs alone it takes
   RowChecks rows_;
+  ScheduleChecks schedules_;
   QuarantineChecks quarantines_;
 };
 

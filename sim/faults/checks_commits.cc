@@ -20,6 +20,21 @@ void Checker::OnEpoch(int64_t now_ns, uint64_t epoch) {
   quarantines_.OnEpoch();
 }
 
+void Checker::OnConfiguration(const std::string& bytes) {
+  pb::ConfigurationRecord configuration;
+  MUSTER_CHECK(configuration.ParseFromString(bytes));
+  rows_.OnConfiguration(configuration);
+  only_user_.clear();
+  for (const pb::ClusterSpec& cluster : configuration.clusters().clusters()) {
+    if (!cluster.only_user().empty()) only_user_[cluster.name()] = cluster.only_user();
+  }
+}
+
+bool Checker::TakesJobsOf(const std::string& cluster, const std::string& owner) const {
+  const auto only = only_user_.find(cluster);
+  return only == only_user_.end() || only->second == owner;
+}
+
 void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
   if (transaction.commit != commit_ + 1)
     Violate(now_ns, absl::StrCat("contract 23: commit ", transaction.commit, " follows ", commit_));
@@ -28,11 +43,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
   ++counters_["commits"];
   for (const RowChange& row :
        transaction.rows) {  // hosts first: what is decided of jobs rests on them
-    if (row.kind == "configuration" && row.bytes.has_value()) {
-      pb::ConfigurationRecord configuration;
-      MUSTER_CHECK(configuration.ParseFromString(*row.bytes));
-      rows_.OnConfiguration(configuration);
-    }
+    if (row.kind == "configuration" && row.bytes.has_value()) OnConfiguration(*row.bytes);
     if (row.kind != "host" || !row.bytes.has_value()) continue;
     pb::HostRecord host;
     MUSTER_CHECK(host.ParseFromString(*row.bytes));
@@ -58,6 +69,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
       engine_now_ns_ = transaction.now_ns;
       CheckJob(now_ns, before, job);
       rows_.OnJob(transaction.now_ns, before, job);
+      schedules_.OnJob(before, job);
       uid_of_row_[row.id] = job.uid();
       if (!job.idempotency_key().empty())
         committed_key_[KeyOfUser(job.owner(), job.idempotency_key())] = job.number();
@@ -95,6 +107,7 @@ void Checker::OnCommit(const Transaction& transaction, int64_t now_ns) {
     placed.emplace(key.job_uid(), key.task());
   }
   rows_.Committed(transaction.now_ns, restoring_, placed);
+  schedules_.Committed();
   quarantines_.Committed(transaction.now_ns, now_ns);
 }
 
@@ -366,6 +379,12 @@ void Checker::CheckAttempt(int64_t now_ns, const pb::JobRecord& job, int t,
     Violate(now_ns, absl::StrCat(what, ": ", name));
   };
   if (before == nullptr && after.end_ns() == 0) placed_.push_back(key);
+  if (before == nullptr && only_user_.contains(after.cluster())) {
+    ++counters_["placed in a cluster of one user's"];
+    if (!TakesJobsOf(after.cluster(), job.owner()))
+      violate(absl::StrCat("a job of ", job.owner(), "'s is placed in another one's cluster ",
+                           after.cluster()));
+  }
   bool ends_with_loss = false;
   for (int p = 0; p < after.parts_size(); ++p) {
     const pb::HostPart& part = after.parts(p);

@@ -42,6 +42,12 @@ void Checker::OnStart(int64_t now_ns, const std::string& host, const std::string
   const Known known = Find(key, host);
   if (known.job != nullptr && known.job->owner() != prepare.owner())
     violate(absl::StrCat("processes of ", known.job->owner(), "'s job start as ", prepare.owner()));
+  if (!TakesJobsOf(host.substr(0, host.find('/')), prepare.owner()))
+    violate(absl::StrCat("processes of ", prepare.owner(), "'s start in another one's cluster"));
+  const int32_t step = prepare.task().workers().multiple_of();
+  if (step > 1 && prepare.gang_workers() % step != 0)
+    violate(absl::StrCat("a gang of ", prepare.gang_workers(), " workers, no multiple of ", step,
+                         ", starts"));
   CheckStartsAlone(now_ns, host, prepare.key());
   CheckDevicesAreFree(now_ns, host, prepare);
   live_[{name, host}] = {prepare, host};

@@ -79,8 +79,9 @@ int Main(int argc, char** argv) {
   app.add_option("--seeds", args.seeds, "So many seeds, one after the other")
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}));
   app.add_option("--config", args.config,
-                 "Lines `name: value`: hosts, gpus, jobs, faults, sqlite, long-leases, duration, "
-                 "patience, lease, heartbeat, work, latency");
+                 "Lines `name: value`: hosts, gpus, jobs, faults, sqlite, long-leases, arrays, "
+                 "successors, timed, hosted, together, multiples, schedules, final-exits, "
+                 "only-user, duration, patience, lease, heartbeat, work, latency");
   app.add_option("--only", args.only,
                  "Of the seed's faults only these (numbers joined by commas, or none)");
   app.add_flag("--json", args.json, "One line of JSON at the end instead of the table");

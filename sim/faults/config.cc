@@ -20,12 +20,14 @@ struct Duration {
   int64_t Config::*field;
 };
 constexpr Number kNumbers[] = {
-    {"hosts", &Config::hosts},       {"gpus", &Config::gpus},
-    {"jobs", &Config::jobs},         {"faults", &Config::faults},
-    {"sqlite", &Config::sqlite},     {"long-leases", &Config::long_leases},
-    {"arrays", &Config::arrays},     {"successors", &Config::successors},
-    {"together", &Config::together}, {"hosted", &Config::hosted},
-    {"timed", &Config::timed}};
+    {"hosts", &Config::hosts},         {"gpus", &Config::gpus},
+    {"jobs", &Config::jobs},           {"faults", &Config::faults},
+    {"sqlite", &Config::sqlite},       {"long-leases", &Config::long_leases},
+    {"arrays", &Config::arrays},       {"successors", &Config::successors},
+    {"together", &Config::together},   {"hosted", &Config::hosted},
+    {"timed", &Config::timed},         {"multiples", &Config::multiples},
+    {"schedules", &Config::schedules}, {"final-exits", &Config::final_exits},
+    {"only-user", &Config::only_user}};
 constexpr Duration kDurations[] = {
     {"duration", &Config::duration_ns}, {"patience", &Config::patience_ns},
     {"lease", &Config::lease_ns},       {"heartbeat", &Config::heartbeat_ns},
@@ -113,13 +115,10 @@ absl::StatusOr<Config> ParseConfig(const std::string& text) {
 Config ForSeed(Config config, uint64_t seed) {
   if (config.long_leases > 0 && seed % static_cast<uint64_t>(config.long_leases) == 0)
     config.lease_ns *= 3;
-  config.arrays = config.arrays > 0 && seed % static_cast<uint64_t>(config.arrays) == 0 ? 1 : 0;
-  config.successors =
-      config.successors > 0 && seed % static_cast<uint64_t>(config.successors) == 0 ? 1 : 0;
-  config.timed = config.timed > 0 && seed % static_cast<uint64_t>(config.timed) == 0 ? 1 : 0;
-  config.hosted = config.hosted > 0 && seed % static_cast<uint64_t>(config.hosted) == 0 ? 1 : 0;
-  config.together =
-      config.together > 0 && seed % static_cast<uint64_t>(config.together) == 0 ? 1 : 0;
+  for (int32_t Config::*some :
+       {&Config::arrays, &Config::successors, &Config::timed, &Config::hosted, &Config::together,
+        &Config::multiples, &Config::schedules, &Config::final_exits, &Config::only_user})
+    config.*some = config.*some > 0 && seed % static_cast<uint64_t>(config.*some) == 0 ? 1 : 0;
   return config;
 }
 

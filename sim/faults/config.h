@@ -24,6 +24,10 @@ struct Config {
   int32_t timed = 10;       // of each seed that this divides some jobs wait for a time; 0: none
   int32_t hosted = 9;  // of each seed that this divides some jobs run on others' devices; 0: none
   int32_t together = 11;  // of each seed that this divides some jobs' tasks start together; 0: none
+  int32_t multiples = 22;    // of each seed that this divides some gangs grow by steps; 0: none
+  int32_t schedules = 29;    // of each seed that this divides some jobs have a schedule; 0: none
+  int32_t final_exits = 26;  // of each seed that this divides some programs end for good; 0: none
+  int32_t only_user = 27;    // of each seed that this divides a cluster is one user's; 0: none
   int64_t duration_ns =
       20 * kMinute;  // faults and submissions; then they stop, and everything has to end
   int64_t patience_ns = 60 * kMinute;  // for that

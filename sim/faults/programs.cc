@@ -11,6 +11,11 @@ namespace {
 constexpr int64_t kStepNs = kSecond;             // of a gang, whatever its size
 constexpr int64_t kRendezvousNs = 90 * kSecond;  // after which a rank that is alone gives up
 
+// Of a rank that fails: as its task says, for good.
+int FailureOf(const pb::TaskSpec& task) {
+  return task.final_exit_codes().empty() ? 1 : task.final_exit_codes(0);
+}
+
 // A copy is called: the end of a rank takes its functions away.
 void Exit(const Programs::Rank& rank, int code) {
   const std::function<void(int)> exit = rank.exit;
@@ -109,7 +114,8 @@ void Programs::Meet(const std::string& name) {
       const auto there = gangs_.find(name);
       if (there == gangs_.end()) return;
       const auto victim = there->second.ranks.find(rank);
-      if (victim != there->second.ranks.end()) Exit(victim->second, 1);
+      if (victim != there->second.ranks.end())
+        Exit(victim->second, FailureOf(there->second.prepare.task()));
     });
   }
   for (const auto& [rank, acts] : gang.ranks) {

@@ -18,6 +18,8 @@ namespace muster::sim::faults {
 
 namespace pb = ::muster::v1;
 
+inline constexpr int32_t kFinalExitCode = 3;  // of those that name one in final_exit_codes
+
 class Programs {
  public:
   // How a rank acts on its shim.

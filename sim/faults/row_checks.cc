@@ -58,6 +58,31 @@ const pb::AttemptRecord* Current(const pb::TaskRecord& task) {
   return newest.end_ns() == 0 ? &newest : nullptr;
 }
 
+// Processes of an attempt that failed before anybody had asked them to end: with an exit code after
+// which its task is not tried again, or otherwise.
+struct OwnFailures {
+  int32_t for_good = 0, others = 0;
+};
+
+OwnFailures FailuresOf(const pb::TaskSpec& spec, const pb::AttemptRecord& attempt) {
+  OwnFailures failures;
+  const auto& codes = spec.final_exit_codes();
+  for (const pb::HostPart& part : attempt.parts()) {
+    for (const pb::WorkerExit& exit : part.exits()) {
+      if (part.stop_sent() || (exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom()))
+        continue;
+      const bool for_good = exit.signal() == 0 && !exit.oom() &&
+                            std::find(codes.begin(), codes.end(), exit.exit_code()) != codes.end();
+      ++(for_good ? failures.for_good : failures.others);
+    }
+  }
+  return failures;
+}
+
+bool NewestEndsForGood(const pb::TaskSpec& spec, const pb::TaskRecord& task) {
+  return !task.attempts().empty() && FailuresOf(spec, *task.attempts().rbegin()).for_good > 0;
+}
+
 }  // namespace
 
 void RowChecks::ReadQueues(const std::string& above, const pb::QueueSpec& spec) {
@@ -105,6 +130,50 @@ void RowChecks::CheckTimeLimit(int64_t now_ns, const std::string& name, const pb
   limit_over_ns_[name] = current->start_ns() + spec.time_limit_ns() - progress_[name].ran_ns;
 }
 
+void RowChecks::CheckMultiples(const std::string& name, const pb::TaskSpec& spec,
+                               const pb::TaskRecord* before, const pb::TaskRecord& after) {
+  const int32_t step = spec.workers().multiple_of();
+  if (step <= 1) return;
+  const auto check = [&](int32_t workers, const char* what) {
+    if (workers % step != 0)
+      violate_(absl::StrCat("it ", what, workers, " workers, no multiple of ", step, ": ", name));
+  };
+  check(after.wanted_workers(), "is to come back with ");
+  check(after.reservation().workers(), "has devices kept for ");
+  for (const pb::AttemptRecord& attempt : after.attempts()) {
+    int32_t placed = 0;
+    for (const pb::Placement& placement : attempt.placements()) placed += placement.workers();
+    check(attempt.workers(), "has ");
+    check(attempt.next_workers(), "is to go on with ");
+    check(placed, "is placed with ");
+  }
+  if (after.attempts().empty()) return;
+  const pb::AttemptRecord& newest = *after.attempts().rbegin();
+  const pb::AttemptRecord* known =
+      before == nullptr || before->attempts().empty() ? nullptr : &*before->attempts().rbegin();
+  if (known != nullptr && known->number() == newest.number()) return;
+  ++counters_["gangs in multiples that were placed"];
+  if (known != nullptr && known->workers() != newest.workers())
+    ++counters_["gangs in multiples that came back larger or smaller"];
+}
+
+void RowChecks::CheckFinalExits(const std::string& name, const pb::TaskSpec& spec,
+                                const pb::TaskRecord* before, const pb::TaskRecord& after) {
+  if (spec.final_exit_codes().empty()) return;
+  for (const pb::AttemptRecord& attempt : after.attempts()) {
+    if (attempt.end_ns() == 0 || attempt.cause() != pb::PROGRAM_ERROR) continue;
+    const OwnFailures failures = FailuresOf(spec, attempt);
+    if (failures.for_good == 0 || failures.others > 0) continue;  // what came first decides
+    const bool newest = attempt.number() == after.attempts().rbegin()->number();
+    if (!newest || after.state() == pb::TASK_WAITING)
+      violate_(absl::StrCat("it is tried again after a final exit code: ", name));
+  }
+  const bool fails =
+      after.state() == pb::TASK_FAILED && (before == nullptr || before->state() != pb::TASK_FAILED);
+  if (fails && NewestEndsForGood(spec, after))
+    ++counters_["tasks that ended for good by an exit code"];
+}
+
 void RowChecks::OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::JobRecord& after) {
   const bool ends = after.end_ns() != 0 || after.cancel_requested();
   for (int t = 0; t < after.tasks_size(); ++t) {
@@ -133,10 +202,14 @@ void RowChecks::OnJob(int64_t now_ns, const pb::JobRecord* before, const pb::Job
       if (SpendsBudget(attempt.cause())) ++progress.failed;
       if (progress.failed == budget + 1) ++counters_["budgets of restarts that were spent"];
     }
-    if (task.state() == pb::TASK_FAILED && SpendsBudget(task.cause()) && progress.failed <= budget)
+    if (task.state() == pb::TASK_FAILED && SpendsBudget(task.cause()) &&
+        progress.failed <= budget && !NewestEndsForGood(spec, task))
       violate_(absl::StrCat("it fails after ", progress.failed,
                             " failures of its own, with a budget of ", budget, ": ", name));
-    CheckTimeLimit(now_ns, name, spec, before != nullptr ? &before->tasks(t) : nullptr, task);
+    const pb::TaskRecord* old = before != nullptr ? &before->tasks(t) : nullptr;
+    CheckTimeLimit(now_ns, name, spec, old, task);
+    CheckMultiples(name, spec, old, task);
+    CheckFinalExits(name, spec, old, task);
   }
 }
 

@@ -61,6 +61,12 @@ class RowChecks {
   void ReadQueues(const std::string& above, const pb::QueueSpec& spec);
   void CheckTimeLimit(int64_t now_ns, const std::string& name, const pb::TaskSpec& spec,
                       const pb::TaskRecord* before, const pb::TaskRecord& after);
+  // Whatever has a number of workers has a multiple of what its spec says.
+  void CheckMultiples(const std::string& name, const pb::TaskSpec& spec,
+                      const pb::TaskRecord* before, const pb::TaskRecord& after);
+  // Nothing of a task starts once its program has said by its exit code that it ends for good.
+  void CheckFinalExits(const std::string& name, const pb::TaskSpec& spec,
+                       const pb::TaskRecord* before, const pb::TaskRecord& after);
   void CheckLimits(const pb::JobRecord& job, const std::string& task);
   int64_t HeldBelow(const std::string& queue, const std::string& flavour) const;
   bool CantBeReached(const pb::AttemptRecord& attempt) const;

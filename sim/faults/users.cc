@@ -16,8 +16,6 @@
 namespace muster::sim::faults {
 namespace {
 
-constexpr const char* kNames[] = {"ann", "bob", "cid"};
-
 // As users are told to choose it (docs/runbook.md): longer than two leases, which a clock that is
 // set forward may add to a silence, with the time between two lines and that of a slow message.
 int64_t LeastHangTimeoutNs(const Config& config) { return std::max(kMinute, 4 * config.lease_ns); }
@@ -105,6 +103,46 @@ void World::PutTogether(pb::JobSpec* spec) {
     task.mutable_workers()->set_max(task.workers().min());
 }
 
+// Gangs that grow by steps. Small ones: what holds their least number is there, however few hosts.
+void World::MakeMultiples(pb::JobSpec* spec) {
+  const int32_t room = shared_.config.gpus * std::max(1, shared_.config.hosts * 2 / 5);
+  for (const pb::TaskSpec& task : spec->tasks()) {
+    if (!task.with().empty()) return;  // what starts together has one size
+  }
+  for (pb::TaskSpec& task : *spec->mutable_tasks()) {
+    const int32_t step = static_cast<int32_t>(random_.Between(2, 3));
+    const int32_t least = step * static_cast<int32_t>(random_.Between(1, 2));
+    const int32_t more = step * static_cast<int32_t>(random_.Between(1, 3));
+    if (task.resources().gpus_milli() == 0 || least > room) continue;
+    task.mutable_resources()->set_gpus_milli(1000);
+    task.mutable_workers()->set_min(least);
+    task.mutable_workers()->set_max(std::min(least + more, room / step * step));
+    task.mutable_workers()->set_multiple_of(step);
+  }
+}
+
+// Each minute, or each second or third one.
+void World::MakeSchedule(pb::JobSpec* spec) {
+  pb::Schedule* schedule = spec->mutable_schedule();
+  schedule->set_cron(absl::StrCat("*/", random_.Between(1, 3), " * * * *"));
+  if (random_.OneIn(3)) schedule->set_overlap(pb::ALLOW);
+}
+
+// Cancels what waits for a time of a schedule, until none comes any more.
+void World::EndSchedules() {
+  if (Scheduler* const scheduler = current(); scheduler != nullptr) {
+    const std::shared_ptr<const View> view = scheduler->engine()->Snapshot();
+    for (const auto& [time_ns, number] : view->state.due()) {
+      if (!view->state.FindJob(number)->spec->has_schedule()) continue;
+      pb::Event event;
+      event.mutable_job_cancel()->set_number(number);
+      scheduler->engine()->Post(std::move(event));
+    }
+    scheduler->Wake();
+  }
+  shared_.heap.After(kClientPatienceNs, [this] { EndSchedules(); });
+}
+
 // In half of the seeds all come at once: while many wait, what is free is taken at once.
 void World::MakeUsers() {
   const int64_t until_ns =
@@ -113,9 +151,16 @@ void World::MakeUsers() {
     User user;
     user.spec = DrawSpec();
     if (shared_.config.together > 0 && random_.OneIn(3)) PutTogether(&user.spec);
+    if (shared_.config.multiples > 0 && random_.OneIn(2)) MakeMultiples(&user.spec);
     if (shared_.config.arrays > 0 && random_.OneIn(4)) MakeArray(&user.spec);
-    user.name = kNames[static_cast<size_t>(i) % std::size(kNames)];
-    user.key = absl::StrCat("key-", static_cast<size_t>(i) / std::size(kNames));
+    if (shared_.config.schedules > 0 && MembersOf(user.spec) == 0 && random_.OneIn(4))
+      MakeSchedule(&user.spec);
+    for (pb::TaskSpec& task : *user.spec.mutable_tasks()) {
+      if (shared_.config.final_exits > 0 && !random_.OneIn(4))
+        task.add_final_exit_codes(kFinalExitCode);
+    }
+    user.name = kUserNames[static_cast<size_t>(i) % std::size(kUserNames)];
+    user.key = absl::StrCat("key-", static_cast<size_t>(i) / std::size(kUserNames));
     user.wants_cancel = random_.OneIn(8);
     users_.push_back(std::move(user));
     const int64_t at_ns = random_.Between(0, until_ns);
@@ -132,7 +177,7 @@ void World::MakeUsers() {
 // Behind an earlier user's job, if its number is known; of an array behind a member or all of it.
 void World::PlaceBehind(size_t i) {
   users_[i].placed_behind = true;
-  if (i == 0 || i % 3 == 0) return;
+  if (i == 0 || i % 3 == 0 || users_[i].spec.has_schedule()) return;
   const User& before = users_[i - 1 - random_.Below(std::min<size_t>(i, 4))];
   if (before.number == 0) return;
   const std::string id = MembersOf(before.spec) > 0 && random_.OneIn(2)
@@ -145,7 +190,7 @@ void World::PlaceBehind(size_t i) {
 void World::PutOnHolder(size_t i) {
   users_[i].put_on_holder = true;
   pb::JobSpec* spec = &users_[i].spec;
-  if (i % 2 == 0 || MembersOf(*spec) > 0) return;
+  if (i % 2 == 0 || MembersOf(*spec) > 0 || spec->has_schedule()) return;
   for (size_t before = i; before-- > 0;) {
     const User& other = users_[before];
     if (other.name != users_[i].name || other.number == 0 || other.spec.tasks_size() != 1 ||
@@ -155,6 +200,7 @@ void World::PutOnHolder(size_t i) {
     pb::TaskSpec* task = spec->mutable_tasks(0);
     task->mutable_workers()->set_min(1);
     task->mutable_workers()->set_max(1);
+    task->mutable_workers()->clear_multiple_of();
     task->clear_after();
     task->clear_with();
     task->clear_until();

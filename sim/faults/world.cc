@@ -83,6 +83,7 @@ void World::MakeHosts() {
     // host.
     cluster->mutable_quarantine()->set_device_blames(1);
     if (c == 1) cluster->mutable_quarantine()->set_host_blames(1);
+    if (c == 1 && config.only_user > 0) cluster->set_only_user(kUserNames[0]);
     cluster->set_host_check_timeout_ns(kHostCheckTimeoutNs);
     cluster->mutable_quarantine()->set_max_percent(40);
     cluster->mutable_quarantine()->set_release_after_ns(kReleaseAfterNs);
@@ -169,6 +170,7 @@ void World::HealAll() {
   if (current() == nullptr) StartScheduler();
   for (const auto& machine : machines_) Drain(machine->full_name(), false);
   ApplyQueues(setup_.queues);
+  if (shared_.config.schedules > 0) EndSchedules();
 }
 
 void World::TellStuck() {

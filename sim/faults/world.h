@@ -16,7 +16,8 @@
 
 namespace muster::sim::faults {
 
-inline constexpr char kFlavour[] = "h100-80g";  // of all devices
+inline constexpr char kFlavour[] = "h100-80g";                      // of all devices
+inline constexpr const char* kUserNames[] = {"ann", "bob", "cid"};  // of users
 inline constexpr int64_t kClientPatienceNs = 8 * kSecond;
 
 // The hosts' state directories, on a file system in memory where there is one.
@@ -59,6 +60,9 @@ class World {
   pb::JobSpec DrawSpec();
   void MakeArray(pb::JobSpec* spec);
   void PutTogether(pb::JobSpec* spec);
+  void MakeMultiples(pb::JobSpec* spec);
+  void MakeSchedule(pb::JobSpec* spec);
+  void EndSchedules();
   void Submit(size_t user);
   void PlaceBehind(size_t user);
   void PutOnHolder(size_t user);

@@ -60,7 +60,6 @@ constexpr const char* kTooRare[] = {
     "exports published by an order from before a restore",
     "fences put off by a scheduler whose store was cloned",
     "fenced tasks started after half of their fence",
-    "gangs in multiples that came back larger or smaller",
     "jobs that others' ends kept from starting",
     "placed beside a Lost attempt that its host has not answered Gone for",
     "replaced what a restored store didn't know, unheard",

@@ -137,7 +137,7 @@ TEST_F(RunPtyTest, ATerminalThatEndsIsNoEndOfInput) {
     pb::TunnelOutput output;
     output.set_begun(true);
     tunnel->Write(output);
-    output.set_out("here");
+    output.set_out("<the terminal>");
     tunnel->Write(output);
     while (tunnel->Read(&input)) {
       if (input.end()) input_ended_ = true;
@@ -145,7 +145,7 @@ TEST_F(RunPtyTest, ATerminalThatEndsIsNoEndOfInput) {
     return grpc::Status(grpc::CANCELLED, "cancelled");
   };
   Process process(kLine, home_, server_name_, {}, input_);
-  ASSERT_TRUE(process.ReadUntil("here")) << process.err;
+  ASSERT_TRUE(process.ReadUntil("<the terminal>")) << process.err;
   HangUp();
   EXPECT_EQ(process.Wait(), 125) << process.err;
   EXPECT_FALSE(input_ended_);

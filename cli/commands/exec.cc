@@ -1,5 +1,6 @@
 #include "cli/commands/exec.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <termios.h>
@@ -156,7 +157,8 @@ TunnelOutcome CarryHere(Client& client, const Interrupt& interrupt, pb::TunnelIn
     exec->set_terminal(true);
     exec->set_term(term == nullptr ? "dumb" : term);
     *exec->mutable_size() = SizeOf(STDIN_FILENO);
-    ends.terminal = isatty(STDIN_FILENO) != 0;
+    // One that has hung up is one, too: EIO.
+    ends.terminal = isatty(STDIN_FILENO) != 0 || errno == EIO;
     if (ends.terminal) ends.resized = raw.WatchSize();
   }
   const std::unique_ptr<TunnelCall> call = client.Exec(&interrupt);

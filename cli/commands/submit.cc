@@ -230,7 +230,8 @@ void LeaveOutOldPlacement(const SubmitOptions& options, const SpecContext& conte
   const auto reads = [&](const std::string& text, pb::JobSpec* spec) {
     std::vector<Problem> problems;
     return ParseJobFile(text, file->name, context, spec, &problems, options.settings) &&
-           SetMembers(std::nullopt, options.sweep, context, spec).ok();
+           SetMembers(std::nullopt, options.sweep, context, spec).ok() &&
+           CheckFields(*spec, context, {"tasks", "trainer"}).ok();
   };
   pb::JobSpec changed, as_it_stands;
   if (!reads(bare, &changed)) {

@@ -87,16 +87,14 @@ TEST(Elastic, ALayoutOnAnyNumberOfUnitsIsTheSameBits) {
   for (const Layout& layout : Layouts()) {
     SCOPED_TRACE(layout.unit.name);
     const Outcome wanted = Train(layout.On(1, 1), layout.Model());
-    ExpectNear(wanted, Train(layout.Plain(), layout.Model()),
-               layout.unit.packed || layout.experts ? 1e-5 : 2e-6);
-    for (const int units : {2, 3, 4}) {
+    ExpectNear(wanted, Train(layout.Plain(), layout.Model()), 1e-5);
+    for (const int units : {2, 3}) {
       if (units * layout.unit.ranks > 8) continue;
-      for (const int stage : {units % 2 == 0 ? 1 : 0, units % 2 == 0 ? 3 : 2}) {
-        SCOPED_TRACE(absl::StrCat(units, " units, stage ", stage));
-        const Outcome its = Train(layout.On(units, stage), layout.Model());
-        ExpectNear(its, wanted, 1e-12);
-        ExpectSameWeights(its, wanted);
-      }
+      const int stage = units == 2 ? 3 : 2;
+      SCOPED_TRACE(absl::StrCat(units, " units, stage ", stage));
+      const Outcome its = Train(layout.On(units, stage), layout.Model());
+      ExpectNear(its, wanted, 1e-12);
+      ExpectSameWeights(its, wanted);
     }
   }
 }

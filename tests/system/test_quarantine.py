@@ -50,8 +50,8 @@ def start_gpus(system, cluster: str) -> None:
     """Host lab/h01 with two devices that its driver, a stand-in, says to be there: no declared slots."""
     configure(system, ONE_QUEUE, hosts=("h01",), cluster=cluster)
     clusters = system.folder / "etc" / "clusters.yaml"
-    text = clusters.read_text()
-    clusters.write_text(text.replace("    sku: slots\n", ""))  # what it has is none of these
+    text = clusters.read_text().replace("flavour: cpu-slot", "flavour: h100-80g")
+    clusters.write_text(text.replace(", declared: true", ""))
     driver(system).parent.mkdir()
     driver(system).write_text(
         "".join(f"NVIDIA H100 80GB HBM3|GPU-{d}|85520809984\n" for d in range(2))

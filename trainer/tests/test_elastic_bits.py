@@ -22,7 +22,7 @@ def test_any_number_of_ranks_trains_to_the_same_bits(trainer_bin, tokens, tmp_pa
 
 @pytest.mark.parametrize("kind", elastic_bits.LAYOUTS)
 def test_so_does_a_layout_on_any_number_of_units(trainer_bin, tokens, tmp_path, kind):
-    ranks = [[2], [4, 3, 1]] if kind in ("tp 2", "pp 2, tied") else [[2], [3, 1]]
+    ranks = [[2], [3, 1]] if kind in ("tp 2", "pp 2, tied") else [[2, 1]]
     found = elastic_bits.compare(trainer_bin, tokens, tmp_path, 6, kind, ranks)
     for way, (differ, loss) in found.items():
         assert differ == 0 and loss < 1e-13, (way, differ, loss)

@@ -158,23 +158,22 @@ class Vllm:
     def answer(self, batch: list[Ask], between: Callable[[int], None]) -> list:
         """`between` is called after each of the engine's steps with the rows that are done, and may raise."""
         answers = tokens_of(self.tokenizer, batch, self.context)
-        rows: dict[str, Tokens] = {}  # by the engine's name of the request
+        rows: dict[str, Tokens] = {}  # that wait for an answer, by the engine's name of the request
+        engine = self.engine.llm_engine
         try:
-            for i, one in enumerate(answers):
-                if isinstance(one, Tokens):
-                    try:
-                        rows[self._begin(one)] = one
-                    except Exception as error:  # noqa: BLE001 (vLLM refuses it: it costs itself alone)
-                        answers[i] = error
-            for name, answer in self._answers():
-                if name is None:
-                    between(len(batch) - len(rows))
-                else:
-                    row = rows.pop(name)
-                    answers[row.place] = self._answer(row, answer)
+            for row in [one for one in answers if isinstance(one, Tokens)]:
+                try:
+                    rows[self._begin(row)] = row
+                except Exception as error:  # noqa: BLE001 (vLLM refuses it: it costs itself alone)
+                    answers[row.place] = error
+            while engine.has_unfinished_requests():
+                for done in filter(lambda one: one.finished, engine.step()):
+                    row = rows.pop(done.request_id)
+                    answers[row.place] = self._answer(row, done.outputs[0])
+                between(len(batch) - len(rows))
         finally:
             if rows:  # it failed, or is to stop: what it is asked next is to be alone
-                self.engine.llm_engine.abort_request(list(rows))
+                engine.abort_request(list(rows))
         return answers
 
     def _begin(self, row: Tokens) -> str:
@@ -183,15 +182,6 @@ class Vllm:
         prompt = {"prompt_token_ids": row.ids}
         self.engine.llm_engine.add_request(name, prompt, self._parameters(row))
         return name
-
-    def _answers(self):
-        """Each that is done, with its request's name; after each step None."""
-        engine = self.engine.llm_engine
-        while engine.has_unfinished_requests():
-            for one in engine.step():
-                if one.finished:
-                    yield one.request_id, one.outputs[0]
-            yield None, None
 
     def _parameters(self, row: Tokens):
         return self.vllm.SamplingParams(

@@ -29,40 +29,29 @@ class Stream;
 // What Sessions holds: it outlives the call.
 class StreamHandle : public AgentStream {
  public:
-  StreamHandle(std::weak_ptr<Stream> stream, bool trusted, std::string only_user, bool bounded)
-      : stream_(std::move(stream)),
-        trusted_(trusted),
-        only_user_(std::move(only_user)),
-        bounded_(bounded) {}
-  bool trusted() const override { return trusted_; }
+  StreamHandle(std::weak_ptr<Stream> stream, Principal who)
+      : stream_(std::move(stream)), who_(std::move(who)) {}
   void Send(const pb::SchedulerMessage& message) override;
   void End(const absl::Status& status) override;
-  std::string only_user() const override { return only_user_; }
-  bool bounded() const override { return bounded_; }
+  bool trusted() const override { return who_.trusted; }
+  std::string only_user() const override { return who_.only_user; }
+  bool bounded() const override { return !who_.host.empty(); }
 
  private:
   const std::weak_ptr<Stream> stream_;
-  const bool trusted_;
-  const std::string only_user_;
-  const bool bounded_;
+  const Principal who_;
 };
 
 class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
                public std::enable_shared_from_this<Stream> {
  public:
   // `who`: by its certificate's host; none: it may speak for any.
-  Stream(Sessions* sessions, const Principal& who, std::function<void(size_t)> explain)
-      : sessions_(sessions),
-        trusted_(who.trusted),
-        cluster_(who.cluster),
-        host_(who.host),
-        only_user_(who.only_user),
-        explain_(std::move(explain)) {}
+  Stream(Sessions* sessions, Principal who, std::function<void(size_t)> explain)
+      : sessions_(sessions), who_(std::move(who)), explain_(std::move(explain)) {}
 
   void Begin() {
     KeepAlive(shared_from_this());
-    handle_ = std::make_shared<StreamHandle>(weak_from_this(), trusted_, only_user_,
-                                             /*bounded=*/!host_.empty());
+    handle_ = std::make_shared<StreamHandle>(weak_from_this(), who_);
     StartRead(&incoming_);
   }
 
@@ -74,14 +63,14 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
     }
     if (explain_) explain_(incoming_.ByteSizeLong());
     if (const pb::Hello& hello = incoming_.hello();
-        incoming_.has_hello() && !host_.empty() &&
-        (hello.cluster() != cluster_ || hello.host() != host_)) {
+        incoming_.has_hello() && !who_.host.empty() &&
+        (hello.cluster() != who_.cluster || hello.host() != who_.host)) {
       LogWarn("agent stream ended: another host's certificate",
-              {{"certificate", cluster_ + "/" + host_},
+              {{"certificate", who_.cluster + "/" + who_.host},
                {"hello", hello.cluster() + "/" + hello.host()}});
       Gone();
       Finally(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
-                           "the certificate is of host " + cluster_ + "/" + host_ +
+                           "the certificate is of host " + who_.cluster + "/" + who_.host +
                                ": its agent may speak for no other"));
       return;
     }
@@ -120,8 +109,7 @@ class Stream : public QueuedWriter<Bidi, pb::SchedulerMessage>,
   }
 
   Sessions* const sessions_;
-  const bool trusted_;
-  const std::string cluster_, host_, only_user_;
+  const Principal who_;
   const std::function<void(size_t)> explain_;
   std::shared_ptr<StreamHandle> handle_;
   pb::AgentMessage incoming_;

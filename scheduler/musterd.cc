@@ -29,6 +29,7 @@
 #include "common/base/units.h"
 #include "network/log/grpc_log.h"
 #include "scheduler/access/audit.h"
+#include "scheduler/access/owners.h"
 #include "scheduler/access/policy.h"
 #include "scheduler/access/principal.h"
 #include "scheduler/access/users.h"
@@ -409,6 +410,12 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   RoomWatch room(config.data_dir, clock);
   EngineOptions engine_options = OptionsOfEngine(config, start->recovered, &sessions);
   engine_options.takes_submissions = [&room] { return room.Why().empty(); };
+  Users users(ListedUsers(config), geteuid(), config.single_user, clock);
+  Owners owners([&users](const std::string& name) { return users.Named(name); }, clock);
+  engine_options.may_submit = [&owners](const State& state, const std::string& owner,
+                                        const std::string& queue) {
+    return owners.MaySubmit(state, owner, queue);
+  };
   Engine engine(engine_options, clock, start->store.get(), &sessions, std::move(start->state));
   sessions.Attach(&engine);
   for (pb::Event& event : start->first) engine.Post(std::move(event));
@@ -429,7 +436,6 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   // A job that has ended long ago is forgotten by now; one that is submitted just now isn't known.
   const PackCollector collector(packs->get(), &engine,
                                 std::max(config.history_retention_ns, kHour));
-  Users users(ListedUsers(config), geteuid(), config.single_user, clock);
   const std::unique_ptr<Providers> providers = OpenProviders(config, &users, clock);
   Guard guard({&engine, history->get(), &users, audit->get(), clock});
   JobsOfUsers jobs_of_users(config.jobs_per_user);

@@ -178,7 +178,10 @@ void AppendTimes(const pb::Job& job, int64_t now_ns, std::string* out) {
         one.next_ns() == 0 ? "" : absl::StrCat(", at ", FormatClock(one.next_ns(), now_ns)));
   if (one.skipped() != 0)
     absl::StrAppend(&others, "; ", one.skipped(), one.skipped() == 1 ? " time" : " times",
-                    " left out, as the job before had not ended");
+                    " left out, ",
+                    !one.no_right()      ? "as the job before had not ended"
+                    : one.skipped() == 1 ? "as the owner may not submit to the queue"
+                                         : "the newest as the owner may not submit to the queue");
   AppendLine(out, "schedule", absl::StrCat(ScheduleName(job.spec().schedule()), others));
 }
 

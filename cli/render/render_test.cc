@@ -604,6 +604,10 @@ TEST(JobTest, AJobOfAScheduleLeadsToTheOneBeforeAndTheNextOne) {
       RenderJob(job, Screen(), kNow),
       HasSubstr(" schedule    0 3 * * * (Europe/Berlin); before it job 300; after it job 319, "
                 "at 15:00; 2 times left out, as the job before had not ended\n"));
+  job.mutable_occurrence()->set_no_right(true);
+  EXPECT_THAT(
+      RenderJob(job, Screen(), kNow),
+      HasSubstr("; 2 times left out, the newest as the owner may not submit to the queue\n"));
   EXPECT_EQ(WaitsForText(job, kNow), "");
   job.mutable_occurrence()->clear_next();
   job.set_not_before_ns(kNow + 2 * kHour);

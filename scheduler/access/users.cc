@@ -115,8 +115,8 @@ std::shared_ptr<const Principal> Users::Named(const std::string& name) {
     if (user.name == name) return Of(user.uid);
   }
   const std::optional<Account> account = AccountNamed(name);
-  if (!account.has_value()) return nullptr;
-  std::shared_ptr<const Principal> who = Of(account->uid);
+  // Whoever started it may have no account.
+  std::shared_ptr<const Principal> who = Of(account.has_value() ? account->uid : own_uid_);
   return who->user == name ? who : nullptr;
 }
 

@@ -169,6 +169,7 @@ void DescribeOccurrence(const State& state, const JobRow& row, pb::Occurrence* t
   told->set_previous(first.previous);
   told->set_next(first.next);
   told->set_skipped(row.skipped);
+  told->set_no_right(row.no_right);
   if (const JobRow* next = state.FindJob(first.next); next != nullptr)
     told->set_next_ns(next->array == 0 ? next->not_before_ns
                                        : ExplainedMember(state, *next).not_before_ns);

@@ -173,9 +173,12 @@ void Future::ApplyDue() {
   while (const JobRow* first = FirstDue(state_)) {
     pb::Event due;
     due.mutable_job_due()->set_number(first->number);
-    if (first->spec->has_schedule() && SkipsItsTime(state_, *first))
+    // Whose owner might not submit at its newest time may not at the next ones either.
+    if (first->spec->has_schedule() && (first->no_right || SkipsItsTime(state_, *first))) {
       due.mutable_job_due()->set_skip_to_ns(
           NextTimeNs(first->spec->schedule(), now_ns_).value_or(0));
+      due.mutable_job_due()->set_no_right(first->no_right);
+    }
     Apply(&state_, due);
   }
 }

@@ -78,6 +78,19 @@ TEST_F(TimeTest, ATimeThatWillBeSkippedIsNotForetold) {
   }
 }
 
+TEST_F(TimeTest, ATimeThatWasLeftOutForWantOfARightSaysSoAndNoneIsForetold) {
+  const uint64_t job = AfterOneThatRuns(pb::ALLOW);
+  pb::Event due;
+  due.mutable_job_due()->set_number(job);
+  due.mutable_job_due()->set_skip_to_ns(s.now_ns + 2 * kHour);
+  due.mutable_job_due()->set_no_right(true);
+  s.Do(due);
+  plan = Decide(s.state, s.now_ns, SchedulingOptions());
+  EXPECT_THAT(DescribeVerdict(s.state, plan, *s.state.FindJob(job), 0).text(),
+              HasSubstr("; 1 time was left out, as ann may not submit to queue research; "));
+  EXPECT_EQ(Explain(s.state, plan, job, s.now_ns, SchedulingOptions(), nullptr).start_ns(), 0);
+}
+
 TEST_F(TimeTest, TheVerdictNamesTheTimeAndDecideWakesThen) {
   const uint64_t job = Submit(kHour);
   EXPECT_TRUE(plan.events.empty());

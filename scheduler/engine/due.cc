@@ -38,7 +38,7 @@ pb::Event JobOfNextTime(const State& state, const JobRow& first, int64_t next_ns
 
 }  // namespace
 
-std::vector<pb::Event> NextDue(const State& state) {
+std::vector<pb::Event> NextDue(const State& state, bool may_submit) {
   const JobRow* due = FirstDue(state);
   if (due == nullptr) return {};
   const JobRow& first = *due;
@@ -52,14 +52,18 @@ std::vector<pb::Event> NextDue(const State& state) {
     LogError("a job's schedule can't be read here; it is tried again in an hour",
              {{"job", first.number}, {"cron", schedule.cron()}, {"zone", schedule.zone()}});
     said->set_skip_to_ns(state.now_ns() + kHour);
-  } else if (SkipsItsTime(state, first)) {
+  } else if (!may_submit || SkipsItsTime(state, first)) {
     said->set_skip_to_ns(*next_ns);
+    said->set_no_right(!may_submit);
     if (*next_ns == 0)
       said->set_end_reason(
           "cancelled: its time was to be skipped, and its schedule has no next one");
   } else if (*next_ns != 0) {
     events.push_back(JobOfNextTime(state, first, *next_ns));
   }
+  if (said->no_right() && !first.no_right)
+    LogWarn("a schedule leaves its times out: its owner may not submit to the queue",
+            {{"job", first.number}, {"owner", first.owner}, {"queue", first.spec->queue()}});
   return events;
 }
 

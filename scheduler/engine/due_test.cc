@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <set>
 
 #include "common/spec/members.h"
@@ -19,6 +20,10 @@ class DueTest : public ::testing::Test {
   EngineOptions Options() {
     EngineOptions options;
     options.takes_submissions = [this] { return room_; };
+    options.may_submit = [this](const State&, const std::string& owner, const std::string& queue) {
+      ++asked_;
+      return owner == "ada" && queue == "default" ? may_submit_ : std::nullopt;
+    };
     return options;
   }
 
@@ -74,6 +79,8 @@ class DueTest : public ::testing::Test {
   bool Placed(uint64_t number) { return Job(number).tasks[0].current() != nullptr; }
 
   bool room_ = true;
+  std::optional<bool> may_submit_ = true;  // of the owner to the queue; nullopt: not known yet
+  int asked_ = 0;
   LabWithOneHost lab_{Options()};
   std::shared_ptr<const View> view_;
 };
@@ -175,6 +182,40 @@ TEST_F(DueTest, TimesWaitWhileNoJobsAreTaken) {
   Until("2026-11-26T13:00:12Z");
   EXPECT_TRUE(Placed(first));
   EXPECT_NE(Job(first).next, 0u);
+}
+
+// The owner's right is looked at again at each time, and what was taken away may come back.
+TEST_F(DueTest, ATimeIsLeftOutWhileItsOwnerMayNotSubmit) {
+  const uint64_t first = Submit("0 * * * *");
+  EXPECT_EQ(asked_, 0) << "who submits is asked by the API";
+  may_submit_ = false;
+  Until("2026-11-26T14:30:00Z");
+  EXPECT_EQ(asked_, 2);
+  EXPECT_FALSE(Placed(first));
+  EXPECT_EQ(Job(first).skipped, 2);
+  EXPECT_TRUE(Job(first).no_right);
+  EXPECT_EQ(Job(first).next, 0u);
+  EXPECT_EQ(state().active_jobs().size(), 1u);
+  EXPECT_EQ(State::Difference(state(), state().Rebuilt()), "");
+  may_submit_ = true;
+  Until("2026-11-26T15:00:00Z");
+  ASSERT_TRUE(Placed(first));
+  may_submit_ = false;
+  End(first);
+  Until("2026-11-26T16:30:00Z");
+  EXPECT_FALSE(Placed(Job(first).next)) << "nor does a later one start";
+}
+
+TEST_F(DueTest, ATimeWaitsUntilItIsKnownWhetherItsOwnerMaySubmit) {
+  const uint64_t first = Submit("0 * * * *");
+  may_submit_ = std::nullopt;
+  Until("2026-11-26T13:00:01Z");
+  EXPECT_FALSE(Placed(first));
+  EXPECT_EQ(Job(first).skipped, 0);
+  EXPECT_LE(lab_.engine.NextWakeNs(), lab_.clock.now_ns + kSecond / 10);
+  may_submit_ = true;
+  Until("2026-11-26T13:00:02Z");
+  EXPECT_TRUE(Placed(first));
 }
 
 TEST_F(DueTest, AStoreThatIsServedAgainGivesTheNextJobAnotherUid) {

@@ -30,6 +30,7 @@ constexpr size_t kGatherAtMost = 512;  // a step that is worth it begins at once
 constexpr int64_t kIdleAfterNs = kSecond;
 constexpr int64_t kIdleAtLeastEveryNs = kMinute;
 constexpr size_t kDueInAStep = 1000;  // jobs whose time has come, and those of the next time
+constexpr int64_t kAskAgainNs = 50 * kMillisecond;  // whether somebody may still submit
 constexpr int64_t kTellStatsEveryNs = 10 * kMinute;
 
 void Count(const std::vector<pb::Event>& events, EngineStats* stats) {
@@ -346,13 +347,23 @@ void Engine::AppendGangPrepared() {
 
 // Jobs whose time has come: so many in one step, the others in the next ones.
 void Engine::AppendDue() {
-  due_waits_ = false;
+  due_waits_ns_ = 0;
   size_t jobs = 0;
-  for (std::vector<pb::Event> events = NextDue(state_); !events.empty(); events = NextDue(state_)) {
+  while (const JobRow* first = FirstDue(state_)) {
     if (jobs >= kDueInAStep) return;
-    due_waits_ = options_.takes_submissions != nullptr && !options_.takes_submissions();
-    if (due_waits_) return;
-    for (pb::Event& event : events) {
+    if (options_.takes_submissions != nullptr && !options_.takes_submissions()) {
+      due_waits_ns_ = kSecond;
+      return;
+    }
+    const std::optional<bool> may_submit =
+        options_.may_submit == nullptr || !first->spec->has_schedule()
+            ? true
+            : options_.may_submit(state_, first->owner, first->spec->queue());
+    if (!may_submit.has_value()) {
+      due_waits_ns_ = kAskAgainNs;
+      return;
+    }
+    for (pb::Event& event : NextDue(state_, *may_submit)) {
       const pb::JobSubmitted& next = event.job_submitted();
       jobs += 1 + static_cast<size_t>(next.members());
       if (event.has_job_submitted())
@@ -430,7 +441,7 @@ void Engine::DecideAndApply() {
   std::lock_guard lock(mutex_);
   stats_.plans += accepted;
   stats_.refused_plans += refused;
-  next_wake_ns_ = std::max(wake_ns, now_ns_ + (due_waits_ ? kSecond : kMillisecond));
+  next_wake_ns_ = std::max(wake_ns, now_ns_ + std::max(due_waits_ns_, kMillisecond));
 }
 
 void Engine::SaveRefused(const Plan& plan, const absl::Status& why) {

@@ -55,6 +55,12 @@ struct EngineOptions {
   // Whether jobs are taken now; schedules submit none meanwhile, and their times wait. Called by
   // Step. Null: always.
   std::function<bool()> takes_submissions;
+  // Whether the owner of a job with a schedule may submit to its queue now: asked at each of its
+  // times. nullopt: that isn't known yet, and is asked again soon. Called by Step, and must not
+  // wait for anybody. Null: everybody may.
+  std::function<std::optional<bool>(const State&, const std::string& owner,
+                                    const std::string& queue)>
+      may_submit;
   bool check_plans =
       true;  // Validate each plan; off only for the simulator's peers, which give no verdicts
   // Least time between two journalled progress events of an attempt.
@@ -197,7 +203,7 @@ class Engine {
   bool stepped_ = false;
   int64_t committed_in_ns_ = 0;         // what the newest commit took
   std::vector<pb::Event> step_events_;  // of the step being made
-  bool due_waits_ = false;              // some job's time has come, and no submissions are taken
+  int64_t due_waits_ns_ = 0;            // some job's time has come, and is looked at again then
   int refused_plans_ = 0;
   int64_t told_stats_ns_ = 0;  // MonotonicNs
   uint64_t told_steps_ = 0;

@@ -155,6 +155,7 @@ void Applier::DueMember(uint64_t number, const pb::JobDue& e) {
   job->not_before_ns = e.skip_to_ns();
   if (e.skip_to_ns() != 0) {
     ++job->skipped;
+    job->no_right = e.no_right();
     return IndexDue(*job, true);
   }
   NewRound();

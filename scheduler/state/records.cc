@@ -272,6 +272,7 @@ pb::JobRecord ToRecord(const State& state, const JobRow& row) {
   r.set_previous(row.previous);
   r.set_next(row.next);
   r.set_skipped(row.skipped);
+  r.set_no_right(row.no_right);
   for (const TaskRow& task : row.tasks) *r.add_tasks() = ToRecord(state, task);
   return r;
 }
@@ -304,6 +305,7 @@ absl::Status FromRecord(const State& state, const pb::JobRecord& r, JobRow* row)
   row->previous = r.previous();
   row->next = r.next();
   row->skipped = r.skipped();
+  row->no_right = r.no_right();
   if (r.number() == 0 || r.tasks_size() != r.spec().tasks_size())
     return absl::DataLossError("job's tasks don't fit its spec");
   for (const pb::TaskRecord& task : r.tasks()) {

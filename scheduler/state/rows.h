@@ -212,7 +212,8 @@ struct JobRow {
       0;  // Unix time that it waits for; till then its tasks are blocked. 0: none
   // Of a schedule: the jobs of the time before and after its own, of arrays their numbers; 0: none.
   uint64_t previous = 0, next = 0;
-  int32_t skipped = 0;  // times of the schedule that it has left out
+  int32_t skipped = 0;    // times of the schedule that it has left out
+  bool no_right = false;  // the newest of these, as its owner might not submit to its queue
 
   void SetSpec(const pb::JobSpec& resolved);
 

@@ -391,11 +391,17 @@ std::string WaitsForOthersEnd(const State& state, const JobRow& job, int32_t tas
   return absl::StrCat("waits for ", absl::StrJoin(names, ", "), " to succeed");
 }
 
-// Of a schedule whose time came before the job of the time before had ended.
+// Of a schedule whose time came before the job of the time before had ended, or while its owner
+// might not submit.
 std::string SkippedText(const JobRow& job) {
   if (job.skipped == 0) return "";
-  return absl::StrCat("; ", job.skipped, job.skipped == 1 ? " time was" : " times were",
-                      " left out, as job ", job.previous, " had not ended");
+  const std::string text = absl::StrCat(
+      "; ", job.skipped, job.skipped == 1 ? " time was" : " times were", " left out, ");
+  if (!job.no_right) return absl::StrCat(text, "as job ", job.previous, " had not ended");
+  return absl::StrCat(text, job.skipped == 1 ? "as " : "the newest as ", job.owner,
+                      " may not submit to queue ", job.spec->queue(),
+                      "; who administers it grants that: muster access grant ", job.owner,
+                      " submitter ", job.spec->queue());
 }
 
 // Of a task that pauses after a failure.

@@ -304,6 +304,7 @@ class RandomEvents {
     e->set_number(state.due().empty() || Chance(10) ? static_cast<uint64_t>(Below(50))
                                                     : state.due().begin()->second);
     if (Chance(30)) e->set_skip_to_ns(state.now_ns() + (Below(60) - 5) * kSecond);
+    e->set_no_right(e->skip_to_ns() / kSecond % 2 == 1);
     if (Chance(10)) e->set_end_reason("why");
     return event;
   }

@@ -83,6 +83,11 @@ absl::StatusOr<Identity> FreshLogin(const std::string& path) {
   return renewed;
 }
 
+absl::Status CheckServed(const Identity& login) {
+  const std::string why = WhyNotServed(login);
+  return why.empty() ? absl::OkStatus() : absl::UnavailableError("no server at " + why);
+}
+
 template <typename Response, typename Stub, typename Request>
 absl::StatusOr<Response> Call(Stub& stub,
                               grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
@@ -186,9 +191,7 @@ absl::StatusOr<Response> Repeated(const std::string& server, bool also_late, Att
 absl::Status CheckReachable(const std::string& server) {
   if (const std::string login = LoginPath(server); !login.empty()) {
     const absl::StatusOr<Identity> identity = LoadIdentity(login);
-    if (!identity.ok()) return identity.status();
-    const std::string why = WhyNotServed(*identity);
-    return why.empty() ? absl::OkStatus() : absl::UnavailableError("no server at " + why);
+    return identity.ok() ? CheckServed(*identity) : identity.status();
   }
   std::string path = SocketPath(server);
   struct sockaddr_un address = {};
@@ -226,6 +229,7 @@ struct Client::Stubs {
   pb::TrustService::Stub trust;
   pb::PackService::Stub packs;
   pb::SecretService::Stub secrets;
+  std::optional<Identity> login;
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server) {
@@ -247,8 +251,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server
   if (!login.empty()) {
     const absl::StatusOr<Identity> identity = FreshLogin(login);
     if (!identity.ok()) return identity.status();
-    return std::unique_ptr<Client>(
-        new Client(server, std::make_unique<Stubs>(DialWith(*identity, arguments))));
+    auto stubs = std::make_unique<Stubs>(DialWith(*identity, arguments));
+    stubs->login = *identity;
+    return std::unique_ptr<Client>(new Client(server, std::move(stubs)));
   }
   auto channel = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
   return std::unique_ptr<Client>(new Client(server, std::make_unique<Stubs>(channel)));
@@ -257,6 +262,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server
 Client::Client(std::string server, std::unique_ptr<Stubs> stubs)
     : server_(std::move(server)), stubs_(std::move(stubs)) {}
 Client::~Client() = default;
+
+absl::Status Client::Reachable() const {
+  return stubs_->login.has_value() ? CheckServed(*stubs_->login) : CheckReachable(server_);
+}
 
 absl::StatusOr<pb::PreviewResponse> Client::Preview(const pb::PreviewRequest& request) {
   return Repeated<pb::PreviewResponse>(

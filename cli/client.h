@@ -44,6 +44,8 @@ class Client {
   ~Client();
 
   const std::string& server() const { return server_; }
+  // CheckReachable of its server, by the login that it has read.
+  absl::Status Reachable() const;
 
   absl::StatusOr<pb::PreviewResponse> Preview(const pb::PreviewRequest& request);
   absl::StatusOr<pb::SubmitResponse> Submit(

@@ -84,8 +84,7 @@ absl::StatusOr<Client*> Session::client() {
   server_ = resolved->server;
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Create(server_);
   if (!client.ok()) return client.status();
-  absl::Status reachable = CheckReachable(server_);
-  if (!reachable.ok()) return reachable;
+  if (absl::Status reachable = (*client)->Reachable(); !reachable.ok()) return reachable;
   client_ = std::move(*client);
   return client_.get();
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,7 @@ std::vector<Case> Cases(at::ScalarType dtype) {
   const ops::HeadNormResult before{Random({18, 16}, dtype), at::rand({18, 1})};
   const at::Tensor ids = at::randint(0, 5, {9}, at::kLong),
                    targets = at::randint(0, 24, {9}, at::kLong), weights = at::rand({9});
-  const at::Tensor router = Random({5, 16}, dtype), scores = Random({9, 5});
+  const at::Tensor router = Random({5, 16}, dtype);
   const ops::RouterRule rule{.per_token = 2};
   const ops::Routing routing = ops::Route(x, router, {}, rule);
   const at::Tensor d_weights = Random({9, 2});

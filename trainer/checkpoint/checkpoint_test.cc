@@ -121,9 +121,9 @@ TEST(Reduce, SumsOverRanksAndNormsCountEveryElementOnce) {
     OnRanks(3, [&](World& world) {
       Flats flats = MakeFlats(world, stage, false);
       for (auto& flat : flats) {
-        flat->ZeroGradients();
+        flat->BeginGradients();
         for (size_t s = 0; s < flat->layout().segments().size(); ++s)
-          flat->Gradient(static_cast<int>(s)).fill_(world.rank() + 1);
+          flat->SumOf(static_cast<int>(s)).ToAdd().fill_(world.rank() + 1);
         flat->StartReduce();
       }
       for (auto& flat : flats) flat->WaitReduce();

@@ -103,23 +103,19 @@ std::shared_ptr<PairBatch> PairsOf(const std::vector<Sequence>& rows, int64_t le
 
 absl::StatusOr<StepBatches> BatchReader::ReadOnHost(int64_t first) {
   StepBatches step;
-  // Every rank counts the whole batch, so that the loss can be scaled before the first backward.
+  // Every rank counts the whole batch, so that the loss can be scaled before the first backward. It
+  // reads its own rows alone.
   if (packer_.uniform() && Exists(first + global_batch_ - 1)) {
     const double length = static_cast<double>(packer_.row_length_max());
     step.target_tokens = step.tokens = global_batch_ * packer_.row_length_max();
     step.attended_tokens = static_cast<double>(global_batch_) * length * length;
   } else {
-    Sequence row;
     for (int64_t k = 0; k < global_batch_ && Exists(first + k); ++k) {
-      if (absl::Status s = packer_.Get(first + k, row); !s.ok()) return s;
-      step.target_tokens +=
-          std::count_if(row.counts.begin(), row.counts.end(), [](uint8_t c) { return c != 0; });
-      step.tokens += static_cast<int64_t>(row.tokens.size());
-      const auto square = [](int64_t n) { return static_cast<double>(n) * static_cast<double>(n); };
-      if (row.bounds.empty())
-        step.attended_tokens += square(static_cast<int64_t>(row.tokens.size()));
-      for (size_t i = 0; i + 1 < row.bounds.size(); ++i)
-        step.attended_tokens += square(row.bounds[i + 1] - row.bounds[i]);
+      const absl::StatusOr<RowCounts> row = packer_.Count(first + k);
+      if (!row.ok()) return row.status();
+      step.tokens += row->tokens;
+      step.target_tokens += row->targets;
+      step.attended_tokens += row->attended;
     }
   }
   const int64_t existing =

@@ -60,6 +60,33 @@ TEST(BatchReader, RanksTogetherHoldTheGlobalBatchOnceWhateverTheirNumber) {
   }
 }
 
+// Remembers which rows were read.
+class Remembering : public Rows {
+ public:
+  absl::Status Get(int64_t row, Sequence& out) override {
+    read.push_back(row);
+    return Rows::Get(row, out);
+  }
+  absl::StatusOr<RowCounts> Count(int64_t row) override {
+    Sequence out;
+    if (absl::Status s = Rows::Get(row, out); !s.ok()) return s;
+    return CountsOf(out);
+  }
+  std::vector<int64_t> read;
+};
+
+TEST(BatchReader, ARankReadsItsOwnRowsAlone) {
+  const std::vector<int64_t> wanted[] = {{5, 6}, {7, 8}, {9}};
+  for (int rank = 0; rank < 3; ++rank) {
+    Remembering packer;
+    BatchReader reader(&packer, /*global_batch=*/5, /*micro_batch=*/2, rank, 3, at::kCPU);
+    const StepBatches step = *reader.Read(5);
+    EXPECT_EQ(step.target_tokens, 12);
+    EXPECT_EQ(step.tokens, 20);
+    EXPECT_EQ(packer.read, wanted[rank]) << rank;
+  }
+}
+
 TEST(BatchReader, WhatIsReadAheadIsWhatWouldBeRead) {
   Rows packer, other;
   BatchReader reader(&packer, 4, 2, 0, 1, at::kCPU), plain(&other, 4, 2, 0, 1, at::kCPU);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,8 @@
 
 namespace muster::trainer {
 namespace {
+
+double Square(int64_t n) { return static_cast<double>(n) * static_cast<double>(n); }
 
 class WrappedPacker : public Packer {
  public:
@@ -31,7 +34,7 @@ class WrappedPacker : public Packer {
     tokens_.resize(length + 1);
     counts_.resize(length + 1);
     out.bounds.clear();
-    int64_t i = std::upper_bound(start_.begin(), start_.end(), first) - start_.begin() - 1;
+    int64_t i = DocumentAt(first);
     for (int64_t at = first; at < last; ++i) {
       const int64_t end = std::min(start_[i + 1], last);
       if (at == end) continue;  // a document without tokens
@@ -56,7 +59,30 @@ class WrappedPacker : public Packer {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<RowCounts> Count(int64_t row) override {
+    if (row / windows_ != epoch_) LoadEpoch(row / windows_);
+    const int64_t length = options_.max_length, first = row % windows_ * length,
+                  last = first + length + 1;
+    RowCounts counts{.tokens = length};
+    int64_t i = DocumentAt(first);
+    for (int64_t at = first; at < last; ++i) {
+      const int64_t end = std::min(start_[i + 1], last);
+      if (at == end) continue;
+      // The window's first token is no target, nor with document_mask a document's.
+      const int64_t skipped = at == first || options_.document_mask ? 1 : 0;
+      counts.targets += shards_.Counting(order_[i], at - start_[i] + skipped, end - start_[i]);
+      if (options_.document_mask) counts.attended += Square(std::min(end, last - 1) - at);
+      at = end;
+    }
+    if (!options_.document_mask) counts.attended = Square(length);
+    return counts;
+  }
+
  private:
+  // The document, by its place in this epoch's order, that has the stream's token `at`.
+  int64_t DocumentAt(int64_t at) const {
+    return std::upper_bound(start_.begin(), start_.end(), at) - start_.begin() - 1;
+  }
   void LoadEpoch(int64_t epoch) {
     const int64_t n = shards_.num_documents();
     order_.resize(n);
@@ -168,17 +194,27 @@ class DocumentPacker : public Packer {
   bool uniform() const override { return false; }
 
   absl::Status Get(int64_t row, Sequence& out) override {
-    if (row / rows_per_epoch() != epoch_) LoadEpoch(row / rows_per_epoch());
-    const int64_t which = row_order_[row % rows_per_epoch()];
     out = {};
-    for (int64_t i = row_begin_[which]; i < row_begin_[which + 1]; ++i) {
-      if (absl::Status s = AppendItem(shards_, items_[item_of_slot_[slots_[i]]], out); !s.ok())
-        return s;
+    for (const int64_t slot : SlotsOf(row)) {
+      if (absl::Status s = AppendItem(shards_, items_[item_of_slot_[slot]], out); !s.ok()) return s;
     }
     return absl::OkStatus();
   }
 
+  absl::StatusOr<RowCounts> Count(int64_t row) override {
+    RowCounts counts;
+    for (const int64_t slot : SlotsOf(row)) CountItem(shards_, items_[item_of_slot_[slot]], counts);
+    return counts;
+  }
+
  private:
+  std::span<const int64_t> SlotsOf(int64_t row) {
+    if (row / rows_per_epoch() != epoch_) LoadEpoch(row / rows_per_epoch());
+    const int64_t which = row_order_[row % rows_per_epoch()];
+    return std::span<const int64_t>(slots_).subspan(
+        static_cast<size_t>(row_begin_[which]),
+        static_cast<size_t>(row_begin_[which + 1] - row_begin_[which]));
+  }
   void LoadEpoch(int64_t epoch) {
     SplitMix64 random = SplitMix64::ForEpoch(options_.seed, epoch);
     item_of_slot_.resize(items_.size());
@@ -212,6 +248,22 @@ class BalancedPacker : public Packer {
   bool uniform() const override { return false; }
 
   absl::Status Get(int64_t row, Sequence& out) override {
+    out = {};
+    for (const int64_t item : ItemsOf(row)) {
+      if (absl::Status s = AppendItem(shards_, items_[order_[item]], out); !s.ok()) return s;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<RowCounts> Count(int64_t row) override {
+    RowCounts counts;
+    for (const int64_t item : ItemsOf(row)) CountItem(shards_, items_[order_[item]], counts);
+    return counts;
+  }
+
+ private:
+  // As indices into order_, which it loads.
+  const std::vector<int64_t>& ItemsOf(int64_t row) {
     const int64_t step = row / options_.rows_per_step;
     while (step >=
            epoch_begin_.back() + EpochSteps(static_cast<int64_t>(epoch_begin_.size()) - 1)) {
@@ -221,14 +273,8 @@ class BalancedPacker : public Packer {
     const int64_t epoch =
         std::upper_bound(epoch_begin_.begin(), epoch_begin_.end(), step) - epoch_begin_.begin() - 1;
     LoadEpoch(epoch);
-    out = {};
-    for (const int64_t item : steps_[step - epoch_begin_[epoch]][row % options_.rows_per_step]) {
-      if (absl::Status s = AppendItem(shards_, items_[order_[item]], out); !s.ok()) return s;
-    }
-    return absl::OkStatus();
+    return steps_[step - epoch_begin_[epoch]][row % options_.rows_per_step];
   }
-
- private:
   int64_t EpochSteps(int64_t epoch) {
     LoadEpoch(epoch);
     return static_cast<int64_t>(steps_.size());
@@ -296,11 +342,21 @@ class Mixture : public Packer {
                        [](const auto& packer) { return packer->uniform(); });
   }
   absl::Status Get(int64_t row, Sequence& out) override {
-    const auto& [source, before] = cycle_[row % kCycle];
-    return packers_[source]->Get(row / kCycle * shares_[source] + before, out);
+    const auto [source, own_row] = Locate(row);
+    return packers_[source]->Get(own_row, out);
+  }
+  absl::StatusOr<RowCounts> Count(int64_t row) override {
+    const auto [source, own_row] = Locate(row);
+    return packers_[source]->Count(own_row);
   }
 
  private:
+  // The source of a row, and its number there.
+  std::pair<int, int64_t> Locate(int64_t row) const {
+    const auto& [source, before] = cycle_[row % kCycle];
+    return {source, row / kCycle * shares_[source] + before};
+  }
+
   static constexpr int64_t kCycle = 1 << 16;
   std::vector<std::unique_ptr<Packer>> packers_;
   std::vector<int64_t> shares_;  // rows of each source in a cycle
@@ -354,6 +410,28 @@ absl::Status AppendItem(const TokenShards& shards, const Item& item, Sequence& o
   if (out.bounds.empty()) out.bounds.push_back(0);
   out.bounds.push_back(static_cast<int64_t>(at + n));
   return absl::OkStatus();
+}
+
+void CountItem(const TokenShards& shards, const Item& item, RowCounts& counts) {
+  counts.tokens += item.length;
+  counts.targets += shards.Counting(item.document, item.begin + 1, item.begin + item.length + 1);
+  counts.attended += Square(item.length);
+}
+
+RowCounts CountsOf(const Sequence& row) {
+  RowCounts counts{.tokens = static_cast<int64_t>(row.tokens.size())};
+  counts.targets =
+      std::count_if(row.counts.begin(), row.counts.end(), [](uint8_t c) { return c != 0; });
+  if (row.bounds.empty()) counts.attended = Square(counts.tokens);
+  for (size_t i = 0; i + 1 < row.bounds.size(); ++i)
+    counts.attended += Square(row.bounds[i + 1] - row.bounds[i]);
+  return counts;
+}
+
+absl::StatusOr<RowCounts> Packer::Count(int64_t row) {
+  Sequence sequence;
+  if (absl::Status s = Get(row, sequence); !s.ok()) return s;
+  return CountsOf(sequence);
 }
 
 absl::StatusOr<std::unique_ptr<Packer>> Packer::Make(const TokenShards* shards,

@@ -42,6 +42,14 @@ struct Sequence {
   int64_t pair = -1;  // number of its pair in the data (data/pairs.h); -1: it is none
 };
 
+// What the whole step must know of a row, whoever takes it.
+struct RowCounts {
+  int64_t tokens = 0;
+  int64_t targets = 0;  // that count in the loss
+  double attended = 0;  // sum of the squares of the lengths that attention runs over
+};
+RowCounts CountsOf(const Sequence& row);
+
 struct PackingOptions {
   std::string kind = "wrapped";
   bool document_mask = false;
@@ -67,6 +75,9 @@ class Packer {
 
   // Fills `out`. Fails on a token id that isn't below vocab_size.
   virtual absl::Status Get(int64_t row, Sequence& out) = 0;
+  // Those of the row that Get would fill: from the documents' lengths and masks, without a token.
+  // (By default from the row itself.)
+  virtual absl::StatusOr<RowCounts> Count(int64_t row);
   // Rows that make up one pass over the data; -1 where that differs from epoch to epoch (balanced).
   virtual int64_t rows_per_epoch() const = 0;
   // No row is longer.
@@ -93,6 +104,8 @@ struct Item {
 std::vector<Item> CutIntoItems(const TokenShards& shards, int64_t max_length);
 // Appends an item to a row.
 absl::Status AppendItem(const TokenShards& shards, const Item& item, Sequence& out);
+// Adds to a row's counts what AppendItem adds to the row.
+void CountItem(const TokenShards& shards, const Item& item, RowCounts& counts);
 
 // SplitMix64 (Steele, Lea, Flood 2014): the whole state is one counter, so an epoch's order needs
 // no history.

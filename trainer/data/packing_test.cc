@@ -133,6 +133,69 @@ TEST_P(EachKind, ARowDependsOnSeedAndNumberAlone) {
   }
 }
 
+void ExpectCountsOfRows(Packer& packer, Packer& reader) {
+  Sequence row;
+  for (int64_t g = 0; g < 60; ++g) {
+    ASSERT_TRUE(reader.Get(g, row).ok());
+    const RowCounts wanted = CountsOf(row);
+    const absl::StatusOr<RowCounts> found = packer.Count(g);
+    ASSERT_TRUE(found.ok());
+    EXPECT_EQ(found->tokens, wanted.tokens) << g;
+    EXPECT_EQ(found->targets, wanted.targets) << g;
+    EXPECT_EQ(found->attended, wanted.attended) << g;
+  }
+}
+
+// By a packer that has read no row.
+TEST_P(EachKind, CountsAreThoseOfTheRow) {
+  for (const bool masked : {false, true}) {
+    for (const bool document_mask : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(masked, document_mask));
+      const TokenShards shards = Write({14, 12, 25, 0, 10, 6, 1, 10, 13, 7}, masked);
+      const PackingOptions options{.kind = GetParam(),
+                                   .document_mask = document_mask,
+                                   .max_length = 8,
+                                   .seed = 7,
+                                   .max_row_length = 12,
+                                   .rows_per_step = 4};
+      ExpectCountsOfRows(*Make(shards, options), *Make(shards, options));
+    }
+  }
+}
+
+TEST_F(Packing, CountsOfPairsAndMixturesAreThoseOfTheRow) {
+  const TokenShards shards = Write({4, 3, 2, 9, 5, 5, 6, 2}, /*masked=*/true);
+  const PackingOptions pairs{.kind = "pairs", .max_length = 5, .seed = 1};
+  ExpectCountsOfRows(*Make(shards, pairs), *Make(shards, pairs));
+  const PackingOptions scored{.kind = "pairs", .max_length = 5, .seed = 1, .scored = true};
+  ExpectCountsOfRows(*Make(shards, scored), *Make(shards, scored));
+  const auto mixed = [&] {
+    std::vector<std::unique_ptr<Packer>> packers;
+    packers.push_back(Make(shards, {.kind = "bfd", .max_length = 5, .seed = 1}));
+    packers.push_back(Make(shards, {.max_length = 5, .seed = 1}));
+    return MixPackers(std::move(packers), {0.3, 0.1});
+  };
+  ExpectCountsOfRows(*mixed(), *mixed());
+}
+
+TEST_F(Packing, CountsReadNoToken) {
+  Write({3, 4});
+  std::ofstream(directory_ + "/0.tokens", std::ios::binary) << "\xff\xff\xff\xff\xff\xff";
+  const absl::StatusOr<TokenShards> shards = TokenShards::Open(directory_);
+  ASSERT_TRUE(shards.ok()) << shards.status();
+  for (const char* kind : {"wrapped", "bfd", "none", "balanced"}) {
+    const auto packer =
+        Make(*shards, {.kind = kind, .max_length = 6, .seed = 1, .max_row_length = 6});
+    Sequence row;
+    int failed = 0;
+    for (int64_t g = 0; g < 2; ++g) {
+      EXPECT_TRUE(packer->Count(g).ok()) << kind;
+      failed += packer->Get(g, row).ok() ? 0 : 1;
+    }
+    EXPECT_GT(failed, 0) << kind;
+  }
+}
+
 // All (token, target) pairs that one epoch's rows hold, and checks of each row's form.
 std::multimap<int64_t, int64_t> Pairs(Packer& packer, int64_t rows, int64_t limit) {
   std::multimap<int64_t, int64_t> pairs;

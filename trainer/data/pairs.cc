@@ -30,11 +30,10 @@ class PairPacker : public Packer {
   std::string note() const override { return note_; }
 
   absl::Status Get(int64_t row, Sequence& out) override {
-    if (row / rows_per_epoch() != epoch_) LoadEpoch(row / rows_per_epoch());
     out = {};
-    out.pair = pairs_[order_[row % rows_per_epoch()]];
+    out.pair = PairOf(row);
     for (const int64_t document : {2 * out.pair, 2 * out.pair + 1}) {
-      const int64_t tokens = std::min(shards_.document_length(document), options_.max_length);
+      const int64_t tokens = TokensOf(document);
       if (absl::Status s = options_.scored ? AppendScored(document, tokens, out)
                                            : AppendItem(shards_, {document, 0, tokens - 1}, out);
           !s.ok())
@@ -43,7 +42,30 @@ class PairPacker : public Packer {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<RowCounts> Count(int64_t row) override {
+    const int64_t pair = PairOf(row);
+    RowCounts counts;
+    for (const int64_t document : {2 * pair, 2 * pair + 1}) {
+      const int64_t tokens = TokensOf(document);
+      if (!options_.scored) {
+        CountItem(shards_, {document, 0, tokens - 1}, counts);
+        continue;
+      }
+      counts.tokens += tokens;
+      counts.targets += 1;  // where its score is read off
+      counts.attended += static_cast<double>(tokens) * static_cast<double>(tokens);
+    }
+    return counts;
+  }
+
  private:
+  int64_t PairOf(int64_t row) {
+    if (row / rows_per_epoch() != epoch_) LoadEpoch(row / rows_per_epoch());
+    return pairs_[order_[row % rows_per_epoch()]];
+  }
+  int64_t TokensOf(int64_t document) const {
+    return std::min(shards_.document_length(document), options_.max_length);
+  }
   void LoadEpoch(int64_t epoch) {
     std::iota(order_.begin(), order_.end(), 0);
     SplitMix64::ForEpoch(options_.seed, epoch).Shuffle(order_.data(), rows_per_epoch());

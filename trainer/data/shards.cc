@@ -171,6 +171,16 @@ absl::Status TokenShards::Read(int64_t document, int64_t begin, int64_t end, int
   return absl::OkStatus();
 }
 
+int64_t TokenShards::Counting(int64_t document, int64_t begin, int64_t end) const {
+  const auto [shard, local] = Locate(document);
+  const std::span<const uint8_t> mask = shard->mask.bytes();
+  if (mask.empty()) return end - begin;
+  const int64_t first = Offset(shard->documents, local) + begin;
+  const std::span<const uint8_t> part =
+      mask.subspan(static_cast<size_t>(first), static_cast<size_t>(end - begin));
+  return std::count_if(part.begin(), part.end(), [](uint8_t c) { return c != 0; });
+}
+
 absl::Status TokenShards::Verify(const std::atomic<bool>& stop) const {
   constexpr size_t kChunkBytes = size_t{4} << 20;
   for (const Shard& shard : shards_) {

@@ -39,6 +39,8 @@ class TokenShards {
   // id that isn't below vocab_size(), naming its file and place.
   absl::Status Read(int64_t document, int64_t begin, int64_t end, int64_t* tokens,
                     uint8_t* counts) const;
+  // How many of those count in the loss. Reads no token: only the mask, where there is one.
+  int64_t Counting(int64_t document, int64_t begin, int64_t end) const;
 
   // Reads all files and compares their sha256 with index.json. Stops early, with OK, once `stop` is
   // true.

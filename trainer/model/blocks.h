@@ -124,8 +124,8 @@ ModelLayout Restrict(const ModelConfig& config, ModelLayout whole, const ModelPa
 
 // LoRA's low-rank branch beside one linear: views of its flat.
 struct Adapter {
-  at::Tensor a, b;      // [rank, in], [out, rank]
-  at::Tensor d_a, d_b;  // their gradients
+  at::Tensor a, b;            // [rank, in], [out, rank]
+  ops::GradientSum d_a, d_b;  // their gradients
 };
 // A model's, by module name ("model.layers.0.self_attn.q_proj"), and what they have in common.
 struct Adapters {

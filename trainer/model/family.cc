@@ -26,7 +26,7 @@ struct VocabTable {
   Parameter parameter;  // [V, d], or a slice of that
   VocabSlice slice;
 
-  VocabTable(const FlatParam& flat, int segment) : parameter(flat, segment) {
+  VocabTable(FlatParam& flat, int segment) : parameter(flat, segment) {
     const Segment& own = flat.layout().segments()[segment];
     slice = {0, own.shape[0], own.parameter_shape()[0]};
     if (own.slice) slice.begin = own.slice->begin, slice.end = own.slice->end;

@@ -53,10 +53,10 @@ std::map<std::string, Adapter> FindAdapters(const std::vector<std::unique_ptr<Fl
       const int segment = static_cast<int>(i);
       if (absl::ConsumeSuffix(&name, kA)) {
         Adapter& adapter = adapters[std::string(name)];
-        adapter.a = flat->Weight(segment), adapter.d_a = flat->Gradient(segment);
+        adapter.a = flat->Weight(segment), adapter.d_a = flat->SumOf(segment);
       } else if (absl::ConsumeSuffix(&name, kB)) {
         Adapter& adapter = adapters[std::string(name)];
-        adapter.b = flat->Weight(segment), adapter.d_b = flat->Gradient(segment);
+        adapter.b = flat->Weight(segment), adapter.d_b = flat->SumOf(segment);
       }
     }
   }

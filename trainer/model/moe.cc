@@ -169,8 +169,8 @@ at::Tensor MoePart::RouterBackward(const at::Tensor& d_weights, const BatchMeta&
                                    SavedPart saved) const {
   const at::Tensor experts = TakeSaved(saved, kExperts), counted = TakeSaved(saved, kBalance);
   if (meta.counted.defined() && router_bias_.d.defined())
-    router_bias_.d.scatter_add_(0, experts.flatten(),
-                                meta.counted.unsqueeze(1).expand_as(experts).flatten());
+    router_bias_.d.ToAdd().scatter_add_(0, experts.flatten(),
+                                        meta.counted.unsqueeze(1).expand_as(experts).flatten());
   return ops::RouteBackward(
       d_weights, meta.balance ? meta.balance->Gradient(counted) : at::Tensor(),
       TakeSaved(saved, kProbabilities), experts, rule_, saved[kNorm], router_.w, router_.d);

@@ -17,10 +17,19 @@ int FindSegment(const FlatParam& flat, const std::string& name) {
   return found == segments.end() ? -1 : static_cast<int>(found - segments.begin());
 }
 
+// Rows of the weight `name`; 0: no flat has it.
+int64_t RowsOf(const FlatList& flats, const std::string& name) {
+  for (const FlatParam* flat : flats) {
+    if (const int segment = FindSegment(*flat, name); segment >= 0)
+      return flat->layout().segments()[segment].shape[0];
+  }
+  return 0;
+}
+
 }  // namespace
 
 Parameter::Parameter(const FlatList& flats, const std::string& name, int count) {
-  for (const FlatParam* flat : flats) {
+  for (FlatParam* flat : flats) {
     if (const int segment = FindSegment(*flat, name); segment >= 0)
       *this = Parameter(*flat, segment, count);
   }
@@ -90,7 +99,7 @@ Projection::Projection(const FlatList& flats, const std::vector<std::string>& mo
   }
   int64_t begin = 0;
   for (const std::string& module : modules) {
-    const int64_t out = Parameter(flats, module + ".weight").w.size(0);
+    const int64_t out = RowsOf(flats, module + ".weight");
     if (const auto found = adapters.modules.find(module); found != adapters.modules.end())
       branches_.push_back({module, found->second, begin, out});
     begin += out;

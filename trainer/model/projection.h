@@ -18,15 +18,16 @@
 namespace muster::trainer {
 
 // Where a block's weights stand: one flat, or that of its slices and that of the rest.
-using FlatList = std::vector<const FlatParam*>;
+using FlatList = std::vector<FlatParam*>;
 
 // A weight beside its gradient: views of a FlatParam. Both undefined where no flat has such a
 // segment.
 struct Parameter {
-  at::Tensor w, d;
+  at::Tensor w;
+  ops::GradientSum d;
   Parameter() = default;
-  Parameter(const FlatParam& flat, int segment, int count = 1)
-      : w(flat.Weight(segment, count)), d(flat.Gradient(segment, count)) {}
+  Parameter(FlatParam& flat, int segment, int count = 1)
+      : w(flat.Weight(segment, count)), d(flat.SumOf(segment, count)) {}
   Parameter(const FlatList& flats, const std::string& name, int count = 1);
 };
 

@@ -34,7 +34,7 @@ class RewardHead : public Block {
     saved = {x, norm.rstd, at::Tensor()};
     if (meta.loss_only) return loss;
     const at::Tensor d_scores = OwnPart(-TokenWeights(pairs, costs), rows.size(0));
-    if (score_.d.defined()) score_.d.add_(at::mv(rows.t(), d_scores).unsqueeze(0));
+    if (score_.d.defined()) score_.d.Add(at::mv(rows.t(), d_scores).unsqueeze(0));
     saved[2] = at::outer(d_scores, w).to(x.scalar_type());
     return loss;
   }

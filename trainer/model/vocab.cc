@@ -45,8 +45,9 @@ at::Tensor VocabEmbedding(const at::Tensor& ids, const at::Tensor& w, const Voca
   return ranks.SumScatterTokens(rows);  // one summand isn't zero: exact
 }
 
-void VocabEmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w,
-                            const VocabSlice& slice, const TensorGroup& ranks) {
+void VocabEmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids,
+                            const ops::GradientSum& d_w, const VocabSlice& slice,
+                            const TensorGroup& ranks) {
   if (!d_w.defined()) return;
   const Places places = PlacesOf(ids, slice);
   ops::EmbeddingBackward(
@@ -56,7 +57,7 @@ void VocabEmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const a
 
 ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
                                   const at::Tensor& targets, const at::Tensor& weights,
-                                  const at::Tensor& d_w, const VocabSlice& slice,
+                                  const ops::GradientSum& d_w, const VocabSlice& slice,
                                   const TensorGroup& ranks, bool loss_only, double z_loss,
                                   const ops::LossBranch* branch, const at::Tensor& token_losses,
                                   double softcap) {

@@ -19,15 +19,16 @@ struct VocabSlice {
 // own rows, from that part's, added to d_w.
 at::Tensor VocabEmbedding(const at::Tensor& ids, const at::Tensor& w, const VocabSlice& slice,
                           const TensorGroup& ranks);
-void VocabEmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w,
-                            const VocabSlice& slice, const TensorGroup& ranks);
+void VocabEmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids,
+                            const ops::GradientSum& d_w, const VocabSlice& slice,
+                            const TensorGroup& ranks);
 
 // ops::LinearCrossEntropy of x [T, d], whose logits are shared out; branch's b is sliced as w is.
 // The loss is counted on the group's first rank alone, token_losses on all; dx and d_inner are this
 // rank's summands.
 ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
                                   const at::Tensor& targets, const at::Tensor& weights,
-                                  const at::Tensor& d_w, const VocabSlice& slice,
+                                  const ops::GradientSum& d_w, const VocabSlice& slice,
                                   const TensorGroup& ranks, bool loss_only, double z_loss,
                                   const ops::LossBranch* branch = nullptr,
                                   const at::Tensor& token_losses = {}, double softcap = 0);

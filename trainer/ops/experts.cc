@@ -44,6 +44,16 @@ void ForEachGroup(const std::vector<int64_t>& counts, const Body& body) {
   }
 }
 
+// Adds each group's product to its part of d_w.
+void AddGroups(const at::Tensor& dy, const at::Tensor& x, const GradientSum& d_w,
+               const std::vector<int64_t>& counts) {
+  const std::vector<GradientSum> parts = d_w.Split(static_cast<int64_t>(counts.size()));
+  ForEachGroup(counts, [&](int64_t group, int64_t begin, int64_t rows) {
+    AddWeightGradient(dy.narrow(0, begin, rows), x.narrow(0, begin, rows), parts[group]);
+  });
+  for (const GradientSum& part : parts) part.ToAdd();  // zero, of a group without rows
+}
+
 }  // namespace
 
 Routing Route(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
@@ -64,7 +74,7 @@ Routing Route(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
 at::Tensor RouteBackward(const at::Tensor& d_weights, const at::Tensor& d_probabilities,
                          const at::Tensor& probabilities, const at::Tensor& experts,
                          const RouterRule& rule, const at::Tensor& x, const at::Tensor& w,
-                         const at::Tensor& d_w) {
+                         const GradientSum& d_w) {
   const at::Tensor d_shares = rule.scale == 1 ? d_weights : d_weights * rule.scale;
   at::Tensor d_chosen = d_shares;
   if (rule.normalise) {
@@ -124,16 +134,14 @@ at::Tensor GroupedLinear(const at::Tensor& x, const at::Tensor& w,
 }
 
 at::Tensor GroupedLinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
-                                 const at::Tensor& d_w, const std::vector<int64_t>& counts) {
+                                 const GradientSum& d_w, const std::vector<int64_t>& counts) {
   const auto groups = static_cast<int64_t>(counts.size());
-  const std::vector<int64_t> shape = {groups, w.size(0) / groups, w.size(1)};
-  const at::Tensor weights = w.view(shape), d_weights = d_w.defined() ? d_w.view(shape) : d_w;
+  const at::Tensor weights = w.view({groups, w.size(0) / groups, w.size(1)});
+  if (d_w.defined()) AddOrPutOff([dy, x, d_w, counts] { AddGroups(dy, x, d_w, counts); });
   at::Tensor dx = at::empty({x.size(0), w.size(1)}, x.options());
   ForEachGroup(counts, [&](int64_t group, int64_t begin, int64_t rows) {
-    const at::Tensor d_part = dy.narrow(0, begin, rows);
-    if (d_weights.defined()) AddWeightGradient(d_part, x.narrow(0, begin, rows), d_weights[group]);
     at::Tensor part = dx.narrow(0, begin, rows);
-    at::mm_out(part, d_part, weights[group]);
+    at::mm_out(part, dy.narrow(0, begin, rows), weights[group]);
   });
   return dx;
 }

@@ -7,6 +7,8 @@
 
 #include <ATen/ATen.h>
 
+#include "trainer/ops/gradient_sum.h"
+
 namespace muster::trainer::ops {
 
 // How a router chooses. With `sigmoid` as DeepSeek-V3 does (arXiv 2412.19437, section 2.1.2): an
@@ -35,7 +37,7 @@ Routing Route(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
 at::Tensor RouteBackward(const at::Tensor& d_weights, const at::Tensor& d_probabilities,
                          const at::Tensor& probabilities, const at::Tensor& experts,
                          const RouterRule& rule, const at::Tensor& x, const at::Tensor& w,
-                         const at::Tensor& d_w);
+                         const GradientSum& d_w);
 
 // The pairs in the order of their experts, those of one expert in that of their numbers: one
 // product an expert then. Two experts' rows stand behind each other.
@@ -55,6 +57,6 @@ at::Tensor SumOfPairs(const at::Tensor& rows, const ExpertOrder& order, int64_t 
 at::Tensor GroupedLinear(const at::Tensor& x, const at::Tensor& w,
                          const std::vector<int64_t>& counts);
 at::Tensor GroupedLinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
-                                 const at::Tensor& d_w, const std::vector<int64_t>& counts);
+                                 const GradientSum& d_w, const std::vector<int64_t>& counts);
 
 }  // namespace muster::trainer::ops

@@ -49,10 +49,10 @@ at::Tensor Product(const Matrix& a, const Matrix& b, at::ScalarType type) {
                         type, /*use_fast_accum=*/false);
 }
 
-void AddWeightGradient(const Matrix& dy, const Matrix& x, const at::Tensor& d_w) {
+void AddWeightGradient(const Matrix& dy, const Matrix& x, const GradientSum& d_w) {
   if (!d_w.defined()) return;
   AddOrPutOff([dy, x, d_w] {
-    d_w.add_(Product(Transposed(dy, kMultiple), Transposed(x, kMultiple), at::kFloat));
+    d_w.Add(Product(Transposed(dy, kMultiple), Transposed(x, kMultiple), at::kFloat));
   });
 }
 

@@ -8,6 +8,8 @@
 
 #include <ATen/ATen.h>
 
+#include "trainer/ops/gradient_sum.h"
+
 namespace muster::trainer::ops::fp8 {
 
 inline constexpr at::ScalarType kForward = at::kFloat8_e4m3fn, kBackward = at::kFloat8_e5m2;
@@ -31,6 +33,6 @@ Matrix Transposed(const Matrix& x, int64_t filled = 1);
 at::Tensor Product(const Matrix& a, const Matrix& b, at::ScalarType type);
 
 // d_w += dyᵀ · x, of dy [rows, out] and x [rows, in]; put off where ops::PutOffWeights says so.
-void AddWeightGradient(const Matrix& dy, const Matrix& x, const at::Tensor& d_w);
+void AddWeightGradient(const Matrix& dy, const Matrix& x, const GradientSum& d_w);
 
 }  // namespace muster::trainer::ops::fp8

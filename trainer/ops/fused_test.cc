@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <memory>
 
 #include <c10/cuda/CUDAFunctions.h>
 #include <gtest/gtest.h>
@@ -242,19 +243,26 @@ TEST_P(Fused, EmbeddingBackwardAddsRowsWithoutAnotherTable) {
   }
 }
 
-// On a GPU a product goes straight into the gradient; the CPU's has a temporary.
+// On a GPU a product goes straight into the gradient; the CPU's has a temporary. What comes first
+// is written over whatever stands there.
 TEST_P(Fused, LinearBackwardAddsToTheGradient) {
   for (const at::ScalarType type : kTypes) {
     const at::Tensor dy = Random({40, 24}, type), x = Random({40, 16}, type),
                      w = Random({24, 16}, type);
-    const at::Tensor d_w = at::ones({24, 16}, x.options().dtype(at::kFloat));
-    const Allocations allocations;
-    ops::LinearBackward(dy, x, w, d_w);
-    const at::Tensor wanted = dy.to(at::kDouble).t().mm(x.to(at::kDouble)).add_(1);
-    EXPECT_LT(((d_w - wanted).norm() / wanted.norm()).item<double>(),
-              type == at::kFloat || gpu() ? 1e-6 : 5e-3);
-    if (gpu()) {
-      EXPECT_LT(allocations.largest(), 4 * d_w.numel());
+    for (const bool first : {false, true}) {
+      const at::Tensor d_w =
+          at::full({24, 16}, first ? std::nan("") : 1.0, x.options().dtype(at::kFloat));
+      const Allocations allocations;
+      ops::LinearBackward(dy, x, w,
+                          ops::GradientSum(d_w, first ? std::make_shared<bool>(false) : nullptr));
+      const at::Tensor wanted =
+          dy.to(at::kDouble).t().mm(x.to(at::kDouble)).add_(first ? 0.0 : 1.0);
+      EXPECT_LT(((d_w - wanted).norm() / wanted.norm()).item<double>(),
+                type == at::kFloat || gpu() ? 1e-6 : 5e-3)
+          << first;
+      if (gpu()) {
+        EXPECT_LT(allocations.largest(), 4 * d_w.numel());
+      }
     }
   }
 }

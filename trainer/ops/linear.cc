@@ -9,15 +9,17 @@ namespace {
 thread_local PutOff* put_off = nullptr;
 
 // d_w += dyᵀ·x with an fp32 sum, whatever the inputs' type.
-void AddOuter(const at::Tensor& d_w, const at::Tensor& dy, const at::Tensor& x) {
-  if (x.scalar_type() == at::kFloat) {
-    d_w.addmm_(dy.t(), x);
-  } else if (x.is_cuda()) {
-    at::Tensor sum = d_w;  // in place: a temporary of it would be written and read once more
-    at::addmm_out(sum, d_w, dy.t(), x, at::kFloat);
-  } else {
-    d_w.add_(at::mm(dy.t(), x));  // the CPU has no product with an fp32 result
+void AddOuter(const GradientSum& d_w, const at::Tensor& dy, const at::Tensor& x) {
+  if (x.scalar_type() != at::kFloat && !x.is_cuda()) {
+    d_w.Add(at::mm(dy.t(), x));  // the CPU has no product with an fp32 result
+    return;
   }
+  at::Tensor sum = d_w.tensor();
+  const int beta = d_w.Begin() ? 0 : 1;  // 0: what stands in the sum isn't read
+  if (x.scalar_type() == at::kFloat)
+    sum.addmm_(dy.t(), x, beta);
+  else  // in place: a temporary of it would be written and read once more
+    at::addmm_out(sum, d_w.tensor(), dy.t(), x, at::kFloat, beta);
 }
 
 }  // namespace
@@ -29,8 +31,8 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
   return bias.defined() ? at::addmm(bias, x, w.t()) : at::mm(x, w.t());
 }
 
-void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias) {
-  if (d_bias.defined()) d_bias.add_(dy.sum({0}, /*keepdim=*/false, at::kFloat));
+void AddBiasGradient(const at::Tensor& dy, const GradientSum& d_bias) {
+  if (d_bias.defined()) d_bias.Add(dy.sum({0}, /*keepdim=*/false, at::kFloat));
 }
 
 void AddOrPutOff(std::function<void()> add) {
@@ -40,12 +42,12 @@ void AddOrPutOff(std::function<void()> add) {
     add();
 }
 
-void AddWeightGradient(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& d_w) {
+void AddWeightGradient(const at::Tensor& dy, const at::Tensor& x, const GradientSum& d_w) {
   if (d_w.defined()) AddOrPutOff([d_w, dy, x] { AddOuter(d_w, dy, x); });
 }
 
 at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
-                          const at::Tensor& d_w) {
+                          const GradientSum& d_w) {
   AddWeightGradient(dy, x, d_w);
   return at::mm(dy, w);
 }
@@ -54,9 +56,11 @@ at::Tensor Embedding(const at::Tensor& ids, const at::Tensor& w) {
   return at::index_select(w, 0, ids);
 }
 
-void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w) {
-  if (d_w.defined() && !fused::EmbeddingBackward(dy, ids, d_w))
-    d_w.add_(at::embedding_dense_backward(dy.to(at::kFloat), ids, d_w.size(0), /*padding_idx=*/-1,
+void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const GradientSum& d_w) {
+  if (!d_w.defined()) return;
+  const at::Tensor& sum = d_w.ToAdd();  // most rows get nothing
+  if (!fused::EmbeddingBackward(dy, ids, sum))
+    sum.add_(at::embedding_dense_backward(dy.to(at::kFloat), ids, sum.size(0), /*padding_idx=*/-1,
                                           /*scale_grad_by_freq=*/false));
 }
 
@@ -67,7 +71,7 @@ at::Tensor CapDerivative(const at::Tensor& capped, double softcap) {
 }
 
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
-                              const at::Tensor& weights, const at::Tensor& d_w, bool loss_only,
+                              const at::Tensor& weights, const GradientSum& d_w, bool loss_only,
                               double z_loss, const LossBranch* branch,
                               const at::Tensor& token_losses, double softcap) {
   const int64_t tokens = x.size(0);

@@ -24,13 +24,14 @@ ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, con
 }
 
 at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
-                           const at::Tensor& rstd, const at::Tensor& d_w,
+                           const at::Tensor& rstd, const GradientSum& d_w,
                            const at::Tensor& residual, bool from_one) {
-  if (const auto done = fused::RmsNormBackward(dy, x, w, rstd, d_w, residual, from_one))
+  const at::Tensor& sum = d_w.ToAdd();
+  if (const auto done = fused::RmsNormBackward(dy, x, w, rstd, sum, residual, from_one))
     return *done;
   const at::Tensor dyf = dy.to(at::kFloat);
   const at::Tensor normed = x.to(at::kFloat) * rstd;  // [T, d]
-  if (d_w.defined()) d_w.add_((dyf * normed).sum({0}));
+  if (sum.defined()) sum.add_((dyf * normed).sum({0}));
   at::Tensor dn = dyf * (from_one ? w.to(at::kFloat) + 1 : w);  // d normed
   const at::Tensor mean = (dn * normed).mean({1}, /*keepdim=*/true);
   // dx = rstd * (dn - normed * mean(dn * normed))
@@ -50,8 +51,8 @@ HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, co
 }
 
 void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
-                       const at::Tensor& w, const at::Tensor& d_w, bool from_one) {
-  if (fused::NormHeadsBackward(d_qkv, begin, before, w, d_w, from_one)) return;
+                       const at::Tensor& w, const GradientSum& d_w, bool from_one) {
+  if (fused::NormHeadsBackward(d_qkv, begin, before, w, d_w.ToAdd(), from_one)) return;
   const int64_t d = w.size(0), width = before.x.numel() / d_qkv.size(0);
   at::Tensor columns = d_qkv.narrow(1, begin, width);
   columns.copy_(

@@ -2,9 +2,9 @@
 // knows: on GPUs by our kernels and FlashAttention where they can (fused.h), else by ATen's plain
 // operations, which are the kernels' reference; autograd is what the tests compare those with.
 // Shapes: T = tokens (batch * sequence), d = hidden size. All functions are stateless; gradients of
-// weights are added into the fp32 tensors given (`d_…`, accumulated in place); an undefined one is
-// of a frozen weight, and its gradient isn't computed. To be called without autograd
-// (at::NoGradGuard or InferenceMode).
+// weights are added to the fp32 sums given (`d_…`, gradient_sum.h); an undefined one is of a frozen
+// weight, and its gradient isn't computed. To be called without autograd (at::NoGradGuard or
+// InferenceMode).
 #pragma once
 
 #include <functional>
@@ -14,6 +14,7 @@
 
 #include "trainer/model/config.h"
 #include "trainer/ops/document_span.h"
+#include "trainer/ops/gradient_sum.h"
 
 namespace muster::trainer::ops {
 
@@ -35,11 +36,11 @@ void AddOrPutOff(std::function<void()> add);
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias = {});
 // Adds dyᵀ·x to d_w [out, in] (fp32) and returns dx [T, in].
 at::Tensor LinearBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
-                          const at::Tensor& d_w);
+                          const GradientSum& d_w);
 // That alone.
-void AddWeightGradient(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& d_w);
+void AddWeightGradient(const at::Tensor& dy, const at::Tensor& x, const GradientSum& d_w);
 // Adds the sum of dy's rows to d_bias [out] (fp32).
-void AddBiasGradient(const at::Tensor& dy, const at::Tensor& d_bias);
+void AddBiasGradient(const at::Tensor& dy, const GradientSum& d_bias);
 
 // y = x / rms(x) · w, statistics in fp32.  x [T, d], w [d] → y [T, d], rstd [T, 1] (fp32)
 // `from_one`, here and below: the weight counts from 1, y = x / rms(x) · (1 + w), in fp32 and
@@ -57,7 +58,7 @@ ResidualNormResult ResidualRmsNorm(at::Tensor x, const at::Tensor& residual, con
 // d x, with the gradient `residual` [T, d] that goes past the norm added to it where it is given;
 // of a sum, both its parts'.
 at::Tensor RmsNormBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& w,
-                           const at::Tensor& rstd, const at::Tensor& d_w,
+                           const at::Tensor& rstd, const GradientSum& d_w,
                            const at::Tensor& residual = {}, bool from_one = false);
 
 // Norms each of `heads` heads of qkv [T, …] from column `begin` on, in place: Qwen3's q_norm and
@@ -70,7 +71,7 @@ HeadNormResult NormHeads(const at::Tensor& qkv, int64_t begin, int64_t heads, co
                          double eps, bool from_one = false);
 // Turns those columns of d_qkv into the gradient before the norm, in place; adds to d_w [D].
 void NormHeadsBackward(const at::Tensor& d_qkv, int64_t begin, const HeadNormResult& before,
-                       const at::Tensor& w, const at::Tensor& d_w, bool from_one = false);
+                       const at::Tensor& w, const GradientSum& d_w, bool from_one = false);
 
 // Rotary embedding tables for positions 0..length-1: cos and sin [length, R / 2], fp32, where R is
 // config.RotaryDim(), times YaRN's or LongRoPE's attention factor. Scaled as config.rope says:
@@ -170,7 +171,7 @@ at::Tensor GatedUnitBackward(const at::Tensor& d_y, const at::Tensor& gate_up,
 
 // Rows of w [V, d] for ids [T] → [T, d]; the backward adds rows of dy to d_w.
 at::Tensor Embedding(const at::Tensor& ids, const at::Tensor& w);
-void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const at::Tensor& d_w);
+void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const GradientSum& d_w);
 
 // Cross-entropy of x·wᵀ against targets, with the backward in the same pass, a chunk of tokens at a
 // time, so that the logits of all tokens never exist at once (the idea of Liger's fused linear
@@ -190,10 +191,11 @@ struct LossResult {
 };
 // A low-rank branch beside the output projection.
 struct LossBranch {
-  at::Tensor inner, b, d_inner, d_b;
+  at::Tensor inner, b, d_inner;
+  GradientSum d_b;
 };
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
-                              const at::Tensor& weights, const at::Tensor& d_w,
+                              const at::Tensor& weights, const GradientSum& d_w,
                               bool loss_only = false, double z_loss = 0,
                               const LossBranch* branch = nullptr,
                               const at::Tensor& token_losses = {}, double softcap = 0);

@@ -327,7 +327,7 @@ TEST_F(Ops, ALowRankBranchOfTheOutputProjectionTrainsBesideIt) {
     EXPECT_NEAR(result.loss[0].item<double>(), (f(logits) * weights).sum().item<double>(), 1e-5);
     ExpectClose(result.dx, TimesInChunks(d_logits, w), "dx");
     ExpectClose(branch.d_inner, TimesInChunks(d_logits, b), "d_inner");
-    ExpectClose(branch.d_b, at::mm(d_logits.t(), InDouble(inner)), "d_b");
+    ExpectClose(branch.d_b.tensor(), at::mm(d_logits.t(), InDouble(inner)), "d_b");
   }
 }
 
@@ -371,7 +371,7 @@ TEST_F(Ops, ACapOfLogitsIsPartOfTheLoss) {
   ExpectClose(result.dx, wanted[0], "dx");
   ExpectClose(d_w, wanted[1], "dw");
   ExpectClose(branch.d_inner, wanted[2], "d inner");
-  ExpectClose(branch.d_b, wanted[3], "db");
+  ExpectClose(branch.d_b.tensor(), wanted[3], "db");
 }
 
 TEST_F(Ops, LongRopeTablesFollowTransformers) {

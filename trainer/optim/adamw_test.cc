@@ -334,7 +334,6 @@ TEST(AdamW, WeightDecayFollowsTheSegmentTable) {
   flats.push_back(
       std::make_unique<FlatParam>(std::move(layout), world.get(), FlatOptions{.zero_stage = 1}));
   flats[0]->SetOwned(FlatParam::kMaster, at::ones({flats[0]->padded_numel()}));
-  flats[0]->ZeroGradients();
   AdamW(flats, {.weight_decay = 0.5}).Step(1, 0.1, 1);
   EXPECT_TRUE(at::allclose(flats[0]->Weight(0), at::full({5, 3}, 0.95)));
   EXPECT_TRUE(at::equal(flats[0]->Weight(1), at::ones({7})));

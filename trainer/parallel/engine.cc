@@ -48,7 +48,9 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   block_flats_ = layout.block_flats;
   blocks_in_model_ = layout.blocks;
   pipeline_ = {options.pipeline, part_.stage, part_.stages, layout.stretches};
-  FlatOptions own = options.flats;
+  FlatOptions trained = options.flats;
+  if (options.graphs) trained.zero_first = true;
+  FlatOptions own = trained;
   own.frozen = frozen_;
   const auto make = [&](FlatLayout& flat, const FlatOptions& of) {
     const FlatOptions its = OptionsOf(flat, of);
@@ -62,7 +64,7 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
         block_flats_[block].push_back(static_cast<int>(model_.size()) + flat);
     }
     for (FlatLayout& flat : trained.flats)
-      all_.push_back(adapters_.emplace_back(make(flat, options.flats)).get());
+      all_.push_back(adapters_.emplace_back(make(flat, trained)).get());
   }
   BindSlots();
   Adapters adapters;
@@ -290,7 +292,7 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
 }
 
 EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
-  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->ZeroGradients();
+  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->BeginGradients();
   if (schedules_.size() <= batches.size()) schedules_.resize(batches.size() + 1);
   std::vector<Action>& schedule = schedules_[batches.size()];
   if (schedule.empty()) schedule = Schedule(batches.size(), /*training=*/true);

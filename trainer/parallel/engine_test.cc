@@ -481,9 +481,9 @@ TEST(Engine, ReductionsAreSumsInFp32) {
                    {.zero_stage = 2, .dtype = at::kBFloat16, .bf16_gradients = true});
     const at::Tensor slot = at::empty({flat.padded_numel()}, at::kFloat);
     flat.BindGradient(slot.data_ptr());
-    flat.ZeroGradients();
+    flat.BeginGradients();
     flat.OpenGradient();
-    flat.Gradient(0).fill_(world.rank() == 0 ? 256.0 : 1.0);
+    flat.SumOf(0).ToAdd().fill_(world.rank() == 0 ? 256.0 : 1.0);
     flat.StartReduce();
     flat.WaitReduce();
     for (const SegmentPiece& p : PiecesIn(flat.layout(), flat.owned_begin(), flat.owned_end())) {

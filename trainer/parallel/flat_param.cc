@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -150,7 +151,8 @@ std::pair<int64_t, int64_t> ShardRange(const FlatLayout& layout, int rank, int r
 }
 
 FlatOptions OptionsOf(const FlatLayout& layout, FlatOptions options) {
-  if (layout.router_bias()) return {.frozen = options.frozen, .poison = options.poison};
+  if (layout.router_bias())
+    return {.frozen = options.frozen, .poison = options.poison, .zero_first = options.zero_first};
   if (!layout.linears()) options.quantisation = Quantisation::kNone;
   if (!Int8Moments::IsFor(layout)) options.int8_moments = false;
   if (!layout.holding().both_ends) return options;
@@ -464,19 +466,71 @@ void FlatParam::LeaveSlot() {
     params_ = params_.to(at::kCPU, params_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
-void FlatParam::ZeroGradients() {
-  if (!std::exchange(zero_, false)) sums_.zero_();
+ops::GradientSum FlatParam::SumOf(int segment, int count) {
+  if (frozen()) return {};
+  const at::Tensor sum = View(grads_, segment, count);
+  const int64_t begin = layout_.segments()[segment].offset;
+  const auto [here, fresh] = summed_parts_.try_emplace(begin);
+  SummedPart& part = here->second;
+  if (fresh) part = {sum.numel(), std::make_shared<bool>(false)};
+  const auto next = std::next(here);
+  const bool apart = (here == summed_parts_.begin() ||
+                      std::prev(here)->first + std::prev(here)->second.numel <= begin) &&
+                     (next == summed_parts_.end() || begin + part.numel <= next->first);
+  TORCH_CHECK(apart && part.numel == sum.numel(), layout_.segments()[segment].name,
+              " is summed up in two ways");
+  return {sum, part.begun};
+}
+
+void FlatParam::BeginGradients() {
   tree_.Clear();
+  summed_ = false;
+  if (!gradients_in_slot_)
+    BeginGradient();
+  else if (options_.poison)
+    sums_.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
 void FlatParam::OpenGradient() {
-  if (gradients_in_slot_) grads_.zero_();
+  if (gradients_in_slot_) BeginGradient();
+}
+
+void FlatParam::BeginGradient() {
+  if (options_.zero_first)
+    grads_.zero_();
+  else if (options_.poison)
+    grads_.fill_(std::numeric_limits<double>::quiet_NaN());
+  for (auto& [begin, part] : summed_parts_) *part.begun = options_.zero_first;
+  open_ = !options_.zero_first;
+}
+
+// Whoever reads the gradient from here on finds zeros where nothing came.
+void FlatParam::CloseGradient() {
+  if (!std::exchange(open_, false)) return;
+  int64_t known = 0;  // elements up to here are right
+  const auto clear_to = [&](int64_t end) {
+    if (known < end) grads_.narrow(0, known, end - known).zero_();
+  };
+  for (const auto& [begin, part] : summed_parts_) {
+    if (!*part.begun) continue;
+    clear_to(begin);
+    known = begin + part.numel;
+  }
+  clear_to(grads_.numel());
+}
+
+void FlatParam::AddToSums(const at::Tensor& gradient) {
+  if (std::exchange(summed_, true))
+    sums_.add_(gradient);
+  else
+    sums_.copy_(gradient);
+  if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
 void FlatParam::AccumulateGradient() {
   if (!gradients_in_slot_ || reduces_slot_) return;
-  sums_.add_(grads_);
-  if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
+  CloseGradient();
+  AddToSums(grads_);
 }
 
 // By one all-reduce of all ranks, instead of a reduce-scatter in the shard group and an all-reduce
@@ -486,6 +540,7 @@ bool FlatParam::SumsWhole() const {
 }
 
 void FlatParam::StartReduce() {
+  CloseGradient();
   if (options_.tree_units > 0) return StartTree();
   if (whole().size == 1) return;
   at::Tensor& sums = reduces_slot_ ? grads_ : sums_;
@@ -539,9 +594,15 @@ void FlatParam::WaitTree() {
 }
 
 void FlatParam::FinishGradients() {
-  if (frozen() || options_.tree_units == 0) return;
-  tree_.CopyTotal(sums_);
-  if (layout_.holding().both_ends) AddBothEnds();
+  if (frozen()) return;
+  if (options_.tree_units > 0) {
+    tree_.CopyTotal(sums_);
+    if (layout_.holding().both_ends) AddBothEnds();
+    return;
+  }
+  // Of what no block used.
+  CloseGradient();
+  if (gradients_in_slot_ && !std::exchange(summed_, true)) sums_.zero_();
 }
 
 // What the first stage summed and what the last did. Copies of one stage have the same bits, so one
@@ -564,9 +625,7 @@ void FlatParam::WaitReduce() {
     reduce_ = replicate().backend->allreduce(tensors, {});
     Wait(reduce_);
   }
-  if (!reduces_slot_) return;
-  sums_.add_(owned);
-  if (options_.poison) grads_.fill_(std::numeric_limits<double>::quiet_NaN());
+  if (reduces_slot_) AddToSums(owned);
 }
 
 void FlatParam::Wait(c10::intrusive_ptr<c10d::Work>& work) {

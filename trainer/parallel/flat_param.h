@@ -15,9 +15,16 @@
 // sharded is whole for a while only, in a *slot*: memory that flats take turns in. Weights are in
 // theirs from StartUnshard to Reshard, the gradient of one micro-batch from OpenGradient to
 // WaitReduce. A flat has the same slots all the time, so its views keep their addresses.
+//
+// A gradient begins with whatever stands in its memory. What is summed up in it (SumOf) is written
+// first and added to from then on; where nothing came, and beside the segments, it is made zero
+// before anyone reads it. So most of it is never made zero.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,6 +34,7 @@
 #include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "trainer/ops/gradient_sum.h"
 #include "trainer/parallel/groups.h"
 #include "trainer/parallel/int8_moments.h"
 #include "trainer/parallel/mesh.h"
@@ -115,8 +123,11 @@ struct FlatOptions {
       false;  // what is summed up to; a micro-batch's own are fp32, and so are sums over ranks
   bool host_state = false;    // masters and moments in the host's memory
   bool host_weights = false;  // stage 3: the owned weights as well
-  bool poison = false;        // what is left behind in a slot becomes NaN
+  bool poison = false;        // what is left behind in a slot, and where a sum of gradients
+                              // begins, becomes NaN
   bool sum_once = false;      // gradients are summed over ranks once a step, whatever the stage
+  bool zero_first = false;  // a gradient begins with zeros: what runs by graphs can't tell whether
+                            // it comes first
   // Of sums as trees (sum_tree.h): units that take parts, and sums under way; 0: sums are none.
   // Each micro-batch's gradient is summed over the ranks by itself, whatever the stage.
   int tree_units = 0, tree_levels = 0;
@@ -167,6 +178,9 @@ class FlatParam {
   at::Tensor Gradient(int segment, int count = 1) const {
     return frozen() ? at::Tensor() : View(grads_, segment, count);
   }
+  // The same for those who compute it. Segments are always summed up in the same way, each by
+  // itself or joined.
+  ops::GradientSum SumOf(int segment, int count = 1);
 
   // Whether weights, or gradients, are in a slot; padded_numel() elements of dtype, or of fp32.
   bool weights_in_slot() const { return weights_in_slot_; }
@@ -230,7 +244,7 @@ class FlatParam {
   void LeaveSlot();
 
   // A step begins.
-  void ZeroGradients();
+  void BeginGradients();
   // Gradients in a slot: a micro-batch's begins.
   void OpenGradient();
   // Gradients in a slot that aren't summed over the ranks yet: adds this micro-batch's to the
@@ -255,6 +269,9 @@ class FlatParam {
   at::Tensor View(const at::Tensor& flat, int segment, int count) const;
   void MakeWeights(const at::Tensor& masters);
   void Wait(c10::intrusive_ptr<c10d::Work>& work);
+  void BeginGradient();
+  void CloseGradient();
+  void AddToSums(const at::Tensor& gradient);
   void UnshardFromHost();
   void UnshardOwned();
   void StartWhole(const at::Tensor& all, const at::Tensor& owned);
@@ -277,6 +294,13 @@ class FlatParam {
   int64_t shard_begin_ = 0, shard_numel_ = 0, owned_begin_ = 0, owned_numel_ = 0;
   at::Tensor params_;  // [padded], dtype
   at::Tensor grads_;   // [padded], fp32
+  // What is summed up in grads_, by its first element; and whether something came to it.
+  struct SummedPart {
+    int64_t numel = 0;
+    std::shared_ptr<bool> begun;
+  };
+  std::map<int64_t, SummedPart> summed_parts_;
+  bool open_ = false;  // a gradient has begun, and has not been closed
   at::Tensor
       sums_;  // grads_ itself; where they are in a slot: [padded], or [owned] from stage 2 on
   at::Tensor owned_weights_;  // [owned], dtype: a view of params_, or memory of their own where
@@ -290,7 +314,7 @@ class FlatParam {
   SumTree tree_;               // of owned gradients
   at::Tensor arrived_;         // [ranks, padded / ranks]: this rank's part of its stage's gradients
   bool stale_ = true, unsharded_ = false;
-  bool zero_ = true;  // sums_ are as they were made
+  bool summed_ = false;  // sums_ that aren't grads_: a micro-batch's came to them in this step
   double waited_s_ = 0;
   std::vector<std::pair<c10::Event, c10::Event>>
       stalls_;                        // on a GPU's stream, before and after it waited

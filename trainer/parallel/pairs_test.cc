@@ -148,6 +148,7 @@ Told Step(int ranks, int tp, int pp, const LoraConfig& lora) {
         options.max_length = kLength;
         options.lora = lora;
         options.dpo = kLosses[0];
+        options.flats.poison = true;
         Engine engine(Tiny(false), &world, options);
         for (const auto& flat : engine.model_flats()) InitialiseMasters(*flat, 3, 0.3);
         if (lora.on())

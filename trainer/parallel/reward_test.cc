@@ -72,7 +72,7 @@ std::map<std::string, at::Tensor> Step(int ranks, int tp, int pp, int stage) {
         EngineOptions options;
         options.max_length = kLength;
         options.reward = kCentred;
-        options.flats.zero_stage = stage;
+        options.flats = Poisoned(stage);
         Engine engine(Scored(), &world, options);
         for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
         ScoredRows packer;

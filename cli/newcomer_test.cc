@@ -588,7 +588,7 @@ TEST_F(CliTest, WhatIsFilledInForATrainersLayoutIsShown) {
             "resources: {gpus: 1, gpu_types: [cpu-slot]}\ntrainer: {parallel: {tp: 4}}\n");
   const std::string filled =
       "Filled in by the trainer's layout: workers.multiple_of: 4; topology.blocks: [{gpus: 4, "
-      "preferred: host}]\n";
+      "preferred: island}]\n";
   clusters_.trainer_schema = R"({"type": "object"})";
   EXPECT_EQ(Run({"validate", path}), 0) << err_;
   EXPECT_THAT(out_, HasSubstr(filled));
@@ -598,7 +598,7 @@ TEST_F(CliTest, WhatIsFilledInForATrainersLayoutIsShown) {
     task->mutable_workers()->set_multiple_of(4);
     pb::RankBlock* block = task->mutable_topology()->add_blocks();
     block->set_gpus(4);
-    block->set_preferred(pb::HOST);
+    block->set_preferred(pb::ISLAND);
     return grpc::Status::OK;
   };
   EXPECT_EQ(Run({"submit", path, "--preview-only"}), 0) << err_;

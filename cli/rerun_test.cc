@@ -137,7 +137,7 @@ void MakeTrainer(pb::TaskSpec* task) {
   task->mutable_workers()->set_multiple_of(2);
   pb::RankBlock* block = task->mutable_topology()->add_blocks();
   block->set_gpus(2);
-  block->set_preferred(pb::HOST);
+  block->set_preferred(pb::ISLAND);
 }
 
 TEST_F(RerunTest, ASweepOverTheLayoutKeepsNoPlacementOfTheOneBefore) {

@@ -85,6 +85,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeMetrics(const MusterdConfig&
     input.agent_sessions = static_cast<int64_t>(context.sessions->Connected());
     input.unproved_hellos = context.sessions->Unproved();
     input.agent_rests = context.sessions->Rests();
+    if (context.guard->audit() != nullptr) input.audit_bytes = context.guard->audit()->bytes();
     input.database_bytes = store.database;
     input.wal_bytes = store.wal;
     if (context.providers != nullptr) input.logins = context.providers->Counts();
@@ -370,6 +371,14 @@ std::string WhatToDoWithAudit(const absl::Status& status) {
                           : "");
 }
 
+absl::StatusOr<std::unique_ptr<Audit>> OpenAudit(const MusterdConfig& config, Clock* clock) {
+  AuditOptions options;
+  options.retention_ns = config.audit_retention_ns;
+  options.most_bytes = config.audit_bytes;
+  options.clock = clock;
+  return Audit::Open(config.data_dir + "/audit", options);
+}
+
 absl::StatusOr<std::unique_ptr<PackStore>> OpenPacks(const MusterdConfig& config, Clock* clock) {
   PackLimits limits;
   limits.owner_bytes = config.packed_per_user_bytes;
@@ -402,7 +411,7 @@ int Run(const MusterdConfig& config, bool adopt_restored) {
   const absl::StatusOr<std::unique_ptr<Office>> office =
       OpenOffice(config, start->state, clock, &start->first);
   if (!office.ok()) return Fail(std::string(office.status().message()));
-  const absl::StatusOr<std::unique_ptr<Audit>> audit = Audit::Open(config.data_dir + "/audit");
+  const absl::StatusOr<std::unique_ptr<Audit>> audit = OpenAudit(config, clock);
   if (!audit.ok()) return Fail(WhatToDoWithAudit(audit.status()));
   const SessionOptions session_options =
       OptionsOfSessions(config, *start, adopt_restored, office->get(), audit->get());

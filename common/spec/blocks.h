@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <vector>
 
 #include "muster/v1/job.pb.h"
 
@@ -23,6 +24,12 @@ int64_t WorkersOf(const v1::RankBlock& block, const v1::TaskSpec& task);
 // What the constraints of all its blocks ask for, and the wishes of the first (smallest) `wishes`
 // blocks.
 RankUnits RankUnitsOf(const v1::TaskSpec& task, int wishes);
+
+// What is tried one after the other, each once: all wishes, then without that of the largest block,
+// and so on, at last the constraints alone. Before a wish is given up, hosts do in place of the
+// islands that are wished, those of the largest block first; without `islands` (no host has more
+// than one) they do from the beginning.
+std::vector<RankUnits> RankUnitsInTurn(const v1::TaskSpec& task, bool islands);
 
 // Of a host's GPUs, as many as there are in each of its islands, those that make whole runs of
 // `units.island_gpus`.

@@ -120,6 +120,8 @@ struct MusterdConfig {
   std::string master_key;  // path; also tls.master_key; empty: systemd's credential, or none
   int64_t packed_per_user_bytes = int64_t{1} << 30;  // directories that come along with jobs
   int32_t jobs_per_user = 100'000;                   // unfinished ones
+  int64_t audit_retention_ns = 400 * kDay;
+  int64_t audit_bytes = int64_t{4} << 30;  // of all its files
   SpecDefaults defaults;
   // scheduling:
   std::string placement = "v";  // v, fgd or best_fit

@@ -268,7 +268,7 @@ TEST(MusterdConfig, IsReadWithItsDefaults) {
   std::vector<Problem> problems;
   ASSERT_TRUE(ParseMusterdConfig(
       "listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nsingle_user: true\n"
-      "operators_exec: false\njobs_per_user: 500\n"
+      "operators_exec: false\njobs_per_user: 500\naudit_retention: 30d\naudit_size: 1GiB\n"
       "defaults: {grace: 1m, retry_faults_for: 2h}\nscheduling: {placement: best_fit, lease: 20s, "
       "heartbeat: 2s}\n",
       "m.yaml", &config, &problems))
@@ -276,6 +276,8 @@ TEST(MusterdConfig, IsReadWithItsDefaults) {
   EXPECT_TRUE(config.single_user);
   EXPECT_FALSE(config.operators_exec);
   EXPECT_EQ(config.jobs_per_user, 500);
+  EXPECT_EQ(config.audit_retention_ns, 30 * kDay);
+  EXPECT_EQ(config.audit_bytes, 1 << 30);
   EXPECT_EQ(config.defaults.grace_ns, kMinute);
   EXPECT_EQ(config.defaults.retry_faults_for_ns, 2 * kHour);
   EXPECT_EQ(config.defaults.max_restarts, 3);
@@ -287,6 +289,12 @@ TEST(MusterdConfig, IsReadWithItsDefaults) {
       << Summary(problems);
   EXPECT_EQ(config.placement, "v");
   EXPECT_TRUE(config.operators_exec);
+  EXPECT_EQ(config.audit_retention_ns, 400 * kDay);
+  EXPECT_FALSE(ParseMusterdConfig(
+      "listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\naudit_size: 1MiB\n", "m.yaml",
+      &config, &problems));
+  EXPECT_THAT(Summary(problems), testing::HasSubstr("audit_size: must be 16MiB or more"));
+  problems.clear();
   EXPECT_FALSE(ParseMusterdConfig(
       "listen: unix:///run/m.sock\ndata_dir: /var/lib/muster\nscheduling: {placement: worst}\n",
       "m.yaml", &config, &problems));

@@ -92,6 +92,7 @@ std::string WhyNotMetricsListen(std::string_view listen) {
 namespace {
 
 constexpr int64_t kNobody = 65'534, kMostUid = 4'294'967'294;
+constexpr int64_t kLeastAuditBytes = 16 << 20;
 
 // users: {ann: {uid: 20001, groups: [nlp]}}
 void ReadUsers(Document& document, Fields& fields, std::vector<MusterdUser>* users) {
@@ -192,6 +193,9 @@ bool ParseMusterdConfig(std::string_view text, std::string_view filename, Muster
       document.AddAtPath("master_key", "is not absolute; start it with /");
     fields.Size("packed_per_user", &out->packed_per_user_bytes);
     fields.Int("jobs_per_user", 1, 10'000'000, &out->jobs_per_user);
+    Bounded(fields, "audit_retention", kDay, 3650 * kDay, &out->audit_retention_ns);
+    if (fields.Size("audit_size", &out->audit_bytes) && out->audit_bytes < kLeastAuditBytes)
+      document.AddAtPath("audit_size", "must be 16MiB or more");
     fields.NotYet("http", "the dashboard. Leave it out");
     if (std::optional<Fields> tls = fields.Map("tls")) ReadTls(document, *tls, &out->tls);
     ReadOidc(document, fields, out);

@@ -74,24 +74,30 @@ void FillFromNeighbours(const NeighbourRanks& ranks, pb::TaskSpec* task) {
       task->mutable_workers()->set_multiple_of(static_cast<int32_t>(step));
   }
   if (gpus_milli < 1'000 || gpus_milli % 1'000 != 0 || task->topology().blocks_size() > 0) return;
-  for (const int64_t together : {ranks.slices, ranks.layer}) {
+  for (const auto& [together, level] :
+       {std::pair(ranks.slices, pb::ISLAND), std::pair(ranks.layer, pb::HOST)}) {
     const int64_t workers = together / processes, gpus = workers * (gpus_milli / 1'000);
     if (together % processes != 0 || !GoInto(*task, workers) || gpus > kMaxWorkers) continue;
     const auto& blocks = task->topology().blocks();
     if (!blocks.empty() && blocks[0].gpus() == gpus) continue;
     pb::RankBlock* block = task->mutable_topology()->add_blocks();
     block->set_gpus(static_cast<int32_t>(gpus));
-    block->set_preferred(pb::HOST);
+    block->set_preferred(level);
   }
 }
 
-bool HaveOnePlacement(const pb::TaskSpec& a, const pb::TaskSpec& b) {
-  return a.workers().multiple_of() == b.workers().multiple_of() &&
-         std::equal(a.topology().blocks().begin(), a.topology().blocks().end(),
-                    b.topology().blocks().begin(), b.topology().blocks().end(),
-                    [](const pb::RankBlock& one, const pb::RankBlock& other) {
-                      return one.SerializeAsString() == other.SerializeAsString();
-                    });
+// `filled` is what FillPlacement makes of a task. Before decision 181 it wished a host where it
+// wishes an island now, and jobs that are stored have that.
+bool HaveOnePlacement(const pb::TaskSpec& filled, const pb::TaskSpec& task) {
+  const auto same = [](const pb::RankBlock& wished, const pb::RankBlock& has) {
+    pb::RankBlock before = wished;
+    if (wished.preferred() == pb::ISLAND) before.set_preferred(pb::HOST);
+    const std::string bytes = has.SerializeAsString();
+    return bytes == wished.SerializeAsString() || bytes == before.SerializeAsString();
+  };
+  return filled.workers().multiple_of() == task.workers().multiple_of() &&
+         std::equal(filled.topology().blocks().begin(), filled.topology().blocks().end(),
+                    task.topology().blocks().begin(), task.topology().blocks().end(), same);
 }
 
 }  // namespace

@@ -11,8 +11,9 @@ namespace pb = ::muster::v1;
 // (trainer.parallel, but for auto, and shard_size):
 // - workers.multiple_of: the workers of one replica of the model, or of several where the blocks
 //   ask for it;
-// - topology.blocks: that ranks which share out each layer (tp, then tp times cp) are on one host.
-//   These are wishes: nothing waits for them.
+// - topology.blocks: that ranks which share out each product (tp) are in one island, else on one
+//   host, and those that share out each layer (tp times cp) on one host. These are wishes: nothing
+//   waits for them.
 // Where there are blocks, and still no multiple_of: the largest block. What is filled in keeps the
 // rules of CheckBlocks and CheckWorkers; what can't is left out. A sweep over the layout has one
 // placement for all its members, so nothing is filled in then. Idempotent.

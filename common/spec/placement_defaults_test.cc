@@ -45,14 +45,16 @@ pb::JobSpec SpecOf(const Given& given) {
   return spec;
 }
 
-// "by 8; 2 wished, 8 required"
+// "by 8; 2 island, 8 host": wishes; "by 8; 8 required".
 std::string PlacementText(const pb::TaskSpec& task) {
   std::string text;
   if (task.workers().multiple_of() != 0) text = absl::StrCat("by ", task.workers().multiple_of());
   const char* between = "; ";
   for (const pb::RankBlock& block : task.topology().blocks()) {
     absl::StrAppend(&text, between, block.gpus(),
-                    block.preferred() == pb::HOST ? " wished" : " required");
+                    block.preferred() == pb::ISLAND ? " island"
+                    : block.preferred() == pb::HOST ? " host"
+                                                    : " required");
     between = ", ";
   }
   return text;
@@ -62,28 +64,28 @@ const std::vector<Given>& Cases() {
   static const std::vector<Given> cases = {
       {"no trainer", "", 4, 8, 1, ""},
       {"no layout", R"({"max_steps": 1})", 4, 8, 1, ""},
-      {"slices over workers", R"({"parallel": {"tp": 4}})", 4, 8, 1, "by 4; 4 wished"},
-      {"of a fixed gang", R"({"parallel": {"tp": 4}})", 8, 8, 1, "by 4; 4 wished"},
+      {"slices over workers", R"({"parallel": {"tp": 4}})", 4, 8, 1, "by 4; 4 island"},
+      {"of a fixed gang", R"({"parallel": {"tp": 4}})", 8, 8, 1, "by 4; 4 island"},
       {"within a worker", R"({"parallel": {"tp": 4}})", 1, 7, 8, ""},
       {"as large as a worker", R"({"parallel": {"tp": 2, "cp": 4}})", 1, 7, 8, ""},
-      {"workers of several GPUs", R"({"parallel": {"tp": 8}})", 2, 8, 4, "by 2; 8 wished"},
+      {"workers of several GPUs", R"({"parallel": {"tp": 8}})", 2, 8, 4, "by 2; 8 island"},
       {"slices and parts of rows", R"({"parallel": {"tp": 2, "cp": 4}})", 8, 16, 1,
-       "by 8; 2 wished, 8 wished"},
+       "by 8; 2 island, 8 host"},
       {"slices within a worker, parts not", R"({"parallel": {"tp": 2, "cp": 4}})", 4, 8, 2,
-       "by 4; 8 wished"},
-      {"parts of rows alone", R"({"parallel": {"cp": 2}})", 2, 4, 1, "by 2; 2 wished"},
+       "by 4; 8 host"},
+      {"parts of rows alone", R"({"parallel": {"cp": 2}})", 2, 4, 1, "by 2; 2 host"},
       {"stages are no block", R"({"parallel": {"tp": 4, "pp": 2}})", 2, 6, 4, "by 2"},
       {"a replica is larger than a block", R"({"parallel": {"tp": 2, "pp": 3}})", 6, 12, 1,
-       "by 6; 2 wished"},
+       "by 6; 2 island"},
       {"experts", R"({"parallel": {"ep": 8}})", 2, 4, 4, "by 2"},
-      {"experts beside slices", R"({"parallel": {"ep": 3, "tp": 2}})", 6, 6, 1, "by 6; 2 wished"},
+      {"experts beside slices", R"({"parallel": {"ep": 3, "tp": 2}})", 6, 6, 1, "by 6; 2 island"},
       {"ranks that share one copy", R"({"shard_size": 8})", 2, 4, 4, "by 2"},
       {"the trainer chooses", R"({"parallel": "auto", "shard_size": 8})", 2, 4, 4, ""},
       {"sizes that are no replicas", R"({"parallel": {"tp": 4}})", 2, 6, 1, ""},
       {"steps that are no replicas", R"({"parallel": {"tp": 4}})", 4, 8, 1, "by 2", 2},
-      {"steps of several replicas", R"({"parallel": {"tp": 4}})", 8, 16, 1, "by 8; 4 wished", 8},
+      {"steps of several replicas", R"({"parallel": {"tp": 4}})", 8, 16, 1, "by 8; 4 island", 8},
       {"no GPUs", R"({"parallel": {"tp": 2}})", 2, 4, 0, "by 2"},
-      {"ranks of two GPUs", R"({"parallel": {"tp": 8}})", 2, 4, 8, "by 2; 16 wished", 0, 4},
+      {"ranks of two GPUs", R"({"parallel": {"tp": 8}})", 2, 4, 8, "by 2; 16 island", 0, 4},
       {"no whole workers", R"({"parallel": {"tp": 6}})", 3, 6, 4, "by 3"},
       {"too many for a block", R"({"parallel": {"tp": 131072}})", 131'072, 131'072, 1, ""},
       {"no numbers", R"({"parallel": {"tp": "many", "cp": [2], "pp": -1}})", 4, 8, 1, ""},
@@ -133,14 +135,14 @@ TEST(FillPlacement, OnlyWhatWasFilledInForAnotherLayoutIsLeftOut) {
     int max_workers, multiple_of;
     const char* kept;
   } cases[] = {
-      {R"({"parallel": {"tp": 2}})", 16, 0, "by 2; 2 wished"},
-      {R"({"parallel": {"tp": 2}, "max_steps": 9})", 16, 0, "by 2; 2 wished"},
-      {R"({"parallel": {"tp": 2}})", 24, 0, "by 2; 2 wished"},
+      {R"({"parallel": {"tp": 2}})", 16, 0, "by 2; 2 island"},
+      {R"({"parallel": {"tp": 2}, "max_steps": 9})", 16, 0, "by 2; 2 island"},
+      {R"({"parallel": {"tp": 2}})", 24, 0, "by 2; 2 island"},
       {R"({"parallel": {"tp": 4}})", 16, 0, ""},
       {R"({"parallel": {"tp": 1}})", 16, 0, ""},
       {R"({"parallel": {"tp": 2}})", 17, 0, ""},
       {R"({"parallel": {"tp": 4}})", 16, 8, "by 8"},
-      {R"({"parallel": {"tp": 2}})", 16, 8, "by 8; 2 wished"},
+      {R"({"parallel": {"tp": 2}})", 16, 8, "by 8; 2 island"},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(absl::StrCat(c.trainer, " ", c.max_workers, " ", c.multiple_of));
@@ -155,14 +157,42 @@ TEST(FillPlacement, OnlyWhatWasFilledInForAnotherLayoutIsLeftOut) {
   }
 }
 
+// Before islands were wished, hosts were; and a job's own block of that size is no wish of ours.
+TEST(FillPlacement, WhatReleasesBeforeFilledInIsKnownAgain) {
+  const struct {
+    pb::TopologyLevel preferred, required;
+    const char* bare;
+  } cases[] = {
+      {pb::ISLAND, pb::TOPOLOGY_LEVEL_UNSPECIFIED, ""},
+      {pb::HOST, pb::TOPOLOGY_LEVEL_UNSPECIFIED, ""},
+      {pb::RACK, pb::TOPOLOGY_LEVEL_UNSPECIFIED, "; 2 required"},
+      {pb::HOST, pb::RACK, "; 2 host"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.bare);
+    pb::JobSpec spec = SpecOf({"", R"({"parallel": {"tp": 2}})", 8, 16, 1, ""});
+    ApplyDefaults(&spec);
+    pb::RankBlock* block = spec.mutable_tasks(0)->mutable_topology()->mutable_blocks(0);
+    block->set_preferred(c.preferred);
+    block->set_required(c.required);
+    const pb::JobSpec bare = WithoutFilledPlacements(spec);
+    EXPECT_EQ(PlacementText(bare.tasks(0)), c.bare);
+    pb::JobSpec changed = bare;
+    changed.mutable_tasks(0)->set_trainer_json(R"({"parallel": {"tp": 2}, "max_steps": 9})");
+    EXPECT_EQ(WithoutOutdatedPlacements(spec, changed).SerializeAsString(),
+              spec.SerializeAsString())
+        << "of one layout all words stay";
+  }
+}
+
 TEST(FillPlacement, AnotherLayoutHasAnotherPlacement) {
   pb::JobSpec spec = SpecOf({"", R"({"parallel": {"tp": 2}})", 8, 16, 1, ""});
   ApplyDefaults(&spec);
-  ASSERT_EQ(PlacementText(spec.tasks(0)), "by 2; 2 wished");
+  ASSERT_EQ(PlacementText(spec.tasks(0)), "by 2; 2 island");
   *spec.mutable_tasks(0) = WithoutFilledPlacement(spec, pb::TaskSpec(spec.tasks(0)));
   spec.mutable_tasks(0)->set_trainer_json(R"({"parallel": {"tp": 4, "pp": 2}})");
   ApplyDefaults(&spec);
-  EXPECT_EQ(PlacementText(spec.tasks(0)), "by 8; 4 wished");
+  EXPECT_EQ(PlacementText(spec.tasks(0)), "by 8; 4 island");
 }
 
 // "PATH: MESSAGE" of the first problem.

@@ -5,14 +5,29 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 
+#include "absl/strings/str_cat.h"
+#include "common/base/units.h"
+
 namespace muster {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+// Stands still until it is set.
+class AuditClock : public Clock {
+ public:
+  int64_t WallNs() override { return wall_ns; }
+  int64_t MonotonicNs() override { return steady_ns; }
+  int64_t BootNs() override { return steady_ns; }
+  std::atomic<int64_t> wall_ns = 1'000 * kDay, steady_ns = kDay;
+};
 
 class AuditTest : public ::testing::Test {
  protected:
@@ -24,13 +39,20 @@ class AuditTest : public ::testing::Test {
     std::filesystem::remove_all(std::filesystem::path(folder_).parent_path());
   }
   std::unique_ptr<Audit> Open(int64_t file_bytes = kAuditFileBytes) {
-    absl::StatusOr<std::unique_ptr<Audit>> audit = Audit::Open(folder_, file_bytes);
+    AuditOptions options;
+    options.file_bytes = file_bytes;
+    return OpenWith(options);
+  }
+  std::unique_ptr<Audit> OpenWith(AuditOptions options) {
+    options.clock = &clock_;
+    absl::StatusOr<std::unique_ptr<Audit>> audit = Audit::Open(folder_, options);
     EXPECT_TRUE(audit.ok()) << audit.status();
     return audit.ok() ? *std::move(audit) : nullptr;
   }
-  static void Fill(Audit* audit, int records) {
+  void Fill(Audit* audit, int records) const {
     for (int i = 0; i < records; ++i) {
       pb::AuditRecord record;
+      record.set_at_ns(clock_.wall_ns);
       record.set_user(i % 2 == 0 ? "ann" : "bob");
       record.set_method("JobService/Cancel");
       record.set_object(std::to_string(i));
@@ -46,6 +68,26 @@ class AuditTest : public ::testing::Test {
     std::sort(files.begin(), files.end());
     return files;
   }
+  static pb::AuditRecord Denial(const std::string& user, const std::string& method,
+                                const std::string& object) {
+    pb::AuditRecord record;
+    record.set_user(user);
+    record.set_method(method);
+    record.set_object(object);
+    record.set_outcome("NOT_FOUND");
+    record.set_detail("nothing for you");
+    return record;
+  }
+  // "ann JobService/Get 7" of all that are there.
+  static std::vector<std::string> Told(Audit* audit) {
+    std::vector<std::string> told;
+    const auto records = audit->Newest(100'000, [](const pb::AuditRecord&) { return true; });
+    EXPECT_TRUE(records.ok()) << records.status();
+    if (!records.ok()) return told;
+    for (const pb::AuditRecord& r : *records)
+      told.push_back(absl::StrCat(r.user(), " ", r.method(), " ", r.object()));
+    return told;
+  }
   static std::vector<std::string> LinesOf(const std::string& path) {
     std::vector<std::string> lines;
     std::ifstream in(path);
@@ -57,6 +99,7 @@ class AuditTest : public ::testing::Test {
     for (const std::string& line : lines) out << line << "\n";
   }
 
+  AuditClock clock_;
   std::string folder_;
 };
 
@@ -137,6 +180,175 @@ TEST_F(AuditTest, FilesAreRotatedAndOldOnesMayBeTakenAway) {
   EXPECT_EQ(head->last, 40u);
   std::filesystem::remove(Files()[1]);
   EXPECT_FALSE(audit->Verify(0, "").ok()) << "one out of the middle";
+}
+
+// The first file that is left is called by the hash before it: its first record has that, too.
+TEST_F(AuditTest, WhatIsChangedInTheFirstFileThatIsLeftIsFound) {
+  const Tampering cases[] = {
+      {"a word of its first record",
+       [](auto* lines) {
+         std::string& line = lines->front();
+         line.replace(line.find("JobService"), 3, "Pod");
+       }},
+      {"its first record cut off", [](auto* lines) { lines->erase(lines->begin()); }},
+      {"a word of its last", [](auto* lines) { lines->back().replace(70, 1, "#"); }},
+      {"one that nobody wrote", [](auto* lines) { lines->push_back(lines->back()); }},
+  };
+  for (const Tampering& c : cases) {
+    std::filesystem::remove_all(folder_);
+    const std::unique_ptr<Audit> audit = Open(1000);
+    Fill(audit.get(), 40);
+    std::filesystem::remove(Files()[0]);
+    ASSERT_TRUE(audit->Verify(0, "").ok()) << c.name;
+    const std::string path = Files()[0];
+    std::vector<std::string> lines = LinesOf(path);
+    c.change(&lines);
+    Write(path, lines);
+    EXPECT_EQ(audit->Verify(0, "").status().code(), absl::StatusCode::kDataLoss) << c.name;
+  }
+  std::filesystem::rename(Files()[0], folder_ + "/00000000000000000003.audit");
+  EXPECT_FALSE(Open()->Verify(0, "").ok()) << "called by another number";
+}
+
+TEST_F(AuditTest, WhatIsAddedBehindTheLastRecordIsFound) {
+  const std::unique_ptr<Audit> audit = Open();
+  Fill(audit.get(), 3);
+  std::ofstream(Files()[0], std::ios::app) << LinesOf(Files()[0])[2] << "\n";
+  EXPECT_EQ(audit->Verify(0, "").status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(AuditTest, TheOldestFilesGoBySizeAndWhatIsLeftIsAChain) {
+  AuditOptions options;
+  options.most_bytes = 16'000;
+  std::unique_ptr<Audit> audit = OpenWith(options);
+  Fill(audit.get(), 1);
+  const std::string first = audit->Verify(0, "")->hash;
+  for (int round = 0; round < 10; ++round) {
+    clock_.steady_ns += kMinute;
+    Fill(audit.get(), 40);
+    int64_t bytes = 0;
+    for (const std::string& path : Files())
+      bytes += static_cast<int64_t>(std::filesystem::file_size(path));
+    EXPECT_EQ(audit->bytes(), bytes);
+    EXPECT_LE(bytes, options.most_bytes + options.most_bytes / 16 + 1'000);
+  }
+  const absl::StatusOr<AuditHead> head = audit->Verify(0, "");
+  ASSERT_TRUE(head.ok()) << head.status();
+  EXPECT_GT(head->first, 1u);
+  EXPECT_GT(head->last, 400u) << "each removal is a record, too";
+  const absl::Status gone = audit->Verify(1, first).status();
+  EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound) << gone;
+  const auto removed =
+      audit->Newest(1, [](const pb::AuditRecord& r) { return r.method() == "Audit/Remove"; });
+  ASSERT_TRUE(removed.ok());
+  ASSERT_EQ(removed->size(), 1u);
+  EXPECT_THAT((*removed)[0].object(), HasSubstr(absl::StrCat("to ", head->first - 1)));
+  EXPECT_THAT((*removed)[0].detail(), HasSubstr("audit_size"));
+  audit.reset();
+  audit = OpenWith(options);
+  EXPECT_TRUE(audit->Verify(head->last, head->hash).ok()) << "it goes on";
+}
+
+TEST_F(AuditTest, TheOldestFilesGoByAge) {
+  AuditOptions options;
+  options.retention_ns = 32 * kDay;
+  const std::unique_ptr<Audit> audit = OpenWith(options);
+  for (int day = 0; day < 100; ++day) {
+    Fill(audit.get(), 1);
+    clock_.wall_ns += kDay;
+    clock_.steady_ns += kDay;
+  }
+  audit->Flush();
+  const absl::StatusOr<AuditHead> head = audit->Verify(0, "");
+  ASSERT_TRUE(head.ok()) << head.status();
+  EXPECT_GT(head->last, 100u);
+  const auto all = audit->Newest(1000, [](const pb::AuditRecord&) { return true; });
+  ASSERT_TRUE(all.ok());
+  EXPECT_GE(all->front().at_ns(), clock_.wall_ns - 36 * kDay);
+  EXPECT_LE(all->front().at_ns(), clock_.wall_ns - 30 * kDay);
+}
+
+TEST_F(AuditTest, OfManyDenialsTheFirstAreWrittenAndTheOthersCounted) {
+  const std::unique_ptr<Audit> audit = Open();
+  std::vector<std::string> want;
+  for (int i = 0; i < kAuditWhole; ++i) {
+    audit->Add(Denial("ann", "JobService/Get", absl::StrCat(i)));
+    want.push_back(absl::StrCat("ann JobService/Get ", i));
+  }
+  int counted = 0;
+  for (int i = 0; i < 1000; ++i) {
+    audit->Add(Denial("ann", "JobService/Get", absl::StrCat(i)),
+               [&](const absl::Status& status) { counted += status.ok() ? 1 : 0; });
+  }
+  EXPECT_EQ(counted, 1000) << "told at once";
+  audit->Add(Denial("ann", "JobService/Cancel", "9"));
+  audit->Add(Denial("bob", "JobService/Get", "1"));
+  pb::AuditRecord done = Denial("ann", "JobService/Submit", "");
+  done.set_outcome("OK");
+  audit->Add(done);
+  want.push_back("bob JobService/Get 1");
+  want.push_back("ann JobService/Submit ");
+  EXPECT_EQ(Told(audit.get()), want) << "others' denials, and what is granted, as ever";
+  clock_.steady_ns += kMinute;
+  want.push_back("ann JobService/Cancel 9");
+  want.push_back("ann JobService/Get 1000 more");
+  EXPECT_EQ(Told(audit.get()), want);
+  const auto last = audit->Newest(1, [](const pb::AuditRecord&) { return true; });
+  EXPECT_EQ((*last)[0].detail(),
+            "1000 more in the same minute, of 0, 1, 2, 3, 4, 5, 6, 7 and others; the last: nothing "
+            "for you");
+  EXPECT_EQ((*last)[0].outcome(), "NOT_FOUND");
+  audit->Add(Denial("ann", "JobService/Get", "7"));
+  want.push_back("ann JobService/Get 7");
+  EXPECT_EQ(Told(audit.get()), want) << "another minute";
+  EXPECT_TRUE(audit->Verify(0, "").ok());
+}
+
+TEST_F(AuditTest, OfConnectionsOneAMinuteIsWritten) {
+  std::unique_ptr<Audit> audit = Open();
+  const std::string user = "address ipv4:10.0.0.9";
+  for (int i = 0; i < 5; ++i)
+    audit->AddConnection(Denial(user, "Network/Connect", absl::StrCat("ipv4:10.0.0.9:", i)));
+  EXPECT_THAT(Told(audit.get()), ElementsAre(user + " Network/Connect ipv4:10.0.0.9:0"));
+  audit.reset();
+  EXPECT_THAT(Told(Open().get()), ElementsAre(user + " Network/Connect ipv4:10.0.0.9:0",
+                                              user + " Network/Connect 4 more"))
+      << "a stop tells what is counted";
+}
+
+TEST_F(AuditTest, OfTooManyStrangersTheOthersAreCountedTogetherAndHideNoUser) {
+  const std::unique_ptr<Audit> audit = Open();
+  for (size_t i = 0; i < kAuditStrangersMost + 50; ++i)
+    audit->AddConnection(Denial(absl::StrCat("address ", i), "Network/Connect", ""));
+  audit->Add(Denial("ann", "JobService/Get", "1"));
+  EXPECT_EQ(Told(audit.get()).size(), kAuditStrangersMost + 1);
+  clock_.steady_ns += kMinute;
+  const std::vector<std::string> told = Told(audit.get());
+  EXPECT_EQ(told.size(), kAuditStrangersMost + 2);
+  const auto last = audit->Newest(1, [](const pb::AuditRecord&) { return true; });
+  EXPECT_EQ((*last)[0].outcome(), "LEFT_OUT");
+  EXPECT_THAT((*last)[0].detail(), HasSubstr("50 denials"));
+}
+
+TEST_F(AuditTest, LongTextIsShortened) {
+  const std::unique_ptr<Audit> audit = Open();
+  audit->Add(Denial("ann", "JobService/Get", std::string(300'000, 'x')));
+  audit->Flush();
+  EXPECT_LT(audit->bytes(), 3'000);
+}
+
+// Of releases before: without the hash before it in the name of a file.
+TEST_F(AuditTest, FilesOfReleasesBeforeAreReadAndGoOn) {
+  Fill(Open(1000).get(), 20);
+  for (const std::string& path : Files()) {
+    const std::string name = std::filesystem::path(path).filename();
+    std::filesystem::rename(path, absl::StrCat(folder_, "/", name.substr(0, 20), ".audit"));
+  }
+  const std::unique_ptr<Audit> audit = Open(1000);
+  Fill(audit.get(), 20);
+  EXPECT_EQ(audit->Verify(0, "")->last, 40u);
+  std::filesystem::remove(Files()[0]);
+  EXPECT_GT(audit->Verify(0, "")->first, 1u);
 }
 
 TEST_F(AuditTest, ARecordThatWasNotWrittenWholeIsCutOffAtTheNextStart) {

@@ -216,6 +216,9 @@ std::string RenderMetrics(const MetricsInput& input) {
   out.Sample({{"file", "database"}}, absl::StrCat(input.database_bytes));
   out.Sample({{"file", "wal"}}, absl::StrCat(input.wal_bytes));
 
+  out.One("muster_audit_bytes", "gauge", "Size of the audit's files.",
+          absl::StrCat(input.audit_bytes));
+
   WriteQueues(input, &out);
   WriteHosts(input.view->state, &out);
 

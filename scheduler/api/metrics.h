@@ -23,6 +23,7 @@ struct MetricsInput {
   int64_t agent_sessions = 0;
   uint64_t unproved_hellos = 0;  // Sessions::Unproved
   uint64_t agent_rests = 0;
+  int64_t audit_bytes = 0;
   int64_t database_bytes = 0;
   int64_t wal_bytes = 0;
   std::optional<ProviderCounts> logins;  // none: nobody logs in by an identity provider

@@ -191,6 +191,7 @@ TEST(Metrics, TellCountsAndDurations) {
   input.agent_sessions = 7;
   input.unproved_hellos = 2;
   input.agent_rests = 9;
+  input.audit_bytes = 512;
   input.database_bytes = 4096;
   input.wal_bytes = 32;
   input.logins = ProviderCounts{3, 2, 1, 5, 4};
@@ -231,6 +232,7 @@ TEST(Metrics, TellCountsAndDurations) {
                            "muster_agent_sessions 7",
                            "muster_unproved_hellos_total 2",
                            "muster_agent_rests_total 9",
+                           "muster_audit_bytes 512",
                            R"(muster_store_bytes{file="database"} 4096)",
                            R"(muster_store_bytes{file="wal"} 32)"}) {
     EXPECT_THAT(lines, Contains(line));

@@ -270,7 +270,7 @@ TEST(ResolveSpec, ATrainersLayoutSaysWhichRanksBelongTogether) {
   EXPECT_EQ(task.workers().multiple_of(), 2);
   ASSERT_EQ(task.topology().blocks_size(), 1);
   EXPECT_EQ(task.topology().blocks(0).gpus(), 2);
-  EXPECT_EQ(task.topology().blocks(0).preferred(), pb::HOST);
+  EXPECT_EQ(task.topology().blocks(0).preferred(), pb::ISLAND);
   EXPECT_EQ(task.topology().blocks(0).required(), pb::TOPOLOGY_LEVEL_UNSPECIFIED);
   const Resolution eight = resolve(R"({"parallel": {"tp": 8}})", "workers { min: 8 max: 8 }");
   ASSERT_EQ(eight.problems.size(), 1u);

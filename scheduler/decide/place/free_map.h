@@ -97,10 +97,11 @@ class FreeMap {
   // policy; else the tightest level from the preferred one (tightest: island, then host) to the
   // required one that holds them, there in the domain with the least free, spread evenly over as
   // few of its racks (blocks) as hold them, on few hosts in each. Blocks of ranks stay together as
-  // topology.blocks requires, and wishes if there is such a place at any level: else without the
-  // largest block's wish, and so on. Hosts in `avoid` (ascending) are used only if there is no
-  // place without them. Equal places in State's order of hosts. Parts follow that order, which is
-  // by block, then by rack: blocks of ranks lie in it one after the other.
+  // topology.blocks requires, and wishes if there is such a place at any level: else with hosts in
+  // place of the islands that are wished, then without the largest block's wish, and so on. Hosts
+  // in `avoid` (ascending) are used only if there is no place without them. Equal places in State's
+  // order of hosts. Parts follow that order, which is by block, then by rack: blocks of ranks lie
+  // in it one after the other.
   std::optional<HostSlices> Place(const pb::TaskSpec& spec, int32_t workers, const Pool& pool,
                                   const std::vector<HostId>& avoid = {}, Abilities needs = 0);
 

@@ -558,7 +558,7 @@ TEST(Place, KeepsBlocksOfRanksTogetherExactlyWhereThatIsPossible) {
 TEST(Place, KeepsBlocksInIslandsExactlyWhereThatIsPossible) {
   std::mt19937 random(13);
   const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  int found = 0, none = 0, kept = 0, given_up = 0;
+  int found = 0, none = 0, kept = 0, given_up = 0, on_hosts_alone = 0;
   for (int round = 0; round < 1500; ++round) {
     std::vector<TestHost> hosts;
     for (int count = 2 + upto(7), h = 0; h < count; ++h) {
@@ -621,12 +621,99 @@ TEST(Place, KeepsBlocksInIslandsExactlyWhereThatIsPossible) {
       const bool possible = TwinHolds(twin, task, workers, /*wishes=*/true);
       EXPECT_TRUE(wishes || !possible) << task.ShortDebugString() << " on " << fleet.Shown(slices);
       ++(possible ? kept : given_up);
+      // What no islands keep, hosts do where they can.
+      pb::TaskSpec on_hosts = task;
+      for (pb::RankBlock& block : *on_hosts.mutable_topology()->mutable_blocks()) {
+        if (block.preferred() == pb::ISLAND) block.set_preferred(pb::HOST);
+      }
+      if (!TwinHolds(twin, on_hosts, workers, /*wishes=*/true)) continue;
+      on_hosts_alone += possible ? 0 : 1;
+      for (const pb::RankBlock& block : on_hosts.topology().blocks()) {
+        EXPECT_TRUE(block.preferred() == 0 ||
+                    AreTogether(fleet.system.state, *slices, block.gpus(), block.preferred()))
+            << task.ShortDebugString() << " on " << fleet.Shown(slices);
+      }
     }
   }
   EXPECT_GT(found, 1000);
   EXPECT_GT(none, 500);
   EXPECT_GT(kept, 500);
   EXPECT_GT(given_up, 50);
+  EXPECT_GT(on_hosts_alone, 10);
+}
+
+TEST(Place, AWishForAnIslandIsOneForAHostBeforeItIsNone) {
+  const auto host = [](std::vector<int> islands, std::vector<int64_t> used) {
+    return TestHost{"b", "r", std::move(islands), 64, std::move(used)};
+  };
+  const TestHost empty = host({2, 2}, {}), halves = host({2, 2}, {1000, 0, 1000, 0}),
+                 first = host({2, 2}, {0, 1000, 1000, 1000}),
+                 last = host({2, 2}, {1000, 1000, 1000, 0}), whole = host({6}, {}),
+                 apart = host({1, 1, 1, 1, 1, 1}, {});
+  using Wishes = std::vector<std::pair<int, pb::TopologyLevel>>;
+  const Wishes pairs = {{2, pb::ISLAND}}, layout = {{2, pb::ISLAND}, {4, pb::HOST}};
+  const struct {
+    const char* why;
+    std::vector<TestHost> hosts;
+    Wishes wishes;
+    int32_t workers;
+    const char* want;
+  } cases[] = {
+      {"an island holds each pair", {halves, empty}, pairs, 4, "h01*4:0,1,2,3"},
+      {"islands have one each: a host", {halves, halves}, pairs, 2, "h00*2:1,3"},
+      {"and two hosts for two pairs", {halves, halves}, pairs, 4, "h00*2:1,3 h01*2:1,3"},
+      {"hosts have one each", {first, last}, pairs, 2, "h00*1:0 h01*1:3"},
+      {"no island is so large: the larger block's wish stays",
+       {apart, apart},
+       layout,
+       8,
+       "h00*4:0,1,2,3 h01*4:0,1,2,3"},
+      {"an island a host: as hosts", {whole, whole}, layout, 8, "h00*4:0,1,2,3 h01*4:0,1,2,3"},
+  };
+  for (const auto& c : cases) {
+    const Fleet fleet(c.hosts);
+    pb::TaskSpec task = Task(1000);
+    for (const auto& [gpus, level] : c.wishes) {
+      pb::RankBlock* block = task.mutable_topology()->add_blocks();
+      block->set_gpus(gpus);
+      block->set_preferred(level);
+    }
+    FreeMap map(fleet.system.state);
+    EXPECT_EQ(fleet.Shown(map.Place(task, c.workers, fleet.PoolFor(true))), c.want) << c.why;
+  }
+}
+
+// Where each host is one island a wish for an island changes nothing of a wish for a host.
+TEST(Place, IslandsAsLargeAsHostsChangeNoPlace) {
+  std::mt19937 random(17);
+  const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  int spread = 0;
+  for (int round = 0; round < 300; ++round) {
+    std::vector<TestHost> hosts;
+    for (int count = 2 + upto(7), h = 0; h < count; ++h) {
+      TestHost host{
+          absl::StrCat("b", h / 4), absl::StrCat("r", h / 2), {4 + upto(5)}, 6 + upto(12)};
+      for (int d = 0; d < host.islands[0]; ++d) host.used_milli.push_back(upto(4) == 0 ? 1000 : 0);
+      hosts.push_back(host);
+    }
+    const Fleet fleet(hosts);
+    FreeMap map(fleet.system.state);
+    for (int t = 0; t < 8; ++t) {
+      pb::TaskSpec task = Task(1000 * (1 + upto(2)), 1 + upto(2));
+      const int gpus = static_cast<int>(task.resources().gpus_milli() / 1000);
+      for (const int size : {2, 4}) {
+        pb::RankBlock* block = task.mutable_topology()->add_blocks();
+        block->set_gpus(size * gpus);
+        block->set_preferred(size == 2 ? pb::ISLAND : pb::HOST);
+      }
+      const int32_t workers = 4 * (1 + upto(4));
+      const std::string in_islands = fleet.Shown(map.Place(task, workers, fleet.PoolFor(true)));
+      task.mutable_topology()->mutable_blocks(0)->set_preferred(pb::HOST);
+      EXPECT_EQ(in_islands, fleet.Shown(map.Place(task, workers, fleet.PoolFor(true))));
+      spread += in_islands.find(' ') != std::string::npos ? 1 : 0;
+    }
+  }
+  EXPECT_GT(spread, 100);
 }
 
 // Two hosts with two islands of two, and workers of one GPU, or of four.

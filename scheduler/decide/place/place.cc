@@ -364,11 +364,10 @@ std::optional<HostSlices> FreeMap::PlaceIn(PoolIndex* index, const pb::TaskSpec&
   SettleSums(index);
   if (AtMost(index->whole, index->milli, wanted) < workers) return std::nullopt;
   const pb::Topology& topology = spec.topology();
-  for (int wishes = topology.blocks_size(); wishes >= 0; --wishes) {
-    const RankUnits units = RankUnitsOf(spec, wishes);
-    const bool tried = wishes < topology.blocks_size() && units == wanted.units;
+  if (topology.blocks().empty()) return PlaceInUnits(index, topology, workers, avoid, &wanted);
+  for (const RankUnits& units : RankUnitsInTurn(spec, index->islands)) {
+    if (workers % units.block != 0) continue;
     wanted.units = units;
-    if (tried || workers % units.block != 0) continue;
     if (auto slices = PlaceInUnits(index, topology, workers, avoid, &wanted)) return slices;
   }
   return std::nullopt;

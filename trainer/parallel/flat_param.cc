@@ -285,18 +285,26 @@ at::Tensor FlatParam::Owned(State which) const {
   return joined;
 }
 
-void FlatParam::CopyShard(State which, int64_t begin, const at::Tensor& out) const {
+bool FlatParam::KeptOnHost(State which) const {
+  const at::Tensor& kept = which == kExpAvg     ? exp_avg_
+                           : which == kExpAvgSq ? exp_avg_sq_
+                           : masters_.defined() ? masters_
+                                                : owned_weights_;
+  return !kept.defined() || kept.is_cpu();  // undefined: in 8 bits, which are decoded on the host
+}
+
+void FlatParam::CopyShard(State which, int64_t begin, const at::Tensor& out, bool wait) const {
   const auto part = [&](const at::Tensor& owned) {
     return OfShard(owned).narrow(0, begin, out.numel());
   };
   if (which != kMaster && int8_moments_) {
     int8_moments_->Copy(MomentOf(which), shard_begin() - owned_begin_ + begin, out);
   } else if (which != kMaster) {
-    out.copy_(part(which == kExpAvg ? exp_avg_ : exp_avg_sq_));
+    out.copy_(part(which == kExpAvg ? exp_avg_ : exp_avg_sq_), /*non_blocking=*/!wait);
   } else if (masters_.defined()) {
-    out.copy_(part(masters_));
+    out.copy_(part(masters_), /*non_blocking=*/!wait);
   } else if (owned_weights_.is_cuda()) {
-    out.copy_(JoinByAten(part(owned_weights_), part(low_bits_)));
+    out.copy_(JoinByAten(part(owned_weights_), part(low_bits_)), /*non_blocking=*/!wait);
   } else {
     JoinMasters(Bits(part(owned_weights_)), Bits(part(low_bits_)), out.data_ptr<float>(),
                 out.numel());

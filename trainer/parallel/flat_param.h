@@ -214,8 +214,10 @@ class FlatParam {
   }
   at::Tensor ShardOf(State which) const { return OfShard(Owned(which)); }
   // Copies the elements of ShardOf(which) from `begin` on to `out`, fp32 on the host; needs room
-  // for those alone.
-  void CopyShard(State which, int64_t begin, const at::Tensor& out) const;
+  // for those alone. `wait` false, for pinned memory: from a GPU it may only be queued then.
+  void CopyShard(State which, int64_t begin, const at::Tensor& out, bool wait = true) const;
+  // Whether a copy of `which` comes from the host's memory, or by it anyway.
+  bool KeptOnHost(State which) const;
   at::Tensor ShardGradient() const { return OfShard(OwnedGradient()); }
 
   // The owned weights changed: they must be gathered before they are used again.

@@ -165,6 +165,7 @@ int Run::Go() {
         static_cast<long long>(config_.max_steps));
   }
   const bool stopped = Steps();
+  optimizer_.Finish();
   const bool finished = step_ >= config_.max_steps;
   if (saving_.on() && (stopped || finished) && !saving_.SaveNow(State(), stopped)) return 1;
   if (!finished || !AwaitDataCheck()) {
@@ -223,7 +224,8 @@ StepExchange Run::ForwardAndBackward(const StepBatches& batches, StepReport& rep
   return all;
 }
 
-// One update, unless the step isn't fit to be learned from.
+// One update, unless the step isn't fit to be learned from. Of offloaded state it goes on beside
+// the next forward pass.
 void Run::Update(const StepExchange& all, StepReport& report) {
   report.loss = all.loss, report.z_loss = all.z_loss, report.aux_loss = all.aux_loss,
   report.norm = std::sqrt(all.squared_norm.Value());
@@ -235,8 +237,8 @@ void Run::Update(const StepExchange& all, StepReport& report) {
   report.learning_rate = learning_rate_.At(step_);
   const Range range([] { return "optimizer"; });
   if (report.skipped.empty()) {
-    optimizer_.Step(step_ + 1, report.learning_rate,
-                    ClipCoefficient(report.norm, config_.max_grad_norm));
+    optimizer_.Start(step_ + 1, report.learning_rate,
+                     ClipCoefficient(report.norm, config_.max_grad_norm));
     MoveRouterBiases(engine_.flats(), config_.router_bias_speed);
   } else if (Leads()) {
     std::fprintf(stderr, "step %lld skipped: %s\n", static_cast<long long>(step_ + 1),
@@ -272,8 +274,10 @@ bool Run::Steps() {
     report.graph_replays = engine_.replayed_micro_batches();
     bool stop = all.stop;
     if (EvaluationIsDue() && !stop) {
-      if (step_ == config_.max_steps && saving_.on())
+      if (step_ == config_.max_steps && saving_.on()) {
+        optimizer_.Finish();
         saving_.SaveNow(State());  // first what may not be lost
+      }
       const Range range([] { return "evaluate"; });
       report.evaluated = Evaluate();
       stop = !report.evaluated;
@@ -282,6 +286,7 @@ bool Run::Steps() {
     stop = stop && step_ < config_.max_steps;
     if (all.checkpoint && !stop && step_ < config_.max_steps) {
       const Range range([] { return "copy for a checkpoint"; });
+      optimizer_.Finish();
       saving_.Start(State());
     }
     TellProfile(stop ? profile.Finish() : profile.End());

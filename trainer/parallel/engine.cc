@@ -290,7 +290,10 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
 }
 
 EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
-  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->ZeroGradients();
+  // Those that the update still reads begin with the first use of their weights.
+  for (const std::unique_ptr<FlatParam>& flat : flats()) {
+    if (!flat->being_updated()) flat->ZeroGradients();
+  }
   if (schedules_.size() <= batches.size()) schedules_.resize(batches.size() + 1);
   std::vector<Action>& schedule = schedules_[batches.size()];
   if (schedule.empty()) schedule = Schedule(batches.size(), /*training=*/true);

@@ -376,7 +376,14 @@ at::Tensor FlatParam::View(const at::Tensor& flat, int segment, int count) const
   return flat.narrow(0, first.offset, numel).view(shape);
 }
 
+void FlatParam::AwaitUpdate() {
+  if (!update_) return;
+  std::exchange(update_, nullptr)();
+  ZeroGradients();
+}
+
 void FlatParam::StartUnshard() {
+  AwaitUpdate();
   if (weights_in_slot_) {
     if (unsharded_) return;
     unsharded_ = true;

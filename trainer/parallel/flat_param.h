@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -222,6 +223,11 @@ class FlatParam {
 
   // The owned weights changed: they must be gathered before they are used again.
   void MarkStale() { stale_ = true; }
+  // Somebody updates the owned weights beside what comes next, and reads the step's gradients for
+  // it. `wait` returns once what is queued from then on finds them made. StartUnshard calls it, and
+  // begins the next step's gradients; until then they must not be zeroed. Empty: nobody does.
+  void SetUpdate(std::function<void()> wait) { update_ = std::move(wait); }
+  bool being_updated() const { return static_cast<bool>(update_); }
   // Starts bringing the weights up to date with all ranks' owned ones; nothing to do when they are.
   void StartUnshard();
   void WaitUnshard();
@@ -257,6 +263,7 @@ class FlatParam {
   at::Tensor View(const at::Tensor& flat, int segment, int count) const;
   void MakeWeights(const at::Tensor& masters);
   void Wait(c10::intrusive_ptr<c10d::Work>& work);
+  void AwaitUpdate();
   void UnshardFromHost();
   void UnshardOwned();
   void StartWhole(const at::Tensor& all, const at::Tensor& owned);
@@ -291,6 +298,7 @@ class FlatParam {
   at::Tensor quantised_rows_;  // of all ranks, until the weights are made of them
   SumTree tree_;               // of owned gradients
   at::Tensor arrived_;         // [ranks, padded / ranks]: this rank's part of its stage's gradients
+  std::function<void()> update_;  // waits for it
   bool stale_ = true, unsharded_ = false;
   bool zero_ = true;  // sums_ are as they were made
   double waited_s_ = 0;

@@ -92,6 +92,10 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
     for (const Setup::Evaluation& one : setup_.evaluations) shards.push_back(one.shards.get());
     data_check_.emplace(std::move(shards));
   }
+  if (Leads() && engine_.slots_are_registered())
+    std::fprintf(stderr,
+                 "note: weights and gradients are gathered and summed in memory that is registered "
+                 "with NCCL (NCCL_LOCAL_REGISTER=0 in the job's env: in plain memory's way)\n");
   if (Leads() && !dump_tokens.empty()) {
     dump_fd_ = ::open(dump_tokens.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     TORCH_CHECK(dump_fd_ >= 0, "cannot open ", dump_tokens);

@@ -411,18 +411,19 @@ void FlatParam::StartUnshardQuantised() {
   StartWhole(quantised_rows_, quantised_->owned());
 }
 
-// `all`: equal parts of the shard group's ranks, of which this one's is `owned` or becomes it.
-// Gloo's all-gather makes a copy of the whole; where each rank sends its part by a broadcast, the
-// same bytes go straight to their place.
+// `all`: equal parts of the shard group's ranks, of which this one's is `owned` or becomes it. In
+// place: what NCCL sends from must be registered with it (World::RegisteredMemory) as well as what
+// it brings to. Gloo's all-gather makes a copy of the whole; where each rank sends its part by a
+// broadcast, the same bytes go straight to their place.
 void FlatParam::StartWhole(const at::Tensor& all, const at::Tensor& owned) {
   const Group& group = shard();
+  const int64_t count = owned.size(0);
+  if (weights_in_slot_) all.narrow(0, group.rank * count, count).copy_(owned);
   if (!world_->prefers_all_reduce()) {
-    at::Tensor to = all, from = staging_ = owned;
+    at::Tensor to = all, from = staging_ = all.narrow(0, group.rank * count, count);
     gathers_.push_back(group.backend->_allgather_base(to, from, {}));
     return;
   }
-  const int64_t count = owned.size(0);
-  if (weights_in_slot_) all.narrow(0, group.rank * count, count).copy_(owned);
   for (int rank = 0; rank < group.size; ++rank) {
     std::vector<at::Tensor> part = {all.narrow(0, rank * count, count)};
     c10d::BroadcastOptions options;

@@ -169,6 +169,8 @@ class FlatParam {
     return frozen() ? at::Tensor() : View(grads_, segment, count);
   }
 
+  // The ranks that its weights are gathered from.
+  const Group& gathered_from() const { return holders_.shard; }
   // Whether weights, or gradients, are in a slot; padded_numel() elements of dtype, or of fp32.
   bool weights_in_slot() const { return weights_in_slot_; }
   bool gradients_in_slot() const { return gradients_in_slot_; }

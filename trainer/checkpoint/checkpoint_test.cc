@@ -341,6 +341,59 @@ TEST_F(Checkpoints, WrittenInPlaceIsTheSameFileInTheMemoryOfTwoChunks) {
   });
 }
 
+// State of a GPU, and state of the host that goes the same way.
+class CopiesByChunks : public Checkpoints, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    Checkpoints::SetUp();
+    if (std::string(GetParam()) != "gpu") return;
+    const absl::StatusOr<at::Device> chosen = ChooseDevice(0);
+    ASSERT_TRUE(chosen.ok()) << chosen.status();
+    if (!chosen->is_cuda()) GTEST_SKIP() << "no GPU here";
+    device_ = *chosen;
+  }
+  at::NoGradGuard no_grad_;
+  at::Device device_ = at::kCPU;
+};
+INSTANTIATE_TEST_SUITE_P(, CopiesByChunks, ::testing::Values("cpu", "gpu"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(CopiesByChunks, GiveTheFileThatIsWrittenInPlace) {
+  constexpr int64_t kChunkBytes = 4096;
+  const std::unique_ptr<World> world = World::Connect({}, device_);
+  world->MakeGroups(Mesh(1, 1, 0));
+  const FlatOptions kinds[] = {
+      {.zero_stage = 1},
+      {.zero_stage = 1, .host_state = true},
+      {.zero_stage = 1, .dtype = at::kBFloat16, .split_masters = true, .bf16_moments = true},
+      {.zero_stage = 1, .int8_moments = true}};
+  for (const FlatOptions& options : kinds) {
+    Flats flats;
+    for (const int64_t rows :
+         {100, 1, 37}) {  // some with a chunk and a part of one, some with less
+      FlatLayout layout;
+      layout.Add("a", {rows, 301}, true);
+      flats.push_back(std::make_unique<FlatParam>(layout, world.get(), options));
+      for (const auto state : {FlatParam::kMaster, FlatParam::kExpAvg, FlatParam::kExpAvgSq})
+        flats.back()->SetOwned(state, at::arange(flats.back()->padded_numel(), at::kFloat)
+                                          .mul_(0.37 + static_cast<int>(state)));
+    }
+    CheckpointWriter writer(*world, flats, parent_, 1, {}, -kChunkBytes);
+    std::vector<std::string> contents;
+    for (const auto way : {CheckpointWriter::kInPlace, CheckpointWriter::kBeside}) {
+      const Allocations allocations;
+      writer.Start(Meta(way + 1), way);
+      if (!device_.is_cuda() && way == CheckpointWriter::kBeside && !options.int8_moments) {
+        EXPECT_EQ(allocations.peak(), writer.CopyBytes() + 2 * kChunkBytes);
+      }
+      const CheckpointOutcome outcome = writer.Finish();
+      EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+      contents.push_back(*ReadFile(outcome.path + "/" + RankFileName(0, 1)));
+    }
+    EXPECT_EQ(contents[0], contents[1]) << options.dtype;
+  }
+}
+
 // Parts of a model: tensors cut into `slices` by rows or by columns, and each part sharded over
 // `shards` ranks. Part p of shard s is rank p · shards + s.
 struct Cut {

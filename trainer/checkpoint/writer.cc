@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <future>
+
+#include <c10/core/Event.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include "absl/strings/str_cat.h"
 
@@ -21,6 +25,49 @@ std::span<const uint8_t> BytesOf(const at::Tensor& tensor) {
   return {static_cast<const uint8_t*>(tensor.data_ptr()), static_cast<size_t>(tensor.nbytes())};
 }
 
+// State on its way from a GPU to the host's memory by two chunks of pinned memory: while one is
+// filled, the other is emptied. A copy to memory that isn't pinned is slower, and to pin all of it
+// takes long.
+class TwoChunks {
+ public:
+  TwoChunks(at::Device device, int64_t numel) : device_(device), numel_(numel) {}
+
+  // Brings the elements of the shard from `begin` on to `place`; there after the next call, or End.
+  void Bring(const FlatParam& flat, FlatParam::State state, int64_t begin,
+             const at::Tensor& place) {
+    Chunk& chunk = chunks_[which_];
+    if (!chunk.memory.defined())
+      chunk.memory = at::empty(
+          {numel_}, at::TensorOptions().dtype(at::kFloat).pinned_memory(device_.is_cuda()));
+    flat.CopyShard(state, begin, chunk.memory.narrow(0, 0, place.numel()), /*wait=*/false);
+    if (device_.is_cuda()) {
+      chunk.filled.emplace(at::kCUDA);
+      chunk.filled->record(c10::cuda::getCurrentCUDAStream(device_.index()).unwrap());
+    }
+    chunk.place = place;
+    which_ = 1 - which_;
+    Empty(chunks_[which_]);
+  }
+  void End() { Empty(chunks_[1 - which_]); }
+
+ private:
+  struct Chunk {
+    at::Tensor memory, place;  // place: undefined when it is empty
+    std::optional<c10::Event> filled;
+  };
+  static void Empty(Chunk& chunk) {
+    if (!chunk.place.defined()) return;
+    if (chunk.filled) chunk.filled->synchronize();
+    chunk.place.copy_(chunk.memory.narrow(0, 0, chunk.place.numel()));
+    chunk.place.reset();
+  }
+
+  const at::Device device_;
+  const int64_t numel_;
+  Chunk chunks_[2];
+  int which_ = 0;
+};
+
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep,
@@ -31,7 +78,8 @@ CheckpointWriter::CheckpointWriter(World& world, const Flats& flats, std::string
       parent_(std::move(parent)),
       keep_(keep),
       model_parts_(std::move(model_parts)),
-      chunk_numel_(std::max<int64_t>(1, chunk_bytes / 4)) {}
+      chunk_numel_(std::max<int64_t>(1, std::abs(chunk_bytes) / 4)),
+      always_by_chunks_(chunk_bytes < 0) {}
 
 CheckpointWriter::~CheckpointWriter() { Join(); }
 
@@ -74,17 +122,10 @@ void CheckpointWriter::Start(const CheckpointMeta& meta, Way way, Until until) {
   directory_ = parent_ + "/" + CheckpointName(meta.step);
   parts_.clear();
   for (int f = 0; f < static_cast<int>(flats_.size()); ++f) {
-    for (int kind = 0; kind < (meta.optimizer ? 3 : 1); ++kind) {
-      Part& part =
-          parts_.emplace_back(Part{FlatTensorName(f, kCheckpointKinds[kind]), f, kind, {}});
-      if (way == kInPlace) continue;
-      const int64_t numel = flats_[f]->shard_numel();
-      part.copy = at::empty({numel}, at::kFloat);
-      for (int64_t at = 0; at < numel; at += chunk_numel_)
-        flats_[f]->CopyShard(static_cast<FlatParam::State>(kind), at,
-                             part.copy.narrow(0, at, std::min(chunk_numel_, numel - at)));
-    }
+    for (int kind = 0; kind < (meta.optimizer ? 3 : 1); ++kind)
+      parts_.push_back({FlatTensorName(f, kCheckpointKinds[kind]), f, kind, {}});
   }
+  if (way == kBeside) CopyParts();
   copy_s_ = Now() - begin_s_;
   // A run that went back comes to a step that was saved already: what is about to be overwritten is
   // no checkpoint any more.
@@ -102,6 +143,24 @@ void CheckpointWriter::Start(const CheckpointMeta& meta, Way way, Until until) {
   Join();
   write();
   copy_s_ = Now() - begin_s_;
+}
+
+void CheckpointWriter::CopyParts() {
+  TwoChunks chunks(world_.device(), chunk_numel_);
+  for (Part& part : parts_) {
+    const FlatParam& flat = *flats_[part.flat];
+    const auto state = static_cast<FlatParam::State>(part.kind);
+    const int64_t numel = flat.shard_numel();
+    part.copy = at::empty({numel}, at::kFloat);
+    for (int64_t at = 0; at < numel; at += chunk_numel_) {
+      const at::Tensor place = part.copy.narrow(0, at, std::min(chunk_numel_, numel - at));
+      if (always_by_chunks_ || !flat.KeptOnHost(state))
+        chunks.Bring(flat, state, at, place);
+      else
+        flat.CopyShard(state, at, place);
+    }
+  }
+  chunks.End();
 }
 
 // Writes this rank's file, whose content `append` gives.

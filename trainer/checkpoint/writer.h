@@ -38,7 +38,8 @@ class CheckpointWriter {
   // Checkpoints go to `parent`/step-NNNNNNNN; the `keep` newest that were told of stay. `world` and
   // `flats` must outlive it.
   // `model_parts`: where ranks have parts of the model, the layouts of `flats` by Mesh::PartNumber;
-  // empty: all ranks have the same. `chunk_bytes`: what is copied at once.
+  // empty: all ranks have the same. `chunk_bytes`: what is copied at once; below 0, for tests: so
+  // many, and what is on the host goes the way of what comes from a GPU.
   CheckpointWriter(World& world, const Flats& flats, std::string parent, int keep,
                    std::vector<std::vector<FlatLayout>> model_parts = {},
                    int64_t chunk_bytes = kChunkBytes);
@@ -46,9 +47,10 @@ class CheckpointWriter {
   ~CheckpointWriter();
 
   // The one before must have ended (!busy()). kBeside copies all that this rank writes, CopyBytes()
-  // on the host, and a thread writes it. kInPlace returns when it is written, and needs room for
-  // two chunks, or for none where the state is kept as the file has it. With Until::kCached a
-  // machine that stops hard may leave a published checkpoint whose files don't match.
+  // on the host (from a GPU by way of two chunks of pinned memory), and a thread writes it.
+  // kInPlace returns when it is written, and needs room for two chunks, or for none where the state
+  // is kept as the file has it. With Until::kCached a machine that stops hard may leave a published
+  // checkpoint whose files don't match.
   enum Way { kBeside, kInPlace };
   void Start(const CheckpointMeta& meta, Way way = kBeside, Until until = Until::kOnDisk);
   int64_t CopyBytes(bool optimizer = true) const;
@@ -74,6 +76,7 @@ class CheckpointWriter {
   // Has the thread do `work` when it has done what it does.
   void Run(std::function<void()> work);
   void Prune(int keep, int64_t newest);
+  void CopyParts();
   void Write(const std::function<absl::Status(SafetensorsWriter&)>& append);
   absl::Status AppendCopies(SafetensorsWriter& writer);
   absl::Status AppendInPlace(SafetensorsWriter& writer);
@@ -86,6 +89,7 @@ class CheckpointWriter {
   const int keep_;
   const std::vector<std::vector<FlatLayout>> model_parts_;
   const int64_t chunk_numel_;
+  const bool always_by_chunks_;
   bool busy_ = false, publishing_ = false;
   int64_t told_step_ = -1;
   CheckpointMeta meta_;

@@ -92,6 +92,10 @@ Run::Run(Setup setup, World* world, const std::string& dump_tokens, const std::s
     for (const Setup::Evaluation& one : setup_.evaluations) shards.push_back(one.shards.get());
     data_check_.emplace(std::move(shards));
   }
+  if (Leads() && engine_.slots_are_registered())
+    std::fprintf(stderr,
+                 "note: weights and gradients are gathered and summed in memory that is registered "
+                 "with NCCL (NCCL_LOCAL_REGISTER=0 in the job's env: in plain memory's way)\n");
   if (Leads() && !dump_tokens.empty()) {
     dump_fd_ = ::open(dump_tokens.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     TORCH_CHECK(dump_fd_ >= 0, "cannot open ", dump_tokens);
@@ -165,6 +169,7 @@ int Run::Go() {
         static_cast<long long>(config_.max_steps));
   }
   const bool stopped = Steps();
+  optimizer_.Finish();
   const bool finished = step_ >= config_.max_steps;
   if (saving_.on() && (stopped || finished) && !saving_.SaveNow(State(), stopped)) return 1;
   if (!finished || !AwaitDataCheck()) {
@@ -223,7 +228,8 @@ StepExchange Run::ForwardAndBackward(const StepBatches& batches, StepReport& rep
   return all;
 }
 
-// One update, unless the step isn't fit to be learned from.
+// One update, unless the step isn't fit to be learned from. Of offloaded state it goes on beside
+// the next forward pass.
 void Run::Update(const StepExchange& all, StepReport& report) {
   report.loss = all.loss, report.z_loss = all.z_loss, report.aux_loss = all.aux_loss,
   report.norm = std::sqrt(all.squared_norm.Value());
@@ -235,8 +241,8 @@ void Run::Update(const StepExchange& all, StepReport& report) {
   report.learning_rate = learning_rate_.At(step_);
   const Range range([] { return "optimizer"; });
   if (report.skipped.empty()) {
-    optimizer_.Step(step_ + 1, report.learning_rate,
-                    ClipCoefficient(report.norm, config_.max_grad_norm));
+    optimizer_.Start(step_ + 1, report.learning_rate,
+                     ClipCoefficient(report.norm, config_.max_grad_norm));
     MoveRouterBiases(engine_.flats(), config_.router_bias_speed);
   } else if (Leads()) {
     std::fprintf(stderr, "step %lld skipped: %s\n", static_cast<long long>(step_ + 1),
@@ -272,8 +278,10 @@ bool Run::Steps() {
     report.graph_replays = engine_.replayed_micro_batches();
     bool stop = all.stop;
     if (EvaluationIsDue() && !stop) {
-      if (step_ == config_.max_steps && saving_.on())
+      if (step_ == config_.max_steps && saving_.on()) {
+        optimizer_.Finish();
         saving_.SaveNow(State());  // first what may not be lost
+      }
       const Range range([] { return "evaluate"; });
       report.evaluated = Evaluate();
       stop = !report.evaluated;
@@ -282,6 +290,7 @@ bool Run::Steps() {
     stop = stop && step_ < config_.max_steps;
     if (all.checkpoint && !stop && step_ < config_.max_steps) {
       const Range range([] { return "copy for a checkpoint"; });
+      optimizer_.Finish();
       saving_.Start(State());
     }
     TellProfile(stop ? profile.Finish() : profile.End());

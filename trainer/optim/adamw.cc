@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include <ATen/Parallel.h>
+#include <c10/cuda/CUDAFunctions.h>
 
 #include "trainer/model/init.h"
 #include "trainer/ops/fused.h"
@@ -88,8 +90,20 @@ AdamW::AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& 
   }
 }
 
+AdamW::~AdamW() {
+  if (!updating_.joinable()) return;
+  updating_.join();
+  for (const std::unique_ptr<FlatParam>& flat : flats_) flat->SetUpdate(nullptr);
+}
+
 void AdamW::Step(int64_t step, double learning_rate, double clip) {
+  Start(step, learning_rate, clip);
+  Finish();
+}
+
+void AdamW::Start(int64_t step, double learning_rate, double clip) {
   if (flats_.empty()) return;
+  Finish();
   const at::Tensor state =
       flats_[0]->int8_moments() != nullptr ? flats_[0]->OwnedGradient() : flats_[0]->exp_avg();
   if (state.is_cuda() && ops::fused::KernelsFor(state) == nullptr) {
@@ -109,7 +123,7 @@ void AdamW::Step(int64_t step, double learning_rate, double clip) {
     if (state.is_cuda())
       StepOnDevice(numbers, learning_rate);
     else if (flats_[0]->OwnedGradient().is_cuda() || staged_numel_ < 0)
-      StepStaged(numbers, learning_rate);
+      StartStaged(numbers, learning_rate);
     else
       StepOnHost(numbers, learning_rate);
   }
@@ -182,51 +196,103 @@ void AdamW::StepOnHost(const AdamWStep& numbers, double learning_rate) {
   }
 }
 
-// State in the host's memory, gradients in a GPU's.
-void AdamW::StepStaged(const AdamWStep& numbers, double learning_rate) {
+std::vector<AdamW::HostPart> AdamW::StagedParts() const {
   const int64_t most = std::abs(staged_numel_);
   std::vector<HostPart> parts;
   for (size_t f = 0; f < flats_.size(); ++f) {
+    if (flats_[f]->layout().router_bias()) continue;
     const int64_t numel = flats_[f]->owned_end() - flats_[f]->owned_begin();
     for (int64_t begin = 0; begin < numel; begin += most)
       parts.push_back({f, begin, std::min(begin + most, numel), nullptr, nullptr});
   }
+  return parts;
+}
+
+// State in the host's memory, gradients in a GPU's.
+void AdamW::StartStaged(const AdamWStep& numbers, double learning_rate) {
   const at::Device device = flats_[0]->OwnedGradient().device();
-  if (!staging_) staging_.emplace(device, most);
-  const auto of_part = [&](const at::Tensor& owned, const HostPart& part) {
+  if (!staging_) staging_.emplace(device, std::abs(staged_numel_));
+  staging_->Begin();
+  made_ = 0;
+  failed_ = nullptr;
+  sent_.clear();
+  sent_.resize(flats_.size());
+  for (size_t f = 0; f < flats_.size(); ++f) {
+    if (!flats_[f]->layout().router_bias()) flats_[f]->SetUpdate([this, f] { Await(f); });
+  }
+  updating_ = std::thread([this, numbers, learning_rate, device] {
+    try {
+      at::NoGradGuard no_grad;
+      if (device.is_cuda()) c10::cuda::set_device(device.index());
+      UpdateStaged(numbers, learning_rate);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      failed_ = std::current_exception();
+    }
+    updated_.notify_all();
+  });
+}
+
+void AdamW::UpdateStaged(const AdamWStep& numbers, double learning_rate) {
+  const std::vector<HostPart> parts = StagedParts();
+  const auto fetch = [&](size_t p) {
+    if (p >= parts.size()) return;
+    const HostPart& part = parts[p];
+    staging_->Fetch(static_cast<int64_t>(p), flats_[part.flat]->OwnedGradient().narrow(
+                                                 0, part.begin, part.end - part.begin));
+  };
+  fetch(0);
+  size_t p = 0;
+  for (size_t f = 0; f < flats_.size(); ++f) {
+    for (; p < parts.size() && parts[p].flat == f; ++p) {
+      fetch(p + 1);
+      UpdateStagedPart(static_cast<int64_t>(p), parts[p], numbers, learning_rate);
+    }
+    std::optional<c10::Event> sent = staging_->Sent();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      sent_[f] = std::move(sent);
+      made_ = f + 1;
+    }
+    updated_.notify_all();
+  }
+}
+
+void AdamW::UpdateStagedPart(int64_t chunk, HostPart part, const AdamWStep& numbers,
+                             double learning_rate) {
+  FlatParam& flat = *flats_[part.flat];
+  TORCH_CHECK(!flat.low_bits().defined(), "split masters would be read from weights elsewhere");
+  const auto of_part = [&](const at::Tensor& owned) {
     return owned.narrow(0, part.begin, part.end - part.begin);
   };
+  const at::Tensor kept = of_part(flat.owned_weights());
+  const bool bf16 = kept.scalar_type() == at::kBFloat16;
   // Weights on the host are made in their place.
-  const auto staged = [&](const FlatParam& flat) {
-    return flat.owned_weights().scalar_type() == at::kBFloat16 &&
-           (!flat.owned_weights().is_cpu() || staged_numel_ < 0);
-  };
-  const auto fetch = [&](size_t p) {
-    if (p < parts.size())
-      staging_->Fetch(static_cast<int64_t>(p),
-                      of_part(flats_[parts[p].flat]->OwnedGradient(), parts[p]));
-  };
-  staging_->Begin();
-  fetch(0);
-  for (size_t p = 0; p < parts.size(); ++p) {
-    fetch(p + 1);
-    HostPart& part = parts[p];
-    const auto chunk = static_cast<int64_t>(p);
-    FlatParam& flat = *flats_[part.flat];
-    TORCH_CHECK(!flat.low_bits().defined(), "split masters would be read from weights elsewhere");
-    const at::Tensor kept = of_part(flat.owned_weights(), part);
-    const bool bf16 = kept.scalar_type() == at::kBFloat16;
-    const bool sent = staged(flat);
-    part.gradient = static_cast<const char*>(staging_->Gradient(chunk).data_ptr());
-    const at::Tensor made = sent ? staging_->WeightsFor(chunk, kept) : kept;
-    if (bf16) part.weights = static_cast<char*>(made.data_ptr());
-    UpdateOnHost(part, numbers, learning_rate);
-    if (sent)
-      staging_->Send(chunk, kept);
-    else if (!bf16 && !flat.owned_weights().is_same(flat.masters()))
-      kept.copy_(of_part(flat.masters(), part), /*non_blocking=*/true);
-  }
-  staging_->End();
+  const bool sent = bf16 && (!kept.is_cpu() || staged_numel_ < 0);
+  part.gradient = static_cast<const char*>(staging_->Gradient(chunk).data_ptr());
+  const at::Tensor made = sent ? staging_->WeightsFor(chunk, kept) : kept;
+  if (bf16) part.weights = static_cast<char*>(made.data_ptr());
+  UpdateOnHost(part, numbers, learning_rate);
+  if (sent)
+    staging_->Send(chunk, kept);
+  else if (!bf16 && !flat.owned_weights().is_same(flat.masters()))
+    staging_->Copy(of_part(flat.masters()), kept);
+}
+
+// Until the flat's weights are made; the current stream goes on once they are in their place.
+void AdamW::Await(size_t flat) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  updated_.wait(lock, [&] { return made_ > flat || failed_ != nullptr; });
+  if (made_ <= flat) std::rethrow_exception(failed_);
+  if (sent_[flat]) staging_->Await(*sent_[flat]);
+}
+
+void AdamW::Finish() {
+  if (!updating_.joinable()) return;
+  updating_.join();
+  for (const std::unique_ptr<FlatParam>& flat : flats_) flat->SetUpdate(nullptr);
+  if (failed_ != nullptr) std::rethrow_exception(failed_);
+  Await(flats_.size() - 1);
 }
 
 void AdamW::StepOnDevice(const AdamWStep& numbers, double learning_rate) {

@@ -4,10 +4,16 @@
 // where this program was built without nvcc, by ATen's fused one.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
+
+#include <c10/core/Event.h>
 
 #include "trainer/ops/cuda/kernels.h"
 #include "trainer/ops/cuda/squares.h"
@@ -37,11 +43,21 @@ class AdamW {
   // don't.
   AdamW(std::vector<std::unique_ptr<FlatParam>>& flats, const AdamWConfig& config,
         CpuForm form = BestCpuForm(), int64_t staged_numel = kStagedNumel);
+  // Waits for what is under way.
+  ~AdamW();
+  AdamW(const AdamW&) = delete;
+  AdamW& operator=(const AdamW&) = delete;
   static constexpr int64_t kStagedNumel = int64_t{1} << 24;
 
   // One update with gradients times `clip`. `step`: number of this update, from 1. Makes the
   // weights and marks the flats stale.
   void Step(int64_t step, double learning_rate, double clip);
+  // The same, but where gradients lie elsewhere than the state a thread does it, one flat after the
+  // other, beside what is queued next; each flat waits for its own (FlatParam::SetUpdate). Until
+  // Finish returns nothing else may be done with masters, moments and gradients.
+  void Start(int64_t step, double learning_rate, double clip);
+  // Waits for what was started, if anything was; throws what it threw.
+  void Finish();
 
  private:
   // A run of owned elements of one flat, inside one segment.
@@ -60,7 +76,12 @@ class AdamW {
   };
   void UpdateOnHost(const HostPart& part, const AdamWStep& numbers, double learning_rate) const;
   void StepOnHost(const AdamWStep& numbers, double learning_rate);
-  void StepStaged(const AdamWStep& numbers, double learning_rate);
+  void StartStaged(const AdamWStep& numbers, double learning_rate);
+  void UpdateStaged(const AdamWStep& numbers, double learning_rate);
+  void UpdateStagedPart(int64_t chunk, HostPart part, const AdamWStep& numbers,
+                        double learning_rate);
+  std::vector<HostPart> StagedParts() const;
+  void Await(size_t flat);
   void StepOnDevice(const AdamWStep& numbers, double learning_rate);
   void StepCoded(size_t flat, kernels::AdamWArguments a);
   void StepByAten(int64_t step, double learning_rate, double clip);
@@ -72,6 +93,14 @@ class AdamW {
   std::optional<HostStaging> staging_;  // made when it is needed
   std::vector<std::vector<Run>> runs_;  // by flat
   std::vector<at::Tensor> steps_;       // on the device, one a run
+
+  // Of what is under way.
+  std::thread updating_;
+  std::mutex mutex_;  // of what follows
+  std::condition_variable updated_;
+  size_t made_ = 0;            // of so many flats, from the first on, all is made or on its way
+  std::exception_ptr failed_;  // what has ended it
+  std::vector<std::optional<c10::Event>> sent_;  // by flat
 };
 
 }  // namespace muster::trainer

@@ -4,9 +4,13 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "trainer/model/init.h"
 #include "trainer/ops/fused.h"
 #include "trainer/ops/host_kernels.h"
@@ -259,6 +263,81 @@ TEST(AdamW, GivesTheSameBitsWhereGradientsComeInChunks) {
       EXPECT_TRUE(at::equal(found.back(), found.front())) << chunk;
     }
   }
+}
+
+// Updates of offloaded state on a GPU, and the same way on the CPU, against those at once of
+// gradients that lie beside the state.
+class Offload : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (std::string(GetParam()) != "gpu") return;
+    const absl::StatusOr<at::Device> chosen = ChooseDevice(0);
+    ASSERT_TRUE(chosen.ok()) << chosen.status();
+    if (!chosen->is_cuda()) GTEST_SKIP() << "no GPU here";
+    device_ = *chosen;
+  }
+  // Weights, masters and a moment after some steps.
+  static at::Tensor Train(at::Device device, const FlatOptions& options, int64_t staged_numel) {
+    const std::unique_ptr<World> world = World::Connect({}, device);
+    std::vector<std::unique_ptr<FlatParam>> flats;
+    for (int f = 0; f < 3; ++f) {
+      FlatLayout layout;
+      layout.Add(absl::StrCat("a", f), {9, 31 + f}, true);
+      layout.Add(absl::StrCat("b", f), {70}, false);
+      flats.push_back(std::make_unique<FlatParam>(layout, world.get(), options));
+      InitialiseMasters(*flats.back(), 5, 0.5);
+    }
+    AdamW optimizer(flats, {.weight_decay = 0.1}, BestCpuForm(), staged_numel);
+    for (int step = 1; step <= 3; ++step) {
+      for (const auto& flat : flats) {
+        flat->StartUnshard();
+        flat->WaitUnshard();
+        flat->OwnedGradient().copy_(
+            at::randn({flat->padded_numel()},
+                      at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(step))));
+        flat->Reshard();
+      }
+      optimizer.Start(step, 1e-2, 0.5);
+    }
+    optimizer.Finish();
+    at::Tensor all = at::empty({0});
+    for (const auto& flat : flats) {
+      all = at::cat({all, flat->owned_weights().to(at::kCPU, at::kFloat),
+                     flat->Owned(FlatParam::kMaster).cpu(), flat->Owned(FlatParam::kExpAvg).cpu()});
+    }
+    return all;
+  }
+
+  at::NoGradGuard no_grad_;
+  at::Device device_ = at::kCPU;
+};
+INSTANTIATE_TEST_SUITE_P(, Offload, ::testing::Values("cpu", "gpu"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Offload, UpdatesBesideWhatComesNextGiveTheSameBits) {
+  const FlatOptions kinds[] = {{.host_state = true},
+                               {.dtype = at::kBFloat16, .host_state = true},
+                               {.dtype = at::kBFloat16, .bf16_moments = true, .host_state = true}};
+  for (const FlatOptions& options : kinds) {
+    const at::Tensor wanted = Train(at::kCPU, options, AdamW::kStagedNumel);
+    for (const int64_t staged_numel : {int64_t{-7}, int64_t{-64}, int64_t{-100000}})
+      EXPECT_TRUE(at::equal(Train(device_, options, staged_numel), wanted)) << staged_numel;
+  }
+}
+
+TEST(AdamW, WhatEndsAnUpdateBesideIsThrownWhereItIsAwaited) {
+  OnRanks(1, [](World& world) {
+    std::vector<std::unique_ptr<FlatParam>> flats;
+    FlatLayout layout;
+    layout.Add("w", {50}, true);
+    flats.push_back(std::make_unique<FlatParam>(
+        layout, &world, FlatOptions{.dtype = at::kBFloat16, .split_masters = true}));
+    AdamW optimizer(flats, {}, BestCpuForm(), -64);  // which split masters are not for
+    optimizer.Start(1, 1e-2, 1);
+    EXPECT_THROW(flats[0]->StartUnshard(), c10::Error);
+    EXPECT_THROW(optimizer.Finish(), c10::Error);
+    optimizer.Finish();
+  });
 }
 
 // Of bf16 moments: a model that is sharded another way goes on with the same bits.

@@ -62,10 +62,24 @@ void HostStaging::Send(int64_t chunk, const at::Tensor& weights) {
   buffer.sent->record(copies_->unwrap());
 }
 
-void HostStaging::End() {
-  if (!copies_) return;
-  c10::Event sent(at::kCUDA);
-  sent.record(copies_->unwrap());
+void HostStaging::Copy(const at::Tensor& from, const at::Tensor& to) {
+  if (!copies_) {
+    to.copy_(from);
+    return;
+  }
+  const c10::cuda::CUDAStreamGuard guard(*copies_);
+  to.copy_(from, /*non_blocking=*/true);
+}
+
+std::optional<c10::Event> HostStaging::Sent() const {
+  std::optional<c10::Event> sent;
+  if (!copies_) return sent;
+  sent.emplace(at::kCUDA);
+  sent->record(copies_->unwrap());
+  return sent;
+}
+
+void HostStaging::Await(const c10::Event& sent) const {
   sent.block(c10::cuda::getCurrentCUDAStream(device_.index()).unwrap());
 }
 

@@ -20,7 +20,8 @@ class HostStaging {
   // For chunks of at most `numel` elements.
   HostStaging(at::Device device, int64_t numel);
 
-  // A step begins: gradients are as the computing stream leaves them.
+  // A step begins: gradients are as the computing stream, the current one, leaves them. The other
+  // calls up to Sent may come from another thread.
   void Begin();
   // Starts to fetch chunk `chunk`; at most kBuffers - 1 ahead of the last that was sent.
   void Fetch(int64_t chunk, const at::Tensor& gradient);
@@ -31,8 +32,12 @@ class HostStaging {
   at::Tensor WeightsFor(int64_t chunk, const at::Tensor& weights);
   // Starts to bring what was written there to `weights`.
   void Send(int64_t chunk, const at::Tensor& weights);
-  // The computing stream goes on once all is sent.
-  void End();
+  // Starts to copy memory of the host, pinned where the other isn't of the host, too.
+  void Copy(const at::Tensor& from, const at::Tensor& to);
+  // When all that was started is done; nothing on the CPU, where it is.
+  std::optional<c10::Event> Sent() const;
+  // The current stream goes on once `sent` has happened.
+  void Await(const c10::Event& sent) const;
 
   static constexpr int64_t kBuffers = 3;
 

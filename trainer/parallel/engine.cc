@@ -130,36 +130,67 @@ ScheduleNeeds Engine::Needs() const {
   return needs;
 }
 
+// All slots lie in one piece: NCCL rounds what it makes up to what multicasting wants, which may be
+// hundreds of MiB.
+at::Tensor Engine::MemoryOfSlots(int64_t bytes) {
+  const auto gathered = std::find_if(all_.begin(), all_.end(), [](const FlatParam* flat) {
+    return flat->weights_in_slot() && !flat->layout().holding().both_ends;
+  });
+  const auto summed = std::find_if(all_.begin(), all_.end(), [](const FlatParam* flat) {
+    return flat->reduces_each_micro_batch() && !flat->layout().holding().both_ends;
+  });
+  const auto of = gathered != all_.end() ? gathered : summed;
+  at::Tensor memory;
+  if (world_->device().is_cuda())
+    memory = world_->RegisteredMemory(of == all_.end() ? Group{} : (*of)->gathered_from(), bytes);
+  registered_ = memory.defined();
+  return registered_
+             ? memory
+             : at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(world_->device()));
+}
+
 void Engine::BindSlots() {
+  constexpr int64_t kAlign = 512;
   const std::vector<std::vector<Action>> schedules = TypicalSchedules(block_flats_, Needs());
-  const auto bind = [&](bool weights, std::vector<int>& slot_of) {
+  const auto assign = [&](bool weights) {
     std::vector<int64_t> numel;
     for (const FlatParam* flat : all_)
       numel.push_back((weights ? flat->weights_in_slot() : flat->gradients_in_slot())
                           ? flat->padded_numel()
                           : 0);
-    SlotMap map = weights ? AssignSlots(schedules, Action::kUnshard, {Action::kReshard}, numel)
-                          : AssignSlots(schedules, Action::kOpen, kCloses, numel);
+    return weights ? AssignSlots(schedules, Action::kUnshard, {Action::kReshard}, numel)
+                   : AssignSlots(schedules, Action::kOpen, kCloses, numel);
+  };
+  const SlotMap maps[] = {assign(true), assign(false)};
+  const at::ScalarType types[] = {options_.flats.dtype, at::kFloat};
+  std::vector<int64_t> begins, sizes;  // in bytes
+  int64_t all = 0;
+  for (const int of : {0, 1}) {
+    for (const int64_t numel : maps[of].slot_numel) {
+      begins.push_back(all);
+      sizes.push_back(numel * static_cast<int64_t>(at::elementSize(types[of])));
+      all += (sizes.back() + kAlign - 1) / kAlign * kAlign;
+    }
+  }
+  const at::Tensor memory = MemoryOfSlots(all);
+  for (const int of : {0, 1}) {
     const size_t first = slots_.size();
-    for (const int64_t slot : map.slot_numel) {
-      slots_.push_back(at::empty({slot}, at::TensorOptions()
-                                             .device(world_->device())
-                                             .dtype(weights ? options_.flats.dtype : at::kFloat)));
+    for (size_t slot = 0; slot < maps[of].slot_numel.size(); ++slot) {
+      const size_t s = first + slot;
+      slots_.push_back(memory.narrow(0, begins[s], sizes[s]).view(types[of]));
       // Poisoned from the start: what was never whole is as wrong as what was resharded.
       if (options_.flats.poison) slots_.back().fill_(std::numeric_limits<double>::quiet_NaN());
     }
     for (size_t f = 0; f < all_.size(); ++f) {
-      if (map.slot_of[f] < 0) continue;
-      void* memory = slots_[first + static_cast<size_t>(map.slot_of[f])].data_ptr();
-      if (weights)
-        all_[f]->BindWeights(memory);
+      if (maps[of].slot_of[f] < 0) continue;
+      void* place = slots_[first + static_cast<size_t>(maps[of].slot_of[f])].data_ptr();
+      if (of == 0)
+        all_[f]->BindWeights(place);
       else
-        all_[f]->BindGradient(memory);
+        all_[f]->BindGradient(place);
     }
-    slot_of = std::move(map.slot_of);
-  };
-  bind(true, weight_slots_);
-  bind(false, gradient_slots_);
+  }
+  weight_slots_ = maps[0].slot_of, gradient_slots_ = maps[1].slot_of;
 }
 
 std::vector<Action> Engine::Schedule(size_t micro_batches, bool training) const {
@@ -292,7 +323,10 @@ void Engine::Carry(const std::vector<Action>& schedule, const std::vector<BatchM
 }
 
 EngineLoss Engine::Run(const std::vector<BatchMeta>& batches) {
-  for (const std::unique_ptr<FlatParam>& flat : flats()) flat->BeginGradients();
+  // Those that the update still reads begin with the first use of their weights.
+  for (const std::unique_ptr<FlatParam>& flat : flats()) {
+    if (!flat->being_updated()) flat->BeginGradients();
+  }
   if (schedules_.size() <= batches.size()) schedules_.resize(batches.size() + 1);
   std::vector<Action>& schedule = schedules_[batches.size()];
   if (schedule.empty()) schedule = Schedule(batches.size(), /*training=*/true);

@@ -75,6 +75,9 @@ class Engine {
   // Micro-batches so far whose layers ran as CUDA graphs that had been recorded before.
   int64_t replayed_micro_batches() const { return graphs_ ? graphs_->replayed() : 0; }
 
+  // Whether the slots' memory is registered with NCCL (World::RegisteredMemory).
+  bool slots_are_registered() const { return registered_; }
+
   // Seconds that this rank waited for messages of other stages since the last call.
   double TakeWaited() { return links_.TakeWaited(); }
 
@@ -83,6 +86,7 @@ class Engine {
   ScheduleNeeds Needs() const;
   std::string RangeName(const Action& action, size_t micro_batches) const;
   void BindSlots();
+  at::Tensor MemoryOfSlots(int64_t bytes);
   std::vector<Action> Schedule(size_t micro_batches, bool training) const;
   // What passes between the blocks of one micro-batch, and waits.
   struct Passing;
@@ -117,6 +121,7 @@ class Engine {
   PipelinePart pipeline_;
   PipelineLinks links_;
   std::vector<at::Tensor> slots_;
+  bool registered_ = false;                         // with NCCL
   std::vector<int> weight_slots_, gradient_slots_;  // by flat; -1: none
   std::vector<std::unique_ptr<Block>> blocks_;
   std::optional<BlockGraphs> graphs_;

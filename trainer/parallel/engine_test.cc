@@ -305,6 +305,54 @@ TEST(Engine, WhatSavesMemoryChangesNoBit) {
   }
 }
 
+TEST(Engine, UpdatesBesideTheNextPassChangeNoBit) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const bool weights : {false, true}) {
+        if (weights && stage != 3) continue;
+        SCOPED_TRACE(absl::StrCat("stage ", stage, weights ? ", weights on the host" : ""));
+        const FlatOptions flats = Stage(
+            stage, {.dtype = dtype, .host_state = true, .host_weights = weights, .poison = true});
+        for (const bool evaluate : {false, true}) {
+          Way way{"", 2, 2, {.flats = flats}};
+          way.evaluate = evaluate;
+          const Outcome wanted = Train(way, true);
+          way.update_beside = true;
+          ExpectSame(Train(way, true), wanted);
+        }
+      }
+    }
+  }
+}
+
+TEST(Engine, WaitsForEachFlatsUpdateBeforeItsFirstUseAndBeginsItsGradientsThen) {
+  OnRanks(1, [](World& world) {
+    EngineOptions options;
+    options.max_length = kLength;
+    Engine engine(Tiny(false), &world, options);
+    for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
+    const std::vector<BatchMeta> batches = {Rows(0, 0, kRows)};
+    engine.Run(batches);
+    std::vector<at::Tensor> gradients;
+    std::vector<size_t> order, wanted;
+    for (size_t f = 0; f < engine.flats().size(); ++f) {
+      FlatParam& flat = *engine.flats()[f];
+      gradients.push_back(flat.OwnedGradient().clone());
+      wanted.push_back(f);
+      flat.SetUpdate([&, f] {
+        order.push_back(f);
+        EXPECT_TRUE(at::equal(engine.flats()[f]->OwnedGradient(), gradients[f])) << f;
+      });
+    }
+    engine.Run(batches);
+    EXPECT_EQ(order, wanted);
+    for (size_t f = 0; f < wanted.size(); ++f) {
+      EXPECT_FALSE(engine.flats()[f]->being_updated());
+      EXPECT_TRUE(at::equal(engine.flats()[f]->OwnedGradient(), gradients[f])) << f;
+    }
+  });
+}
+
 // A graph of the CPU's work: done when it is recorded, and again by each Replay but the first, into
 // the same memory.
 class HostGraph : public Graph {

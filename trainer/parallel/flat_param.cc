@@ -287,18 +287,26 @@ at::Tensor FlatParam::Owned(State which) const {
   return joined;
 }
 
-void FlatParam::CopyShard(State which, int64_t begin, const at::Tensor& out) const {
+bool FlatParam::KeptOnHost(State which) const {
+  const at::Tensor& kept = which == kExpAvg     ? exp_avg_
+                           : which == kExpAvgSq ? exp_avg_sq_
+                           : masters_.defined() ? masters_
+                                                : owned_weights_;
+  return !kept.defined() || kept.is_cpu();  // undefined: in 8 bits, which are decoded on the host
+}
+
+void FlatParam::CopyShard(State which, int64_t begin, const at::Tensor& out, bool wait) const {
   const auto part = [&](const at::Tensor& owned) {
     return OfShard(owned).narrow(0, begin, out.numel());
   };
   if (which != kMaster && int8_moments_) {
     int8_moments_->Copy(MomentOf(which), shard_begin() - owned_begin_ + begin, out);
   } else if (which != kMaster) {
-    out.copy_(part(which == kExpAvg ? exp_avg_ : exp_avg_sq_));
+    out.copy_(part(which == kExpAvg ? exp_avg_ : exp_avg_sq_), /*non_blocking=*/!wait);
   } else if (masters_.defined()) {
-    out.copy_(part(masters_));
+    out.copy_(part(masters_), /*non_blocking=*/!wait);
   } else if (owned_weights_.is_cuda()) {
-    out.copy_(JoinByAten(part(owned_weights_), part(low_bits_)));
+    out.copy_(JoinByAten(part(owned_weights_), part(low_bits_)), /*non_blocking=*/!wait);
   } else {
     JoinMasters(Bits(part(owned_weights_)), Bits(part(low_bits_)), out.data_ptr<float>(),
                 out.numel());
@@ -370,7 +378,14 @@ at::Tensor FlatParam::View(const at::Tensor& flat, int segment, int count) const
   return flat.narrow(0, first.offset, numel).view(shape);
 }
 
+void FlatParam::AwaitUpdate() {
+  if (!update_) return;
+  std::exchange(update_, nullptr)();
+  BeginGradients();
+}
+
 void FlatParam::StartUnshard() {
+  AwaitUpdate();
   if (weights_in_slot_) {
     if (unsharded_) return;
     unsharded_ = true;
@@ -398,18 +413,19 @@ void FlatParam::StartUnshardQuantised() {
   StartWhole(quantised_rows_, quantised_->owned());
 }
 
-// `all`: equal parts of the shard group's ranks, of which this one's is `owned` or becomes it.
-// Gloo's all-gather makes a copy of the whole; where each rank sends its part by a broadcast, the
-// same bytes go straight to their place.
+// `all`: equal parts of the shard group's ranks, of which this one's is `owned` or becomes it. In
+// place: what NCCL sends from must be registered with it (World::RegisteredMemory) as well as what
+// it brings to. Gloo's all-gather makes a copy of the whole; where each rank sends its part by a
+// broadcast, the same bytes go straight to their place.
 void FlatParam::StartWhole(const at::Tensor& all, const at::Tensor& owned) {
   const Group& group = shard();
+  const int64_t count = owned.size(0);
+  if (weights_in_slot_) all.narrow(0, group.rank * count, count).copy_(owned);
   if (!world_->prefers_all_reduce()) {
-    at::Tensor to = all, from = staging_ = owned;
+    at::Tensor to = all, from = staging_ = all.narrow(0, group.rank * count, count);
     gathers_.push_back(group.backend->_allgather_base(to, from, {}));
     return;
   }
-  const int64_t count = owned.size(0);
-  if (weights_in_slot_) all.narrow(0, group.rank * count, count).copy_(owned);
   for (int rank = 0; rank < group.size; ++rank) {
     std::vector<at::Tensor> part = {all.narrow(0, rank * count, count)};
     c10d::BroadcastOptions options;

@@ -182,6 +182,8 @@ class FlatParam {
   // itself or joined.
   ops::GradientSum SumOf(int segment, int count = 1);
 
+  // The ranks that its weights are gathered from.
+  const Group& gathered_from() const { return holders_.shard; }
   // Whether weights, or gradients, are in a slot; padded_numel() elements of dtype, or of fp32.
   bool weights_in_slot() const { return weights_in_slot_; }
   bool gradients_in_slot() const { return gradients_in_slot_; }
@@ -228,12 +230,19 @@ class FlatParam {
   }
   at::Tensor ShardOf(State which) const { return OfShard(Owned(which)); }
   // Copies the elements of ShardOf(which) from `begin` on to `out`, fp32 on the host; needs room
-  // for those alone.
-  void CopyShard(State which, int64_t begin, const at::Tensor& out) const;
+  // for those alone. `wait` false, for pinned memory: from a GPU it may only be queued then.
+  void CopyShard(State which, int64_t begin, const at::Tensor& out, bool wait = true) const;
+  // Whether a copy of `which` comes from the host's memory, or by it anyway.
+  bool KeptOnHost(State which) const;
   at::Tensor ShardGradient() const { return OfShard(OwnedGradient()); }
 
   // The owned weights changed: they must be gathered before they are used again.
   void MarkStale() { stale_ = true; }
+  // Somebody updates the owned weights beside what comes next, and reads the step's gradients for
+  // it. `wait` returns once what is queued from then on finds them made. StartUnshard calls it, and
+  // begins the next step's gradients; until then they must not be zeroed. Empty: nobody does.
+  void SetUpdate(std::function<void()> wait) { update_ = std::move(wait); }
+  bool being_updated() const { return static_cast<bool>(update_); }
   // Starts bringing the weights up to date with all ranks' owned ones; nothing to do when they are.
   void StartUnshard();
   void WaitUnshard();
@@ -272,6 +281,7 @@ class FlatParam {
   void BeginGradient();
   void CloseGradient();
   void AddToSums(const at::Tensor& gradient);
+  void AwaitUpdate();
   void UnshardFromHost();
   void UnshardOwned();
   void StartWhole(const at::Tensor& all, const at::Tensor& owned);
@@ -313,6 +323,7 @@ class FlatParam {
   at::Tensor quantised_rows_;  // of all ranks, until the weights are made of them
   SumTree tree_;               // of owned gradients
   at::Tensor arrived_;         // [ranks, padded / ranks]: this rank's part of its stage's gradients
+  std::function<void()> update_;  // waits for it
   bool stale_ = true, unsharded_ = false;
   bool summed_ = false;  // sums_ that aren't grads_: a micro-batch's came to them in this step
   double waited_s_ = 0;

@@ -330,6 +330,22 @@ void World::Abort() noexcept {
   }
 }
 
+at::Tensor World::RegisteredMemory(const Group& group, int64_t bytes) {
+  if (size() == 1) return {};
+  at::Tensor memory;
+  try {
+    if (group.backend && bytes > 0 && group.backend->supportsTensorAlloc(device_.index()))
+      memory = group.backend->allocateTensor(bytes,
+                                             at::TensorOptions().dtype(at::kByte).device(device_));
+  } catch (const std::exception&) {
+    // Plain memory does as well.
+  }
+  for (const std::vector<double>& row : GatherRows({memory.defined() ? 1.0 : 0.0})) {
+    if (row[0] == 0) return {};
+  }
+  return memory;
+}
+
 std::vector<std::vector<double>> World::GatherRows(const std::vector<double>& row) {
   if (size() == 1) return {row};
   const auto width = static_cast<int64_t>(row.size());

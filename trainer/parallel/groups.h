@@ -102,6 +102,12 @@ class World {
   // For tests: CPUs go the way of GPUs, or back. Before anything is sharded.
   void PreferAllReduce(bool prefer) { prefers_all_reduce_ = prefer; }
 
+  // `bytes` on the device that `group`'s messages are brought to and taken from without copies of
+  // NCCL's own, where its process group can make such on every rank; else nothing. NCCL leaves open
+  // what happens if only some ranks' memory is of that kind. What lies in it must be where it is on
+  // the group's other ranks. Collective over all ranks.
+  at::Tensor RegisteredMemory(const Group& group, int64_t bytes);
+
   // Each rank's `row` under the others', on the host: [size, row.size()].
   std::vector<std::vector<double>> GatherRows(const std::vector<double>& row);
   // Each rank's text, cut to 1,000 bytes.

@@ -8,9 +8,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <future>
+#include <string>
+#include <utility>
 
+#include <c10/core/AllocatorConfig.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -79,6 +84,41 @@ TEST(GlooAddress, IsTheOneThatReachesTheMasterWhateverTheHostsNameStandsFor) {
   if (others == 0) GTEST_SKIP() << "this host has only loopback";
 }
 
+// A backend that makes memory, may say that it can't, or fail at it.
+class MakesMemory : public c10d::Backend {
+ public:
+  enum What { kCan, kCannot, kFails };
+  explicit MakesMemory(What what) : Backend(0, 2), what_(what) {}
+  const std::string getBackendName() const override { return "makes-memory"; }
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return what_ != kCannot; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    TORCH_CHECK(what_ != kFails, "no memory left");
+    return at::empty({size}, options);
+  }
+
+ private:
+  const What what_;
+};
+
+TEST(World, MemoryIsRegisteredOnAllRanksOrOnNone) {
+  for (const auto& [first, second] : {std::pair{MakesMemory::kCan, MakesMemory::kCan},
+                                      {MakesMemory::kCan, MakesMemory::kCannot},
+                                      {MakesMemory::kFails, MakesMemory::kCan}}) {
+    const bool wanted = second == MakesMemory::kCan && first == MakesMemory::kCan;
+    const MakesMemory::What whats[] = {first, second};
+    OnRanks(2, [&](World& world) {
+      const Group group{world.rank(), 2, c10::make_intrusive<MakesMemory>(whats[world.rank()])};
+      const at::Tensor memory = world.RegisteredMemory(group, 100);
+      EXPECT_EQ(memory.defined(), wanted);
+      if (memory.defined()) {
+        EXPECT_EQ(memory.numel(), 100);
+      }
+      EXPECT_FALSE(world.RegisteredMemory({world.rank(), 2, world.backend()}, 100).defined())
+          << "Gloo makes none";
+    });
+  }
+}
+
 // NCCL wants a GPU a rank. A group of one shows that it starts, and takes each call that ranks
 // make.
 class Nccl : public ::testing::TestWithParam<const char*> {};
@@ -113,6 +153,39 @@ TEST_P(Nccl, AGroupOfOneTakesEveryCall) {
       nccl->_reduce_scatter_base(part, mine, {})->wait();  // in place, as flats are summed
     }
     EXPECT_TRUE(at::equal(mine, wanted));
+  }
+  nccl->abort();
+}
+
+// As the engine's slots are made, with the allocator as the trainer sets it; where the GPU can't
+// multicast, they are plain memory and there is nothing to show.
+TEST_P(Nccl, MemoryOfItsOwnTakesEveryCallToo) {
+  const absl::StatusOr<at::Device> device = ChooseDevice(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  if (!device->is_cuda()) GTEST_SKIP() << "no GPU here";
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::HashStore>(), 0, 1,
+      c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true));
+  nccl->setBoundDeviceId(*device);
+  nccl->eagerConnectSingleDevice(*device);
+  const bool can = nccl->supportsTensorAlloc(device->index());
+  std::printf("memory of NCCL's own: %s\n", can ? "yes" : "no");
+  for (int round = 0; can && round < 2; ++round) {  // the second takes memory that the first left
+    constexpr int64_t kBytes = int64_t{40} << 20, kPart = kBytes / 8;
+    const at::Tensor memory =
+        nccl->allocateTensor(kBytes, at::TensorOptions().dtype(at::kByte).device(*device));
+    ASSERT_EQ(memory.numel(), kBytes);
+    at::Tensor all = memory.narrow(0, 512, kPart * 4).view(at::kFloat);
+    const at::Tensor wanted = at::arange(kPart, all.options());
+    all.copy_(wanted);
+    at::Tensor part = all.narrow(0, 0, kPart);
+    nccl->_allgather_base(all, part, {})->wait();
+    EXPECT_TRUE(at::equal(all, wanted));
+    nccl->_reduce_scatter_base(part, all, {})->wait();
+    std::vector<at::Tensor> tensors = {all};
+    nccl->allreduce(tensors, {})->wait();
+    EXPECT_TRUE(at::equal(all, wanted));
   }
   nccl->abort();
 }

@@ -85,6 +85,38 @@ def test_cuda_graphs_change_no_bit(name, trainer_bin, tokens, tmp_path):
         assert losses[0] == losses[1]
 
 
+def rank_file(gang) -> bytes:
+    (file,) = gang.checkpoint(STEPS).glob("*.safetensors")
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["offload", "offload parameters"])
+def test_what_is_offloaded_changes_no_bit(name, trainer_bin, tokens, tmp_path):
+    """Its updates run beside the next forward pass; checkpoints and evaluations between wait for them."""
+    found = []
+    for settings in (RUNS["bf16"][0], RUNS[name][0]):
+        config = resume.config(tokens, max_steps=STEPS, save_steps=7) | settings
+        with Gang(trainer_bin, config, 1, tmp_path / str(len(found))) as gang:
+            gang.finish()
+        found.append([gang.metric("loss"), gang.metric("grad_norm"), rank_file(gang)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["bf16", "bf16, split masters, bf16 moments", "moments in 8 bits"])
+def test_a_copy_beside_training_is_the_file_that_is_written_in_place(
+    name, trainer_bin, tokens, tmp_path
+):
+    found = []
+    for beside in (True, False):
+        config = resume.config(
+            tokens, max_steps=STEPS + 1, save_steps=STEPS, save_in_background=beside
+        )
+        with Gang(trainer_bin, config | RUNS[name][0], 1, tmp_path / str(beside)) as gang:
+            gang.finish()
+        found.append(rank_file(gang))
+    assert found[0] == found[1]
+
+
 def test_products_in_8_bits_train_as_the_cpus_do(trainer_bin, tokens, tmp_path):
     """Where the GPU has none, that is said by name."""
     runs, has_them = [], gpu.compute_capability() >= 8.9

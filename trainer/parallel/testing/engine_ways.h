@@ -92,6 +92,9 @@ struct Way {
   ContextSharding sharding = ContextSharding::kAuto;
   // Rows of documents instead of whole ones.
   bool packed = false;
+  // Weights are updated as those of a GPU with its state on the host, beside what comes next.
+  bool update_beside = false;
+  bool evaluate = true;  // after each step
 };
 
 // What a rank takes of rows [begin, end).
@@ -134,7 +137,8 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
     if (way.scatter) world.PreferAllReduce(false);
     Engine engine(model, &world, options);
     for (const auto& flat : engine.flats()) InitialiseMasters(*flat, 3, 0.3);
-    AdamW optimizer(engine.flats(), {.weight_decay = 0.1});
+    AdamW optimizer(engine.flats(), {.weight_decay = 0.1}, BestCpuForm(),
+                    way.update_beside ? -64 : AdamW::kStagedNumel);
     std::vector<double> losses;
     const auto sum = [&](double mine) {
       double all = 0;
@@ -149,8 +153,9 @@ inline Outcome Train(const Way& way, const ModelConfig& model) {
       }
       losses.push_back(sum(engine.Run(batches).loss));
       const double norm = std::sqrt(sum(ShardSquaredNorm(engine.flats()).Value()));
-      optimizer.Step(step + 1, 1e-2, ClipCoefficient(norm, way.clip_norm));
+      optimizer.Start(step + 1, 1e-2, ClipCoefficient(norm, way.clip_norm));
       if (options.count_tokens) MoveRouterBiases(engine.flats(), kBiasSpeed);
+      if (!way.evaluate) continue;
       std::vector<BatchMeta> again;
       {
         const std::lock_guard<std::mutex> lock(seeds);

@@ -22,7 +22,10 @@
 #include "common/base/check.h"
 #include "common/base/files.h"
 #include "common/base/log.h"
+#include "scheduler/access/audit.h"
+#include "scheduler/access/principal.h"
 #include "scheduler/api/all_services.h"
+#include "scheduler/api/guard.h"
 #include "scheduler/api/sockets.h"
 
 namespace muster {
@@ -30,7 +33,8 @@ namespace {
 
 // With what waits in the kernel, less than an address may have unexplained (AllowanceLimits).
 constexpr int kMaxMessageBytes = 320 << 10, kMaxJoinBytes = 64 << 10;
-constexpr char kJoin[] = "join ";  // before peers that come to that door
+constexpr char kJoin[] = "join ";               // before peers that come to that door
+constexpr char kConnect[] = "Network/Connect";  // what the audit calls a connection
 constexpr size_t kReadMost = 20'000;
 constexpr int kStrangersCalls = 4;  // at once, on one connection
 // What a connection may send of its own account: a handshake, settings, a request's headers.
@@ -88,6 +92,16 @@ absl::StatusOr<int> Bind(const std::string& listen, int64_t receive_buffer, int*
   return fd;
 }
 
+// Users, as the audit and rates know them: of a certificate, and of an address without one.
+std::string UserOf(const Holder& holder) {
+  return holder.kind == Holder::kHost ? absl::StrCat("host ", holder.cluster, "/", holder.name)
+                                      : holder.name;
+}
+std::string UserAt(const std::string& peer) {
+  const size_t from = peer.starts_with(kJoin) ? sizeof kJoin - 1 : 0;
+  return absl::StrCat("address ", peer.substr(from, peer.rfind(':') - from));
+}
+
 std::string First(const grpc::AuthContext& context, const char* property) {
   const std::vector<grpc::string_ref> values = context.FindPropertyValues(property);
   return values.size() == 1 ? std::string(values[0].data(), values[0].size()) : "";
@@ -114,23 +128,29 @@ class NetworkServer::CertificateDoor : public Door {
       return absl::UnauthenticatedError("come with a certificate");
     const absl::StatusOr<Presented> presented =
         server_->Read(First(*shown, GRPC_X509_PEM_CERT_PROPERTY_NAME));
-    if (!presented.ok()) return presented.status();
+    if (!presented.ok()) {
+      server_->Tell(call.peer(), UserAt(call.peer()), presented.status().code(),
+                    std::string(presented.status().message()));
+      return presented.status();
+    }
     const int64_t now_s = server_->context_->clock->WallNs() / kSecond;
-    if (presented->certificate.validity.end_s <= now_s)
+    if (presented->certificate.validity.end_s <= now_s) {
+      server_->Tell(call.peer(), UserOf(presented->holder), absl::StatusCode::kUnauthenticated,
+                    "its certificate has expired");
       return absl::UnauthenticatedError("your certificate has expired");
+    }
     server_->Called(call.peer(), *presented);
     auto who = std::make_shared<Principal>();
     const Holder& holder = presented->holder;
+    who->user = UserOf(holder);
     who->serial = presented->certificate.serial;
     who->authority = presented->authority;
     if (holder.kind == Holder::kHost) {
       who->cluster = holder.cluster;
       who->host = holder.name;
       who->only_user = holder.only_user;
-      who->user = absl::StrCat("host ", holder.cluster, "/", holder.name);
       return who;
     }
-    who->user = holder.name;
     const std::shared_ptr<const View> view = server_->context_->engine->Snapshot();
     const auto& users = view->state.trust().users;
     if (const auto row = users.find(holder.name); row != users.end())
@@ -163,8 +183,7 @@ class NetworkServer::StrangersDoor : public Door {
   absl::StatusOr<std::shared_ptr<const Principal>> WhoCalls(
       const grpc::CallbackServerContext& call) const override {
     auto who = std::make_shared<Principal>();
-    const std::string peer = call.peer();
-    who->user = absl::StrCat("address ", peer.substr(0, peer.rfind(':')));
+    who->user = UserAt(call.peer());
     who->stranger = true;
     return who;
   }
@@ -365,11 +384,32 @@ void NetworkServer::Called(const std::string& peer, const Presented& presented) 
   if (++by_holder_[UriOf(connection.holder)] <= limits_.connections_of_holder) return;
   LogWarn("connection ended: its holder has too many",
           {{"peer", peer}, {"holder", UriOf(connection.holder)}});
-  End(&connection, &NetworkCounts::holders);
+  End(peer, &connection, &NetworkCounts::holders, absl::StatusCode::kResourceExhausted,
+      "its holder has too many connections");
 }
 
-void NetworkServer::End(Connection* connection, uint64_t NetworkCounts::*count) const {
-  if (!connection->ended) ++(counts_.*count);
+void NetworkServer::Tell(const std::string& peer, const std::string& user, absl::StatusCode outcome,
+                         const std::string& why) const {
+  Audit* const audit = context_->guard == nullptr ? nullptr : context_->guard->audit();
+  if (audit == nullptr) return;
+  pb::AuditRecord record;
+  record.set_at_ns(context_->clock->WallNs());
+  record.set_user(user);
+  record.set_uid(Principal().uid);
+  record.set_method(kConnect);
+  record.set_object(peer);
+  record.set_outcome(absl::StatusCodeToString(outcome));
+  record.set_detail(why);
+  audit->AddConnection(std::move(record));
+}
+
+void NetworkServer::End(const std::string& peer, Connection* connection,
+                        uint64_t NetworkCounts::*count, absl::StatusCode outcome,
+                        const std::string& why) const {
+  if (!connection->ended) {
+    ++(counts_.*count);
+    Tell(peer, connection->called ? UserOf(connection->holder) : UserAt(peer), outcome, why);
+  }
   connection->ended = true;
   shutdown(connection->fd, SHUT_RDWR);
 }
@@ -391,7 +431,8 @@ bool NetworkServer::RoomForSilent(const std::string& address) {
   if (most->second.silent.size() <= own + 1) return false;
   const std::string oldest = most->second.silent.begin()->second;
   Connection& connection = connections_.at(oldest);
-  End(&connection, &NetworkCounts::silent);
+  End(oldest, &connection, &NetworkCounts::silent, absl::StatusCode::kDeadlineExceeded,
+      "no call came, and others wait");
   NoLongerSilent(oldest, &connection);
   return true;
 }
@@ -422,7 +463,8 @@ void NetworkServer::Count(const std::string& peer, Connection* connection, int64
           {{"peer", peer},
            {"holder", connection->called ? UriOf(connection->holder) : "unknown"},
            {"bytes", unexplained}});
-  End(connection, &NetworkCounts::unexplained);
+  End(peer, connection, &NetworkCounts::unexplained, absl::StatusCode::kResourceExhausted,
+      absl::StrCat("no call explains ", unexplained, " bytes that it sent"));
 }
 
 bool NetworkServer::InUse(const std::string& serial) const {
@@ -445,7 +487,13 @@ NetworkCounts NetworkServer::Counts() const {
 void NetworkServer::Forget(const std::string& peer) {
   const auto it = connections_.find(peer);
   if (it == connections_.end()) return;
-  if (!it->second.called && !it->second.ended && !peer.starts_with(kJoin)) ++counts_.without_call;
+  if (!it->second.called && !it->second.ended && !peer.starts_with(kJoin)) {
+    ++counts_.without_call;
+    // gRPC tells nobody which connection's handshake failed, nor why: the log has its words.
+    Tell(peer, UserAt(peer), absl::StatusCode::kUnauthenticated,
+         absl::StrCat("it ended before a call, in the handshake or by itself, after ",
+                      ReceivedBytes(it->second.fd), " bytes"));
+  }
   NoLongerSilent(peer, &it->second);
   if (--by_address_[it->second.address].connections <= 0) by_address_.erase(it->second.address);
   if (it->second.called) {
@@ -476,7 +524,11 @@ void NetworkServer::Look() {
     if (why.empty()) continue;
     LogInfo("connection ended",
             {{"peer", peer}, {"holder", UriOf(connection.holder)}, {"why", why}});
-    End(&connection, connection.called ? &NetworkCounts::untrusted : &NetworkCounts::silent);
+    if (connection.called) {
+      End(peer, &connection, &NetworkCounts::untrusted, absl::StatusCode::kUnauthenticated, why);
+    } else {
+      End(peer, &connection, &NetworkCounts::silent, absl::StatusCode::kDeadlineExceeded, why);
+    }
   }
   std::erase_if(in_use_, [&](const std::string& serial) {
     return trust.certificates.count(serial) == 0 && in_use_.size() > kReadMost;

@@ -99,8 +99,13 @@ class NetworkServer {
   // Whether another connection that says nothing yet may come from there; may end one for it.
   bool RoomForSilent(const std::string& address);
   void NoLongerSilent(const std::string& peer, Connection* connection) const;
-  // gRPC closes its own descriptor of it, then epoll tells us. Counted once.
-  void End(Connection* connection, uint64_t NetworkCounts::*count) const;
+  // gRPC closes its own descriptor of it, then epoll tells us. Counted, and told to the audit,
+  // once.
+  void End(const std::string& peer, Connection* connection, uint64_t NetworkCounts::*count,
+           absl::StatusCode outcome, const std::string& why) const;
+  // To the audit, of a connection of this user or address (UserAt).
+  void Tell(const std::string& peer, const std::string& user, absl::StatusCode outcome,
+            const std::string& why) const;
   // Something came over the connection with this descriptor, or it has ended.
   void On(int fd, uint32_t events);
   void AskAgain();

@@ -29,6 +29,7 @@
 #include "network/client.h"
 #include "network/peek.h"
 #include "network/testing/hostile_connection.h"
+#include "scheduler/access/audit.h"
 #include "scheduler/agents/seen_mac.h"
 #include "scheduler/api/guard.h"
 #include "scheduler/api/jobs_of_users.h"
@@ -86,8 +87,8 @@ class NetworkTest : public ::testing::Test {
     engine_->Step();
     hub_ = std::make_unique<WatchHub>(engine_.get());
     engine_->Observe(hub_->observer());
-    guard_ =
-        std::make_unique<Guard>(GuardParts{engine_.get(), nullptr, &users_, nullptr, RealClock()});
+    guard_ = std::make_unique<Guard>(
+        GuardParts{engine_.get(), nullptr, &users_, audit_.get(), RealClock()});
     context_.engine = engine_.get();
     context_.sessions = sessions_.get();
     context_.clock = &clock_;
@@ -189,6 +190,7 @@ class NetworkTest : public ::testing::Test {
   std::unique_ptr<Sessions> sessions_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<WatchHub> hub_;
+  std::unique_ptr<Audit> audit_;  // null, unless the test opens it
   std::unique_ptr<Guard> guard_;
   ApiContext context_;
   std::unique_ptr<NetworkServer> server_;
@@ -404,6 +406,48 @@ TEST_F(NetworkTest, AConnectionEndsWithItsCertificate) {
   Identity thief = h1;
   thief.key = NewKey();
   EXPECT_EQ(RenewExpired(thief).status().code(), kUnauthenticated);
+}
+
+TEST_F(NetworkTest, ConnectionsThatComeToNothingAreInTheAudit) {
+  char name[] = "/tmp/muster-network-XXXXXX";
+  const std::string folder = ::mkdtemp(name);
+  audit_ = *Audit::Open(folder + "/audit");
+  CertificateLives lives;
+  lives.host_ns = 2 * kSecond;
+  Start(lives, NetworkLimits());
+  for (int i = 0; i < 3; ++i) {
+    std::string why;
+    const int fd = ConnectTo(absl::StrCat("127.0.0.1:", server_->port()), kSecond, &why);
+    ASSERT_GE(fd, 0) << why;
+    close(fd);
+  }
+  EXPECT_TRUE(Eventually([&] { return server_->Counts().without_call == 3; }));
+  const Identity h1 = Joined("/host/lab/h1");
+  grpc::ClientContext context;
+  const auto stream = pb::AgentService::NewStub(Dial(h1))->Connect(&context);
+  pb::SchedulerMessage message;
+  ASSERT_TRUE(stream->Write(HelloOf("h1")));
+  while (stream->Read(&message)) {
+  }
+  const auto told = [&](const std::string& user) {
+    std::vector<std::string> lines;
+    const auto records = audit_->Newest(100, [&](const pb::AuditRecord& record) {
+      return record.user() == user && record.method() == "Network/Connect";
+    });
+    EXPECT_TRUE(records.ok()) << records.status();
+    for (const pb::AuditRecord& record : *records)
+      lines.push_back(absl::StrCat(record.outcome(), " ", record.object(), " ", record.detail()));
+    return lines;
+  };
+  EXPECT_TRUE(Eventually([&] { return !told("host lab/h1").empty(); }));
+  EXPECT_THAT(told("host lab/h1")[0], HasSubstr("its certificate has expired"));
+  const std::vector<std::string> of_address = told("address ipv4:127.0.0.1");
+  ASSERT_EQ(of_address.size(), 1u) << "the others are counted, and told at the minute's end";
+  EXPECT_THAT(of_address[0], HasSubstr("UNAUTHENTICATED ipv4:127.0.0.1:"));
+  EXPECT_THAT(of_address[0], HasSubstr("it ended before a call"));
+  Stop();
+  audit_.reset();
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(NetworkTest, AClockThatIsSetBackMakesItsCertificateAnew) {

@@ -16,6 +16,26 @@ namespace {
 
 const std::vector<Action::Kind> kCloses = {Action::kAccumulate, Action::kWaitReduce};
 
+// A flat of those whose shard group slots are registered for, as one memory has one group: of
+// experts, which take most, else of slices, else of what all have alike. By what it is, not by its
+// size: all ranks of that group must come to the same. Null: nothing in slots goes between ranks.
+const FlatParam* FlatToRegisterFor(const std::vector<FlatParam*>& flats) {
+  const auto kind = [](const FlatParam* flat) {
+    const Holding holding = flat->layout().holding();
+    return holding.experts ? 2 : holding.sliced ? 1 : 0;
+  };
+  const FlatParam* found = nullptr;
+  for (const bool gathered : {true, false}) {
+    for (const FlatParam* flat : flats) {
+      const bool goes = gathered ? flat->weights_in_slot() : flat->reduces_each_micro_batch();
+      if (!goes || flat->gathered_from().size == 1 || flat->layout().holding().both_ends) continue;
+      if (found == nullptr || kind(flat) > kind(found)) found = flat;
+    }
+    if (found != nullptr) break;
+  }
+  return found;
+}
+
 }  // namespace
 
 // What passes between the blocks of one micro-batch, and what waits.
@@ -133,16 +153,10 @@ ScheduleNeeds Engine::Needs() const {
 // All slots lie in one piece: NCCL rounds what it makes up to what multicasting wants, which may be
 // hundreds of MiB.
 at::Tensor Engine::MemoryOfSlots(int64_t bytes) {
-  const auto gathered = std::find_if(all_.begin(), all_.end(), [](const FlatParam* flat) {
-    return flat->weights_in_slot() && !flat->layout().holding().both_ends;
-  });
-  const auto summed = std::find_if(all_.begin(), all_.end(), [](const FlatParam* flat) {
-    return flat->reduces_each_micro_batch() && !flat->layout().holding().both_ends;
-  });
-  const auto of = gathered != all_.end() ? gathered : summed;
+  const FlatParam* of = FlatToRegisterFor(all_);
   at::Tensor memory;
   if (world_->device().is_cuda())
-    memory = world_->RegisteredMemory(of == all_.end() ? Group{} : (*of)->gathered_from(), bytes);
+    memory = world_->RegisteredMemory(of == nullptr ? Group{} : of->gathered_from(), bytes);
   registered_ = memory.defined();
   return registered_
              ? memory

@@ -296,6 +296,7 @@ bool FlatParam::KeptOnHost(State which) const {
 }
 
 void FlatParam::CopyShard(State which, int64_t begin, const at::Tensor& out, bool wait) const {
+  TORCH_CHECK(!being_updated(), "state is read while it is updated");
   const auto part = [&](const at::Tensor& owned) {
     return OfShard(owned).narrow(0, begin, out.numel());
   };
@@ -314,6 +315,7 @@ void FlatParam::CopyShard(State which, int64_t begin, const at::Tensor& out, boo
 }
 
 at::Tensor FlatParam::InPlace(State which) const {
+  TORCH_CHECK(!being_updated(), "state is read while it is updated");
   const at::Tensor& kept = which == kExpAvg     ? exp_avg_
                            : which == kExpAvgSq ? exp_avg_sq_
                            : frozen()           ? owned_weights_
@@ -611,6 +613,7 @@ void FlatParam::WaitTree() {
 
 void FlatParam::FinishGradients() {
   if (frozen()) return;
+  AwaitUpdate();  // of what no block used, whose gradients nobody began
   if (options_.tree_units > 0) {
     tree_.CopyTotal(sums_);
     if (layout_.holding().both_ends) AddBothEnds();

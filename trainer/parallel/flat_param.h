@@ -240,7 +240,8 @@ class FlatParam {
   void MarkStale() { stale_ = true; }
   // Somebody updates the owned weights beside what comes next, and reads the step's gradients for
   // it. `wait` returns once what is queued from then on finds them made. StartUnshard calls it, and
-  // begins the next step's gradients; until then they must not be zeroed. Empty: nobody does.
+  // begins the next step's gradients (FinishGradients does, of a flat that no block used); until
+  // then they must not be begun, nor a checkpoint made of the state. Empty: nobody does.
   void SetUpdate(std::function<void()> wait) { update_ = std::move(wait); }
   bool being_updated() const { return static_cast<bool>(update_); }
   // Starts bringing the weights up to date with all ranks' owned ones; nothing to do when they are.

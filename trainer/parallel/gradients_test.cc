@@ -219,6 +219,16 @@ TEST(Gradients, AreZeroWhereNothingCame) {
         flat.BeginGradients();
         flat.FinishGradients();
         EXPECT_TRUE(flat.OwnedGradient().eq(0).all().item<bool>());
+        // And one that somebody updated beside: nobody began its gradients.
+        flat.OwnedGradient().fill_(1);
+        bool awaited = false;
+        flat.SetUpdate([&] { awaited = true; });
+        EXPECT_THROW(flat.CopyShard(FlatParam::kMaster, 0, at::empty({flat.shard_numel()})),
+                     c10::Error);
+        flat.FinishGradients();
+        EXPECT_TRUE(awaited);
+        EXPECT_FALSE(flat.being_updated());
+        EXPECT_TRUE(flat.OwnedGradient().eq(0).all().item<bool>());
       });
     }
   }

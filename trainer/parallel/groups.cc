@@ -332,18 +332,24 @@ void World::Abort() noexcept {
 
 at::Tensor World::RegisteredMemory(const Group& group, int64_t bytes) {
   if (size() == 1) return {};
+  const auto on_all = [this](bool here) {
+    const std::vector<std::vector<double>> rows = GatherRows({here ? 1.0 : 0.0});
+    return std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row[0] != 0; });
+  };
+  // Asked before any is made: what isn't taken then stays with the process group, and is lost.
+  const char* registers = Env("NCCL_LOCAL_REGISTER");
+  const bool wanted = registers == nullptr || std::strcmp(registers, "0") != 0;
+  if (!on_all(wanted && bytes > 0 && group.backend &&
+              group.backend->supportsTensorAlloc(device_.index())))
+    return {};
   at::Tensor memory;
   try {
-    if (group.backend && bytes > 0 && group.backend->supportsTensorAlloc(device_.index()))
-      memory = group.backend->allocateTensor(bytes,
-                                             at::TensorOptions().dtype(at::kByte).device(device_));
+    memory =
+        group.backend->allocateTensor(bytes, at::TensorOptions().dtype(at::kByte).device(device_));
   } catch (const std::exception&) {
     // Plain memory does as well.
   }
-  for (const std::vector<double>& row : GatherRows({memory.defined() ? 1.0 : 0.0})) {
-    if (row[0] == 0) return {};
-  }
-  return memory;
+  return on_all(memory.defined()) ? memory : at::Tensor();
 }
 
 std::vector<std::vector<double>> World::GatherRows(const std::vector<double>& row) {

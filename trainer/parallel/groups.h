@@ -105,7 +105,7 @@ class World {
   // `bytes` on the device that `group`'s messages are brought to and taken from without copies of
   // NCCL's own, where its process group can make such on every rank; else nothing. NCCL leaves open
   // what happens if only some ranks' memory is of that kind. What lies in it must be where it is on
-  // the group's other ranks. Collective over all ranks.
+  // the group's other ranks. Nothing where NCCL_LOCAL_REGISTER=0. Collective over all ranks.
   at::Tensor RegisteredMemory(const Group& group, int64_t bytes);
 
   // Each rank's `row` under the others', on the host: [size, row.size()].

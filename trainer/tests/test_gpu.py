@@ -60,7 +60,9 @@ def test_kernels_train_as_plain_operations_do(name, trainer_bin, tokens, tmp_pat
     assert max(relative(losses[0][step], losses[1][step]) for step in losses[1]) <= farthest
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "recompute", "packed", "offload parameters"])
+@pytest.mark.parametrize(
+    "name", ["fp32", "bf16", "recompute", "packed", "offload", "offload parameters"]
+)
 def test_cuda_graphs_change_no_bit(name, trainer_bin, tokens, tmp_path):
     losses = []
     for graphs in (False, True):

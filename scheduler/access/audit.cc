@@ -381,9 +381,10 @@ void Audit::TellCounted(bool all) {
 
 void Audit::Flush() {
   std::unique_lock lock(mutex_);
+  const uint64_t until = rounds_ + (busy_ ? 2 : 1);  // the one that goes on may lack some
   asked_ = true;
   changed_.notify_all();
-  changed_.wait(lock, [this] { return (waiting_.empty() && !busy_ && !asked_) || stopping_; });
+  changed_.wait(lock, [&] { return rounds_ >= until || stopping_; });
 }
 
 void Audit::Run() {
@@ -392,7 +393,7 @@ void Audit::Run() {
     std::vector<Written> told;
     {
       std::unique_lock lock(mutex_);
-      busy_ = false;
+      if (std::exchange(busy_, false)) ++rounds_;
       changed_.notify_all();
       // Minutes end, and files grow old.
       const auto most =

@@ -95,7 +95,8 @@ class Audit {
   // Of a connection, which costs its other end nothing: only the first of a minute is written
   // whole.
   void AddConnection(pb::AuditRecord record);
-  // Until all that was added is written and synced; what is counted still, once its minute is over.
+  // Until all that was added by now is written and synced; what is counted still, once its minute
+  // is over.
   void Flush();
   // The newest `limit` records that `wanted` takes, oldest first.
   absl::StatusOr<std::vector<pb::AuditRecord>> Newest(
@@ -163,6 +164,7 @@ class Audit {
   int64_t strangers_until_ns_ = 0;          // then
   uint64_t left_out_ = 0;                   // denials, since the last record of them
   int64_t left_out_until_ns_ = 0;
+  uint64_t rounds_ = 0;  // of writing that have ended
   bool busy_ = false, asked_ = false, stopping_ = false;
   std::thread thread_;
 };

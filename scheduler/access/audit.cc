@@ -153,13 +153,16 @@ class ChainReader {
   const std::string noted_hash_;
 };
 
-// All of them; those from the front may be gone by now.
+// All of them; those from the front may be gone by now, also some that were read.
 absl::Status ReadAll(const std::vector<AuditFile>& files, ChainReader* reader) {
-  for (const AuditFile& file : files) {
-    absl::Status status = reader->Read(file);
-    if (absl::IsNotFound(status) && reader->head.first == 0) continue;
-    if (absl::IsNotFound(status)) return WasChanged(file.path, "is not there any more");
-    if (!status.ok()) return status;
+  for (size_t i = 0; i < files.size(); ++i) {
+    absl::Status status = reader->Read(files[i]);
+    if (status.ok()) continue;
+    if (!absl::IsNotFound(status)) return status;
+    std::error_code error;
+    if (i > 0 && std::filesystem::exists(files[i - 1].path, error))
+      return WasChanged(files[i].path, "is not there any more");
+    reader->head = AuditHead();  // the next one is the oldest
   }
   return absl::OkStatus();
 }
@@ -194,6 +197,12 @@ int64_t BegunNs(const AuditFile& file) {
 void Shorten(std::string* text) {
   if (text->size() > kAuditTextMost)
     *text = absl::StrCat(std::string(CutUtf8(*text, kAuditTextMost)), "…");
+  *text = ValidUtf8(*text);  // else nobody could read the record again
+}
+
+// Addresses, and uids that nobody knows here: one machine may have any number of both.
+bool IsStranger(const pb::AuditRecord& record) {
+  return record.user().empty() || absl::StartsWith(record.user(), kStranger);
 }
 
 }  // namespace
@@ -283,7 +292,7 @@ bool Audit::TakeDenial(const pb::AuditRecord& record, bool connection) {
     at = denied_.end();
   }
   if (at == denied_.end()) {
-    const bool stranger = absl::StartsWith(record.user(), kStranger);
+    const bool stranger = IsStranger(record);
     const bool room =
         stranger ? strangers_ < kAuditStrangersMost : denied_.size() - strangers_ < kAuditUsersMost;
     if (!room || waiting_.size() >= kAuditWaitingMost) {
@@ -298,11 +307,18 @@ bool Audit::TakeDenial(const pb::AuditRecord& record, bool connection) {
   Denied& denied = at->second;
   Denials& of = denied.by_call[absl::StrCat(record.method(), " ", record.outcome())];
   const bool first = of.seen++ == 0;
-  if (waiting_.size() < kAuditWaitingMost && (connection ? first : denied.whole < kAuditWhole)) {
+  const bool room = !denied.stranger || StrangersHaveRoom();
+  if (room && waiting_.size() < kAuditWaitingMost &&
+      (connection ? first : denied.whole < kAuditWhole)) {
     denied.whole += connection ? 0 : 1;
+    strangers_told_ += denied.stranger ? 1 : 0;
     return true;
   }
-  ++of.counted;
+  if (!room && of.counted == 0) {
+    LeaveOut();
+    return false;
+  }
+  if (of.counted++ == 0) strangers_told_ += denied.stranger ? 1 : 0;  // by one record
   of.last = record;
   const std::string object(CutUtf8(record.object(), kObjectBytes));
   if (object.empty() || std::find(of.objects.begin(), of.objects.end(), object) != of.objects.end())
@@ -313,6 +329,15 @@ bool Audit::TakeDenial(const pb::AuditRecord& record, bool connection) {
     of.others = true;
   }
   return false;
+}
+
+bool Audit::StrangersHaveRoom() {
+  const int64_t now_ns = options_.clock->MonotonicNs();
+  if (strangers_until_ns_ <= now_ns) {
+    strangers_until_ns_ = now_ns + kMinute;
+    strangers_told_ = 0;
+  }
+  return strangers_told_ < kAuditOfStrangers;
 }
 
 void Audit::LeaveOut() {
@@ -356,9 +381,10 @@ void Audit::TellCounted(bool all) {
 
 void Audit::Flush() {
   std::unique_lock lock(mutex_);
+  const uint64_t until = rounds_ + (busy_ ? 2 : 1);  // the one that goes on may lack some
   asked_ = true;
   changed_.notify_all();
-  changed_.wait(lock, [this] { return (waiting_.empty() && !busy_ && !asked_) || stopping_; });
+  changed_.wait(lock, [&] { return rounds_ >= until || stopping_; });
 }
 
 void Audit::Run() {
@@ -367,7 +393,7 @@ void Audit::Run() {
     std::vector<Written> told;
     {
       std::unique_lock lock(mutex_);
-      busy_ = false;
+      if (std::exchange(busy_, false)) ++rounds_;
       changed_.notify_all();
       // Minutes end, and files grow old.
       const auto most =
@@ -409,6 +435,8 @@ absl::Status Audit::WriteAll(std::vector<pb::AuditRecord> records) {
 }
 
 absl::Status Audit::Begin() {
+  // Power may fail: what comes after it must not be there without it.
+  if (fd_ >= 0 && fdatasync(fd_) != 0) return ErrnoStatus(errno, directory_);
   AuditFile file;
   file.first = head_.last + 1;
   file.before = head_.hash;
@@ -416,6 +444,10 @@ absl::Status Audit::Begin() {
   const int fd =
       open(file.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return ErrnoStatus(errno, file.path);
+  if (absl::Status status = SyncDirectory(directory_); !status.ok()) {
+    close(fd);
+    return status;
+  }
   if (fd_ >= 0) close(fd_);
   fd_ = fd;
   files_.push_back(std::move(file));

@@ -37,10 +37,11 @@ namespace pb = ::muster::v1;
 inline constexpr int64_t kAuditFileBytes = 64 << 20;  // then another file is begun
 inline constexpr size_t kAuditWaitingMost = 100'000;  // records that wait to be written
 inline constexpr size_t kAuditTextMost = 2'000;       // bytes of a record's object, and detail
-// In a minute: denials of one user that are written whole; users, and addresses of strangers, whose
-// further ones are counted apart.
+// In a minute: denials of one user that are written whole; records that all strangers together get
+// (addresses, and uids that nobody knows); users, and strangers, whose further ones are counted
+// apart.
 inline constexpr int64_t kAuditWhole = 30;
-inline constexpr size_t kAuditUsersMost = 4'096, kAuditStrangersMost = 256;
+inline constexpr size_t kAuditOfStrangers = 512, kAuditUsersMost = 4'096, kAuditStrangersMost = 256;
 
 struct AuditOptions {
   int64_t file_bytes = kAuditFileBytes;
@@ -87,13 +88,15 @@ class Audit {
   // Its number and hash are filled in here. What was granted ("OK") is never left out. Of the
   // denials of one user the first kAuditWhole of a minute are written whole; further ones are
   // counted, and told at the minute's end in one record for each method and outcome. While too much
-  // waits, or too many others are denied something in that minute, they are counted all together.
-  // `written` is called at once for what is counted.
+  // waits, or too many others are denied something in that minute, they are counted all together,
+  // as what strangers are denied beyond kAuditOfStrangers. `written` is called at once for what is
+  // counted.
   void Add(pb::AuditRecord record, Written written = nullptr);
   // Of a connection, which costs its other end nothing: only the first of a minute is written
   // whole.
   void AddConnection(pb::AuditRecord record);
-  // Until all that was added is written and synced; what is counted still, once its minute is over.
+  // Until all that was added by now is written and synced; what is counted still, once its minute
+  // is over.
   void Flush();
   // The newest `limit` records that `wanted` takes, oldest first.
   absl::StatusOr<std::vector<pb::AuditRecord>> Newest(
@@ -131,6 +134,7 @@ class Audit {
   // What is told of those whose minute is over goes to what waits; or of all.
   void TellCounted(bool all);
   void Tell(const Denied& denied);
+  bool StrangersHaveRoom();
   void LeaveOut();
   void Run();
   absl::Status WriteAll(std::vector<pb::AuditRecord> records);  // synced
@@ -156,8 +160,11 @@ class Audit {
   std::vector<Written> told_once_written_;  // of those that wait
   std::map<std::string, Denied> denied_;    // by uid and user
   size_t strangers_ = 0;                    // of these
+  size_t strangers_told_ = 0;               // records that they got in the minute that ends
+  int64_t strangers_until_ns_ = 0;          // then
   uint64_t left_out_ = 0;                   // denials, since the last record of them
   int64_t left_out_until_ns_ = 0;
+  uint64_t rounds_ = 0;  // of writing that have ended
   bool busy_ = false, asked_ = false, stopping_ = false;
   std::thread thread_;
 };

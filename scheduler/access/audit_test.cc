@@ -182,6 +182,35 @@ TEST_F(AuditTest, FilesAreRotatedAndOldOnesMayBeTakenAway) {
   EXPECT_FALSE(audit->Verify(0, "").ok()) << "one out of the middle";
 }
 
+// As by age and size, beside whoever reads.
+TEST_F(AuditTest, FilesThatGoWhileTheyAreReadAreNoChange) {
+  const struct {
+    const char* name;
+    std::vector<size_t> gone;  // while the first is read
+    bool good;
+  } cases[] = {{"the first", {0}, true},
+               {"the first two", {0, 1}, true},
+               {"the first three", {0, 1, 2}, true},
+               {"the second alone", {1}, false},
+               {"the first and the third", {0, 2}, false}};
+  for (const auto& c : cases) {
+    std::filesystem::remove_all(folder_);
+    Fill(Open(1000).get(), 40);
+    const std::vector<std::string> files = Files();
+    ASSERT_GT(files.size(), 4u);
+    uint64_t last = 0;
+    const absl::StatusOr<AuditHead> head = ReadAudit(folder_, [&](const pb::AuditRecord& record) {
+      last = record.number();
+      if (last != 1) return;
+      for (const size_t file : c.gone) std::filesystem::remove(files[file]);
+    });
+    EXPECT_EQ(head.ok(), c.good) << c.name << ": " << head.status();
+    if (c.good) {
+      EXPECT_EQ(last, 40u) << c.name;
+    }
+  }
+}
+
 // The first file that is left is called by the hash before it: its first record has that, too.
 TEST_F(AuditTest, WhatIsChangedInTheFirstFileThatIsLeftIsFound) {
   const Tampering cases[] = {
@@ -330,11 +359,60 @@ TEST_F(AuditTest, OfTooManyStrangersTheOthersAreCountedTogetherAndHideNoUser) {
   EXPECT_THAT((*last)[0].detail(), HasSubstr("50 denials"));
 }
 
+// One machine may have any number of addresses, and of uids that nobody knows.
+TEST_F(AuditTest, StrangersFillNoFileHoweverManyTheyAre) {
+  for (const bool addresses : {true, false}) {
+    std::filesystem::remove_all(folder_);
+    const std::unique_ptr<Audit> audit = Open();
+    const auto from = [&](uint32_t uid) {
+      pb::AuditRecord denial =
+          Denial(addresses ? absl::StrCat("address ", uid) : "", "JobService/Get", "1");
+      denial.set_uid(uid);
+      return denial;
+    };
+    constexpr size_t kStrangers = 100;
+    for (uint32_t uid = 1; uid <= kStrangers; ++uid) {
+      for (int64_t i = 0; i < kAuditWhole; ++i) audit->Add(from(uid));
+    }
+    audit->Add(from(1));
+    for (int i = 0; i < 2; ++i) audit->Add(Denial("ann", "JobService/Get", "2"));
+    const std::vector<std::string> told = Told(audit.get());
+    EXPECT_EQ(told.size(), kAuditOfStrangers + 2);
+    EXPECT_EQ(told.back(), "ann JobService/Get 2") << "users are told as ever";
+    clock_.steady_ns += kMinute;
+    EXPECT_EQ(Told(audit.get()).size(), kAuditOfStrangers + 3);
+    const auto last = audit->Newest(1, [](const pb::AuditRecord&) { return true; });
+    const size_t denials = kStrangers * static_cast<size_t>(kAuditWhole) + 1;
+    EXPECT_THAT((*last)[0].detail(),
+                HasSubstr(absl::StrCat(denials - kAuditOfStrangers, " denials")));
+    audit->Add(from(1));
+    EXPECT_EQ(Told(audit.get()).size(), kAuditOfStrangers + 4) << "another minute";
+  }
+}
+
+TEST_F(AuditTest, UidsThatNobodyKnowsTakeNoUsersRoom) {
+  const std::unique_ptr<Audit> audit = Open();
+  for (uint32_t uid = 1; uid <= kAuditUsersMost; ++uid) {
+    pb::AuditRecord denial = Denial("", "JobService/Get", "1");
+    denial.set_uid(100'000 + uid);
+    audit->Add(denial);
+  }
+  audit->Add(Denial("ann", "JobService/Get", "2"));
+  EXPECT_EQ(Told(audit.get()).back(), "ann JobService/Get 2");
+}
+
 TEST_F(AuditTest, LongTextIsShortened) {
   const std::unique_ptr<Audit> audit = Open();
   audit->Add(Denial("ann", "JobService/Get", std::string(300'000, 'x')));
   audit->Flush();
   EXPECT_LT(audit->bytes(), 3'000);
+}
+
+TEST_F(AuditTest, MalformedTextIsReadAgain) {
+  const std::unique_ptr<Audit> audit = Open();
+  audit->Add(Denial("ann", "JobService/Get", "caf\xc3"));
+  EXPECT_THAT(Told(audit.get()), ElementsAre("ann JobService/Get caf?"));
+  EXPECT_TRUE(audit->Verify(0, "").ok());
 }
 
 // Of releases before: without the hash before it in the name of a file.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/log.h"
+#include "common/base/utf8.h"
 #include "common/spec/members.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/queue.pb.h"
@@ -22,7 +23,7 @@ using google::protobuf::Message;
 using google::protobuf::Reflection;
 
 constexpr size_t kToldQueues = 10;
-constexpr size_t kObjectChars = 300;
+constexpr size_t kObjectBytes = 300;
 
 // The messages that hold the last field of the path, and that field. A message on the way that
 // isn't set counts as an empty one; of a repeated one each counts.
@@ -197,13 +198,12 @@ absl::Status Ask(
 
 std::string ObjectOf(const MethodPolicy& method, const Message& request) {
   const pb::Object object = method.policy.object();
-  std::string text =
+  const std::string text =
       object == pb::OBJECT_QUEUE || object == pb::OBJECT_JOB || object == pb::OBJECT_JOBS_QUEUE
           ? absl::StrJoin(TextsAt(request, method.policy.field()), ", ")
       : object == pb::OBJECT_ROOT ? request.ShortDebugString()
                                   : "";
-  if (text.size() > kObjectChars) text.resize(kObjectChars);
-  return text;
+  return std::string(CutUtf8(text, kObjectBytes));
 }
 
 // What certificates and the join door allow, before any role is looked at.

@@ -173,10 +173,13 @@ void Future::ApplyDue() {
   while (const JobRow* first = FirstDue(state_)) {
     pb::Event due;
     due.mutable_job_due()->set_number(first->number);
-    // Whose owner might not submit at its newest time may not at the next ones either.
     if (first->spec->has_schedule() && (first->no_right || SkipsItsTime(state_, *first))) {
-      due.mutable_job_due()->set_skip_to_ns(
-          NextTimeNs(first->spec->schedule(), now_ns_).value_or(0));
+      int64_t next_ns = NextTimeNs(first->spec->schedule(), now_ns_).value_or(now_ns_ + kHour);
+      if (next_ns == 0) due.mutable_job_due()->set_end_reason("its schedule has no next time");
+      // Whose owner might not submit at its newest time may not at those that are foreseen either.
+      if (next_ns != 0 && first->no_right)
+        next_ns = std::max(next_ns, begin_ns_ + options_.horizon_ns + 1);
+      due.mutable_job_due()->set_skip_to_ns(next_ns);
       due.mutable_job_due()->set_no_right(first->no_right);
     }
     Apply(&state_, due);

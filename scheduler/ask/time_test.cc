@@ -4,6 +4,7 @@
 #include "gtest/gtest.h"
 #include "scheduler/ask/ask.h"
 #include "scheduler/ask/explain.h"
+#include "scheduler/ask/future.h"
 #include "scheduler/ask/simulate.h"
 #include "scheduler/decide/decide.h"
 #include "scheduler/state/testing/builders.h"
@@ -89,6 +90,11 @@ TEST_F(TimeTest, ATimeThatWasLeftOutForWantOfARightSaysSoAndNoneIsForetold) {
   EXPECT_THAT(DescribeVerdict(s.state, plan, *s.state.FindJob(job), 0).text(),
               HasSubstr("; 1 time was left out, as ann may not submit to queue research; "));
   EXPECT_EQ(Explain(s.state, plan, job, s.now_ns, SchedulingOptions(), nullptr).start_ns(), 0);
+  FutureOptions options;
+  options.steps_max = 30;
+  Future future(s.state, s.now_ns, SchedulingOptions(), options);
+  future.Run();
+  EXPECT_FALSE(future.cut()) << "nor is any of its 44 times of a day looked at";
 }
 
 TEST_F(TimeTest, TheVerdictNamesTheTimeAndDecideWakesThen) {

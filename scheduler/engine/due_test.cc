@@ -22,18 +22,19 @@ class DueTest : public ::testing::Test {
     options.takes_submissions = [this] { return room_; };
     options.may_submit = [this](const State&, const std::string& owner, const std::string& queue) {
       ++asked_;
-      return owner == "ada" && queue == "default" ? may_submit_ : std::nullopt;
+      asked_of_.insert(owner);
+      return queue == "default" ? may_submit_ : std::nullopt;
     };
     return options;
   }
 
   uint64_t Submit(const std::string& cron, pb::Overlap overlap = pb::OVERLAP_UNSPECIFIED,
-                  const std::string& array = "") {
+                  const std::string& array = "", const std::string& owner = "ada") {
     pb::Event event;
     pb::JobSubmitted* e = event.mutable_job_submitted();
-    e->set_uid(std::string(32, 'b'));
+    e->set_uid(std::string(32, owner.back()));
     e->set_number(state().next_job_number());
-    e->set_owner("ada");
+    e->set_owner(owner);
     e->set_umask(027);
     *e->mutable_spec() = OneSlotSpec();
     e->mutable_spec()->set_array(array);
@@ -81,6 +82,7 @@ class DueTest : public ::testing::Test {
   bool room_ = true;
   std::optional<bool> may_submit_ = true;  // of the owner to the queue; nullopt: not known yet
   int asked_ = 0;
+  std::set<std::string> asked_of_;
   LabWithOneHost lab_{Options()};
   std::shared_ptr<const View> view_;
 };
@@ -212,10 +214,26 @@ TEST_F(DueTest, ATimeWaitsUntilItIsKnownWhetherItsOwnerMaySubmit) {
   Until("2026-11-26T13:00:01Z");
   EXPECT_FALSE(Placed(first));
   EXPECT_EQ(Job(first).skipped, 0);
-  EXPECT_LE(lab_.engine.NextWakeNs(), lab_.clock.now_ns + kSecond / 10);
+  EXPECT_LE(lab_.engine.NextWakeNs(), lab_.clock.now_ns + kSecond);
   may_submit_ = true;
   Until("2026-11-26T13:00:02Z");
   EXPECT_TRUE(Placed(first));
+}
+
+TEST_F(DueTest, OwnersAreAskedAboutTogetherAndSeldomerWhileNobodyAnswers) {
+  Submit("0 * * * *");
+  const uint64_t other = Submit("0 * * * *", pb::OVERLAP_UNSPECIFIED, "", "bob");
+  Submit("30 13 * * *", pb::OVERLAP_UNSPECIFIED, "", "eve");
+  may_submit_ = std::nullopt;
+  Until("2026-11-26T13:00:00Z");
+  EXPECT_EQ(asked_of_, (std::set<std::string>{"ada", "bob"})) << "none waits for the other";
+  const uint64_t commit = lab_.engine.Snapshot()->commit;
+  Until("2026-11-26T13:01:00Z");
+  EXPECT_LT(lab_.engine.Snapshot()->commit, commit + 100) << "each look is a commit";
+  EXPECT_EQ(Job(other).skipped, 0);
+  may_submit_ = true;
+  Until("2026-11-26T13:01:01Z");
+  EXPECT_NE(Job(other).next, 0u);
 }
 
 TEST_F(DueTest, AStoreThatIsServedAgainGivesTheNextJobAnotherUid) {

@@ -30,7 +30,9 @@ constexpr size_t kGatherAtMost = 512;  // a step that is worth it begins at once
 constexpr int64_t kIdleAfterNs = kSecond;
 constexpr int64_t kIdleAtLeastEveryNs = kMinute;
 constexpr size_t kDueInAStep = 1000;  // jobs whose time has come, and those of the next time
-constexpr int64_t kAskAgainNs = 50 * kMillisecond;  // whether somebody may still submit
+// Whether somebody may still submit: soon at first, then twice as late each time, as each look is a
+// commit.
+constexpr int64_t kAskAgainNs = 50 * kMillisecond, kAskAgainAtMostNs = kSecond;
 constexpr int64_t kTellStatsEveryNs = 10 * kMinute;
 
 void Count(const std::vector<pb::Event>& events, EngineStats* stats) {
@@ -345,6 +347,16 @@ void Engine::AppendGangPrepared() {
   }
 }
 
+// Of all whose time has come, so that no owner's answer is waited for after another's.
+void Engine::AskWhoMaySubmit() const {
+  size_t jobs = 0;
+  for (const auto& [at_ns, number] : state_.due()) {
+    if (at_ns > state_.now_ns() || ++jobs > kDueInAStep) return;
+    const JobRow& job = *state_.FindJob(number);
+    if (job.spec->has_schedule()) (void)options_.may_submit(state_, job.owner, job.spec->queue());
+  }
+}
+
 // Jobs whose time has come: so many in one step, the others in the next ones.
 void Engine::AppendDue() {
   due_waits_ns_ = 0;
@@ -360,9 +372,12 @@ void Engine::AppendDue() {
             ? true
             : options_.may_submit(state_, first->owner, first->spec->queue());
     if (!may_submit.has_value()) {
-      due_waits_ns_ = kAskAgainNs;
+      AskWhoMaySubmit();
+      asks_again_ns_ = std::clamp(2 * asks_again_ns_, kAskAgainNs, kAskAgainAtMostNs);
+      due_waits_ns_ = asks_again_ns_;
       return;
     }
+    asks_again_ns_ = 0;
     for (pb::Event& event : NextDue(state_, *may_submit)) {
       const pb::JobSubmitted& next = event.job_submitted();
       jobs += 1 + static_cast<size_t>(next.members());

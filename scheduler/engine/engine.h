@@ -179,6 +179,7 @@ class Engine {
   ChangedRows Commit();
   void ApplyEvent(pb::Event event);
   void AppendGangPrepared();
+  void AskWhoMaySubmit() const;
   void AppendDue();
   bool AwaitsHosts();
   void DecideAndApply();
@@ -204,6 +205,7 @@ class Engine {
   int64_t committed_in_ns_ = 0;         // what the newest commit took
   std::vector<pb::Event> step_events_;  // of the step being made
   int64_t due_waits_ns_ = 0;            // some job's time has come, and is looked at again then
+  int64_t asks_again_ns_ = 0;           // so much after it was not known who may submit
   int refused_plans_ = 0;
   int64_t told_stats_ns_ = 0;  // MonotonicNs
   uint64_t told_steps_ = 0;

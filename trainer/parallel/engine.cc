@@ -68,9 +68,9 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
   block_flats_ = layout.block_flats;
   blocks_in_model_ = layout.blocks;
   pipeline_ = {options.pipeline, part_.stage, part_.stages, layout.stretches};
-  FlatOptions trained = options.flats;
-  if (options.graphs) trained.zero_first = true;
-  FlatOptions own = trained;
+  FlatOptions of_trained = options.flats;
+  if (options.graphs) of_trained.zero_first = true;
+  FlatOptions own = of_trained;
   own.frozen = frozen_;
   const auto make = [&](FlatLayout& flat, const FlatOptions& of) {
     const FlatOptions its = OptionsOf(flat, of);
@@ -84,7 +84,7 @@ Engine::Engine(const ModelConfig& config, World* world, const EngineOptions& opt
         block_flats_[block].push_back(static_cast<int>(model_.size()) + flat);
     }
     for (FlatLayout& flat : trained.flats)
-      all_.push_back(adapters_.emplace_back(make(flat, trained)).get());
+      all_.push_back(adapters_.emplace_back(make(flat, of_trained)).get());
   }
   BindSlots();
   Adapters adapters;

@@ -44,7 +44,7 @@ from teams_over_tls import FORM, TeamsOverTls, teams_over_tls
 NOT_THERE_NOW = 6  # exit code of `muster` without a daemon
 STORED = 10_000
 WAITING = 16  # jobs that nothing but room is missing for: what a start can place
-LONGEST_S = 6  # of a job: shorter ones end faster than two cores submit others over TLS
+LONGEST_S = {"unix": 3, "tls": 12}  # of a job: shorter ones end faster than two cores submit others
 QUEUES32 = """\
 queues:
   - {name: default, submit: ['*']}
@@ -62,6 +62,7 @@ class Submissions:
 
     def __init__(self, system: LocalSystem) -> None:
         self.system = system
+        self.longest_s = LONGEST_S["tls" if isinstance(system, TeamsOverTls) else "unix"]
         self.acknowledged, self.refused, self.stop = [], [], threading.Event()
         self.lines_file = system.folder / "lines"
         self.lines_file.touch()
@@ -104,7 +105,7 @@ class Submissions:
             path = self.system.folder / f"{name}.yaml"
             path.write_text(
                 f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 4)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
-                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT ${{RANK-0}}" >> {self.lines_file}\n  sleep {rng.uniform(0, LONGEST_S):.2f}\n'
+                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT ${{RANK-0}}" >> {self.lines_file}\n  sleep {rng.uniform(0, self.longest_s):.2f}\n'
             )
             while True:
                 while self.backlog() and not self.stop.is_set():
@@ -190,7 +191,7 @@ def fill(system: LocalSystem) -> None:
 
 
 def scheduler(system: LocalSystem, quick: bool) -> bool:
-    kills = 20 if quick else 1000
+    kills = 10 if quick else 1000
     fill(system)
     starts_s, began_ns, rng = [], [], random.Random(1)
     jobs, placed = {}, set()  # by number: its state; when attempts were placed

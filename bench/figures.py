@@ -3,18 +3,39 @@
 import json
 import os
 import subprocess
+import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(os.environ.get("MUSTER_BIN_DIR", ROOT / "build/release/bin")).resolve()
 
 
+_of_form = ""
+
+
+def forms() -> list[str]:
+    """Of `unix` and `tls` those that a row is asked for: both, if none is named."""
+    return [form for form in ("unix", "tls") if f"--{form}" in sys.argv] or ["unix", "tls"]
+
+
+@contextmanager
+def of_form(words: str):
+    """Each figure told within has these words behind its name: a row that measures the same in several forms."""
+    global _of_form
+    _of_form = f" ({words})" if words else ""
+    try:
+        yield
+    finally:
+        _of_form = ""
+
+
 def figure(name: str, value, unit: str, bar=None, holds: bool = True, peer=None) -> bool:
     print(
         json.dumps(
             {
-                "figure": name,
+                "figure": f"{name}{_of_form}",
                 "value": value,
                 "unit": unit,
                 "peer": peer,

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Rows `kill-scheduler`, `kill-agent`, `kill-shim`: SIGKILL to the real programs, at moments drawn from a seed.
 
-    kills.py scheduler|agent|shim [--quick]
+    kills.py scheduler|agent|shim [--quick] [--unix | --tls]
 
 scheduler: a host with 32 declared slots, submissions and ends in flight all the time, and 10,000 jobs stored that wait behind their queue's
 limit; from each start of musterd to the first attempt that it places. agent: processes that wait while both agents of a small system are
 killed. shim: one host's shim of a gang over two.
+
+Twice: one user over a Unix socket; and over mutual TLS, with agents that have joined on machines of their own (network namespaces) and three
+users of two teams, whose jobs run as they (tests/system/teams_over_tls.py). With musterd further hosts join there all the time, by a line each.
+--unix, --tls: one of both.
 """
 
 import bisect
@@ -17,19 +21,30 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
 import small_system
-from figures import BIN, at_most, figure, none, quantile, say_failed
-from local_system import Failed, LocalSystem, job_processes, processes_of, system_folder, wait_for
+from figures import BIN, at_most, figure, forms, none, of_form, quantile, say_failed
+from local_system import (
+    CommandFailed,
+    Failed,
+    LocalSystem,
+    job_processes,
+    processes_of,
+    system_folder,
+    wait_for,
+)
 from small_system import let_go, marks, submit_waiting, task, wait_ended, wait_started
+from teams_over_tls import FORM, TeamsOverTls, teams_over_tls
 
 NOT_THERE_NOW = 6  # exit code of `muster` without a daemon
 STORED = 10_000
 WAITING = 16  # jobs that nothing but room is missing for: what a start can place
+LONGEST_S = {"unix": 3, "tls": 12}  # of a job: shorter ones end faster than two cores submit others
 QUEUES32 = """\
 queues:
   - {name: default, submit: ['*']}
@@ -47,9 +62,11 @@ class Submissions:
 
     def __init__(self, system: LocalSystem) -> None:
         self.system = system
+        self.longest_s = LONGEST_S["tls" if isinstance(system, TeamsOverTls) else "unix"]
         self.acknowledged, self.refused, self.stop = [], [], threading.Event()
         self.lines_file = system.folder / "lines"
         self.lines_file.touch()
+        self.lines_file.chmod(0o666)
         self.lanes = [threading.Thread(target=self._submit, args=(lane,)) for lane in range(4)]
 
     def __enter__(self) -> "Submissions":
@@ -88,7 +105,7 @@ class Submissions:
             path = self.system.folder / f"{name}.yaml"
             path.write_text(
                 f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 4)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
-                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT ${{RANK-0}}" >> {self.lines_file}\n  sleep {rng.uniform(0, 3):.2f}\n'
+                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT ${{RANK-0}}" >> {self.lines_file}\n  sleep {rng.uniform(0, self.longest_s):.2f}\n'
             )
             while True:
                 while self.backlog() and not self.stop.is_set():
@@ -108,9 +125,56 @@ class Submissions:
                     self.stop.set()
 
 
+class Joins:
+    """Hosts that join all the time. Each has one line, which is to buy a certificate however often musterd dies meanwhile."""
+
+    def __init__(self, system: TeamsOverTls) -> None:
+        self.system, self.joined, self.wrong, self.stop = system, 0, [], threading.Event()
+        self.thread = threading.Thread(target=self._join_all)
+
+    def __enter__(self) -> "Joins":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop.set()
+        self.thread.join(60)
+
+    def _join_all(self) -> None:
+        try:
+            while not self.stop.wait(1):
+                self._join(f"j{self.joined:04}")
+                self.joined += 1
+        except Exception as error:  # said with the figure
+            self.wrong.append(str(error))
+
+    def _join(self, host: str) -> None:
+        net = self.system.net
+        words = wait_for(f"a line for {host}", lambda: self._line(host), 60)
+        command = net.machines.on("h01", net.agent_words(host, [*words, "--only"]))
+
+        def joined() -> bool:
+            done = subprocess.run(
+                [str(word) for word in command], capture_output=True, text=True, timeout=60
+            )
+            if "Ask for a new one" in done.stderr:
+                raise Failed(f"{host}: its line was spent for nothing: {done.stderr}")
+            return done.returncode == 0
+
+        wait_for(f"{host} to join", joined, 60, 0.2)
+
+    def _line(self, host: str) -> list[str]:
+        try:
+            return self.system.net.line(host)
+        except CommandFailed as error:
+            if error.code != NOT_THERE_NOW:
+                raise
+            return []
+
+
 def fill(system: LocalSystem) -> None:
     """musterd, an agent, and STORED jobs that wait behind one that never ends."""
-    small_system.start(system, QUEUES32, hosts=("h01",), slots=32)
+    small_system.start(system, QUEUES32, hosts=("h01",), slots=32, cluster="open: true")
     first = small_system.submit(
         system,
         "name: first\nqueue: stored\nresources: {gpus: 1, gpu_types: [cpu-slot]}\nrun: sleep 100000\n",
@@ -127,7 +191,7 @@ def fill(system: LocalSystem) -> None:
 
 
 def scheduler(system: LocalSystem, quick: bool) -> bool:
-    kills = 20 if quick else 1000
+    kills = 10 if quick else 1000
     fill(system)
     starts_s, began_ns, rng = [], [], random.Random(1)
     jobs, placed = {}, set()  # by number: its state; when attempts were placed
@@ -140,7 +204,8 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
             jobs[str(job["number"])] = job["state"]
             placed.update(int(attempt["place_ns"]) for attempt in task(job)["attempts"])
 
-    with Submissions(system) as submissions:
+    joins = Joins(system) if isinstance(system, TeamsOverTls) else None
+    with Submissions(system) as submissions, joins or nullcontext():
         for index in range(kills):
             if index % 2 == 0:  # what this start is to place has to be there
                 ready = submissions.something_to_place
@@ -167,6 +232,10 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
         True,
     )
     ok &= tell_scheduler(submissions, jobs)
+    if joins:
+        print(f"{joins.joined} hosts joined", *joins.wrong)
+        ok &= none("lines of hosts that bought no certificate", len(joins.wrong))
+        ok &= joins.joined > 0
     figure(
         "from its start to its first answer, p99",
         round(quantile(starts_s, 0.99), 3),
@@ -333,17 +402,30 @@ def state_of(pid: int) -> str:
     return stat_of(pid)[0]
 
 
-def main() -> int:
-    try:
+def measure(form: str, what: str, quick: bool) -> bool:
+    row = {"scheduler": scheduler, "agent": agent, "shim": shim}[what]
+    if form == "unix":
         with system_folder() as folder:
             system = LocalSystem(folder, BIN)
-            ok = {"scheduler": scheduler, "agent": agent, "shim": shim}[sys.argv[1]](
-                system, "--quick" in sys.argv
-            )
+            ok = row(system, quick)
             system.stop()
+            return ok
+    hosts = ["h01"] if what == "scheduler" else ["h01", "h02"]
+    with of_form(FORM), teams_over_tls(BIN, hosts) as system:
+        ok = row(system, quick)
+        lost = system.lost()
+        print("\n".join(lost))
+        ok &= none("hosts, users and proofs that did not last", len(lost))
+        system.stop()
+        return ok
+
+
+def main() -> int:
+    try:
+        held = [measure(form, sys.argv[1], "--quick" in sys.argv) for form in forms()]
     except Failed as error:
         return say_failed(error)
-    return 0 if ok else 1
+    return 0 if all(held) else 1
 
 
 if __name__ == "__main__":

@@ -315,7 +315,7 @@ ROWS = {
         1800,
     ),
     "sim-seeds": (
-        "scheduler, agents and shims against faults on a virtual clock, seed by seed",
+        "scheduler, agents, shims and three users against faults on a virtual clock (so without TLS), seed by seed",
         [sys.executable, "bench/sim_seeds.py"],
         14400,
     ),
@@ -390,22 +390,22 @@ ROWS = {
         7200,
     ),
     "kill-scheduler": (
-        "SIGKILL to musterd with submissions and ends in flight",
+        "SIGKILL to musterd with submissions and ends in flight: one user over a Unix socket; three in two teams over TLS",
         [sys.executable, "bench/kills.py", "scheduler"],
-        3600,
+        5400,
     ),
     "kill-agent": (
-        "SIGKILL to agents while their processes run",
+        "SIGKILL to agents while their processes run: one user over a Unix socket; three in two teams over TLS",
         [sys.executable, "bench/kills.py", "agent"],
         1800,
     ),
     "kill-shim": (
-        "SIGKILL to a shim of a gang over two hosts",
+        "SIGKILL to a shim of a gang over two hosts: one user over a Unix socket; three in two teams over TLS",
         [sys.executable, "bench/kills.py", "shim"],
         900,
     ),
     "partitions": (
-        "an agent cut off in every way, shorter and longer than the lease, with a task of each when_unreachable; 60 % of the agents at once",
+        "an agent cut off in every way, shorter and longer than the lease, with a task of each when_unreachable; 60 % of the agents at once: one user over a Unix socket; three in two teams over TLS",
         [sys.executable, "bench/partitions.py"],
         1800,
     ),

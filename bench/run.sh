@@ -5,7 +5,7 @@
 #
 # Prints machine and commit, ends with one JSON line a figure: {"figure":…,"value":…,"unit":…,"peer":…,"bar":…,"holds":…}.
 # --quick takes at most 60 s and measures less. --record writes the figures into bench/RESULTS.md. Exit 1 when one falls short.
-# What some rows' programs take beside --quick: `federation -- --trace-times`.
+# What some rows' programs take beside --quick: `federation -- --trace-times`; `partitions` and `kill-*` `-- --unix` or `-- --tls`.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 source deploy/common.sh

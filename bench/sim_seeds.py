@@ -8,6 +8,9 @@ that size, the others of the small system of tests/mutants/config, where a seed 
 which takes about five hours of a core: a run that was ended goes on where it was, as long as muster-sim is the same. Rare events: each that
 the simulator has a name for has to happen in one of the seeds.
 
+Jobs are of three users, whose keys have the same names; in some seeds one of the clusters is one user's. Nothing of it is over TLS: certificates
+and OpenSSL know no virtual clock. `partitions` and `kill-*` have several users and TLS.
+
 The seeds are other ones at each run, counted from a first one that is drawn and printed: those that somebody has looked at have been mended
 against. --seed N runs those from N on again.
 """

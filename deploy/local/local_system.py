@@ -94,16 +94,14 @@ class LocalSystem:
     def start_musterd(self, timeout_s: float = 20) -> float:
         """Seconds from its start to its first answer."""
         began = time.monotonic()
-        process = self.spawn(
-            "musterd", [self.bin_dir / "musterd", "--config", self.folder / "etc" / "musterd.yaml"]
-        )
+        process = self.spawn("musterd", self.musterd_command())
 
         def answers():
             if process.poll() is not None:
                 raise Failed(
                     f"musterd ended with {process.returncode}:\n{self.log_tail('musterd')}"
                 )
-            return self.socket.exists() and self.run(["ping"], check=False).returncode == 0
+            return self.socket.exists() and self.ping()
 
         wait_for(
             f"musterd's first answer (log: {self.folder}/logs/musterd.log)",
@@ -112,6 +110,9 @@ class LocalSystem:
             0.01,
         )
         return time.monotonic() - began
+
+    def musterd_command(self) -> list:
+        return [self.bin_dir / "musterd", "--config", self.folder / "etc" / "musterd.yaml"]
 
     def start_agent(
         self, cluster: str, host: str, inventory: str = "host.yaml", port_range: str = "20000-29999"
@@ -177,6 +178,9 @@ class LocalSystem:
 
     def json(self, *arguments) -> dict:
         return json.loads(self.run([*arguments, "-o", "json"]).stdout)
+
+    def ping(self) -> bool:
+        return self.run(["ping"], check=False).returncode == 0
 
     def submit(self, file: Path | str, *more: str) -> dict:
         return self.json("submit", file, "-y", "--detach", *more)

@@ -6,7 +6,7 @@ The tasks tell every 50 ms that they live, so that what ran when is known.
 import time
 
 from local_system import LocalSystem, wait_for
-from relay import CLIENT, DOWN, SERVER, UP, Relay
+from relay import CLIENT, DOWN, SERVER, UP, Relay, unix_relay
 from small_system import configure, submit, task, wait_ended
 
 LEASE_S, FENCE_AFTER_S, GRACE_S, KILL_S = 4, 10, 1, 5
@@ -28,7 +28,7 @@ CUTS = {
 
 
 def job(system: LocalSystem, name: str, rule: str) -> str:
-    """Says `attempt pid time` every 50 ms until it is let go."""
+    """Says `attempt process time` every 50 ms until it is let go; a process by its namespace and its number there."""
     more = f"fence_after: {FENCE_AFTER_S}s\n" if rule == "fence" else ""
     return f"""\
 name: {name}
@@ -38,31 +38,32 @@ when_unreachable: {rule}
 grace: {GRACE_S}s
 {more}run: |
   trap 'exit 0' TERM
+  process=$(readlink /proc/self/ns/pid):$$
   while [ ! -e {system.folder}/{name}.go ]; do
-    echo "$MUSTER_ATTEMPT $$ ${{EPOCHREALTIME}}" >> {system.folder}/{name}.lives
+    echo "$MUSTER_ATTEMPT $process ${{EPOCHREALTIME}}" >> {system.folder}/{name}.lives
     read -r -t 0.05 <> <(:) || true
   done
 """
 
 
-def lives(system: LocalSystem, name: str) -> dict[int, tuple[float, float, set[int]]]:
-    """{attempt: (first, last word, pids)}"""
-    found: dict[int, tuple[float, float, set[int]]] = {}
+def lives(system: LocalSystem, name: str) -> dict[int, tuple[float, float, set[str]]]:
+    """{attempt: (first, last word, processes)}"""
+    found: dict[int, tuple[float, float, set[str]]] = {}
     path = system.folder / f"{name}.lives"
     for line in path.read_text().splitlines() if path.exists() else []:
         words = line.split()
         if len(words) != 3:
             continue
         attempt, at = int(words[0]), float(words[2])
-        first, _, pids = found.get(attempt, (at, at, set()))
-        found[attempt] = (first, at, pids | {int(words[1])})
+        first, _, processes = found.get(attempt, (at, at, set()))
+        found[attempt] = (first, at, processes | {words[1]})
     return found
 
 
-def overlap(attempts: dict[int, tuple[float, float, set[int]]]) -> bool:
+def overlap(attempts: dict[int, tuple[float, float, set[str]]]) -> bool:
     ordered = sorted(attempts.values())
     return any(later[0] <= earlier[1] for earlier, later in zip(ordered, ordered[1:])) or any(
-        len(pids) > 1 for _, _, pids in ordered
+        len(processes) > 1 for _, _, processes in ordered
     )
 
 
@@ -77,13 +78,17 @@ class Fleet:
             scheduling=SCHEDULING,
         )
         system.start_musterd()
-        self.relays = {host: Relay(system.folder / f"{host}.sock", system.socket) for host in hosts}
-        direct = system.server
-        for host in hosts:
-            system.server = f"unix://{system.folder}/{host}.sock"
-            system.start_agent("lab", host)
-        system.server = direct
+        self.relays = {host: self.begin(host) for host in hosts}
         system.wait_hosts_up({f"lab/{host}" for host in hosts})
+
+    def begin(self, host: str) -> Relay:
+        """Starts its agent, behind a relay of its own."""
+        path, direct = self.system.folder / f"{host}.sock", self.system.server
+        relay = unix_relay(path, self.system.socket)
+        self.system.server = f"unix://{path}"
+        self.system.start_agent("lab", host)
+        self.system.server = direct
+        return relay
 
     def close(self) -> None:
         for relay in self.relays.values():
@@ -171,5 +176,5 @@ def partition(fleet: Fleet, cut: str, length: str, tag: str, rules=RULES) -> lis
     for name, rule in jobs.items():
         if rule != "replace" and overlap(lives(fleet.system, name)):
             wrong.append(f"{rule}: two attempts at once")
-    print(f"{cut}, {length} ({cut_s:.1f} s): {wrong or 'as it should be'}", flush=True)
+    print(f"{tag}: {cut}, {length} ({cut_s:.1f} s): {wrong or 'as it should be'}", flush=True)
     return wrong

@@ -1,11 +1,16 @@
 """Machines of a test: network namespaces on one bridge, each with an address of its own and a way to the others only."""
 
+import ctypes
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 NETWORK = "10.77.31"
+CLONE_NEWNET = 0x40000000
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not() -> str:
@@ -58,6 +63,18 @@ class Machines:
     def on(self, name: str, command: list) -> list:
         """The command, run on that machine."""
         return ["ip", "netns", "exec", self.namespace(name), *command]
+
+    def within(self, name: str, make: Callable):
+        """What make() returns to a thread on that machine: a socket stays where it was made."""
+
+        def there():
+            with open(f"/run/netns/{self.namespace(name)}") as place:
+                if LIBC.setns(place.fileno(), CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), f"setns to {name}")
+            return make()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(there).result()
 
     def cut(self, name: str, cut: bool = True) -> None:
         i = list(self.addresses).index(name)

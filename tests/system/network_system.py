@@ -57,14 +57,17 @@ class NetworkSystem:
         assert words[:2] == ["muster-agent", "join"], words
         return words[1 : words.index("--state-dir")]
 
-    def agent_command(self, host: str, words: list[str], *more: str) -> list:
+    def agent_words(self, host: str, words: list[str], *more: str) -> list:
         folder = self.system.folder
         # fmt: off
-        return self.machines.on(host, [
+        return [
             self.system.bin_dir / "muster-agent", *words, "--state-dir", folder / "agents" / f"lab-{host}",
             "--inventory", folder / "etc" / "host.yaml", *(["--single-user"] if self.single_user and words else []), *more,
-        ])
+        ]
         # fmt: on
+
+    def agent_command(self, host: str, words: list[str], *more: str) -> list:
+        return self.machines.on(host, self.agent_words(host, words, *more))
 
     def start_agent(self, host: str, words: list[str]) -> None:
         """By a join line, as one user's; or, without words, as any later start."""

@@ -1,8 +1,9 @@
-"""A relay between two Unix sockets whose bytes its owner can hold, delay or cut off: a network that fails as it is told to."""
+"""A relay between two sockets whose bytes its owner can hold, delay or cut off: a network that fails as it is told to."""
 
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 UP, DOWN = "up", "down"  # from the client to the server, and back
@@ -10,18 +11,15 @@ CLIENT, SERVER = "client", "server"
 
 
 class Relay:
-    """Listens on `path` and hands every connection on to `target`. Held bytes arrive once they are let go, as TCP's would."""
+    """Hands every connection of `listener` on to one that `connect` makes. Held bytes arrive once they are let go, as TCP's would."""
 
-    def __init__(self, path: Path, target: Path):
-        self.target = target
+    def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket]):
+        self._listener, self._connect = listener, connect
         self._changed = threading.Condition()
         self._held: set[str] = set()
         self._ended = False
         self._delay_s = 0.0
         self._open: dict[str, set[socket.socket]] = {CLIENT: set(), SERVER: set()}
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen(64)
         threading.Thread(target=self._accept, daemon=True).start()
 
     # ---- what its owner does ----
@@ -75,16 +73,14 @@ class Relay:
             threading.Thread(target=self._join, args=(client,), daemon=True).start()
 
     def _join(self, client: socket.socket) -> None:
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             if not self._passes(
                 UP, DOWN
             ):  # a connection is made once its first packets can go both ways
                 raise OSError
-            server.connect(str(self.target))
+            server = self._connect()
         except OSError:
             hang_up(client)
-            hang_up(server)
             return
         with self._changed:
             self._open[CLIENT].add(client)
@@ -110,6 +106,23 @@ class Relay:
                 ends -= {source, sink}
         hang_up(source)
         hang_up(sink)
+
+
+def unix_relay(path: Path, target: Path) -> Relay:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(64)
+
+    def connect() -> socket.socket:
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            server.connect(str(target))
+        except OSError:
+            server.close()
+            raise
+        return server
+
+    return Relay(listener, connect)
 
 
 def hang_up(end: socket.socket) -> None:

@@ -24,9 +24,11 @@ tls:
   addresses: ["{m}:7420", "{m2}:7420"]
   master_key: {folder}/etc/master.key
 """
-# The machine's first process, which everything else there ends with. $1: the folder, $2: the host's name.
-MACHINE = """\
-hostname "$2" && mount --bind "$1/etc/passwd" /etc/passwd && mount --bind "$1/etc/group" /etc/group &&
+# In a namespace of mounts. $1: the folder.
+ACCOUNTS = 'mount --bind "$1/etc/passwd" /etc/passwd && mount --bind "$1/etc/group" /etc/group'
+# The machine's first process, which everything else there ends with. $2: the host's name.
+MACHINE = f"""\
+hostname "$2" && {ACCOUNTS} &&
 mount -t tmpfs none /run && shift 2 && "$@"
 exit $?
 """
@@ -173,14 +175,11 @@ class TenHosts(NetworkSystem):
             path.write_text(Path("/etc", name).read_text() + more)
             path.chmod(0o644)
 
-    def agent_command(self, host: str, words: list[str]) -> list:
-        folder = self.system.folder
+    def agent_command(self, host: str, words: list[str], *more: str) -> list:
         # fmt: off
         return self.machines.on(host, [
             "unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc",
-            "sh", "-c", MACHINE, "sh", folder, host,
-            self.system.bin_dir / "muster-agent", *words, "--state-dir", folder / "agents" / f"lab-{host}",
-            "--inventory", folder / "etc" / "host.yaml", *(["--single-user"] if self.single_user else []),
+            "sh", "-c", MACHINE, "sh", self.system.folder, host, *self.agent_words(host, words, *more),
         ])
         # fmt: on
 

@@ -8,7 +8,18 @@ from collections import Counter
 import pytest
 from full_disk import LIMIT, TMPFS, fill_and_recover, kinds
 from local_system import job_processes, processes_of, wait_for
-from small_system import ENDED, configure, let_go, marks, submit_waiting, wait_ended, wait_started
+from namespaces import why_not
+from small_system import (
+    ENDED,
+    configure,
+    let_go,
+    marks,
+    start,
+    submit_waiting,
+    wait_ended,
+    wait_started,
+)
+from teams_over_tls import teams_over_tls
 
 JOBS = 30
 KILLS = 20
@@ -133,6 +144,29 @@ def test_all_daemons_killed_at_once_and_the_same_processes_go_on(system):
         job = wait_ended(system, numbers[name])
         assert job["state"] == "SUCCEEDED" and len(job["tasks"][0]["attempts"]) == 1, job
         assert len(marks(system, name)) == 1, f"{name} ran again"
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can be done here")
+def test_who_hosts_and_users_are_outlives_the_daemons_over_tls(bin_dir):
+    with teams_over_tls(bin_dir, ["h01", "h02"]) as system:
+        start(system)
+        numbers = {name: submit_waiting(system, name) for name in ("a", "b", "c")}
+        for name in numbers:
+            wait_started(system, name, 1)
+        for _ in range(3):
+            for daemon in ("musterd", "agent-lab-h01", "agent-lab-h02"):
+                kill(system.processes[daemon])
+            system.start_musterd()
+            for host in ("h01", "h02"):
+                system.start_agent("lab", host)
+            system.wait_hosts_up({"lab/h01", "lab/h02"})
+        for name, number in numbers.items():
+            let_go(system, name)
+            job = wait_ended(system, number)
+            assert job["state"] == "SUCCEEDED" and len(job["tasks"][0]["attempts"]) == 1, job
+            assert len(marks(system, name)) == 1, f"{name} ran again"
+        assert {system.job(number)["owner"] for number in numbers.values()} == {"ann", "bob", "cid"}
+        assert system.lost() == []
 
 
 def test_a_cancel_that_was_acknowledged_holds_after_the_daemon_dies(system):

@@ -626,6 +626,26 @@ def submit_as(host, uid: int, name: str, run: str) -> int:
     return json.loads(done.stdout)["number"]
 
 
+def forwarded_nowhere(host, uid: int, number: int, port: int) -> str:
+    """What the user is told of a connection that ends before it has brought anything."""
+    process = subprocess.Popen(
+        [host.bin_dir / "muster", "forward", str(number), f"{port}:0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        cwd="/",
+        env=host.environment() | {"HOME": "/"},
+    )
+    local = int(re.search(r"127\.0\.0\.1:(\d+) leads", process.stderr.readline())[1])
+    with socket.create_connection(("127.0.0.1", local)) as connection:
+        assert read_all(connection) == b""
+    said = process.stderr.readline()  # once it is told to end it says no more
+    process.send_signal(signal.SIGINT)
+    return flat((said + process.communicate(timeout=10)[1]).encode())
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be several users")
 def test_it_runs_as_the_owner_and_others_are_refused(bin_dir):
     with owners_host(bin_dir) as host:
@@ -661,25 +681,11 @@ def test_it_runs_as_the_owner_and_others_are_refused(bin_dir):
         # Mallory's own job can't be led to what ann's job, or the host, serves on loopback.
         with socket.create_server(("127.0.0.1", 0)) as door:
             port = door.getsockname()[1]
-            process = subprocess.Popen(
-                [host.bin_dir / "muster", "forward", str(theirs), f"{port}:0"],
-                stderr=subprocess.PIPE,
-                text=True,
-                user=MALLORY,
-                group=MALLORY,
-                extra_groups=[],
-                cwd="/",
-                env=host.environment() | {"HOME": "/"},
-            )
-            local = int(re.search(r"127\.0\.0\.1:(\d+) leads", process.stderr.readline())[1])
-            with socket.create_connection(("127.0.0.1", local)) as connection:
-                assert read_all(connection) == b""
+            said = forwarded_nowhere(host, MALLORY, theirs, port)
             door.settimeout(0.2)
             with pytest.raises(TimeoutError):
                 door.accept()
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=10)
-            assert f"no process of this job listens on 127.0.0.1:{port}" in " ".join(said.split())
+            assert f"no process of this job listens on 127.0.0.1:{port}" in said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be several users")
@@ -711,3 +717,37 @@ def test_who_loses_the_right_loses_the_command(reads, bin_dir):
         beside.kill()
         beside.communicate()
         assert job_processes(host.folder) or pids_named("600"), "the job goes on"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be several users")
+def test_operators_may_unless_the_configuration_keeps_it_to_owners(bin_dir):
+    with owners_host(bin_dir) as host:
+        host.run(["access", "grant", "mallory", "operator", "research"])
+        number = submit_as(host, ANN, "anns", "sleep 600")
+        wait_for("it", lambda: pids_named("600"), 30)
+
+        def beside(uid):
+            return as_user(host, uid, "exec", number, "--", "id", "-u")
+
+        for uid in (MALLORY, ANN):
+            done = beside(uid)
+            assert (done.returncode, done.stdout.strip()) == (0, str(ANN)), done.stderr
+
+        config = host.folder / "etc" / "musterd.yaml"
+        config.write_text(config.read_text() + "operators_exec: false\n")
+        host.processes["musterd"].terminate()
+        host.processes["musterd"].wait(20)
+        host.start_musterd()
+        host.wait_hosts_up({"lab/h01"})
+
+        refused = beside(MALLORY)
+        assert refused.returncode == 4, refused
+        forwarded = forwarded_nowhere(host, MALLORY, number, 9)
+        for said in (flat(refused.stderr.encode()), forwarded):
+            assert "this job is ann's, and here owners alone run commands" in said, said
+            assert "operators_exec: false in musterd.yaml" in said, said
+        for owner in (ANN, 0):
+            done = beside(owner)
+            assert (done.returncode, done.stdout.strip()) == (0, str(ANN)), done.stderr
+        # Whatever else an operator may, stays.
+        assert as_user(host, MALLORY, "cancel", number).returncode == 0

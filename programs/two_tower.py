@@ -98,7 +98,7 @@ class TwoTower(pl.LightningModule):
         first = len(own) * self.global_rank
         loss = batch_softmax(queries, items, self.log_shares[ids], ids, own, first)
         self.log("loss", loss)
-        self._keep(loss.detach())
+        self._keep(loss.detach().clone())  # the sum over the ranks is made in its place
         return loss
 
     def _keep(self, loss) -> None:

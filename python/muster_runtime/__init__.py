@@ -362,13 +362,17 @@ def _send(data: bytes) -> bool:
     address = os.environ.get("MUSTER_PROGRESS_SOCKET")
     if not address or len(data) > MOST_BYTES:
         return False
-    if _channel is None:
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    channel = _channel
+    if channel is None:
+        try:
+            channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        except OSError:
+            return False  # it may open no more files now; the thread that reports has to live on
         channel.setblocking(False)
         _channel = channel
     for tried in range(_TRIES):
         try:
-            _channel.sendto(data, address)
+            channel.sendto(data, address)
             return True
         except BlockingIOError:
             time.sleep(_PAUSE_S if tried < _TRIES // 2 else _LONG_PAUSE_S)

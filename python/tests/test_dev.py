@@ -9,12 +9,14 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from muster_dev import server, session, use
-from muster_dev.__main__ import Watch, duration
+from muster_dev.__main__ import Watch, duration, watch_over
 
 PYTHON = Path(__file__).resolve().parent.parent
 STAND_IN = Path(__file__).resolve().parent / "stand_in_jupyter"
@@ -99,6 +101,20 @@ def test_only_its_owner_finds_the_token_which_is_in_no_argument_environment_or_l
     assert not (place / "session.json").exists() and not (place / "token").exists()
 
 
+def test_its_server_listens_on_loopback_alone_and_takes_no_password(start):
+    environment = start("--idle", "never")
+    found = environment.session()
+    words = []
+    for process in children(environment.process.pid):
+        words += Path(f"/proc/{process}/cmdline").read_text().split("\0")
+        variables = Path(f"/proc/{process}/environ").read_text().split("\0")
+    wanted = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={found.port}"]
+    wanted += ["--PasswordIdentityProvider.hashed_password="]
+    assert [word for word in wanted if word not in words] == []
+    place = session.directory(environment.environment)  # its owner's alone
+    assert f"JUPYTER_RUNTIME_DIR={place}/runtime" in variables
+
+
 def children(pid: int) -> list[int]:
     found = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     assert found
@@ -152,6 +168,25 @@ def test_a_command_beside_it_keeps_it(start):
 def test_a_jupyterlab_that_asks_for_no_token_is_not_offered(start):
     code, said = start("--idle", "1s", STAND_IN_OPEN="1").ended()
     assert code == 2 and "answers without a token" in said
+
+
+@pytest.mark.parametrize(("code", "ends_with"), [(0, 0), (1, 1), (-9, 1)])
+def test_a_server_that_ends_by_itself_ends_its_environment(tmp_path, capsys, code, ends_with):
+    process = SimpleNamespace(poll=lambda: code, returncode=code)
+    watch = Watch(lambda: "busy", 0.1)
+    ended = watch_over(SimpleNamespace(process=process), tmp_path, watch, threading.Event())
+    assert ended == ends_with and f"(exit {code})" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_hear_its_end_is_killed(monkeypatch):
+    monkeypatch.setattr(server, "_GRACE_S", 0.2)
+    deaf = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(1, flush=True)\n"
+    deaf += "time.sleep(20)"
+    one = server.Server.__new__(server.Server)
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as one.process:
+        assert one.process.stdout.read(1) == b"1"
+        one.end()
+    assert one.process.returncode == -signal.SIGKILL
 
 
 def test_without_jupyterlab_it_says_how_to_get_it(monkeypatch):

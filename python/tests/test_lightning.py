@@ -119,6 +119,14 @@ def test_old_checkpoints_are_removed_whatever_they_are(runtime, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000003.ckpt"]
 
 
+@needs_lightning
+@pytest.mark.parametrize("outputs", [0.25, {"loss": 0.25}])
+def test_the_loss_is_told_of_a_whole_step_however_many_batches_it_has(runtime, outputs):
+    trainer = SimpleNamespace(log_every_n_steps=5, accumulate_grad_batches=4, logged_metrics={})
+    assert runtime.MusterCallback()._figures(trainer, 10, outputs) == {"loss": 1.0}
+    assert runtime.MusterCallback()._figures(trainer, 11, outputs) == {}
+
+
 def test_half_of_an_interrupted_pip_does_not_count_as_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_CACHE_DIR", str(tmp_path))
     site = lightning_site()

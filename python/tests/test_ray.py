@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from muster_ray import head as ray_head
 from muster_ray import node as ray_node
 from muster_ray import record, worker
 from muster_ray.head import Cluster
@@ -123,6 +124,21 @@ def test_a_head_that_cant_tell_whether_it_is_the_newest_writes_nothing(tmp_path,
         patch.setattr(Path, "read_text", failing(errno.ESTALE))
         with pytest.raises(OSError, match="[Ss]tale"):
             record.write(tmp_path, Head(1, DONE, "10.0.0.2:7", "/t"))
+    assert record.read(tmp_path) == HEAD
+
+
+def test_a_write_of_the_file_that_breaks_off_leaves_what_was_there(tmp_path, monkeypatch):
+    record.write(tmp_path, HEAD)
+    write_text = Path.write_text
+
+    def half(path, text):
+        write_text(path, text[: len(text) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", half)
+        with pytest.raises(OSError, match="No space left"):
+            record.write(tmp_path, Head(2, STOPPED, "10.0.0.1:7", "/t"))
     assert record.read(tmp_path) == HEAD
 
 
@@ -280,6 +296,57 @@ def test_a_node_tells_its_own_cause_and_not_that_of_one_before_it(tmp_path, monk
     node.stop(drain=False)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cpus": 3}, ["--num-cpus=3"]),
+        ({"memory_bytes": 1 << 30}, [f"--object-store-memory={(1 << 30) * 3 // 10}"]),
+        ({"memory_bytes": 1 << 20}, [f"--object-store-memory={80 << 20}"]),
+        ({}, []),  # Ray finds out by itself
+    ],
+)
+def test_a_node_has_what_its_worker_has_and_is_of_no_other_cluster(
+    tmp_path, monkeypatch, given, said
+):
+    ray = tmp_path / "bin" / "ray"
+    ray.parent.mkdir()
+    ray.write_text(f'#!/bin/sh\necho "$@" "${{RAY_ADDRESS:-none}}" > {tmp_path}/said\n')
+    ray.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ray.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")  # of the user's own profile
+    node = Node(tmp_path / "kept", tmp_path / "token", **given)
+    node.join("127.0.0.1:1")
+    node.process.wait(20)
+    node.stop(drain=False)
+    words = (tmp_path / "said").read_text().split()
+    limits = ("--num-cpus=", "--object-store-memory=")
+    assert [word for word in words if word.startswith(limits)] == said
+    assert words[-1] == "none"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_what_ray_has_started_ends_with_its_node(tmp_path, drain):
+    node = Node(tmp_path / "kept", tmp_path / "token")
+    node.ports = Ports(("port",))
+    node.process = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo $!; exec sleep 600"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    child = int(node.process.stdout.readline())
+    node.process.stdout.close()
+    node.stop(drain=drain)
+    await_(lambda: not alive(child), "a child that outlives its node")
+
+
 @pytest.mark.parametrize(("told", "raised"), [(True, Stopped), (False, RayError)])
 def test_a_stop_that_ends_the_question_for_the_version_is_a_stop(
     tmp_path, monkeypatch, told, raised
@@ -303,6 +370,92 @@ def test_logs_are_copied_while_the_program_saves(tmp_path, monkeypatch):
         cluster._run_program()
     assert len(followed) > 1 and record.read(tmp_path / "ray").state == STOPPED
     cluster.node.stop(drain=False)
+
+
+class NodeStub:
+    """A head's node that is up, until `dies` says that Ray is gone."""
+
+    address, environment, kept = "10.0.0.1:7", os.environ, Path("/nowhere")
+
+    def __init__(self, dies=lambda: False):
+        self.dies, self.drained = dies, []
+
+    def start_head(self, dashboard):
+        pass
+
+    def ready(self):
+        return True
+
+    def check(self):
+        if self.dies():
+            raise RayError("raylet [exit code=-9]")
+
+    check_soon = check
+
+    def join(self, address):
+        pass
+
+    def stop(self, drain):
+        self.drained.append(drain)
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUSTER_JOB_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_ATTEMPT", "1")
+    monkeypatch.setattr(ray_head, "answers", lambda address: True)
+
+    def make(node, *program: str) -> Cluster:
+        given = argparse.Namespace(cpus=1, memory_bytes=0, dashboard=False, program=program)
+        made = Cluster(tmp_path / "ray", given, SimpleNamespace(told=False))
+        made.node.stop(drain=False)
+        made.node = node
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "state"),
+    [("exit 0", 0, DONE), ("exit 3", 3, FAILED), ("kill -9 $$", 137, FAILED)],
+)
+def test_a_heads_code_is_its_programs_as_a_shell_tells_it(tmp_path, cluster, program, code, state):
+    assert cluster(NodeStub(), "sh", "-c", program).run() == code
+    assert record.read(tmp_path / "ray").state == state
+
+
+def test_a_program_ends_with_its_ray(tmp_path, cluster):
+    pid = tmp_path / "pid"
+    dies = NodeStub(lambda: pid.exists() and pid.read_text().endswith("\n"))
+    made = cluster(dies, "sh", "-c", f"echo $$ > {pid}; exec sleep 600")
+    assert made.run() == 1
+    assert made.program.poll() is not None and not alive(int(pid.read_text()))
+    assert record.read(tmp_path / "ray").state == DEAD
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_worker_drains_if_it_leaves_and_not_once_the_head_is_gone(
+    tmp_path, waiting, monkeypatch, told
+):
+    monkeypatch.setenv("MUSTER_JOB_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_ATTEMPT", "1")
+    record.write(tmp_path, head_of(STARTED, "here:1"))
+    stop, node = SimpleNamespace(told=False), NodeStub()
+
+    def joins(address):
+        stop.told = told
+        if not told:
+            record.write(tmp_path, head_of(DONE, "here:1"))
+
+    node.join = joins
+    monkeypatch.setattr(worker, "Node", lambda *_, **__: node)
+    given = argparse.Namespace(cpus=1, memory_bytes=0)
+    if told:
+        with pytest.raises(Stopped):
+            worker.run(tmp_path, given, stop)
+    else:
+        assert worker.run(tmp_path, given, stop) == 0
+    assert node.drained == [told]
 
 
 # ---- logs ----

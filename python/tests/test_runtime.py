@@ -1,9 +1,11 @@
 """muster_runtime without any framework."""
 
-import json
+import ast
+import errno
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,6 +86,26 @@ def test_an_agent_that_is_away_ends_no_training(agent, monkeypatch):
     for step in range(10_000):  # nobody reads: the socket is full soon
         muster_runtime.report(step, loss=1.0)
     assert 0 < len(said(agent)) < 100
+
+
+def test_a_process_that_may_open_no_more_files_reports_nothing_until_it_may(
+    agent, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+
+    def full(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", full)
+        muster_runtime.report(1, loss=1.0)
+        muster_runtime._reports.flush()
+        muster_runtime.checkpoint(folder, 1)
+    muster_runtime.report(2, loss=1.0)
+    assert [line["step"] for line in said(agent)] == [2]
 
 
 def test_steps_without_figures_are_told_ten_times_a_second_and_at_the_end(agent, monkeypatch):
@@ -241,6 +263,27 @@ def test_a_checkpoint_is_told_whole_with_its_size(agent, monkeypatch, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", ["step-7", "step-7/weights"])
+def test_a_checkpoint_is_told_once_it_is_on_disk(monkeypatch, agent, tmp_path, name):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    folder = tmp_path / "step-7"
+    (folder / "part").mkdir(parents=True)
+    for file in (folder / "weights", folder / "part" / "more"):
+        file.write_bytes(b"x")
+    whole = [folder / name, (folder / name).parent, *(folder / name).rglob("*")]
+    synced, unsynced = set(), []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino))
+    send = muster_runtime._send
+
+    def sends(data):
+        unsynced.append([path for path in whole if path.stat().st_ino not in synced])
+        return send(data)
+
+    monkeypatch.setattr(muster_runtime, "_send", sends)
+    muster_runtime.checkpoint(folder / name, 7)
+    assert unsynced == [[]]
+
+
 @pytest.mark.parametrize("url", ["s3://acme/7/attempt-1", Path("s3://acme/7/attempt-1")])
 def test_an_object_store_is_no_place_for_files(agent, monkeypatch, tmp_path, url):
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
@@ -336,16 +379,16 @@ answers = []
 for step in range(6):
     if step == 3 and muster_runtime.rank() == 1:
         os.kill(os.getpid(), 15)
-    answers.append(muster_runtime.decide()[0])
+    answers.append(muster_runtime.decide())
 print(answers, flush=True)
 torch.distributed.destroy_process_group()
 os._exit(0)
 """
 
 
-def test_all_ranks_stop_after_the_same_step(agent, tmp_path):
+def test_all_ranks_stop_and_save_after_the_same_step(agent, tmp_path):
     pytest.importorskip("torch")
-    with __import__("socket").create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     base = os.environ | {
         "PYTHONPATH": str(PACKAGE),
@@ -353,6 +396,7 @@ def test_all_ranks_stop_after_the_same_step(agent, tmp_path):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
+        "MUSTER_CHECKPOINT_INTERVAL_S": "1e-6",  # over at each step but the first
     }
     ranks = [
         subprocess.Popen(
@@ -364,8 +408,10 @@ def test_all_ranks_stop_after_the_same_step(agent, tmp_path):
         for rank in range(2)
     ]
     said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    answers = [json.loads(text.lower()) for text in said]
-    assert answers[0] == answers[1] == [False, False, False, True, True, True]
+    answers = [ast.literal_eval(text) for text in said]
+    assert answers[0] == answers[1]
+    assert [stop for stop, _ in answers[0]] == [False, False, False, True, True, True]
+    assert [save for _, save in answers[0]] == [False, True, True, True, True, True]
 
 
 @pytest.mark.parametrize("bad", [{"total_steps": object()}, {"total_steps": "x"}, {3: 1.0}])

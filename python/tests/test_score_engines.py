@@ -1,6 +1,8 @@
 """muster_score's own engines: transformers, and vLLM as far as it is known without it."""
 
 import errno
+import json
+import shutil
 import sys
 import types
 
@@ -69,6 +71,20 @@ def test_transformers_answers_as_its_own_loop_does(folder, engine):
 def test_what_fails_as_a_batch_is_asked_one_by_one(answers, wanted):
     found = answer_all(answers, [1, 2])
     assert [type(x) if isinstance(x, Exception) else x for x in found] == wanted
+
+
+def test_an_answer_ends_at_any_of_the_models_ends(folder, tmp_path):
+    """Chat models have two or three: of the text, and of a turn."""
+    whole = Transformers(str(folder), GREEDY)
+    ids = whole.tokenizer(whole(asks("a b"))[0].text)["input_ids"]
+    end = ids[2]
+    for name, ends in (("one", end), ("last", [1, end]), ("first", [end, 1])):
+        model = shutil.copytree(folder, tmp_path / name)
+        path = model / "generation_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": ends}))
+        found = Transformers(str(model), GREEDY)(asks("a b"))[0]
+        count = ids.index(end) + 1
+        assert (found.finish_reason, found.answer_tokens) == ("stop", count), name
 
 
 def test_each_row_draws_for_itself_and_the_rows_beside_it_change_nothing(engine):

@@ -1,9 +1,12 @@
 """muster_score: who is to blame, the row, the engine, or another worker; and what never happens whoever it is."""
 
 import json
+import os
 import threading
+import time
 from pathlib import Path
 
+import muster_runtime
 import pytest
 from muster_score import files, leases, outputs
 from muster_score.__main__ import main, owner_of
@@ -11,6 +14,10 @@ from muster_score.engines import EngineDied
 from muster_score.errors import AGAIN
 from muster_score.inputs import InputError
 from muster_score.leases import Leases
+from muster_score.plan import Options, make_plan
+from muster_score.prompts import Sampling
+from muster_score.stopping import Stopped
+from muster_score.worker import Worker
 from score_helpers import every_row_once, run_here, score, scored, words, write_rows
 
 
@@ -317,3 +324,115 @@ def test_bad_rows_fail_ends_the_job_only_once_the_engine_is_known_to_work(tmp_pa
         run_here(tmp_path, picky, keep_bad_rows=False, batch_size=1)
     with pytest.raises(EngineDied):
         run_here(tmp_path, lambda prompts: 1 // 0, keep_bad_rows=False, output=f"{tmp_path}/b")
+
+
+# ---- a worker that is stopped ----
+
+
+def test_a_stop_is_heard_amid_a_shard_which_is_free_at_once_and_has_no_death(tmp_path, monkeypatch):
+    write_rows(tmp_path / "in.jsonl", 7)
+    asked = []
+    monkeypatch.setattr(muster_runtime, "should_stop", lambda: len(asked) > 0)
+
+    def answers(prompts):
+        asked.extend(prompts)
+        return prompts
+
+    with pytest.raises(Stopped):
+        run_here(tmp_path, answers)
+    assert len(asked) == 3, "the batch in hand"
+    lease = Leases(tmp_path / "out/_muster_score/leases", "other", 60).take(0)
+    assert lease is not None and lease.deaths == 0
+
+
+def test_who_works_keeps_its_shard_however_long_a_batch_takes(tmp_path):
+    write_rows(tmp_path / "in.jsonl", 7)
+    lease_s, taken = 1.0, []
+
+    def long(prompts):
+        other = Leases(tmp_path / "out/_muster_score/leases", "other", lease_s)
+        end_s = time.monotonic() + 2.5 * lease_s
+        while time.monotonic() < end_s:
+            taken.append(other.take(0))
+            time.sleep(0.05)
+        return prompts
+
+    run_here(tmp_path, long, lease_s=lease_s, batch_size=7)
+    assert len(taken) > 5 and not any(taken)
+
+
+# ---- what is on disk ----
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_death_as_a_part_appears_loses_no_count_of_its_bad_rows(tmp_path, monkeypatch, when):
+    write_prompts(tmp_path, "a", "bad", "c")
+    link = os.link
+
+    def dies(source, target):
+        if Path(target).name.startswith("part-"):
+            if when == "after":
+                link(source, target)
+            raise Killed
+        link(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "link", dies)
+        run_here(tmp_path, picky)
+    assert len(scored(tmp_path)) == (3 if when == "after" else 0)
+    run_here(tmp_path, picky)
+    assert errors(tmp_path) == [False, True, False]
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["bad_rows"] == 1
+
+
+def test_parts_plan_and_manifest_get_their_names_once_they_are_on_disk(tmp_path, monkeypatch):
+    write_prompts(tmp_path, "a", "bad", "c")
+    synced, named = set(), set()
+    sync, link = os.fsync, os.link
+
+    def syncs(file):
+        sync(file)
+        synced.add(os.fstat(file).st_ino)
+
+    def links(source, target):
+        if os.stat(source).st_ino in synced:
+            named.add(Path(target))
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(os, "link", links)
+    run_here(tmp_path, picky)
+    out = tmp_path / "out"
+    wanted = [out / "part-00000000.jsonl", out / "manifest.json", out / "_muster_score/plan.json"]
+    assert [path for path in wanted if path not in named] == []
+
+
+# ---- seeds ----
+
+
+def seeds(folder: Path, seed: int) -> list[int]:
+    """Of the rows, in their order, as the engine is given them."""
+    options = Options(f"{folder}/in*", f"{folder}/out-{seed}", shard_rows=3, batch_size=2)
+    options.sampling = Sampling(seed=seed)
+    found = {}
+
+    def answers(asks):
+        found.update({int(ask.prompt[1:]): ask.sampling.seed for ask in asks})
+        return [ask.prompt for ask in asks]
+
+    Worker(options, make_plan(options), answers, False, "1").run()
+    return [found[row] for row in sorted(found)]
+
+
+def test_each_row_has_a_seed_of_its_own_which_follows_from_the_jobs(tmp_path):
+    write_rows(tmp_path / "in.jsonl", 7)
+    first, other = seeds(tmp_path, 0), seeds(tmp_path, 1)
+    assert len(set(first + other)) == 14, "of each row, and of another --seed"
+    for path in tmp_path.glob("out-0/part-*"):
+        path.unlink()
+    (tmp_path / "out-0/manifest.json").unlink()
+    assert seeds(tmp_path, 0) == first

@@ -190,7 +190,11 @@ def test_another_input_other_settings_or_another_model_are_refused(tmp_path):
     (model / "weights").write_bytes(b"2")  # trained again, and written to the same place
     with pytest.raises(InputError, match="were made with model_files"):
         run_here(tmp_path, same, settings=settings())
-    write_rows(tmp_path / "in.jsonl", 21)
+    rows = tmp_path / "in.jsonl"
+    rows.write_text(rows.read_text().replace("p", "q"))  # as long as it was
+    with pytest.raises(InputError, match="another input.*in.jsonl"):
+        run_here(tmp_path, same, settings=settings())
+    write_rows(rows, 21)
     with pytest.raises(InputError, match="another input.*in.jsonl"):
         run_here(tmp_path, same)
     with pytest.raises(InputError, match="no such file"):

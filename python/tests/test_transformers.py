@@ -54,3 +54,18 @@ def test_checkpoints_have_to_lie_where_muster_looks_for_them(agent, tmp_path):
             runtime.MusterCallback().on_train_begin(arguments, None, None)
     finally:
         del os.environ["MUSTER_PROGRESS_SOCKET"], os.environ["MUSTER_CHECKPOINT_DIR"]
+
+
+@pytest.mark.parametrize(("own", "kept"), [(None, 3), (1, 1)])
+def test_as_many_checkpoints_are_kept_as_muster_says_or_the_program(
+    agent, monkeypatch, tmp_path, own, kept
+):
+    import muster_runtime.transformers as runtime
+    from transformers import TrainingArguments
+
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setenv("MUSTER_CHECKPOINT_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_CHECKPOINT_KEEP", "3")
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, save_total_limit=own)
+    runtime.MusterCallback().on_train_begin(arguments, None, None)
+    assert arguments.save_total_limit == kept

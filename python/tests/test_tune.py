@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from muster_score.leases import Leases
+from muster_tune import attempt as running
+from muster_tune import show
 from muster_tune.__main__ import main
-from muster_tune.attempt import Run
-from muster_tune.reports import Objective
+from muster_tune.attempt import Attempt, Outcome, Run
+from muster_tune.reports import Objective, objective_of
 from muster_tune.study import Study
 from muster_tune.worker import Limits, Worker
 from tune_helpers import (
@@ -218,13 +220,6 @@ def test_a_space_that_is_tried_whole_ends_the_study(tmp_path):
     assert "of 20 (all settings that fit have been tried)" in done.stdout
 
 
-def test_another_study_in_the_same_directory_is_refused(tmp_path):
-    assert main(program(tmp_path, "print(json.dumps({'loss': x}))")) == 0
-    done = tune(program(tmp_path, "print(json.dumps({'loss': x}))", trials=2))
-    assert done.returncode == 1
-    assert "its trials are of trials 1, and now it is 2. Take another directory" in done.stderr
-
-
 class Listed:
     """A sampler that keeps what it was told."""
 
@@ -327,3 +322,128 @@ def test_values_reach_the_program_as_variables_too(tmp_path):
     assert tune([*given, "--", sys.executable, "-c", code]).returncode == 0
     assert results(tmp_path)[0]["value"] == 0.5
     assert "MUSTER_TRIAL" not in os.environ
+
+
+# ---- what counts as the best ----
+
+
+@pytest.mark.parametrize(("direction", "best"), [("minimize", 2), ("maximize", 1)])
+def test_the_best_is_the_least_or_the_most_as_asked_and_the_first_of_those(
+    tmp_path, direction, best
+):
+    study = Study(tmp_path / "study", PLAN | {"trials": 5, "direction": direction})
+    for number, value in enumerate([2.0, 3.0, 1.0, None, {"minimize": 1.0, "maximize": 3.0}]):
+        study.propose({"x": number})
+        value = value[direction] if isinstance(value, dict) else value
+        study.end(study.trials[number], value, "" if value is not None else "exit 1")
+    assert study.best().number == best
+    study.finish()
+    told = json.loads((tmp_path / "study/best.json").read_text())
+    assert (told["best"]["trial"], told["best"]["setting"]) == (best, {"x": best})
+    assert show.table(study).splitlines()[2].split()[0] == str(best)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "minimize", "value"),
+    [
+        ("last", True, 3.0),
+        ("last", False, 3.0),
+        ("median", True, 3.0),
+        ("best", True, 1.0),
+        ("best", False, 7.0),
+    ],
+)
+def test_an_objective_is_made_of_its_values_as_asked(tmp_path, reduce, minimize, value):
+    lines = [{"step": step, "value": of} for step, of in enumerate([4.0, 1.0, 7.0, 2.0, 3.0])]
+    (tmp_path / "reports.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert objective_of([tmp_path], Objective("loss", minimize, reduce)) == value
+
+
+def test_what_other_ranks_report_does_not_count(tmp_path):
+    text = """
+import muster_runtime
+rank = int(os.environ["RANK"])
+muster_runtime.report(1 + rank, loss=1.0 + rank)
+"""
+    assert tune(["--ranks", "2", *program(tmp_path, text)]).returncode == 0
+    assert [one["value"] for one in results(tmp_path)] == [1.0]
+
+
+def test_a_last_line_without_its_end_counts(tmp_path):
+    text = "print(json.dumps({'loss': 9}))\nsys.stdout.write(json.dumps({'loss': x}))\n"
+    assert tune(program(tmp_path, text, trials=3)).returncode == 0
+    assert sorted(one["value"] for one in results(tmp_path)) == [1, 2, 3]
+
+
+# ---- a trial that is stopped ----
+
+
+def attempt_of(folder: Path, code: str, **more) -> Attempt:
+    run = Run([sys.executable, "-c", code], Objective("loss", True), **more)
+    return Attempt(run, {"x": 1}, 0, folder / "1")
+
+
+def test_a_trial_that_does_not_hear_a_stop_is_ended_once_its_grace_is_over(tmp_path):
+    deaf = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\n"
+    deaf += "print('{\"loss\": 1}', flush=True)\ntime.sleep(600)"
+    kept, began_s = tmp_path / "1/reports.jsonl", time.monotonic()
+    outcome = attempt_of(tmp_path, deaf, grace_s=0.3, time_limit_s=60).run(
+        lambda: kept.read_text() != "", int
+    )
+    assert outcome == Outcome(stopped=True)
+    assert time.monotonic() - began_s < 30
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("import sys; sys.exit(143)", Outcome(stopped=True)),
+        ("print('{\"loss\": 1}')", Outcome(value=1.0)),  # it was whole
+    ],
+)
+def test_a_trial_that_heard_the_stop_before_its_worker_has_not_failed(
+    tmp_path, monkeypatch, code, outcome
+):
+    told, end = [], running._end
+    monkeypatch.setattr(running, "_end", lambda ranks: told.append(True) or end(ranks))
+    assert attempt_of(tmp_path, code).run(lambda: bool(told), int) == outcome
+
+
+# ---- the same study ----
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (["--trials", "2"], "trials 1, and now it is 2"),
+        (["--direction", "maximize"], "direction 'minimize', and now it is 'maximize'"),
+        (["--objective", "accuracy"], "objective 'loss', and now it is 'accuracy'"),
+        (["--reduce", "best"], "reduce 'last', and now it is 'best'"),
+        (["--knob", "y=1"], "knobs "),
+        (["--ranks", "2"], "ranks 1, and now it is 2"),
+        (["--trial-time-limit", "9"], "time_limit_s 600"),
+        (["--", "--more"], "command "),
+        (["--seed", "7"], ""),  # what is proposed next, and not what a trial is
+    ],
+)
+def test_trials_that_compare_with_no_others_are_not_mixed(tmp_path, changed, told, capsys):
+    given = program(tmp_path, "print(json.dumps({'loss': 1}))")
+    assert main(given) == 0
+    at = given.index("--")
+    words = [*given, *changed[1:]] if changed[0] == "--" else given[:at] + changed + given[at:]
+    assert main(words) == (1 if told else 0)
+    said = capsys.readouterr().err
+    assert told in said and ("Take another directory" in said) == bool(told)
+
+
+def test_another_seed_proposes_other_settings_and_the_same_one_the_same(tmp_path):
+    def proposed(name: str, seed: str) -> list[int]:
+        folder = tmp_path / name
+        folder.mkdir()
+        given = program(folder, "print(json.dumps({'loss': x}))", trials=2, knob="x=1..1000000")
+        assert main(["--seed", seed, *given]) == 0
+        return [one["setting"]["x"] for one in results(folder)]
+
+    first = proposed("a", "1")
+    assert proposed("b", "1") == first
+    assert not set(proposed("c", "2")) & set(first)

@@ -1,6 +1,7 @@
 """muster_tune: knobs, samplers, and what estimates leave out. Without LightGBM and Optuna their own parts are skipped."""
 
 import json
+import os
 import random
 import stat
 from pathlib import Path
@@ -31,6 +32,13 @@ def test_knobs_are_read(text, knob):
     assert parse_knob(text) == knob
     dice = random.Random(1)
     assert all(knob.has(knob.draw(dice)) for _ in range(200))
+
+
+@pytest.mark.parametrize(("text", "middle"), [("x=0..1", 0.5), ("x=log:1e-6..1e-2", 1e-4)])
+def test_half_of_what_is_drawn_lies_below_a_ranges_middle(text, middle):
+    dice, knob = random.Random(1), parse_knob(text)
+    below = sum(knob.draw(dice) < middle for _ in range(1000))
+    assert 420 < below < 580
 
 
 @pytest.mark.parametrize(
@@ -149,21 +157,29 @@ def test_tpe_proposes_each_setting_once():
     assert sorted(every_setting(Tpe(SPACE, 1, True))) == sorted(map(key_of, SPACE.all()))
 
 
-def test_tpe_goes_where_it_was_good():
+@pytest.mark.parametrize("minimize", [True, False])
+def test_tpe_goes_where_it_was_good(minimize):
     pytest.importorskip("optuna")
     space = Space([Knob("x", (), 0.0, 1.0), Knob("kind", ("good", "bad"))])
-    late = []
+    late, sign = [], 1 if minimize else -1
     for seed in range(4):
-        sampler, trials = Tpe(space, seed, minimize=True), []
+        sampler, trials = Tpe(space, seed, minimize), []
         for number in range(40):
             setting = sampler.propose(trials)
-            value = (setting["x"] - 0.3) ** 2 + (setting["kind"] == "bad")
+            value = sign * ((setting["x"] - 0.3) ** 2 + (setting["kind"] == "bad"))
             state, value = (FAILED, None) if setting["x"] > 0.9 else (DONE, value)
             trials.append(Trial(number, setting, state, value))
         late += trials[25:]
     good = sum(trial.setting["kind"] == "good" for trial in late)
     near = sum(abs(trial.setting["x"] - 0.3) < 0.2 for trial in late)
     assert good >= 40 and near >= 36  # at random 30 and 24 of 60
+
+
+def test_tpe_begins_elsewhere_with_another_seed():
+    pytest.importorskip("optuna")
+    endless = Space([Knob("x", (), 0.0, 1.0)])
+    first, again, other = (Tpe(endless, seed, True).propose([]) for seed in (1, 1, 2))
+    assert first == again != other
 
 
 # ---- the proxy ----
@@ -255,6 +271,17 @@ def test_a_history_is_of_one_sku_and_a_broken_file_is_passed_over(tmp_path, caps
     ]
     assert capsys.readouterr().out.count("is passed over") == 3
     assert history.read(tmp_path / "past", "a100") == []
+
+
+def test_of_a_long_history_the_newest_is_read(tmp_path, monkeypatch):
+    run = {"setting": {}, "estimate": {}}
+    for name, at, speed in (("b", 300, 3.0), ("a", 100, 1.0), ("c", 200, 2.0)):
+        content = {"sku": "h100", "tokens_per_step": 1, "layers": 1}
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(content | {"runs": [run | {"tokens_per_s": speed}]}))
+        os.utime(path, (at, at))
+    monkeypatch.setattr(history, "MOST_RECORDS", 2)
+    assert [record.tokens_per_s for record in history.read(tmp_path, "h100")] == [3.0, 2.0]
 
 
 def test_jobs_that_have_trained_tell_the_sum_and_not_the_trees(tmp_path, capsys):

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "trainer/ops/experts.h"

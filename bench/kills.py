@@ -44,7 +44,7 @@ from teams_over_tls import FORM, TeamsOverTls, teams_over_tls
 NOT_THERE_NOW = 6  # exit code of `muster` without a daemon
 STORED = 10_000
 WAITING = 16  # jobs that nothing but room is missing for: what a start can place
-LONGEST_S = {"unix": 3, "tls": 12}  # of a job: shorter ones end faster than two cores submit others
+LONGEST_S = 8  # of a job: much shorter ones end faster than two busy cores submit others
 QUEUES32 = """\
 queues:
   - {name: default, submit: ['*']}
@@ -62,7 +62,6 @@ class Submissions:
 
     def __init__(self, system: LocalSystem) -> None:
         self.system = system
-        self.longest_s = LONGEST_S["tls" if isinstance(system, TeamsOverTls) else "unix"]
         self.acknowledged, self.refused, self.stop = [], [], threading.Event()
         self.lines_file = system.folder / "lines"
         self.lines_file.touch()
@@ -105,7 +104,7 @@ class Submissions:
             path = self.system.folder / f"{name}.yaml"
             path.write_text(
                 f"name: {name}\nqueue: default\nworkers: {rng.randint(1, 4)}\nresources: {{gpus: 1, gpu_types: [cpu-slot]}}\n"
-                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT ${{RANK-0}}" >> {self.lines_file}\n  sleep {rng.uniform(0, self.longest_s):.2f}\n'
+                f'run: |\n  echo "$MUSTER_JOB $MUSTER_ATTEMPT ${{RANK-0}}" >> {self.lines_file}\n  sleep {rng.uniform(0, LONGEST_S):.2f}\n'
             )
             while True:
                 while self.backlog() and not self.stop.is_set():
@@ -209,7 +208,7 @@ def scheduler(system: LocalSystem, quick: bool) -> bool:
         for index in range(kills):
             if index % 2 == 0:  # what this start is to place has to be there
                 ready = submissions.something_to_place
-                wait_for("more jobs than there is room for", ready, 60, 0.01)
+                wait_for("more jobs than there is room for", ready, 180, 0.01)
             time.sleep(rng.uniform(0, 0.4))  # the moment is what is drawn
             kill(system.processes["musterd"])
             began_ns.append(time.time_ns())

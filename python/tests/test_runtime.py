@@ -270,7 +270,8 @@ def test_a_checkpoint_is_told_once_it_is_on_disk(monkeypatch, agent, tmp_path, n
     (folder / "part").mkdir(parents=True)
     for file in (folder / "weights", folder / "part" / "more"):
         file.write_bytes(b"x")
-    whole = [folder / name, (folder / name).parent, *(folder / name).rglob("*")]
+    checkpoint = tmp_path / name
+    whole = [checkpoint, checkpoint.parent, *checkpoint.rglob("*")]
     synced, unsynced = set(), []
     monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino))
     send = muster_runtime._send
@@ -280,7 +281,7 @@ def test_a_checkpoint_is_told_once_it_is_on_disk(monkeypatch, agent, tmp_path, n
         return send(data)
 
     monkeypatch.setattr(muster_runtime, "_send", sends)
-    muster_runtime.checkpoint(folder / name, 7)
+    muster_runtime.checkpoint(checkpoint, 7)
     assert unsynced == [[]]
 
 
@@ -396,7 +397,7 @@ def test_all_ranks_stop_and_save_after_the_same_step(agent, tmp_path):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
-        "MUSTER_CHECKPOINT_INTERVAL_S": "1e-6",  # over at each step but the first
+        "MUSTER_CHECKPOINT_INTERVAL_S": "1e-6",  # over at each step
     }
     ranks = [
         subprocess.Popen(
@@ -411,7 +412,7 @@ def test_all_ranks_stop_and_save_after_the_same_step(agent, tmp_path):
     answers = [ast.literal_eval(text) for text in said]
     assert answers[0] == answers[1]
     assert [stop for stop, _ in answers[0]] == [False, False, False, True, True, True]
-    assert [save for _, save in answers[0]] == [False, True, True, True, True, True]
+    assert all(save for _, save in answers[0])
 
 
 @pytest.mark.parametrize("bad", [{"total_steps": object()}, {"total_steps": "x"}, {3: 1.0}])

@@ -562,7 +562,7 @@ absl::StatusOr<std::vector<pb::AuditRecord>> Audit::Newest(
       if (here.size() > limit - newest.size()) here.pop_front();
     };
     ChainReader reader(&each);
-    const absl::Status status = reader.Read(*file);
+    absl::Status status = reader.Read(*file);
     if (absl::IsNotFound(status)) break;  // it was old
     if (!status.ok()) return status;
     newest.insert(newest.begin(), here.begin(), here.end());

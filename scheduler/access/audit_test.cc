@@ -315,12 +315,12 @@ TEST_F(AuditTest, OfManyDenialsTheFirstAreWrittenAndTheOthersCounted) {
   pb::AuditRecord done = Denial("ann", "JobService/Submit", "");
   done.set_outcome("OK");
   audit->Add(done);
-  want.push_back("bob JobService/Get 1");
-  want.push_back("ann JobService/Submit ");
+  want.emplace_back("bob JobService/Get 1");
+  want.emplace_back("ann JobService/Submit ");
   EXPECT_EQ(Told(audit.get()), want) << "others' denials, and what is granted, as ever";
   clock_.steady_ns += kMinute;
-  want.push_back("ann JobService/Cancel 9");
-  want.push_back("ann JobService/Get 1000 more");
+  want.emplace_back("ann JobService/Cancel 9");
+  want.emplace_back("ann JobService/Get 1000 more");
   EXPECT_EQ(Told(audit.get()), want);
   const auto last = audit->Newest(1, [](const pb::AuditRecord&) { return true; });
   EXPECT_EQ((*last)[0].detail(),
@@ -328,7 +328,7 @@ TEST_F(AuditTest, OfManyDenialsTheFirstAreWrittenAndTheOthersCounted) {
             "for you");
   EXPECT_EQ((*last)[0].outcome(), "NOT_FOUND");
   audit->Add(Denial("ann", "JobService/Get", "7"));
-  want.push_back("ann JobService/Get 7");
+  want.emplace_back("ann JobService/Get 7");
   EXPECT_EQ(Told(audit.get()), want) << "another minute";
   EXPECT_TRUE(audit->Verify(0, "").ok());
 }

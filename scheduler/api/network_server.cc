@@ -487,12 +487,15 @@ NetworkCounts NetworkServer::Counts() const {
 void NetworkServer::Forget(const std::string& peer) {
   const auto it = connections_.find(peer);
   if (it == connections_.end()) return;
-  if (!it->second.called && !it->second.ended && !peer.starts_with(kJoin)) {
+  const int64_t received = ReceivedBytes(it->second.fd);
+  // Whoever sends nothing only looks whether somebody listens, as agents and commands do before
+  // they call. The kernel counts an end as a byte.
+  if (!it->second.called && !it->second.ended && !peer.starts_with(kJoin) && received > 1) {
     ++counts_.without_call;
     // gRPC tells nobody which connection's handshake failed, nor why: the log has its words.
     Tell(peer, UserAt(peer), absl::StatusCode::kUnauthenticated,
-         absl::StrCat("it ended before a call, in the handshake or by itself, after ",
-                      ReceivedBytes(it->second.fd), " bytes"));
+         absl::StrCat("it ended before a call, in the handshake or by itself, after ", received,
+                      " bytes"));
   }
   NoLongerSilent(peer, &it->second);
   if (--by_address_[it->second.address].connections <= 0) by_address_.erase(it->second.address);

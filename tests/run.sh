@@ -64,7 +64,7 @@ part lint 300 tests/lint.sh --tidy-seconds 60 --report "$reports/lint.xml"
 part arrows 60 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/arrows.xml" tests/arrows.py tests/documents.py tests/packages.py tests/closing_line.py
 # Several files at once: much of a test is waiting, for a rank or for Python to start, or for what a daemon does in time.
 part trainer 2100 "$python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider --junitxml "$reports/trainer.xml" trainer/tests
-part python 400 "$python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider --junitxml "$reports/python.xml" python/tests
+part python 700 "$python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider --junitxml "$reports/python.xml" python/tests
 part exporter 120 "$python" -m pytest -q -p no:cacheprovider --junitxml "$reports/exporter.xml" exporter/tests
 part system 1800 "$python" -m pytest -q -n 4 --dist loadfile -p no:cacheprovider --junitxml "$reports/system.xml" tests/system
 if [[ $fast == no ]]; then

@@ -98,6 +98,7 @@ class Agent : public grpc::ClientBidiReactor<pb::AgentMessage, pb::SchedulerMess
     inventory->set_cpus_milli(8000);
     inventory->set_memory_bytes(int64_t{16} << 30);
     inventory->set_address(server);
+    context_.set_wait_for_ready(true);  // as an agent does, which connects until it is connected
     stub_->async()->Connect(&context_, this);
     writing_ = true;
     StartWrite(&message_);

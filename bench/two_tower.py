@@ -183,7 +183,7 @@ def speed(towers: Towers, quick: bool) -> bool:
     return at_least(
         "steps a second with the callback, against plain Lightning's",
         1 / (1 + found.percent / 100),
-        f"x of one; % {found.words}",
+        f"x of one; in % {found.words}",
         LEAST_SPEED,
         places=4,
     )

@@ -32,8 +32,7 @@ namespace {
 
 constexpr size_t kHashChars = 64, kNumberChars = 20;
 constexpr char kEnding[] = ".audit";
-constexpr char kStranger[] = "address ";  // before users that are addresses (NetworkServer)
-constexpr int64_t kPartsOfBound = 16;     // files that a bound has at least
+constexpr int64_t kPartsOfBound = 16;  // files that a bound has at least
 constexpr size_t kObjectsTold = 8, kObjectBytes = 100;
 
 std::string Chained(const std::string& before, const std::string& json) {
@@ -202,7 +201,7 @@ void Shorten(std::string* text) {
 
 // Addresses, and uids that nobody knows here: one machine may have any number of both.
 bool IsStranger(const pb::AuditRecord& record) {
-  return record.user().empty() || absl::StartsWith(record.user(), kStranger);
+  return record.user().empty() || absl::StartsWith(record.user(), kAuditAddress);
 }
 
 }  // namespace

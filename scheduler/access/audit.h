@@ -34,6 +34,7 @@ namespace muster {
 
 namespace pb = ::muster::v1;
 
+inline constexpr char kAuditAddress[] = "address ";   // before a user who is but an address
 inline constexpr int64_t kAuditFileBytes = 64 << 20;  // then another file is begun
 inline constexpr size_t kAuditWaitingMost = 100'000;  // records that wait to be written
 inline constexpr size_t kAuditTextMost = 2'000;       // bytes of a record's object, and detail

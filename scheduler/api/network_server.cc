@@ -99,7 +99,7 @@ std::string UserOf(const Holder& holder) {
 }
 std::string UserAt(const std::string& peer) {
   const size_t from = peer.starts_with(kJoin) ? sizeof kJoin - 1 : 0;
-  return absl::StrCat("address ", peer.substr(from, peer.rfind(':') - from));
+  return absl::StrCat(kAuditAddress, peer.substr(from, peer.rfind(':') - from));
 }
 
 std::string First(const grpc::AuthContext& context, const char* property) {

@@ -182,6 +182,15 @@ class NetworkTest : public ::testing::Test {
     *hello->mutable_inventory() = TwoSlots();
     return message;
   }
+  // As its agent, until the server ends the stream.
+  static void StayUntilItEnds(const Identity& host) {
+    grpc::ClientContext context;
+    const auto stream = pb::AgentService::NewStub(Dial(host))->Connect(&context);
+    pb::SchedulerMessage message;
+    ASSERT_TRUE(stream->Write(HelloOf(host.holder.name)));
+    while (stream->Read(&message)) {
+    }
+  }
 
   SteppedClock clock_;
   RecordingStore store_{nullptr};
@@ -392,12 +401,7 @@ TEST_F(NetworkTest, AConnectionEndsWithItsCertificate) {
   lives.host_ns = 2 * kSecond;
   Start(lives, NetworkLimits());
   const Identity h1 = Joined("/host/lab/h1");
-  grpc::ClientContext context;
-  const auto stream = pb::AgentService::NewStub(Dial(h1))->Connect(&context);
-  pb::SchedulerMessage message;
-  ASSERT_TRUE(stream->Write(HelloOf("h1")));
-  while (stream->Read(&message)) {
-  }
+  StayUntilItEnds(h1);
   EXPECT_LT(RealClock()->WallNs() / kSecond, h1.validity.end_s + 5);
   // It renews by the key that it has, and nobody else can.
   absl::StatusOr<Identity> renewed = RenewExpired(h1);
@@ -426,12 +430,7 @@ TEST_F(NetworkTest, ConnectionsThatComeToNothingAreInTheAudit) {
     return server_->Counts().without_call == 3 && server_->connections() == 0;
   })) << "who says nothing, as commands do before they call, is none";
   const Identity h1 = Joined("/host/lab/h1");
-  grpc::ClientContext context;
-  const auto stream = pb::AgentService::NewStub(Dial(h1))->Connect(&context);
-  pb::SchedulerMessage message;
-  ASSERT_TRUE(stream->Write(HelloOf("h1")));
-  while (stream->Read(&message)) {
-  }
+  StayUntilItEnds(h1);
   const auto told = [&](const std::string& user) {
     std::vector<std::string> lines;
     const auto records = audit_->Newest(100, [&](const pb::AuditRecord& record) {

@@ -20,13 +20,14 @@ void FillNormal(uint64_t seed, const std::string& name, double stddev, int64_t b
                 float* out) {
   const uint64_t stream = NameHash(name);
   at::parallel_for(0, n, 1 << 16, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; ++i) {
-      // Element e is half e % 2 of the pair number e / 2.
+    // Element e is half e % 2 of the pair number e / 2; both halves come from the same logarithm.
+    for (int64_t i = from; i < to;) {
       const uint64_t element = static_cast<uint64_t>(begin + i);
       const auto [u1, u2] = UniformPair(seed, stream, element / 2);
-      const double radius = std::sqrt(-2 * std::log(u1)), angle = 2 * std::numbers::pi * u2;
-      out[i] = static_cast<float>(stddev * radius *
-                                  (element % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+      const double radius = stddev * std::sqrt(-2 * std::log(u1)),
+                   angle = 2 * std::numbers::pi * u2;
+      if (element % 2 == 0) out[i++] = static_cast<float>(radius * std::cos(angle));
+      if (i < to) out[i++] = static_cast<float>(radius * std::sin(angle));
     }
   });
 }

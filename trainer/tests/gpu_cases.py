@@ -1,10 +1,11 @@
 """Runs the trainer's tests on this machine's GPU, each case in a process of its own, and prints one line a case as it ends.
 
-    gpu_cases.py [--list] [--case TEXT]... [--cpu-only]
+    gpu_cases.py [--list] [--case TEXT]... [--cpu-only] [--jobs N]
 
     --list       prints the cases' names
     --case TEXT  only cases whose name has this text
     --cpu-only   leaves out what needs a GPU, instead of counting it as skipped
+    --jobs N     so many cases at a time; each takes a few GiB of the GPU at most
 
 In a bundle (deploy/gpu-bundle.sh) it finds the programs beside itself, and torch's libraries where `import torch` does; in a
 checkout after deploy/build.sh it takes build/release. A case that crashes or takes too long is one that failed: the others run
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -186,6 +188,16 @@ class Cases:
             return f"{wrong}\n{text[-6000:]}" if wrong else ""
 
 
+def told(cases: Cases, name: str) -> bool:
+    """Runs it and prints its line; whether it passed."""
+    began = time.monotonic()
+    wrong = cases.run(name)
+    line = f"{'FAILED' if wrong else 'passed':<8} {time.monotonic() - began:>6.1f}s  {name}\n"
+    why = "    " + wrong.replace("\n", "\n    ") + "\n" if wrong else ""
+    print(line + why, end="", flush=True)
+    return not wrong
+
+
 def main() -> int:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -193,6 +205,7 @@ def main() -> int:
     options.add_argument("--list", action="store_true")
     options.add_argument("--case", action="append", default=[])
     options.add_argument("--cpu-only", action="store_true")
+    options.add_argument("--jobs", type=int, default=1)
     chosen = options.parse_args()
     cases = Cases()
     names = [
@@ -208,21 +221,14 @@ def main() -> int:
         print((BUNDLE / "bundle").read_text().strip(), flush=True)
     gpu = has_gpu()
     print(f"GPU: {'yes' if gpu else 'none'}", flush=True)
-    passed = failed = skipped = 0
+    wanted = [name for name in names if gpu or not name.startswith("gpu:")]
     for name in names:
-        if name.startswith("gpu:") and not gpu:
-            skipped += 1
+        if name not in wanted:
             print(f"{'skipped':<8} {'':>7}  {name}", flush=True)
-            continue
-        began = time.monotonic()
-        wrong = cases.run(name)
-        passed, failed = passed + (not wrong), failed + bool(wrong)
-        print(
-            f"{'FAILED' if wrong else 'passed':<8} {time.monotonic() - began:>6.1f}s  {name}",
-            flush=True,
-        )
-        if wrong:
-            print("    " + wrong.replace("\n", "\n    "), flush=True)
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        ended = [pool.submit(told, cases, name) for name in wanted]
+        passed = sum(one.result() for one in as_completed(ended))
+    failed, skipped = len(wanted) - passed, len(names) - len(wanted)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     return 1 if failed or not passed else 0
 

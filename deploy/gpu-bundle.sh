@@ -1,16 +1,23 @@
 #!/usr/bin/env bash
 # Packs the trainer and its GPU tests for a machine that has a GPU and torch, but no compiler, no registry and nothing of ours.
 #
-#   deploy/gpu-bundle.sh [FOLDER]        default: build/gpu-bundle
+#   deploy/gpu-bundle.sh [--peer] [FOLDER]        default: build/gpu-bundle
+#
+#   --peer  also Liger's kernels (bench/requirements-gpu.txt), for the loss of what is compared with; wants the network
 #
 # FOLDER gets bin/, lib/ (what the programs need beside torch's libraries and those of C and C++), tests/, tokens/ and site/ (pytest, for a
 # python without it). There: python3 FOLDER/tests/gpu_cases.py [--list] [--case TEXT], with a python that can import the same version
-# of torch; and, where transformers is installed too, python3 FOLDER/tests/bench_gpu.py [--list] [--case TEXT] for speed. To be run after
-# deploy/build.sh. Fails above 64 MiB.
+# of torch; and, where transformers is installed too, python3 FOLDER/tests/bench_gpu.py [--list] [--case TEXT] for speed. All at once, for a
+# machine that is lent for minutes: python3 FOLDER/tests/gpu_all.py --within SECONDS OUT. To be run after deploy/build.sh. Fails above
+# 64 MiB.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 source deploy/common.sh
-case "${1:-}" in -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+peer=0
+case "${1:-}" in
+  -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  --peer) peer=1; shift ;;
+esac
 MOST_MIB=64
 folder=${1:-$PWD/build/gpu-bundle}
 python=$(muster_python_env)/bin/python
@@ -33,7 +40,11 @@ for package in pytest _pytest pluggy iniconfig packaging pygments; do
   cp -r "$packages/$package" "$folder/site"
 done
 find "$folder/site" -name __pycache__ -prune -exec rm -rf {} +
+if ((peer)); then
+  "$python" -m pip install -q --no-deps --no-compile --target "$folder/peer" -r bench/requirements-gpu.txt
+fi
 PYTHONPATH=trainer/tests "$python" -c 'import harness, pathlib, sys; harness.make_tokens(pathlib.Path(sys.argv[1]))' "$folder/tokens"
+rm -r "$folder/short"  # what some of them were made of
 {
   echo "muster $(git describe --always --dirty 2> /dev/null || echo 'without its history'), $("$trainer" --version)"
   "$python" -c 'import torch; print(f"built with torch {torch.__version__}, CUDA {torch.version.cuda}")'

@@ -271,9 +271,7 @@ WorkEstimate EstimateWork(const Setting& s, const FlatsEstimate& flats, const In
   }
   kept /= model.num_layers;
   const int64_t vocabulary = (model.vocab_size + slices - 1) / slices;
-  const int64_t chunk = std::min<int64_t>(
-      tokens,
-      std::max<int64_t>(1, (s.gpus ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / vocabulary));
+  const int64_t chunk = ops::LogitsChunk(tokens, vocabulary, s.gpus);
   // Logits of slices are worked on by ATen.
   const bool logits_in_place = kernels && slices == 1;
   // Of the layer whose backward runs all is there, recomputed or not.

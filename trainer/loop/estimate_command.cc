@@ -163,7 +163,7 @@ int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
     std::printf("%s\n", out.dump().c_str());
     return found.best.empty() ? kDoesNotFit : 0;
   }
-  std::printf("by estimate alone, which was compared with no GPU yet\n");
+  std::printf("by estimate alone; of several GPUs it was compared with none yet\n");
   std::printf("%d x %s, %d a host; %.4g GB/s of each to its host's others, %.4g to other hosts\n",
               ranks, options.device.c_str(), hosts.ranks_per_host, hosts.within_bytes_per_s / 1e9,
               hosts.between_bytes_per_s / 1e9);

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "absl/status/status.h"
@@ -66,6 +67,8 @@ absl::StatusOr<std::string> Profile::Finish() {
   if (!recording_) return "";
   recording_ = false;
   left_ = 0;
+  // What a GPU hasn't ended yet, as the update of the last step, would be missing.
+  if (gpu_) c10::cuda::device_synchronize();
   const std::unique_ptr<profiler::ProfilerResult> result = profiler::disableProfiler();
   char name[64];
   std::snprintf(name, sizeof name, "/step-%08lld.rank-%d.json", static_cast<long long>(first_step_),

@@ -64,8 +64,7 @@ ops::LossResult VocabCrossEntropy(const at::Tensor& x, const at::Tensor& w,
   const int64_t tokens = x.size(0);
   // The same on every rank, whatever its slice.
   const int64_t widest = (slice.size + ranks.size() - 1) / ranks.size();
-  const int64_t chunk = std::max<int64_t>(
-      1, std::min(tokens, (x.is_cuda() ? ops::kLogitsChunkOnGpu : ops::kLogitsChunk) / widest));
+  const int64_t chunk = ops::LogitsChunk(tokens, widest, x.is_cuda());
   ops::LossResult result{at::zeros({2}, x.options().dtype(at::kDouble)),
                          loss_only ? at::Tensor() : at::empty_like(x)};
   for (int64_t begin = 0; begin < tokens; begin += chunk) {

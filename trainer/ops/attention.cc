@@ -101,7 +101,9 @@ RopeTables AtPositions(const RopeTables& rope, const at::Tensor& positions, int6
 
 Heads SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config,
                      const RopeTables& rope, const at::Tensor& positions) {
-  if (const auto done = fused::SplitAndRotate(qkv, batch, config, rope, positions)) return *done;
+  const bool by_token = ChooseAttention(qkv.options(), config) == AttentionKind::kFlash;
+  if (const auto done = fused::SplitAndRotate(qkv, batch, config, rope, positions, by_token))
+    return *done;
   const int64_t h = config.num_heads, hkv = config.num_kv_heads, d = config.head_dim;
   const int64_t length = qkv.size(0) / batch;
   const at::Tensor all =
@@ -332,7 +334,7 @@ Heads FlashAttentionBackward(const at::Tensor& d_out, const Heads& heads, const 
       sequences.bounds, longest, longest, /*dropout_p=*/0.0, /*is_causal=*/true,
       result.random_state, unused, rule.ScaleOf(d), Before(window), After(window));
   const auto back = [&](const at::Tensor& x) {
-    return x.reshape({b, s, -1, d}).transpose(1, 2).contiguous();
+    return x.reshape({b, s, -1, d}).transpose(1, 2);
   };
   return {back(d_q), back(d_k), back(d_v)};
 }

@@ -108,9 +108,12 @@ std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor
 
 namespace {
 
+at::Tensor ByToken(const at::Tensor& heads) { return heads.transpose(1, 2); }
+
 kernels::RopeArguments RopeOf(const Heads& heads, const at::Tensor& qkv, const RopeTables& rope,
                               const at::Tensor& positions) {
   kernels::RopeArguments a;
+  a.by_token = !heads.q.is_contiguous() || !heads.k.is_contiguous();
   a.bf16 = IsBf16(qkv);
   a.batch = heads.q.size(0), a.heads = heads.q.size(1), a.length = heads.q.size(2),
   a.width = heads.q.size(3), a.kv_heads = heads.k.size(1);
@@ -124,14 +127,17 @@ kernels::RopeArguments RopeOf(const Heads& heads, const at::Tensor& qkv, const R
 }  // namespace
 
 std::optional<Heads> SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config,
-                                    const RopeTables& rope, const at::Tensor& positions) {
+                                    const RopeTables& rope, const at::Tensor& positions,
+                                    bool by_token) {
   const kernels::Kernels* table = KernelsFor(qkv);
   if (table == nullptr || !Suits(qkv, config.head_dim / 2) || config.partial_rotary_factor != 1)
     return std::nullopt;
   const int64_t length = qkv.size(0) / batch, d = config.head_dim;
-  Heads heads{at::empty({batch, config.num_heads, length, d}, qkv.options()),
-              at::empty({batch, config.num_kv_heads, length, d}, qkv.options()),
-              at::empty({batch, config.num_kv_heads, length, d}, qkv.options())};
+  const auto make = [&](int64_t count) {
+    return by_token ? ByToken(at::empty({batch, length, count, d}, qkv.options()))
+                    : at::empty({batch, count, length, d}, qkv.options());
+  };
+  Heads heads{make(config.num_heads), make(config.num_kv_heads), make(config.num_kv_heads)};
   table->rope(RopeOf(heads, qkv, rope, positions), StreamOf(qkv));
   CheckLaunch(qkv);
   return heads;
@@ -141,8 +147,12 @@ std::optional<at::Tensor> SplitAndRotateBackward(const Heads& d_heads, const Mod
                                                  const RopeTables& rope,
                                                  const at::Tensor& positions) {
   const kernels::Kernels* table = KernelsFor(d_heads.q);
-  if (table == nullptr || !Suits(d_heads.q, config.head_dim / 2) || !Like(d_heads.q, d_heads.k) ||
-      !Like(d_heads.q, d_heads.v) || config.partial_rotary_factor != 1)
+  const auto suit = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    return Suits(q, config.head_dim / 2) && Like(q, k) && Like(q, v);
+  };
+  if (table == nullptr || config.partial_rotary_factor != 1 ||
+      (!suit(d_heads.q, d_heads.k, d_heads.v) &&
+       !suit(ByToken(d_heads.q), ByToken(d_heads.k), ByToken(d_heads.v))))
     return std::nullopt;
   const int64_t tokens = d_heads.q.size(0) * d_heads.q.size(2);
   at::Tensor d_qkv =

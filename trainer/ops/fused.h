@@ -35,8 +35,11 @@ std::optional<at::Tensor> RmsNormBackward(const at::Tensor& dy, const at::Tensor
                                           const at::Tensor& w, const at::Tensor& rstd,
                                           const at::Tensor& d_w, const at::Tensor& residual,
                                           bool from_one = false);
+// `by_token`: in memory heads are [B, S, H, D], as FlashAttention takes them without a copy. The
+// backward takes either.
 std::optional<Heads> SplitAndRotate(const at::Tensor& qkv, int64_t batch, const ModelConfig& config,
-                                    const RopeTables& rope, const at::Tensor& positions);
+                                    const RopeTables& rope, const at::Tensor& positions,
+                                    bool by_token = false);
 std::optional<at::Tensor> SplitAndRotateBackward(const Heads& d_heads, const ModelConfig& config,
                                                  const RopeTables& rope,
                                                  const at::Tensor& positions);

@@ -215,13 +215,12 @@ void RopeOf(const RopeArguments& a) {
       T* flat = static_cast<T*>(a.qkv) + (token * all_heads + head) * a.width;
       T* own;
       if (head < a.heads)
-        own = static_cast<T*>(a.q) + ((row * a.heads + head) * a.length + place) * a.width;
+        own = static_cast<T*>(a.q) + HeadsPlace(a, row, place, head, a.heads);
       else if (head < a.heads + a.kv_heads)
-        own = static_cast<T*>(a.k) +
-              ((row * a.kv_heads + head - a.heads) * a.length + place) * a.width;
+        own = static_cast<T*>(a.k) + HeadsPlace(a, row, place, head - a.heads, a.kv_heads);
       else
         own = static_cast<T*>(a.v) +
-              ((row * a.kv_heads + head - a.heads - a.kv_heads) * a.length + place) * a.width;
+              HeadsPlace(a, row, place, head - a.heads - a.kv_heads, a.kv_heads);
       const T* from = a.backward ? own : flat;
       T* to = a.backward ? flat : own;
       if (head >= a.heads + a.kv_heads) {

@@ -70,13 +70,21 @@ at::Tensor CapDerivative(const at::Tensor& capped, double softcap) {
   return (capped / softcap).square_().neg_().add_(1);
 }
 
+int64_t LogitsChunk(int64_t tokens, int64_t vocabulary, bool gpu) {
+  const int64_t most =
+      std::max<int64_t>(1, (gpu ? kLogitsChunkOnGpu : kLogitsChunk) / vocabulary);
+  if (!gpu || tokens <= most) return std::max<int64_t>(1, std::min(tokens, most));
+  constexpr int64_t kTile = 128;  // of a GPU's products
+  const int64_t parts = (tokens + most - 1) / most, even = (tokens + parts - 1) / parts;
+  return std::min(tokens, (even + kTile - 1) / kTile * kTile);
+}
+
 LossResult LinearCrossEntropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& targets,
                               const at::Tensor& weights, const GradientSum& d_w, bool loss_only,
                               double z_loss, const LossBranch* branch,
                               const at::Tensor& token_losses, double softcap) {
   const int64_t tokens = x.size(0);
-  const int64_t chunk = std::max<int64_t>(
-      1, std::min(tokens, (x.is_cuda() ? kLogitsChunkOnGpu : kLogitsChunk) / w.size(0)));
+  const int64_t chunk = LogitsChunk(tokens, w.size(0), x.is_cuda());
   LossResult result{at::zeros({2}, x.options().dtype(at::kDouble)),
                     loss_only ? at::Tensor() : at::empty_like(x)};
   const at::Tensor loss = result.loss[0], z_sum = result.loss[1];

@@ -85,7 +85,8 @@ RopeTables MakeRopeTables(const ModelConfig& config, int64_t length, at::Device 
                           bool local = false);
 
 // Splits qkv [B*S, (H + 2·Hkv)·D] into heads and rotates the first R elements of q and k (halves
-// convention, as transformers has it). q [B, H, S, D], k and v [B, Hkv, S, D], contiguous.
+// convention, as transformers has it). q [B, H, S, D], k and v [B, Hkv, S, D]: contiguous, or, for
+// FlashAttention, as [B, S, H, D] in memory.
 struct Heads {
   at::Tensor q, k, v;
 };
@@ -176,10 +177,12 @@ void EmbeddingBackward(const at::Tensor& dy, const at::Tensor& ids, const Gradie
 // Cross-entropy of x·wᵀ against targets, with the backward in the same pass, a chunk of tokens at a
 // time, so that the logits of all tokens never exist at once (the idea of Liger's fused linear
 // cross-entropy). weights [T] fp32: what each token's loss counts, already divided by the global
-// number of target tokens. Logits of one chunk stay below this many elements: few of them exist at
-// once, and on a CPU they stay in its cache.
+// number of target tokens.
+// Tokens of a chunk: few of the logits exist at once, and on a CPU they stay in its cache. On a GPU
+// each chunk reads and writes the whole gradient of w: chunks of equal size, some 600 MB of bf16.
 inline constexpr int64_t kLogitsChunk = int64_t{1} << 22;
-inline constexpr int64_t kLogitsChunkOnGpu = int64_t{1} << 27;  // fewer would not fill it
+inline constexpr int64_t kLogitsChunkOnGpu = int64_t{5} << 26;
+int64_t LogitsChunk(int64_t tokens, int64_t vocabulary, bool gpu);
 // `z_loss` > 0 adds, to the gradients, those of z_loss · Σ weight · (log Σ exp logits)² (PaLM,
 // arXiv 2204.02311, section 5). Returns the weighted loss and that sum times z_loss (in double, [2]
 // on x's device) and dx [T, d]; adds to d_w [V, d]. loss_only: neither. `branch`, if there is one,

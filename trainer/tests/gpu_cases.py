@@ -1,11 +1,12 @@
 """Runs the trainer's tests on this machine's GPU, each case in a process of its own, and prints one line a case as it ends.
 
-    gpu_cases.py [--list] [--case TEXT]... [--cpu-only] [--jobs N]
+    gpu_cases.py [--list] [--case TEXT]... [--cpu-only] [--jobs N] [--limit S]
 
     --list       prints the cases' names
     --case TEXT  only cases whose name has this text
     --cpu-only   leaves out what needs a GPU, instead of counting it as skipped
     --jobs N     so many cases at a time; each takes a few GiB of the GPU at most
+    --limit S    seconds that a case may take; 300 if not given
 
 In a bundle (deploy/gpu-bundle.sh) it finds the programs beside itself, and torch's libraries where `import torch` does; in a
 checkout after deploy/build.sh it takes build/release. A case that crashes or takes too long is one that failed: the others run
@@ -26,7 +27,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 BUNDLE = HERE.parent if (HERE.parent / "bundle").is_file() else None
-LIMIT_S = 300
+LIMIT_S, STOP_S = 300, 10
 TRAINING = ("test_gpu.py", "test_bundle.py")
 
 
@@ -86,8 +87,8 @@ def say_of(code: int) -> str:
 class Cases:
     """What can be run here; a case is a name and a command."""
 
-    def __init__(self):
-        self.env = environment()
+    def __init__(self, limit_s: float = LIMIT_S):
+        self.env, self.limit_s = environment(), limit_s
         trainer, tests = programs()
         for program in (trainer, tests):
             if not os.access(program, os.X_OK):
@@ -171,10 +172,15 @@ class Cases:
                 start_new_session=True,
             )
             try:
-                code = process.wait(LIMIT_S)
+                code = process.wait(self.limit_s)
                 wrong = "" if code == 0 else say_of(code)
             except subprocess.TimeoutExpired:
-                wrong = f"took more than {LIMIT_S} s"
+                wrong = f"took more than {self.limit_s:g} s"
+                process.send_signal(signal.SIGINT)  # pytest then says where it was
+                try:
+                    process.wait(STOP_S)
+                except subprocess.TimeoutExpired:
+                    pass
             finally:
                 try:
                     os.killpg(process.pid, signal.SIGKILL)  # with what it may have left behind
@@ -206,8 +212,9 @@ def main() -> int:
     options.add_argument("--case", action="append", default=[])
     options.add_argument("--cpu-only", action="store_true")
     options.add_argument("--jobs", type=int, default=1)
+    options.add_argument("--limit", type=float, default=LIMIT_S)
     chosen = options.parse_args()
-    cases = Cases()
+    cases = Cases(chosen.limit)
     names = [
         name
         for name in cases.all

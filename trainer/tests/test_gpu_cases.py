@@ -69,3 +69,13 @@ def test_a_program_that_does_not_start_fails(bundle):
 
 def test_nothing_that_passes_is_a_failure(bundle):
     assert run(bundle, "--case", "no such case").returncode == 1
+
+
+def test_a_case_has_a_limit_and_hinders_none_beside_it(bundle):
+    program = bundle / "bin/trainer_engine_test"
+    text = program.read_text()
+    waits = 'if "--gtest_filter=Good" in words:\n    signal.pause()\n'
+    program.write_text(text.replace("sys.exit(3", waits + "sys.exit(3"))
+    done = run(bundle, "--jobs", "3", "--limit", "2", "--case", "cpu: Good", "--case", "cpu: Forms")
+    assert done.returncode == 1 and "1 passed, 1 failed, 0 skipped" in done.stdout
+    assert "took more than 2 s" in done.stdout and "KeyboardInterrupt" in done.stdout

@@ -21,7 +21,7 @@ struct CUstream_st;
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 // One block runs at a time.
 #define __shared__ static
 
@@ -134,6 +134,7 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
 using std::exp;
 using std::log;
@@ -181,10 +182,16 @@ __device__ __forceinline__ float From<float>(float x) {
 }
 template <>
 __device__ __forceinline__ Bf16 From<Bf16>(float x) {
+#if defined(__CUDA_ARCH__)  // one instruction of the GPU's
+  Bf16 rounded;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(x));
+  return rounded;
+#else
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   if (x != x) return {0x7FC0};
   return {static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)};
+#endif
 }
 // What T keeps of x.
 template <class T>

@@ -12,9 +12,8 @@ namespace {
 constexpr int kThreads = 256, kFewThreads = 64;
 constexpr int64_t kShortRow = 512;
 
-// Elements of its row that a thread of the norm's backward keeps sums for.
-constexpr int kOwnElements = 32;
-static_assert(kOwnElements * kThreads == kMostNormWidth);
+// Loads that a thread has under way before it uses the first.
+constexpr int kSquaresAhead = 4, kRowsAhead = 16;
 
 // Where a head's row begins in a matrix of which heads are some of the columns.
 template <class Arguments>
@@ -61,56 +60,61 @@ __global__ void __launch_bounds__(threads) RmsNormKernel(RmsNormArguments a) {
 }
 
 // dx = rstd · (dn - normed · mean(dn · normed)), dn = dy · w; rows blockIdx.x, blockIdx.x +
-// gridDim.x, …
-template <class T, int threads>
-__global__ void __launch_bounds__(threads) RmsNormBackwardKernel(RmsNormBackwardArguments a) {
+// gridDim.x, … A thread keeps its `most` packs of a row, so that each is read once.
+template <class T, int threads, int most>
+__global__ void __launch_bounds__(threads, most * Pack<T>::kCount > 16 ? 1 : 4)
+    RmsNormBackwardKernel(RmsNormBackwardArguments a) {
   using P = Pack<T>;
-  constexpr int kMostPacks = kOwnElements / P::kCount;
   const int64_t packs = a.width / P::kCount;
   const P* weight = static_cast<const P*>(a.weight);
   const float base = a.from_one ? 1.0f : 0.0f;
-  float sums[kOwnElements] = {};
+  float sums[most * P::kCount] = {};
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const int64_t first = row * a.width, place = a.stride > 0 ? PlaceOfHead(row, a) : first;
     const P* dy = reinterpret_cast<const P*>(static_cast<const T*>(a.dy) + place);
     const P* x = reinterpret_cast<const P*>(static_cast<const T*>(a.x) + first);
+    const P* residual = a.residual == nullptr
+                            ? nullptr
+                            : reinterpret_cast<const P*>(static_cast<const T*>(a.residual) + first);
+    P d[most], p[most];
+    for (int j = 0; j < most; ++j) {
+      const int64_t i = threadIdx.x + static_cast<int64_t>(j) * threads;
+      if (i < packs) d[j] = dy[i], p[j] = x[i];
+    }
     const float rstd = a.rstd[row];
     float dot = 0;
-    for (int j = 0; j < kMostPacks; ++j) {
+    for (int j = 0; j < most; ++j) {
       const int64_t i = threadIdx.x + static_cast<int64_t>(j) * threads;
-      if (i >= packs) break;
-      const P d = dy[i], p = x[i], w = weight[i];
+      if (i >= packs) continue;
+      const P w = weight[i];
       for (int k = 0; k < P::kCount; ++k) {
-        const float normed = ToFloat(p.at[k]) * rstd;
-        dot += ToFloat(d.at[k]) * (base + ToFloat(w.at[k])) * normed;
-        sums[j * P::kCount + k] += ToFloat(d.at[k]) * normed;
+        const float normed = ToFloat(p[j].at[k]) * rstd;
+        dot += ToFloat(d[j].at[k]) * (base + ToFloat(w.at[k])) * normed;
+        sums[j * P::kCount + k] += ToFloat(d[j].at[k]) * normed;
       }
     }
     const float mean = OverBlock<threads>(dot) / static_cast<float>(a.width);
     P* dx = reinterpret_cast<P*>(static_cast<T*>(a.dx) + place);
-    const P* residual = a.residual == nullptr
-                            ? nullptr
-                            : reinterpret_cast<const P*>(static_cast<const T*>(a.residual) + first);
-    for (int64_t i = threadIdx.x; i < packs; i += threads) {
-      const P d = dy[i], p = x[i], w = weight[i];
-      P out;
+    for (int j = 0; j < most; ++j) {
+      const int64_t i = threadIdx.x + static_cast<int64_t>(j) * threads;
+      if (i >= packs) continue;
+      const P w = weight[i];
+      P r, out;
+      if (residual != nullptr) r = residual[i];
       for (int k = 0; k < P::kCount; ++k) {
-        const float normed = ToFloat(p.at[k]) * rstd;
-        out.at[k] = From<T>((ToFloat(d.at[k]) * (base + ToFloat(w.at[k])) - normed * mean) * rstd);
-      }
-      if (residual != nullptr) {
-        const P r = residual[i];
-        for (int k = 0; k < P::kCount; ++k)
-          out.at[k] = From<T>(ToFloat(out.at[k]) + ToFloat(r.at[k]));
+        const float normed = ToFloat(p[j].at[k]) * rstd;
+        out.at[k] =
+            From<T>((ToFloat(d[j].at[k]) * (base + ToFloat(w.at[k])) - normed * mean) * rstd);
+        if (residual != nullptr) out.at[k] = From<T>(ToFloat(out.at[k]) + ToFloat(r.at[k]));
       }
       dx[i] = out;
     }
   }
   if (a.partial == nullptr) return;
   float* partial = a.partial + static_cast<int64_t>(blockIdx.x) * a.width;
-  for (int j = 0; j < kMostPacks; ++j) {
+  for (int j = 0; j < most; ++j) {
     const int64_t i = threadIdx.x + static_cast<int64_t>(j) * threads;
-    if (i >= packs) break;
+    if (i >= packs) continue;
     for (int k = 0; k < P::kCount; ++k) partial[i * P::kCount + k] = sums[j * P::kCount + k];
   }
 }
@@ -120,12 +124,20 @@ struct ColumnSums {
   int64_t count, width;
   float* to;
 };
-// Adds each column's sum, always in the same order.
-__global__ void __launch_bounds__(kFewThreads) AddColumnsKernel(ColumnSums a) {
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kFewThreads + threadIdx.x;
-  if (column >= a.width) return;
+// Adds each column's sum, always in the same order: a group's threads sum every kGroups-th row.
+constexpr int kColumns = 32, kGroups = kThreads / kColumns;
+__global__ void __launch_bounds__(kThreads) AddColumnsKernel(ColumnSums a) {
+  __shared__ float parts[kGroups][kColumns];
+  const int own = static_cast<int>(threadIdx.x) % kColumns,
+            group = static_cast<int>(threadIdx.x) / kColumns;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + own;
   float sum = 0;
-  for (int64_t row = 0; row < a.count; ++row) sum += a.rows[row * a.width + column];
+  for (int64_t row = group; column < a.width && row < a.count; row += kGroups)
+    sum += a.rows[row * a.width + column];
+  parts[group][own] = sum;
+  __syncthreads();
+  if (group > 0 || column >= a.width) return;
+  for (int g = 1; g < kGroups; ++g) sum += parts[g][own];
   a.to[column] += sum;
 }
 
@@ -144,12 +156,12 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeArguments a) {
   T* flat = static_cast<T*>(a.qkv) + (token * all_heads + head) * a.width;
   T* own;
   if (head < a.heads)
-    own = static_cast<T*>(a.q) + ((row * a.heads + head) * a.length + place) * a.width;
+    own = static_cast<T*>(a.q) + HeadsPlace(a, row, place, head, a.heads);
   else if (head < a.heads + a.kv_heads)
-    own = static_cast<T*>(a.k) + ((row * a.kv_heads + head - a.heads) * a.length + place) * a.width;
+    own = static_cast<T*>(a.k) + HeadsPlace(a, row, place, head - a.heads, a.kv_heads);
   else
     own = static_cast<T*>(a.v) +
-          ((row * a.kv_heads + head - a.heads - a.kv_heads) * a.length + place) * a.width;
+          HeadsPlace(a, row, place, head - a.heads - a.kv_heads, a.kv_heads);
   const P* from = reinterpret_cast<const P*>(a.backward ? own : flat);
   P* to = reinterpret_cast<P*>(a.backward ? flat : own);
   const P x1 = from[pack], x2 = from[packs + pack];
@@ -171,7 +183,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeArguments a) {
   to[packs + pack] = y2;
 }
 
-__device__ __forceinline__ float Sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + exp(-x)); }
+__device__ __forceinline__ float Sigmoid(float x) { return __frcp_rn(1.0f + exp(-x)); }
 
 template <class T, bool backward, class N>
 __global__ void __launch_bounds__(kThreads) SwiGluKernel(SwiGluArguments a) {
@@ -389,18 +401,27 @@ __global__ void __launch_bounds__(kThreads) AdamWKernel(AdamWArguments a) {
   }
 }
 
-// A block takes the rows of one id: the one whose first place in the sorted ids is the block's.
+// A block takes some columns of the rows of one id, the one whose first place in the sorted ids is
+// the block's. An id may stand there thousands of times: rows are read ahead, and added in order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) EmbeddingKernel(EmbeddingArguments a) {
-  const int64_t first = blockIdx.x, id = a.ids[first];
-  if (first > 0 && a.ids[first - 1] == id) return;
-  float* to = a.d_weight + id * a.width;
-  for (int64_t column = threadIdx.x; column < a.width; column += kThreads) {
-    float sum = 0;
-    for (int64_t i = first; i < a.rows && a.ids[i] == id; ++i)
-      sum += ToFloat(static_cast<const T*>(a.dy)[a.order[i] * a.width + column]);
-    to[column] += sum;
+  const int64_t parts = (a.width + kThreads - 1) / kThreads, first = blockIdx.x / parts,
+                column = blockIdx.x % parts * kThreads + threadIdx.x, id = a.ids[first];
+  if ((first > 0 && a.ids[first - 1] == id) || column >= a.width) return;
+  const T* dy = static_cast<const T*>(a.dy) + column;
+  float sum = 0;
+  for (int64_t i = first; i < a.rows && a.ids[i] == id; i += kRowsAhead) {
+    T ahead[kRowsAhead];
+    bool its[kRowsAhead];
+    for (int k = 0; k < kRowsAhead; ++k) {
+      its[k] = i + k < a.rows && a.ids[i + k] == id;
+      if (its[k]) ahead[k] = dy[a.order[i + k] * a.width];
+    }
+    for (int k = 0; k < kRowsAhead; ++k) {
+      if (its[k]) sum += ToFloat(ahead[k]);
+    }
   }
+  a.d_weight[id * a.width + column] += sum;
 }
 
 template <class T>
@@ -445,9 +466,18 @@ __global__ void __launch_bounds__(kThreads) SquaresKernel(SquaresArguments a) {
   const int64_t packs = a.count / P::kCount, all = static_cast<int64_t>(gridDim.x) * kThreads,
                 mine = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   SquaresInOrder squares;
-  for (int64_t i = mine; i < packs; i += all) {
-    const P p = static_cast<const P*>(a.values)[i];
-    for (int k = 0; k < P::kCount; ++k) squares.Add(ToFloat(p.at[k]));
+  for (int64_t i = mine; i < packs; i += kSquaresAhead * all) {
+    P p[kSquaresAhead];
+    for (int j = 0; j < kSquaresAhead; ++j) {
+      if (i + j * all < packs) p[j] = static_cast<const P*>(a.values)[i + j * all];
+    }
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int j = 0; j < kSquaresAhead; ++j) {
+      if (i + j * all >= packs) continue;
+      for (int k = 0; k < P::kCount; ++k) squares.Add(ToFloat(p[j].at[k]));
+    }
   }
   if (const int64_t rest = packs * P::kCount + mine; rest < a.count)
     squares.Add(ToFloat(static_cast<const T*>(a.values)[rest]));
@@ -477,20 +507,24 @@ void RmsNorm(const RmsNormArguments& a, Stream stream) {
     Launch<kThreads>(RmsNormKernel<float, kThreads>, a.rows, stream, a);
 }
 
-void RmsNormBackward(const RmsNormBackwardArguments& a, Stream stream) {
+template <class T>
+void RmsNormBackwardOf(const RmsNormBackwardArguments& a, Stream stream) {
+  constexpr int kCount = Pack<T>::kCount;
+  constexpr int kFew = static_cast<int>(kShortRow) / (kFewThreads * kCount),
+                kMost = static_cast<int>(kMostNormWidth) / (kThreads * kCount), kHalf = kMost / 2;
   const int64_t blocks = NormBackwardBlocks(a.rows);
-  const bool few = a.width <= kShortRow;
-  if (a.bf16 && few)
-    Launch<kFewThreads>(RmsNormBackwardKernel<Bf16, kFewThreads>, blocks, stream, a);
-  else if (a.bf16)
-    Launch<kThreads>(RmsNormBackwardKernel<Bf16, kThreads>, blocks, stream, a);
-  else if (few)
-    Launch<kFewThreads>(RmsNormBackwardKernel<float, kFewThreads>, blocks, stream, a);
+  if (a.width <= kShortRow)
+    Launch<kFewThreads>(RmsNormBackwardKernel<T, kFewThreads, kFew>, blocks, stream, a);
+  else if (a.width <= kMostNormWidth / 2)
+    Launch<kThreads>(RmsNormBackwardKernel<T, kThreads, kHalf>, blocks, stream, a);
   else
-    Launch<kThreads>(RmsNormBackwardKernel<float, kThreads>, blocks, stream, a);
+    Launch<kThreads>(RmsNormBackwardKernel<T, kThreads, kMost>, blocks, stream, a);
   if (a.partial == nullptr) return;
   const ColumnSums sums{a.partial, blocks, a.width, a.d_weight};
-  Launch<kFewThreads>(AddColumnsKernel, Blocks(a.width, kFewThreads), stream, sums);
+  Launch<kThreads>(AddColumnsKernel, Blocks(a.width, kColumns), stream, sums);
+}
+void RmsNormBackward(const RmsNormBackwardArguments& a, Stream stream) {
+  a.bf16 ? RmsNormBackwardOf<Bf16>(a, stream) : RmsNormBackwardOf<float>(a, stream);
 }
 
 // Whether a kernel's numbers, those of the last block's idle threads among them, fit 32 bits.
@@ -563,10 +597,11 @@ void AdamW(const AdamWArguments& a, Stream stream) {
 }
 
 void EmbeddingBackward(const EmbeddingArguments& a, Stream stream) {
+  const int64_t blocks = a.rows * Blocks(a.width, kThreads);
   if (a.bf16)
-    Launch<kThreads>(EmbeddingKernel<Bf16>, a.rows, stream, a);
+    Launch<kThreads>(EmbeddingKernel<Bf16>, blocks, stream, a);
   else
-    Launch<kThreads>(EmbeddingKernel<float>, a.rows, stream, a);
+    Launch<kThreads>(EmbeddingKernel<float>, blocks, stream, a);
 }
 
 void Squares(const SquaresArguments& a, Stream stream) {

@@ -2,8 +2,7 @@
 // nvcc nor the tests' emulator sees ATen; trainer/ops/fused.h is how the trainer calls them,
 // trainer/ops/ops.h their references.
 //
-// They have been compiled (nvcc 13.0, sm_80 and sm_90), and their source run on the CPU by an
-// emulator of blocks and threads (device.h, fused_test.cc). No GPU has run them yet.
+// Their source also runs on the CPU, by an emulator of blocks and threads (device.h, fused_test.cc).
 #pragma once
 
 #include <cstdint>
@@ -51,14 +50,23 @@ inline constexpr int64_t kMostNormWidth = 8192;
 inline int64_t NormBackwardBlocks(int64_t rows) { return rows < 528 ? rows : 528; }
 
 // Between qkv [B·S, (H + 2·Hkv)·D] and heads q [B, H, S, D], k and v [B, Hkv, S, D], with q and k
-// turned by the tables' angles.
+// turned by the tables' angles. `by_token`: q is [B, S, H, D] in memory, k and v [B, S, Hkv, D].
 struct RopeArguments {
   bool bf16 = false, backward = false;  // backward: from the heads' gradients to that of qkv
+  bool by_token = false;
   int64_t batch = 0, length = 0, heads = 0, kv_heads = 0, width = 0;
   void *qkv = nullptr, *q = nullptr, *k = nullptr, *v = nullptr;
   const float *cos = nullptr, *sin = nullptr;  // [positions, D / 2]
   const int64_t* positions = nullptr;          // [B·S]; null: 0..S-1 in each row
 };
+
+// Where one of `heads` begins, for the token at `place` of its row.
+MUSTER_ON_BOTH inline int64_t HeadsPlace(const RopeArguments& a, int64_t row, int64_t place,
+                                         int64_t head, int64_t heads) {
+  return (a.by_token ? (row * a.length + place) * heads + head
+                     : (row * heads + head) * a.length + place) *
+         a.width;
+}
 
 struct SwiGluArguments {
   bool bf16 = false;

@@ -44,7 +44,12 @@ Matrix Transposed(const Matrix& x, int64_t filled) {
 }
 
 at::Tensor Product(const Matrix& a, const Matrix& b, at::ScalarType type) {
-  // Fast accumulation would sum in fewer bits than fp32 on a GPU.
+  // ATen's on CPUs may be oneDNN's plain loops, which take seconds a step on some (those with AMX for
+  // int8 alone); elsewhere it is this.
+  if (!a.codes.is_cuda())
+    return at::mm(a.codes.to(at::kFloat).mul_(a.step), b.codes.to(at::kFloat).mul_(b.step).t())
+        .to(type);
+  // Fast accumulation would sum in fewer bits than fp32.
   return at::_scaled_mm(a.codes, b.codes.t(), a.step, b.step, /*bias=*/{}, /*scale_result=*/{},
                         type, /*use_fast_accum=*/false);
 }

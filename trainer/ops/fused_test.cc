@@ -469,6 +469,20 @@ TEST_P(Flash, AttentionAgainstPlainAttentionOverDocumentLengths) {
         EXPECT_LT(off(d_flash.q, d_plain.q), 1e-2) << length;
         EXPECT_LT(off(d_flash.k, d_plain.k), 1e-2) << length;
         EXPECT_LT(off(d_flash.v, d_plain.v), 1e-2) << length;
+
+        // As training has them in memory: no copies.
+        const auto by_token = [](const at::Tensor& x) {
+          return x.transpose(1, 2).contiguous().transpose(1, 2);
+        };
+        const ops::Heads same{by_token(heads.q), by_token(heads.k), by_token(heads.v)};
+        const ops::FlashResult again = ops::FlashAttention(same, sequences, window);
+        EXPECT_TRUE(at::equal(again.out, flash.out)) << length;
+        const ops::Heads d_again =
+            ops::FlashAttentionBackward(d_out, same, again, sequences, window);
+        EXPECT_LT(off(d_again.q, d_plain.q), 1e-2) << length;
+        EXPECT_LT(off(d_again.k, d_plain.k), 1e-2) << length;
+        EXPECT_TRUE(d_again.q.transpose(1, 2).is_contiguous() &&
+                    d_again.k.transpose(1, 2).is_contiguous());
       }
     }
   }

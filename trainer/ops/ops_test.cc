@@ -284,6 +284,22 @@ TEST_F(Ops, EmbeddingAddsRepeatedIds) {
               Autograd({w}, [&](const auto& l) { return l[0].index_select(0, ids); }, dy)[0], "dw");
 }
 
+TEST(LogitsChunk, IsEvenAndOfWholeTilesOnAGpu) {
+  EXPECT_EQ(ops::LogitsChunk(8192, 152064, true), 2048);
+  EXPECT_EQ(ops::LogitsChunk(100, 152064, true), 100);
+  EXPECT_EQ(ops::LogitsChunk(8192, 152064, false), 27);
+  EXPECT_EQ(ops::LogitsChunk(8192, int64_t{1} << 40, true), 1);
+  for (const int64_t vocabulary : {32000, 128256, 152064}) {
+    for (int64_t tokens = 1; tokens < 40000; tokens += 997) {
+      const int64_t chunk = ops::LogitsChunk(tokens, vocabulary, true);
+      EXPECT_TRUE(chunk == tokens || chunk % 128 == 0) << tokens;
+      EXPECT_LE(chunk * vocabulary, ops::kLogitsChunkOnGpu) << tokens;
+      const int64_t chunks = (tokens + chunk - 1) / chunk;
+      EXPECT_GE(tokens - (chunks - 1) * chunk, chunk - 128 * chunks) << "even, " << tokens;
+    }
+  }
+}
+
 TEST_F(Ops, LinearCrossEntropyInOneOrManyChunks) {
   const at::Tensor x = Random({9, 4}), targets = at::randint(0, 11, {9}, at::kLong);
   at::Tensor weights = at::full({9}, 1.0 / 7);

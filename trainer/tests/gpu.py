@@ -77,15 +77,16 @@ def compute_capability() -> float:
 
 
 def transformers_tokens_per_s(
-    model: dict, length: int, rows: int, steps: int
+    model: dict, length: int, rows: int, steps: int, limit_s: float
 ) -> tuple[float, int, int]:
     """(tokens a second, peak bytes, rows) of bf16 training with torch.compile, fused AdamW and Liger's loss; zeros where it fails. In a
     process of its own, which may run out of memory; its stderr is shown."""
-    done = subprocess.run(
-        [sys.executable, __file__, json.dumps([model, length, rows, steps])],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, __file__, json.dumps([model, length, rows, steps])]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        print(f"transformers with {rows} rows: not at its end after {limit_s:.0f} s", flush=True)
+        return 0.0, 0, 0
     if done.returncode != 0:
         print(f"transformers with {rows} rows: exit code {done.returncode}", flush=True)
         return 0.0, 0, 0

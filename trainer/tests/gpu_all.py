@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import gpu
-import gpu_cases
 
 TESTS = Path(__file__).resolve().parent
 CASE_S = 90  # all but one of them took 18 s at most on an H200
@@ -52,10 +51,6 @@ def main() -> int:
         return 0
     began = time.monotonic()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    if gpu_cases.BUNDLE and (peer := gpu_cases.BUNDLE / "peer").is_dir():
-        os.environ["PYTHONPATH"] = ":".join(
-            [str(peer), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
     jobs = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
     words = ["--jobs", jobs, "--limit", CASE_S, "--case", "gpu: "]
     failed = run(chosen.out / "cases.log", "gpu_cases.py", *words)

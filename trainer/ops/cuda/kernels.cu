@@ -413,13 +413,12 @@ __global__ void __launch_bounds__(kThreads) EmbeddingKernel(EmbeddingArguments a
   for (int64_t i = first; i < a.rows && a.ids[i] == id; i += kRowsAhead) {
     T ahead[kRowsAhead];
     bool its[kRowsAhead];
-    for (int k = 0; k < kRowsAhead; ++k) {
-      its[k] = i + k < a.rows && a.ids[i + k] == id;
-      if (its[k]) ahead[k] = dy[a.order[i + k] * a.width];
+    for (int k = 0; k < kRowsAhead; ++k) {  // also what isn't this id's: no load waits for another's
+      const int64_t at = i + k < a.rows ? i + k : a.rows - 1;
+      its[k] = i + k < a.rows && a.ids[at] == id;
+      ahead[k] = dy[a.order[at] * a.width];
     }
-    for (int k = 0; k < kRowsAhead; ++k) {
-      if (its[k]) sum += ToFloat(ahead[k]);
-    }
+    for (int k = 0; k < kRowsAhead; ++k) sum = its[k] ? sum + ToFloat(ahead[k]) : sum;
   }
   a.d_weight[id * a.width + column] += sum;
 }

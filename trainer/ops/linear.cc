@@ -73,8 +73,8 @@ at::Tensor CapDerivative(const at::Tensor& capped, double softcap) {
 int64_t LogitsChunk(int64_t tokens, int64_t vocabulary, bool gpu) {
   constexpr int64_t kTile = 128;  // of a GPU's products
   int64_t most = std::max<int64_t>(1, (gpu ? kLogitsChunkOnGpu : kLogitsChunk) / vocabulary);
-  if (gpu && most >= kTile) most = most / kTile * kTile;
-  if (!gpu || tokens <= most) return std::max<int64_t>(1, std::min(tokens, most));
+  if (!gpu || tokens <= most || most < kTile) return std::max<int64_t>(1, std::min(tokens, most));
+  most = most / kTile * kTile;
   const int64_t parts = (tokens + most - 1) / most, even = (tokens + parts - 1) / parts;
   return std::min(tokens, (even + kTile - 1) / kTile * kTile);
 }

@@ -1,4 +1,7 @@
 // What the commands that look and ask say: logs, queues, completion, explain, simulate, top.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "cli/testing/fixture.h"
 #include "common/spec/testing/test_schema.h"
 
@@ -52,6 +55,19 @@ TEST_F(CliTest, ATrainersProfileIsAskedForOnce) {
             "muster: the connection to musterd was lost (gone): it was started anew, or the "
             "network failed. What ranks have recorded stays in profile/ of the job's directory; "
             "ask again in a moment: muster profile 7\n");
+}
+
+TEST_F(CliTest, WhatAProgramOrAnInputCannotDoIsRefusedBeforeItIsAsked) {
+  jobs_.exec = [&](Tunnel*) { return grpc::Status(grpc::INTERNAL, "nobody was to ask"); };
+  EXPECT_EQ(Run({"profile", "7", "--steps", "5"}), 2);
+  EXPECT_THAT(err_, HasSubstr("does not run muster-trainer, whose steps alone are known; --for"));
+  const int kept = ::dup(STDIN_FILENO), null = ::open("/dev/null", O_RDONLY);
+  ::dup2(null, STDIN_FILENO);
+  EXPECT_EQ(Run({"exec", "7", "-it", "--", "bash"}), 2);
+  ::dup2(kept, STDIN_FILENO);
+  ::close(kept);
+  ::close(null);
+  EXPECT_THAT(err_, HasSubstr("-it wants a terminal, and standard input is none"));
 }
 
 TEST_F(CliTest, StorageIsToldByWhatRunsBesideTheJob) {

@@ -102,6 +102,8 @@ TEST_F(ScoreTest, RefusesPlacesThatWorkersDontFind) {
       {{"score", "/m", "/in/*.jsonl", "/out", "--work", "/w"}, "--work /w: is for an OUT in an"},
       {{"score", "/m", "/in/1.jsonl", "/in/2.jsonl", "/out"}, "write IN in quotes"},
       {{"score", "/m", "/in/*.jsonl"}, "out"},
+      {{"score", "-", "/in/*.jsonl", "/out"}, "MODEL -: is for an engine of your own"},
+      {{"score", "-", "/in/*.jsonl", "/out", "--engine", "vllm"}, "MODEL -: is for an engine"},
       {{"score", "/m", "/in/*.jsonl", "/out", "--set", "max_restarts=-5"}, "max_restarts"},
   };
   for (const auto& c : kCases) {
@@ -131,7 +133,7 @@ TEST_F(ScoreTest, RefusesAModelThatTheOnlyHostHasNot) {
   for (const auto& c : kCases) {
     SCOPED_TRACE(absl::StrCat(c.model, " ", c.engine));
     submitted_.clear();
-    const int code = Run({"score", "-d", "--engine", c.engine, c.model, "/in/*.jsonl", "/out"});
+    const int code = Run({"score", "-d", "--engine", c.engine, c.model, config, "/out"});
     EXPECT_EQ(code == 0, c.told.empty()) << err_;
     EXPECT_THAT(absl::StrReplaceAll(err_, {{"\n  ", " "}}), HasSubstr(c.told));
     EXPECT_EQ(submitted_.size(), c.told.empty() ? 1u : 0u);
@@ -140,6 +142,20 @@ TEST_F(ScoreTest, RefusesAModelThatTheOnlyHostHasNot) {
                  "/in/*.jsonl", "/out"}),
             0)
       << "it may be in the image: " << err_;
+}
+
+TEST_F(ScoreTest, RefusesAPatternThatFindsNothingOnTheOnlyHost) {
+  const std::string model = home_ + "/model", none = home_ + "/none*.jsonl";
+  std::filesystem::create_directory(model);
+  const std::string there = Write("model/config.json", "{}");
+  EXPECT_EQ(Run({"score", "-d", model, none, "/out"}), 0) << "other hosts may have it: " << err_;
+  clusters_.hosts.add_hosts()->mutable_inventory()->set_address("127.0.0.1");
+  for (const std::string& in : {home_ + "/mod*/*.json", there, home_ + "/**/none"})
+    EXPECT_EQ(Run({"score", "-d", model, in, "/out"}), 0) << in << ": " << err_;
+  submitted_.clear();
+  EXPECT_NE(Run({"score", "-d", model, none, "/out"}), 0);
+  EXPECT_THAT(absl::StrReplaceAll(err_, {{"\n  ", " "}}), HasSubstr("none*.jsonl: no file is there"));
+  EXPECT_THAT(submitted_, IsEmpty());
 }
 
 }  // namespace

@@ -275,7 +275,7 @@ TEST_F(TuneTest, RefusesKnobsThatNoWorkerWouldTake) {
 TEST_F(TuneTest, ShowsTheStudyOfAJob) {
   jobs_.got.mutable_spec()->mutable_tasks(0)->mutable_run()->add_exec("python3");
   EXPECT_NE(Run({"tune", "show", "7"}), 0);
-  EXPECT_THAT(err_, HasSubstr("job 7 was not submitted by muster tune"));
+  EXPECT_THAT(err_, HasSubstr("job 7 was not submitted by muster tune; name its study's"));
   const std::string study = home_;
   for (const std::string& word : {std::string("--study"), study})
     jobs_.got.mutable_spec()->mutable_tasks(0)->mutable_run()->add_exec(word);

@@ -132,8 +132,8 @@ absl::StatusOr<Asked> AwaitCheckpoint(Client* client, const Interrupt& interrupt
   }
 }
 
-absl::StatusOr<Asked> SaveNow(Client* client, const Interrupt& interrupt, const NowOptions& options,
-                              int64_t timeout_ns) {
+absl::StatusOr<Asked> SaveNow(Session& session, Client* client, const Interrupt& interrupt,
+                              const NowOptions& options, int64_t timeout_ns) {
   const int64_t until_ns = RealClock()->MonotonicNs() + timeout_ns;
   const absl::StatusOr<pb::Job> job = client->Get(options.id);
   if (!job.ok()) return job.status();
@@ -148,6 +148,8 @@ absl::StatusOr<Asked> SaveNow(Client* client, const Interrupt& interrupt, const 
        {std::string("/bin/sh"), std::string("-c"), absl::StrCat(kRequestsOrExit, kAsk),
         std::string("sh"), absl::StrCat((timeout_ns + kSecond - 1) / kSecond)})
     exec.add_command(word);
+  session.Err(absl::StrCat("muster: asked job ", JobId(*job), "; waits up to ", options.timeout,
+                           " for its program to take that (--timeout)\n"));
   const absl::StatusOr<RanBeside> ran = RunBeside(client, interrupt, exec);
   if (!ran.ok()) return ran.status();
   if (ran->exit_code == kNoRequests) return NoRequests(JobId(*job));
@@ -169,7 +171,7 @@ int Now(Session& session, const NowOptions& options) {
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
-  const absl::StatusOr<Asked> asked = SaveNow(*client, interrupt, options, *timeout_ns);
+  const absl::StatusOr<Asked> asked = SaveNow(session, *client, interrupt, options, *timeout_ns);
   if (interrupt.pending()) return kExitInterrupted;
   if (!asked.ok()) return session.Fail(asked.status());
   if (!asked->late.empty()) {

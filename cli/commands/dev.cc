@@ -234,7 +234,8 @@ absl::Status AwaitRunning(Session& session, Client& client, const std::string& i
     }
     const std::string why = WhyText(job, session.now_ns());
     if (why != said)
-      session.Err(absl::StrCat("muster: job ", id, " does not run yet: ", why, "\n"));
+      session.Err(absl::StrCat("muster: job ", id, " does not run yet: ", why,
+                               "\n  this waits until it does; Ctrl+C leaves it waiting alone\n"));
     said = why;
     return true;
   });

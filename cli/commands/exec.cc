@@ -87,6 +87,11 @@ int Exec(Session& session, const ExecOptions& options) {
     return session.Fail(absl::InvalidArgumentError("--attempt: wants current, or a number"));
   exec->set_attempt(attempt);
   for (const std::string& word : options.command) exec->add_command(word);
+  // A shell whose terminal never gets anything would stay for ever.
+  if (options.terminal && options.input && isatty(STDIN_FILENO) == 0 && errno != EIO)
+    return session.Fail(absl::InvalidArgumentError(
+        "-it wants a terminal, and standard input is none; leave -t out, and standard input comes "
+        "along as it is"));
   Interrupt interrupt;
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
@@ -200,7 +205,7 @@ void AddExec(CLI::App& root, Session& session) {
       ->check(CLI::Range(0, 1 << 26));
   exec->add_option("--attempt", options->attempt, "current, or the number that has to run now");
   exec->add_flag("-t,--pty", options->terminal, "In a terminal of its own, as for a shell");
-  exec->add_flag("-i", options->input, "Nothing: standard input always comes along");
+  exec->add_flag("-i", options->input, "Standard input always comes along; with -t it has to be a terminal");
   exec->callback([&session, options] {
     session.command = [&session, options] { return Exec(session, *options); };
   });

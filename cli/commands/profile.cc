@@ -22,7 +22,7 @@ struct ProfileOptions {
   std::string id, task, time = "10s", out;
   std::vector<int> ranks;
   int steps = 5;
-  bool stacks = false;
+  bool stacks = false, steps_given = false;
 };
 
 constexpr int kRanks = 8;       // without --rank
@@ -269,6 +269,11 @@ int Profile(Session& session, const ProfileOptions& options) {
   const absl::StatusOr<RunningTask> task = FindRunningTask(*job, options.task);
   if (!task.ok()) return session.Fail(task.status());
   if (task->trainer) return ProfileTrainer(session, *client, interrupt, options, *task);
+  if (options.steps_given)
+    return session.Fail(absl::InvalidArgumentError(
+        absl::StrCat("--steps: job ", options.id,
+                     " does not run muster-trainer, whose steps alone are known; --for 10s records "
+                     "a time")));
   std::vector<int> ranks = options.ranks;
   for (int rank = 0; options.ranks.empty() && rank < std::min(task->ranks, kRanks); ++rank)
     ranks.push_back(rank);
@@ -295,13 +300,15 @@ void AddProfile(CLI::App& root, Session& session) {
   profile->add_option("--rank", options->ranks, "Of these ranks, at most 16; default: the first 8")
       ->expected(1, kMostRanks);
   profile->add_option("--for", options->time, "Of Python: for so long")->capture_default_str();
-  profile->add_option("--steps", options->steps, "Of muster-trainer: so many steps")
-      ->check(CLI::Range(1, 100))
-      ->capture_default_str();
+  CLI::Option* steps =
+      profile->add_option("--steps", options->steps, "Of muster-trainer: so many steps")
+          ->check(CLI::Range(1, 100))
+          ->capture_default_str();
   profile->add_flag("--stacks", options->stacks,
                     "Of Python: where each thread is now, and no trace");
   profile->add_option("--out", options->out, "The trace's file; default profile-JOB.json");
-  profile->callback([&session, options] {
+  profile->callback([&session, options, steps] {
+    options->steps_given = steps->count() > 0;
     session.command = [&session, options] { return Profile(session, *options); };
   });
 }

@@ -1,5 +1,7 @@
 // muster score: a job of independent workers that answer rows. How rows are shared out, and that
 // none is lost is muster_score's matter (docs/scoring.md): this only writes the job.
+#include <glob.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -42,6 +44,11 @@ absl::Status CheckPlace(const char* what, const std::string& path) {
 }
 
 absl::Status CheckPlaces(const ScoreOptions& options) {
+  if (options.model == "-" && (options.engine.empty() || options.engine == "transformers" ||
+                               options.engine == "vllm"))
+    return absl::InvalidArgumentError(
+        "MODEL -: is for an engine of your own (--engine module:Class); write the directory of a "
+        "model in Hugging Face's form");
   if (!options.words.empty() && !absl::StartsWith(options.words[0], "-"))
     return absl::InvalidArgumentError(absl::StrCat(
         options.words[0],
@@ -117,6 +124,20 @@ absl::Status CheckModel(const ScoreOptions& options, bool has_image, bool hosts_
   return absl::OkStatus();
 }
 
+// The same of what is read. A pattern that muster_score knows and this doesn't is left to it.
+absl::Status CheckInput(const ScoreOptions& options, bool has_image, bool hosts_are_here) {
+  if (!absl::StartsWith(options.input, "/") || has_image || !hosts_are_here ||
+      absl::StrContains(options.input, "**"))
+    return absl::OkStatus();
+  glob_t found;
+  const int code = glob(options.input.c_str(), GLOB_NOSORT, nullptr, &found);
+  globfree(&found);
+  if (code != GLOB_NOMATCH) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "IN ", options.input, ": no file is there; write the absolute path of files that are, such "
+      "as '/data/prompts/*.jsonl'"));
+}
+
 std::vector<std::string> CommandOf(const ScoreOptions& options) {
   std::vector<std::string> words = {options.python, "-m",       "muster_score", "--input",
                                     options.input,  "--output", options.output};
@@ -168,8 +189,10 @@ int Score(Session& session, ScoreOptions options) {
     return FailWithProblems(session, problems, file, "nothing was submitted");
   const bool has_image = spec.tasks_size() > 0 && !spec.tasks(0).image().empty();
   std::string note;
-  if (absl::Status status = CheckModel(options, has_image, HostsAreHere(**client), &note);
-      !status.ok())
+  const bool here = HostsAreHere(**client);
+  if (absl::Status status = CheckModel(options, has_image, here, &note); !status.ok())
+    return session.Fail(status);
+  if (absl::Status status = CheckInput(options, has_image, here); !status.ok())
     return session.Fail(status);
   session.Err(note);
   return SubmitMade(session, {file.name, SpecToYaml(spec)}, options.submit);

@@ -366,7 +366,8 @@ int ShowStudy(Session& session, const std::string& what, const std::string& pyth
     study = StudyOf(*job);
     if (study.empty())
       return session.Fail(absl::InvalidArgumentError(absl::StrCat(
-          "job ", what, " was not submitted by muster tune; give its --study directory")));
+          "job ", what,
+          " was not submitted by muster tune; name its study's directory: muster tune show DIR")));
   }
   std::error_code error;
   if (!std::filesystem::exists(study, error))

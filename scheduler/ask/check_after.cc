@@ -20,7 +20,8 @@ std::vector<FieldProblem> CheckAfter(const State& state, const pb::JobSpec& spec
                                 job->state == pb::FAILED ? " failed" : " was cancelled",
                                 ", so this one would never start. Name the job that does it again "
                                 "(muster rerun ",
-                                ids[i], "), or take this one out")});
+                                ids[i], job->array && job->state == pb::FAILED ? " --failed" : "",
+                                "), or take this one out")});
       }
     }
   };

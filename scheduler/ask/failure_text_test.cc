@@ -35,13 +35,15 @@ TEST(FailureText, NamesTheFieldThatAnEndIsAbout) {
        " (the Python on that host lacks Muster's own package: pip install Muster's python/ folder "
        "there, or run a Python that has it; muster score, tune and dev take it as --python; or "
        "name "
-       "a copy of that folder that the hosts see, with --set env.PYTHONPATH=…)"},
+       "a copy of that folder that the hosts see, with --set env.PYTHONPATH=…, which "
+       "muster dev takes as --env PYTHONPATH=…)"},
       {&plain, pb::PROGRAM_ERROR,
        "rank 0: exit 1: ModuleNotFoundError: No module named 'muster_runtime'",
        " (the Python on that host lacks Muster's own package: pip install Muster's python/ folder "
        "there, or run a Python that has it; muster score, tune and dev take it as --python; or "
        "name "
-       "a copy of that folder that the hosts see, with --set env.PYTHONPATH=…)"},
+       "a copy of that folder that the hosts see, with --set env.PYTHONPATH=…, which "
+       "muster dev takes as --env PYTHONPATH=…)"},
       {&plain, pb::PROGRAM_ERROR, "rank 0: exit 1: ModuleNotFoundError: No module named 'torch'",
        ""},
       {&plain, pb::PROGRAM_ERROR,

@@ -67,6 +67,7 @@ def test_a_program_that_never_looks_is_asked_in_vain(system):
     wait_started(system, "deaf", 1)
     done = now(system, number, "--timeout", "1s")
     assert done.returncode == 124
+    assert "asked job" in done.stderr and "waits up to 1s" in done.stderr
     assert "has not taken the request within 1s" in done.stderr and "muster_runtime" in done.stderr
     assert not list((system.folder / "storage").rglob("requests/save"))
     bad = now(system, number, "--task", "other")

@@ -119,7 +119,8 @@ std::string FailureText(const pb::TaskSpec& task, pb::Cause cause, const std::st
                         " (the Python on that host lacks Muster's own package: pip install "
                         "Muster's python/ folder there, or run a Python that has it; muster score, "
                         "tune and dev take it as --python; or name a copy of that folder that the "
-                        "hosts see, with --set env.PYTHONPATH=…)");
+                        "hosts see, with --set env.PYTHONPATH=…, which muster dev takes as --env "
+                        "PYTHONPATH=…)");
   if (!absl::StrContains(detail, "No such file or directory")) return detail;
   if (!WordAfter(detail, "workdir ").empty())
     return absl::StrCat(detail, " (it has to be there on every host)");

@@ -104,7 +104,9 @@ void AgentLoop::OnClosed(const std::string& reason, bool ours) {
 
 void AgentLoop::OnMessage(uint64_t generation, const v1::SchedulerMessage& message) {
   if (generation == generation_) {
-    heard_ns_ = ports_.clock->BootNs();
+    // A Welcome that could not be kept is none: whatever comes after it, the stream ends with the
+    // lease, and the next Hello is answered anew.
+    if (reconciler_->has_session()) heard_ns_ = ports_.clock->BootNs();
   } else if (message.has_welcome() || message.has_refused() || !reconciler_->has_session()) {
     return;  // else the Reconciler drops it, as of another session (contract 1)
   }
@@ -140,6 +142,7 @@ void AgentLoop::OnMessage(uint64_t generation, const v1::SchedulerMessage& messa
 
 void AgentLoop::OnWelcome(const v1::SchedulerMessage& message) {
   const v1::Welcome& welcome = message.welcome();
+  heard_ns_ = ports_.clock->BootNs();
   if (welcome.lease_ns() > 0) lease_ns_ = welcome.lease_ns();
   if (welcome.heartbeat_ns() > 0) heartbeat_ns_ = welcome.heartbeat_ns();
   next_heartbeat_ns_ = heard_ns_ + heartbeat_ns_;

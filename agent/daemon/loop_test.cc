@@ -151,6 +151,36 @@ TEST_F(AgentLoopTest, AHelloThatNobodyAnswersIsGivenUpAfterALease) {
   EXPECT_EQ(restarts_, 1);
 }
 
+// The disk was full at the Welcome. A scheduler that goes on asking on that stream doesn't keep it.
+TEST_F(AgentLoopTest, AWelcomeThatCouldNotBeKeptIsAskedForAnewWhateverIsSaidMeanwhile) {
+  std::filesystem::rename(directory_, directory_ + ".away");
+  loop_->OnOpened(1);
+  const auto later_epoch = [&](const char* session) {
+    v1::SchedulerMessage message = InSession(session);
+    message.mutable_session()->set_epoch(7);
+    return message;
+  };
+  v1::SchedulerMessage welcome = later_epoch("one");
+  welcome.mutable_welcome()->set_lease_ns(10 * kSecond);
+  loop_->OnMessage(1, welcome);
+  EXPECT_FALSE(loop_->attempts().has_session());
+  for (int i = 0; i < 10 && restarts_ == 0; ++i) {
+    now_ns_ += 10 * kSecond;
+    v1::SchedulerMessage check = later_epoch("one");
+    check.mutable_check_host()->set_request(1);
+    loop_->OnMessage(1, check);
+    loop_->Turn();
+  }
+  EXPECT_EQ(restarts_, 1);
+  std::filesystem::rename(directory_ + ".away", directory_);
+  loop_->OnClosed("restarted", /*ours=*/true);
+  loop_->OnOpened(2);
+  welcome = later_epoch("two");
+  welcome.mutable_welcome()->set_lease_ns(10 * kSecond);
+  loop_->OnMessage(2, welcome);
+  EXPECT_TRUE(loop_->attempts().has_session());
+}
+
 TEST_F(AgentLoopTest, HeartbeatsComeAtTheirIntervalWhileThereIsASession) {
   Welcome(1, "one");
   for (int i = 0; i < 9; ++i) {

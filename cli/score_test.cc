@@ -154,7 +154,8 @@ TEST_F(ScoreTest, RefusesAPatternThatFindsNothingOnTheOnlyHost) {
     EXPECT_EQ(Run({"score", "-d", model, in, "/out"}), 0) << in << ": " << err_;
   submitted_.clear();
   EXPECT_NE(Run({"score", "-d", model, none, "/out"}), 0);
-  EXPECT_THAT(absl::StrReplaceAll(err_, {{"\n  ", " "}}), HasSubstr("none*.jsonl: no file is there"));
+  EXPECT_THAT(absl::StrReplaceAll(err_, {{"\n  ", " "}}),
+              HasSubstr("none*.jsonl: no file is there"));
   EXPECT_THAT(submitted_, IsEmpty());
 }
 

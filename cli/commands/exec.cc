@@ -205,7 +205,8 @@ void AddExec(CLI::App& root, Session& session) {
       ->check(CLI::Range(0, 1 << 26));
   exec->add_option("--attempt", options->attempt, "current, or the number that has to run now");
   exec->add_flag("-t,--pty", options->terminal, "In a terminal of its own, as for a shell");
-  exec->add_flag("-i", options->input, "Standard input always comes along; with -t it has to be a terminal");
+  exec->add_flag("-i", options->input,
+                 "Standard input always comes along; with -t it has to be a terminal");
   exec->callback([&session, options] {
     session.command = [&session, options] { return Exec(session, *options); };
   });

@@ -44,8 +44,8 @@ absl::Status CheckPlace(const char* what, const std::string& path) {
 }
 
 absl::Status CheckPlaces(const ScoreOptions& options) {
-  if (options.model == "-" && (options.engine.empty() || options.engine == "transformers" ||
-                               options.engine == "vllm"))
+  if (options.model == "-" &&
+      (options.engine.empty() || options.engine == "transformers" || options.engine == "vllm"))
     return absl::InvalidArgumentError(
         "MODEL -: is for an engine of your own (--engine module:Class); write the directory of a "
         "model in Hugging Face's form");
@@ -133,9 +133,10 @@ absl::Status CheckInput(const ScoreOptions& options, bool has_image, bool hosts_
   const int code = glob(options.input.c_str(), GLOB_NOSORT, nullptr, &found);
   globfree(&found);
   if (code != GLOB_NOMATCH) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "IN ", options.input, ": no file is there; write the absolute path of files that are, such "
-      "as '/data/prompts/*.jsonl'"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("IN ", options.input,
+                   ": no file is there; write the absolute path of files that are, such "
+                   "as '/data/prompts/*.jsonl'"));
 }
 
 std::vector<std::string> CommandOf(const ScoreOptions& options) {

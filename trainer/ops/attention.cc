@@ -333,9 +333,7 @@ Heads FlashAttentionBackward(const at::Tensor& d_out, const Heads& heads, const 
       ForFlash(heads.v, packed), result.out.view(shape), result.log_sum, sequences.bounds,
       sequences.bounds, longest, longest, /*dropout_p=*/0.0, /*is_causal=*/true,
       result.random_state, unused, rule.ScaleOf(d), Before(window), After(window));
-  const auto back = [&](const at::Tensor& x) {
-    return x.reshape({b, s, -1, d}).transpose(1, 2);
-  };
+  const auto back = [&](const at::Tensor& x) { return x.reshape({b, s, -1, d}).transpose(1, 2); };
   return {back(d_q), back(d_k), back(d_v)};
 }
 

@@ -44,8 +44,8 @@ Matrix Transposed(const Matrix& x, int64_t filled) {
 }
 
 at::Tensor Product(const Matrix& a, const Matrix& b, at::ScalarType type) {
-  // ATen's on CPUs may be oneDNN's plain loops, which take seconds a step on some (those with AMX for
-  // int8 alone); elsewhere it is this.
+  // ATen's on CPUs may be oneDNN's plain loops, which take seconds a step on some (those with AMX
+  // for int8 alone); elsewhere it is this.
   if (!a.codes.is_cuda())
     return at::mm(a.codes.to(at::kFloat).mul_(a.step), b.codes.to(at::kFloat).mul_(b.step).t())
         .to(type);

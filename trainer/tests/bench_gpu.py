@@ -29,7 +29,7 @@ import harness
 LENGTH, BATCH, STEPS = 1024, 8, 12
 MOST_GIB, MOST_HOST_GIB = 75, 80  # of the GPU, and pinned of the host
 QUIET_S = 300  # weights of 8 billion parameters are drawn, or read and copied, without a word
-CASE_S = {"ours": 60, "theirs": 110, "adapters": 110}  # a guess of the most: ours took 50 on an H200
+CASE_S = {"ours": 60, "theirs": 110, "adapters": 110}  # a guess of the most; ours took 50
 SIZES = {"7B": gpu.QWEN_7B, "3B": gpu.QWEN_3B}  # the larger is taken if it has room
 SWEPT = [8, 16, 4, 32]  # rows of the peer
 FULL = {"dtype": "bf16", "masters": "split", "moments": "bf16"}

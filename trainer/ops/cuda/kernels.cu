@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(threads) RmsNormKernel(RmsNormArguments a) {
 // dx = rstd · (dn - normed · mean(dn · normed)), dn = dy · w; rows blockIdx.x, blockIdx.x +
 // gridDim.x, … A thread keeps its `most` packs of a row, so that each is read once.
 template <class T, int threads, int most>
-__global__ void __launch_bounds__(threads, most * Pack<T>::kCount > 16 ? 1 : 4)
+__global__ void __launch_bounds__(threads, most* Pack<T>::kCount > 16 ? 1 : 4)
     RmsNormBackwardKernel(RmsNormBackwardArguments a) {
   using P = Pack<T>;
   const int64_t packs = a.width / P::kCount;
@@ -160,8 +160,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeArguments a) {
   else if (head < a.heads + a.kv_heads)
     own = static_cast<T*>(a.k) + HeadsPlace(a, row, place, head - a.heads, a.kv_heads);
   else
-    own = static_cast<T*>(a.v) +
-          HeadsPlace(a, row, place, head - a.heads - a.kv_heads, a.kv_heads);
+    own = static_cast<T*>(a.v) + HeadsPlace(a, row, place, head - a.heads - a.kv_heads, a.kv_heads);
   const P* from = reinterpret_cast<const P*>(a.backward ? own : flat);
   P* to = reinterpret_cast<P*>(a.backward ? flat : own);
   const P x1 = from[pack], x2 = from[packs + pack];
@@ -413,7 +412,8 @@ __global__ void __launch_bounds__(kThreads) EmbeddingKernel(EmbeddingArguments a
   for (int64_t i = first; i < a.rows && a.ids[i] == id; i += kRowsAhead) {
     T ahead[kRowsAhead];
     bool its[kRowsAhead];
-    for (int k = 0; k < kRowsAhead; ++k) {  // also what isn't this id's: no load waits for another's
+    for (int k = 0; k < kRowsAhead;
+         ++k) {  // also what isn't this id's: no load waits for another's
       const int64_t at = i + k < a.rows ? i + k : a.rows - 1;
       its[k] = i + k < a.rows && a.ids[at] == id;
       ahead[k] = dy[a.order[at] * a.width];

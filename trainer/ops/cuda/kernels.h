@@ -2,7 +2,8 @@
 // nvcc nor the tests' emulator sees ATen; trainer/ops/fused.h is how the trainer calls them,
 // trainer/ops/ops.h their references.
 //
-// Their source also runs on the CPU, by an emulator of blocks and threads (device.h, fused_test.cc).
+// Their source also runs on the CPU, by an emulator of blocks and threads (device.h,
+// fused_test.cc).
 #pragma once
 
 #include <cstdint>

@@ -251,6 +251,7 @@ bool World::InjectInScheduler(const Fault& fault) {
       return true;
     case FaultKind::kSchedulerClock:
       if (scheduler != nullptr) scheduler->JumpClock(fault.value);
+      was_set_back_ = was_set_back_ || fault.value < 0;
       return true;
     case FaultKind::kRestore:
       if (database_.sqlite.empty() && fault.value == 1) {

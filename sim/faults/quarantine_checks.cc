@@ -50,9 +50,11 @@ void QuarantineChecks::OnAsked(int64_t true_ns, const std::string& host,
   overdue_.erase(host);
 }
 
-// What was asked in the session before, nobody answers.
+// What was asked in the session before, nobody answers; and an answer that a scheduler which stood
+// still heard only after this Welcome is of that session, and counts for nothing.
 void QuarantineChecks::OnWelcome(const std::string& host) {
   asked_.erase(host);
+  std::erase_if(answers_, [&](const auto& entry) { return entry.first.first == host; });
   overdue_.erase(host);
 }
 

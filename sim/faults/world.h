@@ -119,7 +119,7 @@ class World {
   std::vector<std::unique_ptr<Scheduler>>
       schedulers_;  // the newest last; dead ones stay until the end
   std::vector<User> users_;
-  std::map<int32_t, Fault> held_acks_;  // by host
+  std::map<int32_t, Fault> held_acks_;          // by host
   bool healed_ = false, was_set_back_ = false;  // the latter: a scheduler's clock
   int64_t began_ns_ = 0;
   int64_t restored_ns_ = 0;  // the newest one; 0: none

@@ -78,6 +78,11 @@ INSTANTIATE_TEST_SUITE_P(, Flash, ::testing::Values("gpu"),
 
 constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16};
 
+// The same heads, [B, S, H, D] in memory.
+at::Tensor ByToken(const at::Tensor& heads) {
+  return heads.transpose(1, 2).contiguous().transpose(1, 2);
+}
+
 // Largest distance in representable bf16 numbers.
 int64_t Ulps(const at::Tensor& a, const at::Tensor& b) {
   const auto ordered = [](const at::Tensor& x) {
@@ -165,11 +170,8 @@ TEST_P(Fused, RopeAndItsBackward) {
       EXPECT_TRUE(by_token.q.transpose(1, 2).is_contiguous());
       EXPECT_TRUE(at::equal(by_token.q, fused.q) && at::equal(by_token.k, fused.k) &&
                   at::equal(by_token.v, fused.v));
-      const auto elsewhere = [](const at::Tensor& x) {
-        return x.transpose(1, 2).contiguous().transpose(1, 2);
-      };
       const auto d_by_token = ops::fused::SplitAndRotateBackward(
-          {elsewhere(d.q), elsewhere(d.k), elsewhere(d.v)}, c, rope, at);
+          {ByToken(d.q), ByToken(d.k), ByToken(d.v)}, c, rope, at);
       ASSERT_TRUE(d_by_token.has_value());
       EXPECT_TRUE(at::equal(*d_by_token, d_fused));
     }
@@ -471,10 +473,7 @@ TEST_P(Flash, AttentionAgainstPlainAttentionOverDocumentLengths) {
         EXPECT_LT(off(d_flash.v, d_plain.v), 1e-2) << length;
 
         // As training has them in memory: no copies.
-        const auto by_token = [](const at::Tensor& x) {
-          return x.transpose(1, 2).contiguous().transpose(1, 2);
-        };
-        const ops::Heads same{by_token(heads.q), by_token(heads.k), by_token(heads.v)};
+        const ops::Heads same{ByToken(heads.q), ByToken(heads.k), ByToken(heads.v)};
         const ops::FlashResult again = ops::FlashAttention(same, sequences, window);
         EXPECT_TRUE(at::equal(again.out, flash.out)) << length;
         const ops::Heads d_again =

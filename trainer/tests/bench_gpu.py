@@ -129,9 +129,7 @@ class Bench:
         )
         if not size:
             raise SystemExit(f"no size has room in {self.most_gib:.0f} GiB")
-        if not self.wants(f"{size}, compared"):
-            return size
-        if not self.has_time(f"{size}, compared"):
+        if not self.wants(f"{size}, compared") or not self.has_time(f"{size}, compared"):
             return size
         model, turns = SIZES[size], []
         turns.append(self.measure(f"{size}", self.config(model, FULL)))

@@ -120,10 +120,10 @@ def test_a_copy_beside_training_is_the_file_that_is_written_in_place(
 
 
 def test_products_in_8_bits_train_as_the_cpus_do(trainer_bin, tokens, tmp_path):
-    """Where the GPU has none, that is said by name. Few steps: some CPUs take seconds for one."""
+    """Where the GPU has none, that is said by name."""
     runs, has_them = [], gpu.compute_capability() >= 8.9
     for hidden in ({}, {"CUDA_VISIBLE_DEVICES": ""}):
-        config = resume.config(tokens, max_steps=5, save_steps=0, deterministic=False)
+        config = resume.config(tokens, max_steps=STEPS, save_steps=0, deterministic=False)
         config |= {"matmul": "fp8", "dtype": "bf16"}
         with Gang(trainer_bin, config, 1, tmp_path / str(len(runs)), **hidden) as gang:
             if not has_them:

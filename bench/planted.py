@@ -23,7 +23,7 @@ SEEDS = 2000
 SETS = {
     "bugs": (
         f"planted bugs found, each within {SEEDS:,} seeds or by a named test",
-        114,  # 19 of them were asked for by the models behind docs/contracts.md
+        115,  # 19 of them were asked for by the models behind docs/contracts.md
         ["ended-after-the-first-gone", "reply-before-commit"],
     ),
     "security": (

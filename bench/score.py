@@ -231,11 +231,12 @@ def last_object(said: str) -> dict:
     return json.loads([line for line in said.splitlines() if line.startswith("{")][-1])
 
 
-def measured(place: Path, what: str, folder: Path, rows: int) -> dict:
+def measured(place: Path, what: str, folder: Path, rows: int, turns: int = 1) -> dict:
     """What bench/score_vllm.py says."""
+    words = [what, folder, rows, turns]
     try:
         done = subprocess.run(
-            [place / "bin" / "python", ROOT / "bench" / "score_vllm.py", what, folder, str(rows)],
+            [str(word) for word in [place / "bin/python", ROOT / "bench/score_vllm.py", *words]],
             env=os.environ | PINNED | {"PATH": f"{place}/bin:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
@@ -253,34 +254,38 @@ def beside_vllm(rows: int, may_make: bool, must: bool) -> bool:
     vllm = made(lambda: environment_of_vllm(may_make), "vLLM")
     if vllm is None:
         return not must
-    with system_folder() as folder:
-        found = measured(vllm, "speed", folder, rows)
-        ok = none(
-            "prompts whose tokens are unlike bare vLLM's",
-            found["differ"],
-            f"of {found['prompts']}, greedy, in 32 bits, five turns",
-        )
-        ok &= at_least(
-            "rows a second, of bare LLM.generate's",
-            found["ratio"],
-            "vLLM on a CPU, one thread, a Llama of 2 layers of 256, 64 tokens a row, median of five turns",
-            LEAST_SPEED,
-            places=3,
-        )
-        ray = made(lambda: environment_of_ray_llm(may_make, vllm), "Ray Data LLM")
-        if ray is None:
-            return ok and not must
-        return beside_ray(ray, folder, rows, found["rows_per_s"]) and ok
+    ray = made(lambda: environment_of_ray_llm(may_make, vllm), "Ray Data LLM")
+    with system_folder() as folder, system_folder() as another:
+        turns = [measured(vllm, "speed", folder, rows, turns=3)]
+        # Ray's between ours, as the machine has slow minutes.
+        rays = measured(ray, "ray", folder, rows) if ray is not None else None
+        turns.append(measured(vllm, "speed", another, rows, turns=2))
+    ours = [speed for one in turns for speed in one["rows_per_s"]]
+    theirs = [speed for one in turns for speed in one["bare_rows_per_s"]]
+    ok = none(
+        "prompts whose tokens are unlike bare vLLM's",
+        sum(one["differ"] for one in turns),
+        f"of {turns[0]['prompts']}, greedy, in 32 bits, five turns",
+    )
+    ok &= at_least(
+        "rows a second, of bare LLM.generate's",
+        statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
+        "vLLM on a CPU, one thread, a Llama of 2 layers of 256, 64 tokens a row, median of five turns",
+        LEAST_SPEED,
+        places=3,
+    )
+    if rays is None:
+        return ok and not must
+    return beside_ray(rays, rows, statistics.median(ours)) and ok
 
 
-def beside_ray(place: Path, folder: Path, rows: int, ours: float) -> bool:
-    found = measured(place, "ray", folder, rows)
+def beside_ray(found: dict, rows: int, ours: float) -> bool:
     if found["rows"] != rows or found["counted"] == 0:
         raise Failed(f"Ray Data LLM gave {found['rows']} of {rows} rows: {found}")
     return figure(
         "rows a second, beside Ray Data LLM's",
         round(ours, 1),
-        f"rows/s; loading not counted; {found['differ']} of Ray's answers are unlike ours",
+        f"rows/s, median of five turns, Ray's between the third and the fourth; loading not counted; {found['differ']} of Ray's answers are unlike ours",
         ">= 1.0x",
         ours >= found["rows_per_s"],
         peer=round(found["rows_per_s"], 1),

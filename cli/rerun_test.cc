@@ -304,7 +304,7 @@ TEST_F(ResumeFromTest, WhatCantBeIsRefusedWithWhatThereIs) {
       {"7/train/10/1", kOne, "write JOB, JOB/TASK or JOB/TASK/STEP"},
       {"/shared/7/step-10", kOne, "Paths and URLs stand in the file's checkpoint.resume_from"},
       {"7/trian", kOne, "job 7 has no task trian; it has prepare, train"},
-      {"7/prepare", kTwo, "this job has no task prepare to begin from that of job 7; it has check"},
+      {"7/prepare", kTwo, "this job has no task prepare; it has check"},
       {"7/train/15", kOne, "has no checkpoint of step 15; what it has: muster checkpoints"},
       {"7/train/0", kOne, "has no checkpoint of step 0; what it has: muster checkpoints"},
       {"7/prepare", kOne, "job 7 told no checkpoint for the tasks of this one"},

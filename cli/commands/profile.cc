@@ -1,5 +1,6 @@
 // `muster profile`: what a running job's processes do, by commands beside its workers.
 #include <algorithm>
+#include <filesystem>
 #include <thread>
 
 #include <CLI/CLI.hpp>
@@ -209,6 +210,14 @@ int ShowStacks(Session& session, const std::vector<OfRank>& all) {
   return some ? kExitOk : code;
 }
 
+// profile-17.json; where it is there already, profile-17-2.json and so on: an earlier trace stays.
+std::string FreeName(const std::string& job) {
+  std::string name = absl::StrCat("profile-", job, ".json");
+  for (int number = 2; std::filesystem::exists(name); ++number)
+    name = absl::StrCat("profile-", job, "-", number, ".json");
+  return name;
+}
+
 int WriteTrace(Session& session, const ProfileOptions& options, const std::vector<OfRank>& all) {
   bool some = false;
   const int code = SayMissing(session, all, &some);
@@ -220,8 +229,7 @@ int WriteTrace(Session& session, const ProfileOptions& options, const std::vecto
   }
   const absl::StatusOr<std::string> merged = MergeTraces(traces);
   if (!merged.ok()) return session.Fail(merged.status());
-  const std::string path =
-      options.out.empty() ? absl::StrCat("profile-", options.id, ".json") : options.out;
+  const std::string path = options.out.empty() ? FreeName(options.id) : options.out;
   if (absl::Status written = WriteFileDurably(path, *merged); !written.ok())
     return session.Fail(written);
   session.Out(absl::StrCat(path, ": open it in Perfetto (ui.perfetto.dev) or chrome://tracing\n"));
@@ -306,7 +314,8 @@ void AddProfile(CLI::App& root, Session& session) {
           ->capture_default_str();
   profile->add_flag("--stacks", options->stacks,
                     "Of Python: where each thread is now, and no trace");
-  profile->add_option("--out", options->out, "The trace's file; default profile-JOB.json");
+  profile->add_option("--out", options->out,
+                      "The trace's file; default profile-JOB.json, then profile-JOB-2.json");
   profile->callback([&session, options, steps] {
     options->steps_given = steps->count() > 0;
     session.command = [&session, options] { return Profile(session, *options); };

@@ -10,10 +10,10 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "cli/render/array.h"
 #include "cli/render/format.h"
+#include "common/spec/task_names.h"
 
 namespace muster {
 namespace {
@@ -76,12 +76,6 @@ int TaskCalled(const pb::JobSpec& spec, const std::string& name) {
   return found == tasks.end() ? -1 : static_cast<int>(found - tasks.begin());
 }
 
-std::string NamesOf(const pb::JobSpec& spec) {
-  return absl::StrJoin(spec.tasks(), ", ", [](std::string* out, const pb::TaskSpec& task) {
-    absl::StrAppend(out, task.name());
-  });
-}
-
 // Which of the job's tasks a task of `spec` begins from; -1: from none.
 int SourceOf(const pb::Job& job, const From& from, const pb::JobSpec& spec, int task) {
   const std::string& name = spec.tasks(task).name();
@@ -95,12 +89,12 @@ absl::Status NothingThere(const pb::Job& job, const From& from, const pb::JobSpe
   const std::string name = absl::StrCat("job ", JobId(job));
   std::string what = "told no checkpoint for the tasks of this one";
   if (!from.task.empty() && TaskCalled(job.spec(), from.task) < 0)
-    return absl::InvalidArgumentError(absl::StrCat("--resume-from: ", name, " has no task ",
-                                                   from.task, "; it has ", NamesOf(job.spec())));
+    return absl::InvalidArgumentError(
+        NoSuchTask(absl::StrCat("--resume-from: ", name), job.spec(), from.task));
   if (!from.task.empty() && spec.tasks_size() > 1 && TaskCalled(spec, from.task) < 0)
-    return absl::InvalidArgumentError(absl::StrCat("--resume-from: this job has no task ",
-                                                   from.task, " to begin from that of ", name,
-                                                   "; it has ", NamesOf(spec)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(NoSuchTask("--resume-from: this job", spec, from.task),
+                     "; only one of the same name begins from that of ", name));
   if (from.step) what = absl::StrCat("has no checkpoint of step ", *from.step);
   return absl::FailedPreconditionError(absl::StrCat(
       "--resume-from: ", name, " ", what, "; what it has: muster checkpoints list ", JobId(job)));

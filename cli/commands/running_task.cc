@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/render/array.h"
+#include "common/spec/task_names.h"
 
 namespace muster {
 namespace {
@@ -49,7 +50,7 @@ absl::StatusOr<RunningTask> FindRunningTask(const pb::Job& job, const std::strin
     found = Read(task, job.spec().tasks(i));
   }
   if (names.empty() && !name.empty())
-    return absl::NotFoundError(absl::StrCat("--task ", name, ": job ", id, " has no such task"));
+    return absl::NotFoundError(NoSuchTask(absl::StrCat("--task: job ", id), job.spec(), name));
   if (names.empty())
     return absl::FailedPreconditionError(
         absl::StrCat("job ", id, " is not running: it is its program that is asked"));

@@ -292,7 +292,11 @@ TEST(JobFile, SettingsArePutOverTheFile) {
       {"a..b=3",
        "0:0 --set a..b=3: write FIELD=VALUE, such as trainer.max_steps=100 or "
        "tasks[train].workers=4"},
-      {"tasks[eval].workers=2", "0:0 --set tasks[eval].workers: the file has no element [eval]"},
+      {"tasks[eval].workers=2",
+       "0:0 --set tasks[eval].workers: the file has no element [eval]. There are: prepare, train"},
+      {"tasks[trian].workers=2",
+       "0:0 --set tasks[trian].workers: the file has no element [trian]. Did you mean train? There "
+       "are: prepare, train"},
       {"queue.x=2", "0:0 --set queue.x: what stands before x has no fields in the file"},
       {"priority=200", "0:0 priority: must be a whole number from 0 to 100; got 200"},
       {"nothing=1", "0:0 nothing: no such field."},

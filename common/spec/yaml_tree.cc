@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/utf8.h"
 #include "common/base/view.h"
 #include "common/spec/spec.h"
@@ -247,14 +248,17 @@ void Document::Set(std::string_view setting) {
     if (step[0] == '[') {
       const std::string wanted = step.substr(1);
       YamlNode* found = nullptr;
+      std::vector<std::string> names;
       for (size_t i = 0; at->IsList() && i < at->items.size(); ++i) {
         const YamlNode* name = at->items[i].IsMap() ? at->items[i].Find("name") : nullptr;
+        if (name != nullptr && name->IsScalar()) names.push_back(name->text);
         if (wanted == std::to_string(i) || (name != nullptr && name->text == wanted))
           found = &at->items[i];
       }
       if (found == nullptr)
         return AddAt({}, absl::StrCat("--set ", path),
-                     absl::StrCat("the file has no element ", step, "]"));
+                     absl::StrCat("the file has no element ", step, "].", DidYouMean(wanted, names),
+                                  names.empty() ? "" : " There are: ", absl::StrJoin(names, ", ")));
       at = found;
       continue;
     }

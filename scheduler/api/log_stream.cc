@@ -8,6 +8,7 @@
 #include "common/base/protocol.h"
 #include "common/base/units.h"
 #include "common/spec/members.h"
+#include "common/spec/task_names.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/services.h"
 
@@ -161,7 +162,7 @@ void LogStream::Look(const View& view, const JobRow* job) {
   const std::string& name = task_.empty() ? request_.task() : task_;
   const int32_t task = name.empty() ? NewestTask(*job) : TaskIndex(*job->spec, name);
   if (!name.empty() && task < 0) {
-    EndNotFound(absl::StrCat("job ", NameOf(*job), " has no task \"", name, "\""));
+    EndNotFound(NoSuchTask(absl::StrCat("job ", NameOf(*job)), *job->spec, name));
     return;
   }
   while (true) {

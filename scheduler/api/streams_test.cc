@@ -843,7 +843,7 @@ TEST_F(StreamsTest, WhatThereIsNoOutputOfIsSaidAsItIs) {
               HasSubstr("job 1 has no attempt 9; there is 1"));
   EXPECT_THAT(Refused(false, [](pb::LogsRequest* request) { request->set_task("nothing"); })
                   .error_message(),
-              HasSubstr("no task \"nothing\""));
+              HasSubstr("job 1 has no task nothing; it has "));
   const grpc::Status rank = Refused(false, [](pb::LogsRequest* request) { request->set_rank(7); });
   EXPECT_EQ(rank.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_THAT(rank.error_message(), HasSubstr("no rank 7"));

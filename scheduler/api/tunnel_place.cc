@@ -5,6 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/utf8.h"
 #include "common/spec/members.h"
+#include "common/spec/task_names.h"
 #include "scheduler/api/services.h"
 #include "scheduler/api/tunnel_stream.h"
 
@@ -31,7 +32,7 @@ int32_t TaskOf(const JobRow& job, const std::string& name, const std::string& id
   if (!name.empty()) {
     const int32_t task = TaskIndex(*job.spec, name);
     if (task < 0)
-      *status = absl::NotFoundError(absl::StrCat("job ", id, " has no task \"", name, "\""));
+      *status = absl::NotFoundError(NoSuchTask(absl::StrCat("job ", id), *job.spec, name));
     return task;
   }
   std::vector<std::string> running;

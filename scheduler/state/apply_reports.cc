@@ -236,9 +236,10 @@ void Applier::On(const pb::AttemptReported& e) {
       (report.phase() == pb::EXITED || report.phase() == pb::GONE))
     NewRound();
   // The ends of some of its processes were told, and now its host knows nothing of it: the others'
-  // are lost, and may have been any.
+  // are lost, and may have been any. Where one of those that were told is a failure, that is why it
+  // ends.
   if (report.phase() == pb::GONE && report.exits().empty() && !part->exits.empty() &&
-      part->cause == pb::CAUSE_UNSPECIFIED) {
+      part->cause == pb::CAUSE_UNSPECIFIED && !FirstFailure(*attempt).has_value()) {
     part->cause = pb::HOST_LOST;
     part->detail = "its host lost track of it";
   }

@@ -159,6 +159,42 @@ TEST(Restarts, NoneAfterAnExitCodeThatTheProgramSaysIsFinal) {
   }
 }
 
+// A rank's end was told, and then its host lost track of the other.
+TEST(Restarts, AnEndThatWasToldDecidesWhereTheHostKnowsNothingOfTheOthers) {
+  struct Case {
+    int code;
+    bool stops;  // the gang, for that
+    pb::TaskState state;
+    pb::Cause cause;
+    const char* why;
+  };
+  for (const Case& c :
+       {Case{2, true, pb::TASK_FAILED, pb::PROGRAM_ERROR, "a final code, and a stop for it"},
+        Case{2, false, pb::TASK_FAILED, pb::PROGRAM_ERROR, "a final code"},
+        Case{1, false, pb::TASK_WAITING, pb::PROGRAM_ERROR, "another code"},
+        Case{0, false, pb::TASK_WAITING, pb::HOST_LOST, "the other may have been any"}}) {
+    SCOPED_TRACE(c.why);
+    Story s;
+    testing::JobBuilder builder("research");
+    builder.Workers(2).task()->add_final_exit_codes(2);
+    const uint64_t job = builder.SubmitTo(&s);
+    s.PlaceOn(job, {{"h00", {0, 1}, 2}});
+    testing::StartAll(&s, job);
+    pb::Event event =
+        testing::Report(s.state, job, 0, s.Newest(job).number, 0, pb::STARTED, c.code);
+    auto* const exits = event.mutable_attempt_reported()->mutable_report()->mutable_exits();
+    ASSERT_EQ(exits->size(), 2) << "both are on one host";
+    exits->RemoveLast();
+    exits->Mutable(0)->set_own(true);
+    s.Do(event);
+    if (c.stops) s.Stop(job, pb::PROGRAM_ERROR);
+    s.AllSay(job, pb::GONE);
+    EXPECT_EQ(s.State(job), c.state);
+    EXPECT_EQ(s.Newest(job).cause, c.cause);
+    EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+  }
+}
+
 TEST(Restarts, OfAFaultStopAfterTheTimeThatTheJobSays) {
   struct Case {
     int64_t retry_s;

@@ -234,7 +234,9 @@ void World::Submit(size_t i) {
   request->set_idempotency_key(users_[i].key);
   muster::Submit(
       scheduler->engine(), SpecDefaults{}, users_[i].name, request,
-      [this, i, scheduler](const SubmitOutcome& outcome) {
+      // The key that was sent: of those that a scheduler hears late an earlier answer may have
+      // changed the user's.
+      [this, i, scheduler, key = users_[i].key](const SubmitOutcome& outcome) {
         pb::JobSpec& spec = users_[i].spec;
         if (!outcome.resolution.problems.empty() &&  // whom it names has failed, or is forgotten
             (spec.after_size() + spec.after_any_size() > 0 || !spec.on().empty())) {
@@ -244,8 +246,8 @@ void World::Submit(size_t i) {
           users_[i].key += "-changed";  // another job: the first may be there, its answer lost
         }
         if (!outcome.status.ok() || scheduler->alone()) return;
-        shared_.checker.OnAcknowledgedSubmission(
-            shared_.heap.now_ns(), KeyOfUser(users_[i].name, users_[i].key), outcome.number);
+        shared_.checker.OnAcknowledgedSubmission(shared_.heap.now_ns(),
+                                                 KeyOfUser(users_[i].name, key), outcome.number);
         if (!random_.OneIn(10))
           users_[i].number = outcome.number;  // else the reply is lost, and the user tries again
       },

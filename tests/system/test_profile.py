@@ -90,6 +90,8 @@ def test_a_trace_has_all_ranks_and_what_they_do(hanging):
     for pid in {event["pid"] for event in events}:
         seen = {event["name"].split(" ")[0] for event in events if event["pid"] == pid}
         assert {"spins", "waits_for_a_lock"} <= seen
+    again = profile(system, number, "--for", "1s")
+    assert again.stdout.startswith(f"profile-{number}-2.json: "), again.stderr
 
 
 def test_what_is_no_python_or_does_not_run_is_told_as_such(system):

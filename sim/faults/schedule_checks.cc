@@ -89,7 +89,12 @@ void ScheduleChecks::OnRestored() {
   followed_.clear();
   for (const auto& [uid, job] : jobs_) {
     if (!job.spec().has_schedule()) continue;
-    if (job.not_before_ns() != 0) times_[uid] = job.not_before_ns();
+    // Of one that waits no more the record doesn't say for which time it waited; what is known may
+    // be of days that the backup hasn't seen.
+    if (job.not_before_ns() != 0)
+      times_[uid] = job.not_before_ns();
+    else
+      times_.erase(uid);
     if (job.previous() != 0) followed_[job.previous()] = uid;
   }
 }

@@ -83,7 +83,7 @@ def lost_lines(log: str) -> int:
 
 def measure(net: NetworkSystem, rotations: int) -> dict:
     system = net.system
-    net.start_musterd(HOSTS, host_life="8s")
+    net.start_musterd(HOSTS, host_life="4s")
     for host in HOSTS:
         net.join(host)
     environment = log_in(net)

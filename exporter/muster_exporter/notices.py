@@ -52,9 +52,16 @@ Target = tuple[str, str]  # kind, and whom
 class Messenger:
     """A thread a target, which sends what waits for it until something fails: one that hangs holds up nobody else's."""
 
-    def __init__(self, store: Store, config: Config, now_s: Callable[[], float] = time.time):
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        now_s: Callable[[], float] = time.time,
+        steady_s: Callable[[], float] = time.monotonic,
+    ):
+        """`steady_s` times the pauses: a clock that is set back must not make them hours."""
         self._store, self._config, self._reach = store, config, Reach(config)
-        self._now_s = now_s
+        self._now_s, self._steady_s = now_s, steady_s
         self._busy: dict[Target, threading.Thread] = {}
         self._failures: dict[Target, tuple[int, float]] = {}  # one after the other, not before
 
@@ -70,7 +77,7 @@ class Messenger:
             busy = [one for one, thread in self._busy.items() if thread.is_alive()]
             if len(busy) >= AT_ONCE:
                 return
-            if target in busy or self._failures.get(target, (0, 0.0))[1] > self._now_s():
+            if target in busy or self._failures.get(target, (0, 0.0))[1] > self._steady_s():
                 continue
             notices.sort(key=lambda notice: notice[6] >= TRIES_FIRST)
             thread = threading.Thread(target=self._serve, args=(target, notices), daemon=True)
@@ -86,7 +93,7 @@ class Messenger:
                 self._failures.pop(target, None)
         except Exception as error:  # of the spool: what was sent is sent again
             log.warning("notices for %s: %s", target[0], error)
-            self._failures[target] = (1, self._now_s() + PAUSES_S[0])
+            self._failures[target] = (1, self._steady_s() + PAUSES_S[0])
         return None
 
     def _send(self, notice: tuple) -> Exception | None:
@@ -109,11 +116,11 @@ class Messenger:
 
     def _failed(self, target: Target, notice: tuple, error: Exception) -> None:
         failures = self._failures.get(target, (0, 0.0))[0]
-        due_s = self._now_s() + PAUSES_S[min(failures, len(PAUSES_S) - 1)]
-        self._failures[target] = (failures + 1, due_s)
+        pause_s = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
+        self._failures[target] = (failures + 1, self._steady_s() + pause_s)
         if notice[6] == 0:
             log.warning("job %s: %s: %s; it is tried again", *_whose(notice), error)
-        self._store.put_off(notice[0], due_s, str(error))
+        self._store.put_off(notice[0], self._now_s() + pause_s, str(error))
 
     def _post(self, target: str, owner: str, about: dict) -> None:
         named = self._config.webhooks.get(target)

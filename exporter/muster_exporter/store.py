@@ -52,7 +52,10 @@ class Store:
         self._db.executescript(SCHEMA)
         self._keys: dict[str, set[str]] = {}
         self._counts: dict[str, int] | None = None  # of points, by job; None: to be counted
-        (self._seq,) = self._db.execute("SELECT coalesce(max(seq), 0) FROM points").fetchone()
+        # Behind all that a tracker is told to have, too, though those points may be gone: what comes next is new to it.
+        (self._seq,) = self._db.execute(
+            "SELECT max((SELECT coalesce(max(seq), 0) FROM points), (SELECT coalesce(max(position), 0) FROM sinks))"
+        ).fetchone()
 
     def close(self) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ MAIL = {"mail": {"smtp": "mail.example.org:587", "sender": "muster@example.org"}
 class Sending:
     def __init__(self, store, about, tmp_path, monkeypatch):
         self.store, self.about, self.now_s = store, about, 1e9
+        self.set_back_s = 0
         (tmp_path / "room").write_text("http://127.0.0.1:1/")
         self.given = {"data_dir": str(tmp_path), "webhooks": {"room": str(tmp_path / "room")}}
         self.tried, self.told, self.answers = [], [], {}
@@ -26,7 +27,9 @@ class Sending:
     def begin(self, more=None):
         config = from_dict(self.given | (more or {}), "x")
         config.user = "exporter"
-        return Messenger(self.store, config, lambda: self.now_s)
+        return Messenger(
+            self.store, config, lambda: self.now_s - self.set_back_s, lambda: self.now_s
+        )
 
     def end(self, *names, kind="webhook", target="room"):
         for name in names:
@@ -73,6 +76,16 @@ def test_a_target_that_is_away_is_tried_after_growing_pauses_and_then_in_order(s
     sending.answers.clear()
     sending.turn()
     assert sending.told == ["a", "b"]
+
+
+def test_a_clock_that_is_set_back_makes_no_pause_longer(sending):
+    sending.end("a")
+    sending.answers["*"] = OSError("away")
+    sending.turn()
+    sending.answers.clear()
+    sending.set_back_s = 5 * 3600
+    sending.turn(PAUSES_S[0])
+    assert sending.told == ["a"]
 
 
 def test_a_restart_tries_at_once(sending):

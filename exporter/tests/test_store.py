@@ -73,6 +73,22 @@ def test_all_is_there_after_a_restart(tmp_path, store):
     again.close()
 
 
+def test_after_a_restart_no_point_is_older_than_what_a_tracker_has(tmp_path, store, about):
+    other = "b" * 32
+    for uid in (UID, other):
+        store.keep_job(uid, about | {"uid": uid}, ["mlflow"])
+    store.take(UID, "main", "", 1, 10, lines({"step": 1, "loss": 1}))
+    store.take(other, "main", "", 1, 10, lines(*({"step": i, "loss": i} for i in range(9))))
+    points, position = store.whole(UID)
+    store.rewrote(UID, "mlflow", points, position, {})  # as far as the other's points
+    store.end_job(other, about | {"uid": other, "state": "SUCCEEDED"}, [], 5.0)
+    store.finish_job(other)
+    again = Store(tmp_path / "spool.db")
+    again.take(UID, "main", "", 1, 20, lines({"step": 2, "loss": 2}))
+    assert [point[:2] for point in again.changed(UID, "mlflow", position, 9)] == [("loss", 2)]
+    again.close()
+
+
 def test_a_job_ends_once_and_leaves_nothing_but_that(store, about):
     store.keep_job(UID, about, ["mlflow"])
     store.take(UID, "main", "", 1, 10, lines({"step": 1, "loss": 1}))

@@ -351,9 +351,24 @@ def _send_report(line: dict) -> bool:
     except (TypeError, ValueError):  # a name that is no text: it costs its own line
         return True
     if len(data) > MOST_BYTES:
-        kept = _RESERVED | _KNOWN | {"not_finite"}
-        data = _encoded({name: value for name, value in line.items() if name in kept})
-    return _send(data)
+        data = _encoded(_shortened(line))
+    # One that is too long all the same costs itself alone, and none of those behind it.
+    return len(data) > MOST_BYTES or _send(data)
+
+
+def _shortened(line: dict) -> dict:
+    """With the figures that Muster knows; of those that are no number these first, and as many others as a third of a line holds."""
+    kept = {name: value for name, value in line.items() if name in _RESERVED | _KNOWN}
+    if "not_finite" in line:
+        names = sorted(line["not_finite"], key=lambda name: name not in _KNOWN)
+        room, told = MOST_BYTES // 3, []
+        for name in names:
+            room -= len(json.dumps(name)) + 2
+            if room < 0:
+                break
+            told.append(name)
+        kept["not_finite"] = told
+    return kept
 
 
 def _send(data: bytes) -> bool:

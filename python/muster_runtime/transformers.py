@@ -47,6 +47,9 @@ class MusterCallback(TrainerCallback):
                 )
             if args.save_total_limit is None:
                 args.save_total_limit = muster_runtime.checkpoints_kept()
+            if args.save_total_limit is not None and args.save_total_limit > 0:
+                # The Trainer removes old ones before it says that there is a new one, which Muster has to hear of first.
+                args.save_total_limit = max(2, args.save_total_limit)
 
     def on_step_end(self, args, state, control, **_):
         if state.is_world_process_zero:

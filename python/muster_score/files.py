@@ -101,7 +101,8 @@ def write_parquet(lines: list[bytes], file: BinaryIO) -> None:
     table = {name: [row.get(name) for row in rows] for name in columns}
     try:
         pyarrow.parquet.write_table(pyarrow.table(table), file)
-    except pyarrow.ArrowException as error:  # such as numbers and texts in one column
+    # Numbers and texts in one column; a number of more than 64 bits; half of a pair of surrogates.
+    except (pyarrow.ArrowException, OverflowError, UnicodeError) as error:
         raise InputError(
             f"--output-format parquet: a shard's rows make no table: {error}. Take jsonl"
         ) from error

@@ -13,7 +13,7 @@ from muster_score.inputs import InputError
 from muster_score.leases import Lease, Leases
 from muster_score.plan import Options, Plan
 from muster_score.scorer import Doubted, Scorer
-from muster_score.stopping import stop_if_told
+from muster_score.stopping import Stopped, stop_if_told
 
 MOST_PUT_OFF = 3  # shards in which the engine failed, while it has never answered
 LOOK_S = 10  # between two looks at what others have done, at least
@@ -143,6 +143,8 @@ class Worker:
 
     def _failed(self, shard: int, lease: Lease, error: BaseException) -> None:
         """Raises it again, unless the work goes on."""
+        if isinstance(error, EngineDied) and muster_runtime.should_stop():
+            error = Stopped()  # the stop reached the engine's own processes first
         if isinstance(error, FileNotFoundError) and self._look(shard):
             return  # another one was faster, and whoever saw the end has tidied up
         self.leases.give_back(lease, died=isinstance(error, EngineDied))

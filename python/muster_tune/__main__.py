@@ -15,6 +15,7 @@ from muster_score.leases import NotAlone, check_alone, owner_of
 
 from muster_tune import history
 from muster_tune.attempt import PAST_JOBS, Run
+from muster_tune.estimates import Estimator, NoAnswer
 from muster_tune.reports import REDUCE, Objective
 from muster_tune.samplers import Begun, Random, Sampler, Tpe
 from muster_tune.show import show
@@ -149,8 +150,6 @@ class Estimated:
 
 
 def estimates(given, space: Space, config: dict, study: Study) -> Estimated:
-    from muster_tune.estimates import Estimator
-
     estimator = Estimator(given.trainer_bin, config, given.ranks, given.device, given.device_memory)
     folder = study.directory / "estimates"
     told = estimator.ask_all(space, folder, between=stop_if_told)
@@ -162,8 +161,6 @@ def estimates(given, space: Space, config: dict, study: Study) -> Estimated:
 
 def past_jobs(given, config: dict, study: Study) -> list:
     """Records of what `muster tune` tells. It may be cut off or of another version: what it is to teach, the trials teach, too."""
-    from muster_tune.estimates import Estimator
-
     if not given.past_jobs:
         return []
 
@@ -180,7 +177,8 @@ def past_jobs(given, config: dict, study: Study) -> list:
     try:
         jobs = json.loads(given.past_jobs)
         return history.of_jobs(jobs, data, study.directory / f"jobs-{digest}.json", ask)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, NoAnswer) as error:
+        stop_if_told()
         print(f"muster_tune: {PAST_JOBS} is passed over: {error!r}", flush=True)
         return []
 
@@ -236,7 +234,7 @@ def main(words: list[str]) -> int:
     except NotAlone as error:
         print(f"muster_tune: {error}, and --ranks for a trial's own processes", file=sys.stderr)
         return 2
-    except (StudyError, OSError) as error:
+    except (StudyError, NoAnswer, OSError) as error:
         print(f"muster_tune: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:

@@ -18,6 +18,10 @@ _CHUNK = 16  # settings whose estimates are one file
 IMPOSSIBLE, TOO_LARGE = 2, 3  # exit codes
 
 
+class NoAnswer(Exception):
+    """An estimate was ended before it said anything: by a signal, for want of memory or time. Asked again it may answer."""
+
+
 class Estimator:
     """Candidates of a space with their estimates, which workers make together and keep in the study's directory."""
 
@@ -29,7 +33,7 @@ class Estimator:
         self.config = config
 
     def ask(self, setting: dict) -> dict:
-        """{"estimate": …}, or {"why": …} where the setting is none, or {"why": …, "memory": true} where it doesn't fit."""
+        """{"estimate": …}, or {"why": …} where the setting is none, or {"why": …, "memory": true} where it doesn't fit. NoAnswer: none of these is known."""
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(with_fields(self.config, setting), file)
             file.flush()
@@ -41,8 +45,8 @@ class Estimator:
                 raise SpaceError(
                     f"{self.words[0]}: {error.strerror}; --trainer-bin names it"
                 ) from error
-            except subprocess.TimeoutExpired:
-                return {"why": "muster-trainer estimate took longer than 60 s"}
+            except subprocess.TimeoutExpired as error:
+                raise NoAnswer("muster-trainer estimate took longer than 60 s") from error
         if done.returncode == 0:
             return {"estimate": json.loads(done.stdout)}
         why = [line.strip() for line in done.stderr.splitlines() if line.strip()][1:]
@@ -50,6 +54,10 @@ class Estimator:
             return {"why": " ".join(why) or "a rank doesn't fit", "memory": True}
         if any("no such field" in line for line in why):  # no trial could ever be right
             raise SpaceError(f"--knob: {'; '.join(why)}")
+        if done.returncode != IMPOSSIBLE:
+            raise NoAnswer(
+                f"muster-trainer estimate ended with {done.returncode}: {done.stderr[-500:]}"
+            )
         return {"why": "; ".join(why) or f"exit {done.returncode}"}
 
     def ask_all(self, space: Space, folder: Path, between=lambda: None) -> dict:
@@ -64,8 +72,12 @@ class Estimator:
                 between()
                 path = folder / f"{i:04}.json"
                 if not path.exists():
-                    said = list(pool.map(self.ask, chunks[i]))
-                    files.create(path, {"said": said}, durable=False)
+                    try:
+                        said = list(pool.map(self.ask, chunks[i]))
+                    except NoAnswer:
+                        between()  # a stop of this worker reaches the estimates, too
+                        raise
+                    files.create(path, {"said": said})
         told = {}
         for i, chunk in enumerate(chunks):
             said = files.read(folder / f"{i:04}.json")["said"]

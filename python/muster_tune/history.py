@@ -61,7 +61,7 @@ def of_jobs(
     configs = [job["trainer"] | data for job in jobs]
     if not kept.exists():
         said = [ask(config, int(job["ranks"])) for config, job in zip(configs, jobs, strict=True)]
-        files.create(kept, {"said": said}, durable=False)
+        files.create(kept, {"said": said})
     records = []
     for job, config, said in zip(jobs, configs, files.read(kept)["said"], strict=True):
         if "estimate" not in said:

@@ -78,6 +78,18 @@ def test_a_line_that_is_too_long_goes_without_what_muster_does_not_know(agent, m
     assert said(agent) == [{"rank": 0, "step": 3, "total_steps": 9, "loss": 0.5, "grad_norm": 2.0}]
 
 
+def test_what_is_no_number_is_told_however_many_figures_there_are(agent, monkeypatch):
+    monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path))
+    monkeypatch.setenv("MUSTER_TRIAL", "1")
+    logged = {f"val/metric_of_some_name_{i:03}": float("nan") for i in range(400)}
+    muster_runtime.report_logged(3, 9, logged | {"loss": float("nan")})
+    muster_runtime.report_logged(4, 9, {"loss": 0.5})
+    first, second = said(agent)
+    assert first["step"] == 3 and first["not_finite"][0] == "loss"
+    assert 1 < len(first["not_finite"]) < 400
+    assert second["loss"] == 0.5, "a line that is too long keeps none behind it back"
+
+
 def test_an_agent_that_is_away_ends_no_training(agent, monkeypatch):
     monkeypatch.setenv("MUSTER_PROGRESS_SOCKET", str(agent.path) + ".gone")
     muster_runtime.report(1)

@@ -205,6 +205,30 @@ def test_an_engine_that_is_broken_from_the_start_blames_no_row(tmp_path):
     assert errors(tmp_path) == [False] * 6
 
 
+def test_a_stop_that_reaches_the_engines_own_processes_first_is_no_death_of_the_shard(
+    tmp_path, monkeypatch
+):
+    write_prompts(tmp_path, *(f"p{i}" for i in range(6)))
+    told, answered = [], []
+    monkeypatch.setattr(muster_runtime, "should_stop", lambda: bool(told))
+
+    def stopped(prompts):
+        if not answered:
+            answered.append(prompts)
+            return prompts
+        told.append(1)
+        raise RuntimeError("a process of mine was ended")
+
+    for _ in range(3):
+        told.clear()
+        answered.clear()
+        with pytest.raises(Stopped):
+            run_here(tmp_path, stopped, shard_rows=6, batch_size=3)
+    told.clear()
+    folder = next((tmp_path / "out").rglob("leases"))
+    assert not Leases(folder, "1", 60).take(0).careful
+
+
 # ---- another worker ----
 
 

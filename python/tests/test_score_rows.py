@@ -74,6 +74,14 @@ def test_what_cannot_be_read_is_a_bad_row_in_its_place(tmp_path):
     assert bad_rows(tmp_path) == 3
 
 
+@pytest.mark.parametrize("value", ["9223372036854775808", '"x\\ud83d"', '[1, "a"]'])
+def test_what_a_table_cannot_hold_is_told_once_and_for_all(tmp_path, value):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "in.jsonl").write_text(f'{{"prompt": "a", "key": {value}}}\n')
+    with pytest.raises(InputError, match="Take jsonl"):
+        run_here(tmp_path, same, output_format="parquet")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

@@ -56,7 +56,7 @@ def test_checkpoints_have_to_lie_where_muster_looks_for_them(agent, tmp_path):
         del os.environ["MUSTER_PROGRESS_SOCKET"], os.environ["MUSTER_CHECKPOINT_DIR"]
 
 
-@pytest.mark.parametrize(("own", "kept"), [(None, 3), (1, 1)])
+@pytest.mark.parametrize(("own", "kept"), [(None, 3), (5, 5), (1, 2)])
 def test_as_many_checkpoints_are_kept_as_muster_says_or_the_program(
     agent, monkeypatch, tmp_path, own, kept
 ):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from muster_tune import history
 from muster_tune.__main__ import main
-from muster_tune.estimates import candidates
+from muster_tune.estimates import Estimator, NoAnswer, candidates
 from muster_tune.proxy import Proxy, Record
 from muster_tune.samplers import Begun, Random, Tpe
 from muster_tune.space import Knob, Space, SpaceError, key_of, parse_knob, trainer_knob
@@ -421,3 +421,27 @@ def test_of_a_large_space_the_same_candidates_are_drawn_by_all():
     assert drawn == candidates(space)
     assert len({key_of(setting) for setting in drawn}) == 400
     assert all(map(space.has, drawn))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_estimate_that_was_ended_says_nothing_and_is_asked_again(tmp_path, stopped):
+    trainer = tmp_path / "trainer"
+    trainer.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/now ] && echo '{{}}' && exit 0\nkill -TERM $$\n"
+    )
+    trainer.chmod(0o755)
+    estimator = Estimator(str(trainer), {}, 1, "", "")
+    space = Space([parse_knob("lr=1,2,3")])
+    calls = []
+
+    def between():
+        calls.append(1)
+        if stopped and len(calls) > 1:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError if stopped else NoAnswer):
+        estimator.ask_all(space, tmp_path / "estimates", between)
+    assert list((tmp_path / "estimates").iterdir()) == [], "nobody else takes it for an answer"
+    (tmp_path / "now").touch()
+    told = estimator.ask_all(space, tmp_path / "estimates")
+    assert list(told.values()) == [{"estimate": {}}] * 3

@@ -18,15 +18,20 @@ bool May(const State& state, const Principal& who, const std::string& queue) {
 }
 
 bool MayByNetwork(const State& state, const std::string& owner, const std::string& queue) {
-  const auto user = state.trust().users.find(owner);
-  if (user == state.trust().users.end() || user->second.revoked()) return false;
-  Principal who;
-  who.user = owner;
-  who.groups.assign(user->second.groups().begin(), user->second.groups().end());
-  return May(state, who, queue);
+  const std::optional<Principal> who = ByNetwork(state, owner);
+  return who.has_value() && May(state, *who, queue);
 }
 
 }  // namespace
+
+std::optional<Principal> ByNetwork(const State& state, const std::string& name) {
+  const auto user = state.trust().users.find(name);
+  if (user == state.trust().users.end() || user->second.revoked()) return std::nullopt;
+  Principal who;
+  who.user = name;
+  who.groups.assign(user->second.groups().begin(), user->second.groups().end());
+  return who;
+}
 
 Owners::Owners(Ask ask, Clock* clock)
     : ask_(std::move(ask)), clock_(clock), thread_([this] { AskForThem(); }) {}

@@ -19,6 +19,9 @@
 
 namespace muster {
 
+// Who has this name on the network, with the groups that its provider or its invitation gave.
+std::optional<Principal> ByNetwork(const State& state, const std::string& name);
+
 class Owners {
  public:
   // Of a name on this machine; null if nobody has it. May take as long as a directory service does.

@@ -9,13 +9,14 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/log.h"
 
 namespace muster {
 namespace {
 
-constexpr size_t kNamesBytes = 16 << 10;
+constexpr size_t kNamesBytes = 16 << 10, kMostNamesBytes = 16 << 20;  // of a group: all its members
 constexpr size_t kUsersKept = 4'096;
-constexpr int kGroupsMax = 1'024;
+constexpr int kGroups = 1'024, kMostGroups = 1 << 17;
 constexpr std::string_view kReservedNames[] = {"root", "nobody", "musterd"};
 
 struct Account {
@@ -29,36 +30,58 @@ std::optional<Account> ToAccount(const passwd* found) {
   return Account{found->pw_uid, found->pw_gid, found->pw_name};
 }
 
-std::optional<Account> AccountOf(uint32_t uid) {
+// There is none of that number or name, and nothing went wrong.
+bool IsNone(int code) { return code == ENOENT || code == ESRCH; }
+
+// *error: why it isn't known, 0 where it is known that there is none.
+std::optional<Account> AccountOf(uint32_t uid, int* error) {
   std::vector<char> buffer(kNamesBytes);
   passwd entry{};
   passwd* found = nullptr;
-  if (getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) != 0) return std::nullopt;
-  return ToAccount(found);
+  const int code = getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found);
+  *error = IsNone(code) ? 0 : code;
+  return code == 0 ? ToAccount(found) : std::nullopt;
 }
 
-// *error: why it isn't known, 0 where it is known that there is none.
+// *error as above.
 std::optional<Account> AccountNamed(const std::string& name, int* error = nullptr) {
   std::vector<char> buffer(kNamesBytes);
   passwd entry{};
   passwd* found = nullptr;
   const int code = getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
-  if (error != nullptr) *error = code == ENOENT || code == ESRCH ? 0 : code;
+  if (error != nullptr) *error = IsNone(code) ? 0 : code;
   return code == 0 ? ToAccount(found) : std::nullopt;
 }
 
+// "": there is none of that number.
+std::string GroupName(gid_t id, std::vector<char>* buffer) {
+  group entry{};
+  group* found = nullptr;
+  int code = 0;
+  while ((code = getgrgid_r(id, &entry, buffer->data(), buffer->size(), &found)) == ERANGE &&
+         buffer->size() < kMostNamesBytes)
+    buffer->resize(2 * buffer->size());
+  if (code != 0 && !IsNone(code))
+    LogWarn("the name of a group can't be looked up", {{"gid", id}, {"errno", code}});
+  return code == 0 && found != nullptr ? found->gr_name : "";
+}
+
 std::vector<std::string> GroupsOf(const Account& account) {
-  std::vector<gid_t> ids(kGroupsMax);
-  int count = kGroupsMax;
-  if (getgrouplist(account.name.c_str(), account.gid, ids.data(), &count) < 0) return {};
+  std::vector<gid_t> ids(kGroups);
+  int count = kGroups;
+  while (getgrouplist(account.name.c_str(), account.gid, ids.data(), &count) < 0) {
+    count = std::max<int>(count, 2 * static_cast<int>(ids.size()));
+    if (count > kMostGroups) {
+      LogWarn("too many groups of a user", {{"user", account.name}});
+      return {};
+    }
+    ids.resize(static_cast<size_t>(count));
+  }
   ids.resize(static_cast<size_t>(count));
+  std::vector<char> buffer(kNamesBytes);
   std::vector<std::string> groups;
   for (const gid_t id : ids) {
-    std::vector<char> buffer(kNamesBytes);
-    group entry{};
-    group* found = nullptr;
-    if (getgrgid_r(id, &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr)
-      groups.emplace_back(found->gr_name);
+    if (std::string name = GroupName(id, &buffer); !name.empty()) groups.push_back(std::move(name));
   }
   std::sort(groups.begin(), groups.end());
   return groups;
@@ -69,8 +92,9 @@ std::vector<std::string> GroupsOf(const Account& account) {
 Users::Users(std::vector<ListedUser> listed, uint32_t own_uid, bool single_user, Clock* clock)
     : listed_(std::move(listed)), own_uid_(own_uid), single_user_(single_user), clock_(clock) {}
 
-Principal Users::LookUp(uint32_t uid) const {
+Principal Users::LookUp(uint32_t uid, int* error) const {
   Principal who;
+  *error = 0;
   who.uid = uid;
   if (single_user_ && uid != own_uid_) return who;
   who.trusted = uid == 0 || uid == own_uid_;
@@ -82,7 +106,7 @@ Principal Users::LookUp(uint32_t uid) const {
   }
   const bool ordinary = uid >= kFirstOrdinaryUid && uid != kOverflowUid;
   if (!ordinary && !who.trusted) return who;
-  if (const std::optional<Account> account = AccountOf(uid); account.has_value()) {
+  if (const std::optional<Account> account = AccountOf(uid, error); account.has_value()) {
     const bool taken = std::any_of(listed_.begin(), listed_.end(), [&](const ListedUser& user) {
       return user.name == account->name;
     });
@@ -103,8 +127,13 @@ std::shared_ptr<const Principal> Users::Of(uint32_t uid) {
     const auto it = kept_.find(uid);
     if (it != kept_.end() && now_ns - it->second.at_ns < kUserKeptNs) return it->second.who;
   }
-  auto who = std::make_shared<const Principal>(LookUp(uid));
+  int error = 0;
+  auto who = std::make_shared<const Principal>(LookUp(uid, &error));
+  if (error != 0)
+    LogWarn("an account can't be looked up: who was known stays known",
+            {{"uid", uid}, {"errno", error}});
   std::lock_guard lock(mutex_);
+  if (const auto it = kept_.find(uid); error != 0 && it != kept_.end()) who = it->second.who;
   if (kept_.size() >= kUsersKept) kept_.clear();
   kept_[uid] = {who, now_ns};
   return who;

@@ -52,7 +52,8 @@ class Users {
     std::shared_ptr<const Principal> who;
     int64_t at_ns = 0;
   };
-  Principal LookUp(uint32_t uid) const;
+  // *error: why the machine could not say it; 0 otherwise.
+  Principal LookUp(uint32_t uid, int* error) const;
 
   const std::vector<ListedUser> listed_;
   const uint32_t own_uid_;

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
+#include "scheduler/access/owners.h"
 #include "scheduler/api/errors.h"
 #include "scheduler/api/outlook.h"
 #include "scheduler/api/services.h"
@@ -149,7 +151,14 @@ grpc::ServerUnaryReactor* AccessServiceImpl::Check(const Caller& caller,
                                                  caller.user(), ", may ask about yourself")));
   }
   std::shared_ptr<const Principal> who = std::make_shared<const Principal>(caller.who());
-  if (!own) who = context_->guard->users()->Named(request->user());
+  if (!own) {
+    // Of the two that may go by this name: an account here, and who comes over the network.
+    who = context_->guard->users()->Named(request->user());
+    if (const std::optional<Principal> far = ByNetwork(state, request->user());
+        far.has_value() &&
+        (who == nullptr || HeldAt(state, *far, node).role > HeldAt(state, *who, node).role))
+      who = std::make_shared<const Principal>(*far);
+  }
   if (who == nullptr) {
     return Reply(call, grpc::Status(grpc::StatusCode::NOT_FOUND,
                                     absl::StrCat("there is no user \"", request->user(), "\"")));

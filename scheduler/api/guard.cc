@@ -170,14 +170,17 @@ absl::Status Ask(
     case pb::OBJECT_ROOT:
       return question->OnNode(right, 0);
     case pb::OBJECT_QUEUE:
-    case pb::OBJECT_JOBS_QUEUE:
-      for (const std::string& path : TextsAt(request, policy.field())) {
+    case pb::OBJECT_JOBS_QUEUE: {
+      const std::vector<std::string> paths = TextsAt(request, policy.field());
+      if (paths.empty()) return question->Anywhere(right);  // of no job: it costs all the same
+      for (const std::string& path : paths) {
         absl::Status status = policy.object() == pb::OBJECT_QUEUE
                                   ? question->OnQueue(right, path)
                                   : question->OnJobsQueue(right, path);
         if (!status.ok()) return status;
       }
       return absl::OkStatus();
+    }
     case pb::OBJECT_TREE: {
       const auto [message, field] = Ends(request, policy.field()).front();
       const Message& tree = message->GetReflection()->GetMessage(*message, field);

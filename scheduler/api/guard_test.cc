@@ -165,6 +165,9 @@ TEST_F(GuardTest, OfAQuestionEachJobAndEachChangeCounts) {
   question.add_jobs()->set_queue("research2");
   EXPECT_EQ(Admitted("JobService/Simulate", kAnn, question).code(), kNotFound);
   question.clear_jobs();
+  EXPECT_EQ(Admitted("JobService/Simulate", kAnn, question).code(), kOk);
+  EXPECT_EQ(Admitted("JobService/Simulate", kBob, question).code(), kPermissionDenied)
+      << "of no job it costs as much";
   question.add_drain("lab");
   EXPECT_EQ(Admitted("JobService/Simulate", kLea, question).code(), kPermissionDenied);
   EXPECT_EQ(Admitted("JobService/Simulate", kOwn, question).code(), kOk);

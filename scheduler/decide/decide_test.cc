@@ -396,6 +396,36 @@ TEST(Decide, LosesWhatWaitsForItsHostOnceSomebodySaysThatItIsOff) {
       << "it speaks: the word no longer holds";
 }
 
+// A gang on two hosts; that of the first two ranks told one end, and then lost track of the other.
+TEST(Decide, ReplacesAGangOfWhichAHostForgotAMemberOnceTheOtherHostIsUnreachable) {
+  for (const bool forgot : {true, false}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 8, 2).Queue("q");
+    JobBuilder builder("q");
+    builder.Workers(4).task()->set_when_unreachable(pb::REPLACE);
+    const uint64_t job = builder.SubmitTo(&system);
+    Go(&system);
+    StartAll(&system, job);
+    const AttemptRow& attempt = TaskOf(system.state, job).attempts.back();
+    ASSERT_EQ(attempt.parts.size(), 2u);
+    const HostId other = attempt.parts[1].host;
+    pb::Event event = Report(system.state, job, 0, 1, 0, pb::STARTED, 0);
+    pb::AttemptReport* report = event.mutable_attempt_reported()->mutable_report();
+    if (!forgot) report->set_phase(pb::GONE);
+    if (forgot) report->mutable_exits()->RemoveLast();
+    system.Do(event);
+    if (forgot) system.Do(Report(system.state, job, 0, 1, 0, pb::GONE));
+    Go(&system);  // the others are stopped, where there is need
+    system.HostState("c", system.state.host(other).name, pb::HOST_SILENT);
+    system.Step(60);
+    system.HostState("c", system.state.host(other).name, pb::HOST_UNREACHABLE);
+    const Plan plan = Go(&system);
+    const bool lost = std::any_of(plan.events.begin(), plan.events.end(),
+                                  [](const pb::Event& e) { return e.has_attempt_lost(); });
+    EXPECT_EQ(lost, forgot) << "a member that ended well needs no one to be replaced";
+  }
+}
+
 TEST(Decide, LosesNothingWhileMostOfAClusterIsSilent) {
   SystemBuilder system;
   system.Cluster("c").Hosts("c", 5, 1).Queue("q");

@@ -173,6 +173,17 @@ TEST_F(DueTest, BesideEachOtherAreTenAtMost) {
   EXPECT_EQ(state().active_jobs().size(), 11u) << "and one that waits for its time";
 }
 
+TEST_F(DueTest, OneThatHasEndedHidesNoneBeforeItFromTheTen) {
+  const uint64_t first = Submit("0 * * * *", pb::ALLOW);
+  Until("2026-11-26T14:30:00Z");
+  const uint64_t second = Job(first).next;
+  ASSERT_TRUE(Placed(second));
+  End(second);
+  Until("2026-11-28T12:00:00Z");
+  EXPECT_EQ(Job(first).end_ns, 0);
+  EXPECT_EQ(state().active_jobs().size(), 11u) << "ten and one that waits for its time";
+}
+
 TEST_F(DueTest, TimesWaitWhileNoJobsAreTaken) {
   const uint64_t first = Submit("0 * * * *");
   room_ = false;

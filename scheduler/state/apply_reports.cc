@@ -65,7 +65,7 @@ End EndOfSuccess(const TaskRow& task) {
 }
 
 // What ended the task's attempt, of which nothing runs any more.
-End EndOf(const TaskRow& task, const AttemptRow& attempt) {
+End EndOf(const pb::TaskSpec& spec, const TaskRow& task, const AttemptRow& attempt) {
   End end{pb::HOST_LOST, attempt.detail};
   const bool lost = std::any_of(attempt.parts.begin(), attempt.parts.end(),
                                 [](const PartRow& part) { return part.lost; });
@@ -73,11 +73,12 @@ End EndOf(const TaskRow& task, const AttemptRow& attempt) {
     end = EndOfSuccess(task);
   } else if (attempt.state == pb::TASK_STOPPING) {
     end.cause = attempt.cause;
-    // Stopped because one lost a peer: the peer may have told its own end meanwhile.
-    if (const std::optional<Failure> failure =
-            end.cause == pb::NETWORK_FAILURE ? FirstFailure(attempt) : std::nullopt) {
+    // Stopped because one lost a peer: the peer may have told its own end meanwhile. Stopped to
+    // move: it may have said before that no other try would help.
+    const std::optional<Failure> failure = FirstFailure(attempt);
+    if (failure.has_value() &&
+        (end.cause == pb::NETWORK_FAILURE || (Moved(end.cause) && SaysFinal(spec, *failure))))
       end = {failure->cause, failure->detail};
-    }
   } else if (const std::optional<Failure> failure = FirstFailure(attempt)) {
     end = {failure->cause, failure->detail};
   } else if (attempt.start_ns == 0 &&
@@ -399,7 +400,7 @@ void Applier::EndAttempt(const Found& found) {
   TaskRow* task = found.task;
   const bool stopping = attempt->state == pb::TASK_STOPPING,
              ordered = stopping && Ordered(attempt->cause);
-  const auto [cause, detail] = EndOf(*task, *attempt);
+  const auto [cause, detail] = EndOf(found.job->task_spec(found.index), *task, *attempt);
   if (!stopping || !Moved(cause)) NewRound();
   BookLoss(found, cause);
   attempt->cause = cause;
@@ -435,7 +436,6 @@ void Applier::EndAttempt(const Found& found) {
     } else if (EndedForGood(found.job->task_spec(found.index), *attempt)) {
       FailTask(found.job, found.index, cause, detail);
     } else if (Infrastructure(cause)) {
-      attempt->failed_host = FailedHost(*attempt);
       TryFaultAgain(found);
     } else if (cause == pb::HOST_LOST) {
       RestartLost(found, ordered);
@@ -443,6 +443,8 @@ void Applier::EndAttempt(const Found& found) {
       RestartFailed(found);
     }
   }
+  if (attempt->state == pb::TASK_FAILED && Infrastructure(cause))
+    attempt->failed_host = FailedHost(*attempt);
   SettleJob(found.job);
 }
 

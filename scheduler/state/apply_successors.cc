@@ -75,9 +75,12 @@ const JobRow* FirstDue(const State& state) {
 bool SkipsItsTime(const State& state, const JobRow& first) {
   const int32_t most = first.spec->schedule().overlap() == pb::ALLOW ? kMostBeside : 1;
   int32_t beside = 0;
-  for (uint64_t number = first.previous; number != 0 && beside < most; ++beside) {
+  for (uint64_t number = first.previous; number != 0 && beside < most;) {
     const JobRow* previous = state.FindJob(number);
-    if (previous == nullptr || Named(*previous, absl::StrCat(number)).ended()) break;
+    if (previous == nullptr) break;
+    const bool ended = Named(*previous, absl::StrCat(number)).ended();
+    if (ended && most == 1) break;  // the one before alone counts
+    beside += ended ? 0 : 1;
     number = previous->previous;
   }
   return beside >= most;

@@ -100,7 +100,10 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
   const PartRow* where = nullptr;
   for (const PartRow& part : attempt.parts) {
     for (const pb::WorkerExit& exit : part.exits) {
-      if (part.stop_sent || (exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom())) continue;
+      // What came after a stop says nothing; the stop may have been for this one, which came
+      // before.
+      if (part.stop_sent && !exit.own()) continue;
+      if (exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom()) continue;
       // Who lost a peer says so; another that ended by itself knows more, even if its host's clock
       // is late.
       const auto order = [](const pb::WorkerExit& e) {
@@ -123,7 +126,9 @@ std::optional<Failure> FirstFailure(const AttemptRow& attempt) {
     }
     return std::nullopt;
   }
-  if (where->cause != pb::CAUSE_UNSPECIFIED && where->cause != pb::DONE) {
+  // That the host was restarted, or lost track of the others, is no cause of an end that was told.
+  const bool told = first->own() && where->cause == pb::HOST_LOST;
+  if (where->cause != pb::CAUSE_UNSPECIFIED && where->cause != pb::DONE && !told) {
     failure.cause = where->cause;
   } else {
     failure.cause = CauseOf(*first);
@@ -145,17 +150,20 @@ bool Infrastructure(pb::Cause cause) {
          cause == pb::STORAGE_FAILURE;
 }
 
-bool EndedForGood(const pb::TaskSpec& task, const AttemptRow& attempt) {
-  if (task.final_exit_codes().empty() || !attempt.ended()) return false;
-  const std::optional<Failure> failure = FirstFailure(attempt);
-  if (!failure.has_value() || failure->cause != attempt.cause) return false;
+bool SaysFinal(const pb::TaskSpec& task, const Failure& failure) {
   // What its host says in the program's place: such a program isn't there, or can't be run. Of a
   // setup, and of what was killed with the others, the code is no word of the program's.
   const bool no_program =
-      (failure->exit_code == 126 || failure->exit_code == 127) && !Infrastructure(failure->cause);
+      (failure.exit_code == 126 || failure.exit_code == 127) && !Infrastructure(failure.cause);
   const auto& codes = task.final_exit_codes();
-  return (failure->own || no_program) &&
-         std::find(codes.begin(), codes.end(), failure->exit_code) != codes.end();
+  return (failure.own || no_program) &&
+         std::find(codes.begin(), codes.end(), failure.exit_code) != codes.end();
+}
+
+bool EndedForGood(const pb::TaskSpec& task, const AttemptRow& attempt) {
+  if (task.final_exit_codes().empty() || !attempt.ended()) return false;
+  const std::optional<Failure> failure = FirstFailure(attempt);
+  return failure.has_value() && failure->cause == attempt.cause && SaysFinal(task, *failure);
 }
 
 HostId FailedHost(const AttemptRow& attempt) {

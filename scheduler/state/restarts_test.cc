@@ -1,5 +1,6 @@
 // When a task that ended is started again, how long it waits until then, and when it isn't
 // (contract 13 of docs/contracts.md).
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -159,40 +160,76 @@ TEST(Restarts, NoneAfterAnExitCodeThatTheProgramSaysIsFinal) {
   }
 }
 
-// A rank's end was told, and then its host lost track of the other.
-TEST(Restarts, AnEndThatWasToldDecidesWhereTheHostKnowsNothingOfTheOthers) {
+// Two ranks on h00, of which the first has told its end; then the host tells that all is over.
+struct ToldEnd {
+  int code = 0;
+  std::optional<pb::Cause> stop;  // of the gang, after that end
+  bool stop_sent = false, rebooted = false;
+  pb::Cause fault = pb::CAUSE_UNSPECIFIED;  // that the log names
+};
+
+uint64_t TellsOneEnd(Story* s, const ToldEnd& told) {
+  testing::JobBuilder builder("research");
+  builder.Workers(2).task()->add_final_exit_codes(2);
+  const uint64_t job = builder.SubmitTo(s);
+  s->PlaceOn(job, {{"h00", {0, 1}, 2}});
+  testing::StartAll(s, job);
+  pb::Event event =
+      testing::Report(s->state, job, 0, s->Newest(job).number, 0, pb::STARTED, told.code);
+  auto* const exits = event.mutable_attempt_reported()->mutable_report()->mutable_exits();
+  EXPECT_EQ(exits->size(), 2);
+  exits->RemoveLast();
+  exits->Mutable(0)->set_own(true);
+  exits->Mutable(0)->set_cause(told.fault);
+  s->Do(event);
+  if (told.stop.has_value()) s->Stop(job, *told.stop);
+  pb::Event gone = testing::Report(s->state, job, 0, s->Newest(job).number, 0, pb::GONE,
+                                   told.stop_sent || told.rebooted ? 0 : -1, told.stop_sent);
+  pb::AttemptReport* report = gone.mutable_attempt_reported()->mutable_report();
+  if (report->exits_size() > 1) {
+    *report->mutable_exits(0) = event.attempt_reported().report().exits(0);
+    report->mutable_exits(1)->set_signal(9);
+  }
+  if (told.rebooted) report->set_cause(pb::HOST_LOST);
+  s->Do(gone);
+  EXPECT_EQ(State::Difference(s->state, s->state.Rebuilt()), "");
+  return job;
+}
+
+TEST(Restarts, AnEndThatWasToldDecidesWhateverItsHostSaysOfTheOthers) {
   struct Case {
-    int code;
-    bool stops;  // the gang, for that
+    ToldEnd told;
     pb::TaskState state;
     pb::Cause cause;
     const char* why;
   };
+  const pb::Cause error = pb::PROGRAM_ERROR;
   for (const Case& c :
-       {Case{2, true, pb::TASK_FAILED, pb::PROGRAM_ERROR, "a final code, and a stop for it"},
-        Case{2, false, pb::TASK_FAILED, pb::PROGRAM_ERROR, "a final code"},
-        Case{1, false, pb::TASK_WAITING, pb::PROGRAM_ERROR, "another code"},
-        Case{0, false, pb::TASK_WAITING, pb::HOST_LOST, "the other may have been any"}}) {
+       {Case{{2, error}, pb::TASK_FAILED, error, "final, and the others are forgotten"},
+        Case{{2, {}}, pb::TASK_FAILED, error, "final, and nobody had stopped it yet"},
+        Case{{1, {}}, pb::TASK_WAITING, error, "another code"},
+        Case{{0, {}}, pb::TASK_WAITING, pb::HOST_LOST, "the other may have been any"},
+        Case{{2, error, true}, pb::TASK_FAILED, error, "final, and the others were stopped"},
+        Case{{1, error, true}, pb::TASK_WAITING, error, "another code"},
+        Case{{2, error, false, true}, pb::TASK_FAILED, error, "final, and then a reboot"},
+        Case{{2, pb::PREEMPTION, true}, pb::TASK_FAILED, error, "final, before it was to move"},
+        Case{{1, pb::PREEMPTION, true}, pb::TASK_WAITING, pb::PREEMPTION, "it moves"}}) {
     SCOPED_TRACE(c.why);
     Story s;
-    testing::JobBuilder builder("research");
-    builder.Workers(2).task()->add_final_exit_codes(2);
-    const uint64_t job = builder.SubmitTo(&s);
-    s.PlaceOn(job, {{"h00", {0, 1}, 2}});
-    testing::StartAll(&s, job);
-    pb::Event event =
-        testing::Report(s.state, job, 0, s.Newest(job).number, 0, pb::STARTED, c.code);
-    auto* const exits = event.mutable_attempt_reported()->mutable_report()->mutable_exits();
-    ASSERT_EQ(exits->size(), 2) << "both are on one host";
-    exits->RemoveLast();
-    exits->Mutable(0)->set_own(true);
-    s.Do(event);
-    if (c.stops) s.Stop(job, pb::PROGRAM_ERROR);
-    s.AllSay(job, pb::GONE);
+    const uint64_t job = TellsOneEnd(&s, c.told);
     EXPECT_EQ(s.State(job), c.state);
     EXPECT_EQ(s.Newest(job).cause, c.cause);
-    EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
   }
+}
+
+TEST(Restarts, AFaultIsRememberedWithItsHostThoughTheOthersThereWereStoppedForIt) {
+  Story s;
+  const uint64_t job = TellsOneEnd(&s, {1, pb::DEVICE_FAILURE, true, false, pb::DEVICE_FAILURE});
+  EXPECT_EQ(s.State(job), pb::TASK_WAITING);
+  EXPECT_EQ(s.Newest(job).cause, pb::DEVICE_FAILURE);
+  EXPECT_EQ(s.Newest(job).failed_host, s.Newest(job).parts[0].host);
+  EXPECT_EQ(s.state.Rebuilt().FindJob(job)->tasks[0].attempts.back().failed_host,
+            s.Newest(job).failed_host);
 }
 
 TEST(Restarts, OfAFaultStopAfterTheTimeThatTheJobSays) {

@@ -320,6 +320,7 @@ bool Infrastructure(pb::Cause cause);
 // well (TaskSpec.final_exit_codes). What it said of its own end counts before what its log sounds
 // like.
 bool EndedForGood(const pb::TaskSpec& task, const AttemptRow& attempt);
+bool SaysFinal(const pb::TaskSpec& task, const Failure& failure);  // whatever it ended with
 // Where the attempt failed, of which such a fault was the end; kNoHost: nobody told where.
 HostId FailedHost(const AttemptRow& attempt);
 // One worker of the task on a host with this inventory.

@@ -69,8 +69,8 @@ OwnFailures FailuresOf(const pb::TaskSpec& spec, const pb::AttemptRecord& attemp
   const auto& codes = spec.final_exit_codes();
   for (const pb::HostPart& part : attempt.parts()) {
     for (const pb::WorkerExit& exit : part.exits()) {
-      if (part.stop_sent() || (exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom()))
-        continue;
+      if (part.stop_sent() && !exit.own()) continue;
+      if (exit.exit_code() == 0 && exit.signal() == 0 && !exit.oom()) continue;
       const bool for_good = exit.signal() == 0 && !exit.oom() &&
                             std::find(codes.begin(), codes.end(), exit.exit_code()) != codes.end();
       ++(for_good ? failures.for_good : failures.others);

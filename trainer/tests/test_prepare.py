@@ -255,6 +255,12 @@ BROKEN = {  # name: (file name, content, arguments, what the message must say)
         'x.jsonl:1: field "text" is a number, not a string; put it in quotes, or name another field',
     ),
     "surrogate": ("x.jsonl", b'{"text": "a\\ud800"}\n', (), "x.jsonl:1:"),
+    "long number": (
+        "x.jsonl",
+        b'{"text": "a", "pi": 3' + b"1" * 5000 + b"}\n",
+        (),
+        "x.jsonl:1: not JSON that can be read: Exceeds the limit",
+    ),
     "deep": ("x.jsonl", b"[" * 200_000 + b"\n", (), "x.jsonl:1: not JSON"),
     "not UTF-8 line": (
         "x.jsonl",

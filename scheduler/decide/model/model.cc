@@ -55,7 +55,7 @@ bool MayBeLostAlone(const State& state, const pb::TaskSpec& spec, const AttemptR
       known_off = known_off && KnownOff(host, spec);
     }
     const bool exit_0 =
-        !part.exits.empty() &&
+        !part.exits.empty() && part.cause != pb::HOST_LOST &&
         std::all_of(part.exits.begin(), part.exits.end(),
                     [](const pb::WorkerExit& e) { return e.exit_code() == 0 && e.signal() == 0; });
     if (part.phase == pb::GONE && !exit_0) member_failed = true;

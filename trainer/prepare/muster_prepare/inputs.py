@@ -396,6 +396,8 @@ def _parse(line: bytes) -> tuple[dict | None, str | None]:
         )
     except RecursionError:
         return None, "not JSON that can be read: nested too deeply; a line holds one record"
+    except ValueError as error:  # such as a number of more digits than Python reads
+        return None, f"not JSON that can be read: {error}"
     if not isinstance(value, dict):
         return None, f'a JSON object is wanted, such as {{"text": "…"}}; this is {json_type(value)}'
     return value, None

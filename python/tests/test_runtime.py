@@ -409,7 +409,7 @@ def test_all_ranks_stop_and_save_after_the_same_step(agent, tmp_path):
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
-        "MUSTER_CHECKPOINT_INTERVAL_S": "1e-6",  # over at each step
+        "MUSTER_CHECKPOINT_INTERVAL_S": "1e-9",  # over at each step
     }
     ranks = [
         subprocess.Popen(

@@ -166,7 +166,7 @@ TEST_F(GuardTest, OfAQuestionEachJobAndEachChangeCounts) {
   EXPECT_EQ(Admitted("JobService/Simulate", kAnn, question).code(), kNotFound);
   question.clear_jobs();
   EXPECT_EQ(Admitted("JobService/Simulate", kAnn, question).code(), kOk);
-  EXPECT_EQ(Admitted("JobService/Simulate", kBob, question).code(), kPermissionDenied)
+  EXPECT_EQ(Admitted("JobService/Simulate", kVic, question).code(), kPermissionDenied)
       << "of no job it costs as much";
   question.add_drain("lab");
   EXPECT_EQ(Admitted("JobService/Simulate", kLea, question).code(), kPermissionDenied);

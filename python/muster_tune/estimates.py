@@ -16,6 +16,7 @@ from muster_tune.space import Space, SpaceError, key_of
 MOST = 400  # candidates of a space; of a larger one so many are drawn
 _CHUNK = 16  # settings whose estimates are one file
 IMPOSSIBLE, TOO_LARGE = 2, 3  # exit codes
+_AGAIN = "the worker's next start asks again; if it comes to the same, give the worker more memory or CPUs"
 
 
 class NoAnswer(Exception):
@@ -46,7 +47,9 @@ class Estimator:
                     f"{self.words[0]}: {error.strerror}; --trainer-bin names it"
                 ) from error
             except subprocess.TimeoutExpired as error:
-                raise NoAnswer("muster-trainer estimate took longer than 60 s") from error
+                raise NoAnswer(
+                    f"muster-trainer estimate took longer than 60 s; {_AGAIN}"
+                ) from error
         if done.returncode == 0:
             return {"estimate": json.loads(done.stdout)}
         why = [line.strip() for line in done.stderr.splitlines() if line.strip()][1:]
@@ -56,7 +59,7 @@ class Estimator:
             raise SpaceError(f"--knob: {'; '.join(why)}")
         if done.returncode != IMPOSSIBLE:
             raise NoAnswer(
-                f"muster-trainer estimate ended with {done.returncode}: {done.stderr[-500:]}"
+                f"muster-trainer estimate ended with {done.returncode}; {_AGAIN}: {done.stderr[-500:]}"
             )
         return {"why": "; ".join(why) or f"exit {done.returncode}"}
 

@@ -71,7 +71,7 @@ def test_a_program_that_never_looks_is_asked_in_vain(system):
     assert "has not taken the request within 1s" in done.stderr and "muster_runtime" in done.stderr
     assert not list((system.folder / "storage").rglob("requests/save"))
     bad = now(system, number, "--task", "other")
-    assert bad.returncode == 3 and "--task other" in bad.stderr
+    assert bad.returncode == 3 and "job 1 has no task other; it has main" in bad.stderr
     assert now(system, number, "--timeout", "soon").returncode == 2
     let_go(system, "deaf")
     wait_ended(system, number)

@@ -457,7 +457,8 @@ void NetworkServer::Count(const std::string& peer, Connection* connection, int64
   const int64_t unexplained = std::max<int64_t>(0, received - kFreeBytes - connection->explained);
   const int64_t more = unexplained - connection->unexplained;  // below 0: by now it is explained
   connection->unexplained = unexplained;
-  if (more == 0 || allowance_.Take(connection->address, more, now_ns) || unexplained < kFewBytes)
+  if (more == 0 || allowance_.Take(connection->address, more, now_ns) || unexplained < kFewBytes ||
+      connection->ended)
     return;
   LogWarn("connection ended: no call explains what it sends",
           {{"peer", peer},
@@ -516,6 +517,7 @@ void NetworkServer::Look() {
   const int64_t silent_before_ns = context_->clock->MonotonicNs() - limits_.silent_ns;
   std::lock_guard lock(mutex_);
   for (auto& [peer, connection] : connections_) {
+    if (connection.ended) continue;  // its end is on the way
     std::string why;
     if (!connection.called) {
       if (connection.begun_ns < silent_before_ns) why = "no call came";

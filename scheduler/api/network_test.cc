@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -396,6 +397,52 @@ TEST_F(NetworkTest, ARevocationEndsCallsAndLiveStreamsWithinFiveSeconds) {
   other_context.TryCancel();
 }
 
+TEST_F(NetworkTest, AHostIsRevokedThoughNoCertificateOfItIsKnown) {
+  CertificateLives lives;
+  lives.host_ns = 2 * kSecond;
+  Start(lives, NetworkLimits());
+  const Identity h1 = Joined("/host/lab/h1");
+  const auto admin = pb::TrustService::NewStub(Dial(JoinedUser("amy", pb::ROLE_ADMIN)));
+  const auto revoke = [&](const std::string& host, pb::RevokeHolderResponse* response) {
+    grpc::ClientContext context;
+    pb::RevokeHolderRequest request;
+    request.set_host(host);
+    return admin->RevokeHolder(&context, request, response).error_code();
+  };
+  ASSERT_TRUE(Eventually([&] {
+    pb::Event user;  // any: what has ended is forgotten in a step
+    user.mutable_network_user()->mutable_user()->set_name("bob");
+    Do(user);
+    const Trust now = trust();
+    return std::none_of(now.certificates.begin(), now.certificates.end(), [](const auto& c) {
+      return c.second.uri().find("/host/") != std::string::npos;
+    });
+  }));
+  pb::RevokeHolderResponse response;
+  EXPECT_EQ(revoke("lab/h1", &response), grpc::StatusCode::OK);
+  EXPECT_EQ(response.certificates(), 0);
+  const absl::Status refused = RenewExpired(h1).status();
+  EXPECT_EQ(refused.code(), kUnauthenticated);
+  EXPECT_NE(refused.message().find("join again"), std::string::npos) << refused;
+  EXPECT_EQ(revoke("lba/h1", &response), grpc::StatusCode::NOT_FOUND) << "there is no such cluster";
+}
+
+TEST_F(NetworkTest, WhatAUserOfTheNetworkMayIsToldThoughTheMachineKnowsNone) {
+  JoinedUser("ann", pb::ROLE_OPERATOR);
+  const auto admin = pb::AccessService::NewStub(Dial(JoinedUser("amy", pb::ROLE_ADMIN)));
+  const auto check = [&](const std::string& user, pb::CheckAccessResponse* response) {
+    grpc::ClientContext context;
+    pb::CheckAccessRequest request;
+    request.set_user(user);
+    return admin->Check(&context, request, response).error_code();
+  };
+  pb::CheckAccessResponse response;
+  EXPECT_EQ(check("ann", &response), grpc::StatusCode::OK);
+  EXPECT_EQ(response.user(), "ann");
+  EXPECT_EQ(response.role(), pb::ROLE_OPERATOR);
+  EXPECT_EQ(check("bob", &response), grpc::StatusCode::NOT_FOUND);
+}
+
 TEST_F(NetworkTest, AConnectionEndsWithItsCertificate) {
   CertificateLives lives;
   lives.host_ns = 2 * kSecond;
@@ -515,7 +562,7 @@ TEST_F(NetworkTest, WhoSendsWhatNoCallExplainsIsEndedAndWaits) {
   NetworkLimits limits;
   limits.allowance.bytes_at_once = 100 << 10;
   limits.allowance.bytes_per_s = 50 << 10;
-  limits.allowance.wait_s = 1;
+  limits.allowance.wait_s = 5;  // so long that a busy machine gets to the next line in time
   Start(CertificateLives(), limits);
   const Identity ann = JoinedUser("ann");
   const auto channel = Dial(ann);

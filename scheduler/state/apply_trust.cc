@@ -7,14 +7,26 @@
 namespace muster {
 namespace {
 
-constexpr int64_t kRevokedKeptNs = 90 * kDay;  // a host may renew for so long after the end
-
 void NotBefore(int64_t* next_end_ns, int64_t end_ns) {
   *next_end_ns = *next_end_ns == 0 ? end_ns : std::min(*next_end_ns, end_ns);
 }
 
-int64_t ForgetNs(const pb::IssuedCertificate& certificate) {
-  return certificate.end_s() * kSecond + (certificate.revoked_ns() == 0 ? 0 : kRevokedKeptNs);
+int64_t EndNs(const pb::IssuedCertificate& certificate) { return certificate.end_s() * kSecond; }
+
+// The host that a certificate's uri names, for whosever jobs it is; empty: it is a user's.
+std::string HostOf(const std::string& uri) {
+  const size_t rest = uri.find('/', std::string("muster://").size());
+  if (rest == std::string::npos || uri.compare(rest, 6, "/host/") != 0) return "";
+  return uri.substr(0, uri.find("/only/", rest));
+}
+
+void RevokeHost(const std::string& uri, int64_t at_ns, int64_t last_end_ns, Trust* trust) {
+  pb::RevokedHost& host = trust->revoked_hosts[uri];
+  if (host.at_ns() >= at_ns) return;
+  host.set_uri(uri);
+  host.set_at_ns(at_ns);
+  host.set_forget_ns(last_end_ns + kRenewExpiredNs);
+  NotBefore(&trust->next_end_ns, host.forget_ns());
 }
 
 }  // namespace
@@ -30,12 +42,20 @@ void Applier::SetTrust(const pb::TrustRecord& record) {
     trust.tokens[token.id()] = token;
     NotBefore(&trust.next_end_ns, token.expires_ns());
   }
+  for (const pb::RevokedHost& host : record.revoked_hosts()) {
+    trust.revoked_hosts[host.uri()] = host;
+    NotBefore(&trust.next_end_ns, host.forget_ns());
+  }
 }
 
 void Applier::SetCertificate(const pb::IssuedCertificate& certificate) {
   Trust& trust = *Own(&s_.trust_);
   trust.certificates[certificate.serial()] = certificate;
-  NotBefore(&trust.next_end_ns, ForgetNs(certificate));
+  NotBefore(&trust.next_end_ns, EndNs(certificate));
+  // Of a store from before revoked hosts were rows of their own.
+  if (const std::string host = HostOf(certificate.uri());
+      certificate.revoked_ns() != 0 && !host.empty())
+    RevokeHost(host, certificate.revoked_ns(), EndNs(certificate), &trust);
   s_.changed_certificates_.insert(certificate.serial());
 }
 
@@ -117,10 +137,17 @@ void Applier::On(const pb::CertificateIssued& e) {
 void Applier::On(const pb::CertificatesRevoked& e) {
   if (s_.trust_->trust_id.empty()) return;
   Trust& trust = *Own(&s_.trust_);
+  int64_t last_end_ns = s_.now_ns_;
   for (auto& [serial, certificate] : trust.certificates) {
-    if (!NamesHolder(certificate.uri(), e.uri()) || certificate.revoked_ns() != 0) continue;
+    if (!NamesHolder(certificate.uri(), e.uri())) continue;
+    last_end_ns = std::max(last_end_ns, EndNs(certificate));
+    if (certificate.revoked_ns() != 0) continue;
     certificate.set_revoked_ns(s_.now_ns_);
     s_.changed_certificates_.insert(serial);
+  }
+  if (const std::string host = HostOf(e.uri()); !host.empty()) {
+    RevokeHost(host, s_.now_ns_, last_end_ns, &trust);
+    s_.trust_changed_ = true;
   }
   if (std::erase_if(trust.tokens,
                     [&](const auto& row) { return NamesHolder(row.second.uri(), e.uri()); }) > 0)
@@ -139,12 +166,21 @@ void Applier::ForgetExpired() {
     it = trust.tokens.erase(it);
     s_.trust_changed_ = true;
   }
+  for (auto it = trust.revoked_hosts.begin(); it != trust.revoked_hosts.end();) {
+    if (it->second.forget_ns() > s_.now_ns_) {
+      NotBefore(&trust.next_end_ns, (it++)->second.forget_ns());
+      continue;
+    }
+    it = trust.revoked_hosts.erase(it);
+    s_.trust_changed_ = true;
+  }
   for (auto it = trust.certificates.begin(); it != trust.certificates.end();) {
-    if (const int64_t forget_ns = ForgetNs(it->second); forget_ns > s_.now_ns_) {
-      NotBefore(&trust.next_end_ns, forget_ns);
+    if (const int64_t end_ns = EndNs(it->second); end_ns > s_.now_ns_) {
+      NotBefore(&trust.next_end_ns, end_ns);
       ++it;
       continue;
     }
+    s_.trust_changed_ |= it->second.revoked_ns() != 0;  // what was read of it is kept from now on
     s_.changed_certificates_.insert(it->first);
     it = trust.certificates.erase(it);
   }

@@ -396,6 +396,7 @@ struct StateRecords {
     for (const auto& [version, authority] : trust.authorities) *r.add_authorities() = authority;
     for (const auto& [id, token] : trust.tokens) *r.add_tokens() = token;
     for (const auto& [name, user] : trust.users) *r.add_users() = user;
+    for (const auto& [uri, host] : trust.revoked_hosts) *r.add_revoked_hosts() = host;
     return {"trust", "", DeterministicBytes(r)};
   }
   static RowChange Certificate(const State& s, const std::string& serial) {

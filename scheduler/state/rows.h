@@ -145,7 +145,7 @@ struct TaskRow {
   std::vector<std::string> fronted;
   std::string spill_reason;
   int64_t used_gpu_ms = 0;
-  int64_t ran_ns = 0;           // of ended attempts
+  int64_t ran_ns = 0;           // of attempts of which nothing runs any more
   std::string export_state;     // "", "staged", "published", "failed"
   int32_t export_failures = 0;  // tries to publish it that failed
   std::string export_detail;    // why the last one did
@@ -353,8 +353,12 @@ struct Trust {
   std::map<std::string, pb::JoinToken> tokens;    // by id
   std::map<std::string, pb::NetworkUser> users;   // by name
   std::map<std::string, pb::IssuedCertificate> certificates;  // by serial
+  std::map<std::string, pb::RevokedHost> revoked_hosts;       // by uri
   int64_t next_end_ns = 0;  // derived: none is forgotten before; 0: there are none
 };
+
+// A host may renew its certificate by its own key for so long after the end.
+inline constexpr int64_t kRenewExpiredNs = 90 * kDay;
 
 // Whether a certificate's or token's `uri` names the holder with the uri `of`: also by a token of
 // theirs that has scopes, and a host for whosever jobs it is.

@@ -249,6 +249,11 @@ TEST(Load, NamesTheRowThatDoesNotFit) {
   RandomEvents events(5);
   State state;
   for (int i = 0; i < 600; ++i) Apply(&state, events.Next(state));
+  pb::Event certificate;  // the random ones may all have ended
+  certificate.mutable_certificate_issued()->mutable_certificate()->set_serial("last");
+  certificate.mutable_certificate_issued()->mutable_certificate()->set_end_s(
+      state.now_ns() / kSecond + 3600);
+  Apply(&state, certificate);
   const std::vector<RowChange> good = state.AllRows();
   ASSERT_TRUE(State::Load(good).ok());
   const auto first = [&](const std::string& kind) {

@@ -203,13 +203,56 @@ TEST_F(TrustTest, WhatHasExpiredIsForgottenAndNothingElse) {
   EXPECT_TRUE(trust().tokens.empty());
 }
 
-TEST_F(TrustTest, ARevokedCertificateIsKnownFor90DaysAfterItsEnd) {
-  Issue("01", kHost, "key1", "", now_s() + 100);
+TEST_F(TrustTest, ARevokedHostIsKnownAsLongAsACertificateOfBeforeCouldBeRenewed) {
+  const auto at = [&](const std::string& uri) {
+    const auto row = trust().revoked_hosts.find(uri);
+    return row == trust().revoked_hosts.end() ? 0 : row->second.at_ns();
+  };
+  Issue("01", kHost, "key1", "", now_s() + 10 * 86'400);
+  Issue("02", "muster://t1/host/lab/h1/only/ann", "key2", "", now_s() + 20 * 86'400);
+  Issue("03", "muster://t1/user/host", "key3", "", now_s() + 86'400);
+  const int64_t begun_ns = system_.state.now_ns();
   Revoke(kHost);
-  system_.Step(89 * 86'400);
-  EXPECT_EQ(trust().certificates.count("01"), 1u);
-  system_.Step(91 * 86'400);
-  EXPECT_EQ(trust().certificates.count("01"), 0u);
+  Revoke(kOther);  // its certificates, if it had some, have ended
+  Revoke("muster://t1/user/host");
+  EXPECT_EQ(at(kHost), begun_ns);
+  EXPECT_EQ(at(kOther), begun_ns);
+  EXPECT_EQ(trust().revoked_hosts.size(), 2u) << "users don't renew what has ended";
+  system_.Step(21 * 86'400);
+  EXPECT_TRUE(trust().certificates.empty());
+  Revoke(kOther);
+  EXPECT_GT(at(kOther), begun_ns);
+  system_.Step(109 * 86'400);
+  EXPECT_EQ(at(kHost), begun_ns);
+  system_.Step(110 * 86'400);
+  EXPECT_EQ(at(kHost), 0);
+  EXPECT_NE(at(kOther), 0) << "it was revoked again, later";
+  system_.Step(111 * 86'400);
+  EXPECT_TRUE(trust().revoked_hosts.empty());
+}
+
+// Before there were rows of revoked hosts, the certificates' own were kept.
+TEST_F(TrustTest, AnOlderStoresRevokedCertificatesTellWhichHostsWere) {
+  Issue("01", kHost, "key1", "", now_s() + 86'400);
+  Revoke(kHost);
+  const int64_t revoked_ns = system_.state.now_ns();
+  std::vector<RowChange> rows = system_.state.AllRows();
+  for (RowChange& row : rows) {
+    if (row.kind != "trust") continue;
+    pb::TrustRecord record;
+    ASSERT_TRUE(record.ParseFromString(*row.bytes));
+    record.clear_revoked_hosts();
+    row.bytes = record.SerializeAsString();
+  }
+  absl::StatusOr<State> loaded = State::Load(rows);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  system_.state = *std::move(loaded);
+  EXPECT_EQ(trust().revoked_hosts.at(kHost).at_ns(), revoked_ns);
+  system_.state.TakeChanges();
+  system_.Step(2 * 86'400);
+  EXPECT_TRUE(trust().certificates.empty());
+  EXPECT_TRUE(system_.state.TakeChanges().trust) << "only this row tells it now";
+  EXPECT_EQ(trust().revoked_hosts.at(kHost).at_ns(), revoked_ns);
 }
 
 TEST_F(TrustTest, IsTheSameAfterItWasStoredAndRead) {

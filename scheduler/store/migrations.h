@@ -10,7 +10,7 @@ struct sqlite3;
 
 namespace muster {
 
-inline constexpr int kSchemaVersion = 5;
+inline constexpr int kSchemaVersion = 6;
 
 // Brings an older store (or an empty file: version 0) to kSchemaVersion. FAILED_PRECONDITION if it
 // is newer. `path` is for messages.

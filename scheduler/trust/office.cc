@@ -29,6 +29,16 @@ Validity LifeFrom(int64_t now_ns, int64_t life_ns) {
 
 absl::Status NotWelcome(absl::string_view why) { return absl::UnauthenticatedError(why); }
 
+// Certificates that have ended are not known by serial any more: their beginning tells.
+bool WasRevoked(const Trust& trust, const Presented& presented) {
+  Holder host = presented.holder;
+  host.only_user.clear();
+  const auto row = trust.revoked_hosts.find(UriOf(host));
+  if (row == trust.revoked_hosts.end()) return false;
+  const int64_t issued_s = presented.certificate.validity.begin_s + kCertificateSkewS;
+  return issued_s <= row->second.at_ns() / kSecond;
+}
+
 std::string NameOf(const std::string& uri) {
   const std::optional<Holder> holder = ParseHolder(uri);
   if (!holder.has_value()) return uri;
@@ -304,6 +314,8 @@ absl::StatusOr<Office::Issued> Office::RenewExpired(const Trust& trust,
                                             presented->authority);
       !why.empty())
     return NotWelcome(why);
+  if (WasRevoked(trust, *presented))
+    return NotWelcome("the host was revoked after it got this certificate: join again");
   if (presented->certificate.validity.end_s * kSecond + kRenewExpiredNs <= now_ns)
     return NotWelcome("the certificate expired more than 90 days ago: join again");
   const absl::StatusOr<std::string> key_hash = ReadRequest(request);

@@ -29,7 +29,6 @@ struct CertificateLives {
   int64_t authority_ns = 3650 * kDay;
 };
 
-inline constexpr int64_t kRenewExpiredNs = 90 * kDay;  // a host may, for so long after the end
 inline constexpr int64_t kTokenNs = kHour, kTokenMostNs = 90 * kDay;
 
 // A certificate that one of the present authorities signed. Whether it is revoked and not expired

@@ -176,6 +176,29 @@ TEST_F(OfficeTest, ARevokedHolderIsOutAndItsExpiredCertificateRenewsNothing) {
             kUnauthenticated);
 }
 
+// A host that was off, or a copy of last week's key: no row knows the certificate any more.
+TEST_F(OfficeTest, ARevocationReachesCertificatesThatHadEndedAndNoneOfLater) {
+  const std::string key = NewKey(), other_key = NewKey();
+  const std::string before = JoinedHost(key);
+  Later(30 * kDay);
+  EXPECT_TRUE(trust().certificates.empty());
+  const auto renewed = [&](const std::string& certificate, const std::string& by) {
+    return office_.RenewExpired(trust(), certificate, *NewRequest(by), now_ns_).status();
+  };
+  EXPECT_TRUE(renewed(before, key).ok());
+  pb::Event revoked;
+  revoked.mutable_certificates_revoked()->set_uri(Uri(kHostUri));
+  Do(revoked);
+  EXPECT_EQ(renewed(before, key).code(), kUnauthenticated);
+  EXPECT_THAT(renewed(before, key).message(), HasSubstr("join again"));
+  Later(2 * kSecond);
+  const std::string after = JoinedHost(other_key);
+  EXPECT_EQ(WhyNot(after), "");
+  Later(30 * kDay);
+  EXPECT_TRUE(renewed(after, other_key).ok()) << "it joined again";
+  EXPECT_EQ(renewed(before, key).code(), kUnauthenticated);
+}
+
 TEST_F(OfficeTest, AHostThatWasOffRenewsWithItsOwnKeyFor90Days) {
   const std::string key = NewKey();
   const std::string certificate = JoinedHost(key);

@@ -33,6 +33,28 @@ bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& clus
   return false;
 }
 
+// Of the ranks on that host: of others' it knows nothing, nor is it believed; nor of what is none.
+google::protobuf::RepeatedPtrField<pb::RankTime> OwnTimes(const State& state,
+                                                          const std::string& cluster,
+                                                          const std::string& host,
+                                                          const pb::ProgressReport& report) {
+  google::protobuf::RepeatedPtrField<pb::RankTime> own;
+  const JobRow* job = nullptr;
+  int32_t task = 0;
+  const AttemptRow* attempt = state.FindAttempt(report.key(), &job, &task);
+  const HostId id = state.FindHost(cluster, host);
+  for (size_t p = 0; attempt != nullptr && p < attempt->parts.size(); ++p) {
+    const PartRow& part = attempt->parts[p];
+    if (part.host != id) continue;
+    const int32_t processes = std::max(1, job->task_spec(task).processes_per_worker());
+    for (const pb::RankTime& time : report.times()) {
+      const int32_t worker = time.rank() / processes - part.first_group_rank;
+      if (worker >= 0 && worker < part.workers) *own.Add() = time;
+    }
+  }
+  return own;
+}
+
 // An attempt that may run there lives on the acknowledgement of heartbeats.
 bool HasFences(const State& state, HostId id) {
   if (id == kNoHost) return false;
@@ -350,10 +372,11 @@ void Sessions::Fault(const std::shared_ptr<Session>& session, const pb::HostFaul
 void Sessions::Timed(const Session& session, const View& view, const pb::ProgressReport& report) {
   const AttemptRow* attempt = view.state.FindAttempt(report.key());
   if (attempt == nullptr || attempt->state != pb::TASK_RUNNING) return;
+  const auto times = OwnTimes(view.state, session.cluster, session.host, report);
   std::vector<pb::StragglerSeen> news;
   {
     std::lock_guard lock(mutex_);
-    news = stragglers_.Told(report.key(), *attempt, report.times());
+    news = stragglers_.Told(report.key(), *attempt, times);
     session.pace->Take(static_cast<int64_t>(news.size()) * Pace::kMessageNs, clock_->BootNs());
   }
   for (pb::StragglerSeen& seen : news) {

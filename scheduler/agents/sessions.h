@@ -107,7 +107,7 @@ class Sessions : public AgentLink {
   void StoodStill();
 
   // Of a restored store (Engine::awaits_hosts): a host that it knows has said nothing yet, for less
-  // than a lease, or one that did runs what the store doesn't know.
+  // than a lease.
   bool AwaitsHosts(const State& state) const;
 
   // AgentLink: for the engine.

@@ -334,16 +334,12 @@ void Sessions::ClaimsLater(const pb::Hello& hello) {
 
 bool Sessions::AwaitsHosts(const State& state) const {
   std::lock_guard lock(mutex_);
-  const bool in_time = clock_->BootNs() - started_ns_ < options_.lease_ns;
+  if (clock_->BootNs() - started_ns_ >= options_.lease_ns) return false;
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
     if (host.state == pb::HOST_NEVER_SEEN || host.state == pb::HOST_STATE_UNSPECIFIED) continue;
     const auto entry = hosts_.find(Name(state.clusters()[host.cluster].name, host.name));
-    const bool answered = entry != hosts_.end() && entry->second.answered;
-    if (!answered && in_time) return true;
-    const bool stray = std::any_of(host.lost.begin(), host.lost.end(),
-                                   [](const LostRow& lost) { return lost.stray(); });
-    if (answered && stray && host.state != pb::HOST_UNREACHABLE) return true;
+    if (entry == hosts_.end() || !entry->second.answered) return true;
   }
   return false;
 }

@@ -171,5 +171,16 @@ TEST_F(SessionsTest, ARestoredStoreAwaitsItsHostsForALeaseAtMost) {
   EXPECT_FALSE(sessions_->AwaitsHosts(state()));
 }
 
+// One process that nobody can end held up all decisions, until its host was rebooted.
+TEST_F(SessionsTest, ARestoredStoreAwaitsNoHostForWhatItStillRuns) {
+  Connect("h1");
+  Start(state());
+  const StreamPtr h1 = Connect("h1");
+  Say(h1, Reported(pb::STARTED));
+  engine_->Step();
+  ASSERT_EQ(state().host(state().FindHost("lab", "h1")).lost.size(), 1u);
+  EXPECT_FALSE(sessions_->AwaitsHosts(state()));
+}
+
 }  // namespace
 }  // namespace muster

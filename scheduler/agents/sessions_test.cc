@@ -748,6 +748,26 @@ TEST_F(SessionsTest, AFaultIsOneEventForAsLongAsItsHostRepeatsIt) {
   EXPECT_THAT(state().host(state().FindHost("lab", "h1")).blames, SizeIs(1));
 }
 
+// A program may call itself any rank, and a host say anything: each such rank was remembered, and
+// could speak against the host of another one.
+TEST_F(SessionsTest, OfRanksThatItDoesntHaveAHostsWordSaysNothing) {
+  const StreamPtr stream = Connect();
+  Submit();
+  Say(stream, Reported(pb::STARTED));
+  Settle();
+  ASSERT_EQ(state().FindJob(1)->tasks[0].state, pb::TASK_RUNNING);
+  pb::AgentMessage message;
+  *message.mutable_progress()->mutable_key() = Key();
+  for (int rank = 1; rank <= 4; ++rank) {
+    pb::RankTime* time = message.mutable_progress()->add_times();
+    time->set_rank(rank);
+    time->set_steps(32);
+    time->set_own_us(rank == 4 ? 9000 : 1000);
+  }
+  Say(stream, message);
+  EXPECT_EQ(Commits(), 0u);
+}
+
 // Device 1 of h1 is in quarantine, for an hour.
 class SessionsWithQuarantine : public SessionsTest {
  protected:

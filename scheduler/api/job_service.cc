@@ -52,6 +52,8 @@ constexpr int64_t kPreviewBudgetNs = 500 * kMillisecond;
 constexpr int64_t kMaxBudgetMs = 20'000;
 constexpr int64_t kMaxHorizonNs = 30 * kDay;
 constexpr int kMaxHypotheticalJobs = 100;
+// Of a page: the next job begins another one. A job may have a megabyte, and clients take 64.
+constexpr size_t kPageBytes = 16 << 20;
 
 int64_t BudgetNs(int64_t asked_ms, int64_t default_ms) {
   return (asked_ms <= 0 ? default_ms : std::min(asked_ms, kMaxBudgetMs)) * kMillisecond;
@@ -355,7 +357,15 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(const Caller& caller,
                                           [&](const JobRow& job) { return sight.Sees(job); });
   if (!page.ok()) return Reply(call, ToGrpc(page.status()));
   PoolHolders holders(view->state);
+  size_t bytes = 0;
   for (const std::shared_ptr<const JobRow>& row : page->jobs) {
+    if (bytes >= kPageBytes) {
+      // As ListJobs makes them: of members the next one's place, else the last job of this page.
+      page->next_page_token =
+          absl::StrCat(request->array().empty() ? response->jobs().rbegin()->number()
+                                                : static_cast<uint64_t>(row->member));
+      break;
+    }
     pb::Job* job = response->add_jobs();
     *job = row->array != 0 && request->array().empty()
                ? TellArray(*context_, sight, *view, *row, &holders)
@@ -370,6 +380,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::List(const Caller& caller,
       job->mutable_spec()->clear_sweep();
       job->mutable_spec()->clear_env();
     }
+    bytes += job->ByteSizeLong();
   }
   response->set_next_page_token(page->next_page_token);
   return Reply(call, grpc::Status::OK);

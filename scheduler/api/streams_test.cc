@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -286,6 +291,141 @@ class StreamsTest : public ::testing::Test {
   std::shared_ptr<FakeAgent> agent_;
   int submitted_ = 0;
 };
+
+// A user's jobs of a megabyte each kept everybody who sees them from listing any.
+TEST_F(StreamsTest, AListOfLongJobsComesInSeveralPages) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(64 << 20);
+  const auto jobs = pb::JobService::NewStub(grpc::CreateCustomChannel(
+      "unix://" + folder_ + "/s", grpc::InsecureChannelCredentials(), arguments));
+  constexpr int kJobs = 20;
+  pb::SubmitRequest submit;
+  *submit.mutable_spec() = OneSlotSpec();
+  for (int i = 0; i < 30; ++i)
+    (*submit.mutable_spec()->mutable_env())[absl::StrCat("V", i)] = std::string(31 << 10, 'x');
+  for (int i = 0; i < kJobs; ++i) {
+    submit.set_idempotency_key(absl::StrCat("long ", i));
+    grpc::ClientContext call;
+    pb::SubmitResponse response;
+    ASSERT_TRUE(jobs->Submit(&call, submit, &response).ok());
+  }
+  std::vector<uint64_t> numbers, wanted;
+  for (int i = kJobs; i > 0; --i) wanted.push_back(static_cast<uint64_t>(i));
+  pb::ListJobsRequest request;
+  request.set_page_size(1000);
+  int pages = 0;
+  do {
+    grpc::ClientContext call;
+    pb::ListJobsResponse page;
+    ASSERT_TRUE(jobs->List(&call, request, &page).ok());
+    EXPECT_LT(page.ByteSizeLong(), 18u << 20);
+    for (const pb::Job& job : page.jobs()) numbers.push_back(job.number());
+    request.set_page_token(page.next_page_token());
+    ++pages;
+  } while (!request.page_token().empty() && pages < 5);
+  EXPECT_EQ(numbers, wanted);
+  EXPECT_EQ(pages, 2);
+}
+
+// ---- the socket ----
+
+// As whoever has this uid; -1: it can't.
+int ConnectAs(uint32_t uid, const std::string& path) {
+  int fd = -1;
+  std::thread([&] {  // it alone becomes somebody else: so the call without the library
+    if (syscall(SYS_setresuid, uid, uid, uid) != 0) return;
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const timeval patience{20, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return;
+    close(fd);
+    fd = -1;
+  })
+      .join();
+  return fd;
+}
+
+// A server's first words, rather than the end.
+bool IsServed(int fd) {
+  char byte = 0;
+  return fd >= 0 && recv(fd, &byte, 1, 0) == 1;
+}
+
+class SocketTest : public StreamsTest {
+ protected:
+  static constexpr uint32_t kBob = 4711, kNobody = 4712;
+
+  void Serve(SocketLimits limits) {
+    several_ = context_;
+    several_.single_user = false;
+    socket_ = std::make_unique<ApiServer>(&several_, hub_.get(), limits);
+    path_ = folder_ + "/all";
+    ASSERT_EQ(chmod(folder_.c_str(), 0711), 0);
+    ASSERT_TRUE(socket_->Listen(path_, 0666).ok());
+  }
+  void TearDown() override {
+    for (const int fd : open_) close(fd);
+    if (socket_ != nullptr) socket_->Shutdown();
+    StreamsTest::TearDown();
+  }
+  // Stays open where it is served.
+  bool Serves(uint32_t uid) {
+    const int fd = ConnectAs(uid, path_);
+    if (IsServed(fd)) {
+      open_.push_back(fd);
+      return true;
+    }
+    if (fd >= 0) close(fd);
+    return false;
+  }
+  void CloseNewest() {
+    close(open_.back());
+    open_.pop_back();
+  }
+  bool ServesSoon(uint32_t uid) {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (std::chrono::steady_clock::now() < until) {
+      if (Serves(uid)) return true;
+    }
+    return false;
+  }
+
+  ApiContext several_;
+  std::unique_ptr<ApiServer> socket_;
+  std::string path_;
+  std::vector<int> open_;
+};
+
+TEST_F(SocketTest, AUserHasOnlySoManyConnections) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be other users";
+  Serve({.users = 256, .connections_of_user = 2});
+  EXPECT_TRUE(Serves(kBob));
+  EXPECT_TRUE(Serves(kBob));
+  EXPECT_FALSE(Serves(kBob));
+  EXPECT_TRUE(Serves(kNobody)) << "another one's are not counted with them";
+  CloseNewest();
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(Serves(0)) << "the way in when all else is lost";
+  for (int i = 0; i < 4; ++i) CloseNewest();
+  CloseNewest();
+  EXPECT_TRUE(ServesSoon(kBob)) << "one of bob's has ended";
+}
+
+// The 257th user of a machine was refused until musterd was started again.
+TEST_F(SocketTest, AUserWithoutConnectionsMakesRoomForAnother) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can be other users";
+  Serve({.users = 2, .idle_ns = 0});
+  EXPECT_TRUE(Serves(0));
+  EXPECT_TRUE(Serves(kBob));
+  EXPECT_FALSE(Serves(kNobody)) << "both have connections";
+  CloseNewest();
+  EXPECT_TRUE(ServesSoon(kNobody));
+  EXPECT_TRUE(Serves(0));
+  EXPECT_FALSE(Serves(kBob));
+}
 
 // ---- Submit ----
 

@@ -309,13 +309,30 @@ bool Moved(pb::Cause cause) {
   return cause == pb::PREEMPTION || cause == pb::RESIZE || cause == pb::DRAIN;
 }
 
+// When nothing of the attempt ran any more. Of what waits, or waited, for its export that is before
+// its end, and follows from how long the task ran in all. Attempts that are no longer kept make it
+// later than it was.
+int64_t ReleasedNs(const TaskRow& task, size_t index, int64_t now_ns) {
+  const AttemptRow& attempt = task.attempts[index];
+  const int64_t end_ns = attempt.ended() ? attempt.end_ns : now_ns;
+  if (index + 1 < task.attempts.size() || task.export_state.empty() || !attempt.released() ||
+      attempt.start_ns == 0)
+    return end_ns;
+  int64_t ran_ns = task.ran_ns;
+  for (size_t a = 0; a < index; ++a) {
+    if (task.attempts[a].start_ns != 0)
+      ran_ns -= task.attempts[a].end_ns - task.attempts[a].start_ns;
+  }
+  return ran_ns <= 0 ? end_ns : std::min(end_ns, attempt.start_ns + ran_ns);
+}
+
 // Device-microseconds of one attempt by class, as Apply books them: a device's thousandth for a
 // millisecond is one.
 void BookAttempt(const JobRow& job, const TaskRow& task, size_t index, int32_t t, int64_t until_ns,
                  std::array<int64_t, kClasses>* booked) {
   const AttemptRow& attempt = task.attempts[index];
   const int64_t milli = attempt.workers * job.task_spec(t).resources().gpus_milli();
-  const int64_t end_ns = attempt.ended() ? attempt.end_ns : until_ns;
+  const int64_t end_ns = ReleasedNs(task, index, until_ns);
   const auto add = [&](LedgerClass to, int64_t from_ns, int64_t to_ns) {
     if (to_ns > from_ns)
       (*booked)[static_cast<size_t>(to)] += milli * ((to_ns - from_ns) / kMillisecond);
@@ -326,7 +343,8 @@ void BookAttempt(const JobRow& job, const TaskRow& task, size_t index, int32_t t
   add(after_move ? LedgerClass::kPreemption : LedgerClass::kRestart, attempt.place_ns, start_ns);
   add(Moved(attempt.cause) ? LedgerClass::kPreemption : LedgerClass::kRestart, stop_ns, end_ns);
   const bool lost = attempt.ended() && attempt.cause != pb::DONE && attempt.cause != pb::CANCEL &&
-                    attempt.cause != pb::TIME_LIMIT && attempt.cause != pb::NOT_NEEDED;
+                    attempt.cause != pb::TIME_LIMIT && attempt.cause != pb::EXPORT_FAILED &&
+                    attempt.cause != pb::NOT_NEEDED;
   const int64_t kept_ns =
       lost ? std::clamp(attempt.last_checkpoint_ns, start_ns, stop_ns) : stop_ns;
   add(LedgerClass::kProductive, start_ns, kept_ns);

@@ -907,6 +907,21 @@ TEST(Top, AJobThatHoldsAnythingOfARowRunsThereWhateverElseItWaitsFor) {
   }
 }
 
+void ExpectRowsSumToBooks(const State& state) {
+  for (const auto by :
+       {pb::GetLedgerRequest::USER, pb::GetLedgerRequest::JOB, pb::GetLedgerRequest::QUEUE}) {
+    std::map<int, int64_t> sums, books;
+    for (const auto& row : LedgerRows(state, by, [](const JobRow&) { return true; })) {
+      for (int c = 0; c < row.device_us_size(); ++c) sums[c] += row.device_us(c);
+    }
+    for (size_t c = 0; c < std::size(kLedgerClasses); ++c) books[static_cast<int>(c)] = 0;
+    for (const auto& [key, device_us] : state.ledger()) {
+      if (!key.first.empty()) books[key.second] += device_us;
+    }
+    EXPECT_EQ(sums, books) << by;
+  }
+}
+
 TEST(Ledger, RowsOfJobsSumToTheBooksOfTheirQueues) {
   SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 1, 4).Queue("research", 2).Queue("prod", 2);
@@ -919,17 +934,35 @@ TEST(Ledger, RowsOfJobsSumToTheBooksOfTheirQueues) {
   ::muster::testing::ReportAll(&s, elastic, pb::GONE, 0, true);
   Go(&s);
   s.Step(1000);
-  for (const auto by :
-       {pb::GetLedgerRequest::USER, pb::GetLedgerRequest::JOB, pb::GetLedgerRequest::QUEUE}) {
-    std::map<int, int64_t> sums, books;
-    for (const auto& row : LedgerRows(s.state, by, [](const JobRow&) { return true; })) {
-      for (int c = 0; c < row.device_us_size(); ++c) sums[c] += row.device_us(c);
-    }
-    for (size_t c = 0; c < std::size(kLedgerClasses); ++c) books[static_cast<int>(c)] = 0;
-    for (const auto& [key, device_us] : s.state.ledger()) {
-      if (!key.first.empty()) books[key.second] += device_us;
-    }
-    EXPECT_EQ(sums, books) << by;
+  ExpectRowsSumToBooks(s.state);
+}
+
+TEST(Ledger, RowsOfJobsHaveNothingOfTheWaitForAnExport) {
+  for (const char* error : {"", "disk full"}) {
+    SystemBuilder s;
+    s.Cluster("lab").Hosts("lab", 1, 4).Queue("research", 2);
+    const uint64_t job = JobBuilder("research").Workers(2).SubmitTo(&s);
+    Go(&s);
+    s.Step(10);
+    ReportAll(&s, job, pb::GONE, 1);
+    s.Step(100);
+    Go(&s);
+    const pb::AttemptKey key = KeyOf(*s.state.FindJob(job), 0, 2);
+    pb::Event staged, published;
+    *staged.mutable_export_staged()->mutable_key() = key;
+    staged.mutable_export_staged()->set_staged("/disk/staged");
+    staged.mutable_export_staged()->set_target("/disk/model");
+    *published.mutable_export_published()->mutable_key() = key;
+    published.mutable_export_published()->set_detail(error);
+    s.Do(staged);
+    s.Step(400);
+    ReportAll(&s, job, pb::GONE, 0);
+    s.Step(1000);
+    ExpectRowsSumToBooks(s.state);
+    for (int tries = 0; tries < kExportTries; ++tries) s.Do(published);
+    ASSERT_TRUE(s.state.FindJob(job)->finished());
+    s.Step(1100);
+    ExpectRowsSumToBooks(s.state);
   }
 }
 

@@ -1,5 +1,6 @@
 // Whole decisions: State in, Plan out, validated and applied, with hosts that do as they are told.
 #include "scheduler/decide/decide.h"
+#include "scheduler/decide/decider.h"
 #include "scheduler/decide/testing/fixture.h"
 
 #include <gtest/gtest.h>
@@ -567,6 +568,84 @@ TEST(Decide, StartsNothingOnAHostThatIsShortOfDiskAndLetsRunWhatRuns) {
   system.LowDisk("c", "h00", "");
   Go(&system);
   EXPECT_EQ(WorkersOf(system, waits), 1);
+}
+
+// A store that was restored, and whose hosts have said what they run: `host` still has attempt 40
+// of the job, which the backup doesn't know.
+pb::Event StrayOn(const SystemBuilder& system, const std::string& host, uint64_t job,
+                  pb::AttemptPhase phase = pb::STARTED) {
+  pb::Event stray;
+  pb::AttemptReported* e = stray.mutable_attempt_reported();
+  e->set_cluster("c");
+  e->set_host(host);
+  e->set_state_id(system.state.host(system.state.FindHost("c", host)).state_id);
+  *e->mutable_report()->mutable_key() = KeyOf(*system.state.FindJob(job), 0, 40);
+  e->mutable_report()->set_phase(phase);
+  return stray;
+}
+
+void Restored(SystemBuilder* system) {
+  pb::Event event;
+  event.mutable_store_adopted()->set_epoch(static_cast<uint64_t>(kAttemptsSinceS + 5000) * 1000);
+  system->Do(event);
+  event.mutable_store_adopted()->set_settled(true);
+  system->Do(event);
+}
+
+// A process that can't be ended keeps its own job waiting and its host empty, and nobody else.
+TEST(Decide, WhatARestoredStoreDoesntKnowKeepsItsJobAndItsHostAlone) {
+  enum class Ends { kGone, kSaidToBeOff };
+  for (const Ends ends : {Ends::kGone, Ends::kSaidToBeOff}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 3, 1).Queue("q");
+    const uint64_t job = JobBuilder("q").SubmitTo(&system);
+    const uint64_t other = JobBuilder("q").SubmitTo(&system);
+    const uint64_t third = JobBuilder("q").SubmitTo(&system);
+    Restored(&system);
+    system.Do(StrayOn(system, "h00", job));
+    Decider kept;
+    kept.Decide(system.state, system.now_ns, Quick());
+    const Plan plan = Go(&system);
+    EXPECT_EQ(CodeOf(plan, job), pb::V_RESTORING);
+    EXPECT_EQ(WorkersOf(system, other), 1);
+    EXPECT_EQ(WorkersOf(system, third), 1) << "two hosts are free for them";
+    if (ends == Ends::kGone) {
+      system.Do(StrayOn(system, "h00", job, pb::GONE));
+    } else {
+      system.Cancel(other);
+      ReportAll(&system, other, pb::GONE, 0, true);
+      system.HostState("c", "h00", pb::HOST_UNREACHABLE);
+      EXPECT_EQ(CodeOf(Go(&system), job), pb::V_RESTORING) << "it may run there";
+      pb::Event off;
+      off.mutable_host_confirmed_off()->set_cluster("c");
+      off.mutable_host_confirmed_off()->set_host("h00");
+      system.Do(off);
+    }
+    EXPECT_EQ(CodeOf(kept.Decide(system.state, system.now_ns, Quick()), job), pb::V_STARTING_NOW);
+    EXPECT_EQ(CodeOf(Go(&system), job), pb::V_STARTING_NOW);
+  }
+}
+
+// The backup shows it running where nobody is heard of, and a host runs a later attempt of it.
+TEST(Decide, WhatIsLostIsNotReplacedBesideAnAttemptThatNobodyKnows) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 3, 1).Queue("q");
+  JobBuilder builder("q");
+  builder.task()->set_trainer_json("{}");
+  const uint64_t job = builder.SubmitTo(&system);
+  Go(&system);
+  StartAll(&system, job);
+  const std::string runs_on =
+      system.state.host(TaskOf(system.state, job).attempts.back().parts[0].host).name;
+  const std::string stray_on = runs_on == "h02" ? "h01" : "h02";
+  Restored(&system);
+  system.Do(StrayOn(system, stray_on, job));
+  system.Step(100);
+  system.HostState("c", runs_on, pb::HOST_UNREACHABLE);
+  EXPECT_EQ(ActsOf(Go(&system)), 0);
+  system.Do(StrayOn(system, stray_on, job, pb::GONE));
+  Go(&system);
+  EXPECT_EQ(TaskOf(system.state, job).attempts.size(), 2u) << "now it is replaced";
 }
 
 TEST(Decide, AThousandJobsTakeMilliseconds) {

@@ -15,6 +15,7 @@
 #include "scheduler/engine/offender.h"
 #include "scheduler/engine/reproducer.h"
 #include "scheduler/state/bytes.h"
+#include "scheduler/state/strays.h"
 
 namespace muster {
 namespace {
@@ -42,6 +43,24 @@ void Count(const std::vector<pb::Event>& events, EngineStats* stats) {
     stats->starts += event.has_attempt_placed();
     stats->evictions +=
         event.has_attempt_stopping() && event.attempt_stopping().cause() == pb::PREEMPTION;
+  }
+}
+
+// Hosts that are waited for no longer, and not used either: operators have to know of those that
+// stay so.
+void TellStrays(const State& state) {
+  for (const HostId id : HostsWithStrays(state)) {
+    const std::vector<LostRow>& lost = state.host(id).lost;
+    const auto first =
+        std::find_if(lost.begin(), lost.end(), [](const LostRow& row) { return row.stray(); });
+    LogWarn(
+        "a host runs what the restored store doesn't know, and is told to end it: until then "
+        "nothing starts on this host, and nothing of those jobs elsewhere. If it can't be ended, "
+        "reboot the host (docs/runbook.md, backup and restore)",
+        {{"host", state.HostName(id)},
+         {"attempts",
+          std::count_if(lost.begin(), lost.end(), [](const LostRow& row) { return row.stray(); })},
+         {"first", AttemptText(first->key)}});
   }
 }
 
@@ -400,6 +419,7 @@ bool Engine::AwaitsHosts() {
     settled.mutable_store_adopted()->set_epoch(state_.adopted_epoch());
     settled.mutable_store_adopted()->set_settled(true);
     ApplyEvent(std::move(settled));
+    TellStrays(state_);
     return false;
   }
   auto plan = std::make_shared<Plan>();

@@ -44,6 +44,14 @@ void Forgive(TaskRow* task) {
   task->faults_tried_ns = 0;
 }
 
+// Nothing of the attempt runs any more, since now. How long it may still wait for its export is no
+// time of its program's.
+void BookRun(const pb::TaskSpec& spec, const AttemptRow& attempt, int64_t now_ns, TaskRow* task) {
+  task->used_gpu_ms += static_cast<int64_t>(static_cast<__int128>(DevicesMilli(attempt, spec)) *
+                                            (now_ns - attempt.place_ns) / kSecond);
+  if (attempt.start_ns != 0) task->ran_ns += now_ns - attempt.start_ns;
+}
+
 struct End {
   pb::Cause cause = pb::HOST_LOST;
   std::string detail;
@@ -387,7 +395,10 @@ void Applier::Release(const Found& found) {
     held += std::erase(s_.hosts_.Mutable(static_cast<size_t>(part.host))->attempts, ref);
     RefreshHost(part.host);
   }
-  if (held > 0) CountUse(*found.job, found.index, *found.attempt, -1);
+  if (held > 0) {
+    CountUse(*found.job, found.index, *found.attempt, -1);
+    BookRun(found.job->task_spec(found.index), *found.attempt, s_.now_ns_, found.task);
+  }
   // It ends with ExportPublished; cancelled, it waits for nothing.
   if (Succeeded(*found.attempt) && found.task->export_state == "staged" &&
       !found.job->cancel_requested)
@@ -407,10 +418,6 @@ void Applier::EndAttempt(const Found& found) {
   attempt->detail = detail;
   attempt->end_ns = s_.now_ns_;
   BlameEnd(found);
-  const int64_t devices_milli = DevicesMilli(*attempt, found.job->task_spec(found.index));
-  task->used_gpu_ms += static_cast<int64_t>(static_cast<__int128>(devices_milli) *
-                                            (attempt->end_ns - attempt->place_ns) / kSecond);
-  if (attempt->start_ns != 0) task->ran_ns += attempt->end_ns - attempt->start_ns;
   const bool job_ends = found.job->cancel_requested || found.job->state == pb::FAILED ||
                         std::any_of(found.job->tasks.begin(), found.job->tasks.end(),
                                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });

@@ -182,6 +182,22 @@ TEST(Export, IsCommittedOnceAndTheTaskSucceedsWhenItIsPublished) {
   s.ExpectNoEffect(s.PublishedEvent(job, 1), "again");
 }
 
+TEST(Export, IsNoTimeOfTheProgramsWhileItWaits) {
+  for (const bool cancelled : {false, true}) {
+    Story s;
+    const uint64_t job = s.Running(1);
+    s.Do(s.StagedEvent(job, 1));
+    s.Step(100);
+    s.Says(job, 0, pb::GONE, 0);
+    EXPECT_EQ(s.Task(job).ran_ns, 99 * kSecond) << "it was started in second 1";
+    s.Step(500);
+    cancelled ? s.Cancel(job) : s.Do(s.PublishedEvent(job, 1));
+    EXPECT_TRUE(s.Task(job).finished());
+    EXPECT_EQ(s.Task(job).ran_ns, 99 * kSecond);
+    EXPECT_EQ(s.Task(job).used_gpu_ms, 99'000);
+  }
+}
+
 TEST(Export, OfALaterAttemptDoesNotReplaceTheCommittedOne) {
   Story s;
   const uint64_t job = s.Running(1);

@@ -81,6 +81,7 @@ WorkLeft WorkLeftOf(const JobRow& job, int64_t now_ns) {
   for (size_t t = 0; t < job.tasks.size(); ++t) {
     const TaskRow& task = job.tasks[t];
     if (task.finished()) continue;
+    if (task.current() != nullptr && task.current()->released()) continue;  // done but its export
     const pb::TaskSpec& spec = job.task_spec(static_cast<int32_t>(t));
     const int64_t least_workers = std::max(1, spec.workers().min());
     const int64_t ran_ns = RanNs(task, now_ns);

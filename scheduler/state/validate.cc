@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <set>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/spec/workers.h"
 #include "scheduler/state/hosted.h"
+#include "scheduler/state/strays.h"
 #include "scheduler/state/topology.h"
 #include "scheduler/state/validate_hosted.h"
 #include "scheduler/state/validate_together.h"
@@ -257,9 +259,7 @@ absl::Status CheckHostTakes(const HostRow& host, Abilities needs, const std::str
   if (!host.inventory.low_disk().empty()) return Broken(where + "has too little disk left");
   if (!Can(AbilitiesOf(host.inventory), needs))
     return Broken(where + WhyUnable(host.inventory, needs));
-  if (std::any_of(host.lost.begin(), host.lost.end(),
-                  [](const LostRow& row) { return row.stray(); }))
-    return Broken(where + "still runs what nobody knows");
+  if (HasStrays(host)) return Broken(where + "still runs what nobody knows");
   return absl::OkStatus();
 }
 
@@ -311,6 +311,18 @@ absl::Status CheckPlaced(const State& state, const pb::AttemptPlaced& e) {
   if (e.holder_attempt() != 0) return Broken("names a holder's attempt of a job that has none");
   if (absl::Status status = CheckBlocks(state, spec, e); !status.ok()) return status;
   return CheckTopology(state, spec, e);
+}
+
+// `strays`: the hosts that have any.
+absl::Status CheckAlone(const State& state, const std::vector<HostId>& strays,
+                        const pb::AttemptPlaced& e) {
+  const JobRow& job = *state.FindJobByUid(e.key().job_uid());
+  for (const HostId id : strays) {
+    if (HasStrayOf(state.host(id), job))
+      return Broken(absl::StrCat("places a task of job ", job.number, " while ", state.HostName(id),
+                                 " may run one of it that nobody knows"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckLimits(const State& after, const pb::AttemptPlaced& e) {
@@ -509,13 +521,15 @@ absl::Status Validate(const State& state, const Plan& plan, PlanFault* fault) {
       return broken_by(i, status);
     Apply(&after, event);
   }
+  const std::vector<HostId> strays = HostsWithStrays(state);
   for (size_t i = 0; i < plan.events.size(); ++i) {
     const pb::Event& event = plan.events[i];
     absl::Status status;
     if (event.has_attempt_stopping())
       status = CheckStoppedTogether(after, event.attempt_stopping());
     if (event.has_attempt_placed()) {
-      status = CheckLimits(after, event.attempt_placed());
+      status = CheckAlone(state, strays, event.attempt_placed());
+      if (status.ok()) status = CheckLimits(after, event.attempt_placed());
       if (status.ok()) status = CheckPlacedTogether(state, after, event.attempt_placed());
     }
     if (!status.ok()) return broken_by(i, status);

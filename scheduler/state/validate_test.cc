@@ -308,6 +308,22 @@ TEST(Validate, CatchesPlantedWrongPlans) {
          adopted.mutable_store_adopted()->set_epoch(static_cast<uint64_t>(kAttemptsSinceS + 5000) * 1000);
          s->Do(adopted);
        }},
+      {"beside one of its job that nobody knows", "job 1 while c/h02 may run one of it", [](SystemBuilder* s, Plan* p) {
+         pb::Event event;
+         event.mutable_store_adopted()->set_epoch(static_cast<uint64_t>(kAttemptsSinceS + 5000) * 1000);
+         s->Do(event);
+         event.mutable_store_adopted()->set_settled(true);
+         s->Do(event);
+         pb::Event stray;
+         pb::AttemptReported* e = stray.mutable_attempt_reported();
+         e->set_cluster("c");
+         e->set_host("h02");
+         e->set_state_id(s->state.host(s->state.FindHost("c", "h02")).state_id);
+         *e->mutable_report()->mutable_key() = KeyOf(*s->state.FindJob(1), 0, 40);
+         e->mutable_report()->set_phase(pb::STARTED);
+         s->Do(stray);
+         p->events[0] = Placed(s->state, 1, "c", {{"h00", {0}}, {"h01", {0}}});
+       }},
       {"one device for two workers", "device 0 twice", [](SystemBuilder* s, Plan* p) {
          p->events.push_back(Placed(s->state, Waits(s, p, JobBuilder("q").Workers(2)), "c", {{"h02", {0, 0}, 2}}));
        }},

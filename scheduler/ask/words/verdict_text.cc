@@ -16,6 +16,7 @@
 #include "scheduler/ask/words/failure_text.h"
 #include "scheduler/ask/words/together_text.h"
 #include "scheduler/state/hosted.h"
+#include "scheduler/state/strays.h"
 
 namespace muster {
 namespace {
@@ -335,6 +336,31 @@ std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
   return text;
 }
 
+// Of a restored store: all wait for its hosts; then a job for what one of them still runs of it.
+std::string Restoring(const State& state, const JobRow& job) {
+  if (state.restoring())
+    return "a backup was restored: nothing starts until every host has said what it runs, or a "
+           "lease has passed";
+  std::string host;
+  bool unreachable = false;
+  for (const HostId id : HostsWithStrays(state)) {
+    if (!host.empty() || !HasStrayOf(state.host(id), job)) continue;
+    host = state.HostName(id);
+    unreachable = state.host(id).state == pb::HOST_UNREACHABLE;
+  }
+  if (host.empty()) return "a backup was restored: it starts in a moment";
+  const std::string remedy =
+      unreachable ? absl::StrCat(
+                        "That host can't be reached; if it is switched off, say so: muster host "
+                        "confirm-off ",
+                        host)
+                  : "That host is told to end it; if it can't, reboot it";
+  return absl::StrCat("a backup was restored, and ", host,
+                      " may still run an attempt of this job that the backup doesn't know; the job "
+                      "starts once that is gone. ",
+                      remedy);
+}
+
 // "lab/h1 is drained"; "": it takes what needs this.
 std::string WhyHostTakesNothing(const State& state, const HostRow& host, Abilities needs) {
   const std::string unable = WhyUnable(host.inventory, needs);
@@ -342,6 +368,7 @@ std::string WhyHostTakesNothing(const State& state, const HostRow& host, Abiliti
                           : host.quarantined() ? "is in quarantine"
                           : !host.inventory.low_disk().empty()
                               ? absl::StrCat("takes nothing new: ", host.inventory.low_disk())
+                          : HasStrays(host) ? "still runs what a restored store doesn't know"
                           : host.state != pb::HOST_UP ? "isn't heard from"
                                                       : unable;
   return why.empty() ? "" : absl::StrCat(state.HostName(host.id), " ", why);
@@ -504,8 +531,7 @@ std::string Reason(const State& state, const JobRow& job, int32_t task, const pb
       return "what was planned for it broke a rule of Muster's own check and was dropped; it is "
              "tried again in a few seconds (please report this)";
     case pb::V_RESTORING:
-      return "a backup was restored: nothing starts until every host has said what it runs, or a "
-             "lease has passed";
+      return Restoring(state, job);
     default:
       return "waits";
   }

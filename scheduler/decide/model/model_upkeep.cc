@@ -6,6 +6,7 @@
 #include "common/base/check.h"
 #include "scheduler/state/hosted.h"
 #include "scheduler/state/mass_loss.h"
+#include "scheduler/state/strays.h"
 
 namespace muster {
 namespace {
@@ -92,14 +93,17 @@ void ModelUpkeep::Rebuild(const State& state, int64_t now_ns, const SchedulingOp
   stale_ = true;
   built_ = false;
   unreachable_.clear();
+  strays_.clear();
   mass_loss_.clear();
   over_.clear();
   over_gangs_ = 0;
   shapes_.clear();
   std::set<std::string> names = {kCpuFlavour};
+  std::set<uint64_t> all_are_read;
   HostId bound = 0;
   for (const HostId id : state.hosts()) {
     bound = std::max(bound, id + 1);
+    FollowStrays(state, id, &all_are_read);
     if (const std::string& flavour = state.host(id).inventory.flavour(); !flavour.empty())
       names.insert(flavour);
   }
@@ -257,8 +261,9 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   for (const AttemptRef& ref : host.attempts) {
     if (state.FindJob(ref.job)->holder != 0) continue;  // its holder counts
     const AttemptRow* attempt = state.FindAttempt(ref);
-    const pb::TaskSpec& spec = state.FindJob(ref.job)->task_spec(ref.task);
-    if (MayBeLost(state, spec, *attempt)) continue;
+    const JobRow& job = *state.FindJob(ref.job);
+    const pb::TaskSpec& spec = job.task_spec(ref.task);
+    if (MayBeLost(state, job, spec, *attempt)) continue;
     for (const PartRow& part : attempt->parts) {
       if (part.host != id) continue;
       share.cpus_milli +=
@@ -333,15 +338,39 @@ bool ModelUpkeep::MassLoss(int32_t cluster, int64_t now_ns,
   });
 }
 
-bool ModelUpkeep::MayBeLost(const State& state, const pb::TaskSpec& spec,
+bool ModelUpkeep::MayBeLost(const State& state, const JobRow& job, const pb::TaskSpec& spec,
                             const AttemptRow& attempt) const {
   if (unreachable_.empty() || !MayBeLostAlone(state, spec, attempt)) return false;
+  if (IsAstray(state, job) && !Ends(job)) return false;  // nothing may take its place yet
   const auto lost = mass_loss_.find(attempt.cluster);
   if (lost == mass_loss_.end() || !lost->second) return true;
   // While most of a cluster is silent, only what somebody said of a host counts.
   return std::all_of(attempt.parts.begin(), attempt.parts.end(), [&](const PartRow& part) {
     const HostRow& host = state.host(part.host);
     return part.over() || host.state != pb::HOST_UNREACHABLE || !host.confirmed_off_by.empty();
+  });
+}
+
+void ModelUpkeep::FollowStrays(const State& state, HostId id, std::set<uint64_t>* jobs) {
+  std::set<std::string> uids;
+  for (const LostRow& lost : state.host(id).lost) {
+    if (lost.stray()) uids.insert(lost.key.job_uid());
+  }
+  if (const auto before = strays_.find(id); before != strays_.end()) {
+    before->second.swap(uids);
+    uids.insert(before->second.begin(), before->second.end());
+    if (before->second.empty()) strays_.erase(before);
+  } else if (!uids.empty()) {
+    strays_[id] = uids;
+  }
+  for (const std::string& uid : uids) {
+    if (const JobRow* job = state.FindJobByUid(uid); job != nullptr) jobs->insert(job->number);
+  }
+}
+
+bool ModelUpkeep::IsAstray(const State& state, const JobRow& job) const {
+  return std::any_of(strays_.begin(), strays_.end(), [&](const auto& host) {
+    return host.second.contains(job.uid) && HasStrayOf(state.host(host.first), job);
   });
 }
 
@@ -537,6 +566,7 @@ bool ModelUpkeep::Follow(const State& state, const Touched& touched, int64_t now
   for (const HostId id : touched.hosts) {
     if (rank_.size() <= static_cast<size_t>(id) || rank_[id] < 0)
       return false;  // of another history
+    FollowStrays(state, id, &jobs);
     const bool was = unreachable_.erase(id) > 0;
     const bool is = state.host(id).state == pb::HOST_UNREACHABLE;
     if (is) unreachable_.insert(id);

@@ -62,7 +62,14 @@ class ModelUpkeep {
   // The unreachable hosts of clusters where that begins or ends.
   std::vector<HostId> FollowMassLoss(const State& state, int64_t now_ns,
                                      const SchedulingOptions& options);
-  bool MayBeLost(const State& state, const pb::TaskSpec& spec, const AttemptRow& attempt) const;
+  bool MayBeLost(const State& state, const JobRow& job, const pb::TaskSpec& spec,
+                 const AttemptRow& attempt) const;
+  // Reads of which jobs the host has strays (strays.h); `jobs` gets them, and those of before.
+  void FollowStrays(const State& state, HostId id, std::set<uint64_t>* jobs);
+  // One of its may run on some host.
+  bool IsAstray(const State& state, const JobRow& job) const;
+  // It was cancelled, or has failed.
+  static bool Ends(const JobRow& job);
   Gang ReadGang(const State& state, const JobRow& job, int32_t task,
                 const std::vector<int32_t>& clusters, int32_t leaf);
   void ReadPools(const State& state, const std::vector<int32_t>& clusters, Gang* gang) const;
@@ -106,7 +113,8 @@ class ModelUpkeep {
   std::vector<int32_t> rank_;           // by HostId: its place in State's order
   std::vector<int32_t> flavour_hosts_;  // by flavour: hosts that have it
   std::set<HostId> unreachable_;
-  std::map<int32_t, bool> mass_loss_;  // of the clusters with unreachable hosts
+  std::map<HostId, std::set<std::string>> strays_;  // uids of jobs; hosts without are left out
+  std::map<int32_t, bool> mass_loss_;               // of the clusters with unreachable hosts
   // Workers, a worker's GPUs, CPUs, memory and disk, what it needs of agents, topology preferred
   // and required, its blocks of ranks (GPUs, preferred, required); of what starts together -1, job
   // and task.

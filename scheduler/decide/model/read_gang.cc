@@ -17,12 +17,6 @@ namespace {
 // gangs of their leaf, as growth workers do.
 constexpr int32_t kBehindAll = 1'000;
 
-bool Ends(const JobRow& job) {
-  return job.cancel_requested ||
-         std::any_of(job.tasks.begin(), job.tasks.end(),
-                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
-}
-
 std::vector<int32_t> BlocksOf(const pb::Topology& topology) {
   std::vector<int32_t> blocks;
   for (const pb::RankBlock& block : topology.blocks())
@@ -31,6 +25,12 @@ std::vector<int32_t> BlocksOf(const pb::Topology& topology) {
 }
 
 }  // namespace
+
+bool ModelUpkeep::Ends(const JobRow& job) {
+  return job.cancel_requested ||
+         std::any_of(job.tasks.begin(), job.tasks.end(),
+                     [](const TaskRow& t) { return t.state == pb::TASK_FAILED; });
+}
 
 Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
                            const std::vector<int32_t>& clusters, int32_t leaf) {
@@ -45,9 +45,10 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   if (row.finished() || gang.blocked) return gang;
   gang.hosted = job.holder != 0;
   if (gang.hosted) leaf = -1;
-  gang.held = row.waiting() && !gang.hosted &&
-              (ends || leaf < 0 || !state.queues().leaf(leaf) ||
-               (state.queues().nodes[leaf].held && !row.comes_back()));
+  gang.astray = row.waiting() && IsAstray(state, job);
+  gang.held = gang.astray || (row.waiting() && !gang.hosted &&
+                              (ends || leaf < 0 || !state.queues().leaf(leaf) ||
+                               (state.queues().nodes[leaf].held && !row.comes_back())));
   if (gang.held) return gang;
   if (current == nullptr && !row.waiting()) return gang;
   gang.unit = true;
@@ -96,7 +97,7 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   const bool fronted = row.opened_attempt == row.next_attempt && !row.fronted.empty();
   if (current == nullptr && row.comes_back() && !fronted && !gang.hosted)
     gang.left_pool = pool_of(row.attempts.back());
-  if (current != nullptr) gang.may_be_lost = MayBeLost(state, *gang.spec, *current);
+  if (current != nullptr) gang.may_be_lost = MayBeLost(state, job, *gang.spec, *current);
   if (current != nullptr && !gang.hosted) gang.bound_pool = pool_of(*current);
   gang.ends = ends || NotNeeded(job, task) ||
               (current != nullptr && current->state == pb::TASK_STOPPING &&

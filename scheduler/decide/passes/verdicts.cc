@@ -70,7 +70,7 @@ bool VerdictGiver::WhyNotYet(const Gang& gang, Verdict* verdict) {
     verdict->code = pb::V_BACKOFF;
     verdict->expected_start_ns = gang.backoff_until_ns;
   } else if (gang.held) {
-    verdict->code = pb::V_HELD;
+    verdict->code = gang.astray ? pb::V_RESTORING : pb::V_HELD;
   } else if (!gang.wants_place()) {
     verdict->code = pb::V_UNREACHABLE;
     verdict->cluster = gang.current->cluster;

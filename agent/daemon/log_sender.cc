@@ -12,8 +12,11 @@ namespace muster::agent {
 namespace {
 
 constexpr int64_t kInterval = 30 * kMillisecond;  // of followed logs
-// With the ranges of stderr, of which each line may have one, less than a message may have.
-constexpr int64_t kChunkBytes = 64 << 10;
+// The longest line, with its mark and its end. With the ranges of stderr, of which each line may
+// have one, less than a message may have.
+constexpr int64_t kChunkBytes = (64 << 10) + 2;
+// Read of logs before heartbeats and commands are looked at again.
+constexpr int64_t kTurnBytes = 4 << 20;
 constexpr size_t kQueueBytes = 4 << 20;
 constexpr size_t kRequests = 256;
 
@@ -52,9 +55,15 @@ void LogSender::Start(const v1::LogRequest& request) {
 
 void LogSender::Turn(int64_t now_ns) {
   if (readers_.empty() || now_ns < next_ns_) return;
-  next_ns_ = now_ns + kInterval;
-  for (auto it = readers_.begin(); it != readers_.end();)
-    it = Pump(it->first, &it->second) ? std::next(it) : readers_.erase(it);
+  turn_bytes_ = kTurnBytes;
+  // One after the other, from turn to turn: whoever asks for much holds up nobody else.
+  for (size_t left = readers_.size(); left > 0 && turn_bytes_ > 0; --left) {
+    auto reader = readers_.upper_bound(served_);
+    if (reader == readers_.end()) reader = readers_.begin();
+    served_ = reader->first;
+    if (!Pump(reader->first, &reader->second)) readers_.erase(reader);
+  }
+  next_ns_ = turn_bytes_ > 0 ? now_ns + kInterval : now_ns;
 }
 
 // The shim knows no protocol, and has a name of its own for it.
@@ -89,8 +98,9 @@ bool LogSender::Pump(uint64_t request, Reader* reader) {
 }
 
 bool LogSender::PumpRank(uint64_t request, int32_t rank, LogCursor* cursor, int64_t* left_bytes) {
+  if (!cursor->Seek(&turn_bytes_)) return true;
   while (*left_bytes > 0) {
-    if (link_->queued_bytes() > kQueueBytes) return true;
+    if (link_->queued_bytes() > kQueueBytes || turn_bytes_ <= 0) return true;
     v1::AgentMessage message = ChunkOf(request);
     v1::LogChunk* chunk = message.mutable_log_chunk();
     int64_t dropped = 0;
@@ -106,6 +116,7 @@ bool LogSender::PumpRank(uint64_t request, int32_t rank, LogCursor* cursor, int6
     chunk->set_dropped_bytes(dropped);
     chunk->set_next_offset(cursor->offset());
     *left_bytes -= static_cast<int64_t>(chunk->data().size());
+    turn_bytes_ -= static_cast<int64_t>(chunk->data().size());
     sender_->Send(std::move(message));
   }
   return false;

@@ -22,7 +22,7 @@ class LogSender {
   void Start(const v1::LogRequest& request);
   void Cancel(uint64_t request) { readers_.erase(request); }
   void CancelAll() { readers_.clear(); }
-  // Sends what there is, as far as the stream takes it, if it is time for that.
+  // Sends what there is, as far as the stream takes it, if it is time for that; so much at a time.
   void Turn(int64_t now_ns);
   int64_t next_ns() const { return readers_.empty() ? INT64_MAX : next_ns_; }  // of Turn
 
@@ -41,7 +41,7 @@ class LogSender {
   v1::AgentMessage ChunkOf(uint64_t request) const;
   // False: it has been answered.
   bool Pump(uint64_t request, Reader* reader);
-  // True: there is more than the stream takes now.
+  // True: there is more than the stream, or this turn, takes.
   bool PumpRank(uint64_t request, int32_t rank, LogCursor* cursor, int64_t* left_bytes);
 
   const StateDirectory* const state_;
@@ -49,6 +49,8 @@ class LogSender {
   Link* const link_;
   Sender* const sender_;
   std::map<uint64_t, Reader> readers_;  // by request
+  uint64_t served_ = 0;                 // whose turn was last
+  int64_t turn_bytes_ = 0;              // that may still be read in this turn
   int64_t next_ns_ = 0;
 };
 

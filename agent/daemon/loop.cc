@@ -336,6 +336,8 @@ void AgentLoop::Refresh(const AttemptId& id) {
   Watched& watched = found->second;
   // The process before the files: if it is gone by now, the files are all it left.
   watched.lives = ports_.shims->Lives(id);
+  if (watched.news.claim == Claim::kNone)
+    watched.news.claim = record->claim;  // known, though its file may have become unreadable
   if (const absl::Status status =
           ReadShimFiles(ports_.state->AttemptDirectory(id), EventsOf(*record), &watched.events_read,
                         &watched.news);
@@ -343,23 +345,25 @@ void AgentLoop::Refresh(const AttemptId& id) {
     LogError("shim's files", {{"error", std::string(status.message())}});
     return;
   }
-  watched.news.alive = watched.lives;
+  ShimNews& news = watched.news;
+  news.alive = watched.lives;
   strays_.erase(id);
-  const bool was_gone = record->gone();
-  ShimNews news = watched.news;
+  const bool was_gone = record->gone(), said_final = news.final;
   if (!watched.lives && news.claim == Claim::kStarted && !was_gone &&
       record->boot_id == options_.identity.boot_id &&
-      ports_.shims->KillStrays(id, /*ended=*/news.final)) {
+      ports_.shims->KillStrays(id, /*ended=*/said_final)) {
     news.alive = true;  // not gone before they are
     news.final = false;
     strays_.insert(id);
   }
   reconciler_->OnShim(id, news, ports_.clock->WallNs());
+  news.DropLines();
+  news.final = said_final;
   record = reconciler_->Find(id);
   if (was_gone || record == nullptr || !record->gone()) return;
   ports_.shims->ReleasePort(id);
   // Else its shim has, and the agent once more when it forgets it.
-  if (!watched.news.final) ports_.shims->RemoveCgroup(id);
+  if (!news.final) ports_.shims->RemoveCgroup(id);
   LogInfo("attempt ended", {{"job", id.job_uid},
                             {"task", id.task},
                             {"attempt", id.attempt},

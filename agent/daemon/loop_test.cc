@@ -32,19 +32,26 @@ class AgentLoopTest : public ::testing::Test,
     auto state = StateDirectory::Open(directory_ + "/state");
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
-    AgentLoop::Options options;
-    options.identity = {"lab", "a", state_->state_id(), "boot"};
-    options.sweep_ns = kSecond;
-    loop_ = std::make_unique<AgentLoop>(
-        std::move(options),
-        AgentLoop::Ports{this, this, this, state_.get(), this, state_.get(), nullptr},
-        std::vector<AttemptRecord>());
-    loop_->Begin();
+    StartAgent();
   }
   void TearDown() override {
     loop_ = nullptr;
     state_ = nullptr;
     std::filesystem::remove_all(directory_);
+  }
+
+  // With what the state directory holds.
+  void StartAgent() {
+    AgentLoop::Options options;
+    options.identity = {"lab", "a", state_->state_id(), "boot"};
+    options.sweep_ns = kSecond;
+    absl::StatusOr<std::vector<AttemptRecord>> records = state_->Load();
+    ASSERT_TRUE(records.ok()) << records.status();
+    loop_ = std::make_unique<AgentLoop>(
+        std::move(options),
+        AgentLoop::Ports{this, this, this, state_.get(), this, state_.get(), nullptr},
+        *std::move(records));
+    loop_->Begin();
   }
 
   int64_t WallNs() override { return 1'800'000'000 * kSecond + now_ns_; }
@@ -241,6 +248,52 @@ TEST_F(AgentLoopTest, ReportsAreSentToWhoAsksForThemAndAreNoOutput) {
   EXPECT_EQ(read(shim::kReports, 11), "{}\n");
 }
 
+// However fast the stream takes it: heartbeats and commands come between.
+TEST_F(AgentLoopTest, MuchOutputIsReadInTurnsAndHoldsUpNobodyElses) {
+  Welcome(1, "one");
+  loop_->OnMessage(1, Launch("one"));
+  ASSERT_EQ(spawned_.size(), 1u);
+  const std::string logs = state_->LogDirectory(spawned_[0]);
+  std::filesystem::create_directories(logs);
+  constexpr size_t kLines = 1'500'000;
+  {
+    std::ofstream much(logs + "/" + shim::LogFileName(0, 0));
+    for (size_t i = 0; i < kLines; ++i) much << (1'000'000 + i) << "\n";
+    std::ofstream(logs + "/" + shim::LogFileName(1, 0)) << "little\n";
+  }
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    v1::SchedulerMessage request = InSession("one");
+    *request.mutable_log_request()->mutable_key() = KeyOf(spawned_[0]);
+    request.mutable_log_request()->set_request(static_cast<uint64_t>(7 + rank));
+    request.mutable_log_request()->set_rank(rank);
+    request.mutable_log_request()->set_tail_lines(kLines - 1);
+    loop_->OnMessage(1, request);
+  }
+  std::map<uint64_t, std::string> data;
+  std::vector<uint64_t> ended;
+  int turns = 0;
+  for (; ended.size() < 2; ++turns) {
+    ASSERT_LT(turns, 100);
+    sent_.clear();
+    const int64_t next_ns = loop_->Turn();
+    size_t bytes = 0;
+    for (const auto& [stream, message] : sent_) {
+      bytes += message.log_chunk().data().size();
+      data[message.log_chunk().request()] += message.log_chunk().data();
+      if (message.log_chunk().end()) ended.push_back(message.log_chunk().request());
+    }
+    EXPECT_LE(bytes, size_t{5} << 20);
+    if (ended.size() < 2) {
+      EXPECT_EQ(next_ns, now_ns_) << "goes on at once";
+    }
+  }
+  EXPECT_GE(turns, 5) << "twelve megabytes, looked through and sent";
+  EXPECT_EQ(ended, (std::vector<uint64_t>{8, 7})) << "the short answer doesn't wait for the long";
+  EXPECT_EQ(data[8], "little\n");
+  EXPECT_EQ(data[7].size(), 8 * (kLines - 1));
+  EXPECT_EQ(data[7].substr(0, 8), "1000001\n");
+}
+
 TEST_F(AgentLoopTest, OutputThatWasAskedForEndsWithTheStream) {
   Welcome(1, "one");
   loop_->OnMessage(1, Launch("one"));
@@ -287,6 +340,58 @@ TEST_F(AgentLoopTest, AnAttemptWhoseShimDiedIsGoneOnceNothingOfItIsLeft) {
   strays_ = false;
   loop_->Turn();
   EXPECT_TRUE(loop_->attempts().Find(id)->gone());
+}
+
+TEST_F(AgentLoopTest, WhoseClaimCannotBeReadStartsNothingAndIsGoneOnceNothingOfItRuns) {
+  Welcome(1, "one");
+  loop_->OnMessage(1, Launch("one"));
+  ASSERT_EQ(spawned_.size(), 1u);
+  const AttemptId id = spawned_[0];
+  const std::string claim = state_->AttemptDirectory(id) + "/" + shim::kClaimFile;
+  std::ofstream(claim) << "damaged";
+  StartAgent();
+  Welcome(2, "two");
+  loop_->OnMessage(2, Launch("two"));
+  EXPECT_EQ(spawned_.size(), 1u);
+  EXPECT_FALSE(loop_->attempts().Find(id)->gone()) << "its shim lives";
+  lives_ = false;
+  strays_ = true;
+  loop_->OnShimEnded(id);
+  EXPECT_FALSE(loop_->attempts().Find(id)->gone());
+  strays_ = false;
+  loop_->Turn();
+  EXPECT_TRUE(loop_->attempts().Find(id)->gone());
+  EXPECT_EQ(sent_.back().second.report().phase(), v1::GONE);
+}
+
+TEST_F(AgentLoopTest, WhatAShimAddsToItsEventsIsToldOnceAndKeptUntilItIsAcknowledged) {
+  Welcome(1, "one");
+  loop_->OnMessage(1, Launch("one"));
+  ASSERT_EQ(spawned_.size(), 1u);
+  const AttemptId id = spawned_[0];
+  const std::string directory = state_->AttemptDirectory(id);
+  shim::Claim winner = shim::Claim::kNone;
+  ASSERT_EQ(shim::MakeClaim(directory, shim::Claim::kStarted, &winner), 0);
+  for (int step = 1; step <= 3; ++step) {
+    const std::string json = "{\"checkpoint\":{\"step\":" + std::to_string(step) +
+                             ",\"path\":\"/c/" + std::to_string(step) + "\"}}";
+    std::ofstream(directory + "/" + shim::kEventsFile, std::ios::app)
+        << shim::FormatLine(shim::Line{"line"}.Add("at_ns", int64_t{step}).Add("json", json));
+    sent_.clear();
+    for (int again = 0; again < 2; ++again) loop_->OnFiles(id);
+    std::vector<uint64_t> told;
+    for (const auto& [stream, message] : sent_) {
+      if (message.has_checkpoint()) told.push_back(message.checkpoint().sequence());
+    }
+    EXPECT_EQ(told, std::vector<uint64_t>{static_cast<uint64_t>(step)});
+  }
+  EXPECT_EQ(loop_->attempts().Find(id)->checkpoints.size(), 3u);
+  v1::SchedulerMessage ack = InSession("one");
+  *ack.mutable_checkpoint_ack()->mutable_key() = KeyOf(id);
+  ack.mutable_checkpoint_ack()->set_sequence(2);
+  loop_->OnMessage(1, ack);
+  ASSERT_EQ(loop_->attempts().Find(id)->checkpoints.size(), 1u);
+  EXPECT_EQ(loop_->attempts().Find(id)->checkpoints[0].sequence(), 3u);
 }
 
 // What its shim wrote, and looks at its GPU, reach the scheduler with a heartbeat.

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -11,6 +12,8 @@
 
 namespace muster::agent {
 namespace {
+
+constexpr timeval kPatience{1, 0};  // with a musterd that takes no connections
 
 std::string WhyNotObey(const std::string& path, const Trust& trust, uid_t server) {
   if (trust.single_user && server != ::geteuid())
@@ -35,8 +38,14 @@ std::string WhyNotServedLocally(const std::string& path, const Trust& trust) {
   if (fd.get() < 0) return strerror(errno);
   ucred peer{};
   socklen_t size = sizeof peer;
+  // connect() waits where nobody takes connections and there is no room for one more: no longer
+  // than a send may.
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
   if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
-    return absl::StrCat(path, ": ", strerror(errno));
+    return absl::StrCat(path, ": ",
+                        errno == EAGAIN ? "musterd takes no connections: it stands still, or has "
+                                          "too much to do"
+                                        : strerror(errno));
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
     return absl::StrCat(path, ": who serves it can't be told: ", strerror(errno));
   return WhyNotObey(path, trust, peer.uid);

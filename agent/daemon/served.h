@@ -14,7 +14,7 @@ struct Trust {
 };
 
 // Why the scheduler on this socket, an absolute path, is not to be talked to; "": it is. A plain
-// connection, which costs microseconds.
+// connection, which costs microseconds, and a second where the scheduler stands still.
 std::string WhyNotServedLocally(const std::string& path, const Trust& trust);
 
 }  // namespace muster::agent

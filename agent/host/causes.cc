@@ -126,16 +126,14 @@ void TellCauses(const std::string& logs, const DeviceEvents& events, int64_t sta
     if ((exit.exit_code() == 0 && exit.signal() == 0) || exit.cause() != v1::CAUSE_UNSPECIFIED)
       continue;
     if (exit.detail() == absl::StrCat("setup: exit ", exit.exit_code())) {
-      int64_t dropped = 0;
-      const std::string log = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped).data;
+      const std::string log = LastLines(logs, exit.rank(), kLines, kBytes);
       exit.set_detail(SetupDetail(exit.detail(), ValidUtf8(log)));
       continue;
     }
     if (!exit.own() && !exit.detail().empty())
       continue;  // the shim said why; one of the release before says nothing else of a program's
                  // own end
-    int64_t dropped = 0;
-    const std::string text = LogCursor(logs, exit.rank(), kLines).Read(kBytes, &dropped).data;
+    const std::string text = LastLines(logs, exit.rank(), kLines, kBytes);
     EndFacts facts{.exit_code = exit.exit_code(),
                    .signal = exit.signal(),
                    .cgroup_oom = exit.oom(),

@@ -13,6 +13,8 @@
 namespace muster::agent {
 namespace {
 
+constexpr int64_t kSeekPiece = 256 << 10;
+
 std::string ReadAt(const std::string& path, int64_t offset, int64_t max_bytes) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return "";
@@ -53,29 +55,45 @@ LogCursor::Piece Unmarked(std::string_view marked) {
 }  // namespace
 
 LogCursor::LogCursor(std::string directory, int32_t rank, int64_t tail_lines)
-    : directory_(std::move(directory)), rank_(rank) {
+    : directory_(std::move(directory)),
+      rank_(rank),
+      sought_lines_(std::max<int64_t>(0, tail_lines)) {
+  if (sought_lines_ > 0) return;
   const std::vector<int64_t> starts = shim::LogFileOffsets(directory_, rank_);
-  if (starts.empty()) return;
-  offset_ = starts.front();
-  if (tail_lines <= 0) return;
-  // Backwards in pieces until one newline more than asked for is seen.
-  int64_t left = tail_lines;
-  bool last = true;
-  for (size_t i = starts.size(); i-- > 0;) {
-    const std::string path = directory_ + "/" + shim::LogFileName(rank_, starts[i]);
-    for (int64_t end = SizeOf(path); end > 0;) {
-      const int64_t begin = std::max<int64_t>(0, end - 65536);
-      const std::string piece = ReadAt(path, begin, end - begin);
-      for (size_t at = piece.size(); at-- > 0;) {
-        if (piece[at] == '\n' && !last && --left == 0) {
-          offset_ = starts[i] + begin + static_cast<int64_t>(at) + 1;
-          return;
-        }
-        last = false;
-      }
-      end = begin;
-    }
+  if (!starts.empty()) offset_ = starts.front();
+}
+
+bool LogCursor::Seek(int64_t* bytes) {
+  while (sought_lines_ > 0) {
+    if (*bytes <= 0) return false;
+    *bytes -= SeekPiece();
   }
+  return true;
+}
+
+// Backwards until one newline more than asked for is seen. Returns how much was read.
+int64_t LogCursor::SeekPiece() {
+  const std::vector<int64_t> starts = shim::LogFileOffsets(directory_, rank_);
+  const auto next = std::lower_bound(starts.begin(), starts.end(), sought_to_);
+  if (next == starts.begin()) {  // there are no more lines
+    offset_ = sought_to_ == INT64_MAX ? 0 : sought_to_;
+    sought_lines_ = 0;
+    return 0;
+  }
+  const int64_t start = *std::prev(next);
+  const std::string path = directory_ + "/" + shim::LogFileName(rank_, start);
+  const int64_t end = std::min(SizeOf(path), sought_to_ - start);
+  const int64_t begin = std::max<int64_t>(0, end - kSeekPiece);
+  sought_to_ = start + begin;
+  const std::string piece = ReadAt(path, begin, end - begin);
+  for (size_t at = piece.size(); at-- > 0;) {
+    if (piece[at] == '\n' && !sought_last_ && --sought_lines_ == 0) {
+      offset_ = sought_to_ + static_cast<int64_t>(at) + 1;
+      break;
+    }
+    sought_last_ = false;
+  }
+  return end - begin;
 }
 
 LogCursor LogCursor::At(std::string directory, int32_t rank, int64_t offset) {
@@ -85,6 +103,8 @@ LogCursor LogCursor::At(std::string directory, int32_t rank, int64_t offset) {
 }
 
 LogCursor::Piece LogCursor::Read(int64_t max_bytes, int64_t* dropped) {
+  int64_t no_limit = INT64_MAX;
+  Seek(&no_limit);
   const std::vector<int64_t> starts = shim::LogFileOffsets(directory_, rank_);
   if (starts.empty()) return {};
   if (starts.front() > offset_) {
@@ -106,6 +126,27 @@ LogCursor::Piece LogCursor::Read(int64_t max_bytes, int64_t* dropped) {
     return Unmarked(data);
   }
   return {};
+}
+
+std::string LastLines(const std::string& directory, int32_t rank, int64_t lines, int64_t bytes) {
+  const std::vector<int64_t> starts = shim::LogFileOffsets(directory, rank);
+  if (starts.empty()) return "";
+  // What comes meanwhile is left out: who writes on may be faster than this.
+  const int64_t end =
+      starts.back() + SizeOf(directory + "/" + shim::LogFileName(rank, starts.back()));
+  LogCursor cursor(directory, rank, lines);
+  std::string text;
+  int64_t dropped = 0;
+  do {
+    const std::string piece = cursor.Read(bytes, &dropped).data;
+    if (piece.empty()) break;
+    text += piece;
+    if (static_cast<int64_t>(text.size()) <= bytes) continue;
+    text.erase(0, text.size() - static_cast<size_t>(bytes));
+    const size_t line = text.find('\n') + 1;  // npos + 1 = 0
+    if (line < text.size()) text.erase(0, line);
+  } while (cursor.offset() < end);
+  return text;
 }
 
 }  // namespace muster::agent

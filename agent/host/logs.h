@@ -12,7 +12,8 @@ namespace muster::agent {
 // A place in one rank's log. Not thread-safe.
 class LogCursor {
  public:
-  // From the beginning of what is kept, or from the last `tail_lines` lines (0: all).
+  // From the beginning of what is kept, or from the last `tail_lines` lines (0: all), which Seek or
+  // the first Read looks for.
   LogCursor(std::string directory, int32_t rank, int64_t tail_lines);
   // From an offset that a cursor had, perhaps another agent's, before.
   static LogCursor At(std::string directory, int32_t rank, int64_t offset);
@@ -23,6 +24,9 @@ class LogCursor {
   }  // of what Read gives next, in the log as it stands in its files
   // The logs of a forgotten attempt lie elsewhere under the same names.
   void MoveTo(std::string directory) { directory_ = std::move(directory); }
+  // Looks for where the last lines begin, backwards through so many bytes at most, of which it
+  // takes off what it read. False: that was too few; once more goes on.
+  bool Seek(int64_t* bytes);
   // What the processes wrote, in whole lines, the shim's marks taken off.
   struct Piece {
     std::string data;
@@ -34,9 +38,19 @@ class LogCursor {
   Piece Read(int64_t max_bytes, int64_t* dropped);
 
  private:
+  int64_t SeekPiece();
+
   std::string directory_;
   const int32_t rank_;
   int64_t offset_ = 0;
+  // While the last lines are sought:
+  int64_t sought_lines_ = 0;       // that many more newlines, to the left of
+  int64_t sought_to_ = INT64_MAX;  // this offset; INT64_MAX: the present end
+  bool sought_last_ = true;        // the log's last byte has yet to be seen: it ends a line
 };
+
+// The last lines of a rank's log, so many and so many bytes at most, as the processes wrote them.
+// Where all bytes are of one line, its end.
+std::string LastLines(const std::string& directory, int32_t rank, int64_t lines, int64_t bytes);
 
 }  // namespace muster::agent

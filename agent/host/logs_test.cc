@@ -78,6 +78,63 @@ TEST_F(LogsTest, ReadingLogsAcrossRotation) {
   EXPECT_EQ(rest.substr(rest.size() - 8), "line 11\n");
 }
 
+TEST_F(LogsTest, TheLastLinesAreLookedForSoManyBytesAtATime) {
+  shim::LogWriter log(directory_, 3, 1 << 20, 4);
+  for (int i = 0; i < 100'000; ++i) log.Append("line " + std::to_string(1'000'000 + i) + "\n");
+  LogCursor cursor(directory_, 3, 90'000);
+  int looks = 0;
+  for (bool found = false; !found; ++looks) {
+    ASSERT_LT(looks, 100);
+    int64_t bytes = 64 << 10;
+    found = cursor.Seek(&bytes);
+  }
+  EXPECT_GE(looks, 4) << "they are more than a mebibyte";
+  int64_t dropped = 0;
+  EXPECT_EQ(cursor.Read(13, &dropped).data, "line 1010000\n");
+  LogCursor all(directory_, 3, 1'000'000);
+  EXPECT_EQ(all.Read(13, &dropped).data, "line 1000000\n");
+  EXPECT_EQ(dropped, 0);
+}
+
+TEST_F(LogsTest, LastLinesAreTheLastHoweverLongTheyAre) {
+  const struct {
+    const char* what;
+    int lines, bytes;  // before the last one
+    int64_t most_lines, most_bytes;
+    std::string told;
+  } kCases[] = {
+      {"all", 2, 3, 10, 100, "xxx\nxxx\nend\n"},
+      {"so many", 20, 3, 3, 100, "xxx\nxxx\nend\n"},
+      {"so many bytes, in whole lines", 20, 3, 10, 13, "xxx\nxxx\nend\n"},
+      {"of long ones only the last fits", 20, 1000, 10, 100, "end\n"},
+      {"the end of a line that is longer", 1, 1000, 2, 3, "nd\n"},
+      {"a progress bar", 5, 65536, 80, 65536, "end\n"},
+  };
+  int32_t rank = 0;
+  for (const auto& c : kCases) {
+    shim::LogWriter log(directory_, ++rank, 1 << 20, 2);
+    for (int i = 0; i < c.lines; ++i)
+      log.Append("\x02" + std::string(static_cast<size_t>(c.bytes), 'x') + "\n");
+    log.Append("end\n");
+    EXPECT_EQ(LastLines(directory_, rank, c.most_lines, c.most_bytes), c.told) << c.what;
+  }
+  EXPECT_EQ(LastLines(directory_, 99, 10, 100), "");
+}
+
+// Of 80 lines of two thousand bytes each the first 64 KiB say nothing of the end.
+TEST_F(LogsTest, TheCauseIsToldFromTheEndOfLongLines) {
+  {
+    shim::LogWriter log(directory_, 0, 1 << 20, 2);
+    for (int i = 0; i < 100; ++i) log.Append(std::string(2000, 'x') + "\n");
+    log.Append("KeyError: 'labels'\n");
+  }
+  std::vector<v1::WorkerExit> exits(1);
+  exits[0].set_exit_code(1);
+  exits[0].set_own(true);
+  TellCauses(directory_, {}, /*start_ns=*/0, &exits);
+  EXPECT_EQ(exits[0].detail(), "exit 1: KeyError: 'labels'");
+}
+
 TEST_F(LogsTest, ReadingLogsGoesOnFromAnOffset) {
   int64_t dropped = 0;
   shim::LogWriter log(directory_, 3, 32, 2);

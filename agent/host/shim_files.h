@@ -11,9 +11,9 @@
 
 namespace muster::agent {
 
-// Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: bytes of
-// DIR/events taken in before are kept in `news` and not read again. `alive` is the caller's to
-// fill.
+// Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: what was
+// read of DIR/events before is not read again, so `news` is to be what it was then, but for lines
+// that were dropped. `alive` is the caller's to fill.
 absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events,
                            int64_t* events_read, ShimNews* news);
 

@@ -68,14 +68,18 @@ absl::Status ReplaceAndReserve(const std::string& directory, const char* name,
   return Errno(error, name);
 }
 
-std::vector<std::string> List(const std::string& directory) {
+// What isn't hidden, sorted.
+absl::StatusOr<std::vector<std::string>> List(const std::string& directory) {
   std::vector<std::string> names;
   DIR* dir = ::opendir(directory.c_str());
-  if (dir == nullptr) return names;
-  while (const dirent* entry = ::readdir(dir)) {
+  if (dir == nullptr) return ErrnoStatus(errno, directory);
+  const dirent* entry = nullptr;
+  while (errno = 0, (entry = ::readdir(dir)) != nullptr) {
     if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
   }
+  const int failed = errno;
   ::closedir(dir);
+  if (failed != 0) return ErrnoStatus(failed, directory);
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -371,8 +375,9 @@ absl::Status StateDirectory::PersistOutcome(const AttemptRecord& record) {
           .Add("published", int64_t{record.published})};
   if (record.ended) {
     for (const v1::WorkerExit& exit : record.exits) {
-      lines.push_back(shim::ExitLine(
-          {exit.rank(), exit.exit_code(), exit.signal(), exit.at_ns(), exit.detail()}));
+      lines.push_back(shim::ExitLine({exit.rank(), exit.exit_code(), exit.signal(), exit.at_ns(),
+                                      exit.detail(), exit.own(), exit.oom()})
+                          .Add("cause", static_cast<int64_t>(exit.cause())));
     }
   }
   return Errno(shim::ReplaceFile(AttemptDirectory(record.id), kOutcomeFile,
@@ -401,7 +406,11 @@ void StateDirectory::LoadOutcome(AttemptRecord* record) const {
   ReadNumber(line, "published", &record->published);
   for (size_t i = 1; i < lines.size(); ++i) {
     shim::Exit exit;
-    if (shim::ReadExitLine(lines[i], &exit)) record->exits.push_back(ToProto(exit));
+    if (!shim::ReadExitLine(lines[i], &exit)) continue;
+    v1::Cause its_cause = v1::CAUSE_UNSPECIFIED;
+    ReadNumber(lines[i], "cause", &its_cause);  // of the release before, missing
+    record->exits.push_back(ToProto(exit));
+    record->exits.back().set_cause(its_cause);
   }
 }
 
@@ -460,8 +469,10 @@ absl::Status StateDirectory::PersistSeen(const Seen& seen, bool synced) {
 }
 
 absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
+  const absl::StatusOr<std::vector<std::string>> names = List(path_ + "/attempts");
+  if (!names.ok()) return names.status();
   std::vector<AttemptRecord> records;
-  for (const std::string& name : List(path_ + "/attempts")) {
+  for (const std::string& name : *names) {
     AttemptRecord record;
     if (!ParseDirectoryName(name, &record.id)) {
       LogWarn("not an attempt", {{"directory", path_ + "/attempts/" + name}});
@@ -479,8 +490,14 @@ absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
       }
     }
     shim::Claim claim = shim::Claim::kNone;
-    if (const int failed = shim::ReadClaim(directory, &claim); failed != 0)
-      return ErrnoStatus(failed, directory + "/claim");
+    if (const int failed = shim::ReadClaim(directory, &claim); failed != 0) {
+      // Whatever it says: of what has started nothing starts once more, and it is gone only when
+      // nothing of it runs.
+      claim = shim::Claim::kStarted;
+      LogError("a start claim can't be read, look at the disk; the attempt counts as started",
+               {{"file", directory + "/claim"},
+                {"error", failed == EBADMSG ? "it is damaged" : strerror(failed)}});
+    }
     record.claim = claim == shim::Claim::kStarted   ? Claim::kStarted
                    : claim == shim::Claim::kStopped ? Claim::kStopped
                                                     : Claim::kNone;
@@ -559,7 +576,7 @@ absl::Status StateDirectory::Publish(const AttemptRecord& record, const std::str
 }
 
 void StateDirectory::LoadKeptLogs() {
-  for (const std::string& name : List(path_ + "/logs")) {
+  for (const std::string& name : NamesIn(path_ + "/logs")) {
     struct stat info {};
     const std::string path = absl::StrCat(path_, "/logs/", name);
     if (::lstat(path.c_str(), &info) != 0) continue;

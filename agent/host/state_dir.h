@@ -53,8 +53,9 @@ class StateDirectory final : public Files {
   const std::string& path() const { return path_; }
   const std::string& state_id() const { return state_id_; }
   const Seen& seen() const { return seen_; }
-  // Every recorded attempt. A damaged one is told in the log and comes as claimed "stopped" if
-  // nobody had claimed it.
+  // Every recorded attempt. One whose marker is missing or damaged comes as not prepared; one whose
+  // claim can't be read is told in the log and comes as claimed "started". An error: it can't be
+  // told which there are.
   absl::StatusOr<std::vector<AttemptRecord>> Load();
 
   std::string AttemptDirectory(const AttemptId& id) const;

@@ -69,6 +69,78 @@ TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   EXPECT_EQ((*records)[1].claim, Claim::kStopped);
 }
 
+// Its shim is dead, and the agent may be restarted before anybody has heard of it.
+TEST_F(HostTest, WhyProcessesEndedIsKeptWithTheOutcome) {
+  AttemptRecord record = Record();
+  record.ended = true;
+  v1::WorkerExit& exit = record.exits.emplace_back();
+  exit.set_rank(2);
+  exit.set_exit_code(1);
+  exit.set_detail("exit 1: CUDA error: uncorrectable ECC error");
+  exit.set_at_ns(5);
+  exit.set_oom(true);
+  exit.set_own(true);
+  exit.set_cause(v1::DEVICE_FAILURE);
+  v1::WorkerExit& other = record.exits.emplace_back();
+  other.set_rank(3);
+  other.set_signal(9);
+  other.set_detail("its shim was killed");
+  auto state = StateDirectory::Open(directory_ + "/s");
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+  ASSERT_TRUE((*state)->PersistOutcome(record).ok());
+  auto found = (*state)->Load();
+  ASSERT_TRUE(found.ok() && found->size() == 1);
+  ASSERT_EQ(found->at(0).exits.size(), 2u);
+  for (size_t i = 0; i < 2; ++i)
+    EXPECT_EQ(found->at(0).exits[i].SerializeAsString(), record.exits[i].SerializeAsString());
+  // As the release before wrote it.
+  Write("s/attempts/" + DirectoryName(record.id) + "/outcome",
+        "muster-agent-outcome version=1\n"
+        "outcome ended=1 cause=0 detail=x start_ns=1 end_ns=2 stop_sent=0 checkpoint_acked=0 "
+        "published=0\n"
+        "exit rank=2 code=1 signal=0 at_ns=5 detail=killed\nend\n");
+  found = (*state)->Load();
+  ASSERT_TRUE(found.ok() && found->size() == 1);
+  ASSERT_EQ(found->at(0).exits.size(), 1u);
+  EXPECT_EQ(found->at(0).exits[0].detail(), "killed");
+  EXPECT_EQ(found->at(0).exits[0].cause(), v1::CAUSE_UNSPECIFIED);
+}
+
+// One of many is no reason to serve none; and nothing may run twice.
+TEST_F(HostTest, AClaimThatCannotBeReadCountsAsStarted) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  AttemptRecord record = Record(), other = Record();
+  other.id.attempt = 3;
+  *other.prepare.mutable_key() = KeyOf(other.id);
+  ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());
+  ASSERT_TRUE((*state)->PersistPrepared(other, true).ok());
+  const std::string claim = (*state)->AttemptDirectory(record.id) + "/" + shim::kClaimFile;
+  const auto is_started = [&](const std::string& how) {
+    const auto found = (*state)->Load();
+    ASSERT_TRUE(found.ok()) << how << ": " << found.status();
+    ASSERT_EQ(found->size(), 2u) << how;
+    EXPECT_TRUE(found->at(0).prepared) << how;
+    EXPECT_EQ(found->at(0).claim, Claim::kStarted) << how;
+    EXPECT_EQ(found->at(1).claim, Claim::kNone) << how;
+    EXPECT_FALSE((*state)->ClaimStopped(record).ok()) << how;
+  };
+  for (const char* text : {"", "star", "stopped\nstopped\n"}) {
+    std::ofstream(claim, std::ios::trunc) << text;
+    is_started(text);
+  }
+  std::filesystem::remove(claim);
+  std::filesystem::create_directory(claim);
+  is_started("an error of its reader");
+}
+
+// As an agent that knows of none it would end what runs.
+TEST_F(HostTest, AttemptsThatCannotBeListedAreNotTakenForNone) {
+  auto state = StateDirectory::Open(directory_ + "/s");
+  ASSERT_TRUE((*state)->Load().ok());
+  std::filesystem::rename(directory_ + "/s/attempts", directory_ + "/s/away");
+  EXPECT_FALSE((*state)->Load().ok());
+}
+
 // What power loss leaves of a file that was not synced: any part of it, which counts as none.
 TEST_F(HostTest, AFileOfWhichAPartIsLeftCountsAsNone) {
   const std::string path = directory_ + "/s";

@@ -170,7 +170,10 @@ struct World final : Files, Processes, Sender {
     log.push_back(absl::StrCat("renew ", record.renewed_ns));
     return absl::OkStatus();
   }
-  absl::Status PersistOutcome(const AttemptRecord& record) override { return absl::OkStatus(); }
+  absl::Status PersistOutcome(const AttemptRecord& record) override {
+    outcomes[record.id] = record;
+    return absl::OkStatus();
+  }
   absl::Status KeepGpus(const AttemptRecord& record) override {
     gpus_kept[record.id] = record.gpus;
     return absl::OkStatus();
@@ -207,6 +210,7 @@ struct World final : Files, Processes, Sender {
   std::vector<std::string> Take() { return std::exchange(log, {}); }
   const v1::AttemptReport& LastReport() const { return sent.back().report(); }
 
+  std::map<AttemptId, AttemptRecord> outcomes;
   std::map<AttemptId, GpuRecord> gpus_kept;
   std::vector<std::string> log;
   std::vector<v1::AgentMessage> sent;
@@ -305,6 +309,27 @@ TEST_F(ReconcilerTest, TellsTheNewestLineOncePerSessionAndAgainWhenItIsSaidAgain
   session_.set_session("s2");
   Tell(welcome);
   EXPECT_EQ(told(), 1) << "nobody heard of it";
+}
+
+TEST_F(ReconcilerTest, TellsHowLongStepsTakeOncePerSession) {
+  Prepare(true);
+  ShimNews news = Running();
+  news.times.emplace_back().set_own_us(7);
+  const auto told = [&] {
+    const size_t before = world_.sent.size();
+    agent_->OnShim(kId, news, 2000);
+    return std::count_if(world_.sent.begin() + static_cast<int64_t>(before), world_.sent.end(),
+                         [](const auto& m) { return m.progress().times_size() > 0; });
+  };
+  EXPECT_EQ(told(), 1);
+  EXPECT_EQ(told(), 0);
+  agent_->OnDisconnected();
+  v1::SchedulerMessage welcome;
+  welcome.mutable_welcome();
+  session_.set_session("s2");
+  Tell(welcome);
+  EXPECT_EQ(told(), 1) << "its scheduler may be another one";
+  EXPECT_EQ(told(), 0);
 }
 
 TEST_F(ReconcilerTest, AGangPreparesThenStarts) {
@@ -625,6 +650,57 @@ TEST_F(ReconcilerTest, WhatTheJobNamesAndIsNotThereIsTheJobsMistake) {
   }
 }
 
+TEST_F(ReconcilerTest, WhyAnAttemptWhoseShimWasKilledDidNotStartIsKeptWithItsEnd) {
+  Prepare(true);
+  ShimNews news = Running();
+  news.alive = false;
+  news.exits = {Exit(0, 127)};
+  news.exits[0].set_detail("launch: fork: Cannot allocate memory");
+  agent_->OnShim(kId, news, 3000);
+  EXPECT_EQ(world_.LastReport().cause(), v1::LAUNCH_FAILED);
+  ASSERT_EQ(world_.outcomes.count(kId), 1u);
+  Begin({world_.outcomes[kId]});  // restarted
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  EXPECT_EQ(world_.LastReport().cause(), v1::LAUNCH_FAILED);
+  EXPECT_EQ(world_.LastReport().exits_size(), 2);
+}
+
+// From the network a scheduler takes no message above 320 KiB: one would end its host's streams.
+TEST_F(ReconcilerTest, TheEndsOfVeryManyProcessesAreToldInSeveralMessages) {
+  const struct {
+    int ranks, code;
+    size_t detail_bytes;
+    bool ended;
+  } cases[] = {{1024, 127, 4096, true}, {1024, 127, 4096, false}, {9000, 0, 0, true}};
+  for (const auto& c : cases) {
+    AttemptRecord record = Claimed(Claim::kStarted, c.ended);
+    for (int rank = 0; rank < c.ranks; ++rank) {
+      record.exits.push_back(Exit(rank, c.code));
+      record.exits.back().set_at_ns(1'800'000'000 * kSecond);
+      record.exits.back().set_detail(std::string(c.detail_bytes, 'x'));
+    }
+    world_.sent.clear();
+    Begin({record});
+    EXPECT_GT(world_.sent.size(), 1u);
+    std::set<int32_t> ranks;
+    for (const v1::AgentMessage& message : world_.sent) {
+      EXPECT_LT(message.ByteSizeLong(), 300u << 10);
+      for (const v1::WorkerExit& exit : message.report().exits()) ranks.insert(exit.rank());
+      const bool gone = c.ended && &message == &world_.sent.back();
+      EXPECT_EQ(message.report().phase(), gone ? v1::GONE : v1::STARTED);
+    }
+    EXPECT_EQ(ranks.size(), static_cast<size_t>(c.ranks));
+    EXPECT_GT(world_.LastReport().exits_size(), 0) << "without any its host has lost track of it";
+    EXPECT_LT(agent_->Hello({}, 1).ByteSizeLong(), 300u << 10);
+    // After another boot it is in the Hello, and its end isn't told before the ends that follow.
+    record.boot_id = "boot-1";
+    Begin({record});
+    const v1::Hello hello = agent_->Hello({}, 1).hello();
+    ASSERT_EQ(hello.attempts_size(), 1);
+    EXPECT_EQ(hello.attempts(0).phase(), v1::STARTED);
+  }
+}
+
 TEST_F(ReconcilerTest, AHelloOfManyEndedAttemptsStaysSmallAndTheRestFollowsTheWelcome) {
   constexpr int kMany = 5000;
   std::vector<AttemptRecord> records;
@@ -805,6 +881,64 @@ TEST_F(ReconcilerTest, CheckpointsAreRepeatedUntilAcknowledgedByNumber) {
   ASSERT_EQ(world_.sent.size(), 2u);
   EXPECT_EQ(world_.sent[0].checkpoint().sequence(), 2u);
   EXPECT_EQ(world_.sent[0].checkpoint().loaded_step(), -1);
+}
+
+TEST_F(ReconcilerTest, LinesAreTakenInOnceAndNeedNotBeKeptNorCheckpointsThatAreAcknowledged) {
+  const auto line = [](int step) {
+    return absl::StrCat(R"({"checkpoint":{"step":)", step, R"(,"path":"/c/)", step, "\"}}");
+  };
+  const auto acknowledge = [&](uint64_t sequence) {
+    v1::SchedulerMessage ack;
+    *ack.mutable_checkpoint_ack()->mutable_key() = KeyOf(kId);
+    ack.mutable_checkpoint_ack()->set_sequence(sequence);
+    Tell(ack);
+  };
+  Prepare(true);
+  ShimNews news = Running();
+  for (int step = 1; step <= 1000; ++step) {
+    news.lines = {line(step)};
+    news.lines_at_ns = {step};
+    world_.sent.clear();
+    agent_->OnShim(kId, news, 2000);
+    agent_->OnShim(kId, news, 2000);
+    ASSERT_EQ(world_.sent[0].checkpoint().sequence(), static_cast<uint64_t>(step));
+    EXPECT_EQ(world_.sent[0].checkpoint().checkpoint().step(), step);
+    acknowledge(static_cast<uint64_t>(step));
+    EXPECT_TRUE(agent_->Find(kId)->checkpoints.empty());
+    news.DropLines();
+  }
+  // An agent that was restarted counts them anew, and tells those that nobody has acknowledged.
+  AttemptRecord record = Prepared();
+  record.claim = Claim::kStarted;
+  record.checkpoint_acked = 1000;
+  Begin({record});
+  news = Running();
+  for (int step = 1; step <= 1001; ++step) {
+    news.lines.push_back(line(step));
+    news.lines_at_ns.push_back(step);
+  }
+  world_.sent.clear();
+  agent_->OnShim(kId, news, 2000);
+  ASSERT_EQ(agent_->Find(kId)->checkpoints.size(), 1u);
+  EXPECT_EQ(agent_->Find(kId)->checkpoints[0].sequence(), 1001u);
+  EXPECT_EQ(std::count_if(world_.sent.begin(), world_.sent.end(),
+                          [](const auto& m) { return m.has_checkpoint(); }),
+            1);
+}
+
+TEST_F(ReconcilerTest, OfManyCheckpointsThatNobodyAcknowledgesTheFirstAndTheNewestAreKept) {
+  Prepare(true);
+  ShimNews news = Running();
+  for (int step = 1; step <= 1000; ++step) {
+    news.lines.push_back(absl::StrCat(R"({"checkpoint":{"step":)", step, R"(,"path":"/c"}})"));
+    news.lines_at_ns.push_back(step);
+  }
+  agent_->OnShim(kId, news, 2000);
+  const std::vector<v1::CheckpointReport>& kept = agent_->Find(kId)->checkpoints;
+  ASSERT_EQ(kept.size(), 100u);
+  EXPECT_EQ(kept[0].sequence(), 1u) << "it names what the attempt loaded";
+  EXPECT_EQ(kept[1].sequence(), 902u);
+  EXPECT_EQ(kept[99].sequence(), 1000u);
 }
 
 TEST_F(ReconcilerTest, PublishesOnceAndSaysSoEachTime) {

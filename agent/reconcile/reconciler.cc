@@ -20,6 +20,9 @@ void LogFailure(const char* what, const AttemptId& id, const absl::Status& statu
            {{"doing", what}, {"attempt", Describe(id)}, {"error", std::string(status.message())}});
 }
 
+// More than the scheduler keeps of a task: while it can't be reached a job may tell thousands.
+constexpr size_t kCheckpointsUnacknowledged = 100;
+
 // What the job names and this host doesn't have is the job's mistake; what the scheduler was asked
 // for and didn't come is nobody's; all else is the host's.
 v1::Cause CauseOf(const absl::Status& failed) {
@@ -40,6 +43,9 @@ Reconciler::Reconciler(HostIds identity, std::vector<AttemptRecord> records, See
       seen_kept_(seen_) {
   for (AttemptRecord& record : records) {
     const AttemptId id = record.id;
+    // What is kept of an attempt whose shim was killed was kept before this was told.
+    if (record.cause == v1::CAUSE_UNSPECIFIED && !record.stop.has_value())
+      record.cause = LaunchCause(record.exits);
     records_[id] = std::move(record);
   }
 }
@@ -101,6 +107,7 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
     session_ = message.session();
     metrics_sent_.clear();  // what was said meanwhile reached nobody
     usages_sent_.clear();
+    times_sent_.clear();
     acknowledged_ns_ = hello_ns_;
     forgotten_.clear();
     RepeatReports();
@@ -140,6 +147,9 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
           message.checkpoint_ack().sequence() <= found->second.checkpoint_acked)
         return true;
       found->second.checkpoint_acked = message.checkpoint_ack().sequence();
+      std::erase_if(found->second.checkpoints, [&](const v1::CheckpointReport& checkpoint) {
+        return checkpoint.sequence() <= found->second.checkpoint_acked;
+      });
       // If this is not remembered, the checkpoint is reported once more: no harm.
       if (const absl::Status status = files_->PersistOutcome(found->second); !status.ok())
         LogFailure("remember", found->first, status);
@@ -360,7 +370,7 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
   if (line->checkpoint.has_value()) {
     v1::CheckpointReport report = MessageOf(*line->checkpoint);
     *report.mutable_key() = key;
-    report.set_sequence(record->checkpoints.size() + 1);
+    report.set_sequence(++record->checkpoints_told);
     report.mutable_checkpoint()->set_attempt(record->id.attempt);
     report.mutable_checkpoint()->set_at_ns(at_ns);
     report.mutable_checkpoint()->set_storage(record->prepare.checkpoint_storage());
@@ -370,8 +380,11 @@ void Reconciler::OnLine(AttemptRecord* record, const std::string& json, int64_t 
       report.set_loaded_step(record->loaded->step());
       report.set_loaded_path(record->loaded->path());
     }
-    record->checkpoints.push_back(report);
     if (report.sequence() > record->checkpoint_acked) {
+      // The first one stays: it names what the attempt loaded. Of the others the newest do.
+      std::vector<v1::CheckpointReport>& waiting = record->checkpoints;
+      waiting.push_back(report);
+      if (waiting.size() > kCheckpointsUnacknowledged) waiting.erase(waiting.begin() + 1);
       v1::AgentMessage message;
       *message.mutable_checkpoint() = std::move(report);
       Send(std::move(message));
@@ -399,8 +412,11 @@ void Reconciler::OnShim(const AttemptId& id, const ShimNews& news, int64_t now_n
   AttemptRecord& record = found->second;
   // Lines first: a checkpoint is told before the end of the attempt that wrote it.
   size_t& read = lines_read_[id];
-  for (; read < news.lines.size(); ++read)
-    OnLine(&record, news.lines[read], news.lines_at_ns[read]);
+  for (read = std::max(read, news.lines_before); read < news.lines_before + news.lines.size();
+       ++read) {
+    const size_t i = read - news.lines_before;
+    OnLine(&record, news.lines[i], news.lines_at_ns[i]);
+  }
   const std::pair<std::string, int64_t> newest(
       news.metrics, news.metrics_at_ns);  // a line that is said twice is told twice
   if (!news.metrics.empty() && metrics_sent_[id] != newest) {

@@ -88,8 +88,8 @@ class Reconciler {
   std::map<AttemptId, AttemptRecord> records_;
   std::set<AttemptId> forgotten_;           // in this session
   std::map<AttemptId, size_t> lines_read_;  // durable lines of its shim taken in
-  std::map<AttemptId, std::pair<std::string, int64_t>>
-      metrics_sent_;  // to this session: line and time
+  // To this session: the newest metrics, with their time, and how long steps take.
+  std::map<AttemptId, std::pair<std::string, int64_t>> metrics_sent_;
   std::map<AttemptId, std::string> times_sent_;
   struct UsageSent {
     int64_t boot_ns = 0;

@@ -53,9 +53,10 @@ struct AttemptRecord {
   std::string detail;
   int64_t start_ns = 0;
   int64_t end_ns = 0;
-  // From progress lines, in order; rebuilt from the shim's events after a restart.
-  std::vector<v1::CheckpointReport> checkpoints;
+  // From progress lines; counted anew from the shim's events after a restart.
+  uint64_t checkpoints_told = 0;  // the newest one's sequence
   uint64_t checkpoint_acked = 0;
+  std::vector<v1::CheckpointReport> checkpoints;  // that aren't acknowledged, in order
   std::optional<v1::LoadedReport> loaded;
   std::optional<v1::ExportReport> export_report;
   bool published = false;
@@ -79,7 +80,8 @@ struct Seen {
   bool operator==(const Seen&) const = default;
 };
 
-// What a shim's files say, whole: the Reconciler compares it with what it knows.
+// What a shim's files say, whole but for lines that were taken in: the Reconciler compares it with
+// what it knows.
 struct ShimNews {
   Claim claim = Claim::kNone;
   bool alive = false;  // a shim holds the attempt, or strays of it still run
@@ -89,12 +91,20 @@ struct ShimNews {
   bool stop_sent = false;
   bool fenced = false;
   int64_t end_ns = 0;
-  std::vector<std::string> lines;    // durable progress lines since the attempt's beginning
+  size_t lines_before = 0;           // durable progress lines that are dropped
+  std::vector<std::string> lines;    // those after them
   std::vector<int64_t> lines_at_ns;  // parallel
   std::string metrics;               // the newest progress line; empty: none
   int64_t metrics_at_ns = 0;
   v1::HostUsage usage;              // newest word; ran_ns 0: none
   std::vector<v1::RankTime> times;  // of ranks that tell how long their steps take, by rank
+
+  // Of a job's life there may be millions.
+  void DropLines() {
+    lines_before += lines.size();
+    lines.clear();
+    lines_at_ns.clear();
+  }
 };
 
 }  // namespace muster::agent

@@ -15,6 +15,8 @@ constexpr size_t kFaultsKept = 64;
 // A Hello that is larger leaves out what is gone: a scheduler takes no message above 320 KiB from
 // the network.
 constexpr size_t kHelloBytes = 128 << 10;
+// A report that is larger, of very many processes, is told in several messages.
+constexpr size_t kReportBytes = 128 << 10;
 
 }  // namespace
 
@@ -44,15 +46,17 @@ v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory, int64_t boot_
     // here: else the new boot id alone would say that it ended, and not how.
     const bool follows = record.gone() && record.boot_id == identity_.boot_id;
     if (follows && bytes > kHelloBytes) continue;
-    v1::AttemptReport* report = hello->add_attempts();
-    *report = ReportOf(record);
-    bytes += report->ByteSizeLong();
-    // A checkpoint or an export is told before the end of the attempt that wrote it, here too: what
-    // follows the Welcome says both.
-    const bool more = (!record.checkpoints.empty() &&
-                       record.checkpoints.back().sequence() > record.checkpoint_acked) ||
+    v1::AttemptReport report = ReportOf(record);
+    const bool large = report.ByteSizeLong() > kReportBytes;
+    if (follows && large) continue;
+    if (large || (!record.gone() && bytes > kHelloBytes)) report.clear_exits();
+    bytes += report.ByteSizeLong();
+    // A checkpoint, an export or the ends of processes are told before the end of the attempt, here
+    // too: what follows the Welcome says both.
+    const bool more = large || !record.checkpoints.empty() ||
                       (record.export_report.has_value() && !record.published);
-    if (more && record.gone() && record.claim == Claim::kStarted) report->set_phase(v1::STARTED);
+    if (more && record.gone() && record.claim == Claim::kStarted) report.set_phase(v1::STARTED);
+    *hello->add_attempts() = std::move(report);
   }
   return message;
 }
@@ -80,10 +84,28 @@ v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   return report;
 }
 
+// The scheduler puts together what it hears of an attempt's processes; that it is gone comes last,
+// with the end of one of them at least: without any, it would be that of a host that has lost track
+// of it.
 void Reconciler::Report(const AttemptRecord& record) {
-  v1::AgentMessage message;
-  *message.mutable_report() = ReportOf(record);
-  Send(std::move(message));
+  v1::AgentMessage last;
+  v1::AttemptReport* report = last.mutable_report();
+  *report = ReportOf(record);
+  while (report->ByteSizeLong() > kReportBytes && report->exits_size() > 1) {
+    v1::AgentMessage message;
+    v1::AttemptReport* part = message.mutable_report();
+    *part->mutable_key() = report->key();
+    part->set_phase(v1::STARTED);
+    part->set_start_ns(report->start_ns());
+    for (size_t bytes = 0; bytes < kReportBytes && report->exits_size() > 1;) {
+      v1::WorkerExit* exit = part->add_exits();
+      exit->Swap(report->mutable_exits(report->exits_size() - 1));
+      report->mutable_exits()->RemoveLast();
+      bytes += exit->ByteSizeLong();
+    }
+    Send(std::move(message));
+  }
+  Send(std::move(last));
 }
 
 void Reconciler::Send(v1::AgentMessage message) {
@@ -123,7 +145,6 @@ void Reconciler::RepeatReports() {
   std::erase_if(faults_, [](const auto& told) { return told.second <= 0; });
   for (const auto& [id, record] : records_) {
     for (const v1::CheckpointReport& checkpoint : record.checkpoints) {
-      if (checkpoint.sequence() <= record.checkpoint_acked) continue;
       v1::AgentMessage message;
       *message.mutable_checkpoint() = checkpoint;
       Send(std::move(message));

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <linux/openat2.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -181,6 +182,14 @@ ActResult MakeOnStorage(const ActRequest& request) {
   return request.unpacked.empty() ? ActResult() : UnpackInJob(request, job);
 }
 
+// From now on, so that nothing of it goes on beside what the agent's successor begins: of two at a
+// time one could remove the other's export. False: it has ended already, nobody reads the result.
+bool DieWithTheAgent() {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+  pollfd result{1, 0, 0};
+  return ::poll(&result, 1, 0) <= 0 || (result.revents & POLLERR) == 0;
+}
+
 void AddText(const char* kind, const std::string& text, std::vector<Line>* lines) {
   if (!text.empty()) lines->push_back(Line{kind}.Add("text", text));
 }
@@ -316,7 +325,7 @@ int RunAct() {
   const auto tell = [](const ActResult& result) {
     return WriteAll(1, FormatActResult(result)) == 0 ? 0 : 70;
   };
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+  if (!DieWithTheAgent()) return 70;
   if (const int failed = ReadAll(0, &content); failed != 0)
     return tell(HostFailed("request", failed));
   if (!ParseActRequest(content, &request, &error))
@@ -331,6 +340,7 @@ int RunAct() {
   if (failed != 0)
     return tell(
         HostFailed("to become uid " + std::to_string(request.user->uid) + ": " + step, failed));
+  if (!DieWithTheAgent()) return 70;  // once more: BecomeUser has cleared it
   const rlimit memory{kMostMemory, kMostMemory};
   ::setrlimit(RLIMIT_AS, &memory);
   ::umask(request.umask);

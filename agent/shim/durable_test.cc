@@ -11,9 +11,11 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "agent/shim/durable.h"
 #include "agent/shim/isolate.h"
+#include "agent/shim/times.h"
 #include "common/base/testing/eventually.h"
 
 namespace muster::shim {
@@ -63,6 +65,65 @@ TEST(Token, IsNotWaitedForWhereItCannotBeRead) {
   EXPECT_EQ(ReadEnvironment(process, &environment), ETIMEDOUT);
   ::close(writer);
   std::filesystem::remove_all(process);
+}
+
+// On a dead file server there may be hundreds, and who asks has heartbeats to send.
+TEST(Token, ManyThatCannotBeReadAreWaitedForAtOnce) {
+  char name[] = "/tmp/muster-token-test-XXXXXX";
+  const std::string proc = ::mkdtemp(name);
+  const auto add = [&](int pid, const char* state) {
+    const std::string process = proc + "/" + std::to_string(pid);
+    std::filesystem::create_directories(process + "/task/1");
+    std::ofstream(process + "/task/1/stat") << "1 (any) name) " << state << " 0 1";
+    return process + "/environ";
+  };
+  constexpr int kStuck = 100;
+  std::vector<int> writers;
+  for (int i = 0; i < kStuck; ++i) {
+    const std::string environment = add(2'000'000'000 + i, "D");  // no process has such a number
+    ASSERT_EQ(::mkfifo(environment.c_str(), 0600), 0);
+    writers.push_back(::open(environment.c_str(), O_RDWR | O_CLOEXEC));
+  }
+  // What can be read is killed by the whole of its token.
+  const auto entries = [](const std::string& token) {
+    const std::string zero(1, '\0');
+    return "A=1" + zero + kTokenVariable + "=" + token + zero + zero + "B=2" + zero;
+  };
+  struct Case {
+    const char* state;
+    std::string environment;
+    bool killed;
+    pid_t pid = 0;
+  } cases[] = {{"D", entries("token"), true},
+               {"S", entries("token"), true},
+               {"S", entries("token").substr(4, sizeof kTokenVariable + 5), true},
+               {"D", entries("token2"), false},
+               {"S", entries("toke"), false},
+               {"S", "X" + entries("token").substr(4), false},
+               {"S", "", false}};
+  int killed = 0;
+  for (Case& c : cases) {
+    killed += c.killed ? 1 : 0;
+    c.pid = ::fork();
+    if (c.pid == 0) {
+      ::pause();
+      ::_exit(0);
+    }
+    std::ofstream(add(c.pid, c.state)) << c.environment;
+  }
+  int unknown = 0;
+  const int64_t begun_ns = SteadyNs();
+  EXPECT_EQ(KillByToken("token", &unknown, proc), killed);
+  EXPECT_LT(SteadyNs() - begun_ns, 5'000 * kMillisecond) << "one after the other: twenty seconds";
+  EXPECT_EQ(unknown, kStuck);
+  for (const Case& c : cases) {
+    ::kill(c.pid, SIGTERM);  // of two signals the kernel takes SIGKILL, which was first
+    int status = 0;
+    ASSERT_EQ(::waitpid(c.pid, &status, 0), c.pid);
+    EXPECT_EQ(WTERMSIG(status), c.killed ? SIGKILL : SIGTERM) << c.environment;
+  }
+  for (const int writer : writers) ::close(writer);
+  std::filesystem::remove_all(proc);
 }
 
 TEST(Durable, WhatIsNoPlainFileIsNotWaitedFor) {

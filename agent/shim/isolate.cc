@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -81,12 +82,25 @@ int OpenEnvironment(const std::string& process) {
   return ::open((process + "/environ").c_str(), O_RDONLY | O_CLOEXEC);
 }
 
+// In one that reads for its parent: it has the parent's descriptors, and with them its locks.
+void DieWithParent() { ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); }
+
+// Reaps children that have ended or are about to.
+void ReapSoon(std::vector<pid_t> children) {
+  for (int i = 0; i < 20; ++i) {
+    std::erase_if(children, [](pid_t child) { return ::waitpid(child, nullptr, WNOHANG) != 0; });
+    if (children.empty()) return;
+    Sleep(5 * kMillisecond);
+  }
+}
+
 // By a process of its own, which can be killed while it waits. 0, or an errno.
 int ReadApart(int file, std::string* content) {
   int pipe[2];
   if (::pipe2(pipe, O_CLOEXEC) != 0) return errno;
   const pid_t reader = ::_Fork();
   if (reader == 0) {
+    DieWithParent();
     char buffer[4096];
     for (ssize_t got; (got = ::read(file, buffer, sizeof buffer)) > 0;) {
       if (::write(pipe[1], buffer, static_cast<size_t>(got)) != got) ::_exit(1);
@@ -111,10 +125,99 @@ int ReadApart(int file, std::string* content) {
   ::close(pipe[0]);
   if (reader > 0) {
     ::kill(reader, SIGKILL);
-    for (int i = 0; i < 20 && ::waitpid(reader, nullptr, WNOHANG) == 0; ++i)
-      Sleep(5 * kMillisecond);
+    ReapSoon({reader});
   }
   return error;
+}
+
+// Whether the environment in this file has the entry. It needs no memory of its own, so that a
+// fork of a process with other threads may ask. 0, or an errno.
+int FindEntry(int file, std::string_view entry, bool* found) {
+  *found = false;
+  constexpr size_t kOther = SIZE_MAX;
+  size_t matched = 0;  // of the present entry, each of which ends with a zero; kOther: it differs
+  char buffer[4096];
+  while (true) {
+    const ssize_t got = ::read(file, buffer, sizeof buffer);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    for (const char c : std::string_view(buffer, static_cast<size_t>(got))) {
+      if (c == '\0') {
+        *found = *found || matched == entry.size();
+        matched = 0;
+      } else {
+        matched = matched < entry.size() && entry[matched] == c ? matched + 1 : kOther;
+      }
+    }
+    if (got > 0) continue;
+    *found = *found || matched == entry.size();  // the last one may lack its zero
+    return 0;
+  }
+}
+
+struct Stray {
+  pid_t pid = 0;
+  std::string process;  // its directory below /proc
+};
+
+struct Answer {
+  size_t index;  // of the stray
+  bool carries, failed;
+};
+
+// The life of the process that looks at one of them, and kills it if it carries the entry.
+[[noreturn]] void KillIfItCarries(const Stray& stray, size_t index, int file,
+                                  std::string_view entry, int answers) {
+  DieWithParent();
+  Answer answer{index, false, false};
+  answer.failed = FindEntry(file, entry, &answer.carries) != 0;
+  if (answer.carries) ::kill(stray.pid, SIGKILL);
+  ::_exit(::write(answers, &answer, sizeof answer) == sizeof answer ? 0 : 1);
+}
+
+// Kills those that carry the entry; how many. Each is looked at by a process of its own, all at
+// once: they are waited for no longer than one is.
+int KillStuck(const std::vector<Stray>& stuck, std::string_view entry, int* unknown) {
+  int pipe[2];
+  if (stuck.empty()) return 0;
+  if (::pipe2(pipe, O_CLOEXEC) != 0) {
+    *unknown += static_cast<int>(stuck.size());
+    return 0;
+  }
+  std::map<size_t, pid_t> waits;  // readers that haven't answered, by index
+  std::vector<pid_t> readers;
+  for (size_t i = 0; i < stuck.size(); ++i) {
+    const int file = OpenEnvironment(stuck[i].process);
+    if (file < 0 && (errno == ENOENT || errno == ESRCH || errno == EACCES)) continue;
+    const pid_t reader = file < 0 ? -1 : ::_Fork();
+    if (reader == 0) KillIfItCarries(stuck[i], i, file, entry, pipe[1]);
+    if (file >= 0) ::close(file);
+    if (reader > 0)
+      readers.push_back(waits[i] = reader);
+    else
+      ++*unknown;
+  }
+  ::close(pipe[1]);
+  int found = 0;
+  const int64_t until_ns = SteadyNs() + kPatienceWithStuck;
+  while (!waits.empty()) {
+    pollfd ready{pipe[0], POLLIN, 0};
+    const int64_t left_ns = until_ns - SteadyNs();
+    if (left_ns <= 0) break;
+    if (::poll(&ready, 1, static_cast<int>(left_ns / kMillisecond) + 1) <= 0) continue;
+    Answer answer;  // written, and so read, in one piece
+    const ssize_t got = ::read(pipe[0], &answer, sizeof answer);
+    if (got == 0) break;
+    if (got < 0) continue;
+    waits.erase(answer.index);
+    if (answer.carries) ++found;
+    if (answer.failed) ++*unknown;
+  }
+  ::close(pipe[0]);
+  *unknown += static_cast<int>(waits.size());
+  for (const auto& [index, reader] : waits) ::kill(reader, SIGKILL);
+  ReapSoon(std::move(readers));
+  return found;
 }
 
 // Kills the children of `parent` but one, and says how many live ones there were, those included
@@ -161,48 +264,32 @@ int ReadEnvironment(const std::string& process, std::string* content) {
   return error;
 }
 
-int KillByToken(std::string_view token, int* unknown) {
+int KillByToken(std::string_view token, int* unknown, const std::string& proc_directory) {
   const std::string wanted = std::string(kTokenVariable) + "=" + std::string(token);
-  int found = 0;
-  DIR* proc = ::opendir("/proc");
+  int found = 0, untold = 0;
+  DIR* proc = ::opendir(proc_directory.c_str());
   if (proc == nullptr) return 0;
   const pid_t self = ::getpid();
-  std::vector<pid_t> stuck;  // last: each may take its time
-  const auto kill_if = [&](pid_t pid, const std::string& environment) {
-    for (size_t at = 0; at < environment.size();) {
-      size_t stop = environment.find('\0', at);
-      if (stop == std::string::npos) stop = environment.size();
-      if (std::string_view(environment).substr(at, stop - at) == wanted) {
-        ::kill(pid, SIGKILL);
-        ++found;
-        return;
-      }
-      at = stop + 1;
-    }
-  };
+  std::vector<Stray> stuck;  // last: they may take their time
   while (const dirent* entry = ::readdir(proc)) {
     char* end = nullptr;
     const long pid = ::strtol(entry->d_name, &end, 10);
     if (end == entry->d_name || *end != '\0' || pid <= 1 || pid == self) continue;
-    const std::string process = std::string("/proc/") + entry->d_name;
-    std::string environment;
+    const std::string process = proc_directory + "/" + entry->d_name;
+    bool carries = false;
     const int file = OpenEnvironment(process);
     if (file < 0) continue;  // another user's, mostly
-    if (Stuck(process))
-      stuck.push_back(static_cast<pid_t>(pid));
-    else if (ReadAll(file, &environment) == 0)
-      kill_if(static_cast<pid_t>(pid), environment);
+    if (Stuck(process)) {
+      stuck.push_back({static_cast<pid_t>(pid), process});
+    } else if (FindEntry(file, wanted, &carries) == 0 && carries) {
+      ::kill(static_cast<pid_t>(pid), SIGKILL);
+      ++found;
+    }
     ::close(file);
   }
   ::closedir(proc);
-  for (const pid_t pid : stuck) {
-    std::string environment;
-    const int error = ReadEnvironment("/proc/" + std::to_string(pid), &environment);
-    if (error == 0)
-      kill_if(pid, environment);
-    else if (unknown != nullptr && error != ENOENT && error != ESRCH && error != EACCES)
-      ++*unknown;
-  }
+  found += KillStuck(stuck, wanted, &untold);
+  if (unknown != nullptr) *unknown += untold;
   return found;
 }
 

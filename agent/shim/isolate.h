@@ -39,9 +39,10 @@ class Backoff {
 
 // Sends SIGKILL to every process whose environment carries the token; how many it found. Our own
 // process is spared. To read an environment may take as long as a dead file server, where its
-// process waits for that in the kernel: such a process is passed over after a moment, and counted
-// in `unknown`.
-int KillByToken(std::string_view token, int* unknown = nullptr);
+// process waits for that in the kernel: such processes are passed over after a moment, the same for
+// all of them, and counted in `unknown`. `proc_directory`: another one for tests.
+int KillByToken(std::string_view token, int* unknown = nullptr,
+                const std::string& proc_directory = "/proc");
 
 // An environment, by its process' directory below /proc, with the same patience (ETIMEDOUT). 0, or
 // an errno.

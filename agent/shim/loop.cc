@@ -439,7 +439,8 @@ void Loop::Keep(const agent::ProgressLine& read, std::string_view line) {
 }
 
 void Loop::Take(DurableLines* lines, bool last) {
-  pending_events_ += lines->Take(ports_.clock->BootNs(), last);
+  pending_events_ +=
+      lines->Take(ports_.clock->BootNs(), last, /*seldom=*/events_bytes_ >= kManyEventsBytes);
   if (lines->waits()) return;
   durable_pending_ = lines_pending_ = true;
 }

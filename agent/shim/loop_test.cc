@@ -166,6 +166,34 @@ TEST_F(LoopTest, WhatCouldNotBeSyncedIsWrittenAndSyncedOnceMore) {
   EXPECT_EQ(world_.said, "events: Input/output error\n") << "told once";
 }
 
+// The agent reads all of it when it starts.
+TEST_F(LoopTest, WhoHasToldVeryMuchIsWrittenDownMoreSeldom) {
+  Run();
+  const std::string pad(8000, 'x');
+  int step = 0;
+  const auto say = [&] {
+    loop_->OnProgress(R"({"checkpoint":{"step":)" + std::to_string(++step) +
+                      R"(,"path":"p"},"pad":")" + pad + "\"}");
+  };
+  for (int i = 0; i < 110; ++i) {
+    for (int line = 0; line < kDurableLines; ++line) say();
+    Pass(kDurableWindowNs);
+  }
+  const size_t many = world_.events.size();
+  ASSERT_GE(many, static_cast<size_t>(kManyEventsBytes));
+  for (int i = 0; i < 300; ++i) {
+    say();
+    Pass(kSecond);
+  }
+  EXPECT_LE(world_.events.size(), many + 12 * (pad.size() + 100)) << "one in half a minute";
+  EXPECT_GE(world_.events.size(), many + 8 * pad.size());
+  End(0, 0);
+  Pass(0);
+  EXPECT_EQ(Result().exits[0].exit_code, 0);
+  EXPECT_NE(world_.durable.find("\"step\":" + std::to_string(step)), std::string::npos)
+      << "the newest is written, whatever the rate";
+}
+
 TEST_F(LoopTest, KeepsAllThatRank0ReportsWhereThatIsAskedFor) {
   const std::vector<std::string> lines = {
       R"({"step":1,"loss":0.5,"lr":NaN})",

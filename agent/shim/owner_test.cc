@@ -2,9 +2,11 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -403,6 +405,83 @@ TEST_F(OwnerTest, DirectoriesAreMadeByTheirOwner) {
   EXPECT_EQ(ReadText(request.trainer_directory + "/trainer.json"), "{\"a\": 1}\n");
   EXPECT_EQ(OwnerOf(request.trainer_directory + "/trainer.json"), kAnn);
   EXPECT_TRUE(Act(request).done());  // what is there is there
+}
+
+// Else it would go on beside what the next agent begins, on the same names.
+TEST_F(OwnerTest, WhatIsDoneForAnAgentEndsWithIt) {
+  // A file system whose server says nothing: whoever asks it for anything waits.
+  struct DeadMount {
+    explicit DeadMount(std::string at)
+        : path(std::move(at)), server(::open("/dev/fuse", O_RDWR | O_CLOEXEC)) {
+      fs::create_directory(path);
+      const std::string options =
+          "fd=" + std::to_string(server) + ",rootmode=40000,user_id=0,group_id=0,allow_other";
+      there = server >= 0 && ::unshare(CLONE_NEWNS) == 0 &&
+              ::mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+              ::mount("dead", path.c_str(), "fuse", MS_NODEV | MS_NOSUID, options.c_str()) == 0;
+    }
+    ~DeadMount() {
+      ::close(server);
+      if (there) ::umount2(path.c_str(), MNT_DETACH);
+    }
+    const std::string path;
+    const int server;
+    bool there = false;
+  };
+  const DeadMount dead(root_ + "/ann/dead");
+  if (!dead.there) GTEST_SKIP() << "wants FUSE";
+  ActRequest request = Request();
+  request.job_directory = dead.path + "/1";
+  ASSERT_EQ(ReplaceFile(root_, "told", FormatActRequest(request)), 0);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+  int pipe[2];
+  ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);
+  const pid_t agent = ::fork();
+  if (agent == 0) {
+    int result[2];
+    if (::pipe2(result, O_CLOEXEC) != 0) ::_exit(1);
+    const pid_t act = ::fork();
+    if (act == 0) {
+      const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-shim";
+      const int told = ::open((root_ + "/told").c_str(), O_RDONLY);
+      if (::dup2(told, 0) == 0 && ::dup2(result[1], 1) == 1)
+        ::execl(program.c_str(), "muster-shim", "--act", nullptr);
+      ::_exit(1);
+    }
+    ::close(result[1]);
+    if (::write(pipe[1], &act, sizeof act) != sizeof act) ::_exit(1);
+    ::pause();
+    ::_exit(0);
+  }
+  pid_t act = -1;
+  ASSERT_EQ(::read(pipe[0], &act, sizeof act), static_cast<ssize_t>(sizeof act));
+  const std::string status = "/proc/" + std::to_string(act) + "/status";
+  EXPECT_TRUE(
+      Eventually([&] { return ReadText(status).find("\nUid:\t61001\t") != std::string::npos; }));
+  ::kill(agent, SIGKILL);
+  ::waitpid(agent, nullptr, 0);
+  EXPECT_TRUE(Eventually([&] { return ::waitpid(act, nullptr, WNOHANG) == act; }));
+  for (const int fd : pipe) ::close(fd);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0);
+}
+
+TEST_F(OwnerTest, NothingIsDoneForAnAgentThatIsGone) {
+  const ActRequest request = Request();
+  ASSERT_EQ(ReplaceFile(root_, "told", FormatActRequest(request)), 0);
+  int result[2];
+  ASSERT_EQ(::pipe2(result, O_CLOEXEC), 0);
+  ::close(result[0]);  // nobody reads it
+  const pid_t act = ::fork();
+  if (act == 0) {
+    const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-shim";
+    const int told = ::open((root_ + "/told").c_str(), O_RDONLY);
+    if (::dup2(told, 0) == 0 && ::dup2(result[1], 1) == 1)
+      ::execl(program.c_str(), "muster-shim", "--act", nullptr);
+    ::_exit(1);
+  }
+  ::close(result[1]);
+  ::waitpid(act, nullptr, 0);
+  EXPECT_FALSE(fs::exists(request.job_directory));
 }
 
 TEST_F(OwnerTest, NothingIsMadeWhereTheOwnerMayNotWrite) {

@@ -100,9 +100,12 @@ bool DurableLines::Put(std::string line) {
   return alone;
 }
 
-std::string DurableLines::Take(int64_t now_ns, bool last) {
-  return line_.empty() || !(last || limit_.Allow(now_ns)) ? std::string()
-                                                          : std::exchange(line_, {});
+std::string DurableLines::Take(int64_t now_ns, bool last, bool seldom) {
+  if (line_.empty()) return {};
+  RateLimit& limit = seldom ? seldom_limit_ : limit_;
+  const bool may = last || limit.Allow(now_ns);
+  next_ns_ = limit.next_window_ns();
+  return may ? std::exchange(line_, {}) : std::string();
 }
 
 }  // namespace muster::shim

@@ -18,6 +18,10 @@ inline constexpr int kProgressLinesPerSecond = 100;
 inline constexpr int kKeptReportsPerSecond = 1000;
 inline constexpr int kDurableLines = 20;  // of each kind, in
 inline constexpr int64_t kDurableWindowNs = 10 * kSecondNs;
+// Once DIR/events is so large: the agent reads all of it when it starts, and it goes only with the
+// attempt. Then there is one line of each kind in so long.
+inline constexpr int64_t kManyEventsBytes = 16 << 20;
+inline constexpr int64_t kSeldomWindowNs = 30 * kSecondNs;
 
 enum class LineKind {
   kMetrics,     // only the newest matters
@@ -94,12 +98,14 @@ class DurableLines {
   bool Put(std::string line);
   bool waits() const { return !line_.empty(); }
   // When to ask again.
-  int64_t next_ns() const { return limit_.next_window_ns(); }
-  // What may be written now; empty: nothing. `last`: at the end, whatever the rate.
-  std::string Take(int64_t now_ns, bool last = false);
+  int64_t next_ns() const { return next_ns_; }
+  // What may be written now; empty: nothing. `last`: at the end, whatever the rate. `seldom`: there
+  // is much already.
+  std::string Take(int64_t now_ns, bool last = false, bool seldom = false);
 
  private:
-  RateLimit limit_{kDurableLines, kDurableWindowNs};
+  RateLimit limit_{kDurableLines, kDurableWindowNs}, seldom_limit_{1, kSeldomWindowNs};
+  int64_t next_ns_ = 0;
   std::string line_;
 };
 

@@ -174,6 +174,12 @@ Split Open(const std::string& path, const std::string& below, bool make) {
   return split;
 }
 
+// What lies beside a directory is named after it, and programs may tell of it with slashes.
+std::string WithoutSlashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
 ActResult Exchange(const Place& staged, const Place& target) {
   Moved moved = Moved::kNothing;
   std::string kept;
@@ -194,7 +200,8 @@ ActResult Exchange(const Place& staged, const Place& target) {
 }  // namespace
 
 ActResult PublishExport(const std::string& staged_path, const std::string& job_directory,
-                        const std::string& target_path) {
+                        const std::string& given_target) {
+  const std::string target_path = WithoutSlashes(given_target);
   const std::string shown = target_path[0] == '/' ? target_path : job_directory + "/" + target_path;
   if (staged_path.compare(0, shown.size() + 1, shown + "/") == 0)
     return {Kind::kHosts,

@@ -91,5 +91,19 @@ TEST_F(ExportsTest, WhatLiesAtTheTargetAndIsNoExportOfBeforeIsKept) {
   EXPECT_TRUE(std::filesystem::exists(staged));
 }
 
+TEST_F(ExportsTest, ATargetMayHaveSlashesAtItsEnd) {
+  const std::string job = directory_ + "/job", staged = job + "/a/export-staging";
+  for (const std::string& target : {job + "/model/", job + "/model//", std::string("model/")}) {
+    std::filesystem::remove_all(job);
+    std::filesystem::create_directories(staged);
+    std::filesystem::create_directories(job + "/model/theirs");
+    std::ofstream(staged + "/w") << "exported";
+    const ActResult result = PublishExport(staged, job, target);
+    ASSERT_TRUE(result.done()) << target << ": " << result.text;
+    EXPECT_EQ(Text(job + "/model/w"), "exported") << target;
+    EXPECT_TRUE(std::filesystem::exists(job + "/model.previous/theirs")) << target;
+  }
+}
+
 }  // namespace
 }  // namespace muster::shim

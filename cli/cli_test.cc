@@ -1,4 +1,10 @@
 // Exit codes, what goes to which stream, Ctrl+C, pages, submissions and refusals.
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <future>
+
+#include "cli/client.h"
 #include "cli/testing/fixture.h"
 
 namespace muster {
@@ -32,6 +38,60 @@ TEST_F(CliTest, UnreachableNamesTheSocketAndTheRemedy) {
   EXPECT_THAT(err_, HasSubstr("muster up"));
   EXPECT_EQ(Run({"jobs", "--server", "example.org:7070"}), 2);
   EXPECT_THAT(err_, HasSubstr("muster login"));
+}
+
+// Listens and never accepts, as a daemon that is stopped.
+class Deaf {
+ public:
+  Deaf(const std::string& path, int backlog) {
+    address_.sun_family = AF_UNIX;
+    EXPECT_LT(path.size(), sizeof address_.sun_path);
+    path.copy(address_.sun_path, sizeof address_.sun_path - 1);
+    listens_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    EXPECT_EQ(bind(listens_, Address(), sizeof address_), 0);
+    EXPECT_EQ(listen(listens_, backlog), 0);
+  }
+  ~Deaf() {
+    close(listens_);
+    for (const int caller : callers_) close(caller);
+    unlink(address_.sun_path);
+  }
+  Deaf(const Deaf&) = delete;
+  Deaf& operator=(const Deaf&) = delete;
+
+  void FillUp() {
+    for (int fd = -1; callers_.empty() || fd >= 0;) {
+      callers_.push_back(fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      if (connect(fd, Address(), sizeof address_) != 0) fd = -1;
+    }
+    EXPECT_EQ(errno, EAGAIN);
+  }
+  // A caller is taken and told nothing.
+  bool TakeOne() {
+    struct pollfd waits = {listens_, POLLIN, 0};
+    if (poll(&waits, 1, 30'000) != 1) return false;
+    callers_.push_back(accept4(listens_, nullptr, nullptr, SOCK_CLOEXEC));
+    return callers_.back() >= 0;
+  }
+
+ private:
+  const sockaddr* Address() const { return reinterpret_cast<const sockaddr*>(&address_); }
+
+  sockaddr_un address_{};
+  int listens_ = -1;
+  std::vector<int> callers_;
+};
+
+TEST_F(CliTest, WhoListensAndTakesNobodyIsThereAndIsNotWaitedForForEver) {
+  StopServing();
+  std::future<absl::Status> looked;
+  {
+    Deaf deaf(home_ + "/s", 1);
+    deaf.FillUp();
+    looked = std::async(std::launch::async, [this] { return CheckReachable(server_name_); });
+    EXPECT_EQ(looked.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  }  // whoever hangs is refused
+  EXPECT_TRUE(looked.get().ok());
 }
 
 TEST_F(CliTest, AnEmptySettingsFileSaysNothingAndAWrongOneIsToldWithItsRemedy) {
@@ -256,6 +316,24 @@ TEST_F(CliTest, FollowOutlivesTheServer) {
   EXPECT_NE(back, std::string::npos);
   EXPECT_EQ(process.err.find("The server is back.", back + 1), std::string::npos) << "once";
   EXPECT_THAT(process.out, HasSubstr("Job 7 hello succeeded"));
+}
+
+TEST_F(CliTest, FollowOutlivesAServerThatCancelsWhatHasNotEnded) {
+  std::atomic<int> calls{0};
+  jobs_.watch = [&, ends = Watching({JobIn(pb::SUCCEEDED, pb::TASK_SUCCEEDED)})](
+                    grpc::ServerContext* context,
+                    grpc::ServerWriter<pb::WatchJobResponse>* writer) {
+    if (++calls > 1) return ends(context, writer);
+    pb::WatchJobResponse response;
+    *response.mutable_job() = JobIn(pb::RUNNING, pb::TASK_RUNNING);
+    writer->Write(response);
+    return grpc::Status(grpc::CANCELLED, "Cancelled on the server side");
+  };
+  for (const char* command : {"wait", "attach"}) {
+    calls = 0;
+    EXPECT_EQ(Run({command, "7"}), 0) << err_;
+    EXPECT_EQ(calls, 2) << command;
+  }
 }
 
 TEST_F(CliTest, WaitGivesUpAfterItsTimeout) {
@@ -628,6 +706,34 @@ TEST_F(CliTest, FollowedOutputGoesOnWhereItWasWhenTheServerWasAway) {
   EXPECT_EQ(out_, "one\n");
 }
 
+TEST_F(CliTest, AServerThatTakesLongToBeFoundAwayIsToldToBeAwayOnce) {
+  std::atomic<int> calls{0};
+  jobs_.stream_logs = [&](grpc::ServerContext* context, const pb::LogsRequest&,
+                          grpc::ServerWriter<pb::LogsResponse>* writer) {
+    pb::LogsResponse chunk;
+    chunk.set_data(++calls == 1 ? "one\n" : "two\n");
+    chunk.set_next_offset(4);
+    writer->Write(chunk);
+    while (calls == 1 && !context->IsCancelled()) poll(nullptr, 0, 5);
+    return grpc::Status::OK;
+  };
+  Process process({"logs", "-f", "7"}, home_, server_name_);
+  ASSERT_TRUE(process.ReadUntil("one\n")) << process.err;
+  StopServing();
+  {
+    Deaf deaf(home_ + "/s", 8);
+    EXPECT_TRUE(deaf.TakeOne());
+    EXPECT_TRUE(deaf.TakeOne()) << "it is tried anew after 10 s";
+  }
+  Serve();
+  EXPECT_EQ(process.Wait(), 0) << process.err;
+  EXPECT_EQ(process.out, "one\ntwo\n");
+  const std::string told = "no contact with the server";
+  const size_t first = process.err.find(told);
+  EXPECT_NE(first, std::string::npos);
+  EXPECT_EQ(process.err.find(told, first + 1), std::string::npos) << process.err;
+}
+
 TEST_F(CliTest, OfAnEarlierAttemptNoPlaceIsKept) {
   int calls = 0;
   jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest& request,
@@ -689,6 +795,41 @@ TEST_F(CliTest, OutputThatIsNotCompleteIsToldAndNeverExitZero) {
   jobs_.watch =
       Watching({JobIn(pb::RUNNING, pb::TASK_RUNNING), JobIn(pb::FAILED, pb::TASK_FAILED)});
   EXPECT_EQ(Run({"run", "--", "true"}), 1) << "the job's own";
+}
+
+TEST_F(CliTest, LinesOfSeveralRanksAreWholeAndProgressBarsAreLines) {
+  jobs_.got.mutable_spec()->mutable_tasks(0)->mutable_workers()->set_max(2);
+  using Chunk = std::pair<int, std::string>;
+  const std::string kilobyte(1024, 'x');
+  std::string long_line, held;
+  for (int i = 0; i < 65; ++i) (i < 64 ? held : long_line) += kilobyte;
+  const struct {
+    std::vector<Chunk> chunks;
+    std::string shown;
+  } kCases[] = {
+      {{{0, "a"}, {1, "b\n"}, {0, "c\nd"}}, "[1] b\n[0] ac\n[0] d\n"},
+      {{{0, "\r 10%"}, {1, "b\n"}, {0, "\r 20%"}, {0, " of 5\r"}, {1, "c\n"}, {0, "\nd\r"}},
+       "[1] b\n[0]  10%\n[1] c\n[0]  20% of 5\r\n[0] d\n"},
+      {{{0, "\r"}, {0, "\r\r"}, {0, "\r\n\n"}}, "[0] \r\n[0] \n"},
+      // One that never ends is held no further.
+      {{{0, held + long_line}, {1, "b\n"}, {0, "\r"}, {0, "c"}},
+       "[0] " + held + "\n[1] b\n[0] " + long_line + "\n[0] c\n"},
+      {{{0, held.substr(1) + "\r"}, {0, "\nc"}}, "[0] " + held.substr(1) + "\r\n[0] c\n"},
+  };
+  for (const auto& c : kCases) {
+    jobs_.stream_logs = [&](grpc::ServerContext*, const pb::LogsRequest&,
+                            grpc::ServerWriter<pb::LogsResponse>* writer) {
+      for (const auto& [rank, data] : c.chunks) {
+        pb::LogsResponse chunk;
+        chunk.set_rank(rank);
+        chunk.set_data(data);
+        writer->Write(chunk);
+      }
+      return grpc::Status::OK;
+    };
+    EXPECT_EQ(Run({"logs", "7"}), 0) << err_;
+    EXPECT_EQ(out_, c.shown);
+  }
 }
 
 TEST_F(CliTest, RunKeepsTheStreamsApartAndLogsKeepsThemTogether) {

@@ -30,7 +30,7 @@ inline constexpr char kDetailsUrl[] = "type.googleapis.com/google.rpc.Status";
 inline constexpr char kLoginScheme[] = "login://";
 
 // UNAVAILABLE, in words, if nobody listens there: no socket, refused, not ours. OK says only that
-// somebody accepts. Without gRPC: may be called before a fork.
+// somebody listens. Without gRPC: may be called before a fork.
 absl::Status CheckReachable(const std::string& server);
 
 // What a call does while the server is away, or can't answer yet.

@@ -106,6 +106,26 @@ TEST_F(DevTest, StopCancelsTheOneOfThatName) {
   EXPECT_THAT(out_, HasSubstr("muster dev resume 7"));
 }
 
+TEST_F(DevTest, OpenWaitsOnWhileTheServerIsAway) {
+  jobs_.got = Environment("dev", pb::WAITING);
+  jobs_.got.mutable_tasks(0)->set_state(pb::TASK_WAITING);
+  std::atomic<int> calls{0};
+  jobs_.watch = [&, ends = Watching({Environment("dev", pb::FAILED)})](
+                    grpc::ServerContext* context,
+                    grpc::ServerWriter<pb::WatchJobResponse>* writer) {
+    if (++calls > 2) return ends(context, writer);
+    pb::WatchJobResponse response;
+    *response.mutable_job() = jobs_.got;
+    writer->Write(response);
+    return calls == 1 ? grpc::Status(grpc::UNAVAILABLE, "Socket closed") : grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"dev", "open", "7", "--no-browser"}), 2);
+  EXPECT_EQ(calls, 3);
+  EXPECT_THAT(err_, HasSubstr("no contact with the server; the environment goes on without it"));
+  EXPECT_THAT(err_, HasSubstr("the server is back"));
+  EXPECT_THAT(err_, HasSubstr("Again, once that is mended: muster dev resume 7"));
+}
+
 TEST_F(DevTest, OpenOfOneThatHasEndedSaysWhyAndHowToGoOn) {
   jobs_.got = Environment("dev", pb::FAILED);
   jobs_.watch = Watching({jobs_.got});

@@ -14,6 +14,7 @@ namespace muster {
 namespace {
 
 constexpr int64_t kPlainEvery = 5 * kSecond;  // piped: a progress line at most so often
+constexpr int kFirstBackoffMs = 200, kLongestBackoffMs = 2000;
 
 // The lines below the events that are drawn over and over. Nothing on a screen that isn't live.
 class LiveArea {
@@ -144,7 +145,7 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
   const int64_t since_ns = options.since_ns > 0 ? options.since_ns : RealClock()->MonotonicNs();
   int64_t deadline_ns = options.timeout_ns > 0 ? since_ns + options.timeout_ns : 0;
   int64_t lost_ns = 0;
-  int backoff_ms = 200;
+  int backoff_ms = kFirstBackoffMs;
   for (;;) {
     int64_t left_ns = 0;
     if (deadline_ns > 0) left_ns = std::max<int64_t>(1, deadline_ns - RealClock()->MonotonicNs());
@@ -152,7 +153,7 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
         client.Watch(id, left_ns, &interrupt, [&](const pb::WatchJobResponse& response) {
           if (lost_ns > 0) follower.Notice("The server is back.");
           lost_ns = 0;
-          backoff_ms = 200;
+          backoff_ms = kFirstBackoffMs;
           follower.On(response);
           return !HasEnded(response.job().state()) && !session.out_failed();
         });
@@ -176,9 +177,8 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
                                ". It goes on.\n"));
       return kExitTimeout;
     }
-    bool gone =
-        status.ok() ||
-        absl::IsUnavailable(status);  // a stream that ends before the job does: the server stops
+    // A stream that ends before the job does: the server stops, which cancels what hasn't ended.
+    const bool gone = status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status);
     if (!gone || !follower.seen()) {
       follower.End();
       return session.Fail(status.ok() ? absl::UnavailableError("the server ended the stream")
@@ -196,7 +196,7 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
       return session.Fail(status);
     }
     if (interrupt.WaitFor(backoff_ms)) break;
-    backoff_ms = std::min(2000, backoff_ms * 2);
+    backoff_ms = std::min(kLongestBackoffMs, 2 * backoff_ms);
   }
   follower.End();
   std::string number = follower.seen() ? JobId(follower.job()) : id;
@@ -205,6 +205,35 @@ int Follow(Session& session, Client& client, const std::string& id, const Interr
       follower.seen() && follower.job().state() == pb::WAITING ? "waiting" : "running",
       ".  Follow: muster attach ", number, "   Stop it: muster cancel ", number, "\n"));
   return kExitInterrupted;
+}
+
+absl::Status WatchThrough(Session& session, Client& client, const std::string& id,
+                          const Interrupt& interrupt, const std::string& meanwhile,
+                          const std::function<bool(const pb::WatchJobResponse&)>& on) {
+  bool enough = false;
+  int64_t lost_ns = 0;
+  for (int backoff_ms = kFirstBackoffMs;;) {
+    const absl::Status status =
+        client.Watch(id, 0, &interrupt, [&](const pb::WatchJobResponse& response) {
+          if (lost_ns > 0) session.Err("muster: the server is back\n");
+          lost_ns = 0;
+          backoff_ms = kFirstBackoffMs;
+          enough = !on(response);
+          return !enough;
+        });
+    if (enough || interrupt.pending()) return absl::OkStatus();
+    // A server that ends cancels its calls; an interrupt of ours is seen above.
+    if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsCancelled(status)) return status;
+    const int64_t now_ns = RealClock()->MonotonicNs();
+    if (lost_ns == 0) {
+      lost_ns = now_ns;
+      session.Err(absl::StrCat("muster: no contact with the server; ", meanwhile, "\n"));
+    }
+    if (now_ns - lost_ns > kGiveUpAfterNs)
+      return status.ok() ? absl::UnavailableError("its server ended the call") : status;
+    if (interrupt.WaitFor(backoff_ms)) return absl::OkStatus();
+    backoff_ms = std::min(kLongestBackoffMs, 2 * backoff_ms);
+  }
 }
 
 }  // namespace muster

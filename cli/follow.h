@@ -5,6 +5,8 @@
 #include <functional>
 #include <string>
 
+#include "absl/status/status.h"
+#include "cli/client.h"
 #include "cli/interrupt.h"
 #include "cli/session.h"
 
@@ -24,5 +26,11 @@ struct FollowOptions {
 // doesn't notice either. Interrupted: 130, after saying how to attach and how to cancel.
 int Follow(Session& session, Client& client, const std::string& id, const Interrupt& interrupt,
            const FollowOptions& options = {});
+
+// Watches a job until `on` returns false, while its server is away, too. That is said, with what it
+// means: `meanwhile`. OK: `on` returned false, or the interrupt is pending.
+absl::Status WatchThrough(Session& session, Client& client, const std::string& id,
+                          const Interrupt& interrupt, const std::string& meanwhile,
+                          const std::function<bool(const pb::WatchJobResponse&)>& on);
 
 }  // namespace muster

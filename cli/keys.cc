@@ -14,11 +14,11 @@ Keys::Keys(bool wanted) {
   now.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
   now.c_cc[VMIN] = 1;
   now.c_cc[VTIME] = 0;
-  reads_ = tcsetattr(STDIN_FILENO, TCSANOW, &now) == 0;
+  changed_ = reads_ = tcsetattr(STDIN_FILENO, TCSANOW, &now) == 0;
 }
 
 Keys::~Keys() {
-  if (reads_) tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+  if (changed_) tcsetattr(STDIN_FILENO, TCSANOW, &before_);
 }
 
 Keys::Woken Keys::WaitFor(const Interrupt& interrupt, int timeout_ms) {

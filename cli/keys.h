@@ -20,6 +20,7 @@ class Keys {
   Woken WaitFor(const Interrupt& interrupt, int timeout_ms);
 
  private:
+  bool changed_ = false;  // the terminal, which is put back
   bool reads_ = false;
   struct termios before_ = {};
 };

@@ -146,6 +146,57 @@ TEST_F(CliTest, ACommandThatIsCutOffSaysByWhatAndWhatToDo) {
   EXPECT_EQ(err_, "muster: the command was cut off, and is ended: the attempt has ended\n");
 }
 
+TEST_F(CliTest, WhatAHostSaysOfACommandSteersNoTerminal) {
+  bool ends = true;
+  jobs_.exec = [&](Tunnel* tunnel) {
+    pb::TunnelInput start;
+    tunnel->Read(&start);
+    if (!ends) return grpc::Status(grpc::FAILED_PRECONDITION, "wild\x1b[2J\nword");
+    pb::TunnelOutput output;
+    output.mutable_end()->set_error("wild\x1b[2J\nword");
+    tunnel->Write(output);
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"exec", "7", "--", "true"}), 125);
+  EXPECT_EQ(err_, "muster: wild?[2J word\n");
+  ends = false;
+  EXPECT_EQ(Run({"exec", "7", "--", "true"}), 2);
+  EXPECT_EQ(err_, "muster: wild?[2J word\n");
+}
+
+TEST_F(CliTest, ACheckpointIsAwaitedWhileTheServerIsAway) {
+  std::atomic<int> asked{0}, looked{0};
+  jobs_.exec = [&](Tunnel* tunnel) {
+    pb::TunnelInput start;
+    tunnel->Read(&start);
+    EXPECT_EQ(start.exec().attempt(), 1);
+    if (asked++ == 0) return grpc::Status(grpc::UNAVAILABLE, "gone");
+    SayBegun(tunnel);
+    pb::TunnelOutput output;
+    output.mutable_end()->set_exit_code(0);
+    tunnel->Write(output);
+    return grpc::Status::OK;
+  };
+  pb::Job saved = jobs_.got;
+  pb::Checkpoint* checkpoint = saved.mutable_tasks(0)->add_checkpoints();
+  checkpoint->set_attempt(1);
+  checkpoint->set_at_ns(1);
+  checkpoint->set_step(20);
+  checkpoint->set_path("/data/step-20");
+  jobs_.get = [&](const std::string&, pb::Job* job) {
+    *job = ++looked > 4 ? saved : jobs_.got;
+    return looked == 3 || looked == 4 ? grpc::Status(grpc::UNAVAILABLE, "Socket closed")
+                                      : grpc::Status::OK;
+  };
+  EXPECT_EQ(Run({"checkpoints", "now", "7"}), 0) << err_;
+  EXPECT_EQ(out_, "Job 7 has saved step 20: /data/step-20\n");
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(looked, 5);
+  EXPECT_THAT(err_, HasSubstr("the connection to musterd was lost (gone): it was started anew, or "
+                              "the network failed; it is asked again, for a minute\n"));
+  EXPECT_THAT(err_, HasSubstr("no contact with the server; the job goes on without it"));
+}
+
 TEST_F(CliTest, LogsAreTheBytesAsTheyWere) {
   jobs_.logs = {"no newline at the end", "\x01 and on"};
   EXPECT_EQ(Run({"logs", "7"}), 0);

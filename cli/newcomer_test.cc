@@ -214,6 +214,11 @@ class LogoutTest : public CliTest {
   }
 };
 
+TEST_F(CliTest, LoginNamesTheFlagOfAWrongContext) {
+  EXPECT_EQ(Run({"login", "127.0.0.1:1", "--token", "t", "--ca", "sha256:0", "--as", "my lab"}), 2);
+  EXPECT_THAT(err_, HasSubstr("--as: wants at most 63 of"));
+}
+
 TEST_F(LogoutTest, RemovesTheKeyAndTheSettingsThatLoginWrote) {
   Write(".config/muster/config.yaml", "current_context: lab\n");
   EXPECT_EQ(Logout({}), 0) << err_;
@@ -387,7 +392,20 @@ TEST_F(CliTest, SeveralFilesAreSubmittedTogetherOrNotAtAll) {
   EXPECT_EQ(Run({"submit", "-y", a, Write("bad.yaml", "woerkers: 2\nrun: ls\n")}), 2);
   EXPECT_THAT(err_, HasSubstr("bad.yaml"));
   EXPECT_EQ(Run({"submit", "-y", "--idempotency-key", "k", a, b}), 2);
+  EXPECT_THAT(err_, HasSubstr("and these are 2: submit them one by one, each with its own: muster "
+                              "submit " +
+                              a));
   EXPECT_EQ(submitted, 0);
+  std::vector<std::string> keys;
+  jobs_.submit = [&](const pb::SubmitRequest& request, pb::SubmitResponse*) {
+    keys.push_back(request.idempotency_key());
+    return grpc::Status(grpc::DEADLINE_EXCEEDED, "Deadline Exceeded");
+  };
+  EXPECT_EQ(Run({"submit", "-y", a, b}), 6);
+  ASSERT_FALSE(keys.empty());
+  EXPECT_THAT(err_,
+              HasSubstr("Safe to repeat: muster submit " + a +
+                        " (and this command's flags) with --idempotency-key " + keys[0] + "\n"));
 }
 
 TEST_F(CliTest, ValidateAsksTheServerWhetherAnyClusterCouldHoldIt) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "cli/render/format.h"
 
 namespace muster {
 namespace {
@@ -35,18 +36,19 @@ bool IsStack(const json& thread) {
                      [](const json& one) { return one.is_object(); });
 }
 
+// Its names are the job's own choice.
 std::string RenderThread(const json& thread) {
   const auto active = thread.find("active");
   const bool runs = active != thread.end() && active->is_boolean() && active->get<bool>();
   const std::string name = TextIn(thread, "thread_name");
   std::string text =
-      absl::StrCat("  ", name.empty() ? "thread" : name, " (", NumberIn(thread, "os_thread_id"),
-                   "), ", runs ? "runs" : "waits", "\n");
+      absl::StrCat("  ", name.empty() ? "thread" : Plain(name), " (",
+                   NumberIn(thread, "os_thread_id"), "), ", runs ? "runs" : "waits", "\n");
   for (const json& frame : thread["frames"]) {
     const std::string file = TextIn(frame, "short_filename");
-    absl::StrAppend(&text, "    ", TextIn(frame, "name"), "  ",
-                    file.empty() ? TextIn(frame, "filename") : file, ":", NumberIn(frame, "line"),
-                    "\n");
+    absl::StrAppend(&text, "    ", Plain(TextIn(frame, "name")), "  ",
+                    Plain(file.empty() ? TextIn(frame, "filename") : file), ":",
+                    NumberIn(frame, "line"), "\n");
   }
   return text;
 }

@@ -1,5 +1,7 @@
 #include "cli/profile.h"
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "gtest/gtest.h"
@@ -22,6 +24,17 @@ TEST(Stacks, TheMainThreadIsFirstAndItsInnermostFrameOnTop) {
             "    recv  socket.py:5\n"
             "    <module>  /w/train.py:12\n"
             "  loader (9), runs\n");
+}
+
+TEST(Stacks, NamesOfTheJobsOwnSteerNoTerminal) {
+  const auto text = RenderStacks(R"([
+    {"pid": 7, "os_thread_id": 7, "thread_name": "a\u001b[2J", "active": true, "frames": [
+      {"name": "f\u001b[1m", "short_filename": "b\u0007.py", "line": 5},
+      {"name": "g\nh", "filename": "/w/\u009bc.py", "short_filename": null, "line": 6}]}])");
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->find_first_of("\x1b\x07"), std::string::npos) << *text;
+  EXPECT_EQ(text->find("\xc2\x9b"), std::string::npos) << *text;
+  EXPECT_EQ(std::count(text->begin(), text->end(), '\n'), 4) << *text;
 }
 
 TEST(Stacks, WhatIsNoneIsRefused) {

@@ -1,5 +1,8 @@
 // `muster rerun`.
+#include <set>
+
 #include "cli/testing/fixture.h"
+#include "common/spec/members.h"
 
 namespace muster {
 namespace {
@@ -96,6 +99,68 @@ TEST_F(RerunTest, OfAMemberThatAloneAndSaysWhatIsOtherwise) {
   ASSERT_EQ(submitted_.size(), 1u);
   EXPECT_EQ(submitted_[0].sweep(0).values_size(), 1);
   EXPECT_EQ(submitted_[0].sweep(0).values(0), "3e-4");
+}
+
+TEST_F(RerunTest, OneKeyStandsForNoSeveralMembers) {
+  std::vector<pb::Job> members;
+  for (const int index : {1, 2}) {
+    pb::Job member = jobs_.got;
+    member.set_state(pb::FAILED);
+    pb::ArrayMember* of = member.mutable_member();
+    of->set_array(7);
+    of->set_index(index);
+    of->set_id(absl::StrCat("7_", index));
+    of->add_values()->set_name("lr");
+    of->mutable_values(0)->add_values(absl::StrCat(index));
+    members.push_back(member);
+  }
+  pb::Job array = jobs_.got;
+  array.mutable_array()->set_members(3);
+  array.mutable_spec()->add_sweep()->set_name("lr");
+  for (const char* value : {"0", "1", "2"})
+    array.mutable_spec()->mutable_sweep(0)->add_values(value);
+  for (pb::Job& member : members) *member.mutable_spec() = array.spec();
+  jobs_.listing = members;
+  jobs_.get = [&](const std::string& id, pb::Job* job) {
+    *job = id == "7" ? array : members[id == "7_1" ? 0 : 1];
+    return grpc::Status::OK;
+  };
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--failed", "--idempotency-key", "k"}), 2);
+  EXPECT_THAT(err_, HasSubstr("these are 2: submit them one by one, each with its own: muster "
+                              "rerun 7_1 (and this command's flags)"));
+  EXPECT_TRUE(submitted_.empty());
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--failed"}), 0) << err_;
+  EXPECT_EQ(submitted_.size(), 2u);
+}
+
+TEST_F(RerunTest, FailedMembersThatOneArrayCannotNameAreSeveral) {
+  jobs_.got.mutable_spec()->set_array("0-9999%8");
+  jobs_.got.mutable_array()->set_members(10'000);
+  std::set<int64_t> failed;
+  jobs_.listing.emplace();
+  for (int index = 0; index < 9000; index += 3) {
+    pb::Job& member = jobs_.listing->emplace_back();
+    member.set_state(pb::FAILED);
+    member.mutable_member()->set_index(index);
+    failed.insert(index);
+  }
+  EXPECT_EQ(Run({"rerun", "-d", "7", "--failed", "--array", "0-9"}), 2);
+  EXPECT_THAT(err_, HasSubstr("--array: --failed says which members run again"));
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--failed"}), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 4u);
+  std::set<int64_t> again;
+  for (const pb::JobSpec& spec : submitted_) {
+    EXPECT_LE(spec.array().size(), kMaxArrayBytes);
+    EXPECT_EQ(MembersAtATime(spec), 2) << "together as many as before";
+    for (int32_t member = 0; member < MembersOf(spec); ++member)
+      EXPECT_TRUE(again.insert(IndexOfMember(spec, member)).second);
+  }
+  EXPECT_EQ(again, failed);
+  jobs_.got.mutable_spec()->set_array("0-9999%3");
+  EXPECT_EQ(Run({"rerun", "-d", "7", "--failed"}), 2);
+  EXPECT_THAT(err_, HasSubstr("--failed: 3000 members of array 7 take 4 arrays, and only 3 may run "
+                              "at a time; run all of them again: muster rerun 7, or name some"));
+  EXPECT_EQ(submitted_.size(), 4u);
 }
 
 TEST_F(RerunTest, OtherMembersAreTheSweepsOwnOrRefused) {

@@ -31,7 +31,7 @@ absl::StatusOr<Settings> ResolveSettings(const std::string& server_flag,
 std::string ClientConfigPath(const Environment& environment);
 // Names of the contexts that `muster login` made beside this file, in their order.
 std::vector<std::string> LoginsIn(const std::string& config_path);
-// What `muster login --context NAME` writes: beside config.yaml, and a context without being named
+// What `muster login --as NAME` writes: beside config.yaml, and a context without being named
 // in it.
 std::string LoginPathOf(const std::string& config_path, const std::string& context);
 

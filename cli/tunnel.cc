@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/client.h"
+#include "cli/render/format.h"
 #include "common/base/check.h"
 
 namespace muster {
@@ -163,7 +164,7 @@ pb::TerminalSize SizeOf(int terminal) {
 
 CutOff WhyCutOff(const absl::Status& status) {
   if (status.ok()) return {"musterd ended the call", true};
-  std::string said(status.message());
+  const std::string said = Plain(std::string(status.message()));
   if (!absl::IsUnavailable(status)) return {said, false};
   // Musterd's own word is about the host; without one nobody has spoken.
   if (status.GetPayload(kDetailsUrl).has_value()) return {said, true};

@@ -104,12 +104,27 @@ Asked NotTaken(const std::string& id, const std::string& timeout) {
                        "may be asked\")")};
 }
 
+// The job as it is, once its server answers; until then while there is time.
+absl::StatusOr<pb::Job> GetThrough(Session& session, Client* client, const Interrupt& interrupt,
+                                   const std::string& id, int64_t until_ns) {
+  for (bool told = false;; told = true) {
+    absl::StatusOr<pb::Job> job = client->Get(id);
+    const bool away = absl::IsUnavailable(job.status()) || absl::IsDeadlineExceeded(job.status());
+    if (!away || RealClock()->MonotonicNs() > until_ns) return job;
+    if (!told)
+      session.Err(
+          "muster: no contact with the server; the job goes on without it. Trying again until "
+          "--timeout is over\n");
+    if (interrupt.WaitFor(kBetweenLooksMs)) return absl::CancelledError("interrupted");
+  }
+}
+
 // Until the attempt tells a checkpoint that is newer than `before`.
-absl::StatusOr<Asked> AwaitCheckpoint(Client* client, const Interrupt& interrupt,
+absl::StatusOr<Asked> AwaitCheckpoint(Session& session, Client* client, const Interrupt& interrupt,
                                       const std::string& id, const std::string& task,
                                       int32_t attempt, int64_t before_ns, int64_t until_ns) {
   while (true) {
-    const absl::StatusOr<pb::Job> job = client->Get(id);
+    const absl::StatusOr<pb::Job> job = GetThrough(session, client, interrupt, id, until_ns);
     if (!job.ok()) return job.status();
     const pb::Checkpoint* newest = NewestOf(*job, task, attempt);
     if (newest != nullptr && newest->at_ns() > before_ns) return Asked{*newest, ""};
@@ -132,6 +147,12 @@ absl::StatusOr<Asked> AwaitCheckpoint(Client* client, const Interrupt& interrupt
   }
 }
 
+// Whole ones, at least one.
+std::string SecondsUntil(int64_t until_ns) {
+  const int64_t left_ns = until_ns - RealClock()->MonotonicNs();
+  return absl::StrCat(std::max<int64_t>(1, (left_ns + kSecond - 1) / kSecond));
+}
+
 absl::StatusOr<Asked> SaveNow(Session& session, Client* client, const Interrupt& interrupt,
                               const NowOptions& options, int64_t timeout_ns) {
   const int64_t until_ns = RealClock()->MonotonicNs() + timeout_ns;
@@ -146,11 +167,16 @@ absl::StatusOr<Asked> SaveNow(Session& session, Client* client, const Interrupt&
   exec.set_attempt(task->attempt);
   for (const std::string& word :
        {std::string("/bin/sh"), std::string("-c"), absl::StrCat(kRequestsOrExit, kAsk),
-        std::string("sh"), absl::StrCat((timeout_ns + kSecond - 1) / kSecond)})
+        std::string("sh"), SecondsUntil(until_ns)})
     exec.add_command(word);
   session.Err(absl::StrCat("muster: asked job ", JobId(*job), "; waits up to ", options.timeout,
                            " for its program to take that (--timeout)\n"));
-  const absl::StatusOr<RanBeside> ran = RunBeside(client, interrupt, exec);
+  // Where an answer was lost, it may save twice.
+  const absl::StatusOr<RanBeside> ran =
+      RunBesideAgain(client, interrupt, exec, [&](const std::string& why) {
+        session.Err(absl::StrCat("muster: ", why, "; it is asked again, for a minute\n"));
+        *exec.mutable_command()->rbegin() = SecondsUntil(until_ns);
+      });
   if (!ran.ok()) return ran.status();
   if (ran->exit_code == kNoRequests) return NoRequests(JobId(*job));
   if (ran->exit_code == kNotTaken) return NotTaken(JobId(*job), options.timeout);
@@ -159,7 +185,7 @@ absl::StatusOr<Asked> SaveNow(Session& session, Client* client, const Interrupt&
         absl::StrCat("the request could not be written into the directory of job ", JobId(*job),
                      "; what its shell said is above. See that the job's storage answers and has "
                      "room, and ask again"));
-  return AwaitCheckpoint(client, interrupt, options.id, task->name, task->attempt,
+  return AwaitCheckpoint(session, client, interrupt, options.id, task->name, task->attempt,
                          newest == nullptr ? 0 : newest->at_ns(), until_ns);
 }
 

@@ -17,6 +17,7 @@
 #include "cli/commands/job_flags.h"
 #include "cli/commands/local_port.h"
 #include "cli/commands/run_beside.h"
+#include "cli/follow.h"
 #include "cli/provider/open_browser.h"
 #include "cli/render/array.h"
 #include "cli/render/job.h"
@@ -214,12 +215,13 @@ struct Entrance {
   std::string token;
 };
 
-// Until it runs. Says once why it waits.
+// Until it runs, or the interrupt is pending; while its server is away, too. Says once why it
+// waits.
 absl::Status AwaitRunning(Session& session, Client& client, const std::string& id,
                           const Interrupt& interrupt) {
   std::string said;
-  absl::Status found = absl::UnavailableError("its server ended the call");
-  const absl::Status status = client.Watch(id, 0, &interrupt, [&](const pb::WatchJobResponse& now) {
+  absl::Status found;
+  const auto on = [&](const pb::WatchJobResponse& now) {
     const pb::Job& job = now.job();
     if (HasEnded(job.state())) {
       found = absl::FailedPreconditionError(absl::StrCat(
@@ -228,17 +230,17 @@ absl::Status AwaitRunning(Session& session, Client& client, const std::string& i
           ": muster dev resume ", id));
       return false;
     }
-    if (job.tasks_size() > 0 && job.tasks(0).state() == pb::TASK_RUNNING) {
-      found = absl::OkStatus();
-      return false;
-    }
+    if (job.tasks_size() > 0 && job.tasks(0).state() == pb::TASK_RUNNING) return false;
     const std::string why = WhyText(job, session.now_ns());
     if (why != said)
       session.Err(absl::StrCat("muster: job ", id, " does not run yet: ", why,
                                "\n  this waits until it does; Ctrl+C leaves it waiting alone\n"));
     said = why;
     return true;
-  });
+  };
+  const absl::Status status =
+      WatchThrough(session, client, id, interrupt,
+                   "the environment goes on without it. Trying again; Ctrl+C leaves it alone", on);
   return status.ok() ? found : status;
 }
 

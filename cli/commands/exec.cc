@@ -181,7 +181,7 @@ int TellOutcome(Session& session, const TunnelOutcome& outcome, const std::strin
   if (EndedByItself(outcome))
     return end.signal() != 0 ? kSignalled + end.signal() : end.exit_code();
   if (outcome.ended) {
-    session.Err(absl::StrCat("muster: ", end.error(), "\n"));
+    session.Err(absl::StrCat("muster: ", Plain(end.error()), "\n"));
     return end.exit_code() != 0 ? end.exit_code() : kExitCutOff;
   }
   if (!outcome.begun) return session.Fail(outcome.status);

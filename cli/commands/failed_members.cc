@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/render/array.h"
+#include "common/spec/members.h"
 
 namespace muster {
 
@@ -33,17 +34,25 @@ absl::StatusOr<std::vector<pb::ArrayMember>> FailedMembers(Client* client, const
   return members;
 }
 
-std::string ArrayOf(const std::vector<pb::ArrayMember>& members, const std::string& as_before) {
-  std::string text;
+std::vector<std::string> ArraysOf(const std::vector<pb::ArrayMember>& members,
+                                  const std::string& as_before) {
+  const size_t most = kMaxArrayBytes - absl::StrCat("%", kMaxMembers).size();
+  std::vector<std::string> arrays(1);
   for (size_t i = 0; i < members.size();) {
     size_t end = i + 1;
     while (end < members.size() && members[end].index() == members[end - 1].index() + 1) ++end;
-    absl::StrAppend(&text, i == 0 ? "" : ",", members[i].index());
-    if (end - i > 1) absl::StrAppend(&text, "-", members[end - 1].index());
+    std::string range = absl::StrCat(members[i].index());
+    if (end - i > 1) absl::StrAppend(&range, "-", members[end - 1].index());
+    if (arrays.back().size() + 1 + range.size() > most) arrays.emplace_back();
+    absl::StrAppend(&arrays.back(), arrays.back().empty() ? "" : ",", range);
     i = end;
   }
-  const size_t percent = as_before.find('%');
-  return percent == std::string::npos ? text : text + as_before.substr(percent);
+  std::string why;
+  const int32_t at_a_time = ParseArray(as_before, &why).value_or(ArrayIndices()).at_a_time;
+  if (at_a_time == 0) return arrays;
+  const int32_t share = std::max(1, at_a_time / static_cast<int32_t>(arrays.size()));
+  for (std::string& array : arrays) absl::StrAppend(&array, "%", share);
+  return arrays;
 }
 
 }  // namespace muster

@@ -14,7 +14,9 @@ namespace muster {
 // has.
 absl::StatusOr<std::vector<pb::ArrayMember>> FailedMembers(Client* client, const pb::Job& array);
 
-// `array:` for these indices alone (ascending), with what stands behind % in `as_before`.
-std::string ArrayOf(const std::vector<pb::ArrayMember>& members, const std::string& as_before);
+// `array:` for these indices alone (ascending); several where one would be longer than it may be.
+// They share out what stands behind % in `as_before`, of which each has one at least.
+std::vector<std::string> ArraysOf(const std::vector<pb::ArrayMember>& members,
+                                  const std::string& as_before);
 
 }  // namespace muster

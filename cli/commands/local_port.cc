@@ -62,7 +62,7 @@ class Forwarder {
     close(fd);
     if (interrupt_->pending()) return;
     if (outcome.ended && !outcome.end.error().empty())
-      session_->Err(absl::StrCat("muster: ", outcome.end.error(), "\n"));
+      session_->Err(absl::StrCat("muster: ", Plain(outcome.end.error()), "\n"));
     if (outcome.ended || outcome.status.ok()) return;
     const CutOff cut = WhyCutOff(outcome.status);
     if (!cut.may_begin_again) {

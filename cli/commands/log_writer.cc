@@ -13,7 +13,9 @@ namespace {
 
 constexpr int kBackoffMs = 200;
 constexpr size_t kTailBytes = 8 << 10;
+constexpr size_t kLineBytesMax = 64 << 10;  // of a line that is held until its end has come
 constexpr int64_t kServedNs = 5 * kSecond;  // a call that lasted so long was served
+constexpr int64_t kLookNs = 5 * kSecond;    // for an answer of a server that was away
 
 bool HasSeveralRanks(const pb::Job& job, const std::string& task) {
   for (const pb::TaskSpec& spec : job.spec().tasks()) {
@@ -23,6 +25,43 @@ bool HasSeveralRanks(const pb::Job& job, const std::string& task) {
       return true;
   }
   return false;
+}
+
+// The lines of this rank that end in `data`, each with the rank in front. *line: what is held of
+// one that has not ended. A carriage return ends one, as a line feed does: what several progress
+// bars draw over would be each other's.
+std::string WithRank(int rank, std::string_view data, std::string* line) {
+  const std::string front = absl::StrCat("[", rank, "] ");
+  std::string out;
+  while (!data.empty()) {
+    if (line->ends_with('\r')) {
+      if (data[0] == '\n') {
+        absl::StrAppend(&out, front, *line, "\n");
+        data.remove_prefix(1);
+      } else if (line->size() > 1) {  // a bar's first piece begins with one
+        line->back() = '\n';
+        absl::StrAppend(&out, front, *line);
+      }
+      line->clear();
+      continue;
+    }
+    const size_t end = std::min(data.find_first_of("\r\n"), data.size() - 1) + 1;
+    const size_t taken = std::min(end, kLineBytesMax - line->size());
+    line->append(data.substr(0, taken));
+    data.remove_prefix(taken);
+    const bool ended = line->ends_with('\n');
+    if (!ended && (line->size() < kLineBytesMax || line->ends_with('\r'))) continue;
+    absl::StrAppend(&out, front, *line, ended ? "" : "\n");
+    line->clear();
+  }
+  return out;
+}
+
+// Connecting to one that is away may take as long as a call that was served.
+bool Serves(Client& client, const std::string& job, const Interrupt& interrupt) {
+  const absl::Status looked =
+      client.Watch(job, kLookNs, &interrupt, [](const pb::WatchJobResponse&) { return false; });
+  return !absl::IsUnavailable(looked) && !absl::IsDeadlineExceeded(looked);
 }
 
 }  // namespace
@@ -62,16 +101,7 @@ void LogWriter::WritePart(int rank, bool is_error, std::string_view data) {
   if (data.empty()) return;
   std::string out(data);
   if (session_.is_terminal(is_error)) out = shown_[{rank, is_error}].Next(data);
-  if (with_rank_) {
-    std::string& line = unfinished_[{rank, is_error}];
-    line += out;
-    out.clear();
-    size_t begin = 0;
-    for (size_t end; (end = line.find('\n', begin)) != std::string::npos; begin = end + 1) {
-      absl::StrAppend(&out, "[", rank, "] ", line.substr(begin, end + 1 - begin));
-    }
-    line.erase(0, begin);
-  }
+  if (with_rank_) out = WithRank(rank, out, &unfinished_[{rank, is_error}]);
   Put(is_error, out);
 }
 
@@ -80,7 +110,8 @@ void LogWriter::Put(bool is_error, const std::string& text) {
 }
 
 void LogWriter::End() {
-  for (const auto& [from, line] : unfinished_) {
+  for (auto& [from, line] : unfinished_) {
+    if (line.ends_with('\r')) line.pop_back();
     if (!line.empty()) Put(from.second, absl::StrCat("[", from.first, "] ", line, "\n"));
   }
   unfinished_.clear();
@@ -123,8 +154,11 @@ absl::Status ReadLogs(Session& session, Client& client, pb::LogsRequest request,
             "muster: no contact with the server; the job goes on without it. Trying again; Ctrl+C "
             "stops following.\n");
     }
-    if (now_ns - lost_ns > kGiveUpAfterNs || interrupt.WaitFor(backoff_ms)) return status;
-    backoff_ms = std::min(2000, backoff_ms * 2);
+    do {
+      if (RealClock()->MonotonicNs() - lost_ns > kGiveUpAfterNs || interrupt.WaitFor(backoff_ms))
+        return status;
+      backoff_ms = std::min(2000, backoff_ms * 2);
+    } while (!Serves(client, request.id(), interrupt));
   }
 }
 

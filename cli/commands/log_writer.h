@@ -1,5 +1,5 @@
-// Puts the chunks of a log stream on the screen: whole lines, with their rank in front when there
-// are several.
+// Puts the chunks of a log stream on the screen: when there are several ranks, whole lines with
+// their rank in front, and of a longer line pieces of 64 KiB.
 #pragma once
 
 #include <functional>

@@ -128,8 +128,7 @@ int Keep(Session& session, const LoginOptions& options, const Identity& identity
 
 int Login(Session& session, const LoginOptions& options) {
   if (!IsLabel(options.context)) {
-    return session.Fail(
-        absl::InvalidArgumentError("--context: wants at most 63 of [A-Za-z0-9._-]"));
+    return session.Fail(absl::InvalidArgumentError("--as: wants at most 63 of [A-Za-z0-9._-]"));
   }
   if (options.ByProvider() == !options.line.token.empty()) {
     return session.Fail(absl::InvalidArgumentError(

@@ -24,7 +24,8 @@ absl::StatusOr<RanBeside> RunBeside(Client* client, const Interrupt& interrupt,
                                     const pb::ExecStart& exec);
 
 // The same for a command that does no harm if it is begun twice: where musterd, its host's agent or
-// the network fails it, again, for a minute from the first time. `say` is told why, once.
+// the network fails it, again, for a minute from the first time. `say` is told why, once, and may
+// change `exec` for the tries that follow.
 absl::StatusOr<RanBeside> RunBesideAgain(Client* client, const Interrupt& interrupt,
                                          const pb::ExecStart& exec,
                                          const std::function<void(const std::string&)>& say);

@@ -1,6 +1,5 @@
 #include "cli/commands/run_pty.h"
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -20,7 +19,7 @@ namespace {
 constexpr int64_t kUntilItsEndNs = 30 * kSecond;  // once the command has ended
 constexpr int64_t kBeginAgainNs = 55 * kSecond;   // the job waits a minute for its terminal
 constexpr int64_t kCancelAgainNs = 20 * kSecond;
-constexpr int kFirstPauseMs = 500, kLongestPauseMs = 2000;
+constexpr int kTryAgainMs = 500;
 constexpr char kHolder[] = "muster-run-pty";
 constexpr char kJobEndsToo[] =
     "The job ends with its terminal. What has to go on without one: muster run without --pty";
@@ -103,33 +102,14 @@ bool Runs(const pb::Job& job) {
 // Until the job runs or has ended, or the interrupt is pending; while its server is away, too.
 absl::Status AwaitStart(Session& session, Client& client, const std::string& id,
                         const Interrupt& interrupt, pb::Job* job) {
-  int64_t lost_ns = 0;
-  for (int pause_ms = kFirstPauseMs;;) {
-    const absl::Status status =
-        client.Watch(id, 0, &interrupt, [&](const pb::WatchJobResponse& response) {
-          if (lost_ns > 0) session.Err("muster: the server is back\n");
-          lost_ns = 0;
-          pause_ms = kFirstPauseMs;
-          for (const std::string& event : response.events())
-            session.Err(absl::StrCat("  ", Plain(event), "\n"));
-          *job = response.job();
-          return !HasEnded(job->state()) && !Runs(*job);
-        });
-    if (interrupt.pending() || HasEnded(job->state()) || Runs(*job)) return absl::OkStatus();
-    // A server that ends cancels its calls; an interrupt of ours is seen above.
-    if (!status.ok() && !absl::IsUnavailable(status) && !absl::IsCancelled(status)) return status;
-    const int64_t now_ns = RealClock()->MonotonicNs();
-    if (lost_ns == 0) {
-      lost_ns = now_ns;
-      session.Err(
-          "muster: no contact with the server; the job waits without it. Trying again; Ctrl+C "
-          "cancels the job\n");
-    }
-    if (now_ns - lost_ns > kGiveUpAfterNs)
-      return status.ok() ? absl::UnavailableError("its server ended the call") : status;
-    if (interrupt.WaitFor(pause_ms)) return absl::OkStatus();
-    pause_ms = std::min(kLongestPauseMs, 2 * pause_ms);
-  }
+  return WatchThrough(session, client, id, interrupt,
+                      "the job waits without it. Trying again; Ctrl+C cancels the job",
+                      [&](const pb::WatchJobResponse& response) {
+                        for (const std::string& event : response.events())
+                          session.Err(absl::StrCat("  ", Plain(event), "\n"));
+                        *job = response.job();
+                        return !HasEnded(job->state()) && !Runs(*job);
+                      });
 }
 
 pb::ExecStart Beside(const std::string& id, int attempt, const char* script) {
@@ -154,7 +134,7 @@ TunnelOutcome CarryCommand(Session& session, Client& client, const Interrupt& in
     if (!std::exchange(told, true))
       session.Err(absl::StrCat("muster: the terminal isn't there yet: ", cut.why,
                                "; tried again, for a minute\n"));
-    if (interrupt.WaitFor(kFirstPauseMs)) return outcome;
+    if (interrupt.WaitFor(kTryAgainMs)) return outcome;
   }
 }
 
@@ -166,7 +146,7 @@ int GiveUp(Client& client, Session& session, const std::string& id, int code) {
                              " tried again to cancel job ", id, "\n"));
   for (const int64_t until_ns = RealClock()->MonotonicNs() + kCancelAgainNs;
        absl::IsUnavailable(cancelled.status()) && RealClock()->MonotonicNs() < until_ns;) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(kFirstPauseMs));
+    std::this_thread::sleep_for(std::chrono::milliseconds(kTryAgainMs));
     cancelled = client.Cancel(id);
   }
   if (!cancelled.ok()) {

@@ -211,15 +211,14 @@ absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec&
 }
 
 int FailSubmitted(Session& session, const absl::Status& status, const JobFile* file,
-                  const std::string& key) {
+                  const std::string& key, const std::string& by) {
   const bool answered = status.GetPayload(kDetailsUrl).has_value() ||
                         (ExitCodeFor(status) != kExitUnreachable && !absl::IsCancelled(status));
   if (answered || absl::IsResourceExhausted(status)) return FailRefused(session, status, file);
-  session.Err(absl::StrCat("muster: no certain answer to the submission (",
-                           Plain(std::string(status.message())),
-                           "): the job may have been submitted, or not.\n",
-                           "  Safe to repeat: the same command with --idempotency-key ", key,
-                           "\n  Look: muster jobs\n"));
+  session.Err(absl::StrCat(
+      "muster: no certain answer to the submission (", Plain(std::string(status.message())),
+      "): the job may have been submitted, or not.\n", "  Safe to repeat: ", by,
+      " with --idempotency-key ", key, "\n  Look: muster jobs\n"));
   return kExitUnreachable;
 }
 

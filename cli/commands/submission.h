@@ -58,9 +58,9 @@ absl::StatusOr<pb::SubmitResponse> SubmitSpec(Client& client, const pb::JobSpec&
                                               const std::string& key,
                                               bool wait_for_capacity = false);
 // What SubmitSpec met: as FailRefused, or, where no answer came, that the job may be there and how
-// to go on without submitting it twice.
+// to go on without submitting it twice: by which command, with that key.
 int FailSubmitted(Session& session, const absl::Status& status, const JobFile* file,
-                  const std::string& key);
+                  const std::string& key, const std::string& by = "the same command");
 
 // A job that a command has made, as a file: previewed, asked for, submitted and followed as `muster
 // submit` does it.

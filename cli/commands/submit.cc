@@ -24,6 +24,7 @@
 #include "cli/render/preview.h"
 #include "common/base/hidden.h"
 #include "common/base/units.h"
+#include "common/spec/members.h"
 #include "common/spec/placement_defaults.h"
 #include "common/spec/when.h"
 
@@ -115,24 +116,43 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
 
 constexpr size_t kMostSubmittedSingly = 100;
 
-// The failed members of an array, as files: those of indices as one array, combinations of a sweep
-// each by itself.
+// These members of an array of indices, as one array; several where its text would be too long.
+absl::StatusOr<std::vector<JobFile>> FilesOfIndices(const Session& session, pb::Job job,
+                                                    const std::vector<pb::ArrayMember>& members) {
+  const std::string id = JobId(job), before = job.spec().array();
+  const std::vector<std::string> arrays = ArraysOf(members, before);
+  if (const auto at_a_time = static_cast<size_t>(MembersAtATime(job.spec()));
+      arrays.size() > at_a_time) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--failed: ", members.size(), " members of array ", id, " take ", arrays.size(),
+        " arrays, and only ", at_a_time, " may run at a time; run all of them again: muster rerun ",
+        id, ", or name some: ", "muster rerun ", id, " --array 0-99%", at_a_time));
+  }
+  std::vector<JobFile> files;
+  for (const std::string& array : arrays) {
+    job.mutable_spec()->set_array(array);
+    absl::StatusOr<JobFile> file = FileOf(session, job, /*resumes=*/false);
+    if (!file.ok()) return file.status();
+    if (arrays.size() > 1)
+      absl::StrAppend(&file->name, ", part ", files.size() + 1, " of ", arrays.size());
+    file->again =
+        absl::StrCat("muster rerun ", id, " ", arrays.size() > 1 ? "--array " + array : "--failed");
+    session.Err(absl::StrCat("Of array ", id, " again: ", array, ". MUSTER_ARRAY_SIZE is ",
+                             MembersOf(job.spec()), " in them.\n"));
+    files.push_back(*std::move(file));
+  }
+  return files;
+}
+
+// The failed members of an array, as files: those of indices together, combinations of a sweep each
+// by itself.
 absl::StatusOr<std::vector<JobFile>> FilesOfFailed(const Session& session, Client& client,
                                                    const std::string& id) {
   const absl::StatusOr<pb::Job> job = client.Get(id);
   if (!job.ok()) return job.status();
   const absl::StatusOr<std::vector<pb::ArrayMember>> members = FailedMembers(&client, *job);
   if (!members.ok()) return members.status();
-  if (!job->spec().array().empty()) {
-    pb::Job again = *job;
-    again.mutable_spec()->set_array(ArrayOf(*members, job->spec().array()));
-    absl::StatusOr<JobFile> file = FileOf(session, again, /*resumes=*/false);
-    if (!file.ok()) return file.status();
-    file->again = absl::StrCat("muster rerun ", id, " --failed");
-    session.Err(absl::StrCat("Of array ", id, " again: ", again.spec().array(),
-                             ". MUSTER_ARRAY_SIZE is ", members->size(), " in them.\n"));
-    return std::vector<JobFile>{*std::move(file)};
-  }
+  if (!job->spec().array().empty()) return FilesOfIndices(session, *job, *members);
   if (job->spec().has_independent_workers() || members->size() > kMostSubmittedSingly)
     return absl::InvalidArgumentError(absl::StrCat(
         "--failed: ", members->size(), " members of array ", id,
@@ -155,6 +175,9 @@ absl::StatusOr<std::vector<JobFile>> ReadFiles(const Session& session, Client& c
                                                const SubmitOptions& options,
                                                const Interrupt& interrupt) {
   std::vector<JobFile> files;
+  if (options.failed && options.array.has_value())
+    return absl::InvalidArgumentError(
+        "--array: --failed says which members run again; leave one of them out");
   if (options.failed) return FilesOfFailed(session, client, options.job);
   if (!options.job.empty()) {
     const absl::StatusOr<pb::Job> job = client.Get(options.job);
@@ -381,6 +404,12 @@ int ShowPreviews(Session& session, Client& client, const SubmitOptions& options,
   return result;
 }
 
+// One of several, submitted by itself: a key stands for one job.
+std::string CommandFor(const JobFile& file) {
+  return absl::StrCat(file.again.empty() ? "muster submit " + file.name : file.again,
+                      " (and this command's flags)");
+}
+
 // One of them is followed; of several it is said how.
 int SubmitAll(Session& session, Client& client, const SubmitOptions& options,
               const Interrupt& interrupt, const Packs& packs,
@@ -395,7 +424,9 @@ int SubmitAll(Session& session, Client& client, const SubmitOptions& options,
     const absl::StatusOr<pb::SubmitResponse> response =
         SubmitSpec(client, submission.spec, key, options.wait_for_capacity);
     if (!response.ok()) {
-      const int code = FailSubmitted(session, response.status(), &submission.file, key);
+      const int code =
+          FailSubmitted(session, response.status(), &submission.file, key,
+                        submissions.size() == 1 ? "the same command" : CommandFor(submission.file));
       if (!ids.empty())
         session.Err(absl::StrCat("Submitted before that: ", absl::StrJoin(ids, ", "), ".\n"));
       return code;
@@ -426,16 +457,17 @@ int SubmitAll(Session& session, Client& client, const SubmitOptions& options,
 }
 
 int Submit(Session& session, const SubmitOptions& options) {
-  if (options.files.size() > 1 && !options.key.empty()) {
-    return session.Fail(absl::InvalidArgumentError(
-        "--idempotency-key stands for one job: submit the files one by one, each with its own"));
-  }
   Interrupt interrupt;  // from here on Ctrl+C can't lose a job's number
   std::vector<Submission> submissions;
   Packs packs;
   if (const int code = ReadSubmissions(session, options, interrupt, &packs, &submissions);
       code != kExitOk)
     return code;
+  if (submissions.size() > 1 && !options.key.empty()) {
+    return session.Fail(absl::InvalidArgumentError(absl::StrCat(
+        "--idempotency-key stands for one job, and these are ", submissions.size(),
+        ": submit them one by one, each with its own: ", CommandFor(submissions[0].file))));
+  }
   Client& client = **session.client();
   const int code = ShowPreviews(session, client, options, submissions);
   if (code != kExitOk || options.preview_only) return code;

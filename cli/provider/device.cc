@@ -52,18 +52,24 @@ absl::StatusOr<std::string> TokenByDevice(const ProviderClient& client) {
       std::min(
           client.timeout_ns,
           SecondsIn(*begun, "expires_in", client.timeout_ns / kSecond, kDay / kSecond) * kSecond);
+  absl::Status lost;
   while (RealClock()->MonotonicNs() < until_ns) {
     // Nothing tells that it is granted: the provider is asked as often as it allows (3.5).
     std::this_thread::sleep_for(std::chrono::seconds(interval_s));
     const absl::StatusOr<nlohmann::json> answer = Post(
         client, provider->token_url,
         {{"grant_type", kGrant}, {"device_code", code}, {"client_id", client.client_id}}, &status);
-    if (!answer.ok()) return answer.status();
+    lost = answer.status();
+    if (!answer.ok()) {  // the code is still good, and who is slow is asked less often (3.5)
+      interval_s = std::min(2 * interval_s, kMostIntervalS);
+      continue;
+    }
     const std::string error = TextIn(*answer, "error");
     if (error == "slow_down") interval_s = std::min(interval_s + 5, kMostIntervalS);
     if (error != "authorization_pending" && error != "slow_down") return IdTokenIn(*answer);
   }
-  return absl::DeadlineExceededError("the code wasn't entered in time: log in anew");
+  return lost.ok() ? absl::DeadlineExceededError("the code wasn't entered in time: log in anew")
+                   : lost;
 }
 
 }  // namespace muster

@@ -40,7 +40,7 @@ std::string QuarantineLine(const pb::Quarantine& row) {
                       row.withheld()
                           ? "would be in quarantine, but too much of the cluster is already"
                           : "in quarantine",
-                      ": ", row.reason());
+                      ": ", Plain(row.reason()));
 }
 
 std::string WhyNotHealthy(const pb::Host& host, const pb::Device& device) {
@@ -52,8 +52,9 @@ std::string WhyNotHealthy(const pb::Host& host, const pb::Device& device) {
 }
 
 std::string BlameLine(const pb::Blame& blame, int64_t now_ns) {
-  const std::string who = blame.job() != 0 ? absl::StrCat("job ", blame.job(), " ", blame.task(),
-                                                          " attempt ", blame.attempt())
+  const std::string who = blame.job() != 0
+                              ? absl::StrCat("job ", blame.job(), " ", Plain(blame.task()),
+                                             " attempt ", blame.attempt())
                           : blame.attempt() != 0 ? "another's job"
                                                  : "its host";
   const char* how = blame.kind() == pb::BLAME_CERTAIN ? "certain"
@@ -61,7 +62,7 @@ std::string BlameLine(const pb::Blame& blame, int64_t now_ns) {
                                                       : "by its log";
   return absl::StrCat("  ", FormatSpan(now_ns - blame.at_ns()), " ago  ",
                       blame.device() < 0 ? "" : absl::StrCat("device ", blame.device(), "  "), who,
-                      " (", how, "): ", blame.detail(), "\n");
+                      " (", how, "): ", Plain(blame.detail()), "\n");
 }
 
 }  // namespace
@@ -76,22 +77,23 @@ std::string HostNotes(const pb::Host& host, int64_t now_ns) {
                     "; muster host release ", host.name(),
                     row.device() < 0 ? "" : absl::StrCat(" ", row.device()), " ends it\n");
     if (!row.check_detail().empty())
-      absl::StrAppend(&text, "  its host failed the last check: ", row.check_detail(), "\n");
+      absl::StrAppend(&text, "  its host failed the last check: ", Plain(row.check_detail()), "\n");
     for (const pb::Blame& blame : row.evidence()) absl::StrAppend(&text, BlameLine(blame, now_ns));
   }
   if (host.blames_size() > 0)
     absl::StrAppend(&text, "Blamed, not often enough for a quarantine:\n");
   for (const pb::Blame& blame : host.blames()) absl::StrAppend(&text, BlameLine(blame, now_ns));
   if (!host.only_user().empty())
-    absl::StrAppend(&text, "Takes jobs of ", host.only_user(), " alone\n");
+    absl::StrAppend(&text, "Takes jobs of ", Plain(host.only_user()), " alone\n");
   if (!host.confirmed_off_by().empty())
-    absl::StrAppend(&text, "Counts as off: said by ", host.confirmed_off_by(), "\n");
+    absl::StrAppend(&text, "Counts as off: said by ", Plain(host.confirmed_off_by()), "\n");
   if (!host.fence_detail().empty())
-    absl::StrAppend(&text, "fence_command failed: ", host.fence_detail(), "\n");
+    absl::StrAppend(&text, "fence_command failed: ", Plain(host.fence_detail()), "\n");
   if (!host.inventory().low_disk().empty())
-    absl::StrAppend(&text, "Takes nothing new: ", host.inventory().low_disk(), "\n");
+    absl::StrAppend(&text, "Takes nothing new: ", Plain(host.inventory().low_disk()), "\n");
   if (!host.inventory().isolation().empty())
-    absl::StrAppend(&text, "Attempts are kept apart by ", host.inventory().isolation(), "\n");
+    absl::StrAppend(&text, "Attempts are kept apart by ", Plain(host.inventory().isolation()),
+                    "\n");
   return text.empty() ? text : absl::StrCat("\n", text);
 }
 

@@ -839,6 +839,33 @@ TEST(FleetTest, QueuesClustersAndHosts) {
   EXPECT_THAT(HostNotes(host, kNow), HasSubstr("Takes jobs of ann alone\n"));
 }
 
+TEST(FleetTest, WhatHostsAndJobsSayOfAHostSteersNoTerminal) {
+  const std::string wild = "wild\x1b[2J\nword";
+  pb::Host host;
+  host.set_only_user(wild);
+  host.set_confirmed_off_by(wild);
+  host.set_fence_detail(wild);
+  host.mutable_inventory()->set_low_disk(wild);
+  host.mutable_inventory()->set_isolation(wild);
+  pb::Quarantine* row = host.add_quarantines();
+  row->set_device(-1);
+  row->set_reason(wild);
+  row->set_check_detail(wild);
+  for (pb::Blame* blame : {row->add_evidence(), host.add_blames()}) {
+    blame->set_job(7);
+    blame->set_task(wild);
+    blame->set_detail(wild);
+  }
+  const std::string notes = HostNotes(host, kNow);
+  EXPECT_EQ(notes.find('\x1b'), std::string::npos) << notes;
+  EXPECT_THAT(notes, Not(HasSubstr("\nword")));
+  size_t told = 0;
+  for (size_t at = notes.find("wild?[2J word"); at != std::string::npos;
+       at = notes.find("wild?[2J word", at + 1))
+    ++told;
+  EXPECT_EQ(told, 11u) << notes;
+}
+
 TEST(FleetTest, NothingOfADrainedClusterIsFree) {
   pb::Cluster cluster;
   cluster.set_name("fra");

@@ -150,7 +150,7 @@ struct Fake : pb::JobService::Service {
   }
   grpc::Status Watch(grpc::ServerContext* context, const pb::WatchJobRequest*,
                      grpc::ServerWriter<pb::WatchJobResponse>* writer) override {
-    return watch(context, writer);
+    return watch ? watch(context, writer) : grpc::Status::OK;
   }
   grpc::Status Cancel(grpc::ServerContext*, const pb::CancelJobRequest*, pb::Job* job) override {
     ++cancels;

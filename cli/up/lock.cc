@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -18,7 +21,9 @@ namespace muster {
 namespace {
 
 constexpr int kPollMs = 20;
+constexpr int kTriesMost = 250;  // 5 s; whoever only looks shares the lock for microseconds
 constexpr size_t kTroubleBytesMax = 4000;
+constexpr size_t kHolderBytesMax = 8192;
 
 std::string LockPath(const std::string& data_dir) { return data_dir + "/up.lock"; }
 
@@ -29,15 +34,29 @@ std::string NoteBeside(const std::string& server) {
 // "PID SERVER\nTROUBLE"
 UpHolder ReadHolder(int fd, const std::string& data_dir) {
   UpHolder holder;
-  char text[8192];
+  char text[kHolderBytesMax];
   const ssize_t length = pread(fd, text, sizeof text, 0);
-  const std::string said(text, static_cast<size_t>(std::max<ssize_t>(0, length)));
+  std::string said(text, static_cast<size_t>(std::max<ssize_t>(0, length)));
+  said.erase(said.find_last_not_of('\n') + 1);  // Write fills up with them
   const size_t line = std::min(said.find('\n'), said.size()), blank = said.find(' ');
   if (blank >= line || !absl::SimpleAtoi(said.substr(0, blank), &holder.pid)) return {};
   holder.data_dir = data_dir;
   holder.server = said.substr(blank + 1, line - blank - 1);
   holder.trouble = said.substr(std::min(line + 1, said.size()));
   return holder;
+}
+
+// Though others, who only look whether somebody holds it, may share it for a moment. 0, or why not:
+// EWOULDBLOCK where another one holds it.
+int TakeAlone(int fd) {
+  for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; ++tries) {
+    const int error = errno;
+    if (error != EWOULDBLOCK || tries == kTriesMost || flock(fd, LOCK_SH | LOCK_NB) != 0)
+      return error;
+    flock(fd, LOCK_UN);
+    std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
+  }
+  return 0;
 }
 
 }  // namespace
@@ -47,9 +66,15 @@ absl::StatusOr<std::unique_ptr<UpLock>> UpLock::Take(const std::string& data_dir
   const int fd = open(LockPath(data_dir).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return ErrnoStatus(errno, LockPath(data_dir));
   std::unique_ptr<UpLock> lock(new UpLock(fd, data_dir, server));
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+  const int error = TakeAlone(fd);
+  if (error == EWOULDBLOCK) {
     *holder = ReadHolder(fd, data_dir);
     return absl::AlreadyExistsError("muster up is already running");
+  }
+  if (error != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(LockPath(data_dir), " can't be locked: ", strerror(error),
+                     "; name a directory on a local file system: --data-dir DIR"));
   }
   if (absl::Status written = lock->Write(""); !written.ok()) return written;
   return lock;
@@ -59,7 +84,7 @@ UpHolder UpLock::Holder(const std::string& data_dir) {
   const int fd = open(LockPath(data_dir).c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return {};
   UpHolder holder;
-  if (flock(fd, LOCK_SH | LOCK_NB) != 0) holder = ReadHolder(fd, data_dir);
+  if (flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) holder = ReadHolder(fd, data_dir);
   close(fd);
   return holder;
 }
@@ -107,9 +132,18 @@ void UpLock::Tell(const std::string& trouble) {
 }
 
 absl::Status UpLock::Write(const std::string& trouble) {
-  const std::string text = absl::StrCat(getpid(), " ", server_, "\n", trouble);
-  if (ftruncate(fd_, 0) != 0 ||
-      pwrite(fd_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
+  std::string text = absl::StrCat(getpid(), " ", server_, "\n", trouble);
+  const size_t length = text.size();
+  struct stat before {};
+  if (fstat(fd_, &before) != 0) return ErrnoStatus(errno, LockPath(data_dir_));
+  // Over what stands there, and shorter only then: who reads meanwhile finds a holder, and where
+  // the disk is full, what stood there stays.
+  text.resize(std::max(length, std::min(kHolderBytesMax, static_cast<size_t>(before.st_size))),
+              '\n');
+  const ssize_t wrote = pwrite(fd_, text.data(), text.size(), 0);
+  if (wrote != static_cast<ssize_t>(text.size()))
+    return ErrnoStatus(wrote < 0 ? errno : ENOSPC, LockPath(data_dir_));
+  if (ftruncate(fd_, static_cast<off_t>(length)) != 0)
     return ErrnoStatus(errno, LockPath(data_dir_));
   return absl::OkStatus();
 }

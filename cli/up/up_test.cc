@@ -1,6 +1,8 @@
 // `muster up` with stand-ins for the daemon and the agent: starting, saying what was found,
 // restarting, ending.
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -8,9 +10,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "common/base/files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -73,6 +77,26 @@ TEST_F(UpTest, StartsSaysWhatItFoundAndEndsLeavingJobs) {
   EXPECT_EQ(Run("ping"), 6);
   EXPECT_EQ(Run("down"), 0);
   EXPECT_THAT(out_, HasSubstr("Muster is not up"));
+}
+
+TEST_F(UpTest, ACommandThatOnlyLooksIsNotTakenForAnother) {
+  ASSERT_EQ(Run("up --detach"), 0) << out_;
+  ASSERT_EQ(Run("down"), 0) << out_;
+  FILE* found = popen(absl::StrCat("find ", home_, " -name up.lock").c_str(), "r");
+  char path[4096] = "";
+  ASSERT_NE(fgets(path, sizeof path, found), nullptr);
+  pclose(found);
+  const int looks = open(std::string(absl::StripSuffix(path, "\n")).c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(looks, 0);
+  ASSERT_EQ(flock(looks, LOCK_SH | LOCK_NB), 0);
+  std::thread passes([looks] {
+    usleep(500'000);
+    close(looks);
+  });
+  EXPECT_EQ(Run("up --detach"), 0) << out_;
+  passes.join();
+  EXPECT_THAT(out_, Not(HasSubstr("Muster is up already")));
+  EXPECT_EQ(Run("ping"), 0) << out_;
 }
 
 TEST_F(UpTest, AKilledDaemonIsStartedAgain) {

@@ -234,10 +234,14 @@ bool RefuseStages(const nlohmann::json& trainer, const Ranks& ranks, const Layer
   }
   const std::string nearest = above > 0 ? absl::StrCat(below, " or ", above) : absl::StrCat(below);
   if (pp > most) {
+    std::string fewer_chunks;
+    if (chunks > 1 && pp <= *layers && groups % pp == 0)
+      fewer_chunks =
+          *layers / pp > 1 ? absl::StrCat(", or chunks: ", *layers / pp) : ", or pipeline: 1f1b";
     refuse("parallel.pp",
            absl::StrCat(pp, " stages", chunks > 1 ? absl::StrCat(" of ", chunks, " chunks") : "",
                         " need ", pp * chunks, " layers, and the model has ", *layers, "; with ",
-                        Counted(ranks.count, "rank"), " use ", nearest,
+                        Counted(ranks.count, "rank"), " use ", nearest, fewer_chunks,
                         MoreRanks(ranks, most, "stages", most * layer.count)));
     return true;
   }

@@ -295,6 +295,14 @@ TEST(TrainerLayout, StagesThatCantBeAreRefusedWithTheNearestThatCan) {
            "model": {"num_hidden_layers": 8}})",
        4, 4, 1,
        "trainer.parallel.pp: 4 stages of 3 chunks need 12 layers, and the model has 8; with 4 "
+       "ranks use 2, or chunks: 2"},
+      {R"({"parallel": {"pp": 2, "pipeline": "interleaved"}, "model": {"num_hidden_layers": 3}})",
+       2, 2, 1,
+       "trainer.parallel.pp: 2 stages of 2 chunks need 4 layers, and the model has 3; with 2 ranks "
+       "use 1, or pipeline: 1f1b"},
+      {R"({"parallel": {"pp": 6, "pipeline": "interleaved"}, "model": {"num_hidden_layers": 4}})",
+       6, 6, 1,
+       "trainer.parallel.pp: 6 stages of 2 chunks need 12 layers, and the model has 4; with 6 "
        "ranks use 2"},
       {kThree, 2, 6, 1,
        "trainer.parallel.pp: 3 stages must divide the ranks of a gang of 2 to 6 workers, whatever "

@@ -159,10 +159,10 @@ void ReadTls(Document& document, Fields& tls, TlsConfig* out) {
     if (!field.there && document.Sound("tls"))
       document.AddAtPath(tls.PathOf(field.name), absl::StrCat("is missing; ", field.remedy));
   }
-  if (out->join_address.empty() && !out->addresses.empty() && !out->join.empty()) {
+  const size_t port = out->join.rfind(':');  // none: it was told as no HOST:PORT
+  if (out->join_address.empty() && !out->addresses.empty() && port != std::string::npos) {
     const std::string& first = out->addresses.front();
-    out->join_address =
-        absl::StrCat(first.substr(0, first.rfind(':')), out->join.substr(out->join.rfind(':')));
+    out->join_address = absl::StrCat(first.substr(0, first.rfind(':')), out->join.substr(port));
   }
 }
 

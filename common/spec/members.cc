@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -108,6 +109,19 @@ std::string Replaced(const std::string& text, const Replacements& replacements) 
   return absl::StrContains(text, "{{") ? absl::StrReplaceAll(text, replacements) : text;
 }
 
+// What the text is in a file that has it below trainer:, where it is no JSON. .5, 5. and +5 are
+// numbers there; 007 may be a name.
+nlohmann::json ScalarOf(const std::string& text) {
+  const size_t first = std::min(text.find_first_not_of("+-"), text.size());
+  if (first + 1 < text.size() && text[first] == '0' && absl::ascii_isdigit(text[first + 1]))
+    return text;
+  YamlNode scalar;
+  scalar.kind = YamlNode::Kind::kScalar;
+  scalar.text = text;
+  Document nowhere;
+  return TrainerJson(scalar, nullptr, "", nowhere);
+}
+
 }  // namespace
 
 std::string ExportOf(const pb::TaskSpec& task) {
@@ -201,7 +215,8 @@ bool SetTrainerKey(std::string_view name, const std::string& value, std::string*
     at = &(*at)[std::string(key)];
   }
   nlohmann::json parsed = nlohmann::json::parse(value, nullptr, /*allow_exceptions=*/false);
-  *at = parsed.is_discarded() || parsed.is_object() ? nlohmann::json(value) : std::move(parsed);
+  if (parsed.is_discarded()) parsed = ScalarOf(value);
+  *at = parsed.is_object() ? nlohmann::json(value) : std::move(parsed);
   *trainer_json = trainer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return true;
 }

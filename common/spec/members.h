@@ -52,8 +52,8 @@ SweptValues ValuesOfMember(const pb::JobSpec& spec, int32_t member);
 
 // A name of a sweep that sets a key of trainer, such as trainer.learning_rate.
 bool SetsTrainer(std::string_view name);
-// *trainer_json with this key set; a value that is JSON (a number, true, null, a list) is that,
-// else text. False: a part of the path is no map.
+// *trainer_json with this key set; a value that is JSON (a number, true, null, a list), or a number
+// as .5, is that, else text. False: a part of the path is no map.
 bool SetTrainerKey(std::string_view name, const std::string& value, std::string* trainer_json);
 
 // The task as the member runs it: {{NAME}} and {{index}} in run, setup, env and trainer.export are

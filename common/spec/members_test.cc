@@ -270,6 +270,26 @@ TEST(Members, EachValueOfATrainersKeyIsHeldAgainstItsSchema) {
   EXPECT_EQ(problems[0].path, "sweep.trainer.max_steps[1]");
 }
 
+TEST(Members, ATrainersKeyTakesTheNumbersThatItTakesInTheFile) {
+  const std::pair<const char*, const char*> cases[] = {
+      {".5", "0.5"},      {"-.5", "-0.5"},  {"+5", "5"},        {"5.", "5.0"},
+      {"1e-4", "0.0001"}, {"true", "true"}, {"007", "\"007\""}, {".5.1", "\".5.1\""},
+      {".", "\".\""},     {"-", "\"-\""}};
+  for (const auto& [value, json] : cases) {
+    std::string trainer = "{}";
+    ASSERT_TRUE(SetTrainerKey("trainer.a", value, &trainer)) << value;
+    EXPECT_EQ(trainer, absl::StrCat("{\"a\":", json, "}")) << value;
+  }
+  SpecContext context;
+  context.trainer_schema_json =
+      R"({"type":"object","properties":{"learning_rate":{"type":"number"}}})";
+  pb::JobSpec spec;
+  std::vector<Problem> problems;
+  EXPECT_TRUE(ParseJobFile("sweep: {trainer.learning_rate: [.5, 1e-4]}\ntrainer: {}\n", "a.yaml",
+                           context, &spec, &problems))
+      << problems[0].message;
+}
+
 TEST(Members, ANameThatOnlyTheTrainerCouldTakeIsRefusedWithTheKeyThatIsNear) {
   SpecContext context;
   context.trainer_schema_json =

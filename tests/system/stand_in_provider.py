@@ -82,6 +82,7 @@ class StandInProvider:
         self.mode = "well"  # or: down, silent, redirects, huge, html
         self.asked: list[str] = []
         self.pending = 1  # polls of a device before it is granted
+        self.lost = 0  # polls of a device that get no answer
         self.codes: dict[str, dict] = {}
         self.let_go = threading.Event()  # those that are kept waiting
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -192,6 +193,10 @@ class StandInProvider:
                 provider.asked.append(self.path)
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 asked = dict(urllib.parse.parse_qsl(body))
+                if self.path == "/token" and provider.lost > 0:
+                    provider.lost -= 1
+                    self.close_connection = True
+                    return
                 said = (
                     provider.begin_device(asked) if self.path == "/device" else provider.give(asked)
                 )

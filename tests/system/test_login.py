@@ -74,6 +74,15 @@ def test_a_login_with_a_code_needs_no_browser_and_a_logout_forgets_it(logins, pr
     assert logins.muster("ann", "ping").returncode != 0
 
 
+def test_a_login_with_a_code_outlives_a_lost_answer_and_asks_less_often(logins, provider):
+    provider.lost, provider.pending = 1, 0
+    began = time.monotonic()
+    done = logins.log_in("ann", "--device", "--provider-ca", provider.ca)
+    assert done.returncode == 0, done.stderr
+    assert provider.asked.count("/token") == 2
+    assert time.monotonic() - began > 3, "1 s, and twice that after the answer that was lost"
+
+
 def test_a_token_that_is_bound_to_no_key_counts_only_where_it_is_said(logins, provider):
     done = logins.by_token("ann", provider.token())
     assert done.returncode != 0

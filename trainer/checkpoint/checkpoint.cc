@@ -45,6 +45,24 @@ absl::Status ReadAndCheck(const MappedFile& file, std::span<const uint8_t> part,
   return absl::OkStatus();
 }
 
+// That file `file`, whose header is `header`, has what the index says lies there: the index was
+// checked against the file's size alone.
+absl::Status CheckPieces(const CheckpointIndex& index, int file, const SafetensorsHeader& header) {
+  const int kinds = index.meta.optimizer ? 3 : 1;
+  for (const auto& [name, tensor] : index.tensors) {
+    for (const CheckpointIndex::Piece& piece : tensor.pieces) {
+      for (int kind = 0; piece.file == file && kind < kinds; ++kind) {
+        const auto entry = header.tensors.find(FlatTensorName(piece.flat, kCheckpointKinds[kind]));
+        if (entry == header.tensors.end() || entry->second.dtype != "F32" ||
+            static_cast<uint64_t>(piece.file_begin + piece.numel) * 4 >
+                entry->second.end - entry->second.begin)
+          return absl::DataLossError(absl::StrCat("lacks a part of ", name));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 // The directories step-… in `parent`, all or those with an index.
 std::vector<std::string> StepDirectories(const std::string& parent, bool published,
                                          absl::Status* status = nullptr) {
@@ -194,6 +212,8 @@ absl::Status Checkpoint::VerifyFiles(int rank, int size, const Flats& flats) {
     if (crc != index_.files[i].crc32c)
       return absl::DataLossError(absl::StrCat(index_.files[i].name, " doesn't match its checksum"));
     if (!header.ok()) return with_name(header.status());
+    if (absl::Status s = CheckPieces(index_, static_cast<int>(i), *header); !s.ok())
+      return with_name(s);
     for (const std::unique_ptr<FlatParam>& flat : flats) {
       for (int kind = 0; kind < 3; ++kind) {
         if (flat->InPlace(static_cast<FlatParam::State>(kind)).defined())

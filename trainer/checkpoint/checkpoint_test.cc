@@ -511,6 +511,64 @@ TEST_F(Checkpoints, OfSlicesAreReadIntoFlatsOfOthers) {
   }
 }
 
+// Both checksums are right: only the header tells.
+TEST_F(Checkpoints, AFileThatLacksWhatTheIndexSaysIsPassedOver) {
+  struct Case {
+    const char* name;
+    std::vector<SafetensorsTensor> tensors;  // without their data
+    bool optimizer = true;
+    bool good = false;
+  };
+  static constexpr int64_t kNumel = 64;
+  const auto has = [](int flat, int kind, const char* dtype, int64_t numel) {
+    return SafetensorsTensor{FlatTensorName(flat, kCheckpointKinds[kind]), dtype, {numel}, {}};
+  };
+  const Case cases[] = {
+      {"all is there",
+       {has(0, 0, "F32", kNumel), has(0, 1, "F32", kNumel), has(0, 2, "F32", kNumel)},
+       true,
+       true},
+      {"weights alone, as it says", {has(0, 0, "F32", 3 * kNumel)}, false, true},
+      {"no moments", {has(0, 0, "F32", 3 * kNumel)}},
+      {"another flat",
+       {has(1, 0, "F32", kNumel), has(0, 1, "F32", kNumel), has(0, 2, "F32", kNumel)}},
+      {"another type",
+       {has(0, 0, "I32", kNumel), has(0, 1, "F32", kNumel), has(0, 2, "F32", kNumel)}},
+      {"less of one",
+       {has(0, 0, "F32", kNumel), has(0, 1, "F32", kNumel - 15), has(0, 2, "F32", kNumel + 15)}}};
+  FlatLayout layout;
+  layout.Add("w", {5, 10}, true);
+  const RankLayouts layouts = {&layout};
+  const Shares whole = [](int, int) { return std::pair<int64_t, int64_t>(0, kNumel); };
+  const std::vector<uint8_t> zeros(3 * kNumel * 4);
+  for (const Case& c : cases) {
+    const std::string directory = parent_ + "/" + CheckpointName(1);
+    ASSERT_TRUE(MakeDirectories(directory).ok());
+    std::vector<SafetensorsTensor> tensors = c.tensors;
+    for (SafetensorsTensor& tensor : tensors)
+      tensor.data = std::span(zeros).first(static_cast<size_t>(tensor.shape[0]) * 4);
+    const auto written = WriteSafetensors(directory + "/" + RankFileName(0, 1), tensors, {});
+    ASSERT_TRUE(written.ok()) << written.status();
+    CheckpointMeta meta = Meta(1);
+    meta.optimizer = c.optimizer;
+    ASSERT_TRUE(WriteFileDurably(directory + "/index.json",
+                                 IndexText(meta, {*written}, TensorMap({layouts}, whole)))
+                    .ok());
+    OnRanks(1, [&](World& world) {
+      for (const bool while_checking : {false, true}) {
+        const Flats none;
+        Flats flats;
+        flats.push_back(std::make_unique<FlatParam>(layout, &world, FlatOptions{}));
+        const LoadOutcome outcome = OpenNewest(world, {directory}, while_checking ? flats : none);
+        EXPECT_EQ(outcome.checkpoint != nullptr, c.good) << c.name;
+        if (c.good) continue;
+        ASSERT_EQ(outcome.skipped.size(), 1u) << c.name;
+        EXPECT_EQ(outcome.skipped[0].why, RankFileName(0, 1) + ": lacks a part of w") << c.name;
+      }
+    });
+  }
+}
+
 TEST_F(Checkpoints, OldOnesStayUntilTheNewOneWasToldOf) {
   const auto steps = [&] {
     std::vector<int> found;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -59,14 +60,30 @@ absl::Status Failed(const std::string& text) {
   return text.empty() ? absl::OkStatus() : absl::UnavailableError(text);
 }
 
+// Makes a file without a name in TMPDIR.
+absl::Status MakeNameless(Descriptor& file) {
+  std::error_code error;
+  const std::string folder = fs::temp_directory_path(error).string();
+  // Never NOT_FOUND, which would be read as that the object isn't there.
+  if (error)
+    return absl::UnavailableError(absl::StrCat(
+        "there must be a directory for temporary files, as TMPDIR names: ", error.message()));
+  file.fd = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file.fd >= 0) return absl::OkStatus();
+  // NFS has no such files, nor has overlayfs before Linux 6.1.
+  std::string name = folder + "/muster-object-XXXXXX";
+  file.fd = ::mkostemp(name.data(), O_CLOEXEC);
+  if (file.fd < 0 || ::unlink(name.c_str()) != 0)
+    return absl::UnavailableError(
+        absl::StrCat("cannot make a file in TMPDIR, ", folder, ": ", std::strerror(errno)));
+  return absl::OkStatus();
+}
+
 // An object's bytes in a file without a name.
 absl::Status FetchObject(const std::string& path, Descriptor& file) {
   absl::StatusOr<ObjectStore*> store = Objects();
   if (!store.ok()) return store.status();
-  std::error_code error;
-  const std::string folder = fs::temp_directory_path(error).string();  // TMPDIR
-  file.fd = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  if (file.fd < 0) return Errno("cannot make a file in", folder);
+  if (absl::Status s = MakeNameless(file); !s.ok()) return s;
   bool missing = false;
   const std::string problem = (*store)->Fetch(path, file.fd, missing);
   return missing ? absl::NotFoundError(problem) : Failed(problem);

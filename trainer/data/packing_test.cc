@@ -329,6 +329,20 @@ TEST_F(Packing, BrokenShardsAreRefused) {
       std::string::npos);
 }
 
+// Read as that all tokens count, the run would learn prompts.
+TEST_F(Packing, AMaskThatIsNoFileNameIsRefused) {
+  for (const char* mask : {R"("../0.mask")", R"("")", "7", "true"}) {
+    Write({3, 4}, /*masked=*/true);
+    std::string index = *ReadFile(directory_ + "/index.json");
+    const std::string good = R"("1.mask")";
+    index.replace(index.find(good), good.size(), mask);
+    std::ofstream(directory_ + "/index.json") << index;
+    const std::string said(TokenShards::Open(directory_).status().message());
+    EXPECT_NE(said.find("index.json: shards[1].mask: is no file name"), std::string::npos)
+        << mask << ": " << said;
+  }
+}
+
 // Pairs are documents of one file after the other here.
 TEST_F(Packing, AScoredRowHasWholeDocumentsAndCountsTheirLastTokenThatIsNoPadding) {
   const TokenShards shards = Write({4, 3, 2, 9});  // pairs of 4 and 2 tokens, and of 3 and 9

@@ -116,7 +116,8 @@ absl::StatusOr<TokenShards> TokenShards::Open(const std::string& directory) {
       return s;
     if (absl::Status s = open("documents", 8 * (num_documents + 1), shard.documents); !s.ok())
       return s;
-    if (IsFileName(entry.value("mask", json()))) {
+    if (const json mask = entry.value("mask", json()); !mask.is_null()) {  // null: all tokens count
+      if (!IsFileName(mask)) return Bad(absl::StrCat(where, ".mask"), "is no file name");
       if (absl::Status s = open("mask", num_tokens, shard.mask); !s.ok()) return s;
       result.has_masks_ = true;
     }

@@ -66,13 +66,6 @@ constexpr Change kChanges[] = {
     {"moments: int8", false, [](TrainConfig& c) { c.moments = "int8"; }},
 };
 
-// Keys that are refused beside each other where the file is read.
-bool GoTogether(const TrainConfig& c) {
-  return !(c.masters == "split" && (c.dtype != "bf16" || c.offload != "none")) &&
-         !(c.moments == "int8" && c.offload != "none") &&
-         !(c.quantize.on && c.offload == "parameters");
-}
-
 // What of the named keys stays where those are left out that may be, and these.
 std::pair<FixedKeys, std::vector<const char*>> LeaveOut(const FixedKeys& fixed,
                                                         const TrainConfig& config) {
@@ -235,6 +228,13 @@ void Take(const ordered_json& fields, Setup& setup, Problems& problems) {
 }
 
 }  // namespace
+
+bool GoTogether(const TrainConfig& c) {
+  return !(c.masters == "split" && (c.dtype != "bf16" || c.offload != "none")) &&
+         !(c.moments == "int8" && c.offload != "none") &&
+         !(c.moments == "int8" && c.deterministic == Determinism::kElastic && c.zero_stage > 0) &&
+         !(c.quantize.on && c.offload == "parameters");
+}
 
 FixedKeys KeysThatStay(const json& trainer, const TrainConfig& config) {
   return {trainer.contains("shard_size"), trainer.contains("zero_stage"),

@@ -24,6 +24,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+// With an output that has no slash at its end: what is on its way there lies beside it, not in it.
+ConvertOptions WithoutSlash(ConvertOptions options) {
+  std::string& output = options.output;
+  while (!IsObject(output) && output.size() > 1 && output.back() == '/') output.pop_back();
+  return options;
+}
+
 // Nothing, an empty directory, or one that holds `marker` and so is an earlier result.
 void CheckOutput(const std::string& output, const char* marker, const char* what,
                  Problems& problems) {
@@ -32,8 +39,14 @@ void CheckOutput(const std::string& output, const char* marker, const char* what
         {"--output", absl::StrCat(output,
                                   ": a directory is wanted, which is put in place whole; copy it "
                                   "from there to the store")});
-  if (!fs::exists(output) ||
-      (fs::is_directory(output) && (fs::is_empty(output) || fs::exists(output + "/" + marker))))
+  std::error_code error, hidden;
+  if (!fs::exists(output, error) && !error) return;
+  if (error)
+    return problems.push_back(
+        {"--output", absl::StrCat(output, " can't be looked at: ", error.message(),
+                                  "; name a directory that you may write")});
+  if (fs::is_directory(output, error) &&
+      (fs::is_empty(output, hidden) || fs::exists(output + "/" + marker, hidden)))
     return;
   problems.push_back({"--output", absl::StrCat(output, " exists and is no earlier ", what,
                                                "; name a new directory")});
@@ -48,7 +61,8 @@ void CheckPlace(const std::string& output, Problems& problems) {
 
 // What the last line says of a directory that was there before.
 const char* InPlace(const std::string& output) {
-  return !IsObject(output) && fs::exists(output) && !fs::is_empty(output)
+  std::error_code error;  // which is told of where it is written
+  return !IsObject(output) && fs::exists(output, error) && !fs::is_empty(output, error)
              ? ", in place of what was there"
              : "";
 }
@@ -65,7 +79,9 @@ std::string WhyNoCheckpoint(const std::string& input) {
   if (!IsObject(input) && !fs::exists(input, error) && !error)
     return absl::StrCat(
         input, ": there is no such directory; a run's are step-… in its MUSTER_CHECKPOINT_DIR");
-  return "";
+  return error ? absl::StrCat(input, " can't be looked at: ", error.message(),
+                              "; name one that you may read")
+               : "";
 }
 
 // Carries out `work`; says what goes wrong. `done` is printed when nothing does.
@@ -86,7 +102,8 @@ int Carry(const char* command, const std::string& done, Work work) {
   return 0;
 }
 
-int ImportCheckpoint(const ConvertOptions& options) {
+int ImportCheckpoint(const ConvertOptions& given) {
+  const ConvertOptions options = WithoutSlash(given);
   Problems problems;
   absl::StatusOr<std::string> text = ReadFile(options.input + "/config.json");
   const absl::StatusOr<json> parsed =
@@ -165,7 +182,8 @@ Base FindBase(const ConvertOptions& options, const CheckpointMeta& meta, const M
                  "beside; trainer.init there is taken for %s\n",
                  base.init.c_str());
   }
-  if (!fs::is_directory(base.init)) {
+  std::error_code error;  // what can't be looked at is none
+  if (!fs::is_directory(base.init, error)) {
     problems.push_back({"--init", absl::StrCat("the checkpoint has adapters alone, and the "
                                                "weights they were trained beside are not in ",
                                                base.init, "; name their directory")});
@@ -269,7 +287,8 @@ absl::Status WriteExport(const Checkpoint& checkpoint, const ModelConfig& model,
 
 }  // namespace
 
-int Export(const ConvertOptions& options) {
+int Export(const ConvertOptions& given) {
+  const ConvertOptions options = WithoutSlash(given);
   absl::StatusOr<std::string> text = ReadFile(options.input + "/index.json", size_t{1} << 30);
   absl::StatusOr<Checkpoint> checkpoint =
       text.ok() ? Checkpoint::Parse(options.input, *text) : text.status();
@@ -289,17 +308,22 @@ int Export(const ConvertOptions& options) {
   const std::string dtype = options.dtype.empty() ? meta.dtype : options.dtype;
   if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16")
     problems.push_back({"--dtype", absl::StrCat("must be fp32, bf16 or fp16; got ", dtype)});
-  if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer))
+  std::error_code error;  // a place that can't be looked at is no place to take from
+  if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer, error))
     problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
   const Base base = FindBase(options, meta, model, problems);
   if (problems.empty() && IsObject(options.output)) {
     CheckPlace(options.output, problems);
   } else if (problems.empty()) {
     CheckOutput(options.output, "config.json", "export", problems);
+    if (!base.init.empty() && fs::equivalent(options.output, base.init, error))
+      problems.push_back(
+          {"--output", absl::StrCat(options.output,
+                                    " holds the weights that the adapters were trained beside, and "
+                                    "the export would replace them; name another directory")});
   }
   if (!problems.empty()) return Refuse("export", problems);
   Sources sources;
-  std::error_code error;  // a place that can't be looked at is no place to take from
   sources.model = !base.init.empty()                     ? base.init
                   : !options.init.empty()                ? options.init
                   : fs::is_directory(meta.source, error) ? meta.source
@@ -317,8 +341,10 @@ int Export(const ConvertOptions& options) {
 }
 
 int Convert(const ConvertOptions& options) {
-  if (IsObject(options.input) || fs::exists(options.input + "/index.json")) return Export(options);
-  if (fs::exists(options.input + "/config.json")) return ImportCheckpoint(options);
+  std::error_code hidden;  // which is told of below
+  if (IsObject(options.input) || fs::exists(options.input + "/index.json", hidden))
+    return Export(options);
+  if (fs::exists(options.input + "/config.json", hidden)) return ImportCheckpoint(options);
   if (const std::string why = WhyNoCheckpoint(options.input); !why.empty())
     return Refuse("convert", {{"--input", why}});
   return Refuse("convert",

@@ -243,12 +243,12 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
        }},
       {"micro_batch_size: 1",
        [](TrainConfig& c, int) {
-         return c.micro_batch_size != 1 && (c.micro_batch_size = 1, true);
+         // Of router_aux_loss: batch it changes the loss.
+         return c.micro_batch_size != 1 && c.router_aux_loss != "batch" &&
+                (c.micro_batch_size = 1, true);
        }},
       {"offload: optimizer",
-       [](TrainConfig& c, int) {
-         return c.offload == "none" && c.masters == "fp32" && (c.offload = "optimizer", true);
-       }},
+       [](TrainConfig& c, int) { return c.offload == "none" && (c.offload = "optimizer", true); }},
       {"offload: parameters",
        [](TrainConfig& c, int) {
          return c.zero_stage == 3 && c.offload == "optimizer" && (c.offload = "parameters", true);
@@ -262,7 +262,7 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
   std::vector<std::string> fields;
   for (const Change& change : kChanges) {
     TrainConfig next = changed;
-    if (!change.make(next, ranks)) continue;
+    if (!change.make(next, ranks) || !GoTogether(next)) continue;
     Problems problems;
     CheckLayoutKeys(next, problems);
     CheckLayout(next, model, ranks, /*gpus=*/true, /*gpu_kernels=*/true, problems);

@@ -165,7 +165,9 @@ class Search {
       sizes.push_back(hosts_.ranks_per_host);
     if (config.shard_size > 0 && config.shard_size != sizes.back())
       sizes.push_back(config.shard_size);
-    if (fixed_.shard_size) sizes = {config.shard_size};
+    // Stage 0 shards nothing, and a file with both is refused.
+    if (fixed_.shard_size || (fixed_.zero_stage && config.zero_stage == 0))
+      sizes = {config.shard_size};
     for (const int64_t size : sizes) {
       config.shard_size = size;
       TryMicroBatches(config);

@@ -153,6 +153,16 @@ TEST(LayoutSearch, ARankAloneTakesStage3ToOffloadParameters) {
   }
 }
 
+TEST(LayoutSearch, WhatShardsNothingHasNoGroupsThatShard) {
+  TrainConfig config = Training();
+  config.zero_stage = 0;
+  const FoundLayouts found =
+      SearchLayouts(config, Model8B(), 16, H100s(), 100, {.zero_stage = true});
+  ASSERT_FALSE(found.best.empty());
+  for (const Layout& layout : found.best)
+    EXPECT_FALSE(layout.fields.contains("shard_size")) << layout.fields;
+}
+
 TEST(LayoutSearch, SlicesGoAcrossHostsOnlyWhereNothingElseFits) {
   const ModelConfig model = Model8B();
   GpuHosts apart = H100s();
@@ -189,6 +199,53 @@ TEST(LayoutSearch, WhatGoesNotTogetherIsNoLayout) {
   for (const Layout& layout : SearchLayouts(config, Model8B(), 16, H100s(), 100).best) {
     EXPECT_EQ(layout.config.parallel.tp * layout.config.parallel.cp, 1) << layout.fields;
     EXPECT_EQ(layout.config.parallel.pp, 1) << layout.fields;
+  }
+}
+
+// In so little room that all that there is is tried, and in more.
+TEST(FindRemedy, NamesNothingThatTheFileIsRefusedForOrThatTrainsAnotherModel) {
+  Problems problems;
+  const ModelConfig experts = ParseModelConfig(json{{"model_type", "mixtral"},
+                                                    {"vocab_size", 32000},
+                                                    {"hidden_size", 4096},
+                                                    {"intermediate_size", 14336},
+                                                    {"num_hidden_layers", 8},
+                                                    {"num_attention_heads", 32},
+                                                    {"num_key_value_heads", 8},
+                                                    {"num_local_experts", 8},
+                                                    {"num_experts_per_tok", 2}},
+                                               "model", /*strict=*/true, problems);
+  ASSERT_TRUE(problems.empty()) << ToText(problems);
+  struct Case {
+    const char* name;
+    void (*change)(TrainConfig&);
+    const char* never;   // is part of a remedy
+    const char* at_all;  // is part of one
+    bool experts = false;
+  };
+  const Case cases[] = {
+      {"plain", [](TrainConfig&) {}, "moments", "offload: parameters"},
+      {"moments: int8", [](TrainConfig& c) { c.moments = "int8"; }, "offload", "zero_stage: 3"},
+      {"masters: split", [](TrainConfig& c) { c.masters = "split"; }, "offload", "zero_stage: 3"},
+      {"quantize",
+       [](TrainConfig& c) {
+         c.lora.rank = 16, c.lora.target_modules = {"all-linear"};
+         c.quantize.on = true;
+       },
+       "offload: parameters", "recompute: full"},
+      {"router_aux_loss: batch", [](TrainConfig& c) { c.router_aux_loss = "batch"; },
+       "micro_batch_size", "zero_stage: 3", true}};
+  for (const Case& c : cases) {
+    TrainConfig config = Training();
+    c.change(config);
+    std::string all;
+    const ModelConfig model = c.experts ? experts : Model8B();
+    for (int64_t gib = 1; gib <= 96; gib += gib < 48 ? 2 : 8) {
+      const std::optional<Remedy> remedy = FindRemedy(config, model, 2, gib << 30);
+      if (remedy) all += std::to_string(gib) + " GiB: " + remedy->fields + "\n";
+    }
+    EXPECT_EQ(all.find(c.never), std::string::npos) << c.name << "\n" << all;
+    EXPECT_NE(all.find(c.at_all), std::string::npos) << c.name << "\n" << all;
   }
 }
 

@@ -116,7 +116,7 @@ int64_t HostFigure(const std::string& root, std::string_view key,
       if (const auto place = MemoryGroup(group))
         least = std::min(least, of(root + place->mounted, place->path));
     }
-    return least;
+    return std::max<int64_t>(1, least);  // of a full group: 0 is that nobody knows
   }
   return 0;
 }

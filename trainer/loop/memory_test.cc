@@ -71,6 +71,8 @@ TEST(HostMemory, KnowsLimitsOfVersion1) {
   EXPECT_EQ(AvailableHostBytes(host.root()), 350);
   host.Write("/sys/fs/cgroup/cpu,cpuacct/job/memory.limit_in_bytes", "10");
   EXPECT_EQ(HostMemoryLimit(host.root()), 1000) << "another controller's";
+  host.Write("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "1050");
+  EXPECT_EQ(AvailableHostBytes(host.root()), 1) << "none, which isn't that nobody knows";
 }
 
 // In a container the host's path isn't there, and the root is the container's group.

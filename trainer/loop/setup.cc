@@ -31,10 +31,13 @@ std::string Env(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// Without a slash at its end: what lies beside a directory is named after it.
 std::string Surroundings::Resolve(const std::string& path) const {
-  return fs::path(path).is_absolute() || job_directory.empty()
-             ? fs::absolute(path).lexically_normal().string()
-             : (fs::path(job_directory) / path).lexically_normal().string();
+  std::string resolved = fs::path(path).is_absolute() || job_directory.empty()
+                             ? fs::absolute(path).lexically_normal().string()
+                             : (fs::path(job_directory) / path).lexically_normal().string();
+  while (resolved.size() > 1 && resolved.back() == '/') resolved.pop_back();
+  return resolved;
 }
 
 std::string Setup::DataFingerprint() const {
@@ -46,6 +49,13 @@ std::string Setup::DataFingerprint() const {
 }
 
 namespace {
+
+// Why `path` can't be looked at, as where a folder above it may not be entered; "": it can, or it
+// isn't there.
+std::string WhyHidden(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error) || !error ? "" : error.message();
+}
 
 Surroundings ReadSurroundings(Problems& problems) {
   Surroundings s;
@@ -75,7 +85,7 @@ Surroundings ReadSurroundings(Problems& problems) {
 void FindCheckpoints(const TrainConfig& config, Surroundings& s, Problems& problems) {
   if (!config.checkpoints.empty()) {
     s.checkpoint_directory = config.checkpoints;
-    while (s.checkpoint_directory.back() == '/') s.checkpoint_directory.pop_back();
+    while (s.checkpoint_directory.ends_with('/')) s.checkpoint_directory.pop_back();
     // Attempts don't write over each other's.
     for (const char* name : {"MUSTER_JOB", "MUSTER_TASK", "MUSTER_ATTEMPT"}) {
       if (const std::string part = Env(name); !part.empty())
@@ -84,6 +94,17 @@ void FindCheckpoints(const TrainConfig& config, Surroundings& s, Problems& probl
   }
   // Started by hand again in the same place: go on from there.
   if (std::getenv("MUSTER_RESUME_FROM") != nullptr || s.checkpoint_directory.empty()) return;
+  std::error_code error;
+  if (!IsObject(s.checkpoint_directory))
+    static_cast<void>(fs::directory_iterator(s.checkpoint_directory, error));
+  if (error && error != std::errc::no_such_file_or_directory) {
+    problems.push_back(
+        {"MUSTER_CHECKPOINT_DIR",
+         absl::StrCat(s.checkpoint_directory, " can't be listed: ", error.message(),
+                      "; see that it is a directory that may be read and written, or name "
+                      "another")});
+    return;
+  }
   absl::Status status;
   s.resume_from = ListCheckpoints(s.checkpoint_directory, &status);
   if (!status.ok())
@@ -104,6 +125,11 @@ bool RefuseUrl(const std::string& given, const std::string& path, Problems& prob
 void CheckInit(Setup& setup, Problems& problems) {
   if (RefuseUrl(setup.config.init, "trainer.init", problems)) return;
   const std::string directory = setup.surroundings.Resolve(setup.config.init);
+  if (const std::string why = WhyHidden(directory); !why.empty()) {
+    problems.push_back({"trainer.init", absl::StrCat(directory, " can't be looked at: ", why,
+                                                     "; see that this user may read it")});
+    return;
+  }
   if (!fs::is_directory(directory)) {
     problems.push_back(
         {"trainer.init", absl::StrCat(directory,
@@ -244,7 +270,9 @@ void CheckData(Setup& setup, Problems& problems) {
     return evaluate_on(setup.surroundings.Resolve(config.eval_data), "trainer.eval_data");
   for (const MixturePart& part : config.Parts()) {
     const std::string directory = setup.surroundings.Resolve(part.data) + "/validation";
-    if (fs::exists(directory + "/index.json")) evaluate_on(directory, "trainer.eval_interval");
+    std::error_code hidden;  // what can't be looked at is told of where the data is opened
+    if (fs::exists(directory + "/index.json", hidden))
+      evaluate_on(directory, "trainer.eval_interval");
   }
   if (setup.evaluations.empty()) {
     problems.push_back({"trainer.eval_interval",
@@ -260,9 +288,26 @@ void CheckExport(Setup& setup, Problems& problems) {
     return;
   }
   setup.export_target = setup.surroundings.Resolve(setup.config.export_dir);
+  if (const std::string why = WhyHidden(setup.export_target); !why.empty()) {
+    problems.push_back(
+        {"trainer.export", absl::StrCat(setup.export_target, " can't be looked at: ", why,
+                                        "; name a directory that this user may write")});
+    return;
+  }
+  std::error_code hidden;  // what can't be listed is no earlier export
+  if (!setup.init_directory.empty() &&
+      fs::equivalent(setup.export_target, setup.init_directory, hidden)) {
+    problems.push_back(
+        {"trainer.export", absl::StrCat(setup.export_target,
+                                        " is the directory of init, whose model the export would "
+                                        "replace, and a run that goes on later would begin with "
+                                        "what it wrote; name another directory")});
+    return;
+  }
   if (fs::exists(setup.export_target) &&
       !(fs::is_directory(setup.export_target) &&
-        (fs::is_empty(setup.export_target) || fs::exists(setup.export_target + "/config.json")))) {
+        (fs::is_empty(setup.export_target, hidden) ||
+         fs::exists(setup.export_target + "/config.json", hidden)))) {
     problems.push_back(
         {"trainer.export", absl::StrCat(setup.export_target,
                                         " exists and is no earlier export; name a new directory")});

@@ -49,10 +49,12 @@ void ChooseThreads(int64_t wanted, int local_size) {
 
 // What the command line says besides the configuration. `leads`: this rank writes the metrics.
 void CheckFlags(const TrainOptions& options, bool leads, TrainConfig& config, Problems& problems) {
+  constexpr int64_t kMostProfiled = 1000;  // as profile_steps has it
   if (!options.profile.empty() &&
-      (!absl::SimpleAtoi(options.profile, &config.profile_steps) || config.profile_steps < 1)) {
-    problems.push_back(
-        {"--profile", absl::StrCat("must be a number of steps, from 1; got ", options.profile)});
+      (!absl::SimpleAtoi(options.profile, &config.profile_steps) || config.profile_steps < 1 ||
+       config.profile_steps > kMostProfiled)) {
+    problems.push_back({"--profile", absl::StrCat("must be a number of steps, 1 to ", kMostProfiled,
+                                                  "; got ", options.profile)});
   }
   if (!options.metrics.empty() && leads) {
     const std::string folder = std::filesystem::path(options.metrics).parent_path().string();
@@ -123,12 +125,14 @@ std::thread StartReadingAhead(const Request& request) {
 }
 
 // Meets the other ranks, and says how long that took. Adds why no layout can be chosen, where that
-// is theirs to do; all ranks then do so.
-std::unique_ptr<World> Meet(Request& request, Clock::time_point begin, Problems& problems) {
+// is theirs to do; all ranks then do so. `world` is the caller's: a failure here is told to the
+// others, and NCCL given up, as after any other (Fail).
+void Meet(Request& request, Clock::time_point begin, std::unique_ptr<World>& world,
+          Problems& problems) {
   const at::Device device = request.device;
-  std::unique_ptr<World> world = World::Connect(request.info, device);
+  world = World::Connect(request.info, device);
   if (request.setup.config.parallel.automatic) SettleLayout(*world, request.setup, problems);
-  if (!problems.empty()) return world;
+  if (!problems.empty()) return;
   const ParallelConfig& parallel = request.setup.config.parallel;
   world->MakeGroups(
       Mesh(request.info.size, static_cast<int>(parallel.tp),
@@ -157,7 +161,6 @@ std::unique_ptr<World> Meet(Request& request, Clock::time_point begin, Problems&
       ::_exit(1);
     });
   }
-  return world;
 }
 
 // What is the process's: signals, logs, threads, kernels, devices.
@@ -199,7 +202,7 @@ int Train(const TrainOptions& options) {
   std::unique_ptr<World> world;
   std::unique_ptr<Run> run;
   try {
-    world = Meet(request, begin, problems);
+    Meet(request, begin, world, problems);
     if (!problems.empty()) {
       if (read_ahead.joinable()) read_ahead.join();
       if (world->rank() == 0) Refuse(options.config_path, problems);

@@ -124,6 +124,16 @@ int64_t ModelConfig::NumSparseLayers() const {
 
 namespace {
 
+// From a third of the parameters up to all, in double, where nothing overflows.
+double RoughParameters(const ModelConfig& c) {
+  const auto of = [](int64_t size) { return static_cast<double>(size); };
+  const double mlp = of(c.intermediate_size) + of(c.experts.count) * of(c.experts.width) +
+                     of(c.experts.shared_width);
+  return of(c.hidden_size) *
+         (of(c.vocab_size) +
+          of(c.num_layers) * (of(c.num_heads + c.num_kv_heads) * of(c.head_dim) + mlp));
+}
+
 // Where a token meets `experts` of a layer's experts.
 int64_t ParametersWith(const ModelConfig& c, int64_t experts) {
   const int64_t attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads);
@@ -402,6 +412,18 @@ void ParseTokenIds(ConfigReader& r, ModelConfig& config) {
   }
 }
 
+// What is wrong with all sizes together, each of which may be; "": nothing.
+std::string WhyTooLarge(const ModelConfig& config) {
+  if (config.num_layers * config.experts.count > kMostExperts)
+    return absl::StrCat(config.experts.count, " experts in each of ", config.num_layers,
+                        " layers (num_hidden_layers) are more than ", kMostExperts,
+                        " in all, the most that can be trained");
+  if (RoughParameters(config) > kMostParameters)
+    return "its sizes (vocab_size, hidden_size, num_hidden_layers and their like) make a model of "
+           "more than 10^15 parameters, the most that can be counted";
+  return "";
+}
+
 // Fields that no family has: problems of a map that a user wrote, else listed.
 void RefuseUnknown(const json& value, bool strict, const ModelConfig& config, ConfigReader& r,
                    std::vector<std::string>* ignored) {
@@ -458,6 +480,10 @@ ModelConfig ParseModelConfig(const json& value, const std::string& path, bool st
   ParseExperts(r, value, family, strict, config, ignored);
   ParseTokenIds(r, config);
   RefuseUnknown(value, strict, config, r, ignored);
+  if (const std::string why = WhyTooLarge(config); !why.empty()) {
+    problems.push_back({path, why});
+    return {};  // nobody lists its layers
+  }
   return config;
 }
 

@@ -27,9 +27,8 @@ ordered_json OneOf(ordered_json choices) {
   return ordered_json{{"enum", std::move(choices)}};
 }
 
-const ordered_json& SizeRange() {
-  static const ordered_json range = {{"minimum", 1}, {"maximum", kSizeMax}};
-  return range;
+ordered_json SizeRange(const char* name = "") {
+  return {{"minimum", 1}, {"maximum", SizeMax(name)}};
 }
 
 void AddGemmaSchema(ordered_json& properties) {
@@ -101,17 +100,17 @@ ordered_json ModelSchema() {
         Named("hidden_size", "Width of the model."),
         Named("intermediate_size", "Width of the MLP."), Named("num_hidden_layers", "Layers."),
         Named("num_attention_heads", "Heads of queries.")}) {
-    Add(properties, name, "integer", description, SizeRange());
+    Add(properties, name, "integer", description, SizeRange(name));
     properties[name]["type"] = "integer";
     schema["required"].push_back(name);
   }
   Add(properties, "num_key_value_heads", "integer",
       "Heads of keys and values; as many as of queries if left out (llama and phi3 alone).",
-      SizeRange());
+      SizeRange("num_key_value_heads"));
   Add(properties, "head_dim", "integer",
       "Width of a head; hidden_size / num_attention_heads if left out (qwen3: 128, gemma2 and "
       "gemma3_text: 256).",
-      SizeRange());
+      SizeRange("head_dim"));
   Add(properties, "max_position_embeddings", "integer",
       "The longest sequence that the model is meant for.", SizeRange());
   Add(properties, "rms_norm_eps", "number",

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -14,6 +15,23 @@
 #include "trainer/model/families.h"
 
 namespace muster::trainer {
+
+// The most of a size. Layers and experts are listed one by one wherever a model is looked at; what
+// the others are multiplied to is bounded by kMostParameters.
+inline int64_t SizeMax(std::string_view key) {
+  if (key == "num_hidden_layers" || key == "num_local_experts" || key == "num_experts" ||
+      key == "n_routed_experts" || key == "n_shared_experts")
+    return 10'000;
+  if (key == "num_attention_heads" || key == "num_key_value_heads" || key == "head_dim")
+    return 100'000;
+  if (key == "hidden_size") return 1'000'000;
+  if (key == "intermediate_size" || key == "moe_intermediate_size") return 10'000'000;
+  if (key == "vocab_size") return 100'000'000;
+  return kSizeMax;
+}
+// In all layers together.
+inline constexpr int64_t kMostExperts = 200'000;
+inline constexpr double kMostParameters = 1e15;
 
 class ConfigReader {
  public:
@@ -39,9 +57,10 @@ class ConfigReader {
       if (required) Bad(key, "is missing; the model's shape needs it");
       return fallback;
     }
+    const int64_t most = SizeMax(key);
     if (!v.is_number_integer() || v.get<double>() < 1 ||
-        v.get<double>() > static_cast<double>(kSizeMax)) {
-      Bad(key, absl::StrCat("must be a whole number from 1 to ", kSizeMax, "; got ", v.dump()));
+        v.get<double>() > static_cast<double>(most)) {
+      Bad(key, absl::StrCat("must be a whole number from 1 to ", most, "; got ", v.dump()));
       return fallback;
     }
     return v.get<int64_t>();

@@ -203,21 +203,27 @@ void AddExpertsSchema(ordered_json& properties) {
     properties[name] = {{"type", {type, "null"}}, {"description", description}};
     properties[name].update(more);
   };
-  const ordered_json size = {{"minimum", 1}, {"maximum", kSizeMax}};
+  const auto range = [](const char* name) {
+    return ordered_json{{"minimum", 1}, {"maximum", SizeMax(name)}};
+  };
   for (const char* name : {"num_local_experts", "num_experts"})
-    add(name, "integer", "Experts in a layer, under either name (mixtral, qwen3_moe).", size);
-  add("n_routed_experts", "integer", "Experts in a layer (dots1; or num_local_experts).", size);
+    add(name, "integer", "Experts in a layer, under either name (mixtral, qwen3_moe).",
+        range(name));
+  add("n_routed_experts", "integer", "Experts in a layer (dots1; or num_local_experts).",
+      range("n_routed_experts"));
   add("num_experts_per_tok", "integer",
-      "Experts that a token meets, the router's first choices (mixtral, qwen3_moe, dots1).", size);
+      "Experts that a token meets, the router's first choices (mixtral, qwen3_moe, dots1).",
+      range("num_experts_per_tok"));
   add("moe_intermediate_size", "integer",
-      "Width of an expert (qwen3_moe, dots1; mixtral's is intermediate_size).", size);
+      "Width of an expert (qwen3_moe, dots1; mixtral's is intermediate_size).",
+      range("moe_intermediate_size"));
   add("norm_topk_prob", "boolean",
       "The chosen experts' weights are made to sum up to 1 (qwen3_moe, dots1; mixtral's always "
       "are).",
       {{"default", false}});
   add("n_shared_experts", "integer",
       "Experts beside those that every token meets, as one MLP of their widths' sum (dots1).",
-      size);
+      range("n_shared_experts"));
   add("n_group", "integer", "Equal groups of experts, of which a token chooses some (dots1).",
       {{"minimum", 1}, {"maximum", kSizeMax}, {"default", 1}});
   add("topk_group", "integer", "How many groups a token's experts are chosen from (dots1).",

@@ -41,7 +41,7 @@ START_TIMEOUT_S = 60  # generous: the machine may be busy; every wait is for a c
 def make_tokens(folder: Path) -> Path:
     """Some of Python's own sources, and documents that are shorter than a row, whichever Python it is."""
     stdlib = sysconfig.get_paths()["stdlib"]
-    short = folder.parent / "short"
+    short = folder.with_name(folder.name + "-short")
     short.mkdir()
     for i in range(200):
         (short / f"{i}.py").write_text(f"value_{i} = {i * i}" + "  # " * (i % 5) + "\n")

@@ -156,6 +156,13 @@ CASES = {  # name: (family, what is done to the directory, what the message must
         lambda f: truncate(f / "config.json", 50),
         ["config.json:4:5: not JSON", "copy or download it again"],
     ),
+    "more layers than there can be": (
+        "llama2",
+        lambda f: rewrite(f, num_hidden_layers=1_000_000_000),
+        [
+            "trainer.init/config.json.num_hidden_layers: must be a whole number from 1 to 10000; got 1000000000"
+        ],
+    ),
     "another architecture": (
         "llama2",
         lambda f: rewrite(f, model_type="phi"),

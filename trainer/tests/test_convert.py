@@ -161,6 +161,30 @@ def test_the_tokenizer_goes_along_or_is_asked_for(trainer_bin, tmp_path):
     )
 
 
+def test_directories_may_be_named_with_a_slash_at_their_end(trainer_bin, tokens, tmp_path):
+    """Each is written where nothing is, and then in the place of an earlier one."""
+    source = families.make(tmp_path / "source", "llama2")
+    for command in (
+        ("convert", "--input", f"{source}/", "--output", f"{tmp_path}/checkpoint/"),
+        ("export", "--checkpoint", f"{tmp_path}/checkpoint/", "--output", f"{tmp_path}/model//"),
+    ) * 2:
+        done = run(trainer_bin, *command)
+        assert done.returncode == 0, done.stderr
+    settings = resume.config(tokens, max_steps=1, save_steps=0, export=f"{tmp_path}/trained/")
+    for name in ("first", "second"):
+        with Gang(trainer_bin, settings, 1, tmp_path / name) as gang:
+            gang.finish()
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made == {"source", "checkpoint", "model", "trained", "first", "second"}
+    for name in ("model", "trained"):
+        assert (tmp_path / name / "config.json").exists()
+    # A file is in the way, and stays.
+    (tmp_path / "file").write_text("mine")
+    done = run(trainer_bin, "convert", "--input", source, "--output", f"{tmp_path}/file/")
+    assert done.returncode == 2 and "is no earlier checkpoint" in done.stderr, done.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_runs_checkpoint_is_exported_with_its_tokenizer(trainer_bin, tokens, tmp_path):
     with Gang(
         trainer_bin, resume.config(tokens, max_steps=2, save_steps=1), 1, tmp_path / "run"
@@ -229,7 +253,17 @@ def test_memory_doesnt_grow_with_the_model(trainer_bin, tmp_path):
 def test_what_is_neither_is_refused(trainer_bin, tmp_path):
     (tmp_path / "empty").mkdir()
     init = families.make(tmp_path / "init", "llama2")
+    # As a folder that this user may not enter.
+    (tmp_path / "loop").symlink_to("loop")
     for arguments, wanted in (
+        (
+            (tmp_path / "loop", tmp_path / "out"),
+            f"--input: {tmp_path}/loop can't be looked at: Too many levels of symbolic links",
+        ),
+        (
+            (init, tmp_path / "loop"),
+            f"--output: {tmp_path}/loop can't be looked at: Too many levels of symbolic links",
+        ),
         (
             (tmp_path / "empty", tmp_path / "out"),
             "neither index.json, as a checkpoint has, nor config.json",

@@ -192,6 +192,24 @@ def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(
     export(trainer_bin, one.checkpoint(STEPS), tmp_path / "found", "--init", tmp_path / "moved")
 
 
+def test_no_export_replaces_the_weights_that_adapters_stand_beside(trainer_bin, tokens, tmp_path):
+    init = make_init(tmp_path / "init")
+    weights = (init / "model.safetensors").read_bytes()
+    (tmp_path / "link").symlink_to(init)
+    for target in (f"{init}/", tmp_path / "link"):
+        done = train(trainer_bin, tmp_path, config(init, tokens, target))
+        assert done.returncode == 2, done.stderr
+        assert "trainer.export: " in done.stderr and "is the directory of init" in done.stderr
+    settings = config(init, tokens, tmp_path / "model", max_steps=1, save_steps=1)
+    with Gang(trainer_bin, settings, 1, tmp_path / "run") as gang:
+        gang.finish()
+    for target in (init, tmp_path / "link"):
+        done = export(trainer_bin, gang.checkpoint(1), target, check=False)
+        assert done.returncode == 2, done.stderr
+        assert f"--output: {target} holds the weights that the adapters" in done.stderr
+    assert (init / "model.safetensors").read_bytes() == weights
+
+
 def test_adapters_of_slices_are_those_of_one_rank(trainer_bin, tokens, tmp_path):
     """In slices of inputs and of outputs, and of the vocabulary; what is dropped is the same for all."""
     init = make_init(tmp_path / "init")

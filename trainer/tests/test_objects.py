@@ -119,6 +119,55 @@ def test_a_damaged_one_is_refused_and_the_one_before_taken(trainer_bin, tokens, 
     assert "resumed from s3://acme/damaged/step-00000002 at step 2" in done.stderr
 
 
+def test_a_file_that_is_too_long_for_an_object_goes_on_in_others(
+    trainer_bin, tokens, store, tmp_path
+):
+    client, environment = store
+    environment = environment | {"MUSTER_TEST_OBJECT_BYTES": "200000"}
+    settings = resume.config(tokens, max_steps=4, save_steps=2)
+    there = {"checkpoints": "s3://acme/long"}
+    with Gang(trainer_bin, settings | there, 2, tmp_path / "first", **environment) as first:
+        first.finish()
+    folder = "long/step-00000004"
+    saved = [f"s3://acme/{folder}", "s3://acme/long/step-00000002"]
+    sizes = {
+        one["Key"].removeprefix(f"{folder}/"): one["Size"]
+        for one in client.list_objects_v2(Bucket="acme", Prefix=f"{folder}/")["Contents"]
+    }
+    name = "rank-00001-of-00002.safetensors"
+    assert sizes[name] == sizes[f"{name}.1"] == 200_000 and max(sizes.values()) == 200_000, sizes
+
+    settings |= {"max_steps": 5}
+    with Gang(
+        trainer_bin, settings, 3, tmp_path / "second", resume_from=saved, **environment
+    ) as second:
+        second.finish()
+    assert second.event("loaded") == {"step": 4, "path": saved[0], "skipped": []}
+
+    client.delete_object(Bucket="acme", Key=f"{folder}/{name}.1")
+    with Gang(
+        trainer_bin, settings, 1, tmp_path / "third", resume_from=saved, **environment
+    ) as third:
+        third.finish()
+    loaded = third.event("loaded")
+    assert loaded["path"] == saved[1]
+    assert f"{name} has 200000 bytes where index.json means" in loaded["skipped"][0]["why"]
+
+
+def test_without_a_place_for_temporary_files_none_is_taken_for_missing(
+    trainer_bin, store, tmp_path
+):
+    environment = clean_environment(**store[1], TMPDIR=str(tmp_path / "nowhere"))
+    done = subprocess.run(
+        [trainer_bin, "export", "--checkpoint", "s3://acme/any/step-1", "--output", tmp_path / "o"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "there must be a directory for temporary files, as TMPDIR names" in done.stderr
+
+
 def test_a_kill_while_it_uploads_leaves_the_one_before(trainer_bin, tokens, store, tmp_path):
     client, environment = store
     # 17 MB a rank: an upload in two parts.

@@ -222,6 +222,7 @@ REFUSED = {  # name: (changes to a good configuration, what the message must hol
         {"init": "s3://acme/model"},
         ["trainer.init: s3://acme/model: a directory is wanted"],
     ),
+    "checkpoints at a directory": ({"checkpoints": "/"}, ["trainer.checkpoints: must be s3://"]),
     "export to a URL": (
         {"export": "gs://acme/model"},
         ["trainer.export: must be s3://BUCKET/PREFIX; got gs://acme/model. Or give a directory"],
@@ -269,6 +270,42 @@ def test_bad_configuration_is_refused_with_what_would_be_right(case, trainer_bin
     assert done.returncode == 2, done.stderr
     assert not [word for word in wanted if word.lower() not in done.stderr.lower()], done.stderr
     assert "step=" not in done.stdout
+
+
+@pytest.mark.parametrize("key", ["init", "data", "export"])
+def test_places_that_cant_be_looked_at_are_refused(key, trainer_bin, tokens, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")  # as a folder that this user may not enter
+    settings = resume.config(tokens, save_steps=0, eval_interval=1)
+    settings |= {key: str(tmp_path / "loop" / "it")}
+    if key == "init":
+        del settings["model"]
+    done = train(trainer_bin, tmp_path, settings)
+    assert done.returncode == 2, done.stderr
+    assert f"trainer.{key}: {tmp_path}/loop/it " in done.stderr, done.stderr
+    assert "Too many levels of symbolic links" in done.stderr and "step=" not in done.stdout
+
+
+@pytest.mark.parametrize("steps", ["0", "1001", "many"])
+def test_a_profile_of_no_steps_or_of_too_many_is_refused(steps, trainer_bin, tmp_path):
+    (tmp_path / "trainer.json").write_text("{}")
+    done = subprocess.run(
+        [trainer_bin, "train", "--config", tmp_path / "trainer.json", "--profile", steps],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"--profile: must be a number of steps, 1 to 1000; got {steps}" in done.stderr
+
+
+def test_a_place_for_checkpoints_that_cant_be_listed_is_refused(trainer_bin, tokens, tmp_path):
+    (tmp_path / "file").touch()
+    done = train(
+        trainer_bin, tmp_path, resume.config(tokens), MUSTER_CHECKPOINT_DIR=str(tmp_path / "file")
+    )
+    assert done.returncode == 2, done.stderr
+    wanted = f"MUSTER_CHECKPOINT_DIR: {tmp_path}/file can't be listed: Not a directory"
+    assert wanted in done.stderr and "step=" not in done.stdout, done.stderr
 
 
 def test_broken_json_is_refused_with_its_line_and_column(trainer_bin, tmp_path):

@@ -185,15 +185,19 @@ int Revoke(Session& session, const pb::RevokeHolderRequest& request) {
   if (!client.ok()) return session.Fail(client.status());
   const absl::StatusOr<pb::RevokeHolderResponse> response = (*client)->RevokeHolder(request);
   if (!response.ok()) return session.Fail(response.status());
-  return session.ShowOne(
-      request.token().empty()
-          ? absl::StrCat(
-                "Revoked ", response->certificates(), " certificates and ", response->tokens(),
-                " tokens; what is connected with them ends within "
-                "seconds",
-                request.host().empty() ? "" : ", and what had ended before renews no more", ".\n")
-          : "The token buys nothing any more.\n",
-      *response, absl::StrCat(request.host(), request.user(), request.token()));
+  std::string text = "The token buys nothing any more.\n";
+  if (request.token().empty()) {
+    text =
+        absl::StrCat("Revoked ", response->certificates(), " certificates and ", response->tokens(),
+                     " tokens; what is connected with them ends within seconds.\n");
+  }
+  if (!request.host().empty()) {
+    absl::StrAppend(&text, "What ", request.host(), " had before renews no more.\n");
+    if (response->certificates() + response->tokens() == 0)
+      absl::StrAppend(&text, "Nothing of it was known. Is it the right name? muster host list\n");
+  }
+  return session.ShowOne(text, *response,
+                         absl::StrCat(request.host(), request.user(), request.token()));
 }
 
 int ShowAuthority(Session& session) {

@@ -59,6 +59,11 @@ absl::StatusOr<std::string> TokenByDevice(const ProviderClient& client) {
     const absl::StatusOr<nlohmann::json> answer = Post(
         client, provider->token_url,
         {{"grant_type", kGrant}, {"device_code", code}, {"client_id", client.client_id}}, &status);
+    if (lost.ok() && !answer.ok()) {
+      client.say(
+          absl::StrCat("The provider gave no answer, and is asked again until the code ends: ",
+                       AsShown(std::string(answer.status().message())), "\n"));
+    }
     lost = answer.status();
     if (!answer.ok()) {  // the code is still good, and who is slow is asked less often (3.5)
       interval_s = std::min(2 * interval_s, kMostIntervalS);

@@ -142,6 +142,12 @@ class NetworkServer::CertificateDoor : public Door {
     server_->Called(call.peer(), *presented);
     auto who = std::make_shared<Principal>();
     const Holder& holder = presented->holder;
+    const std::shared_ptr<const View> view = server_->context_->engine->Snapshot();
+    if (WasRevoked(view->state.trust(), holder, presented->certificate)) {
+      server_->Tell(call.peer(), UserOf(holder), absl::StatusCode::kUnauthenticated,
+                    "the host was revoked after it got its certificate");
+      return absl::UnauthenticatedError("your certificate was revoked");
+    }
     who->user = UserOf(holder);
     who->serial = presented->certificate.serial;
     who->authority = presented->authority;
@@ -151,7 +157,6 @@ class NetworkServer::CertificateDoor : public Door {
       who->only_user = holder.only_user;
       return who;
     }
-    const std::shared_ptr<const View> view = server_->context_->engine->Snapshot();
     const auto& users = view->state.trust().users;
     if (const auto row = users.find(holder.name); row != users.end())
       who->groups.assign(row->second.groups().begin(), row->second.groups().end());
@@ -378,9 +383,8 @@ void NetworkServer::Called(const std::string& peer, const Presented& presented) 
   NoLongerSilent(peer, &connection);
   connection.called = true;
   connection.holder = presented.holder;
-  connection.serial = presented.certificate.serial;
+  connection.certificate = presented.certificate;
   connection.authority = presented.authority;
-  connection.end_s = presented.certificate.validity.end_s;
   if (++by_holder_[UriOf(connection.holder)] <= limits_.connections_of_holder) return;
   LogWarn("connection ended: its holder has too many",
           {{"peer", peer}, {"holder", UriOf(connection.holder)}});
@@ -521,10 +525,13 @@ void NetworkServer::Look() {
     std::string why;
     if (!connection.called) {
       if (connection.begun_ns < silent_before_ns) why = "no call came";
-    } else if (connection.end_s <= now_s) {
+    } else if (connection.certificate.validity.end_s <= now_s) {
       why = "its certificate has expired";
     } else {
-      why = WhyNotTrusted(trust, connection.holder, connection.serial, connection.authority);
+      why = WasRevoked(trust, connection.holder, connection.certificate)
+                ? "your certificate was revoked"
+                : WhyNotTrusted(trust, connection.holder, connection.certificate.serial,
+                                connection.authority);
     }
     if (why.empty()) continue;
     LogInfo("connection ended",

@@ -83,9 +83,8 @@ class NetworkServer {
     bool silent = false;  // is among its address's silent ones
     bool ended = false;   // by us
     Holder holder;
-    std::string serial;
+    Certificate certificate;
     uint64_t authority = 0;
-    int64_t end_s = 0;
   };
 
   void Run();

@@ -570,16 +570,16 @@ TEST(Decide, StartsNothingOnAHostThatIsShortOfDiskAndLetsRunWhatRuns) {
   EXPECT_EQ(WorkersOf(system, waits), 1);
 }
 
-// A store that was restored, and whose hosts have said what they run: `host` still has attempt 40
+// A store that was restored, and whose hosts have said what they run: `host` still has an attempt
 // of the job, which the backup doesn't know.
 pb::Event StrayOn(const SystemBuilder& system, const std::string& host, uint64_t job,
-                  pb::AttemptPhase phase = pb::STARTED) {
+                  pb::AttemptPhase phase = pb::STARTED, int32_t attempt = 40) {
   pb::Event stray;
   pb::AttemptReported* e = stray.mutable_attempt_reported();
   e->set_cluster("c");
   e->set_host(host);
   e->set_state_id(system.state.host(system.state.FindHost("c", host)).state_id);
-  *e->mutable_report()->mutable_key() = KeyOf(*system.state.FindJob(job), 0, 40);
+  *e->mutable_report()->mutable_key() = KeyOf(*system.state.FindJob(job), 0, attempt);
   e->mutable_report()->set_phase(phase);
   return stray;
 }
@@ -624,6 +624,50 @@ TEST(Decide, WhatARestoredStoreDoesntKnowKeepsItsJobAndItsHostAlone) {
     EXPECT_EQ(CodeOf(kept.Decide(system.state, system.now_ns, Quick()), job), pb::V_STARTING_NOW);
     EXPECT_EQ(CodeOf(Go(&system), job), pb::V_STARTING_NOW);
   }
+}
+
+// What no lost time can have begun is a host's word alone: the host gets nothing, and the job waits
+// for nobody.
+TEST(Decide, AnAttemptThatNobodyCanHaveBegunKeepsItsHostAlone) {
+  for (const bool restored : {false, true}) {
+    SystemBuilder system;
+    system.Cluster("c").Hosts("c", 2, 1).Queue("q");
+    const uint64_t job = JobBuilder("q").SubmitTo(&system);
+    if (restored) Restored(&system);
+    const int32_t number = restored ? 1 << 30 : 40;
+    system.Do(StrayOn(system, "h00", job, pb::STARTED, number));
+    EXPECT_EQ(CodeOf(Go(&system), job), pb::V_STARTING_NOW) << restored;
+    const AttemptRow& attempt = TaskOf(system.state, job).attempts.back();
+    EXPECT_EQ(system.state.host(attempt.parts[0].host).name, "h01") << restored;
+  }
+}
+
+// It couldn't start again.
+TEST(Decide, WhatRunsBesideAStrayOfItsJobIsNotStoppedToGrow) {
+  SystemBuilder system;
+  system.Cluster("c").Hosts("c", 3, 1).Queue("q");
+  JobBuilder builder("q");
+  builder.task()->mutable_workers()->set_min(1);
+  builder.task()->mutable_workers()->set_max(2);
+  const uint64_t job = builder.SubmitTo(&system);
+  const uint64_t other = JobBuilder("q").SubmitTo(&system);
+  const uint64_t third = JobBuilder("q").SubmitTo(&system);
+  Go(&system);
+  for (const uint64_t one : {job, other, third}) StartAll(&system, one);
+  ASSERT_EQ(WorkersOf(system, job), 1);
+  Restored(&system);
+  const std::string stray_on =
+      system.state.host(TaskOf(system.state, third).attempts.back().parts[0].host).name;
+  system.Do(StrayOn(system, stray_on, job));
+  system.Cancel(other);
+  Go(&system);
+  ReportAll(&system, other, pb::GONE, 0, true);
+  system.Step(10'000);
+  Go(&system);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_RUNNING);
+  system.Do(StrayOn(system, stray_on, job, pb::GONE));
+  Go(&system);
+  EXPECT_EQ(TaskOf(system.state, job).state, pb::TASK_STOPPING) << "now it grows";
 }
 
 // The backup shows it running where nobody is heard of, and a host runs a later attempt of it.

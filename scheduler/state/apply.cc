@@ -11,6 +11,7 @@
 #include "scheduler/state/applier.h"
 #include "scheduler/state/directories.h"
 #include "scheduler/state/queue_order.h"
+#include "scheduler/state/strays.h"
 
 namespace muster {
 
@@ -298,8 +299,7 @@ void Applier::On(const pb::StoreAdopted& e) {
   if (e.epoch() <= s_.adopted_epoch_) return;
   s_.adopted_epoch_ = e.epoch();
   s_.restoring_ = true;
-  const int32_t from = static_cast<int32_t>(std::clamp<int64_t>(
-      static_cast<int64_t>(e.epoch() / 1000) - kAttemptsSinceS, 0, int64_t{1} << 30));
+  const int32_t from = FirstAttemptSince(e.epoch());
   const std::vector<uint64_t> active = *s_.active_;
   for (const uint64_t number : active) {
     JobRow* job = Job(number);

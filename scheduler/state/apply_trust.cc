@@ -17,15 +17,17 @@ int64_t EndNs(const pb::IssuedCertificate& certificate) { return certificate.end
 std::string HostOf(const std::string& uri) {
   const size_t rest = uri.find('/', std::string("muster://").size());
   if (rest == std::string::npos || uri.compare(rest, 6, "/host/") != 0) return "";
-  return uri.substr(0, uri.find("/only/", rest));
+  const size_t name = uri.find('/', rest + 6);  // after the cluster's
+  return name == std::string::npos ? "" : uri.substr(0, uri.find('/', name + 1));
 }
 
 void RevokeHost(const std::string& uri, int64_t at_ns, int64_t last_end_ns, Trust* trust) {
   pb::RevokedHost& host = trust->revoked_hosts[uri];
-  if (host.at_ns() >= at_ns) return;
+  if (host.at_ns() > at_ns) return;
   host.set_uri(uri);
+  host.set_forget_ns(
+      std::max(host.at_ns() == at_ns ? host.forget_ns() : 0, last_end_ns + kRenewExpiredNs));
   host.set_at_ns(at_ns);
-  host.set_forget_ns(last_end_ns + kRenewExpiredNs);
   NotBefore(&trust->next_end_ns, host.forget_ns());
 }
 
@@ -137,7 +139,7 @@ void Applier::On(const pb::CertificateIssued& e) {
 void Applier::On(const pb::CertificatesRevoked& e) {
   if (s_.trust_->trust_id.empty()) return;
   Trust& trust = *Own(&s_.trust_);
-  int64_t last_end_ns = s_.now_ns_;
+  int64_t last_end_ns = s_.now_ns_ + kMostHostLifeNs;  // of one that isn't known, too
   for (auto& [serial, certificate] : trust.certificates) {
     if (!NamesHolder(certificate.uri(), e.uri())) continue;
     last_end_ns = std::max(last_end_ns, EndNs(certificate));

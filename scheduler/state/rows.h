@@ -357,8 +357,8 @@ struct Trust {
   int64_t next_end_ns = 0;  // derived: none is forgotten before; 0: there are none
 };
 
-// A host may renew its certificate by its own key for so long after the end.
-inline constexpr int64_t kRenewExpiredNs = 90 * kDay;
+// How long a host's certificate may last, and for how long after the end the host may renew it.
+inline constexpr int64_t kMostHostLifeNs = 90 * kDay, kRenewExpiredNs = 90 * kDay;
 
 // Whether a certificate's or token's `uri` names the holder with the uri `of`: also by a token of
 // theirs that has scopes, and a host for whosever jobs it is.

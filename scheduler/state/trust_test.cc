@@ -213,27 +213,30 @@ TEST_F(TrustTest, ARevokedHostIsKnownAsLongAsACertificateOfBeforeCouldBeRenewed)
   Issue("03", "muster://t1/user/host", "key3", "", now_s() + 86'400);
   const int64_t begun_ns = system_.state.now_ns();
   Revoke(kHost);
-  Revoke(kOther);  // its certificates, if it had some, have ended
+  Revoke(kOther);  // no certificate of it is known
+  Revoke("muster://t1/host/only/only");
   Revoke("muster://t1/user/host");
   EXPECT_EQ(at(kHost), begun_ns);
   EXPECT_EQ(at(kOther), begun_ns);
-  EXPECT_EQ(trust().revoked_hosts.size(), 2u) << "users don't renew what has ended";
+  EXPECT_EQ(at("muster://t1/host/only/only"), begun_ns);
+  EXPECT_EQ(trust().revoked_hosts.size(), 3u) << "users don't renew what has ended";
   system_.Step(21 * 86'400);
   EXPECT_TRUE(trust().certificates.empty());
   Revoke(kOther);
   EXPECT_GT(at(kOther), begun_ns);
-  system_.Step(109 * 86'400);
+  system_.Step(179 * 86'400);
   EXPECT_EQ(at(kHost), begun_ns);
-  system_.Step(110 * 86'400);
+  system_.Step(180 * 86'400);
   EXPECT_EQ(at(kHost), 0);
   EXPECT_NE(at(kOther), 0) << "it was revoked again, later";
-  system_.Step(111 * 86'400);
+  system_.Step(201 * 86'400);
   EXPECT_TRUE(trust().revoked_hosts.empty());
 }
 
 // Before there were rows of revoked hosts, the certificates' own were kept.
 TEST_F(TrustTest, AnOlderStoresRevokedCertificatesTellWhichHostsWere) {
   Issue("01", kHost, "key1", "", now_s() + 86'400);
+  Issue("02", "muster://t1/host/lab/h1/only/ann", "key2", "", now_s() + 3 * 86'400);
   Revoke(kHost);
   const int64_t revoked_ns = system_.state.now_ns();
   std::vector<RowChange> rows = system_.state.AllRows();
@@ -248,8 +251,9 @@ TEST_F(TrustTest, AnOlderStoresRevokedCertificatesTellWhichHostsWere) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   system_.state = *std::move(loaded);
   EXPECT_EQ(trust().revoked_hosts.at(kHost).at_ns(), revoked_ns);
+  EXPECT_EQ(trust().revoked_hosts.at(kHost).forget_ns(), revoked_ns + 93 * kDay);
   system_.state.TakeChanges();
-  system_.Step(2 * 86'400);
+  system_.Step(4 * 86'400);
   EXPECT_TRUE(trust().certificates.empty());
   EXPECT_TRUE(system_.state.TakeChanges().trust) << "only this row tells it now";
   EXPECT_EQ(trust().revoked_hosts.at(kHost).at_ns(), revoked_ns);

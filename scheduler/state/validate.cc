@@ -318,7 +318,7 @@ absl::Status CheckAlone(const State& state, const std::vector<HostId>& strays,
                         const pb::AttemptPlaced& e) {
   const JobRow& job = *state.FindJobByUid(e.key().job_uid());
   for (const HostId id : strays) {
-    if (HasStrayOf(state.host(id), job))
+    if (HasStrayOf(state, state.host(id), job))
       return Broken(absl::StrCat("places a task of job ", job.number, " while ", state.HostName(id),
                                  " may run one of it that nobody knows"));
   }

@@ -80,7 +80,8 @@ DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) >
 DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
 )sql",
     // 5 -> 6: the same. The release before would let a host that was revoked renew a certificate
-    // that had ended (085), and times of ranks' runs are booked when a gang is released.
+    // that had ended (085). A run is booked when nothing of it runs any more, before its export is
+    // published: of attempts that wait for theirs during the upgrade it isn't.
     R"sql(
 DELETE FROM journal WHERE commit_number = 1 AND (SELECT last_commit FROM meta) > 1;
 )sql",

@@ -29,16 +29,6 @@ Validity LifeFrom(int64_t now_ns, int64_t life_ns) {
 
 absl::Status NotWelcome(absl::string_view why) { return absl::UnauthenticatedError(why); }
 
-// Certificates that have ended are not known by serial any more: their beginning tells.
-bool WasRevoked(const Trust& trust, const Presented& presented) {
-  Holder host = presented.holder;
-  host.only_user.clear();
-  const auto row = trust.revoked_hosts.find(UriOf(host));
-  if (row == trust.revoked_hosts.end()) return false;
-  const int64_t issued_s = presented.certificate.validity.begin_s + kCertificateSkewS;
-  return issued_s <= row->second.at_ns() / kSecond;
-}
-
 std::string NameOf(const std::string& uri) {
   const std::optional<Holder> holder = ParseHolder(uri);
   if (!holder.has_value()) return uri;
@@ -121,6 +111,16 @@ std::string WhyNotTrusted(const Trust& trust, const Holder& holder, const std::s
   if (token == trust.tokens.end() || token->second.uri() != UriOf(holder))
     return "your token was revoked, or has expired: make another one, muster token create";
   return "";
+}
+
+bool WasRevoked(const Trust& trust, const Holder& holder, const Certificate& certificate) {
+  if (trust.revoked_hosts.empty() || trust.certificates.count(certificate.serial) != 0)
+    return false;
+  Holder host = holder;
+  host.only_user.clear();
+  const auto row = trust.revoked_hosts.find(UriOf(host));
+  return row != trust.revoked_hosts.end() &&
+         certificate.validity.begin_s + kCertificateSkewS <= row->second.at_ns() / kSecond;
 }
 
 pb::Authority Office::NewAuthority(const std::string& trust_id, uint64_t version,
@@ -314,7 +314,7 @@ absl::StatusOr<Office::Issued> Office::RenewExpired(const Trust& trust,
                                             presented->authority);
       !why.empty())
     return NotWelcome(why);
-  if (WasRevoked(trust, *presented))
+  if (WasRevoked(trust, presented->holder, presented->certificate))
     return NotWelcome("the host was revoked after it got this certificate: join again");
   if (presented->certificate.validity.end_s * kSecond + kRenewExpiredNs <= now_ns)
     return NotWelcome("the certificate expired more than 90 days ago: join again");

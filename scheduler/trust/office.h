@@ -50,6 +50,10 @@ absl::StatusOr<Presented> ReadPresented(const Trust& trust, std::string_view cer
 std::string WhyNotTrusted(const Trust& trust, const Holder& holder, const std::string& serial,
                           uint64_t authority);
 
+// The host was revoked after it got this certificate, and State knows the certificate no longer, or
+// never did, as after a restored backup: its beginning tells. Of known ones the row does.
+bool WasRevoked(const Trust& trust, const Holder& holder, const Certificate& certificate);
+
 // 1 to 32 of a-z, 0-9, '_', '-' and '.'.
 bool IsUserName(const std::string& name);
 

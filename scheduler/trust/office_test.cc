@@ -199,6 +199,23 @@ TEST_F(OfficeTest, ARevocationReachesCertificatesThatHadEndedAndNoneOfLater) {
   EXPECT_EQ(renewed(before, key).code(), kUnauthenticated);
 }
 
+// As after a restored backup: the certificate was issued, and no row tells it.
+TEST_F(OfficeTest, ARevocationReachesACertificateThatIsNotKnown) {
+  const auto unknown = office_.Renew(trust(), {Holder::kHost, trust().trust_id, "lab", "h1"},
+                                     *NewRequest(NewKey()), now_ns_);
+  ASSERT_TRUE(unknown.ok()) << unknown.status();
+  const auto was_revoked = [&](const std::string& certificate) {
+    const absl::StatusOr<Presented> presented = ReadPresented(trust(), certificate);
+    return WasRevoked(trust(), presented->holder, presented->certificate);
+  };
+  EXPECT_FALSE(was_revoked(unknown->certificate));
+  pb::Event revoked;
+  revoked.mutable_certificates_revoked()->set_uri(Uri(kHostUri));
+  Do(revoked);
+  EXPECT_TRUE(was_revoked(unknown->certificate));
+  EXPECT_FALSE(was_revoked(JoinedHost())) << "it has joined again, in the same second";
+}
+
 TEST_F(OfficeTest, AHostThatWasOffRenewsWithItsOwnKeyFor90Days) {
   const std::string key = NewKey();
   const std::string certificate = JoinedHost(key);

@@ -344,7 +344,7 @@ std::string Restoring(const State& state, const JobRow& job) {
   std::string host;
   bool unreachable = false;
   for (const HostId id : HostsWithStrays(state)) {
-    if (!host.empty() || !HasStrayOf(state.host(id), job)) continue;
+    if (!host.empty() || !HasStrayOf(state, state.host(id), job)) continue;
     host = state.HostName(id);
     unreachable = state.host(id).state == pb::HOST_UNREACHABLE;
   }

@@ -48,10 +48,10 @@ struct Inputs {
   const std::string& ClusterOf(int32_t pool) const {
     return state.clusters()[model.pools[pool].cluster].name;
   }
-  // Its queue is held: what runs goes on and, where others need its devices, comes back smaller;
-  // nothing of the queue grows, moves or starts anew.
-  bool InHeldQueue(const Gang& gang) const {
-    return gang.leaf >= 0 && state.queues().nodes[gang.leaf].held;
+  // Its queue is held, or its job astray: what runs goes on and, where others need its devices,
+  // comes back smaller, the latter once nothing is astray; nothing grows, moves or starts anew.
+  bool HeldBack(const Gang& gang) const {
+    return gang.astray || (gang.leaf >= 0 && state.queues().nodes[gang.leaf].held);
   }
   // When what is being stopped should have answered, killed if need be.
   int64_t AnswerDueNs(const Gang& gang) const;

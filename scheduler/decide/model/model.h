@@ -81,7 +81,7 @@ struct alignas(64) Gang {
   // Why a waiting task is no unit: other tasks come first; or its queue is held, gone or no leaf,
   // or its job ends, or is astray.
   bool blocked = false, held = false;
-  bool astray = false;           // it waits, and a stray of its job may run (strays.h)
+  bool astray = false;           // a stray of its job may run (strays.h)
   bool unreachable = false;      // a host of what it runs as can't be reached
   bool reserved = false;         // State has a reservation for it
   bool stopping = false;         // what it runs as is being stopped

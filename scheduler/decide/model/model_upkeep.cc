@@ -370,7 +370,7 @@ void ModelUpkeep::FollowStrays(const State& state, HostId id, std::set<uint64_t>
 
 bool ModelUpkeep::IsAstray(const State& state, const JobRow& job) const {
   return std::any_of(strays_.begin(), strays_.end(), [&](const auto& host) {
-    return host.second.contains(job.uid) && HasStrayOf(state.host(host.first), job);
+    return host.second.contains(job.uid) && HasStrayOf(state, state.host(host.first), job);
   });
 }
 

@@ -45,10 +45,11 @@ Gang ModelUpkeep::ReadGang(const State& state, const JobRow& job, int32_t task,
   if (row.finished() || gang.blocked) return gang;
   gang.hosted = job.holder != 0;
   if (gang.hosted) leaf = -1;
-  gang.astray = row.waiting() && IsAstray(state, job);
-  gang.held = gang.astray || (row.waiting() && !gang.hosted &&
-                              (ends || leaf < 0 || !state.queues().leaf(leaf) ||
-                               (state.queues().nodes[leaf].held && !row.comes_back())));
+  gang.astray = IsAstray(state, job);
+  gang.held =
+      row.waiting() &&
+      (gang.astray || (!gang.hosted && (ends || leaf < 0 || !state.queues().leaf(leaf) ||
+                                        (state.queues().nodes[leaf].held && !row.comes_back()))));
   if (gang.held) return gang;
   if (current == nullptr && !row.waiting()) return gang;
   gang.unit = true;

@@ -108,7 +108,7 @@ std::optional<Guest> Consolidation::GuestOf(int32_t g) const {
   const bool moves = in_place && gang.current->parts.size() == 1 && gang.hosts_up &&
                      !gang.binds_others && !IsAsLarge(gang) &&
                      gang.workers == gang.entitled_workers() &&
-                     gang.place_round != in_.state.round() && !in_.InHeldQueue(gang);
+                     gang.place_round != in_.state.round() && !in_.HeldBack(gang);
   if (!stops && !moves) return std::nullopt;
   Guest guest{g, !stops, SlicesOf(*gang.spec, *gang.current, 0, gang.workers), {}};
   const int64_t since_ns = std::max(gang.since_ns(), gang.last_checkpoint_ns);

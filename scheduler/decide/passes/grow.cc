@@ -12,7 +12,7 @@ namespace {
 bool MayGrow(const Inputs& in, const Gang& gang, const Draft& draft) {
   return gang.bound_pool >= 0 && gang.charge == gang.bound_pool &&
          gang.workers < gang.entitled_workers() && gang.may_resize && !gang.may_be_lost &&
-         !in.InHeldQueue(gang) && !draft.Stops(in.IndexOf(gang)) && !draft.Ends(gang);
+         !in.HeldBack(gang) && !draft.Stops(in.IndexOf(gang)) && !draft.Ends(gang);
 }
 
 // What it gains exceeds what the restart costs. The gain is linear in workers.

@@ -26,7 +26,7 @@ std::optional<PlannedPlace> HeldFor(const Inputs& in, const Gang& gang, const Dr
   if (draft.Stops(in.IndexOf(gang))) return std::nullopt;
   if (!gang.wants_place()) {
     if (!gang.may_be_lost && !gang.ComesBack()) return std::nullopt;
-    if (gang.may_be_lost && in.InHeldQueue(gang)) return std::nullopt;
+    if (gang.may_be_lost && in.HeldBack(gang)) return std::nullopt;
   }
   // It would keep others from its next place for nothing.
   if (in.Unanswered(gang)) return std::nullopt;

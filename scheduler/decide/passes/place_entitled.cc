@@ -30,8 +30,8 @@ class EntitledPlacer {
         continue;
       }
       if (gang.may_be_lost && !gang.wants_place()) {
-        if (in_.InHeldQueue(gang)) continue;  // nothing of a held queue starts, not even elsewhere
-        if (draft_->Stops(g)) {               // for another cause: it moves once that stands
+        if (in_.HeldBack(gang)) continue;  // nothing of a held queue starts, not even elsewhere
+        if (draft_->Stops(g)) {            // for another cause: it moves once that stands
           draft_->WakeAt(in_.now_ns);
           continue;
         }
@@ -74,7 +74,7 @@ class EntitledPlacer {
 bool EntitledPlacer::PlaceOfGroup(const Gang& gang) {
   if (!StartsWithOthers(in_, *draft_, gang)) return IsBesideOthers(in_, gang, gang.charge);
   const int32_t leader = in_.model.LeaderOf(in_.IndexOf(gang));
-  if (!AllReady(in_, gang) || in_.InHeldQueue(gang)) return false;
+  if (!AllReady(in_, gang) || in_.HeldBack(gang)) return false;
   if (tried_.insert(leader).second && !draft_->Serves(leader))
     Place(in_.gang(leader), /*together=*/true);
   if (!draft_->Serves(in_.IndexOf(gang))) draft_->LeaveUnserved(in_.IndexOf(gang));

@@ -137,7 +137,7 @@ Move MoveTo(const Inputs& in, const Gang& gang, int32_t pool) {
 bool MayLook(const Inputs& in, const Gang& gang, Draft* draft) {
   if (gang.leader >= 0) return false;  // the whole list of a group is open
   if (!gang.wants_place() || gang.backoff_until_ns > in.now_ns || gang.guaranteed ||
-      gang.leaf < 0 || in.InHeldQueue(gang))
+      gang.leaf < 0 || in.HeldBack(gang))
     return false;
   const bool may_front = !gang.binds_others;
   const bool any = !gang.all_opened || (gang.entitled && may_front && gang.pools.size() > 1);

@@ -129,24 +129,33 @@ LogCursor::Piece LogCursor::Read(int64_t max_bytes, int64_t* dropped) {
 }
 
 std::string LastLines(const std::string& directory, int32_t rank, int64_t lines, int64_t bytes) {
+  // As many as there are with a mark on each line, and one before them.
+  const size_t most = static_cast<size_t>(2 * bytes + 1);
   const std::vector<int64_t> starts = shim::LogFileOffsets(directory, rank);
-  if (starts.empty()) return "";
-  // What comes meanwhile is left out: who writes on may be faster than this.
-  const int64_t end =
-      starts.back() + SizeOf(directory + "/" + shim::LogFileName(rank, starts.back()));
-  LogCursor cursor(directory, rank, lines);
-  std::string text;
-  int64_t dropped = 0;
-  do {
-    const std::string piece = cursor.Read(bytes, &dropped).data;
-    if (piece.empty()) break;
-    text += piece;
-    if (static_cast<int64_t>(text.size()) <= bytes) continue;
-    text.erase(0, text.size() - static_cast<size_t>(bytes));
-    const size_t line = text.find('\n') + 1;  // npos + 1 = 0
-    if (line < text.size()) text.erase(0, line);
-  } while (cursor.offset() < end);
-  return text;
+  std::string log;
+  for (auto start = starts.rbegin(); start != starts.rend() && log.size() < most; ++start) {
+    const std::string path = directory + "/" + shim::LogFileName(rank, *start);
+    const int64_t end = SizeOf(path);  // what comes meanwhile is left out
+    const int64_t wanted = std::min(end, static_cast<int64_t>(most - log.size()));
+    const std::string piece = ReadAt(path, end - wanted, wanted);
+    if (static_cast<int64_t>(piece.size()) < wanted) break;  // deleted meanwhile
+    log.insert(0, piece);
+  }
+  const bool cut = log.size() == most;
+  if (const size_t last = log.rfind('\n'); last != std::string::npos) log.resize(last + 1);
+  const size_t whole = log.find('\n') + 1;  // npos + 1 = 0
+  if (cut && whole < log.size()) log.erase(0, whole);
+
+  const std::string text = Unmarked(log).data;
+  size_t from = text.size() - std::min(text.size(), static_cast<size_t>(bytes));
+  if (from > 0 && text[from - 1] != '\n') {
+    const size_t line = text.find('\n', from) + 1;
+    if (line > 0 && line < text.size()) from = line;
+  }
+  size_t begin = text.size();
+  for (int64_t left = lines; left > 0 && begin > from; --left)
+    begin = begin < 2 ? 0 : text.rfind('\n', begin - 2) + 1;
+  return text.substr(std::max(from, begin));
 }
 
 }  // namespace muster::agent

@@ -106,6 +106,7 @@ TEST_F(LogsTest, LastLinesAreTheLastHoweverLongTheyAre) {
       {"all", 2, 3, 10, 100, "xxx\nxxx\nend\n"},
       {"so many", 20, 3, 3, 100, "xxx\nxxx\nend\n"},
       {"so many bytes, in whole lines", 20, 3, 10, 13, "xxx\nxxx\nend\n"},
+      {"so many bytes, which are whole lines", 20, 3, 10, 12, "xxx\nxxx\nend\n"},
       {"of long ones only the last fits", 20, 1000, 10, 100, "end\n"},
       {"the end of a line that is longer", 1, 1000, 2, 3, "nd\n"},
       {"a progress bar", 5, 65536, 80, 65536, "end\n"},
@@ -119,6 +120,11 @@ TEST_F(LogsTest, LastLinesAreTheLastHoweverLongTheyAre) {
     EXPECT_EQ(LastLines(directory_, rank, c.most_lines, c.most_bytes), c.told) << c.what;
   }
   EXPECT_EQ(LastLines(directory_, 99, 10, 100), "");
+  shim::LogWriter log(directory_, 99, 16, 3);  // two lines a file
+  for (const char* line : {"one", "two", "three", "four", "five"})
+    log.Append("\x02" + std::string(line) + "\n");
+  log.Append("half ");
+  EXPECT_EQ(LastLines(directory_, 99, 3, 100), "three\nfour\nfive\n");
 }
 
 // Of 80 lines of two thousand bytes each the first 64 KiB say nothing of the end.

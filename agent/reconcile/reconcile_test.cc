@@ -701,6 +701,66 @@ TEST_F(ReconcilerTest, TheEndsOfVeryManyProcessesAreToldInSeveralMessages) {
   }
 }
 
+TEST_F(ReconcilerTest, OfManyProcessesOnlyTheLastReportIsRepeatedInASession) {
+  AttemptRecord record = Claimed(Claim::kStarted, true);
+  constexpr int kRanks = 100;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    record.exits.push_back(Exit(rank, 1));
+    record.exits.back().set_at_ns((1000 - rank) * kSecond);  // the highest rank failed first
+    record.exits.back().set_detail(std::string(4000, 'x'));
+  }
+  record.exits[kRanks - 1].set_exit_code(0);
+  record.cause = v1::HOST_LOST;
+  record.detail = "its fence";
+  Begin({record});
+  ASSERT_GT(world_.sent.size(), 2u);
+  std::vector<int32_t> ranks, wanted;
+  for (int rank = kRanks - 2; rank >= 0; --rank) wanted.push_back(rank);
+  wanted.push_back(kRanks - 1);  // it didn't fail
+  for (const v1::AgentMessage& message : world_.sent) {
+    EXPECT_EQ(message.report().cause(), v1::HOST_LOST);
+    EXPECT_EQ(message.report().detail(), "its fence");
+    for (const v1::WorkerExit& exit : message.report().exits()) ranks.push_back(exit.rank());
+  }
+  EXPECT_EQ(ranks, wanted) << "in the order in which they failed";
+
+  const size_t parts = world_.sent.size();
+  const std::string last = world_.LastReport().SerializeAsString();
+  agent_->RepeatReports();
+  ASSERT_EQ(world_.sent.size(), parts + 1);
+  EXPECT_EQ(world_.LastReport().SerializeAsString(), last);
+
+  agent_->OnDisconnected();
+  world_.sent.clear();
+  session_.set_session("s2");
+  v1::SchedulerMessage welcome;
+  welcome.mutable_welcome();
+  Tell(welcome);
+  EXPECT_EQ(world_.sent.size(), parts) << "nobody else was told";
+}
+
+TEST_F(ReconcilerTest, AHelloOfAttemptsThatAreEachAlmostTooLargeStaysSmall) {
+  std::vector<AttemptRecord> records;
+  for (int attempt = 1; attempt <= 3; ++attempt) {
+    AttemptRecord& record = records.emplace_back(Claimed(Claim::kStarted, true));
+    record.id.attempt = attempt;
+    record.boot_id = "an older boot";
+    for (int rank = 0; rank < 28; ++rank) {
+      record.exits.push_back(Exit(rank, 1));
+      record.exits.back().set_detail(std::string(4000, 'x'));
+    }
+  }
+  Begin(records);
+  const v1::Hello hello = agent_->Hello({}, 1).hello();
+  EXPECT_LT(hello.ByteSizeLong(), 260u << 10);
+  ASSERT_EQ(hello.attempts_size(), 3);
+  EXPECT_EQ(hello.attempts(1).phase(), v1::GONE);
+  EXPECT_EQ(hello.attempts(2).phase(), v1::STARTED) << "its end follows, with those of its ranks";
+  EXPECT_EQ(hello.attempts(2).exits_size(), 0);
+  EXPECT_EQ(world_.LastReport().phase(), v1::GONE);
+  EXPECT_EQ(world_.LastReport().exits_size(), 28);
+}
+
 TEST_F(ReconcilerTest, AHelloOfManyEndedAttemptsStaysSmallAndTheRestFollowsTheWelcome) {
   constexpr int kMany = 5000;
   std::vector<AttemptRecord> records;

@@ -108,6 +108,7 @@ bool Reconciler::OnMessage(const v1::SchedulerMessage& message, int64_t now_ns) 
     metrics_sent_.clear();  // what was said meanwhile reached nobody
     usages_sent_.clear();
     times_sent_.clear();
+    exits_told_.clear();
     acknowledged_ns_ = hello_ns_;
     forgotten_.clear();
     RepeatReports();
@@ -233,6 +234,7 @@ void Reconciler::OnCommand(const v1::AttemptKey& key, Command command,
       lines_read_.erase(id);
       metrics_sent_.erase(id);
       times_sent_.erase(id);
+      exits_told_.erase(id);
       usages_sent_.erase(id);
       forgotten_.insert(id);
       return;

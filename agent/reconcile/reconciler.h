@@ -78,6 +78,7 @@ class Reconciler {
   bool See(const v1::SchedulerMessage& message);
   void Send(v1::AgentMessage message);
   void Report(const AttemptRecord& record);
+  void SendParts(v1::AttemptReport* report);
   void KeepGpus(const AttemptRecord& record);
   static v1::AttemptReport ReportOf(const AttemptRecord& record);
 
@@ -91,6 +92,8 @@ class Reconciler {
   // To this session: the newest metrics, with their time, and how long steps take.
   std::map<AttemptId, std::pair<std::string, int64_t>> metrics_sent_;
   std::map<AttemptId, std::string> times_sent_;
+  // Ranks whose ends this session was told, of reports that are told in parts.
+  std::map<AttemptId, std::set<int32_t>> exits_told_;
   struct UsageSent {
     int64_t boot_ns = 0;
     int64_t ran_ns = 0;  // as it was said

@@ -1,5 +1,7 @@
 // What a host tells of itself and its attempts: Hello, reports, faults; and again, until they are
 // acknowledged.
+#include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "agent/reconcile/exits.h"
@@ -17,6 +19,16 @@ constexpr size_t kFaultsKept = 64;
 constexpr size_t kHelloBytes = 128 << 10;
 // A report that is larger, of very many processes, is told in several messages.
 constexpr size_t kReportBytes = 128 << 10;
+
+// The failures first, in the order in which they happened: by the first one that it hears the
+// scheduler judges the attempt.
+void PutFailuresFirst(v1::AttemptReport* report) {
+  const auto place = [](const v1::WorkerExit& exit) {
+    return std::tuple(exit.exit_code() == 0 && exit.signal() == 0, exit.at_ns(), exit.rank());
+  };
+  std::sort(report->mutable_exits()->begin(), report->mutable_exits()->end(),
+            [&](const v1::WorkerExit& a, const v1::WorkerExit& b) { return place(a) < place(b); });
+}
 
 }  // namespace
 
@@ -49,11 +61,12 @@ v1::AgentMessage Reconciler::Hello(const v1::Inventory& inventory, int64_t boot_
     v1::AttemptReport report = ReportOf(record);
     const bool large = report.ByteSizeLong() > kReportBytes;
     if (follows && large) continue;
-    if (large || (!record.gone() && bytes > kHelloBytes)) report.clear_exits();
+    const bool cut = report.exits_size() > 0 && (large || bytes > kHelloBytes);
+    if (cut) report.clear_exits();
     bytes += report.ByteSizeLong();
     // A checkpoint, an export or the ends of processes are told before the end of the attempt, here
     // too: what follows the Welcome says both.
-    const bool more = large || !record.checkpoints.empty() ||
+    const bool more = cut || !record.checkpoints.empty() ||
                       (record.export_report.has_value() && !record.published);
     if (more && record.gone() && record.claim == Claim::kStarted) report.set_phase(v1::STARTED);
     *hello->add_attempts() = std::move(report);
@@ -84,28 +97,38 @@ v1::AttemptReport Reconciler::ReportOf(const AttemptRecord& record) {
   return report;
 }
 
-// The scheduler puts together what it hears of an attempt's processes; that it is gone comes last,
-// with the end of one of them at least: without any, it would be that of a host that has lost track
-// of it.
 void Reconciler::Report(const AttemptRecord& record) {
-  v1::AgentMessage last;
-  v1::AttemptReport* report = last.mutable_report();
-  *report = ReportOf(record);
-  while (report->ByteSizeLong() > kReportBytes && report->exits_size() > 1) {
+  if (!has_session()) return;
+  v1::AgentMessage message;
+  *message.mutable_report() = ReportOf(record);
+  if (message.report().ByteSizeLong() > kReportBytes) SendParts(message.mutable_report());
+  Send(std::move(message));
+}
+
+// The scheduler puts together what it hears of an attempt's processes. Each end is sent once in a
+// session, but for the last: it stays in the report, which is repeated. That an attempt is gone
+// comes with the end of one process at least: without any, it would be that of a host that has lost
+// track of it.
+void Reconciler::SendParts(v1::AttemptReport* report) {
+  PutFailuresFirst(report);
+  std::set<int32_t>& told = exits_told_[IdOf(report->key())];
+  const int most = report->exits_size() - 1;
+  for (int i = 0; i < most;) {
     v1::AgentMessage message;
     v1::AttemptReport* part = message.mutable_report();
     *part->mutable_key() = report->key();
     part->set_phase(v1::STARTED);
+    part->set_cause(report->cause());
+    part->set_detail(report->detail());
     part->set_start_ns(report->start_ns());
-    for (size_t bytes = 0; bytes < kReportBytes && report->exits_size() > 1;) {
-      v1::WorkerExit* exit = part->add_exits();
-      exit->Swap(report->mutable_exits(report->exits_size() - 1));
-      report->mutable_exits()->RemoveLast();
-      bytes += exit->ByteSizeLong();
+    for (size_t bytes = 0; i < most && bytes < kReportBytes; ++i) {
+      if (!told.insert(report->exits(i).rank()).second) continue;
+      part->add_exits()->Swap(report->mutable_exits(i));
+      bytes += part->exits().rbegin()->ByteSizeLong();
     }
-    Send(std::move(message));
+    if (part->exits_size() > 0) Send(std::move(message));
   }
-  Send(std::move(last));
+  report->mutable_exits()->DeleteSubrange(0, most);
 }
 
 void Reconciler::Send(v1::AgentMessage message) {

@@ -113,8 +113,9 @@ TEST(Token, ManyThatCannotBeReadAreWaitedForAtOnce) {
   }
   int unknown = 0;
   const int64_t begun_ns = SteadyNs();
-  EXPECT_EQ(KillByToken("token", &unknown, proc), killed);
-  EXPECT_LT(SteadyNs() - begun_ns, 5'000 * kMillisecond) << "one after the other: twenty seconds";
+  constexpr int64_t kPatience = 3'000 * kMillisecond;  // also where the machine is busy
+  EXPECT_EQ(KillByToken("token", &unknown, proc, kPatience), killed);
+  EXPECT_LT(SteadyNs() - begun_ns, 5 * kPatience) << "one after the other: a hundred times that";
   EXPECT_EQ(unknown, kStuck);
   for (const Case& c : cases) {
     ::kill(c.pid, SIGTERM);  // of two signals the kernel takes SIGKILL, which was first

@@ -26,7 +26,6 @@
 namespace muster::shim {
 namespace {
 
-constexpr int64_t kPatienceWithStuck = 200 * kMillisecond;
 // What the keeper says once it is there.
 constexpr char kReady = 1;
 constexpr char kHostsProc = 2;  // /proc is the host's
@@ -83,7 +82,11 @@ int OpenEnvironment(const std::string& process) {
 }
 
 // In one that reads for its parent: it has the parent's descriptors, and with them its locks.
-void DieWithParent() { ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0); }
+void DieWithParent(pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+  const pid_t now = ::getppid();  // 0: it is outside our PID namespace
+  if (now != parent && now != 0) ::_exit(1);
+}
 
 // Reaps children that have ended or are about to.
 void ReapSoon(std::vector<pid_t> children) {
@@ -98,9 +101,10 @@ void ReapSoon(std::vector<pid_t> children) {
 int ReadApart(int file, std::string* content) {
   int pipe[2];
   if (::pipe2(pipe, O_CLOEXEC) != 0) return errno;
+  const pid_t self = ::getpid();
   const pid_t reader = ::_Fork();
   if (reader == 0) {
-    DieWithParent();
+    DieWithParent(self);
     char buffer[4096];
     for (ssize_t got; (got = ::read(file, buffer, sizeof buffer)) > 0;) {
       if (::write(pipe[1], buffer, static_cast<size_t>(got)) != got) ::_exit(1);
@@ -166,9 +170,9 @@ struct Answer {
 };
 
 // The life of the process that looks at one of them, and kills it if it carries the entry.
-[[noreturn]] void KillIfItCarries(const Stray& stray, size_t index, int file,
+[[noreturn]] void KillIfItCarries(pid_t parent, const Stray& stray, size_t index, int file,
                                   std::string_view entry, int answers) {
-  DieWithParent();
+  DieWithParent(parent);
   Answer answer{index, false, false};
   answer.failed = FindEntry(file, entry, &answer.carries) != 0;
   if (answer.carries) ::kill(stray.pid, SIGKILL);
@@ -177,7 +181,9 @@ struct Answer {
 
 // Kills those that carry the entry; how many. Each is looked at by a process of its own, all at
 // once: they are waited for no longer than one is.
-int KillStuck(const std::vector<Stray>& stuck, std::string_view entry, int* unknown) {
+int KillStuck(const std::vector<Stray>& stuck, std::string_view entry, int64_t patience_ns,
+              int* unknown) {
+  const pid_t self = ::getpid();
   int pipe[2];
   if (stuck.empty()) return 0;
   if (::pipe2(pipe, O_CLOEXEC) != 0) {
@@ -190,7 +196,7 @@ int KillStuck(const std::vector<Stray>& stuck, std::string_view entry, int* unkn
     const int file = OpenEnvironment(stuck[i].process);
     if (file < 0 && (errno == ENOENT || errno == ESRCH || errno == EACCES)) continue;
     const pid_t reader = file < 0 ? -1 : ::_Fork();
-    if (reader == 0) KillIfItCarries(stuck[i], i, file, entry, pipe[1]);
+    if (reader == 0) KillIfItCarries(self, stuck[i], i, file, entry, pipe[1]);
     if (file >= 0) ::close(file);
     if (reader > 0)
       readers.push_back(waits[i] = reader);
@@ -199,7 +205,7 @@ int KillStuck(const std::vector<Stray>& stuck, std::string_view entry, int* unkn
   }
   ::close(pipe[1]);
   int found = 0;
-  const int64_t until_ns = SteadyNs() + kPatienceWithStuck;
+  const int64_t until_ns = SteadyNs() + patience_ns;
   while (!waits.empty()) {
     pollfd ready{pipe[0], POLLIN, 0};
     const int64_t left_ns = until_ns - SteadyNs();
@@ -264,7 +270,8 @@ int ReadEnvironment(const std::string& process, std::string* content) {
   return error;
 }
 
-int KillByToken(std::string_view token, int* unknown, const std::string& proc_directory) {
+int KillByToken(std::string_view token, int* unknown, const std::string& proc_directory,
+                int64_t patience_ns) {
   const std::string wanted = std::string(kTokenVariable) + "=" + std::string(token);
   int found = 0, untold = 0;
   DIR* proc = ::opendir(proc_directory.c_str());
@@ -288,7 +295,7 @@ int KillByToken(std::string_view token, int* unknown, const std::string& proc_di
     ::close(file);
   }
   ::closedir(proc);
-  found += KillStuck(stuck, wanted, &untold);
+  found += KillStuck(stuck, wanted, patience_ns, &untold);
   if (unknown != nullptr) *unknown += untold;
   return found;
 }

@@ -22,6 +22,7 @@
 namespace muster::shim {
 
 inline constexpr char kTokenVariable[] = "MUSTER_SHIM_TOKEN";
+inline constexpr int64_t kPatienceWithStuck = 200 * kMillisecond;
 
 // Between looks for what was killed and may take its time to die, or can't be killed by us: each
 // pause is twice the one before.
@@ -40,9 +41,10 @@ class Backoff {
 // Sends SIGKILL to every process whose environment carries the token; how many it found. Our own
 // process is spared. To read an environment may take as long as a dead file server, where its
 // process waits for that in the kernel: such processes are passed over after a moment, the same for
-// all of them, and counted in `unknown`. `proc_directory`: another one for tests.
+// all of them, and counted in `unknown`. `proc_directory` and `patience_ns`: others for tests.
 int KillByToken(std::string_view token, int* unknown = nullptr,
-                const std::string& proc_directory = "/proc");
+                const std::string& proc_directory = "/proc",
+                int64_t patience_ns = kPatienceWithStuck);
 
 // An environment, by its process' directory below /proc, with the same patience (ETIMEDOUT). 0, or
 // an errno.

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -28,6 +30,7 @@ constexpr int64_t kAttempts = 7;                  // at a request: about half a 
 // longer than this goes on in KEY.1, KEY.2, …; KEY comes last, so the whole appears with it. Files
 // that are there are read by this number: it stays.
 constexpr int64_t kObjectBytes = int64_t{90} << 30;
+constexpr char kTestObjectBytes[] = "MUSTER_TEST_OBJECT_BYTES";
 
 std::string Env(const char* name) {
   const char* value = std::getenv(name);
@@ -39,10 +42,13 @@ std::string FirstOf(const char* name, const char* other) {
   return value.empty() ? Env(other) : value;
 }
 
-// Tests have less in an object.
+// Tests have less in an object. 0: what they say is no number above 0.
 int64_t ObjectBytes() {
-  const std::string text = Env("MUSTER_TEST_OBJECT_BYTES");
-  return text.empty() ? kObjectBytes : std::max(1LL, std::atoll(text.c_str()));
+  const std::string text = Env(kTestObjectBytes);
+  if (text.empty()) return kObjectBytes;
+  int64_t bytes = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  return error == std::errc() && end == text.data() + text.size() ? std::max<int64_t>(0, bytes) : 0;
 }
 
 // BUCKET/KEY, without slashes at its end.
@@ -206,6 +212,9 @@ class ArrowStore : public ObjectStore {
 
   // The file system for a path's bucket: buckets may lie in different regions.
   arrow::Result<std::shared_ptr<arrow::fs::S3FileSystem>> System(const std::string& path) {
+    if (ObjectBytes() == 0)
+      return arrow::Status::Invalid(kTestObjectBytes, " must be a whole number above 0; got ",
+                                    Env(kTestObjectBytes));
     const std::string key = KeyOf(path), bucket = key.substr(0, key.find('/'));
     const std::lock_guard<std::mutex> lock(mutex_);
     std::shared_ptr<arrow::fs::S3FileSystem>& system = systems_[bucket];

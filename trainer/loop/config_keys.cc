@@ -243,7 +243,7 @@ std::vector<Key> RunKeys() {
   return {
       {"export", &C::export_dir,
        "Hugging Face directory that is written after the last step; relative to the job's "
-       "directory. s3://BUCKET/PREFIX: it goes to this object store."},
+       "directory, and not that of init. s3://BUCKET/PREFIX: it goes to this object store."},
       {"cuda_graphs", &C::cuda_graphs,
        "On GPUs, layers are recorded as CUDA graphs and started whole, where micro-batches are of "
        "one shape. The numbers don't change, but for rounding where documents are packed."},

@@ -192,6 +192,15 @@ def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(
     export(trainer_bin, one.checkpoint(STEPS), tmp_path / "found", "--init", tmp_path / "moved")
 
 
+def test_no_export_replaces_the_weights_that_all_weights_began_with(trainer_bin, tokens, tmp_path):
+    init = make_init(tmp_path / "init")
+    weights = (init / "model.safetensors").read_bytes()
+    done = train(trainer_bin, tmp_path, full_config(init, tokens, STEPS, init))
+    assert done.returncode == 2, done.stderr
+    assert "trainer.export: " in done.stderr and "is the directory of init" in done.stderr
+    assert (init / "model.safetensors").read_bytes() == weights
+
+
 def test_no_export_replaces_the_weights_that_adapters_stand_beside(trainer_bin, tokens, tmp_path):
     init = make_init(tmp_path / "init")
     weights = (init / "model.safetensors").read_bytes()

@@ -168,6 +168,19 @@ def test_without_a_place_for_temporary_files_none_is_taken_for_missing(
     assert "there must be a directory for temporary files, as TMPDIR names" in done.stderr
 
 
+@pytest.mark.parametrize("bytes_", ["0", "-1", "200k", "1e6", " 5", "99999999999999999999"])
+def test_a_size_of_objects_that_is_no_number_is_refused(trainer_bin, store, tmp_path, bytes_):
+    environment = clean_environment(**store[1], MUSTER_TEST_OBJECT_BYTES=bytes_)
+    done = subprocess.run(
+        [trainer_bin, "export", "--checkpoint", "s3://acme/any/step-1", "--output", tmp_path / "o"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"MUSTER_TEST_OBJECT_BYTES must be a whole number above 0; got {bytes_}" in done.stderr
+
+
 def test_a_kill_while_it_uploads_leaves_the_one_before(trainer_bin, tokens, store, tmp_path):
     client, environment = store
     # 17 MB a rank: an upload in two parts.

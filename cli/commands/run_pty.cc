@@ -89,6 +89,14 @@ else
     "image's, not the submitter's: give the whole path, or --env PATH=..." >&2
   code=127
 fi
+# A command that reads may see the end of a terminal that goes away before this shell gets SIGHUP.
+# Of such a terminal there is always something to read, and never anything; what somebody has typed
+# is read here.
+looks=0
+while [ -z "$gone" ] && read -r -t 0; do
+  read -r -t 1 _
+  [ $((looks += 1)) -lt 5000 ] || gone=1
+done
 [ -n "$gone" ] || echo "$code" > "$at.code"
 exit "$code"
 )sh";

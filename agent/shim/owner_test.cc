@@ -43,6 +43,15 @@ std::string ReadText(const std::string& path) {
   return text.str();
 }
 
+// In a fork: muster-shim --act, which reads the request in this file and writes its result there.
+[[noreturn]] void BecomeAct(const std::string& request, int result) {
+  const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-shim";
+  const int told = ::open(request.c_str(), O_RDONLY);
+  if (::dup2(told, 0) == 0 && ::dup2(result, 1) == 1)
+    ::execl(program.c_str(), "muster-shim", "--act", nullptr);
+  ::_exit(1);
+}
+
 // A root of its own outside of what each job has for itself: state/attempts/a, and ann/ and bob/,
 // which are theirs.
 class OwnerTest : public ::testing::Test {
@@ -441,13 +450,7 @@ TEST_F(OwnerTest, WhatIsDoneForAnAgentEndsWithIt) {
     int result[2];
     if (::pipe2(result, O_CLOEXEC) != 0) ::_exit(1);
     const pid_t act = ::fork();
-    if (act == 0) {
-      const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-shim";
-      const int told = ::open((root_ + "/told").c_str(), O_RDONLY);
-      if (::dup2(told, 0) == 0 && ::dup2(result[1], 1) == 1)
-        ::execl(program.c_str(), "muster-shim", "--act", nullptr);
-      ::_exit(1);
-    }
+    if (act == 0) BecomeAct(root_ + "/told", result[1]);
     ::close(result[1]);
     if (::write(pipe[1], &act, sizeof act) != sizeof act) ::_exit(1);
     ::pause();
@@ -472,13 +475,7 @@ TEST_F(OwnerTest, NothingIsDoneForAnAgentThatIsGone) {
   ASSERT_EQ(::pipe2(result, O_CLOEXEC), 0);
   ::close(result[0]);  // nobody reads it
   const pid_t act = ::fork();
-  if (act == 0) {
-    const std::string program = std::string(MUSTER_TEST_BIN) + "/muster-shim";
-    const int told = ::open((root_ + "/told").c_str(), O_RDONLY);
-    if (::dup2(told, 0) == 0 && ::dup2(result[1], 1) == 1)
-      ::execl(program.c_str(), "muster-shim", "--act", nullptr);
-    ::_exit(1);
-  }
+  if (act == 0) BecomeAct(root_ + "/told", result[1]);
   ::close(result[1]);
   ::waitpid(act, nullptr, 0);
   EXPECT_FALSE(fs::exists(request.job_directory));

@@ -34,19 +34,13 @@ bool IsOn(const State& state, const pb::AttemptKey& key, const std::string& clus
 }
 
 // Of the ranks on that host: of others' it knows nothing, nor is it believed; nor of what is none.
-google::protobuf::RepeatedPtrField<pb::RankTime> OwnTimes(const State& state,
-                                                          const std::string& cluster,
-                                                          const std::string& host,
-                                                          const pb::ProgressReport& report) {
+google::protobuf::RepeatedPtrField<pb::RankTime> OwnTimes(const pb::ProgressReport& report,
+                                                          const pb::TaskSpec& task,
+                                                          const AttemptRow& attempt, HostId id) {
   google::protobuf::RepeatedPtrField<pb::RankTime> own;
-  const JobRow* job = nullptr;
-  int32_t task = 0;
-  const AttemptRow* attempt = state.FindAttempt(report.key(), &job, &task);
-  const HostId id = state.FindHost(cluster, host);
-  for (size_t p = 0; attempt != nullptr && p < attempt->parts.size(); ++p) {
-    const PartRow& part = attempt->parts[p];
+  const int32_t processes = std::max(1, task.processes_per_worker());
+  for (const PartRow& part : attempt.parts) {
     if (part.host != id) continue;
-    const int32_t processes = std::max(1, job->task_spec(task).processes_per_worker());
     for (const pb::RankTime& time : report.times()) {
       const int32_t worker = time.rank() / processes - part.first_group_rank;
       if (worker >= 0 && worker < part.workers) *own.Add() = time;
@@ -370,9 +364,12 @@ void Sessions::Fault(const std::shared_ptr<Session>& session, const pb::HostFaul
 }
 
 void Sessions::Timed(const Session& session, const View& view, const pb::ProgressReport& report) {
-  const AttemptRow* attempt = view.state.FindAttempt(report.key());
+  const JobRow* job = nullptr;
+  int32_t task = 0;
+  const AttemptRow* attempt = view.state.FindAttempt(report.key(), &job, &task);
   if (attempt == nullptr || attempt->state != pb::TASK_RUNNING) return;
-  const auto times = OwnTimes(view.state, session.cluster, session.host, report);
+  const auto times = OwnTimes(report, job->task_spec(task), *attempt,
+                              view.state.FindHost(session.cluster, session.host));
   std::vector<pb::StragglerSeen> news;
   {
     std::lock_guard lock(mutex_);

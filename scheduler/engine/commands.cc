@@ -1,7 +1,5 @@
 #include "scheduler/engine/commands.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "common/spec/check_on.h"
 #include "common/spec/members.h"
@@ -9,6 +7,7 @@
 #include "scheduler/engine/engine.h"
 #include "scheduler/state/abilities.h"
 #include "scheduler/state/directories.h"
+#include "scheduler/state/strays.h"
 
 namespace muster {
 namespace {
@@ -108,9 +107,7 @@ void AppendPartCommand(const State& state, const JobRow& job, int32_t task,
   const HostRow& host = state.host(part.host);
   if (part.state_id != host.state_id) return;  // its agent has never heard of it
   // What nobody knows may hold the very devices, and is stopped first.
-  if (std::any_of(host.lost.begin(), host.lost.end(),
-                  [](const LostRow& lost) { return lost.stray(); }))
-    return;
+  if (HasStrays(host)) return;
   // Its agent was exchanged for an older one since it was placed here.
   if (OutgrowsAgent(host, part, NeedsOf(*job.spec, job.task_spec(task)))) return;
   if (part.phase == pb::ATTEMPT_PHASE_UNSPECIFIED) {

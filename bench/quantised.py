@@ -4,7 +4,8 @@
     quantised.py [--quick]
 
 NF4: what the trainer keeps of the linears of directories, plain ones and ones that bitsandbytes has saved, against what bitsandbytes makes
-of the same weights: bytes, scales, nested scales, and the values of a layer, bit for bit. Moments in 8 bits: 20 updates against AdamW8bit. QLoRA: 20
+of the same weights: bytes, scales, nested scales, and the values of a layer, bit for bit; and what transformers loads from the directories that
+`muster-trainer convert --quantize nf4` writes. Moments in 8 bits: 20 updates against AdamW8bit. QLoRA: 20
 steps of a model of 4 layers against transformers, peft and bitsandbytes. Products in fp8: logits' loss and every gradient against quantising and
 dequantising in Python (trainer/tests/fp8.py), and 20 steps beside bf16. bitsandbytes is bench/requirements-quantised.txt's, in an environment
 that the row makes. --quick: fewer variants and steps.
@@ -95,8 +96,18 @@ def kept_by_bitsandbytes(model) -> dict:
     return kept
 
 
+def loaded_by_bitsandbytes(init: Path, double: bool, dtype: str, folder: Path) -> dict:
+    """Of a directory that the trainer quantises."""
+    command = [TRAINER, "convert", "--input", init, "--output", folder, "--quantize", "nf4"]
+    command += ["--double", str(double).lower(), "--dtype", dtype]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return kept_by_bitsandbytes(
+        AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], device_map="cpu")
+    )
+
+
 def compare_weights(folder: Path, quick: bool, peer: str) -> bool:
-    different, tensors = {}, 0
+    different, tensors, loaded_different, loaded_tensors = {}, 0, 0, 0
     for name, sizes in MODELS.items():
         init = make_init(folder / name, sizes)
         for double in (True,) if quick else (True, False):
@@ -114,10 +125,18 @@ def compare_weights(folder: Path, quick: bool, peer: str) -> bool:
                         off = torch.count_nonzero(found[tensor] != value).item()
                         assert found[tensor].dtype == value.dtype, tensor
                         different[kind] = different.get(kind, 0) + off
+                written = folder / f"written-{name}-{double}-{dtype}"
+                found = loaded_by_bitsandbytes(init, double, dtype, written)
+                assert found.keys() == wanted.keys(), sorted(found.keys() ^ wanted.keys())
+                loaded_tensors += len(wanted)
+                for tensor, value in wanted.items():
+                    assert found[tensor].dtype == value.dtype, tensor
+                    loaded_different += torch.count_nonzero(found[tensor] != value).item()
     ok = True
     for kind, off in different.items():
         ok &= figure(f"NF4 {kind} that differ", off, f"of {tensors} tensors", 0, off == 0, peer)
-    return ok
+    what, off = "NF4 directories we write, as transformers loads them: differ", loaded_different
+    return ok & figure(what, off, f"numbers of {loaded_tensors} tensors", 0, off == 0, peer)
 
 
 # ---- moments ----

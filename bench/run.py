@@ -85,7 +85,7 @@ ROWS = {
         900,
     ),
     "layouts": (
-        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: every family without experts, each layout of several",
+        "gradients of each parameter and 20 steps against transformers, with models that ranks share out: every family without experts, each layout of several, and one of 16 ranks",
         [sys.executable, "trainer/tests/bench_layouts.py"],
         3600,
     ),
@@ -330,7 +330,7 @@ ROWS = {
         5400,
     ),
     "packages": (
-        "Debian packages: built, checked by lintian, installed on a bare machine, upgraded with three jobs running, purged",
+        "Debian packages: built, checked by lintian and for hardening flags, installed on a bare machine, upgraded with three jobs running, purged",
         [sys.executable, "bench/packages.py"],
         7200,
     ),
@@ -350,7 +350,7 @@ ROWS = {
         7200,
     ),
     "revocation": (
-        "host, user, token, authority: how long after it a call or a stream still counts",
+        "host, user, login token, join token, authority: how long after it a call or a stream still counts",
         [sys.executable, "bench/revocation.py"],
         900,
     ),
@@ -375,7 +375,7 @@ ROWS = {
         5400,
     ),
     "authorization": (
-        "every RPC, eleven callers and five tokens, what is theirs, what isn't and what isn't there, against a model; four planted holes",
+        "every RPC and route, callers by uid, certificate and token, what is theirs, what isn't and what isn't there, against a model; five planted holes",
         [sys.executable, "bench/authorization.py"],
         1800,
     ),

@@ -5,11 +5,11 @@
 #
 #   --peer  also Liger's kernels (bench/requirements-gpu.txt), for the loss of what is compared with; wants the network
 #
-# FOLDER gets bin/, lib/ (what the programs need beside torch's libraries and those of C and C++), tests/, tokens/ and site/ (pytest, for a
-# python without it). There: python3 FOLDER/tests/gpu_cases.py [--list] [--case TEXT], with a python that can import the same version
-# of torch; and, where transformers is installed too, python3 FOLDER/tests/bench_gpu.py [--list] [--case TEXT] for speed. All at once, for a
-# machine that is lent for minutes: python3 FOLDER/tests/gpu_all.py --within SECONDS OUT. To be run after deploy/build.sh. Fails above
-# 64 MiB.
+# FOLDER gets bin/, lib/ (what the programs need beside torch's libraries and those of C and C++), tests/, tokens/, pairs/ and site/ (pytest,
+# for a python without it). There: python3 FOLDER/tests/gpu_cases.py [--list] [--case TEXT], with a python that can import the same version
+# of torch; and python3 FOLDER/tests/bench_gpu.py [--list] [--case TEXT] for speed, where transformers is installed beside its own. All at
+# once, for a machine that is lent for minutes: python3 FOLDER/tests/gpu_all.py --within SECONDS OUT. To be run after deploy/build.sh. Fails
+# above 64 MiB.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 source deploy/common.sh
@@ -43,8 +43,11 @@ find "$folder/site" -name __pycache__ -prune -exec rm -rf {} +
 if ((peer)); then
   "$python" -m pip install -q --no-deps --no-compile --target "$folder/peer" -r bench/requirements-gpu.txt
 fi
-PYTHONPATH=trainer/tests "$python" -c 'import harness, pathlib, sys; harness.make_tokens(pathlib.Path(sys.argv[1]))' "$folder/tokens"
-rm -r "$folder/short"  # what some of them were made of
+PYTHONPATH=trainer/tests PYTHONDONTWRITEBYTECODE=1 "$python" -c 'import pathlib, sys, harness, preferences
+folder = pathlib.Path(sys.argv[1])
+harness.make_tokens(folder / "tokens")
+preferences.make_pairs(folder / "pairs")' "$folder"
+rm -r "$folder/tokens-short"  # what some of them were made of
 {
   echo "muster $(git describe --always --dirty 2> /dev/null || echo 'without its history'), $("$trainer" --version)"
   "$python" -c 'import torch; print(f"built with torch {torch.__version__}, CUDA {torch.version.cuda}")'

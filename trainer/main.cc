@@ -60,7 +60,8 @@ constexpr CommandHelp kHelp[] = {
      "usage: muster-trainer estimate --config FILE.json [--ranks N] [--device GPU [--device-memory "
      "SIZE]] [--search N] [--json]\n"
      "\n"
-     "Says what a run would need of each rank: memory by class, bytes sent and products a step.\n"
+     "Says what a run would need of each rank: memory by class, bytes sent by link and products a "
+     "step.\n"
      "\n"
      "  --config FILE          the configuration, as train takes it\n"
      "  --ranks N              how many ranks (default 1)\n"
@@ -71,7 +72,7 @@ constexpr CommandHelp kHelp[] = {
      "                         which fields would make it fit\n"
      "  --search N             instead, the N ways to share the run out among the ranks that fit "
      "and take the least time, by estimate\n"
-     "  --ranks-per-host N     for --search, and parallel: auto (default 8)\n"
+     "  --ranks-per-host N     how many of the ranks share a host (default 8)\n"
      "  --within-host GB/s     for --search: what a GPU sends others of its host, one way "
      "(default: by its data sheet)\n"
      "  --between-hosts GB/s   for --search: and others (default: a port of 400 Gb/s for each H100 "
@@ -94,11 +95,11 @@ constexpr CommandHelp kHelp[] = {
      "moved\n"},
     {"convert",
      "usage: muster-trainer convert --input DIR --output DIR [--dtype fp32|bf16|fp16] [--tokenizer "
-     "DIR] [--init DIR]\n"
+     "DIR] [--init DIR] [--quantize nf4 [--double false]]\n"
      "\n"
      "Turns a checkpoint into a Hugging Face directory, as export does, or a Hugging Face "
      "directory into a checkpoint that training resumes\n"
-     "from at step 0; in little memory, whatever the model's size.\n"
+     "from at step 0, or into one that is quantised; in little memory, whatever the model's size.\n"
      "\n"
      "  --input DIR       a checkpoint (step-NNNNNNNN, also s3://…), or a Hugging Face directory\n"
      "  --output DIR      becomes the other; new, or an earlier result, which it replaces\n"
@@ -106,7 +107,11 @@ constexpr CommandHelp kHelp[] = {
      "  --tokenizer DIR   take the tokenizer's files from there (default: from where the "
      "checkpoint says they were)\n"
      "  --init DIR        where the weights are that a LoRA run started from, if they have "
-     "moved\n"},
+     "moved\n"
+     "  --quantize nf4    of a Hugging Face directory: the output is one, too, with the layers' "
+     "linears in 4 bits, as bitsandbytes saves them\n"
+     "  --double false    with --quantize: their scales stay in fp32 (default: true, they are "
+     "quantised, too)\n"},
 };
 
 int Usage(const std::string& what, const std::string& command = "") {
@@ -234,7 +239,11 @@ int Main(int argc, char** argv) {
         {"--output", &options.output},
         {"--tokenizer", &options.tokenizer},
         {"--init", &options.init}};
-    if (!exports) flags["--dtype"] = &options.dtype;
+    if (!exports) {
+      flags["--dtype"] = &options.dtype;
+      flags["--quantize"] = &options.quantize;
+      flags["--double"] = &options.quantize_double;
+    }
     if (const std::string wrong = ReadFlags(argc, argv, 2, flags); !wrong.empty())
       return Usage(wrong, command);
     if (options.input.empty() || options.output.empty())

@@ -81,9 +81,11 @@ std::vector<std::string> StepDirectories(const std::string& parent, bool publish
         add(object.substr(0, slash), object.substr(slash + 1) == "index.json");
     }
   } else {
-    std::error_code error;
+    std::error_code error, hidden;
     for (const fs::directory_entry& entry : fs::directory_iterator(parent, error))
-      add(entry.path().string(), fs::exists(entry.path() / "index.json", error));
+      add(entry.path().string(), fs::exists(entry.path() / "index.json", hidden));
+    if (status != nullptr && error && error != std::errc::no_such_file_or_directory)
+      *status = absl::UnavailableError(error.message());
   }
   return {found.begin(), found.end()};
 }
@@ -242,8 +244,8 @@ absl::Status Checkpoint::CopyPiece(const Segment& segment, int kind, const Piece
              bytes = static_cast<uint64_t>(n) * 4;
   if (entry == (*file)->header().tensors.end() || entry->second.dtype != "F32" ||
       first + bytes > entry->second.end - entry->second.begin) {
-    return absl::DataLossError(
-        absl::StrCat(index_.files[have.file].name, " lacks a part of ", segment.name));
+    return absl::DataLossError(absl::StrCat(index_.files[have.file].name, " lacks a part of ",
+                                            segment.name, "; take another checkpoint of the run"));
   }
   absl::Status s = (*file)->file().Copy((*file)->Data(entry->second).subspan(first, bytes),
                                         reinterpret_cast<uint8_t*>(out));

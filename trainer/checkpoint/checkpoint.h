@@ -27,7 +27,8 @@ using Flats = std::vector<std::unique_ptr<FlatParam>>;
 // an older one may have found them bad.
 void PruneCheckpoints(const std::string& parent, int keep, int64_t newest);
 
-// Published checkpoints in `parent`, newest first. `status`: why an object store couldn't be asked.
+// Published checkpoints in `parent`, newest first. `status`: why it couldn't be listed. There are
+// none where there is no such directory.
 std::vector<std::string> ListCheckpoints(const std::string& parent, absl::Status* status = nullptr);
 
 // An opened checkpoint. Movable; not thread-safe.

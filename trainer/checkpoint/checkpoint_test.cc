@@ -249,6 +249,17 @@ TEST_F(Checkpoints, PruningKeepsTheNewestAndUnpublishedNewerOnes) {
   EXPECT_FALSE(std::filesystem::exists(parent_ + "/step-00000001"));  // a leftover
 }
 
+TEST_F(Checkpoints, AListSaysWhyAPlaceCannotBeListed) {
+  ASSERT_TRUE(MakeDirectories(parent_ + "/empty").ok());
+  std::ofstream(parent_ + "/file") << "text";
+  for (const auto& [name, why] : {std::pair("/empty", ""), {"/new", ""}, {"/file", "Not a dir"}}) {
+    absl::Status status;
+    EXPECT_TRUE(ListCheckpoints(parent_ + name, &status).empty()) << name;
+    EXPECT_EQ(status.ok(), *why == '\0') << name << ": " << status;
+    EXPECT_NE(status.message().find(why), std::string::npos) << name << ": " << status;
+  }
+}
+
 TEST_F(Checkpoints, PruningNeverCountsThoseLaterThanTheOneJustWritten) {
   for (const int step :
        {10, 15, 20}) {  // 20 was found bad, so the run went back to 10 and now has 15
@@ -565,6 +576,14 @@ TEST_F(Checkpoints, AFileThatLacksWhatTheIndexSaysIsPassedOver) {
         ASSERT_EQ(outcome.skipped.size(), 1u) << c.name;
         EXPECT_EQ(outcome.skipped[0].why, RankFileName(0, 1) + ": lacks a part of w") << c.name;
       }
+      if (c.good) return;
+      // As when the file was changed after its check.
+      const auto unchecked = Checkpoint::Parse(directory, *ReadFile(directory + "/index.json"));
+      ASSERT_TRUE(unchecked.ok()) << unchecked.status();
+      FlatParam flat(layout, &world, FlatOptions{});
+      EXPECT_EQ(unchecked->Read(flat).message(),
+                RankFileName(0, 1) + " lacks a part of w; take another checkpoint of the run")
+          << c.name;
     });
   }
 }

@@ -279,6 +279,23 @@ void RemoveTree(const std::string& path) {
   ::nftw(path.c_str(), remove, /*nopenfd=*/16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
+bool IsAtOrAbove(const std::string& outer, const std::string& inner) {
+  std::error_code hidden;  // of what can't be looked at: apart
+  const auto real = [&](const std::string& path) {
+    return fs::weakly_canonical(fs::absolute(path, hidden), hidden);
+  };
+  const fs::path above = real(outer);
+  for (fs::path at = real(inner); !at.empty(); at = at.parent_path()) {
+    if (at == above || fs::equivalent(at, outer, hidden)) return true;
+    if (!at.has_relative_path()) break;
+  }
+  return false;
+}
+
+bool DirectoriesOverlap(const std::string& one, const std::string& other) {
+  return IsAtOrAbove(one, other) || IsAtOrAbove(other, one);
+}
+
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to) {
   const std::string parent = fs::path(to).parent_path().string(), replaced = to + ".replaced";
   const auto sync = [&] { return SyncDirectory(parent.empty() ? "." : parent); };

@@ -104,6 +104,11 @@ absl::Status RemoveFile(const std::string& path);
 absl::StatusOr<std::vector<std::string>> ObjectsBelow(const std::string& path);
 // Removes a directory with all below it, as far as it can; nothing there is fine.
 void RemoveTree(const std::string& path);
+// Whether `outer` is `inner` or a directory above it, by whatever links. Of what isn't there its
+// name counts; what can't be looked at is apart from all.
+bool IsAtOrAbove(const std::string& outer, const std::string& inner);
+// Whether two directories are one, or one of them lies in the other.
+bool DirectoriesOverlap(const std::string& one, const std::string& other);
 // Puts the directory `from` in `to`'s place; what was there goes away. One step, but where two
 // names can't be exchanged (NFS): there via `to`.replaced.
 absl::Status ReplaceDirectory(const std::string& from, const std::string& to);

@@ -107,5 +107,44 @@ TEST(WrittenFile, IsThereWholeWithoutTheDiskWhereTheFileCacheIsEnough) {
   RemoveTree(parent);
 }
 
+TEST(Directories, OverlapWhereOneIsTheOtherOrLiesInIt) {
+  const std::string parent =
+      std::filesystem::temp_directory_path() / ("overlap_test." + std::to_string(::getpid()));
+  RemoveTree(parent);
+  ASSERT_TRUE(MakeDirectories(parent + "/runs/init").ok());
+  ASSERT_TRUE(MakeDirectories(parent + "/runs/init2").ok());
+  std::filesystem::create_directory_symlink(parent + "/runs", parent + "/link");
+  struct Case {
+    const char* one;
+    const char* other;
+    bool wanted;
+  };
+  const Case cases[] = {{"/runs/init", "/runs/init", true},
+                        {"/runs/init", "/runs/init/", true},
+                        {"/runs/init", "/link/init", true},
+                        {"/runs", "/runs/init", true},
+                        {"/link", "/runs/init", true},
+                        {"/runs/init/new", "/runs/init", true},
+                        {"/link/init/new/one", "/runs/init", true},
+                        {"/runs/init2", "/runs/init", false},
+                        {"/runs/init.new", "/runs/init", false},
+                        {"/new", "/runs/init", false}};
+  for (const Case& c : cases) {
+    EXPECT_EQ(DirectoriesOverlap(parent + c.one, parent + c.other), c.wanted)
+        << c.one << " and " << c.other;
+    EXPECT_EQ(DirectoriesOverlap(parent + c.other, parent + c.one), c.wanted)
+        << c.other << " and " << c.one;
+  }
+  EXPECT_TRUE(IsAtOrAbove(parent + "/link", parent + "/runs/init/new"));
+  EXPECT_FALSE(IsAtOrAbove(parent + "/runs/init", parent + "/link"));
+  // What isn't there may be made.
+  EXPECT_TRUE(IsAtOrAbove(parent + "/new", parent + "/new"));
+  EXPECT_TRUE(IsAtOrAbove(parent + "/new", parent + "/new/one"));
+  EXPECT_TRUE(IsAtOrAbove(parent + "/link/new", parent + "/runs/new/one"));
+  EXPECT_FALSE(IsAtOrAbove(parent + "/new", parent + "/new2"));
+  EXPECT_FALSE(IsAtOrAbove(parent + "/new/one", parent + "/new"));
+  RemoveTree(parent);
+}
+
 }  // namespace
 }  // namespace muster::trainer

@@ -88,6 +88,12 @@ struct AdapterExport {
 using ReadParameter =
     std::function<absl::Status(int flat, int segment, int64_t begin, at::Tensor out)>;
 
+// An export whose layers' linears are in NF4, as bitsandbytes saves them.
+struct Nf4Export {
+  const HuggingFaceWeights* weights;  // all of the model's, not quantised
+  bool nested = true;                 // scales are
+};
+
 struct ExportOptions {
   // Of the weights: fp32, bf16 or fp16.
   std::string dtype = {};
@@ -96,6 +102,8 @@ struct ExportOptions {
   // Directory the training started from, whose generation_config.json is kept, or "".
   std::string source = {};
   const AdapterExport* adapters = nullptr;
+  // Where it is given, weights come from there, and go into one file.
+  const Nf4Export* nf4 = nullptr;
   // Weights of more bytes go into several files, with an index; a tensor that is larger into one of
   // its own.
   int64_t most_file_bytes = std::numeric_limits<int64_t>::max();

@@ -22,11 +22,9 @@
 #include "trainer/model/families.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
+#include "trainer/model/quantize_config.h"
 
 namespace muster::trainer {
-namespace {
-
-namespace fs = std::filesystem;
 
 const char* TorchName(const std::string& dtype) {
   return dtype == "bf16" ? "bfloat16" : dtype == "fp16" ? "float16" : "float32";
@@ -34,6 +32,10 @@ const char* TorchName(const std::string& dtype) {
 const char* FileType(const std::string& dtype) {
   return dtype == "bf16" ? "BF16" : dtype == "fp16" ? "F16" : "F32";
 }
+
+namespace {
+
+namespace fs = std::filesystem;
 
 constexpr uintmax_t kLargestAlong = uintmax_t{64} << 20;
 
@@ -217,23 +219,38 @@ absl::Status CopyAlong(const std::string& tokenizer, const std::string& director
   return error ? failed(error.message()) : absl::OkStatus();
 }
 
+// Writes all files of weights, of either kind.
+absl::Status WriteWeightFiles(const ReadParameter& read, const ModelConfig& config,
+                              const ExportOptions& options, const std::string& directory,
+                              const BeforeCommit& before_commit, WrittenExport& written) {
+  if (options.nf4 != nullptr) {
+    written.names.insert(kSingle);
+    return WriteNf4Weights(*options.nf4, config, options.dtype,
+                           absl::StrCat(directory, "/", kSingle));
+  }
+  const std::vector<FlatLayout> layouts = MakeLayout(config).flats;
+  const WeightTensors weights =
+      TensorsOf(layouts, options.dtype, FieldsOfFamily(config.family).joined_linears);
+  const std::vector<WeightFile> files = DivideWeights(weights.tensors, options.most_file_bytes);
+  for (const WeightFile& file : files) written.names.insert(file.name);
+  written.index = WeightIndex(files);
+  return WriteWeights(read, layouts, weights, files, directory, options.adapters, before_commit);
+}
+
 // Writes all files but config.json and the weights' index, which are the caller's to write last.
 absl::Status WriteFiles(const ReadParameter& read, const ModelConfig& config,
                         const ExportOptions& options, const std::string& directory,
                         const BeforeCommit& before_commit, WrittenExport& written) {
   if (absl::Status s = MakeDirectories(directory); !s.ok()) return s;
-  const std::vector<FlatLayout> layouts = MakeLayout(config).flats;
-  const WeightTensors weights =
-      TensorsOf(layouts, options.dtype, FieldsOfFamily(config.family).joined_linears);
-  const std::vector<WeightFile> files = DivideWeights(weights.tensors, options.most_file_bytes);
-  const AdapterExport* adapters = options.adapters;
-  if (absl::Status s =
-          WriteWeights(read, layouts, weights, files, directory, adapters, before_commit);
+  if (absl::Status s = WriteWeightFiles(read, config, options, directory, before_commit, written);
       !s.ok())
     return s;
-  for (const WeightFile& file : files) written.names.insert(file.name);
-  written.index = WeightIndex(files);
-  written.config = ToHuggingFace(config, TorchName(options.dtype)).dump(2) + "\n";
+  nlohmann::ordered_json content = ToHuggingFace(config, TorchName(options.dtype));
+  if (options.nf4 != nullptr)
+    content["quantization_config"] =
+        QuantizationConfig(options.nf4->nested, config.score, TorchName(options.dtype));
+  written.config = content.dump(2) + "\n";
+  const AdapterExport* adapters = options.adapters;
   if (adapters != nullptr) {
     if (absl::Status s = SaveAdapter(*adapters->flats, adapters->config, adapters->base_model,
                                      directory + "/adapter", before_commit);

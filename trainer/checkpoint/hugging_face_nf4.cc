@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "trainer/checkpoint/hugging_face.h"
+#include "trainer/checkpoint/hugging_face_files.h"
 #include "trainer/checkpoint/json_text.h"
 #include "trainer/ops/low_bits.h"
 
@@ -20,7 +21,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kState[] = ".quant_state.bitsandbytes__nf4";
 constexpr int64_t kUnitsAtOnce = 64;  // that are read and quantised
 
 int64_t BlocksOf(int64_t numel, int64_t block) { return (numel + block - 1) / block; }
@@ -93,12 +93,12 @@ std::string HuggingFaceWeights::ReadState(const std::string& name,
   const auto says = [&](const std::string& tensor, const std::string& what) {
     return absl::StrCat(paths_.at(where_.at(name).file), ": ", tensor, " ", what);
   };
-  const std::span<const uint8_t> text = Bytes(name + kState);
+  const std::span<const uint8_t> text = Bytes(name + kNf4State);
   const absl::StatusOr<json> state = ParseJson(
-      std::string(reinterpret_cast<const char*>(text.data()), text.size()), name + kState);
-  if (!state.ok()) return says(name + kState, "is no JSON");
+      std::string(reinterpret_cast<const char*>(text.data()), text.size()), name + kNf4State);
+  if (!state.ok()) return says(name + kNf4State, "is no JSON");
   if (const std::string wrong = WrongState(*state, shape, nested); !wrong.empty())
-    return says(name + kState, wrong);
+    return says(name + kNf4State, wrong);
   int64_t numel = 1;
   for (const int64_t dim : shape) numel *= dim;
   const int64_t blocks = BlocksOf(numel, low_bits::kNf4Block),
@@ -147,8 +147,9 @@ std::vector<float> HuggingFaceWeights::Floats(const std::string& name) const {
 // and takes all but the weights themselves out of the tensors that are known.
 void HuggingFaceWeights::TakeQuantised(const std::vector<FlatLayout>& layouts, bool nested,
                                        std::vector<std::string>& wrong) {
-  const bool any = std::any_of(where_.begin(), where_.end(),
-                               [](const auto& one) { return absl::EndsWith(one.first, kState); });
+  const bool any = std::any_of(where_.begin(), where_.end(), [](const auto& one) {
+    return absl::EndsWith(one.first, kNf4State);
+  });
   if (!any) return;
   constexpr char kRemedy[] =
       "; download the directory again, or save it again from transformers and bitsandbytes";
@@ -156,9 +157,9 @@ void HuggingFaceWeights::TakeQuantised(const std::vector<FlatLayout>& layouts, b
     if (!layout.linears()) continue;
     for (const Segment& segment : layout.segments()) {
       if (!where_.contains(segment.name)) continue;  // said elsewhere
-      if (!where_.contains(segment.name + kState)) {
+      if (!where_.contains(segment.name + kNf4State)) {
         wrong.push_back(absl::StrCat(
-            paths_.at(where_.at(segment.name).file), ": ", segment.name, " has no ", kState + 1,
+            paths_.at(where_.at(segment.name).file), ": ", segment.name, " has no ", kNf4State + 1,
             ", and others have: a model of which some linears are skipped can't be read; quantise "
             "all of them, or give the unquantised model"));
         continue;
@@ -170,7 +171,7 @@ void HuggingFaceWeights::TakeQuantised(const std::vector<FlatLayout>& layouts, b
                       : kRemedy));
       for (const char* suffix : {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"})
         beside_.insert(where_.extract(segment.name + suffix));
-      beside_.insert(where_.extract(segment.name + kState));
+      beside_.insert(where_.extract(segment.name + kNf4State));
     }
   }
 }

@@ -3,7 +3,9 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <numeric>
 
@@ -13,6 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "trainer/checkpoint/safetensors.h"
 #include "trainer/model/family.h"
+#include "trainer/model/quantize_config.h"
+#include "trainer/parallel/quantised_weights.h"
 
 namespace muster::trainer {
 namespace {
@@ -240,6 +244,144 @@ TEST_F(HuggingFaceDirectory, AQuantisedMatrixOfLinearsIsRefusedWithTheRemedy) {
   OpenJoined();
   ASSERT_EQ(problems_.size(), 1u);
   EXPECT_THAT(problems_[0].text, HasSubstr("give the unquantised model"));
+}
+
+// Linears of two units, of which the last is short, as is its last block. Biases have odd numbers
+// of elements, so that what follows them in bf16 isn't aligned by itself.
+ModelConfig ModelOfUnits() {
+  Problems problems;
+  const ModelConfig model = ParseModelConfig({{"model_type", "llama"},
+                                              {"vocab_size", 12},
+                                              {"hidden_size", 72},
+                                              {"intermediate_size", 251},
+                                              {"num_hidden_layers", 2},
+                                              {"num_attention_heads", 2},
+                                              {"num_key_value_heads", 1},
+                                              {"mlp_bias", true},
+                                              {"tie_word_embeddings", true}},
+                                             "model", /*strict=*/true, problems);
+  EXPECT_TRUE(problems.empty());
+  return model;
+}
+
+// Writes ModelOfUnits, with `last` as the last element of every matrix, and opens it.
+HuggingFaceWeights PlainWeights(const std::string& directory, float last, Problems& problems) {
+  const ModelConfig model = ModelOfUnits();
+  const std::vector<FlatLayout> layouts = MakeLayout(model).flats;
+  const ReadParameter read = [&](int flat, int segment, int64_t begin, const at::Tensor& out) {
+    const int64_t numel = layouts[flat].segments()[segment].numel;
+    for (int64_t i = 0; i < out.numel(); ++i)
+      out.data_ptr<float>()[i] =
+          begin + i + 1 == numel ? last : std::sin(ValueAt(flat, segment, 37 * (begin + i)));
+    return absl::OkStatus();
+  };
+  const absl::Status status = StageExport(read, model, {.dtype = "fp32"}, directory);
+  EXPECT_TRUE(status.ok()) << status;
+  return HuggingFaceWeights::Open(directory, layouts, /*tied=*/true, "plain", problems);
+}
+
+TEST_F(HuggingFaceDirectory, WhatIsWrittenInNf4IsReadAsTheQuantiserMakesIt) {
+  const ModelConfig model = ModelOfUnits();
+  const std::vector<FlatLayout> layouts = MakeLayout(model, {.linears_apart = true}).flats;
+  const HuggingFaceWeights plain = PlainWeights(directory_ + "/plain", 0.5, problems_);
+  ASSERT_TRUE(problems_.empty()) << problems_[0].text;
+  const struct {
+    bool nested;
+    const char* dtype;
+    at::ScalarType type;
+  } kCases[] = {{true, "fp32", at::kFloat},
+                {false, "fp32", at::kFloat},
+                {true, "bf16", at::kBFloat16},
+                {false, "bf16", at::kBFloat16}};
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(testing::Message() << c.dtype << ", nested " << c.nested);
+    const Nf4Export nf4{&plain, c.nested};
+    const std::string directory = directory_ + "/nf4";
+    const absl::Status status = StageExport({}, model, {.dtype = c.dtype, .nf4 = &nf4}, directory);
+    ASSERT_TRUE(status.ok()) << status;
+    const HuggingFaceWeights saved =
+        HuggingFaceWeights::Open(directory, layouts, /*tied=*/true, "saved", problems_, c.nested);
+    ASSERT_TRUE(problems_.empty()) << problems_[0].text;
+    const auto kind = c.nested ? Quantisation::kNf4Nested : Quantisation::kNf4;
+    int linears = 0;
+    for (const FlatLayout& layout : layouts) {
+      for (const Segment& segment : layout.segments()) {
+        SCOPED_TRACE(segment.name);
+        const int64_t n = segment.numel;
+        if (!layout.linears()) {
+          const at::Tensor wanted = at::empty({n}), found = at::empty({n});
+          plain.ReadRange(segment.name, 0, n, wanted.data_ptr<float>());
+          saved.ReadRange(segment.name, 0, n, found.data_ptr<float>());
+          EXPECT_TRUE(at::equal(found, wanted.to(c.type).to(at::kFloat)));
+          continue;
+        }
+        ++linears;
+        // Of a type that isn't the saved one: what is saved counts.
+        const Nf4Units wanted = plain.ReadUnits(segment.name, n, kind, c.type, 0, UnitsOf(n)),
+                       found = saved.ReadUnits(segment.name, n, kind, at::kHalf, 0, UnitsOf(n));
+        EXPECT_TRUE(at::equal(found.rows, wanted.rows));
+        EXPECT_EQ(found.common.offset, wanted.common.offset);
+        EXPECT_EQ(found.common.type, c.type);
+        const at::Tensor values = at::empty({n}), again = at::empty({n});
+        DequantiseUnits(wanted.rows, kind, wanted.common, values);
+        DequantiseUnits(found.rows, kind, found.common, again);
+        EXPECT_TRUE(at::equal(again, values));
+      }
+    }
+    EXPECT_EQ(linears, 14);
+  }
+}
+
+TEST_F(HuggingFaceDirectory, NumbersBesideNf4AreAlignedAndItsConfigNamesIt) {
+  const ModelConfig model = ModelOfUnits();
+  const HuggingFaceWeights plain = PlainWeights(directory_ + "/plain", 0.5, problems_);
+  ASSERT_TRUE(problems_.empty()) << problems_[0].text;
+  for (const bool nested : {true, false}) {
+    const Nf4Export nf4{&plain, nested};
+    const std::string directory = directory_ + "/nf4";
+    ASSERT_TRUE(StageExport({}, model, {.dtype = "bf16", .nf4 = &nf4}, directory).ok());
+    const auto file = SafetensorsFile::Open(directory + "/model.safetensors");
+    ASSERT_TRUE(file.ok()) << file.status();
+    for (const auto& [name, entry] : file->header().tensors)
+      EXPECT_EQ(entry.begin % SafetensorsElementBytes(entry.dtype), 0u) << name;
+    const SafetensorsEntry& weight =
+        file->header().tensors.at("model.layers.1.mlp.down_proj.weight");
+    EXPECT_EQ(weight.dtype, "U8");
+    EXPECT_EQ(weight.shape, (std::vector<int64_t>{72 * 251 / 2, 1}));
+    const auto text = ReadFile(directory + "/config.json");
+    ASSERT_TRUE(text.ok());
+    const nlohmann::json content = nlohmann::json::parse(*text);
+    const nlohmann::json& how = content.at("quantization_config");
+    EXPECT_TRUE(how.at("load_in_4bit").get<bool>());
+    EXPECT_EQ(how.at("bnb_4bit_compute_dtype").get<std::string>(), "bfloat16");
+    EXPECT_EQ(how.at("llm_int8_skip_modules").dump(), R"(["lm_head"])");
+    const nlohmann::json read =
+        WithoutQuantization(content, {.on = true, .nested = nested}, "config.json", problems_);
+    EXPECT_TRUE(problems_.empty()) << problems_[0].text;
+    EXPECT_FALSE(read.contains("quantization_config"));
+  }
+}
+
+TEST_F(HuggingFaceDirectory, WeightsThatAreNotFiniteAreNotWrittenInNf4) {
+  using Limits = std::numeric_limits<float>;
+  const struct {
+    float last;
+    const char* dtype;
+  } kCases[] = {{Limits::infinity(), "fp32"}, {Limits::quiet_NaN(), "fp32"}, {1e6, "fp16"}};
+  for (const auto& c : kCases) {
+    const HuggingFaceWeights plain = PlainWeights(directory_ + "/plain", c.last, problems_);
+    ASSERT_TRUE(problems_.empty()) << problems_[0].text;
+    for (const bool nested : {true, false}) {
+      SCOPED_TRACE(testing::Message() << c.last << " as " << c.dtype << ", nested " << nested);
+      const Nf4Export nf4{&plain, nested};
+      const absl::Status status =
+          StageExport({}, ModelOfUnits(), {.dtype = c.dtype, .nf4 = &nf4}, directory_ + "/nf4");
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(absl::StrCat("proj.weight has values that aren't finite as ", c.dtype,
+                                         "; give a model")));
+      EXPECT_FALSE(std::filesystem::exists(directory_ + "/nf4"));
+    }
+  }
 }
 
 }  // namespace

@@ -229,13 +229,6 @@ void Take(const ordered_json& fields, Setup& setup, Problems& problems) {
 
 }  // namespace
 
-bool GoTogether(const TrainConfig& c) {
-  return !(c.masters == "split" && (c.dtype != "bf16" || c.offload != "none")) &&
-         !(c.moments == "int8" && c.offload != "none") &&
-         !(c.moments == "int8" && c.deterministic == Determinism::kElastic && c.zero_stage > 0) &&
-         !(c.quantize.on && c.offload == "parameters");
-}
-
 FixedKeys KeysThatStay(const json& trainer, const TrainConfig& config) {
   return {trainer.contains("shard_size"), trainer.contains("zero_stage"),
           trainer.contains("recompute"), config.micro_batch_size > 0};

@@ -45,10 +45,6 @@ RankDevice LeastOf(const std::vector<RankHas>& ranks, bool bf16);
 // memory_per_rank, where that is given. 0: nobody knows.
 int64_t BytesToFill(const TrainConfig& config, int64_t device_bytes);
 
-// False where masters, moments, offload, quantize or zero_stage are such that the file is refused
-// for them: what isn't about the layout alone, so that CheckLayoutKeys doesn't say it.
-bool GoTogether(const TrainConfig& config);
-
 // The keys of a layout that the `trainer:` map names.
 FixedKeys KeysThatStay(const nlohmann::json& trainer, const TrainConfig& config);
 

@@ -28,6 +28,8 @@ struct MixturePart {
 // kYes: the same ranks have the same bits each time. kElastic: so have any number of ranks.
 enum class Determinism { kNo, kYes, kElastic };
 
+inline constexpr int64_t kMostProfiledSteps = 1000;  // that profile_steps may ask for
+
 struct TrainConfig {
   std::string init;                     // Hugging Face directory; empty when `model` is given
   std::optional<nlohmann::json> model;  // config.json content for weights from scratch
@@ -116,6 +118,9 @@ nlohmann::ordered_json TrainConfigSchema();
 // What of a layout (parallel, shard_size, zero_stage, recompute, micro_batch_size) doesn't go with
 // itself or with other keys, whatever the model and the ranks.
 void CheckLayoutKeys(const TrainConfig& config, Problems& problems);
+// False where masters, moments, offload, quantize, shard_size or zero_stage are such that the file
+// is refused for them: what ParseTrainConfig says of whole files, and CheckLayoutKeys doesn't.
+bool GoTogether(const TrainConfig& config);
 
 // What is wrong with a GPU of this compute capability (89: 8.9) for the configuration.
 void CheckGpu(const TrainConfig& config, int capability, Problems& problems);

@@ -243,7 +243,7 @@ std::vector<Key> RunKeys() {
   return {
       {"export", &C::export_dir,
        "Hugging Face directory that is written after the last step; relative to the job's "
-       "directory, and not that of init. s3://BUCKET/PREFIX: it goes to this object store."},
+       "directory, and apart from that of init. s3://BUCKET/PREFIX: it goes to this object store."},
       {"cuda_graphs", &C::cuda_graphs,
        "On GPUs, layers are recorded as CUDA graphs and started whole, where micro-batches are of "
        "one shape. The numbers don't change, but for rounding where documents are packed."},
@@ -262,7 +262,7 @@ std::vector<Key> RunKeys() {
       {"profile_steps", &C::profile_steps,
        "Steps, after the first two, of which every rank writes a Chrome trace to profile/ in the "
        "job's directory (chrome://tracing, Perfetto); 0: none.",
-       false, 0, 1000},
+       false, 0, kMostProfiledSteps},
       {"peak_tflops", &C::peak_tflops,
        "Peak of one rank's device in TFLOP/s, dense, in the dtype of the products: what MFU is a "
        "share of; 0: looked up by the GPU's name, and no MFU where that is unknown.",

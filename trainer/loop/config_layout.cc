@@ -197,6 +197,13 @@ void CheckLayoutKeys(const TrainConfig& config, Problems& problems) {
                         "or parallel.pp"});
 }
 
+bool GoTogether(const TrainConfig& c) {
+  return !(c.masters == "split" && (c.dtype != "bf16" || c.offload != "none")) &&
+         !(c.moments == "int8" && c.offload != "none") &&
+         !(c.moments == "int8" && c.deterministic == Determinism::kElastic && c.zero_stage > 0) &&
+         !(c.quantize.on && c.offload == "parameters") && !(c.shard_size > 0 && c.zero_stage == 0);
+}
+
 void CheckGpu(const TrainConfig& config, int capability, Problems& problems) {
   constexpr int kFp8 = 89;
   if (config.matmul == "fp8" && capability < kFp8)

@@ -616,5 +616,28 @@ TEST(Mfu, CountsParametersAndAttention) {
     EXPECT_EQ(PeakFlops(other, true), 0) << other;
 }
 
+// By hand: N = 74,560; attention 6·2·64·32 = 24,576, once more where all attend to all; the
+// reference 2·74,560 + 24,576 / 3 = 149,120 + 8,192.
+TEST(Mfu, CountsTheReferenceOfPreferencesButNotTheirLogitsTwice) {
+  struct Case {
+    const char* name;
+    int64_t adapters;
+    bool dpo;
+    double causal, full;
+  };
+  const Case cases[] = {{"all weights", 0, false, 447360 + 24576, 447360 + 2 * 24576},
+                        {"all weights, dpo", 0, true, 447360 + 24576, 447360 + 2 * 24576},
+                        {"lora", 1000, false, 298240 + 6000 + 24576, 298240 + 6000 + 2 * 24576},
+                        {"lora, dpo", 1000, true, 298240 + 6000 + 24576 + 149120 + 8192,
+                         298240 + 6000 + 2 * 24576 + 149120 + 2 * 8192}};
+  Problems problems;
+  const ModelConfig config = ParseModelConfig(GoodModel(), "model", true, problems);
+  for (const Case& c : cases) {
+    const FlopsPerToken flops = ModelFlopsPerToken(config, 32, c.adapters, c.dpo);
+    EXPECT_EQ(flops.causal, c.causal) << c.name;
+    EXPECT_EQ(flops.full, c.full) << c.name;
+  }
+}
+
 }  // namespace
 }  // namespace muster::trainer

@@ -9,11 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/objects/object_place.h"
 #include "trainer/checkpoint/checkpoint.h"
+#include "trainer/checkpoint/files.h"
 #include "trainer/checkpoint/hugging_face.h"
 #include "trainer/checkpoint/objects.h"
 #include "trainer/checkpoint/push.h"
 #include "trainer/loop/failures.h"
 #include "trainer/model/blocks.h"
+#include "trainer/model/families.h"
 #include "trainer/model/family.h"
 #include "trainer/model/lora.h"
 #include "trainer/model/quantize_config.h"
@@ -59,6 +61,17 @@ void CheckPlace(const std::string& output, Problems& problems) {
   if (!problem.empty()) problems.push_back({"--output", problem});
 }
 
+void CheckDtype(const std::string& dtype, Problems& problems) {
+  if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16")
+    problems.push_back({"--dtype", absl::StrCat("must be fp32, bf16 or fp16; got ", dtype)});
+}
+
+void CheckTokenizer(const std::string& tokenizer, Problems& problems) {
+  std::error_code error;  // a place that can't be looked at is no place to take from
+  if (!tokenizer.empty() && !fs::is_directory(tokenizer, error))
+    problems.push_back({"--tokenizer", absl::StrCat(tokenizer, " is no directory")});
+}
+
 // What the last line says of a directory that was there before.
 const char* InPlace(const std::string& output) {
   std::error_code error;  // which is told of where it is written
@@ -102,12 +115,11 @@ int Carry(const char* command, const std::string& done, Work work) {
   return 0;
 }
 
-int ImportCheckpoint(const ConvertOptions& given) {
-  const ConvertOptions options = WithoutSlash(given);
-  Problems problems;
-  absl::StatusOr<std::string> text = ReadFile(options.input + "/config.json");
+// The config.json of a Hugging Face directory.
+json ReadModelContent(const std::string& input, Problems& problems) {
+  absl::StatusOr<std::string> text = ReadFile(input + "/config.json");
   const absl::StatusOr<json> parsed =
-      text.ok() ? ParseJson(*text, options.input + "/config.json") : text.status();
+      text.ok() ? ParseJson(*text, input + "/config.json") : text.status();
   const json content = parsed.ok() ? *parsed : json();
   if (!parsed.ok())
     problems.push_back({"--input", std::string(parsed.status().message())});
@@ -115,8 +127,15 @@ int ImportCheckpoint(const ConvertOptions& given) {
     problems.push_back(
         {"--input",
          absl::StrCat(
-             options.input,
+             input,
              "/config.json is no JSON object; give a Hugging Face directory or a checkpoint")});
+  return content;
+}
+
+int ImportCheckpoint(const ConvertOptions& given) {
+  const ConvertOptions options = WithoutSlash(given);
+  Problems problems;
+  const json content = ReadModelContent(options.input, problems);
   for (const auto& [flag, given] :
        {std::pair("--dtype", &options.dtype), std::pair("--tokenizer", &options.tokenizer),
         std::pair("--init", &options.init)}) {
@@ -144,6 +163,89 @@ int ImportCheckpoint(const ConvertOptions& given) {
                  if (absl::Status s = StageCheckpoint(weights, model, options.input, unfinished);
                      !s.ok())
                    return s;
+                 return ReplaceDirectory(unfinished, options.output);
+               });
+}
+
+// What is wrong with options for a quantised directory, whatever the model.
+void CheckQuantise(const ConvertOptions& options, Problems& problems) {
+  if (options.quantize.empty())
+    problems.push_back(
+        {"--double", "says how --quantize nf4 keeps its scales; add that, or leave it out"});
+  else if (options.quantize != "nf4")
+    problems.push_back({"--quantize", absl::StrCat("must be nf4; got ", options.quantize)});
+  const std::string& nested = options.quantize_double;
+  if (!nested.empty() && nested != "true" && nested != "false")
+    problems.push_back({"--double", absl::StrCat("must be true or false; got ", nested)});
+  if (!options.dtype.empty()) CheckDtype(options.dtype, problems);
+  if (!options.init.empty())
+    problems.push_back({"--init", "is for a LoRA run's checkpoint; leave it out"});
+  CheckTokenizer(options.tokenizer, problems);
+  CheckOutput(options.output, "config.json", "export", problems);
+  if (IsObject(options.output)) return;
+  // It gets there by way of a directory beside it, and what was there goes by another one.
+  for (const char* beside : {"", ".unfinished", ".replaced"}) {
+    const std::string goes = options.output + beside;
+    if (!DirectoriesOverlap(goes, options.input)) continue;
+    problems.push_back({"--output", absl::StrCat(goes,
+                                                 " holds the weights that are to be quantised, or "
+                                                 "lies in their directory; name a directory apart "
+                                                 "from it")});
+    return;
+  }
+}
+
+// What is wrong with a model of which a quantised directory is wanted.
+void CheckQuantisable(const ModelConfig& model, Problems& problems) {
+  if (model.experts.count > 0)
+    problems.push_back({"--quantize",
+                        "is not supported for models with experts, whose weights are no linears "
+                        "for bitsandbytes; use the model as it is"});
+  if (FieldsOfFamily(model.family).joined_linears)
+    problems.push_back(
+        {"--quantize", absl::StrCat("is not supported yet for ", model.family,
+                                    ", whose linears stand together in files; train with quantize: "
+                                    "{type: nf4}, which quantises them as they are read, or "
+                                    "quantise the model in transformers")});
+}
+
+// Of a Hugging Face directory one whose linears are quantised.
+int Quantise(const ConvertOptions& given) {
+  const ConvertOptions options = WithoutSlash(given);
+  Problems problems;
+  const json content = ReadModelContent(options.input, problems);
+  if (content.is_object() && content.contains("quantization_config"))
+    problems.push_back(
+        {"--input", absl::StrCat(options.input,
+                                 "/config.json has a quantization_config: its weights are "
+                                 "quantised already; give the unquantised model")});
+  CheckQuantise(options, problems);
+  if (!problems.empty()) return Refuse("convert", problems);
+  const ModelConfig model =
+      ParseModelConfig(content, "--input/config.json", /*strict=*/false, problems);
+  if (problems.empty()) CheckQuantisable(model, problems);
+  if (!problems.empty()) return Refuse("convert", problems);
+  const HuggingFaceWeights weights = HuggingFaceWeights::Open(
+      options.input, MakeLayout(model).flats, model.tie_word_embeddings, "--input", problems);
+  if (!problems.empty()) return Refuse("convert", problems);
+  const Nf4Export nf4{&weights, options.quantize_double != "false"};
+  const std::string tokenizer = !options.tokenizer.empty()    ? options.tokenizer
+                                : HasTokenizer(options.input) ? options.input
+                                                              : "";
+  const ExportOptions wanted{.dtype = options.dtype.empty() ? weights.Dtype() : options.dtype,
+                             .tokenizer = tokenizer,
+                             .source = options.input,
+                             .nf4 = &nf4};
+  const char* told = tokenizer.empty() ? "\nnote: it has no tokenizer, as none lies there: "
+                                         "--tokenizer DIR puts one beside it"
+                                       : "";
+  return Carry("convert",
+               absl::StrCat("quantised ", options.input, " to ", options.output, " in NF4 with ",
+                            nf4.nested ? "quantised" : "fp32", " scales, the rest in ",
+                            wanted.dtype, InPlace(options.output), told),
+               [&]() -> absl::Status {
+                 const std::string unfinished = options.output + ".unfinished";
+                 if (absl::Status s = StageExport({}, model, wanted, unfinished); !s.ok()) return s;
                  return ReplaceDirectory(unfinished, options.output);
                });
 }
@@ -306,24 +408,25 @@ int Export(const ConvertOptions& given) {
   const CheckpointMeta& meta = checkpoint->meta();
   const ModelConfig model = ParseModelConfig(meta.model, "model", /*strict=*/false, problems);
   const std::string dtype = options.dtype.empty() ? meta.dtype : options.dtype;
-  if (dtype != "fp32" && dtype != "bf16" && dtype != "fp16")
-    problems.push_back({"--dtype", absl::StrCat("must be fp32, bf16 or fp16; got ", dtype)});
-  std::error_code error;  // a place that can't be looked at is no place to take from
-  if (!options.tokenizer.empty() && !fs::is_directory(options.tokenizer, error))
-    problems.push_back({"--tokenizer", absl::StrCat(options.tokenizer, " is no directory")});
+  CheckDtype(dtype, problems);
+  CheckTokenizer(options.tokenizer, problems);
   const Base base = FindBase(options, meta, model, problems);
   if (problems.empty() && IsObject(options.output)) {
     CheckPlace(options.output, problems);
   } else if (problems.empty()) {
     CheckOutput(options.output, "config.json", "export", problems);
-    if (!base.init.empty() && fs::equivalent(options.output, base.init, error))
+    if (!base.init.empty() && DirectoriesOverlap(options.output, base.init))
       problems.push_back(
           {"--output", absl::StrCat(options.output,
-                                    " holds the weights that the adapters were trained beside, and "
-                                    "the export would replace them; name another directory")});
+                                    " holds the weights that the adapters were trained beside, or "
+                                    "lies in their directory, ",
+                                    base.init,
+                                    ", and the export would replace them; name a directory apart "
+                                    "from it")});
   }
   if (!problems.empty()) return Refuse("export", problems);
   Sources sources;
+  std::error_code error;  // a place that can't be looked at is no place to take from
   sources.model = !base.init.empty()                     ? base.init
                   : !options.init.empty()                ? options.init
                   : fs::is_directory(meta.source, error) ? meta.source
@@ -342,9 +445,16 @@ int Export(const ConvertOptions& given) {
 
 int Convert(const ConvertOptions& options) {
   std::error_code hidden;  // which is told of below
-  if (IsObject(options.input) || fs::exists(options.input + "/index.json", hidden))
-    return Export(options);
-  if (fs::exists(options.input + "/config.json", hidden)) return ImportCheckpoint(options);
+  const bool quantises = !options.quantize.empty() || !options.quantize_double.empty();
+  if (IsObject(options.input) || fs::exists(options.input + "/index.json", hidden)) {
+    if (!quantises) return Export(options);
+    return Refuse("convert", {{"--quantize",
+                               absl::StrCat("is for a Hugging Face directory, and ", options.input,
+                                            " is a checkpoint; leave it out, and quantise what "
+                                            "comes of that")}});
+  }
+  if (fs::exists(options.input + "/config.json", hidden))
+    return quantises ? Quantise(options) : ImportCheckpoint(options);
   if (const std::string why = WhyNoCheckpoint(options.input); !why.empty())
     return Refuse("convert", {{"--input", why}});
   return Refuse("convert",

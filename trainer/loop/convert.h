@@ -1,5 +1,5 @@
 // `muster-trainer convert` and `muster-trainer export`: between checkpoints and Hugging Face
-// directories, in little memory, whatever the size of the model.
+// directories, and from those to quantised ones, in little memory, whatever the size of the model.
 #pragma once
 
 #include <string>
@@ -15,13 +15,16 @@ struct ConvertOptions {
   std::string tokenizer;  // directory whose files go into the Hugging Face directory; empty: that
                           // of the checkpoint, if it is still there
   std::string init;       // of a LoRA run: where its frozen weights are now; empty: where they were
+  // nf4: of a Hugging Face directory comes another one, whose linears are in 4 bits; and whether
+  // their scales are quantised, too: true (also where it is empty) or false.
+  std::string quantize, quantize_double;
 };
 
 // A checkpoint becomes a Hugging Face directory: exit codes as Train's.
 int Export(const ConvertOptions& options);
 
 // Either way, by what the input is. From a Hugging Face directory comes a checkpoint of step 0 that
-// training can resume from.
+// training can resume from, or with `quantize` a quantised one.
 int Convert(const ConvertOptions& options);
 
 }  // namespace muster::trainer

@@ -456,7 +456,7 @@ Estimate EstimateRank(const Setting& s, int64_t runtime_bytes) {
   // A stretch's layers are in flight together.
   const int64_t stretches = std::max<int64_t>(1, s.options.chunks);
   e.stages = {{flats.layers, e.DeviceBytes(),
-               (in_flight.layers * stretches + flats.layers - 1) / flats.layers}};
+               (in_flight.layers * stretches + flats.layers - 1) / flats.layers, e.memory}};
   return e;
 }
 
@@ -483,7 +483,7 @@ Estimate MakeEstimate(const TrainConfig& config, const ModelConfig& model, int r
   worst.trained_parameters =
       config.lora.on() ? ParametersIn(MakeLoraLayout(model, config.lora)) : worst.parameters;
   worst.flops = ModelFlopsPerToken(model, static_cast<double>(s.Attended()),
-                                   config.lora.on() ? worst.trained_parameters : 0)
+                                   config.lora.on() ? worst.trained_parameters : 0, config.dpo.on())
                     .causal *
                 static_cast<double>(config.global_batch_size * s.Length());
   return worst;

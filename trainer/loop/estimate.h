@@ -24,8 +24,9 @@ struct MemoryClass {
 
 // One stage of a pipeline.
 struct StageEstimate {
-  int64_t layers = 0, bytes = 0;  // bytes: of one of its ranks
-  int64_t in_flight = 0;          // micro-batches (of a stretch each) that it keeps at most
+  int64_t layers = 0, bytes = 0;         // bytes: of one of its ranks
+  int64_t in_flight = 0;                 // micro-batches (of a stretch each) that it keeps at most
+  std::vector<MemoryClass> memory = {};  // `bytes` by class, and what is on the host
 };
 
 struct Estimate {
@@ -70,11 +71,12 @@ struct Remedy {
 std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks,
                                  int64_t device_bytes);
 
-// `device`: a GPU's name for the predicted step time, or "".
+// `device`: a GPU's name for the predicted times, or "".
 nlohmann::ordered_json ToJson(const Estimate& estimate, const TrainConfig& config,
-                              const ModelConfig& model, int ranks, const std::string& device);
+                              const ModelConfig& model, int ranks, const std::string& device,
+                              int ranks_per_host);
 std::string ToText(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
-                   int ranks, const std::string& device);
+                   int ranks, const std::string& device, int ranks_per_host);
 
 struct EstimateOptions {
   std::string config_path, ranks = "1", device, json;

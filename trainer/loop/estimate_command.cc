@@ -25,18 +25,27 @@ using nlohmann::ordered_json;
 
 constexpr int kDoesNotFit = 3;  // exit code
 
-// Seconds a step in hosts of eight, or 0 where the device isn't known.
-double PredictedStep(const Estimate& e, const TrainConfig& config, const ModelConfig& model,
-                     int ranks, const std::string& device) {
+// A step by the times that a search goes by. What isn't known of the device takes none there.
+struct ToldStep {
+  StepTime time;
+  bool knows_peak = false, knows_links = false;
+};
+
+ToldStep TellStep(const Estimate& e, const TrainConfig& config, const ModelConfig& model, int ranks,
+                  const std::string& device, int ranks_per_host) {
+  const bool named = !device.empty();
+  const double peak = !named                   ? 0
+                      : config.peak_tflops > 0 ? config.peak_tflops * 1e12
+                                               : PeakFlops(device, config.dtype == "bf16");
+  const double within = named ? LinkWithinHost(device) : 0,
+               between = named ? LinkBetweenHosts(device) : 0;
+  constexpr double kNoTime = 1e30;  // FLOP, or bytes, a second
   GpuHosts hosts;
-  hosts.peak_flops = device.empty()           ? 0
-                     : config.peak_tflops > 0 ? config.peak_tflops * 1e12
-                                              : PeakFlops(device, config.dtype == "bf16");
-  if (hosts.peak_flops == 0) return 0;
-  constexpr double kNoTime = 1e18;  // where the links aren't known
-  hosts.within_bytes_per_s = LinkWithinHost(device) > 0 ? LinkWithinHost(device) : kNoTime;
-  hosts.between_bytes_per_s = LinkBetweenHosts(device) > 0 ? LinkBetweenHosts(device) : kNoTime;
-  return StepSeconds(e, config, model, ranks, hosts);
+  hosts.ranks_per_host = ranks_per_host;
+  hosts.peak_flops = peak > 0 ? peak : kNoTime;
+  hosts.within_bytes_per_s = within > 0 ? within : kNoTime;
+  hosts.between_bytes_per_s = between > 0 ? between : kNoTime;
+  return {TimeOfStep(e, config, model, ranks, hosts), peak > 0, within > 0 && between > 0};
 }
 
 // What `--search` was asked with.
@@ -72,14 +81,14 @@ int ReadRanksPerHost(const EstimateOptions& options, Problems& problems) {
 
 // With `parallel: auto` in `trainer` it is of what that would look for.
 SearchSetting ReadSearch(const EstimateOptions& options, const json& trainer,
-                         const TrainConfig& config, int64_t device_bytes, Problems& problems) {
+                         const TrainConfig& config, int64_t device_bytes, int per_host,
+                         Problems& problems) {
   SearchSetting setting;
   if (options.search.empty()) return setting;
   int most = 0;
   if (!absl::SimpleAtoi(options.search, &most) || most < 1 || most > 100)
     problems.push_back({"--search", absl::StrCat("must be how many layouts to tell, 1 to 100; got ",
                                                  options.search)});
-  const int per_host = ReadRanksPerHost(options, problems);
   GpuHosts& hosts = setting.hosts;
   hosts.peak_flops = config.peak_tflops > 0 ? config.peak_tflops * 1e12
                                             : PeakFlops(options.device, config.dtype == "bf16");
@@ -108,10 +117,9 @@ SearchSetting ReadSearch(const EstimateOptions& options, const json& trainer,
 // What `parallel: auto` would choose. Of ranks on CPUs, whose hosts are taken to be like this one.
 absl::StatusOr<Layout> ChooseBy(const EstimateOptions& options, const json& trainer,
                                 const TrainConfig& config, const ModelConfig& model, int ranks,
-                                int64_t device_bytes, Problems& problems) {
+                                int64_t device_bytes, int ranks_per_host, Problems& problems) {
   const bool gpu = !options.device.empty();
-  const int per_host = std::min(ranks, ReadRanksPerHost(options, problems));
-  if (!problems.empty()) return absl::InvalidArgumentError("");
+  const int per_host = std::min(ranks, ranks_per_host);
   const RankDevice device{
       .gpu = options.device,
       .bytes = BytesToFill(config, gpu ? device_bytes : HostMemoryLimit() / per_host),
@@ -205,6 +213,95 @@ void TellFit(const EstimateOptions& options, int64_t room, bool by_key, bool fit
     std::printf("does not fit: %s; take more ranks, or a GPU with more memory\n", has.c_str());
 }
 
+ordered_json ClassesToJson(const std::vector<MemoryClass>& memory) {
+  ordered_json out = ordered_json::array();
+  for (const MemoryClass& one : memory)
+    out.push_back(
+        {{"class", one.name}, {"bytes", one.bytes}, {"on", one.on_host ? "host" : "rank"}});
+  return out;
+}
+
+void AddLinks(const ToldStep& step, int ranks_per_host, ordered_json& out) {
+  const bool times = step.knows_peak && step.knows_links;
+  out["ranks_per_host"] = ranks_per_host;
+  for (const auto& [name, link] : {std::pair("within_host", step.time.within),
+                                   std::pair("between_hosts", step.time.between)}) {
+    ordered_json& one = out["links"][name];
+    one["bytes_per_step"] = link.bytes;
+    if (times) one["seconds_per_step"] = link.seconds, one["exposed_s_per_step"] = link.exposed_s;
+  }
+  if (times)
+    out["exposed_communication_s"] = step.time.within.exposed_s + step.time.between.exposed_s;
+}
+
+std::string RowText(const std::string& name, int64_t bytes, const std::string& note) {
+  char line[200];
+  std::snprintf(line, sizeof line, "  %-44s %s%s\n", name.c_str(), SizeText(bytes, 10).c_str(),
+                note.c_str());
+  return line;
+}
+
+std::string LinksText(const ToldStep& step, int ranks_per_host) {
+  std::string text = absl::StrCat("of that, with ", ranks_per_host, " ranks a host:\n");
+  for (const auto& [name, link] : {std::pair("inside a host", step.time.within),
+                                   std::pair("between hosts", step.time.between)}) {
+    char note[80] = "";
+    if (step.knows_peak && step.knows_links)
+      std::snprintf(note, sizeof note, "  %.3g s, %.3g of them exposed", link.seconds,
+                    link.exposed_s);
+    text += RowText(name, link.bytes, note);
+  }
+  return text;
+}
+
+// What any of the stages has.
+std::vector<MemoryClass> ClassesOf(const std::vector<StageEstimate>& stages) {
+  std::vector<MemoryClass> classes;
+  for (const StageEstimate& stage : stages) {
+    for (const MemoryClass& one : stage.memory) {
+      if (std::none_of(classes.begin(), classes.end(),
+                       [&](const MemoryClass& has) { return has.name == one.name; }))
+        classes.push_back(one);
+    }
+  }
+  return classes;
+}
+
+std::string SizeOf(const MemoryClass& wanted, const StageEstimate& stage) {
+  for (const MemoryClass& one : stage.memory) {
+    if (one.name == wanted.name) return SizeText(one.bytes);
+  }
+  return "-";
+}
+
+// A class a row, a stage a column; some stages beside each other.
+std::string StagesText(const std::vector<StageEstimate>& stages) {
+  constexpr size_t kBeside = 4;
+  std::string text;
+  for (size_t begin = 0; begin < stages.size(); begin += kBeside) {
+    const size_t end = std::min(stages.size(), begin + kBeside);
+    const auto row = [&](const std::string& name, const auto& cell, const char* note = "") {
+      char part[80];
+      std::snprintf(part, sizeof part, "  %-44s", name.c_str());
+      text += part;
+      for (size_t i = begin; i < end; ++i) {
+        std::snprintf(part, sizeof part, " %14s", cell(i).c_str());
+        text += part;
+      }
+      absl::StrAppend(&text, note, "\n");
+    };
+    row("", [&](size_t i) { return absl::StrCat("stage ", i + 1); });
+    row("layers", [&](size_t i) { return absl::StrCat(stages[i].layers); });
+    row("micro-batches in flight", [&](size_t i) { return absl::StrCat(stages[i].in_flight); });
+    for (const MemoryClass& one : ClassesOf(stages))
+      row(
+          one.name, [&](size_t i) { return SizeOf(one, stages[i]); },
+          one.on_host ? "  on the host" : "");
+    row("together", [&](size_t i) { return SizeText(stages[i].bytes); });
+  }
+  return text;
+}
+
 // That `parallel: auto` finds no layout.
 int TellNone(const absl::Status& why, int ranks, const EstimateOptions& options) {
   const std::string text(why.message());
@@ -281,14 +378,14 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
 }
 
 ordered_json ToJson(const Estimate& e, const TrainConfig& config, const ModelConfig& model,
-                    int ranks, const std::string& device) {
+                    int ranks, const std::string& device, int ranks_per_host) {
   ordered_json out = {{"ranks", ranks},
                       {"parameters", e.parameters},
                       {"trained_parameters", e.trained_parameters},
                       {"micro_batch_size", e.micro_batch},
                       {"micro_batches", e.micro_batches},
                       {"memory_bytes", e.DeviceBytes()},
-                      {"memory", ordered_json::array()},
+                      {"memory", ClassesToJson(e.memory)},
                       {"gather_bytes_per_step", e.gather_bytes},
                       {"reduce_bytes_per_step", e.reduce_bytes},
                       {"slice_bytes_per_step", e.slice_bytes},
@@ -298,9 +395,6 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, const ModelCon
                       {"saving_bytes", e.saving_bytes}};
   if (e.uneven_bytes > 0) out["uneven_memory_bytes"] = e.uneven_bytes;
   AddPlacement(config, ranks, out);
-  for (const MemoryClass& one : e.memory)
-    out["memory"].push_back(
-        {{"class", one.name}, {"bytes", one.bytes}, {"on", one.on_host ? "host" : "rank"}});
   if (e.stages.size() > 1) {
     out["stage"] = e.stage;
     out["pipeline_bytes_per_step"] = e.pipeline_bytes;
@@ -308,15 +402,17 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, const ModelCon
     for (const StageEstimate& one : e.stages)
       out["stages"].push_back({{"layers", one.layers},
                                {"memory_bytes", one.bytes},
-                               {"micro_batches_in_flight", one.in_flight}});
+                               {"micro_batches_in_flight", one.in_flight},
+                               {"memory", ClassesToJson(one.memory)}});
   }
-  if (const double step_s = PredictedStep(e, config, model, ranks, device); step_s > 0)
-    out["step_time_s"] = step_s;
+  const ToldStep step = TellStep(e, config, model, ranks, device, ranks_per_host);
+  AddLinks(step, ranks_per_host, out);
+  if (step.knows_peak) out["step_time_s"] = step.time.step_s;
   return out;
 }
 
 std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConfig& model,
-                   int ranks, const std::string& device) {
+                   int ranks, const std::string& device, int ranks_per_host) {
   std::string text = absl::StrCat(
       e.parameters, " parameters",
       e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained")
@@ -326,23 +422,20 @@ std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConf
       " tokens a rank and step",
       config.parallel.cp > 1 ? absl::StrCat(", in ", config.parallel.cp, " parts") : "", "\n");
   char line[160];
-  const auto row = [&](const std::string& name, int64_t bytes, const char* note) {
-    std::snprintf(line, sizeof line, "  %-44s %s%s\n", name.c_str(), SizeText(bytes, 10).c_str(),
-                  note);
-    text += line;
+  const auto row = [&](const std::string& name, int64_t bytes, const std::string& note) {
+    text += RowText(name, bytes, note);
   };
-  text += e.stages.size() > 1 ? absl::StrCat("memory of a rank of stage ", e.stage + 1, " of ",
-                                             e.stages.size(), ", which needs the most:\n")
-                              : "memory of a rank:\n";
-  for (const MemoryClass& one : e.memory)
-    row(one.name, one.bytes, one.on_host ? "  on the host" : "");
-  row("together", e.DeviceBytes(), "");
+  if (e.stages.size() > 1) {
+    absl::StrAppend(&text, "memory of a rank by stage:\n", StagesText(e.stages), "of stage ",
+                    e.stage + 1, ", which needs the most:\n");
+  } else {
+    text += "memory of a rank:\n";
+    for (const MemoryClass& one : e.memory)
+      row(one.name, one.bytes, one.on_host ? "  on the host" : "");
+    row("together", e.DeviceBytes(), "");
+  }
   if (e.uneven_bytes > 0) row("if its experts meet twice the mean", e.uneven_bytes, "");
   row("copies while a checkpoint is written", e.saving_bytes, "  on the host");
-  for (size_t i = 0; e.stages.size() > 1 && i < e.stages.size(); ++i)
-    row(absl::StrCat("a rank of stage ", i + 1, ": ", e.stages[i].layers, " layers, ",
-                     e.stages[i].in_flight, " in flight"),
-        e.stages[i].bytes, "");
   text += "sent by a rank a step:\n";
   row("weights gathered", e.gather_bytes, "");
   row("gradients summed", e.reduce_bytes, "");
@@ -350,6 +443,8 @@ std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConf
   if (e.context_bytes > 0) row("keys and values (cp)", e.context_bytes, "");
   if (e.expert_bytes > 0) row("tokens to experts and back (ep)", e.expert_bytes, "");
   if (e.pipeline_bytes > 0) row("between stages (pp)", e.pipeline_bytes, "");
+  const ToldStep step = TellStep(e, config, model, ranks, device, ranks_per_host);
+  if (ranks > 1) text += LinksText(step, ranks_per_host);
   if (e.bubble > 0) {
     std::snprintf(line, sizeof line, "stages wait for each other: about %.1f %% of a step\n",
                   100 * e.bubble);
@@ -357,10 +452,10 @@ std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConf
   }
   std::snprintf(line, sizeof line, "products a step: %.4g TFLOP\n", e.flops / 1e12);
   text += line;
-  if (const double step_s = PredictedStep(e, config, model, ranks, device); step_s > 0) {
+  if (step.knows_peak) {
     std::snprintf(line, sizeof line,
-                  "step time: about %.3g s (%s at %.0f %% of its peak, eight in a host)\n", step_s,
-                  device.c_str(), 100 * kUsualShareOfPeak);
+                  "step time: about %.3g s (%s at %.0f %% of its peak, %d in a host)\n",
+                  step.time.step_s, device.c_str(), 100 * kUsualShareOfPeak, ranks_per_host);
     text += line;
   } else if (!device.empty()) {
     text += absl::StrCat("step time: unknown, as the peak of ", device, " is; known are ",
@@ -416,12 +511,13 @@ int RunEstimate(const EstimateOptions& options) {
         {"--device-memory", absl::StrCat("must be a size such as 80GiB, beside --device GPU; got ",
                                          options.device_memory)});
   }
-  const SearchSetting search =
-      ReadSearch(options, parsed.ok() ? *parsed : json::object(), config, device_bytes, problems);
+  const int per_host = ReadRanksPerHost(options, problems);
+  const SearchSetting search = ReadSearch(options, parsed.ok() ? *parsed : json::object(), config,
+                                          device_bytes, per_host, problems);
   const bool chooses = config.parallel.automatic && search.most == 0;
   absl::StatusOr<Layout> chosen = absl::UnknownError("");
   if (chooses && problems.empty())
-    chosen = ChooseBy(options, *parsed, config, model, ranks, device_bytes, problems);
+    chosen = ChooseBy(options, *parsed, config, model, ranks, device_bytes, per_host, problems);
   if (!problems.empty()) {
     std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(),
                  problems.size() == 1 ? "" : "s", ToText(problems).c_str());
@@ -437,14 +533,14 @@ int RunEstimate(const EstimateOptions& options) {
       room > 0 ? FindRemedy(config, model, ranks, room) : std::nullopt;
   const bool fits = room == 0 || estimate.DeviceBytes() <= room;
   if (options.json == "true") {
-    ordered_json out = ToJson(estimate, config, model, ranks, options.device);
+    ordered_json out = ToJson(estimate, config, model, ranks, options.device, per_host);
     if (chooses) out["chosen"] = chosen->fields;
     if (remedy) out["fits_with"] = remedy->fields, out["fits_with_bytes"] = remedy->bytes;
     std::printf("%s\n", out.dump().c_str());
     return fits ? 0 : kDoesNotFit;
   }
   if (chooses) std::printf("parallel: auto takes  %s\n", chosen->FieldsText().c_str());
-  std::fputs(ToText(estimate, config, model, ranks, options.device).c_str(), stdout);
+  std::fputs(ToText(estimate, config, model, ranks, options.device, per_host).c_str(), stdout);
   TellFit(options, room, /*by_key=*/room != device_bytes, fits, remedy);
   return fits ? 0 : kDoesNotFit;
 }

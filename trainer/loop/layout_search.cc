@@ -56,6 +56,29 @@ double ForwardAgain(const TrainConfig& config, const ModelConfig& model) {
   return mlp / (mlp + d * heads + scores);
 }
 
+// A group of so many neighbours, which begins at a multiple of that, has no rank on another host.
+bool IsInHost(int64_t group, int ranks, const GpuHosts& hosts) {
+  return ranks <= hosts.ranks_per_host ||
+         (group <= hosts.ranks_per_host && hosts.ranks_per_host % group == 0);
+}
+
+// Of a step, with what recompute does again and what a pipeline waits.
+double ProductSeconds(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
+                      int ranks, const GpuHosts& hosts) {
+  const ParallelConfig& p = config.parallel;
+  // Frozen weights have no gradients of their own: a forward is half of such a step, or with the
+  // reference's one of three passes again.
+  const double forward_share = config.lora.on() && !config.dpo.on() ? 1.0 / 2 : 1.0 / 3;
+  // Where rows don't come out even, ranks with fewer of them wait.
+  const int64_t with_other_rows = ranks / p.pp / p.tp / p.cp;
+  const double uneven = static_cast<double>(SharePerRank(config.global_batch_size,
+                                                         static_cast<int>(with_other_rows)) *
+                                            with_other_rows) /
+                        static_cast<double>(config.global_batch_size);
+  return estimate.flops * uneven * (1 + forward_share * ForwardAgain(config, model)) /
+         (hosts.peak_flops * kUsualShareOfPeak * ranks * (1 - estimate.bubble));
+}
+
 std::vector<int64_t> Divisors(int64_t n, int64_t most, int64_t least = 1) {
   std::vector<int64_t> found;
   for (int64_t i = least; i <= std::min(n, most); ++i) {
@@ -96,6 +119,15 @@ std::string TextOf(const ordered_json& fields) {
   return absl::StrJoin(texts, ", ");
 }
 
+// Of router_aux_loss: batch another micro-batch size would train another model; of deterministic:
+// elastic to other bits.
+FixedKeys WithWhatTrains(FixedKeys fixed, const TrainConfig& config) {
+  const bool counts =
+      config.router_aux_loss == "batch" || config.deterministic == Determinism::kElastic;
+  fixed.micro_batch_size |= counts && config.micro_batch_size > 0;
+  return fixed;
+}
+
 class Search {
  public:
   Search(const TrainConfig& config, const ModelConfig& model, int ranks, const GpuHosts& hosts,
@@ -105,7 +137,7 @@ class Search {
         ranks_(ranks),
         hosts_(hosts),
         most_(most),
-        fixed_(fixed),
+        fixed_(WithWhatTrains(fixed, config)),
         end_(end) {}
 
   FoundLayouts Run() {
@@ -195,9 +227,11 @@ class Search {
     const int64_t given = config.zero_stage;
     // A rank alone has nothing to share out, but offload: parameters goes with stage 3 only.
     const int64_t most = ranks_ > 1 || config.offload == "parameters" ? 3 : 1;
-    for (int64_t stage = 1; stage <= most; ++stage) {
+    // Stage 0 takes more memory than 1: it is for what is refused in the others.
+    config.zero_stage = 1;
+    for (int64_t stage = GoTogether(config) ? 1 : 0; stage <= most; ++stage) {
       config.zero_stage = fixed_.zero_stage ? given : stage;
-      const int with = FirstThatFits(config);
+      const int with = GoTogether(config) ? FirstThatFits(config) : -1;
       any = any || with >= 0;
       // A higher stage sends more, and would have nothing to save.
       if (with == 0 || fixed_.zero_stage) break;
@@ -284,36 +318,47 @@ double LinkBetweenHosts(const std::string& device) {
   return links == nullptr ? 0 : links->between;
 }
 
+StepTime TimeOfStep(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
+                    int ranks, const GpuHosts& hosts) {
+  const ParallelConfig& p = config.parallel;
+  const int64_t in_stage = ranks / p.pp;
+  struct Sent {
+    int64_t bytes, group;
+    bool beside;  // products: what ranks with other rows send each other
+  };
+  const Sent all[] = {
+      {estimate.gather_bytes, config.shard_size > 0 ? config.shard_size : in_stage, true},
+      // Copies of what is sharded are summed over all hosts, a part of each rank's alone.
+      {estimate.reduce_bytes, in_stage, true},
+      {estimate.slice_bytes, p.tp, false},
+      {estimate.context_bytes, p.tp * p.cp, false},
+      {estimate.expert_bytes, p.ep, false},
+      {estimate.pipeline_bytes, ranks, false}};
+  const auto seconds = [&](const Sent& sent) {
+    return static_cast<double>(sent.bytes) / (IsInHost(sent.group, ranks, hosts)
+                                                  ? hosts.within_bytes_per_s
+                                                  : hosts.between_bytes_per_s);
+  };
+  StepTime time;
+  time.products_s = ProductSeconds(estimate, config, model, ranks, hosts);
+  double beside_s = 0;
+  for (const Sent& sent : all) beside_s += sent.beside ? seconds(sent) : 0;
+  // Where that takes longer than the products, the same share of each is exposed.
+  const double exposed_share = beside_s > time.products_s ? 1 - time.products_s / beside_s : 0;
+  time.step_s = std::max(time.products_s, beside_s);
+  for (const Sent& sent : all) {
+    LinkUse& link = IsInHost(sent.group, ranks, hosts) ? time.within : time.between;
+    link.bytes += sent.bytes;
+    link.seconds += seconds(sent);
+    link.exposed_s += seconds(sent) * (sent.beside ? exposed_share : 1);
+    time.step_s += sent.beside ? 0 : seconds(sent);
+  }
+  return time;
+}
+
 double StepSeconds(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
                    int ranks, const GpuHosts& hosts) {
-  const ParallelConfig& p = config.parallel;
-  // Of a group of so many neighbours, which begins at a multiple of that.
-  const auto seconds = [&](int64_t bytes, int64_t group) {
-    const bool inside = group <= hosts.ranks_per_host && hosts.ranks_per_host % group == 0;
-    return static_cast<double>(bytes) / (inside || ranks <= hosts.ranks_per_host
-                                             ? hosts.within_bytes_per_s
-                                             : hosts.between_bytes_per_s);
-  };
-  // Frozen weights have no gradients of their own: a forward is half of such a step.
-  const double forward_share = config.lora.on() ? 1.0 / 2 : 1.0 / 3;
-  // Where rows don't come out even, ranks with fewer of them wait.
-  const double uneven =
-      static_cast<double>(
-          SharePerRank(config.global_batch_size, static_cast<int>(ranks / p.pp / p.tp / p.cp)) *
-          (ranks / p.pp / p.tp / p.cp)) /
-      static_cast<double>(config.global_batch_size);
-  const double products = estimate.flops * uneven *
-                          (1 + forward_share * ForwardAgain(config, model)) /
-                          (hosts.peak_flops * kUsualShareOfPeak * ranks * (1 - estimate.bubble));
-  const int64_t in_stage = ranks / p.pp;
-  const int64_t shard = config.shard_size > 0 ? config.shard_size : in_stage;
-  // Copies of what is sharded are summed over all hosts, a part of each rank's alone.
-  const double rows =
-      seconds(estimate.gather_bytes, shard) + seconds(estimate.reduce_bytes, in_stage);
-  const double layers = seconds(estimate.slice_bytes, p.tp) +
-                        seconds(estimate.context_bytes, p.tp * p.cp) +
-                        seconds(estimate.expert_bytes, p.ep);
-  return std::max(products, rows) + layers + seconds(estimate.pipeline_bytes, ranks);
+  return TimeOfStep(estimate, config, model, ranks, hosts).step_s;
 }
 
 FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,

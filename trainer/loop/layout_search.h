@@ -66,13 +66,30 @@ struct FoundLayouts {
   bool out_of_time = false;  // it ended at SearchEnd::at
 };
 
-// Of a run on `ranks` GPUs: seconds a step.
+// What a rank sends a step over one kind of link.
+struct LinkUse {
+  int64_t bytes = 0;
+  double seconds = 0;    // that this takes
+  double exposed_s = 0;  // of these, those that no products run beside
+};
+
+// Of a run on `ranks` GPUs. What a group of ranks sends goes over the links that its farthest ranks
+// have to each other.
+struct StepTime {
+  double products_s = 0;    // with what recompute does again and what a pipeline waits
+  LinkUse within, between;  // inside a host; between hosts
+  double step_s = 0;        // products, and what is exposed
+};
+StepTime TimeOfStep(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
+                    int ranks, const GpuHosts& hosts);
+// Its step_s.
 double StepSeconds(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
                    int ranks, const GpuHosts& hosts);
 
 // The `most` fastest of those that fit with a twentieth of the memory to spare. Tries tp, pp with
 // its kinds, cp, ep, shard_size, zero_stage, recompute and micro_batch_size; all else stays as
-// configured, and so do the `fixed` of these. tp stays within a host, unless nothing fits so.
+// configured, and so do the `fixed` of these, and a micro_batch_size that router_aux_loss: batch
+// or deterministic: elastic counts in. tp stays within a host, unless nothing fits so.
 FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
                            const GpuHosts& hosts, size_t most = 5, const FixedKeys& fixed = {},
                            const SearchEnd& end = {});

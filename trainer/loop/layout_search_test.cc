@@ -3,9 +3,12 @@
 
 #include <chrono>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include <gtest/gtest.h>
 
+#include "trainer/loop/mfu.h"
 #include "trainer/loop/sizes.h"
 
 namespace muster::trainer {
@@ -42,6 +45,23 @@ GpuHosts H100s() {
           .ranks_per_host = 8,
           .within_bytes_per_s = 450e9,
           .between_bytes_per_s = 50e9};
+}
+
+// Of the shapes of Mixtral 8x7B, with 8 of its layers.
+ModelConfig ModelOfExperts() {
+  Problems problems;
+  ModelConfig model = ParseModelConfig(json{{"model_type", "mixtral"},
+                                            {"vocab_size", 32000},
+                                            {"hidden_size", 4096},
+                                            {"intermediate_size", 14336},
+                                            {"num_hidden_layers", 8},
+                                            {"num_attention_heads", 32},
+                                            {"num_key_value_heads", 8},
+                                            {"num_local_experts", 8},
+                                            {"num_experts_per_tok", 2}},
+                                       "model", /*strict=*/true, problems);
+  EXPECT_TRUE(problems.empty()) << ToText(problems);
+  return model;
 }
 
 TEST(LayoutSearch, TheBestOfManyAreTheBestOfFew) {
@@ -106,6 +126,147 @@ TEST(LayoutSearch, TimeCountsWhatIsDoneAgainAndWhatIsWaitedFor) {
       << "7 of 8 ranks wait for the one with two rows";
 }
 
+// 32 ranks, tp 2 x pp 2 with 8 that share a copy: products take 1 s per 16 PFLOP. A rank sends 200
+// GB of weights to its 7, 75 of gradients to all 15 of its stage, which run beside products, and 40
+// inside layers and 10 to the other stage, which don't. 400 GB/s inside a host, 50 between hosts.
+TEST(LayoutSearch, TimeSaysWhatEachLinkCarriesAndWhatProductsDontHide) {
+  struct Case {
+    const char* name;
+    double flops;
+    int ranks_per_host;
+    LinkUse within, between;
+    double step_s;
+  };
+  const Case cases[] = {
+      // Beside the product's second: 200 / 400 + 75 / 50 = 2, so half of each is exposed.
+      {"long",
+       16e15,
+       8,
+       {240'000'000'000, 0.5 + 0.1, 0.25 + 0.1},
+       {85'000'000'000, 1.5 + 0.2, 0.75 + 0.2},
+       2.3},
+      {"hidden", 48e15, 8, {240'000'000'000, 0.6, 0.1}, {85'000'000'000, 1.7, 0.2}, 3.3},
+      {"one host", 16e15, 32, {325'000'000'000, 0.8125, 50.0 / 400}, {}, 1.125},
+      // Of 8 neighbours some are on another host; of 2 none is. (200 + 75) / 50 = 5.5.
+      {"hosts of 6", 16e15, 6, {40'000'000'000, 0.1, 0.1}, {285'000'000'000, 5.7, 4.5 + 0.2}, 5.8}};
+  TrainConfig config = Training(/*batch=*/64);
+  config.parallel.tp = config.parallel.pp = 2;
+  config.shard_size = 8;
+  Estimate estimate;
+  estimate.gather_bytes = 200'000'000'000, estimate.reduce_bytes = 75'000'000'000;
+  estimate.slice_bytes = 40'000'000'000, estimate.pipeline_bytes = 10'000'000'000;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    estimate.flops = c.flops;
+    GpuHosts hosts = H100s();
+    hosts.peak_flops = 16e15 / 32 / kUsualShareOfPeak;
+    hosts.within_bytes_per_s = 400e9, hosts.ranks_per_host = c.ranks_per_host;
+    const StepTime time = TimeOfStep(estimate, config, Model8B(), 32, hosts);
+    EXPECT_NEAR(time.products_s, c.flops / 16e15, 1e-9);
+    EXPECT_NEAR(time.step_s, c.step_s, 1e-9);
+    for (const auto& [found, wanted] :
+         {std::pair(time.within, c.within), std::pair(time.between, c.between)}) {
+      EXPECT_EQ(found.bytes, wanted.bytes);
+      EXPECT_NEAR(found.seconds, wanted.seconds, 1e-9);
+      EXPECT_NEAR(found.exposed_s, wanted.exposed_s, 1e-9);
+    }
+    EXPECT_EQ(StepSeconds(estimate, config, Model8B(), 32, hosts), time.step_s);
+  }
+}
+
+// Four replicas of tp 2 x pp 2, on two hosts. The first stage, which has 17 layers, needs the most.
+// A rank's 16 rows of 4,096 tokens of 4,096 numbers of 2 bytes are 512 MiB: half of that goes to
+// the other stage, and as much 10 times for each layer and twice for the embedding to the other
+// slice.
+TEST(Estimate, TellsBytesAndTimesByLink) {
+  TrainConfig config = Training();
+  config.parallel.tp = config.parallel.pp = 2;
+  const ModelConfig model = Model8B();
+  const Estimate e = MakeEstimate(config, model, 16, /*gpus=*/true, 0);
+  ASSERT_EQ(e.stage, 0);
+  const int64_t half = int64_t{256} << 20, slices = half * (17 * 10 + 2);
+  const auto told = ToJson(e, config, model, 16, "h100-80g", 8);
+  const auto& within = told["links"]["within_host"];
+  const auto& between = told["links"]["between_hosts"];
+  EXPECT_EQ(within["bytes_per_step"], e.gather_bytes + e.reduce_bytes + slices);
+  EXPECT_EQ(between["bytes_per_step"], half);
+  EXPECT_EQ(told["ranks_per_host"], 8);
+  const double within_s = within["exposed_s_per_step"].get<double>(),
+               between_s = between["exposed_s_per_step"].get<double>();
+  EXPECT_NEAR(within_s, static_cast<double>(slices) / 450e9, 1e-9);  // weights are hidden
+  EXPECT_NEAR(between_s, static_cast<double>(half) / 50e9, 1e-9);
+  EXPECT_NEAR(told["exposed_communication_s"].get<double>(), within_s + between_s, 1e-9);
+  EXPECT_GT(told["step_time_s"].get<double>(), within_s + between_s);
+  const std::string text = ToText(e, config, model, 16, "h100-80g", 8);
+  EXPECT_NE(text.find(" 256.0 MiB  0.00537 s, 0.00537 of them exposed\n"), std::string::npos)
+      << text;
+  // Of links that nobody knows, how many bytes go over them.
+  const auto unknown = ToJson(e, config, model, 16, "", 16);
+  EXPECT_FALSE(unknown.contains("exposed_communication_s"));
+  EXPECT_FALSE(unknown["links"]["within_host"].contains("seconds_per_step"));
+  EXPECT_EQ(unknown["links"]["between_hosts"]["bytes_per_step"], 0);
+  EXPECT_EQ(unknown["links"]["within_host"]["bytes_per_step"],
+            e.gather_bytes + e.reduce_bytes + slices + half);
+}
+
+// A layer has 2 * 4096 * 4096 + 2 * 4096 * 1024 numbers of attention, 3 * 4096 * 14336 of the MLP
+// and 2 * 4096 of norms: 218,112,000. The head's products are those of 2.4 layers, so it is 17 and
+// 15. With 128256 * 4096 of the embedding, and as many of the head with its norm's 4,096:
+TEST(Estimate, TellsMemoryByClassOfEachStage) {
+  TrainConfig config = Training();
+  config.parallel.pp = 2;
+  const ModelConfig model = Model8B();
+  const Estimate e = MakeEstimate(config, model, 2, /*gpus=*/true, 0);
+  const auto told = ToJson(e, config, model, 2, "", 8);
+  ASSERT_EQ(told["stages"].size(), 2u);
+  const int64_t numbers[] = {4'233'240'576, 3'797'020'672};
+  const int layers[] = {17, 15};
+  for (size_t stage = 0; stage < 2; ++stage) {
+    SCOPED_TRACE(stage);
+    int64_t together = 0;
+    std::map<std::string, int64_t> memory;
+    for (const auto& one : told["stages"][stage]["memory"]) {
+      const int64_t bytes = one["bytes"].get<int64_t>();
+      memory[one["class"].get<std::string>()] = bytes;
+      together += bytes;
+    }
+    EXPECT_EQ(told["stages"][stage]["layers"], layers[stage]);
+    EXPECT_EQ(memory["weights"], 2 * numbers[stage]);
+    EXPECT_EQ(memory["gradients"], 4 * numbers[stage]);
+    EXPECT_EQ(memory["masters"], 4 * numbers[stage]);
+    EXPECT_EQ(memory["moments"], 8 * numbers[stage]);
+    EXPECT_EQ(told["stages"][stage]["memory_bytes"], together);
+  }
+  EXPECT_EQ(told["stages"][told["stage"].get<size_t>()]["memory"], told["memory"]);
+  const std::string text = ToText(e, config, model, 2, "", 8);
+  // 33,865,924,608 and 30,376,165,376 bytes.
+  const std::string row = "  moments" + std::string(37, ' ') + "      31.54 GiB      28.29 GiB\n";
+  EXPECT_NE(text.find(row), std::string::npos) << text;
+}
+
+// 64 pairs of 2 · 4,095 tokens, which attend to 4,096 at most.
+TEST(Estimate, CountsTheReferenceOfPreferences) {
+  const ModelConfig model = Model8B();
+  TrainConfig config = Training();
+  config.dpo.given = true;
+  const auto step_s = [&](const Estimate& e, const char* recompute) {
+    config.recompute = recompute;
+    return StepSeconds(e, config, model, 8, H100s());
+  };
+  for (const bool lora : {false, true}) {
+    SCOPED_TRACE(lora);
+    if (lora) config.lora.rank = 16, config.lora.target_modules = {"all-linear"};
+    const Estimate e = MakeEstimate(config, model, 8, /*gpus=*/true, 0);
+    const FlopsPerToken flops =
+        ModelFlopsPerToken(model, 4096, lora ? e.trained_parameters : 0, /*dpo=*/true);
+    EXPECT_EQ(e.flops, flops.causal * (64 * 2 * 4095));
+    Estimate products;
+    products.flops = e.flops;
+    EXPECT_NEAR(step_s(products, "full") / step_s(products, "none"), 4.0 / 3, 1e-9)
+        << "one of three passes again";
+  }
+}
+
 TEST(LayoutSearch, FindsNothingWhereNothingFits) {
   GpuHosts small = H100s();
   small.device_bytes = int64_t{2} << 30;
@@ -140,6 +301,55 @@ TEST(LayoutSearch, ANamedMicroBatchSizeIsWrittenAsNamed) {
   ASSERT_FALSE(found.best.empty());
   for (const Layout& layout : found.best)
     EXPECT_EQ(layout.fields.value("micro_batch_size", 0), 64) << layout.fields;
+}
+
+TEST(LayoutSearch, NoLayoutTrainsAnotherModel) {
+  TrainConfig config = Training();
+  config.router_aux_loss = "batch";
+  config.micro_batch_size = 2;
+  const FoundLayouts found = SearchLayouts(config, ModelOfExperts(), 16, H100s(), 100);
+  ASSERT_FALSE(found.best.empty());
+  for (const Layout& layout : found.best) {
+    EXPECT_EQ(layout.config.micro_batch_size, 2) << layout.fields;
+    EXPECT_EQ(layout.fields.value("micro_batch_size", 0), 2) << layout.fields;
+  }
+}
+
+TEST(LayoutSearch, NoFileWithOneOfItsLayoutsIsRefusedOrTrainsToOtherBits) {
+  const json plain = {{"model", json::object()}, {"data", "d"},      {"dtype", "bf16"},
+                      {"max_length", 4096},      {"max_steps", 100}, {"learning_rate", 1e-4},
+                      {"global_batch_size", 64}};
+  struct Case {
+    const char* change;
+    int64_t micro_batch = 0;  // of all layouts; 0: the search's own
+  };
+  const Case cases[] = {{"{}"},
+                        {R"({"moments": "int8", "masters": "split"})"},
+                        {R"({"offload": "parameters", "zero_stage": 3})"},
+                        {R"({"deterministic": "elastic", "micro_batch_size": 4})", 4},
+                        {R"({"deterministic": "elastic", "micro_batch_size": 2, "moments": "int8",
+           "zero_stage": 0})",
+                         2}};
+  const ModelConfig model = Model8B();
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.change);
+    json file = plain;
+    file.merge_patch(json::parse(c.change));
+    Problems problems;
+    const TrainConfig config = ParseTrainConfig(file, problems);
+    ASSERT_TRUE(problems.empty()) << ToText(problems);
+    const FoundLayouts found = SearchLayouts(config, model, 16, H100s(), 100);
+    ASSERT_FALSE(found.best.empty());
+    for (const Layout& layout : found.best) {
+      json with = file;
+      for (const auto& [name, value] : layout.fields.items()) with[name] = value;
+      const TrainConfig named = ParseTrainConfig(with, problems);
+      CheckLayout(named, model, 16, true, true, problems);
+      EXPECT_TRUE(problems.empty()) << layout.fields << ToText(problems);
+      if (c.micro_batch > 0) EXPECT_EQ(named.micro_batch_size, c.micro_batch) << layout.fields;
+      problems.clear();
+    }
+  }
 }
 
 TEST(LayoutSearch, ARankAloneTakesStage3ToOffloadParameters) {
@@ -204,18 +414,7 @@ TEST(LayoutSearch, WhatGoesNotTogetherIsNoLayout) {
 
 // In so little room that all that there is is tried, and in more.
 TEST(FindRemedy, NamesNothingThatTheFileIsRefusedForOrThatTrainsAnotherModel) {
-  Problems problems;
-  const ModelConfig experts = ParseModelConfig(json{{"model_type", "mixtral"},
-                                                    {"vocab_size", 32000},
-                                                    {"hidden_size", 4096},
-                                                    {"intermediate_size", 14336},
-                                                    {"num_hidden_layers", 8},
-                                                    {"num_attention_heads", 32},
-                                                    {"num_key_value_heads", 8},
-                                                    {"num_local_experts", 8},
-                                                    {"num_experts_per_tok", 2}},
-                                               "model", /*strict=*/true, problems);
-  ASSERT_TRUE(problems.empty()) << ToText(problems);
+  const ModelConfig experts = ModelOfExperts();
   struct Case {
     const char* name;
     void (*change)(TrainConfig&);

@@ -5,12 +5,13 @@
 namespace muster::trainer {
 
 FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length,
-                                 int64_t adapter_parameters) {
-  const double parameters =
-      (adapter_parameters > 0 ? 4.0 : 6.0) * static_cast<double>(config.NumActiveParameters()) +
-      6.0 * static_cast<double>(adapter_parameters);
-  const double attention =
+                                 int64_t adapter_parameters, bool dpo) {
+  const auto active = static_cast<double>(config.NumActiveParameters());
+  double parameters =
+      (adapter_parameters > 0 ? 4.0 : 6.0) * active + 6.0 * static_cast<double>(adapter_parameters);
+  double attention =
       6.0 * static_cast<double>(config.num_layers * config.num_heads * config.head_dim) * length;
+  if (dpo && adapter_parameters > 0) parameters += 2.0 * active, attention += attention / 3;
   return {parameters + attention, parameters + 2 * attention};
 }
 

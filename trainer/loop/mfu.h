@@ -4,6 +4,10 @@
 // meets (of experts, the chosen ones'), tied ones once; L layers; H = heads *
 // head_dim; S sequence length (of documents packed together, the sum of their lengths' squares by
 // the sum of their lengths).
+//
+// Of preferences (dpo) with LoRA the frozen model is the reference, which is a forward pass: 2N and
+// a third of attention's products. That logits are made twice there, as no token's gradient is
+// known before its pair's cost is, doesn't count: it is recomputed.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +23,7 @@ struct FlopsPerToken {
   double causal = 0, full = 0;
 };
 FlopsPerToken ModelFlopsPerToken(const ModelConfig& config, double length,
-                                 int64_t adapter_parameters = 0);
+                                 int64_t adapter_parameters = 0, bool dpo = false);
 
 // Dense peak FLOP/s of a GPU by its CUDA name or its flavour ("h100-80g"), for bf16 tensor cores or
 // plain fp32, from the makers' data sheets; 0 when unknown (and for CPUs, whose peak depends on too

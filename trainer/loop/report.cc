@@ -134,7 +134,7 @@ void Reporter::AddMfu(const StepBatches& batches, double tokens_per_s, ordered_j
   const FlopsPerToken flops = ModelFlopsPerToken(
       setup_.model,
       batches.attended_tokens / static_cast<double>(std::max<int64_t>(1, batches.tokens)),
-      adapter_parameters_);
+      adapter_parameters_, setup_.config.dpo.on());
   const double tokens_per_peak = tokens_per_s / (peak_flops_ * world_.size());
   line["mfu_causal"] = flops.causal * tokens_per_peak;
   line["mfu_full"] = flops.full * tokens_per_peak;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checksum.h"
+#include "trainer/checkpoint/files.h"
 #include "trainer/checkpoint/objects.h"
 #include "trainer/checkpoint/push.h"
 #include "trainer/data/batches.h"
@@ -94,22 +95,18 @@ void FindCheckpoints(const TrainConfig& config, Surroundings& s, Problems& probl
   }
   // Started by hand again in the same place: go on from there.
   if (std::getenv("MUSTER_RESUME_FROM") != nullptr || s.checkpoint_directory.empty()) return;
-  std::error_code error;
-  if (!IsObject(s.checkpoint_directory))
-    static_cast<void>(fs::directory_iterator(s.checkpoint_directory, error));
-  if (error && error != std::errc::no_such_file_or_directory) {
-    problems.push_back(
-        {"MUSTER_CHECKPOINT_DIR",
-         absl::StrCat(s.checkpoint_directory, " can't be listed: ", error.message(),
-                      "; see that it is a directory that may be read and written, or name "
-                      "another")});
-    return;
-  }
   absl::Status status;
   s.resume_from = ListCheckpoints(s.checkpoint_directory, &status);
-  if (!status.ok())
+  if (status.ok()) return;
+  const std::string why = absl::StrCat("can't be listed: ", std::string(status.message()));
+  if (IsObject(s.checkpoint_directory))
+    problems.push_back({"trainer.checkpoints", why});
+  else
     problems.push_back(
-        {"trainer.checkpoints", absl::StrCat("can't be listed: ", std::string(status.message()))});
+        {"MUSTER_CHECKPOINT_DIR",
+         absl::StrCat(s.checkpoint_directory, " ", why,
+                      "; see that it is a directory that may be read and written, or name "
+                      "another")});
 }
 
 // Whether `given`, under `path`, is a URL; says then what to do instead.
@@ -281,6 +278,37 @@ void CheckData(Setup& setup, Problems& problems) {
   }
 }
 
+// What the job reads and writes that no export may remove, and what it is.
+std::vector<std::pair<const char*, std::string>> OwnDirectories(const Setup& setup) {
+  const Surroundings& s = setup.surroundings;
+  std::vector<std::pair<const char*, std::string>> own;
+  for (const MixturePart& part : setup.config.Parts())
+    own.emplace_back("the data", s.Resolve(part.data));
+  if (!setup.config.eval_data.empty())
+    own.emplace_back("eval_data", s.Resolve(setup.config.eval_data));
+  if (!setup.init_directory.empty()) own.emplace_back("init", setup.init_directory);
+  if (!s.checkpoint_directory.empty() && !IsObject(s.checkpoint_directory))
+    own.emplace_back("the checkpoints", s.checkpoint_directory);
+  own.emplace_back("the job", s.Resolve("."));
+  return own;
+}
+
+// An export goes to its target by way of a directory beside it, and what was there by another one
+// (WriteExport, ReplaceDirectory): whatever lies in these goes away.
+void CheckWhatGoesAway(const Setup& setup, Problems& problems) {
+  for (const auto& [what, directory] : OwnDirectories(setup)) {
+    for (const char* beside : {"", ".staging.unfinished", ".replaced"}) {
+      const std::string goes = setup.export_target + beside;
+      if (!IsAtOrAbove(goes, directory)) continue;
+      problems.push_back(
+          {"trainer.export",
+           absl::StrCat(goes, " is the directory of ", what, ", ", directory,
+                        ", or holds it, and the export would remove it; name another directory")});
+      return;
+    }
+  }
+}
+
 void CheckExport(Setup& setup, Problems& problems) {
   if (setup.config.export_dir.empty()) return;
   if (setup.config.export_dir.find("://") != std::string::npos) {  // checked already
@@ -296,12 +324,12 @@ void CheckExport(Setup& setup, Problems& problems) {
   }
   std::error_code hidden;  // what can't be listed is no earlier export
   if (!setup.init_directory.empty() &&
-      fs::equivalent(setup.export_target, setup.init_directory, hidden)) {
+      DirectoriesOverlap(setup.export_target, setup.init_directory)) {
     problems.push_back(
-        {"trainer.export", absl::StrCat(setup.export_target,
-                                        " is the directory of init, whose model the export would "
-                                        "replace, and a run that goes on later would begin with "
-                                        "what it wrote; name another directory")});
+        {"trainer.export",
+         absl::StrCat(setup.export_target, " is the directory of init, ", setup.init_directory,
+                      ", or holds it or lies in it: the export would replace what a run that goes "
+                      "on later begins with; name a directory apart from it")});
     return;
   }
   if (fs::exists(setup.export_target) &&
@@ -311,7 +339,9 @@ void CheckExport(Setup& setup, Problems& problems) {
     problems.push_back(
         {"trainer.export", absl::StrCat(setup.export_target,
                                         " exists and is no earlier export; name a new directory")});
+    return;
   }
+  CheckWhatGoesAway(setup, problems);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -14,9 +13,6 @@
 #include <thread>
 #include <utility>
 
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
-#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Logging.h>
 
@@ -28,6 +24,7 @@
 #include "trainer/loop/auto_layout.h"
 #include "trainer/loop/failures.h"
 #include "trainer/loop/memory.h"
+#include "trainer/loop/process.h"
 #include "trainer/loop/run.h"
 #include "trainer/loop/setup.h"
 #include "trainer/loop/stop.h"
@@ -41,20 +38,13 @@ using Clock = std::chrono::steady_clock;
 // NCCL may take this long to end its kernels; then the process ends with them.
 constexpr unsigned kAbortLimitS = 5;
 
-void ChooseThreads(int64_t wanted, int local_size) {
-  const int64_t cores = std::max<unsigned>(1, std::thread::hardware_concurrency());
-  at::set_num_threads(
-      static_cast<int>(wanted > 0 ? wanted : std::max<int64_t>(1, cores / local_size)));
-}
-
 // What the command line says besides the configuration. `leads`: this rank writes the metrics.
 void CheckFlags(const TrainOptions& options, bool leads, TrainConfig& config, Problems& problems) {
-  constexpr int64_t kMostProfiled = 1000;  // as profile_steps has it
   if (!options.profile.empty() &&
       (!absl::SimpleAtoi(options.profile, &config.profile_steps) || config.profile_steps < 1 ||
-       config.profile_steps > kMostProfiled)) {
-    problems.push_back({"--profile", absl::StrCat("must be a number of steps, 1 to ", kMostProfiled,
-                                                  "; got ", options.profile)});
+       config.profile_steps > kMostProfiledSteps)) {
+    problems.push_back({"--profile", absl::StrCat("must be a number of steps, 1 to ",
+                                                  kMostProfiledSteps, "; got ", options.profile)});
   }
   if (!options.metrics.empty() && leads) {
     const std::string folder = std::filesystem::path(options.metrics).parent_path().string();
@@ -130,7 +120,7 @@ std::thread StartReadingAhead(const Request& request) {
 void Meet(Request& request, Clock::time_point begin, std::unique_ptr<World>& world,
           Problems& problems) {
   const at::Device device = request.device;
-  world = World::Connect(request.info, device);
+  World::Connect(request.info, device, world);
   if (request.setup.config.parallel.automatic) SettleLayout(*world, request.setup, problems);
   if (!problems.empty()) return;
   const ParallelConfig& parallel = request.setup.config.parallel;
@@ -163,26 +153,6 @@ void Meet(Request& request, Clock::time_point begin, std::unique_ptr<World>& wor
   }
 }
 
-// What is the process's: signals, logs, threads, kernels, devices.
-void PrepareProcess(const Request& request) {
-  if (request.device.is_cuda())
-    c10::cuda::set_device(request.device.index());  // what names no device means this rank's
-  if (request.device.is_cuda() && std::getenv("PYTORCH_CUDA_ALLOC_CONF") == nullptr &&
-      std::getenv("PYTORCH_ALLOC_CONF") == nullptr) {
-    // Rows of different lengths would leave holes that no later tensor fits into.
-    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
-  }
-  ops::fused::Allow(!request.setup.config.reference_ops);
-  const TrainConfig& config = request.setup.config;
-  // Sums in a product depend on how many threads share it out.
-  const bool alone = config.deterministic == Determinism::kElastic && !request.device.is_cuda();
-  ChooseThreads(config.threads == 0 && alone ? 1 : config.threads, request.info.local_size);
-  if (config.deterministic != Determinism::kNo)
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  // It would write all memory that is made, and nothing here reads what it didn't write.
-  at::globalContext().setDeterministicFillUninitializedMemory(false);
-}
-
 }  // namespace
 
 int Train(const TrainOptions& options) {
@@ -196,7 +166,9 @@ int Train(const TrainOptions& options) {
   Problems problems;
   Request request = ReadRequest(options, problems);
   if (!problems.empty()) return Refuse(options.config_path, problems);
-  PrepareProcess(request);
+  if (request.device.is_cuda())
+    c10::cuda::set_device(request.device.index());  // what names no device means this rank's
+  PrepareProcess(request.device.is_cuda(), request.info.local_size, request.setup.config);
   std::thread read_ahead = StartReadingAhead(request);
   at::NoGradGuard no_grad;
   std::unique_ptr<World> world;

@@ -86,4 +86,17 @@ json WithoutQuantization(json content, const QuantizeConfig& quantize, const std
   return content;
 }
 
+ordered_json QuantizationConfig(bool nested, bool score, const std::string& dtype) {
+  ordered_json config;
+  config["quant_method"] = "bitsandbytes";
+  config["load_in_4bit"] = true;
+  config["load_in_8bit"] = false;
+  config["bnb_4bit_quant_type"] = "nf4";
+  config["bnb_4bit_use_double_quant"] = nested;
+  config["bnb_4bit_compute_dtype"] = dtype;
+  config["bnb_4bit_quant_storage"] = "uint8";
+  config["llm_int8_skip_modules"] = ordered_json::array({score ? "score" : "lm_head"});
+  return config;
+}
+
 }  // namespace muster::trainer

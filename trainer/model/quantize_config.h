@@ -27,4 +27,8 @@ nlohmann::ordered_json QuantizeSchema();
 nlohmann::json WithoutQuantization(nlohmann::json content, const QuantizeConfig& quantize,
                                    const std::string& path, Problems& problems);
 
+// The `quantization_config` of weights in NF4 whose linears compute in `dtype` (torch's name of
+// it). `score`: the head is one.
+nlohmann::ordered_json QuantizationConfig(bool nested, bool score, const std::string& dtype);
+
 }  // namespace muster::trainer

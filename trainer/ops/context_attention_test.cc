@@ -2,11 +2,14 @@
 // rows.
 #include "trainer/ops/context_attention.h"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "trainer/data/context_rows.h"
+#include "trainer/parallel/groups.h"
 
 namespace muster::trainer {
 namespace {
@@ -56,51 +59,65 @@ struct Found {
   at::Tensor out, q, k, v;  // [B·S, heads, D]: attention's result and gradients
 };
 
-// With a window a scale and a cap, too.
-ops::ScoreRule RuleFor(int64_t window) {
-  return window > 0 ? ops::ScoreRule{0.5, 1.5} : ops::ScoreRule{};
+// Where ranks compute, and how.
+struct Way {
+  at::Device device = at::kCPU;
+  ops::AttentionKind kind = ops::AttentionKind::kPlain;
+
+  bool flash() const { return kind == ops::AttentionKind::kFlash; }
+  at::Tensor There(const at::Tensor& x) const {
+    return x.to(device, flash() ? at::kBFloat16 : at::kFloat);
+  }
+};
+at::Tensor Here(const at::Tensor& x) { return x.to(at::kCPU, at::kFloat); }
+
+// With a window a scale and a cap, too; FlashAttention knows no cap.
+ops::ScoreRule RuleFor(int64_t window, const Way& way) {
+  return window > 0 ? ops::ScoreRule{0.5, way.flash() ? 0 : 1.5} : ops::ScoreRule{};
 }
 
 Found ByOne(const ops::Heads& heads, const at::Tensor& d_out, const BatchMeta& whole,
-            int64_t window) {
+            int64_t window, const Way& way) {
   const at::Tensor mask = ops::MakeCausalMask(Model(), whole.length, d_out.options(), window);
   std::vector<ops::DocumentSpan> documents = whole.documents;
   for (int64_t row = 0; documents.size() < kBatch && !whole.positions.defined(); ++row)
     documents.push_back({row, 0, whole.length});
   const ops::AttentionResult result =
-      ops::DocumentAttention(heads, mask, documents, RuleFor(window));
-  const ops::Heads d = ops::DocumentAttentionBackward(
-      d_out.view({-1, kHeads * kDim}), heads, result.probabilities, documents, RuleFor(window));
+      ops::DocumentAttention(heads, mask, documents, RuleFor(window, way));
+  const ops::Heads d =
+      ops::DocumentAttentionBackward(d_out.view({-1, kHeads * kDim}), heads, result.probabilities,
+                                     documents, RuleFor(window, way));
   return {result.out.view({-1, kHeads, kDim}), AsRows(d.q), AsRows(d.k), AsRows(d.v)};
 }
 
 Found ByRanks(const ops::Heads& heads, const at::Tensor& d_out, const BatchMeta& whole, int ranks,
-              ContextSharding sharding, int64_t window) {
-  const at::Tensor mask = ops::MakeCausalMask(Model(), whole.length + 2, d_out.options(), window);
+              ContextSharding sharding, int64_t window, const Way& way) {
+  const at::Tensor mask =
+      way.There(ops::MakeCausalMask(Model(), whole.length + 2, d_out.options(), window));
   std::vector<BatchMeta> parts;
   std::vector<at::Tensor> gathered;
   for (int rank = 0; rank < ranks; ++rank) {
-    parts.push_back(TakeContextPart(whole, {rank, ranks, sharding}));
+    parts.push_back(TakeContextPart(whole, {rank, ranks, sharding}, /*bounds=*/way.flash()));
+    if (way.device.is_cuda()) MoveContext(*parts.back().context, way.device);
     const auto own = [&](const at::Tensor& x) {
       return AsHeads(Pick(AsRows(x), parts[rank]), parts[rank].length);
     };
     gathered.push_back(ops::KeysAndValues({own(heads.q), own(heads.k), own(heads.v)}));
   }
-  const at::Tensor keys_values = at::cat(gathered);
+  const at::Tensor keys_values = way.There(at::cat(gathered));
   Found found{at::zeros_like(d_out), at::zeros_like(d_out), {}, {}};
   at::Tensor d_gathered = at::zeros(keys_values.sizes(), at::kFloat);
   for (const BatchMeta& part : parts) {
-    const at::Tensor q = AsHeads(Pick(AsRows(heads.q), part), part.length);
-    const ops::FlashResult result =
-        ops::ContextAttention(q, keys_values, part.context->calls, ops::AttentionKind::kPlain, mask,
-                              window, RuleFor(window));
-    PutBack(found.out, result.out.view({-1, kHeads, kDim}), part);
+    const at::Tensor q = way.There(AsHeads(Pick(AsRows(heads.q), part), part.length));
+    const ops::FlashResult result = ops::ContextAttention(
+        q, keys_values, part.context->calls, way.kind, mask, window, RuleFor(window, way));
+    PutBack(found.out, Here(result.out).view({-1, kHeads, kDim}), part);
     const ops::ContextGradients d = ops::ContextAttentionBackward(
-        Pick(d_out, part).view({-1, kHeads * kDim}), q, keys_values, result, part.context->calls,
-        ops::AttentionKind::kPlain, window, RuleFor(window));
-    PutBack(found.q, AsRows(d.q), part);
+        way.There(Pick(d_out, part).view({-1, kHeads * kDim})), q, keys_values, result,
+        part.context->calls, way.kind, window, RuleFor(window, way));
+    PutBack(found.q, Here(AsRows(d.q)), part);
     EXPECT_EQ(d.keys_values.scalar_type(), at::kFloat);
-    d_gathered.add_(d.keys_values);
+    d_gathered.add_(Here(d.keys_values));
   }
   at::Tensor both = at::zeros({d_out.size(0), 2 * kKeyHeads, kDim});
   const int64_t tokens = parts[0].tokens();
@@ -133,17 +150,67 @@ TEST(ContextAttention, IsThatOfWholeRowsForAllLengthsWindowsAndShardings) {
                                at::randn({kBatch, kKeyHeads, length, kDim})};
         const at::Tensor d_out = at::randn({kBatch * length, kHeads, kDim});
         for (const int64_t window : {int64_t{0}, int64_t{1}, int64_t{3}}) {
-          const Found wanted = ByOne(heads, d_out, whole, window);
+          const Found wanted = ByOne(heads, d_out, whole, window, {});
           for (const ContextSharding sharding :
                {ContextSharding::kSequence, ContextSharding::kDocument}) {
             SCOPED_TRACE(std::to_string(ranks) + " ranks, length " + std::to_string(length) +
                          ", window " + std::to_string(window) + ", sharding " +
                          std::to_string(static_cast<int>(sharding)));
-            const Found found = ByRanks(heads, d_out, whole, ranks, sharding, window);
+            const Found found = ByRanks(heads, d_out, whole, ranks, sharding, window, {});
             ExpectNear(found.out, wanted.out, "out");
             ExpectNear(found.q, wanted.q, "d q");
             ExpectNear(found.k, wanted.k, "d k");
             ExpectNear(found.v, wanted.v, "d v");
+          }
+        }
+      }
+    }
+  }
+}
+
+// On a GPU alone: by plain operations, and by FlashAttention.
+class ContextOnGpu : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, ContextOnGpu, ::testing::Values("gpu"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(ContextOnGpu, IsThatOfWholeRowsOnTheHost) {
+  const at::NoGradGuard no_grad;
+  const at::Device device = *ChooseDevice(0);
+  if (!device.is_cuda()) GTEST_SKIP() << "no GPU here";
+  at::manual_seed(5);
+  const auto random = [](int64_t heads, int64_t length) {  // what bf16 can hold
+    return at::randn({kBatch, heads, length, kDim}).to(at::kBFloat16).to(at::kFloat);
+  };
+  for (const int64_t length : {1, 2, 7, 64, 129, 300}) {
+    const std::vector<std::vector<ops::DocumentSpan>> rows = {
+        {}, {{0, 0, length / 3 + 1}, {0, length / 3 + 1, length}, {1, 0, (length + 1) / 2}}};
+    for (std::vector<ops::DocumentSpan> documents : rows) {
+      std::erase_if(documents, [](const auto& span) { return span.begin == span.end; });
+      const BatchMeta whole = Whole(length, documents);
+      const ops::Heads heads{random(kHeads, length), random(kKeyHeads, length),
+                             random(kKeyHeads, length)};
+      const at::Tensor d_out = AsRows(random(kHeads, length));
+      // Probabilities are rounded to bf16 on the way.
+      const double least = 0.1 * d_out.norm().item<double>();
+      for (const int64_t window : {int64_t{0}, int64_t{1}, int64_t{40}}) {
+        for (const ops::AttentionKind kind :
+             {ops::AttentionKind::kPlain, ops::AttentionKind::kFlash}) {
+          const Way way{device, kind};
+          const Found wanted = ByOne(heads, d_out, whole, window, way);
+          for (const ContextSharding sharding :
+               {ContextSharding::kSequence, ContextSharding::kDocument}) {
+            SCOPED_TRACE((way.flash() ? "FlashAttention, length " : "plain, length ") +
+                         std::to_string(length) + ", window " + std::to_string(window));
+            const Found found = ByRanks(heads, d_out, whole, 3, sharding, window, way);
+            const auto expect = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
+              EXPECT_LE((a - b).norm().item<double>() / std::max(least, b.norm().item<double>()),
+                        way.flash() ? 2e-2 : 1e-5)
+                  << what;
+            };
+            expect(found.out, wanted.out, "out");
+            expect(found.q, wanted.q, "d q");
+            expect(found.k, wanted.k, "d k");
+            expect(found.v, wanted.v, "d v");
           }
         }
       }

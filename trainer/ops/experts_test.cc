@@ -11,6 +11,7 @@
 
 #include "trainer/model/balance.h"
 #include "trainer/ops/ops.h"
+#include "trainer/parallel/groups.h"
 
 namespace muster::trainer {
 namespace {
@@ -173,6 +174,63 @@ TEST_F(ExpertOps, PutOffGradientsOfGroupsAreTheSameBits) {
   EXPECT_TRUE(at::equal(later, at::zeros_like(w)));
   for (const auto& add : list) add();
   EXPECT_TRUE(at::equal(later, at_once));
+}
+
+// All of a router's and its experts' operations, forward and backward, of the same numbers on any
+// device. What comes of them, on the host.
+std::vector<at::Tensor> PassOn(at::Device device, at::ScalarType type,
+                               const ops::RouterRule& rule) {
+  constexpr int64_t kRows = 37, kIn = 16, kOut = 24, kCount = 8;
+  at::manual_seed(3);
+  const auto random = [&](at::IntArrayRef shape) { return Random(shape).to(type).to(device); };
+  const auto random32 = [&](at::IntArrayRef shape) { return Random(shape).to(device); };
+  const at::Tensor x = random({kRows, kIn}), router = random({kCount, kIn}),
+                   w = random({kCount * kOut, kIn}), dy = random({kRows * rule.per_token, kOut}),
+                   d_weights = random32({kRows, rule.per_token}),
+                   bias = rule.sigmoid ? random32({kCount}) : at::Tensor();
+  const ops::Routing routing = ops::Route(x, router, bias, rule);
+  const ops::ExpertOrder order = ops::OrderByExpert(routing.experts, kCount);
+  const at::Tensor rows = ops::RowsOfPairs(x, order), y = ops::GroupedLinear(rows, w, order.counts);
+  const at::Tensor d_w = at::ones({kCount * kOut, kIn}, d_weights.options()),
+                   d_router = at::ones({kCount, kIn}, d_weights.options());
+  const at::Tensor d_rows = ops::GroupedLinearBackward(dy, rows, w, d_w, order.counts),
+                   dx = ops::RouteBackward(d_weights, {}, routing.probabilities, routing.experts,
+                                           rule, x, router, d_router);
+  std::vector<at::Tensor> found = {routing.experts,
+                                   order.pairs,
+                                   at::tensor(order.counts, at::kLong),
+                                   routing.weights,
+                                   y,
+                                   d_rows,
+                                   d_w,
+                                   d_router,
+                                   dx,
+                                   ops::SumOfPairs(y, order, rule.per_token)};
+  for (at::Tensor& one : found) one = one.to(at::kCPU, at::kFloat);
+  return found;
+}
+
+class ExpertOpsOnGpu : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, ExpertOpsOnGpu, ::testing::Values("gpu"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(ExpertOpsOnGpu, GiveWhatTheyGiveOnTheHost) {
+  const at::NoGradGuard no_grad;
+  const at::Device device = *ChooseDevice(0);
+  if (!device.is_cuda()) GTEST_SKIP() << "no GPU here";
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    for (const bool sigmoid : {false, true}) {
+      ops::RouterRule rule{.per_token = 2, .sigmoid = sigmoid, .scale = sigmoid ? 2.5 : 1.0};
+      if (sigmoid) rule.groups = 4, rule.top_groups = 2;
+      const std::vector<at::Tensor> found = PassOn(device, type, rule),
+                                    wanted = PassOn(at::kCPU, type, rule);
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        const double largest = std::max(1e-6, wanted[i].abs().max().item<double>()),
+                     off = (found[i] - wanted[i]).abs().max().item<double>() / largest;
+        EXPECT_LE(off, i < 3 ? 0 : type == at::kFloat ? 2e-5 : 2e-2) << i;
+      }
+    }
+  }
 }
 
 // Of two rows, one with padding; a third only fills up.

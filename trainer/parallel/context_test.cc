@@ -109,7 +109,7 @@ TEST(Context, TrainsAsOneRankDoes) {
       SCOPED_TRACE(NameOf(way));
       const Outcome found = Train(way, model);
       // Few tokens count there, and AdamW magnifies what rounding leaves of a gradient near zero.
-      ExpectNear(found, wanted, packed ? 1e-5 : 2e-6);
+      ExpectNear(found, wanted, packed ? 1e-5 : kRounding);
       ExpectWeights(found, wanted);
     }
   }
@@ -120,7 +120,7 @@ TEST(Context, RanksWithoutAWeightedTokenChangeNothing) {
   const Outcome wanted = Train({.name = "one rank", .packed = true});
   Way way{.name = "cp 4", .ranks = 4, .micro_batches = 8, .options = {.flats = Stage(2)}, .cp = 4};
   way.packed = true;
-  ExpectNear(Train(way), wanted, 1e-6);
+  ExpectNear(Train(way), wanted, kRounding);
 }
 
 TEST(Context, WhatSavesMemoryChangesNoBit) {

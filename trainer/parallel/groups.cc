@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -25,6 +27,7 @@ namespace {
 constexpr size_t kTextBytes = 1000;
 constexpr char kFailureKey[] = "muster/failure";
 constexpr std::chrono::milliseconds kWatchInterval{500};
+constexpr std::chrono::milliseconds kMeetingInterval{50};
 
 const char* Env(const char* name) {
   const char* value = std::getenv(name);
@@ -87,6 +90,31 @@ std::string AddressTowards(const std::string& host, bool or_loopback) {
   }
   return "";
 }
+
+// Where the ranks of a group find each other. Who waits there for others looks between short waits
+// whether one has announced a failure: it will not come.
+class MeetingStore : public c10d::PrefixStore {
+ public:
+  using c10d::PrefixStore::PrefixStore;
+
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait({key});
+    return c10d::PrefixStore::get(key);
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    using std::chrono::milliseconds, std::chrono::steady_clock;
+    const steady_clock::time_point end = steady_clock::now() + timeout;
+    // Asked, not waited for in turns: the store's own wait warns each time that it gives up.
+    for (milliseconds pause(1); !check(keys); pause = std::min(2 * pause, kMeetingInterval)) {
+      TORCH_CHECK(!store_->check({kFailureKey}),
+                  "gave up waiting for the other ranks to come, as one has failed");
+      if (steady_clock::now() + pause >= end) return c10d::PrefixStore::wait(keys, milliseconds(1));
+      std::this_thread::sleep_for(pause);
+    }
+  }
+};
 
 std::shared_ptr<::gloo::transport::Device> GlooDevice(const WorldInfo& info) {
   if (const char* interface = Env("GLOO_SOCKET_IFNAME"))
@@ -175,22 +203,27 @@ c10::intrusive_ptr<c10d::Store> World::MeetStore(bool serve) const {
 }
 
 std::unique_ptr<World> World::Connect(const WorldInfo& info, at::Device device) {
-  std::unique_ptr<World> world(new World(info, device));
-  if (info.size == 1) return world;
+  std::unique_ptr<World> world;
+  Connect(info, device, world);
+  return world;
+}
+
+void World::Connect(const WorldInfo& info, at::Device device, std::unique_ptr<World>& world) {
+  world.reset(new World(info, device));
+  if (info.size == 1) return;
   // Under torchrun the launcher may host the store itself.
   const char* launcher_store = Env("TORCHELASTIC_USE_AGENT_STORE");
   world->store_ = world->MeetStore(
       info.rank == 0 && !(launcher_store != nullptr && std::strcmp(launcher_store, "True") == 0));
   world->backend_ = world->MakeBackend("all", info.rank, info.size);
   world->MakeGroups(Mesh(info.size, 1, 0));
-  return world;
 }
 
 c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, int rank,
                                                      int size) const {
   if (size == 1) return nullptr;
-  auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
   if (device_.is_cuda()) {
+    auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
     // What is computed next often waits for it, and its kernels are small.
     auto nccl = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     nccl->timeout = kStartTimeout;
@@ -204,6 +237,7 @@ c10::intrusive_ptr<c10d::Backend> World::MakeBackend(const std::string& name, in
   }
   auto gloo = c10d::ProcessGroupGloo::Options::create(kStartTimeout);
   gloo->devices.push_back(GlooDevice(info_));
+  auto store = c10::make_intrusive<MeetingStore>(name, store_);
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, gloo);
 }
 

@@ -70,8 +70,10 @@ struct PipelineGroups {
 class World {
  public:
   // Meets the other ranks (rank 0 hosts the store). Throws c10::Error when they don't come within
-  // kStartTimeout.
+  // kStartTimeout, and on CPUs, as MakeGroups does, once one has announced that it failed.
   static std::unique_ptr<World> Connect(const WorldInfo& info, at::Device device);
+  // The same into `world`, which is there also where that fails: it can then announce why.
+  static void Connect(const WorldInfo& info, at::Device device, std::unique_ptr<World>& world);
   ~World();
 
   int rank() const { return info_.rank; }

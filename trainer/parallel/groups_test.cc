@@ -8,8 +8,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <future>
+#include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -47,6 +52,53 @@ TEST(World, WatchingEndsWithoutAWordWhereNothingFails) {
     world.StopWatching();
   });
   EXPECT_EQ(calls, 0);
+}
+
+// Rank 0 of two: it meets its own store, and then finds no interface for its group.
+TEST(World, ARankThatFailsWhileItConnectsCanStillAnnounceItAndNobodyWaitsForItThen) {
+  WorldInfo info;
+  info.size = 2, info.local_size = 2, info.master_port = FreePort();
+  std::unique_ptr<World> world;
+  ::setenv("GLOO_SOCKET_IFNAME", "no-such-interface", /*overwrite=*/1);
+  EXPECT_ANY_THROW(World::Connect(info, at::kCPU, world));
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+  ASSERT_NE(world, nullptr);
+  world->AnnounceFailure("it has no such interface");
+  EXPECT_EQ(world->AnnouncedFailure(), "rank 0: it has no such interface");
+  info.rank = info.local_rank = 1;
+  std::unique_ptr<World> other;
+  std::string why;
+  try {
+    World::Connect(info, at::kCPU, other);
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  EXPECT_NE(why.find("gave up waiting for the other ranks to come"), std::string::npos) << why;
+  ASSERT_NE(other, nullptr);
+  EXPECT_EQ(other->AnnouncedFailure(), "rank 0: it has no such interface");
+}
+
+// In one group a gradient would wait behind an activation that goes the other way.
+TEST(World, EachWayBetweenNeighboursOfAPipelineHasAGroupOfItsOwn) {
+  for (const int stages : {2, 3}) {
+    for (const bool ring : {false, true}) {
+      const auto body = [&](World& world) {
+        const PipelineGroups& links = world.pipeline();
+        std::set<const c10d::Backend*> groups;
+        size_t ways = 0;
+        for (const Link* link :
+             {&links.forward_from, &links.forward_to, &links.backward_from, &links.backward_to}) {
+          if (!link->backend) continue;
+          groups.insert(link->backend.get());
+          ++ways;
+        }
+        const bool between = world.rank() > 0 && world.rank() + 1 < stages;
+        EXPECT_EQ(ways, ring || between ? 4u : 2u);
+        EXPECT_EQ(groups.size(), ways);
+      };
+      OnRanks(stages, body, 0, 1, stages, ring);
+    }
+  }
 }
 
 WorldInfo TwoHosts(const std::string& master_addr) {

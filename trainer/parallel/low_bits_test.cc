@@ -9,6 +9,7 @@
 
 #include "trainer/ops/low_bits.h"
 #include "trainer/parallel/flat_param.h"
+#include "trainer/parallel/groups.h"
 #include "trainer/parallel/int8_moments.h"
 #include "trainer/parallel/quantised_weights.h"
 
@@ -228,6 +229,63 @@ TEST(Int8Moments, TheHostsLoopAndAtenGiveTheSameBits) {
     by_loop.Copy(which, 0, loop), by_aten.Copy(which, 0, aten);
     EXPECT_TRUE(at::equal(loop, aten)) << which;
     EXPECT_TRUE(loop.abs().max().item<float>() > 1);
+  }
+}
+
+// What a GPU makes of them, against the host's loops.
+class LowBitsOnGpu : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    device_ = *ChooseDevice(0);
+    if (!device_.is_cuda()) GTEST_SKIP() << "no GPU here";
+  }
+  at::Device device_ = at::kCPU;
+};
+INSTANTIATE_TEST_SUITE_P(, LowBitsOnGpu, ::testing::Values("gpu"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(LowBitsOnGpu, WeightsIn4BitsAreTheHostsBits) {
+  constexpr int64_t kNumel = 70 * kUnitElements + 4711;
+  for (const bool nested : {false, true}) {
+    const Quantisation kind = nested ? Quantisation::kNf4Nested : Quantisation::kNf4;
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      const Nf4Units units = Units(kNumel, nested, type);
+      Nf4Common common = units.common;
+      if (nested) common.map = common.map.to(device_);
+      for (const at::ScalarType out : {at::kFloat, at::kBFloat16}) {
+        const at::Tensor wanted = at::empty({kNumel}, out),
+                         found = at::empty({kNumel}, wanted.options().device(device_));
+        DequantiseUnits(units.rows, kind, units.common, wanted);
+        DequantiseUnits(units.rows.to(device_), kind, common, found);
+        EXPECT_TRUE(at::equal(found.cpu(), wanted)) << nested << type << out;
+      }
+    }
+  }
+}
+
+TEST_P(LowBitsOnGpu, MomentsIn8BitsAreTheHosts) {
+  const FlatLayout layout = MomentsLayout();
+  const int64_t begin = 96, numel = layout.numel() - 200;
+  Int8Moments host(layout, begin, numel, at::kCPU), there(layout, begin, numel, device_);
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor gradient = Random({numel}, 8 + static_cast<uint64_t>(step));
+    for (Int8Moments* moments : {&host, &there}) {
+      for (const Int8Moments::Run& run : moments->runs()) {
+        moments->UpdateByAten(run, [&](int64_t at, const at::Tensor& m, const at::Tensor& v) {
+          const at::Tensor g = gradient.narrow(0, at, m.numel()).to(m.device());
+          m.mul_(0.9).add_(g);
+          v.mul_(0.9).add_(g * g);
+        });
+      }
+    }
+  }
+  for (const auto which : {Int8Moments::kExpAvg, Int8Moments::kExpAvgSq}) {
+    const at::Tensor wanted = at::empty({numel}), found = at::empty({numel});
+    host.Copy(which, 0, wanted), there.Copy(which, 0, found);
+    // Whatever is rounded another way may come to the neighbouring code.
+    EXPECT_LE((found - wanted).abs().max().item<float>(), 0.03 * wanted.abs().max().item<float>());
+    EXPECT_LE(found.ne(wanted).sum().item<int64_t>(), numel / 1000) << which;
+    EXPECT_GT(wanted.abs().max().item<float>(), 1);
   }
 }
 

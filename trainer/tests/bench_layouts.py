@@ -2,7 +2,7 @@
 
 Gradients of each parameter after one step against autograd, read from checkpoints; 20 steps at lr 1e-4 against a plain
 transformers loop on the same tokens; every family (families.py), with 8 heads, 4 key-value heads and 4 layers, each in some of
-the layouts, so that each layout has some of the families.
+the layouts, so that each layout has some of the families. In full also one layout of 16 ranks.
 """
 
 import sys
@@ -20,13 +20,15 @@ def main() -> int:
     quick = "--quick" in sys.argv[1:]
     trainer_bin = harness.trainer_binary()
     peer = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    every = list(layouts.LAYOUTS)
+    every = [layout for layout in layouts.LAYOUTS if layout != layouts.MANY_RANKS]
     models = ["qwen2"] if quick else list(families.FAMILIES)
     cases = [
         (family, every[(number + shift) % len(every)])
         for number, family in enumerate(models)
         for shift in ((4, 17) if quick else (0, 4, 9))
     ]
+    if not quick:
+        cases.append(("llama3", layouts.MANY_RANKS))  # a tied head: both ends hold it
     steps = 6 if quick else 20
     worst = {("gradient", "fp32"): (0.0, "")}
     with tempfile.TemporaryDirectory(prefix="bench-layouts-") as name:

@@ -2,6 +2,8 @@
 
     gpu_all.py [--within SECONDS] [--most-gib N] OUT
 
+    --most-gib N  lets the speed's runs take more of the GPU's memory than bench_gpu.py does by itself
+
 OUT gets cases.log, bench.log, and a trace of one step with its kernels' times. What doesn't begin for want of time is said by name.
 Exit 1 if a case failed or a bar was missed.
 """
@@ -13,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import bench_gpu
 import gpu
 
 TESTS = Path(__file__).resolve().parent
@@ -38,6 +41,11 @@ def run(log: Path, program: str, *words: str) -> int:
     return process.returncode
 
 
+def most_gib(asked: float, memory_gib: float) -> float:
+    """That a run may take: what any lent GPU has, unless more is asked for."""
+    return asked or min(bench_gpu.MOST_GIB, memory_gib - 4)
+
+
 def main() -> int:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -55,7 +63,7 @@ def main() -> int:
     words = ["--jobs", jobs, "--limit", CASE_S, "--case", "gpu: "]
     failed = run(chosen.out / "cases.log", "gpu_cases.py", *words)
     left_s = chosen.within - (time.monotonic() - began)
-    gib = chosen.most_gib or gpu.memory_gib() - 4
+    gib = most_gib(chosen.most_gib, gpu.memory_gib())
     words = ["--within", left_s, "--most-gib", gib, "--trace", chosen.out / "trace"]
     return run(chosen.out / "bench.log", "bench_gpu.py", *words) or failed
 

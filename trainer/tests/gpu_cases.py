@@ -77,7 +77,10 @@ def environment() -> dict[str, str]:
     if importlib.util.find_spec("pytest") is None:
         more.append(BUNDLE / "site")
     env["PYTHONPATH"] = ":".join([*filter(None, [env.get("PYTHONPATH")]), *map(str, more)])
-    return env | {"MUSTER_TOKENS": str(BUNDLE / "tokens")}
+    return env | {
+        "MUSTER_TOKENS": str(BUNDLE / "tokens"),
+        "MUSTER_PAIRS": str(BUNDLE / "pairs/tokens"),
+    }
 
 
 def say_of(code: int) -> str:

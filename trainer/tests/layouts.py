@@ -50,6 +50,11 @@ LAYOUTS = {  # name: (ranks, what the configuration says)
     "tp 2 x cp 2": (4, {"parallel": {"tp": 2, "cp": 2, "cp_sharding": "sequence"}}),
     "pp 2 x cp 3": (6, {"parallel": {"pp": 2, "cp": 3}}),  # rows of 64 tokens in 6 chunks
 }
+MANY_RANKS = "pp 2 x tp 2 x cp 2 x dp 2"  # of the row in full alone: 16 processes
+LAYOUTS[MANY_RANKS] = (
+    16,
+    {"parallel": {"pp": 2, "tp": 2, "cp": 2}, "zero_stage": 2, "micro_batch_size": 2},
+)
 BARS = {"fp32": {"loss": 2e-6, "grad_norm": 5e-6}, "bf16": {"loss": 1e-3, "grad_norm": 2e-2}}
 GRADIENT_BAR = 1e-5
 

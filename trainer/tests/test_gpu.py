@@ -1,10 +1,13 @@
 """Training on a GPU (tests/gpu.sh): one rank, as there is one; against the same run by plain operations, and against the CPU."""
 
 import os
+from pathlib import Path
 
 import gpu
+import plain_models
 import pytest
 import resume
+import torch
 from harness import TINY_MODEL, Gang, relative
 
 STEPS = 20
@@ -15,6 +18,23 @@ EXPERTS = TINY_MODEL | {
     "model_type": "mixtral",
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
+}
+CAPPED = TINY_MODEL | {  # caps that scores and logits of a small model come near to
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 24,
+    "attn_logit_softcapping": 0.5,
+    "final_logit_softcapping": 1.0,
+}
+CAUSAL = TINY_MODEL | {"pad_token_id": 258}  # which no text has: reward models want one
+PAIRED = {  # what pairs of answers train
+    "dpo": {"dpo": {"beta": 0.3}},
+    "dpo of adapters": {"dpo": {"beta": 0.3}, "lora": {"rank": 4}},
+    "reward": {"reward": {}},
 }
 RUNS = {  # name: (settings, farthest that losses may be from those by reference_ops)
     "fp32": ({}, 1e-5),
@@ -28,6 +48,8 @@ RUNS = {  # name: (settings, farthest that losses may be from those by reference
     "recompute pointwise": ({"dtype": "bf16", "recompute": "pointwise"}, 2e-3),
     "sums as trees": ({"dtype": "bf16", "deterministic": "elastic"}, 2e-3),
     "experts": ({"model": EXPERTS}, 1e-3),  # where two are alike, rounding may choose the other
+    "caps": ({"model": CAPPED}, 1e-4),
+    "caps, bf16, packed": ({"model": CAPPED, "dtype": "bf16", "packing": "bfd"}, 5e-3),
     "CUDA graphs": ({"dtype": "bf16", "cuda_graphs": True}, 2e-3),
     "packed": ({"dtype": "bf16", "packing": "bfd"}, 2e-3),
     "offload": ({"dtype": "bf16", "offload": "optimizer"}, 2e-3),
@@ -146,18 +168,39 @@ def test_a_gpu_trains_as_the_cpu_does(trainer_bin, tokens, tmp_path):
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
-@pytest.mark.parametrize("quantised", [False, True])
-def test_adapters_with_dropout_train_as_the_cpus_do(quantised, trainer_bin, tokens, tmp_path):
-    from parity import make_init
-
-    init = make_init(tmp_path / "init")
+def as_the_cpu_does(config: dict, trainer_bin: str, folder: Path) -> float:
+    """How far losses on the GPU are from those on the CPU."""
+    del config["model"]
+    config["init"] = str(plain_models.write(folder / "init", CAUSAL, torch.float32))
     losses = []
     for hidden in ({}, {"CUDA_VISIBLE_DEVICES": ""}):
-        config = resume.config(tokens, max_steps=STEPS, save_steps=0, deterministic=False)
-        del config["model"]
-        config |= {"init": str(init), "lora": {"rank": 4, "dropout": 0.1}}
-        config |= {"quantize": {"type": "nf4"}} if quantised else {}
-        with Gang(trainer_bin, config, 1, tmp_path / str(len(losses)), **hidden) as gang:
+        with Gang(trainer_bin, config, 1, folder / str(len(losses)), **hidden) as gang:
             gang.finish()
         losses.append(gang.metric("loss"))
-    assert max(relative(losses[0][step], losses[1][step]) for step in losses[1]) <= 1e-4
+    assert len(losses[1]) == STEPS
+    return max(relative(losses[0][step], losses[1][step]) for step in losses[1])
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_adapters_with_dropout_train_as_the_cpus_do(quantised, trainer_bin, tokens, tmp_path):
+    config = resume.config(tokens, max_steps=STEPS, save_steps=0, deterministic=False)
+    config |= {"lora": {"rank": 4, "dropout": 0.1}}
+    config |= {"quantize": {"type": "nf4"}} if quantised else {}
+    assert as_the_cpu_does(config, trainer_bin, tmp_path) <= 1e-4
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory) -> Path:
+    """Token shards of pairs of answers; MUSTER_PAIRS names ready ones."""
+    if ready := os.environ.get("MUSTER_PAIRS"):
+        return Path(ready)
+    import preferences
+
+    return preferences.make_pairs(tmp_path_factory.mktemp("pairs") / "pairs")
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_pairs_train_as_the_cpus_do(name, trainer_bin, pairs, tmp_path):
+    config = resume.config(pairs, max_steps=STEPS, save_steps=0, deterministic=False)
+    config |= {"max_length": 40, "global_batch_size": 6} | PAIRED[name]
+    assert as_the_cpu_does(config, trainer_bin, tmp_path) <= 1e-4

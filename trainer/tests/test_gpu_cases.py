@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_all
 import gpu_cases
 import pytest
 
@@ -79,3 +80,8 @@ def test_a_case_has_a_limit_and_hinders_none_beside_it(bundle):
     done = run(bundle, "--jobs", "3", "--limit", "5", "--case", "cpu: Good", "--case", "cpu: Forms")
     assert done.returncode == 1 and "1 passed, 1 failed, 0 skipped" in done.stdout
     assert "took more than 5 s" in done.stdout and "0.err: so far" in done.stdout
+
+
+def test_no_run_takes_more_than_any_lent_gpu_has_unless_it_is_asked_for():
+    assert [gpu_all.most_gib(0, gib) for gib in (24, 80, 140.4)] == [20, 75, 75]
+    assert gpu_all.most_gib(137, 140.4) == 137

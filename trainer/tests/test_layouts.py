@@ -290,6 +290,14 @@ def test_estimate_knows_stages(trainer_bin, tmp_path):
         assert one["memory_bytes"] == max(stage["memory_bytes"] for stage in one["stages"])
         # 16 rows of 64 tokens of 64 numbers of 4 bytes, one way.
         assert one["pipeline_bytes_per_step"] == 16 * 64 * 64 * 4
+        # On one host; how long that takes isn't known of CPUs.
+        assert one["links"]["between_hosts"] == {"bytes_per_step": 0}
+        kinds = ("gather", "reduce", "pipeline")
+        sent = sum(one[f"{kind}_bytes_per_step"] for kind in kinds)
+        assert one["links"]["within_host"] == {"bytes_per_step": sent}
+        for stage in one["stages"]:
+            assert stage["memory_bytes"] == sum(part["bytes"] for part in stage["memory"])
+        assert one["stages"][one["stage"]]["memory"] == one["memory"]
     assert told["gpipe"]["memory_bytes"] > told["1f1b"]["memory_bytes"]
 
 

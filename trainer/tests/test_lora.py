@@ -1,6 +1,7 @@
 """LoRA: equal to peft, merged and saved for it, and the same however it is run."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -193,12 +194,40 @@ def test_dropout_and_resume_depend_on_neither_ranks_nor_micro_batches(
 
 
 def test_no_export_replaces_the_weights_that_all_weights_began_with(trainer_bin, tokens, tmp_path):
-    init = make_init(tmp_path / "init")
+    above = tmp_path / "above"
+    above.mkdir()
+    (above / "config.json").write_text("{}")  # as an earlier export has it
+    init = make_init(above / "init")
     weights = (init / "model.safetensors").read_bytes()
-    done = train(trainer_bin, tmp_path, full_config(init, tokens, STEPS, init))
-    assert done.returncode == 2, done.stderr
-    assert "trainer.export: " in done.stderr and "is the directory of init" in done.stderr
+    for target in (init, init / "new", above):
+        done = train(trainer_bin, tmp_path, full_config(init, tokens, STEPS, target))
+        assert done.returncode == 2, done.stderr
+        assert f"trainer.export: {target} is the directory of init" in done.stderr
     assert (init / "model.safetensors").read_bytes() == weights
+
+
+def test_no_export_removes_what_the_job_reads_or_writes(trainer_bin, tokens, tmp_path):
+    init, above, job = make_init(tmp_path / "init"), tmp_path / "above", tmp_path / "job"
+    beside = [tmp_path / name for name in ("model.staging.unfinished", "model.replaced")]
+    for folder in (above, *beside):
+        shutil.copytree(tokens, folder / "tokens")
+    job.mkdir()
+    for folder in (above, job):
+        (folder / "config.json").write_text("{}")  # as an earlier export has it
+    for target, data, goes, what, environment in (
+        (above, above / "tokens", above, "the data", {}),
+        *((tmp_path / "model", folder / "tokens", folder, "the data", {}) for folder in beside),
+        *(
+            (its, tokens, its, "the checkpoints", {"MUSTER_CHECKPOINT_DIR": f"{its}/saved"})
+            for its in (above, tmp_path / "new")
+        ),
+        (job, tokens, job, "the job", {"MUSTER_JOB_DIR": str(job)}),
+    ):
+        config = full_config(init, data, STEPS, target)
+        done = train(trainer_bin, tmp_path, config, **environment)
+        assert done.returncode == 2, done.stderr
+        assert f"trainer.export: {goes} is the directory of {what}, " in done.stderr
+        assert (data / "index.json").exists()
 
 
 def test_no_export_replaces_the_weights_that_adapters_stand_beside(trainer_bin, tokens, tmp_path):
@@ -212,7 +241,7 @@ def test_no_export_replaces_the_weights_that_adapters_stand_beside(trainer_bin, 
     settings = config(init, tokens, tmp_path / "model", max_steps=1, save_steps=1)
     with Gang(trainer_bin, settings, 1, tmp_path / "run") as gang:
         gang.finish()
-    for target in (init, tmp_path / "link"):
+    for target in (init, tmp_path / "link", init / "new"):
         done = export(trainer_bin, gang.checkpoint(1), target, check=False)
         assert done.returncode == 2, done.stderr
         assert f"--output: {target} holds the weights that the adapters" in done.stderr

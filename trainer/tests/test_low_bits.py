@@ -191,6 +191,74 @@ def test_a_directory_that_is_quantised_already_is_read_exactly(
     assert merged.model.layers[0].mlp.gate_proj.weight.shape == (243, 136)
 
 
+def quantise_directory(trainer_bin, source, target, *more) -> subprocess.CompletedProcess:
+    command = [trainer_bin, "convert", "--input", source, "--output", target, *more]
+    return subprocess.run(command, capture_output=True, text=True, env=clean_environment())
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_directory_is_written_as_bitsandbytes_saves_it(
+    double, trainer_bin, tokens, init, tmp_path
+):
+    written = tmp_path / "written"
+    more = () if double else ("--double", "false")
+    done = quantise_directory(trainer_bin, init, written, "--quantize", "nf4", *more)
+    assert done.returncode == 0, done.stderr
+    saved = as_bitsandbytes_saves(init, tmp_path / "saved", double)
+    found, wanted = (load_file(folder / "model.safetensors") for folder in (written, saved))
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        if name.endswith(STATE):  # spaces may follow
+            states = [json.loads(bytes(its[name].tolist())) for its in (found, wanted)]
+            assert states[0] == states[1], name
+            continue
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+    how = [json.loads((its / "config.json").read_text()) for its in (written, saved)]
+    assert how[1]["quantization_config"].items() <= how[0]["quantization_config"].items()
+    losses = []
+    for number, directory in enumerate((init, written)):
+        settings = config(directory, tokens, tmp_path / f"model{number}", double, max_steps=2)
+        with Gang(trainer_bin, settings, 1, tmp_path / f"run{number}") as gang:
+            gang.finish()
+        losses.append(gang.metric("loss"))
+    assert losses[0] == losses[1]
+    # In place of the earlier one.
+    again = quantise_directory(trainer_bin, init, written, "--quantize", "nf4", *more)
+    assert "in place of what was there" in again.stdout, again.stderr
+
+
+def test_what_can_not_be_quantised_is_refused(trainer_bin, init, tmp_path):
+    saved = as_bitsandbytes_saves(init, tmp_path / "saved", True)
+    unnamed = shutil.copytree(saved, tmp_path / "unnamed")
+    shutil.copy(init / "config.json", unnamed)
+    checkpoint = tmp_path / "checkpoint"
+    assert quantise_directory(trainer_bin, init, checkpoint).returncode == 0
+    joined = families.make(tmp_path / "joined", "phi3")
+    experts = families.make(tmp_path / "experts", "mixtral")
+    beside = shutil.copytree(init, tmp_path / "beside.unfinished")
+    out, nf4 = tmp_path / "out", ("--quantize", "nf4")
+    for source, target, more, wanted in (
+        (saved, out, nf4, "quantised already; give the unquantised model"),
+        (unnamed, out, nf4, "where config.json means ["),
+        (checkpoint, out, nf4, f"--quantize: is for a Hugging Face directory, and {checkpoint}"),
+        (joined, out, nf4, "--quantize: is not supported yet for phi3"),
+        (experts, out, nf4, "--quantize: is not supported for models with experts"),
+        (init, init, nf4, f"--output: {init} holds the weights that are to be quantised"),
+        (init, init / "within", nf4, "name a directory apart from it"),
+        (beside, beside.with_suffix(""), nf4, f"--output: {beside} holds the weights"),
+        (init, "s3://acme/out", nf4, "--output: s3://acme/out: a directory is wanted"),
+        (init, out, ("--quantize", "fp4"), "--quantize: must be nf4; got fp4"),
+        (init, out, ("--double", "true"), "--double: says how --quantize nf4 keeps its scales"),
+        (init, out, (*nf4, "--double", "no"), "--double: must be true or false; got no"),
+        (init, out, (*nf4, "--dtype", "int8"), "--dtype: must be fp32, bf16 or fp16; got int8"),
+        (init, out, (*nf4, "--init", init), "--init: is for a LoRA run's checkpoint"),
+    ):
+        done = quantise_directory(trainer_bin, source, target, *more)
+        assert done.returncode == 2 and wanted in done.stderr, (wanted, done.stderr)
+        assert not out.exists() and not (init / "within").exists()
+    assert (beside / "model.safetensors").exists()
+
+
 def test_losses_are_those_of_the_model_that_is_dequantised(trainer_bin, tokens, init, tmp_path):
     """The same adapters beside weights that are rounded to NF4's values, but kept in fp32."""
     shutil.copytree(init, tmp_path / "rounded")

@@ -56,7 +56,8 @@ TEST(Policy, WhatChangesSomethingIsAudited) {
                   "JoinService/Join", "JoinService/LogIn", "JoinService/RenewExpired",
                   "TrustService/Renew", "TrustService/Rotate", "TrustService/NewToken",
                   "TrustService/CreateToken", "TrustService/RevokeToken",
-                  "TrustService/RevokeHolder", "SecretService/Set", "SecretService/Delete"));
+                  "TrustService/RevokeHolder", "PackService/Put", "SecretService/Set",
+                  "SecretService/Delete"));
 }
 
 TEST(Policy, OneThatCannotBeKeptIsSeen) {

@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/base/units.h"
 #include "scheduler/state/mass_loss.h"
+#include "scheduler/state/strays.h"
 
 namespace muster {
 namespace {
@@ -46,6 +47,10 @@ std::vector<std::string> FenceWords(const pb::ClusterSpec& cluster, const std::s
 }
 
 bool AwaitsFence(const State& state, const HostRow& host) {
+  for (const LostRow& lost : host.lost) {
+    const JobRow* job = lost.stray() ? state.FindJobByUid(lost.key.job_uid()) : nullptr;
+    if (job != nullptr && !job->finished() && HasStrayOf(state, host, *job)) return true;
+  }
   return std::any_of(host.attempts.begin(), host.attempts.end(), [&](const AttemptRef& ref) {
     const AttemptRow& attempt = *state.FindAttempt(ref);
     if (UnreachableRule(state.FindJob(ref.job)->task_spec(ref.task), attempt) != pb::WAIT)

@@ -29,7 +29,8 @@ namespace muster {
 
 // The words of a command with a host's names in place of {host} and {cluster}.
 std::vector<std::string> FenceWords(const pb::ClusterSpec& cluster, const std::string& host);
-// An unfinished part of an attempt there waits for the host: somebody has to say that it is off.
+// An unfinished part of an attempt there waits for the host, or a job for a stray of its own there:
+// somebody has to say that it is off.
 bool AwaitsFence(const State& state, const HostRow& host);
 
 class Fencer {

@@ -216,5 +216,40 @@ TEST(AwaitsFence, AHostWhosePartIsNotOverYet) {
   EXPECT_TRUE(awaits("h01"));
 }
 
+TEST(AwaitsFence, AHostThatMayRunAStrayThatItsJobWaitsFor) {
+  for (const bool known : {true, false}) {
+    testing::SystemBuilder system;
+    system.Cluster("c").Hosts("c", 1, 1).Queue("q");
+    const uint64_t job = testing::JobBuilder("q").SubmitTo(&system);
+    pb::Event adopted;
+    adopted.mutable_store_adopted()->set_epoch(static_cast<uint64_t>(kAttemptsSinceS + 5000) *
+                                               1000);
+    system.Do(adopted);
+    adopted.mutable_store_adopted()->set_settled(true);
+    system.Do(adopted);
+    const auto host = [&]() -> const HostRow& {
+      return system.state.host(system.state.FindHost("c", "h00"));
+    };
+    EXPECT_FALSE(AwaitsFence(system.state, host()));
+    pb::Event stray;
+    pb::AttemptReported* e = stray.mutable_attempt_reported();
+    e->set_cluster("c");
+    e->set_host("h00");
+    e->set_state_id(host().state_id);
+    *e->mutable_report()->mutable_key() = KeyOf(*system.state.FindJob(job), 0, 40);
+    if (!known) e->mutable_report()->mutable_key()->set_job_uid(std::string(32, '9'));
+    e->mutable_report()->set_phase(pb::STARTED);
+    system.Do(stray);
+    ASSERT_TRUE(host().has_strays());
+    EXPECT_EQ(AwaitsFence(system.state, host()), known) << "of no job: nobody waits";
+    system.HostState("c", "h00", pb::HOST_UNREACHABLE);
+    pb::Event off;
+    off.mutable_host_confirmed_off()->set_cluster("c");
+    off.mutable_host_confirmed_off()->set_host("h00");
+    system.Do(off);
+    EXPECT_FALSE(AwaitsFence(system.state, host()));
+  }
+}
+
 }  // namespace
 }  // namespace muster

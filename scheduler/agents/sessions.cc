@@ -58,6 +58,23 @@ bool HasFences(const State& state, HostId id) {
   return false;
 }
 
+// The longest wait of a fence there that is over after so long a silence: what is fenced has been
+// stopped by its shim then, a stray as well. 0: none is.
+int64_t ProvedQuietNs(const State& state, const HostRow& host, int64_t quiet_ns) {
+  int64_t proved_ns = 0;
+  const auto prove = [&](const pb::TaskSpec& task) {
+    const int64_t wait_ns = FenceWaitNs(task);
+    if (wait_ns <= quiet_ns) proved_ns = std::max(proved_ns, wait_ns);
+  };
+  for (const AttemptRef& ref : host.attempts) prove(state.FindJob(ref.job)->task_spec(ref.task));
+  for (const LostRow& lost : host.lost) {
+    const JobRow* job = lost.stray() ? state.FindJobByUid(lost.key.job_uid()) : nullptr;
+    const int32_t task = job == nullptr ? -1 : TaskIndex(*job->spec, lost.key.task());
+    if (task >= 0) prove(job->task_spec(task));
+  }
+  return proved_ns;
+}
+
 }  // namespace
 
 Sessions::Sessions(SessionOptions options, Clock* clock)
@@ -466,12 +483,7 @@ void Sessions::Tick() {
                               // lease again
     }
     if (now == entry.posted) {
-      // What is fenced there has been stopped by its shim once the host was quiet for long enough.
-      int64_t proved_ns = 0;
-      for (const AttemptRef& ref : row.attempts) {
-        const int64_t wait_ns = FenceWaitNs(view->state.FindJob(ref.job)->task_spec(ref.task));
-        if (wait_ns <= quiet_ns) proved_ns = std::max(proved_ns, wait_ns);
-      }
+      const int64_t proved_ns = ProvedQuietNs(view->state, row, quiet_ns);
       if (now != pb::HOST_UNREACHABLE || proved_ns <= std::max(entry.posted_quiet_ns, row.quiet_ns))
         continue;
       entry.posted_quiet_ns = proved_ns;

@@ -182,5 +182,33 @@ TEST_F(SessionsTest, ARestoredStoreAwaitsNoHostForWhatItStillRuns) {
   EXPECT_FALSE(sessions_->AwaitsHosts(state()));
 }
 
+// Else its job would wait for somebody's word that the host is off, although nothing runs there.
+TEST_F(SessionsTest, AFenceIsKnownToHaveStoppedAStrayWhereNothingElseRuns) {
+  pb::JobSpec spec = OneSlotSpec();
+  spec.mutable_tasks(0)->mutable_resources()->set_gpus_milli(64'000);  // it fits nowhere
+  spec.mutable_tasks(0)->set_when_unreachable(pb::FENCE);
+  spec.mutable_tasks(0)->set_fence_after_ns(60 * kSecond);
+  spec.mutable_tasks(0)->set_grace_ns(0);
+  Submit(spec);
+  Say(Connect("h1"), Reported(pb::STARTED));
+  Settle();
+  const auto host = [&]() -> const HostRow& { return state().host(state().FindHost("lab", "h1")); };
+  ASSERT_TRUE(host().has_strays());
+  ASSERT_TRUE(host().attempts.empty());
+  const int64_t wait_ns = FenceWaitNs(spec.tasks(0)), heard_ns = clock_.now_ns;
+  clock_.now_ns = heard_ns + wait_ns - 1;
+  for (int i = 0; i < 2; ++i) {
+    sessions_->Tick();
+    Settle();
+  }
+  EXPECT_EQ(StateOf("h1"), pb::HOST_UNREACHABLE);
+  EXPECT_FALSE(KnownOff(host(), spec.tasks(0)));
+  clock_.now_ns = heard_ns + wait_ns;
+  sessions_->Tick();
+  Settle();
+  EXPECT_EQ(host().quiet_ns, wait_ns);
+  EXPECT_TRUE(KnownOff(host(), spec.tasks(0)));
+}
+
 }  // namespace
 }  // namespace muster

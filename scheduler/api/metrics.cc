@@ -74,9 +74,7 @@ class Exposition {
 // The first that is so: a host counts once.
 const char* HostStateName(const State& state, const HostRow& host) {
   if (host.state == pb::HOST_NEVER_SEEN) return "never_seen";
-  const bool removed = !host.listed && !state.clusters()[host.cluster].spec.open();
-  if (host.state == pb::HOST_UNREACHABLE)
-    return removed && host.attempts.empty() ? "removed" : "unreachable";
+  if (host.state == pb::HOST_UNREACHABLE) return IsRemoved(state, host) ? "removed" : "unreachable";
   if (host.state == pb::HOST_SILENT) return "silent";
   if (host.drained || state.clusters()[host.cluster].drained) return "drained";
   return host.quarantined() ? "quarantined" : "up";
@@ -139,7 +137,8 @@ void WriteHosts(const State& state, Exposition* out) {
     }
   }
   out->Family("muster_devices", "gauge",
-              "Devices of all hosts that are listed or were seen; a shared one counts in parts.");
+              "Devices of all hosts that are listed or were seen, but for removed ones; a shared "
+              "one counts in parts.");
   for (const auto& [pool, use] : UseByPool(state)) {
     const int64_t down_milli = use.down_milli - use.quarantined_milli;
     for (const auto& [name, milli] :
@@ -178,8 +177,8 @@ void WriteNetwork(const NetworkCounts& counts, Exposition* out) {
       absl::StrCat(counts.refused));
   out->Family(
       "muster_connections_ended_total", "counter",
-      "Connections that musterd ended; no_call: those to tls.listen that ended by themselves "
-      "before a call, as without a certificate.");
+      "Connections that musterd ended; no_call: those that ended by themselves before a call, as "
+      "at tls.listen without a certificate.");
   out->Sample({{"why", "no_call"}}, absl::StrCat(counts.without_call));
   out->Sample({{"why", "silent"}}, absl::StrCat(counts.silent));
   out->Sample({{"why", "unexplained"}}, absl::StrCat(counts.unexplained));

@@ -109,7 +109,9 @@ const Case kCases[] = {
      },
      {R"(muster_hosts{cluster="lab",state="unreachable"} 1)",
       R"(muster_hosts{cluster="lab",state="removed"} 1)",
-      R"(muster_hosts{cluster="lab",state="up"} 2)"},
+      R"(muster_hosts{cluster="lab",state="up"} 2)",
+      R"(muster_devices{cluster="lab",flavour="gpu",state="free"} 4)",
+      R"(muster_devices{cluster="lab",flavour="gpu",state="down"} 2)"},
      {}},
     {"EachHostIsInOneState",
      [](SystemBuilder* s) {

@@ -37,6 +37,8 @@ constexpr char kJoin[] = "join ";               // before peers that come to tha
 constexpr char kConnect[] = "Network/Connect";  // what the audit calls a connection
 constexpr size_t kReadMost = 20'000;
 constexpr int kStrangersCalls = 4;  // at once, on one connection
+// Less than the server's certificate and its authority's take, and more than an alert does.
+constexpr int64_t kLeastShownBytes = 512;
 // What a connection may send of its own account: a handshake, settings, a request's headers.
 constexpr int64_t kFreeBytes = 6 << 10, kBytesOfCall = 1 << 10, kBytesOfMessage = 256;
 constexpr int64_t kFewBytes = 64 << 10;       // nobody is ended for less, or has more credit
@@ -187,6 +189,7 @@ class NetworkServer::StrangersDoor : public Door {
 
   absl::StatusOr<std::shared_ptr<const Principal>> WhoCalls(
       const grpc::CallbackServerContext& call) const override {
+    server_->StrangerCalled(kJoin + call.peer());
     auto who = std::make_shared<Principal>();
     who->user = UserAt(call.peer());
     who->stranger = true;
@@ -381,7 +384,7 @@ void NetworkServer::Called(const std::string& peer, const Presented& presented) 
   if (it == connections_.end() || it->second.called) return;
   Connection& connection = it->second;
   NoLongerSilent(peer, &connection);
-  connection.called = true;
+  connection.called = connection.certified = true;
   connection.holder = presented.holder;
   connection.certificate = presented.certificate;
   connection.authority = presented.authority;
@@ -390,6 +393,11 @@ void NetworkServer::Called(const std::string& peer, const Presented& presented) 
           {{"peer", peer}, {"holder", UriOf(connection.holder)}});
   End(peer, &connection, &NetworkCounts::holders, absl::StatusCode::kResourceExhausted,
       "its holder has too many connections");
+}
+
+void NetworkServer::StrangerCalled(const std::string& peer) const {
+  std::lock_guard lock(mutex_);
+  if (const auto it = connections_.find(peer); it != connections_.end()) it->second.called = true;
 }
 
 void NetworkServer::Tell(const std::string& peer, const std::string& user, absl::StatusCode outcome,
@@ -412,7 +420,7 @@ void NetworkServer::End(const std::string& peer, Connection* connection,
                         const std::string& why) const {
   if (!connection->ended) {
     ++(counts_.*count);
-    Tell(peer, connection->called ? UserOf(connection->holder) : UserAt(peer), outcome, why);
+    Tell(peer, connection->certified ? UserOf(connection->holder) : UserAt(peer), outcome, why);
   }
   connection->ended = true;
   shutdown(connection->fd, SHUT_RDWR);
@@ -435,8 +443,11 @@ bool NetworkServer::RoomForSilent(const std::string& address) {
   if (most->second.silent.size() <= own + 1) return false;
   const std::string oldest = most->second.silent.begin()->second;
   Connection& connection = connections_.at(oldest);
-  End(oldest, &connection, &NetworkCounts::silent, absl::StatusCode::kDeadlineExceeded,
-      "no call came, and others wait");
+  End(oldest, &connection, &NetworkCounts::silent,
+      connection.called ? absl::StatusCode::kResourceExhausted
+                        : absl::StatusCode::kDeadlineExceeded,
+      connection.called ? "it has no certificate, and others wait"
+                        : "no call came, and others wait");
   NoLongerSilent(oldest, &connection);
   return true;
 }
@@ -466,7 +477,7 @@ void NetworkServer::Count(const std::string& peer, Connection* connection, int64
     return;
   LogWarn("connection ended: no call explains what it sends",
           {{"peer", peer},
-           {"holder", connection->called ? UriOf(connection->holder) : "unknown"},
+           {"holder", connection->certified ? UriOf(connection->holder) : "unknown"},
            {"bytes", unexplained}});
   End(peer, connection, &NetworkCounts::unexplained, absl::StatusCode::kResourceExhausted,
       absl::StrCat("no call explains ", unexplained, " bytes that it sent"));
@@ -489,13 +500,20 @@ NetworkCounts NetworkServer::Counts() const {
   return counts;
 }
 
+bool NetworkServer::OnlyLooked(const std::string& peer, const Connection& connection) const {
+  // Who got the certificate and then stood still until gRPC ended the handshake is another matter.
+  const int64_t lasted_ns = context_->clock->MonotonicNs() - connection.begun_ns;
+  return peer.starts_with(kJoin) && DeliveredBytes(connection.fd) >= kLeastShownBytes &&
+         lasted_ns < limits_.handshake_ms * kMillisecond;
+}
+
 void NetworkServer::Forget(const std::string& peer) {
   const auto it = connections_.find(peer);
   if (it == connections_.end()) return;
   const int64_t received = ReceivedBytes(it->second.fd);
   // Whoever sends nothing only looks whether somebody listens, as agents and commands do before
   // they call. The kernel counts an end as a byte.
-  if (!it->second.called && !it->second.ended && !peer.starts_with(kJoin) && received > 1) {
+  if (!it->second.called && !it->second.ended && received > 1 && !OnlyLooked(peer, it->second)) {
     ++counts_.without_call;
     // gRPC tells nobody which connection's handshake failed, nor why: the log has its words.
     Tell(peer, UserAt(peer), absl::StatusCode::kUnauthenticated,
@@ -504,7 +522,7 @@ void NetworkServer::Forget(const std::string& peer) {
   }
   NoLongerSilent(peer, &it->second);
   if (--by_address_[it->second.address].connections <= 0) by_address_.erase(it->second.address);
-  if (it->second.called) {
+  if (it->second.certified) {
     const auto holder = by_holder_.find(UriOf(it->second.holder));
     if (--holder->second <= 0) by_holder_.erase(holder);
   }
@@ -525,6 +543,8 @@ void NetworkServer::Look() {
     std::string why;
     if (!connection.called) {
       if (connection.begun_ns < silent_before_ns) why = "no call came";
+    } else if (!connection.certified) {
+      continue;  // gRPC ends it where no call comes any more
     } else if (connection.certificate.validity.end_s <= now_s) {
       why = "its certificate has expired";
     } else {

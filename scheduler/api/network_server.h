@@ -33,7 +33,7 @@ struct NetworkLimits {
   int connections = 10'000;
   int connections_of_address = 256;
   int connections_of_holder = 64;
-  int silent = 512;             // without a call yet
+  int silent = 512;             // without a call yet, or at the join door
   int silent_of_address = 128;  // of whom a few have room when others fill it
   int calls_of_connection = 256;
   int64_t receive_buffer = 32 << 10;  // bytes that wait for being read, about half of them
@@ -78,10 +78,11 @@ class NetworkServer {
     // Bytes that calls and messages explain, and those that nothing does and that were counted.
     int64_t explained = 0, unexplained = 0;
     int64_t counted_ns = 0, quiet = 0;  // when; thousandths of bytes that its age explains
-    // Once a call came: whose it is.
-    bool called = false;
-    bool silent = false;  // is among its address's silent ones
-    bool ended = false;   // by us
+    bool called = false;                // a call came
+    bool silent = false;                // is among its address's silent ones
+    bool ended = false;                 // by us
+    // Once a call came to the certificates' door: whose it is.
+    bool certified = false;
     Holder holder;
     Certificate certificate;
     uint64_t authority = 0;
@@ -108,8 +109,13 @@ class NetworkServer {
   // Something came over the connection with this descriptor, or it has ended.
   void On(int fd, uint32_t events);
   void AskAgain();
-  // What the door knows of a call's connection; under mutex_.
+  // What the doors know of a call's connection. A stranger's stays among the silent ones, whose
+  // number is bounded for all: else strangers could take every place.
   void Called(const std::string& peer, const Presented& presented) const;
+  void StrangerCalled(const std::string& peer) const;
+  // Whether its peer only looked whose certificate is shown at the join door, as all who join do
+  // before they send anything.
+  bool OnlyLooked(const std::string& peer, const Connection& connection) const;
   absl::StatusOr<Presented> Read(const std::string& pem) const;
   void Forget(const std::string& peer);
 

@@ -158,7 +158,7 @@ class NetworkTest : public ::testing::Test {
     Do(event);
   }
   void Turn(pb::AuthorityChanged::Step step) {
-    const auto event = office_->Turn(trust(), step, true, RealClock()->WallNs(),
+    const auto event = office_->Turn(engine_->Snapshot()->state, step, true, RealClock()->WallNs(),
                                      [](const std::string&) { return true; });
     ASSERT_TRUE(event.ok()) << event.status();
     Do(*event);
@@ -476,6 +476,10 @@ TEST_F(NetworkTest, ConnectionsThatComeToNothingAreInTheAudit) {
   EXPECT_TRUE(Eventually([&] {
     return server_->Counts().without_call == 3 && server_->connections() == 0;
   })) << "who says nothing, as commands do before they call, is none";
+  const int malformed = Begin(context_.join_address, "127.0.0.9");
+  ASSERT_TRUE(Eventually([&] { return write(malformed, "hello", 5) == 5; }));
+  EXPECT_TRUE(Eventually([&] { return server_->Counts().without_call == 4; }));
+  close(malformed);
   const Identity h1 = Joined("/host/lab/h1");
   StayUntilItEnds(h1);
   const auto told = [&](const std::string& user) {
@@ -494,9 +498,41 @@ TEST_F(NetworkTest, ConnectionsThatComeToNothingAreInTheAudit) {
   ASSERT_EQ(of_address.size(), 1u) << "the others are counted, and told at the minute's end";
   EXPECT_THAT(of_address[0], HasSubstr("UNAUTHENTICATED ipv4:127.0.0.1:"));
   EXPECT_THAT(of_address[0], HasSubstr("it ended before a call"));
+  const std::vector<std::string> of_other = told("address ipv4:127.0.0.9");
+  ASSERT_EQ(of_other.size(), 1u);
+  EXPECT_THAT(of_other[0], HasSubstr("UNAUTHENTICATED join ipv4:127.0.0.9:"));
+  EXPECT_THAT(of_other[0], HasSubstr("it ended before a call"));
+  EXPECT_EQ(server_->Counts().without_call, 4u)
+      << "who joins looks first whose certificate is shown at that door";
   Stop();
   audit_.reset();
   std::filesystem::remove_all(folder);
+}
+
+// As where somebody types at a login by a provider, between two calls.
+TEST_F(NetworkTest, WhoCalledAtTheJoinDoorIsNotEndedForItsSilence) {
+  NetworkLimits limits;
+  limits.silent_ns = 2 * kSecond;
+  Start(CertificateLives(), limits);
+  const Identity ann = JoinedUser("ann");
+  ASSERT_TRUE(Eventually([&] { return server_->connections() == 0; }));
+  grpc::ChannelArguments arguments;
+  arguments.SetSslTargetNameOverride(ServerName(ann.holder.trust_id));
+  const auto stub = pb::JoinService::NewStub(grpc::CreateCustomChannel(
+      ann.join_address, grpc::SslCredentials({ann.authorities, "", ""}), arguments));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  pb::ListProvidersResponse response;
+  const grpc::Status status = stub->ListProviders(&context, pb::ListProvidersRequest(), &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  std::string why;
+  const int silent = ConnectTo(context_.join_address, kSecond, &why);
+  ASSERT_GE(silent, 0) << why;
+  EXPECT_TRUE(Eventually([&] {
+    return server_->Counts().silent >= 1 && server_->connections() == 1;
+  })) << "it began after the one that called";
+  EXPECT_EQ(server_->Counts().silent, 1u);
+  close(silent);
 }
 
 TEST_F(NetworkTest, AClockThatIsSetBackMakesItsCertificateAnew) {
@@ -737,6 +773,30 @@ class PackNetworkTest : public NetworkTest {
   Identity ann_, bob_;
   int submissions_ = 0;
 };
+
+TEST_F(PackNetworkTest, EachThatIsStoredIsInTheAuditOnce) {
+  audit_ = *Audit::Open(folder_ + "/audit");
+  Start(CertificateLives(), NetworkLimits());
+  const Identity ann = JoinedUser("ann", pb::ROLE_SUBMITTER);
+  const Identity bob = JoinedUser("bob", pb::ROLE_SUBMITTER);
+  ASSERT_TRUE(Send(ann, text_).ok());
+  ASSERT_TRUE(Send(ann, text_).ok()) << "it is there already";
+  ASSERT_TRUE(Send(bob, text_).ok());
+  const auto told = [&](const std::string& user) {
+    std::vector<std::string> details;
+    const auto records = audit_->Newest(100, [&](const pb::AuditRecord& record) {
+      return record.user() == user && record.method() == "PackService/Put";
+    });
+    EXPECT_TRUE(records.ok()) << records.status();
+    for (const pb::AuditRecord& record : *records)
+      details.push_back(absl::StrCat(record.outcome(), " ", record.detail()));
+    return details;
+  };
+  EXPECT_TRUE(Eventually([&] { return !told("bob").empty(); }));
+  EXPECT_THAT(told("ann"), ::testing::ElementsAre(absl::StrCat("OK ", digest_, ", 300000 bytes")));
+  Stop();
+  audit_.reset();
+}
 
 TEST_F(PackNetworkTest, OneOfAnotherUserCanNotBeNamed) {
   ASSERT_TRUE(Send(ann_, text_).ok());

@@ -30,10 +30,21 @@ grpc::ServerUnaryReactor* PackServiceImpl::Put(const Caller& caller,
   }
   if (const std::string why = WhyNoSubmissions(*context_); !why.empty())
     return Reply(call, NotNow(why, "STORE_FULL"));
+  const bool was_there = context_->packs->Use(caller.user(), request->digest());
   const absl::StatusOr<int64_t> next = context_->packs->Put(
       caller.user(), request->digest(), request->size_bytes(), request->offset(), request->data());
   if (next.ok()) response->set_next_offset(*next);
-  return Reply(call, ToGrpc(next.status()));
+  if (!next.ok() || was_there || *next != request->size_bytes())
+    return Reply(call, ToGrpc(next.status()));
+  // By this piece the whole is there: one record of it, through the engine as of any change.
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  caller.Note(absl::StrCat(request->digest(), ", ", request->size_bytes(), " bytes"));
+  caller.Change(
+      [](const State&) -> absl::StatusOr<std::vector<pb::Event>> {
+        return std::vector<pb::Event>();
+      },
+      [reactor](absl::Status recorded) { reactor->Finish(ToGrpc(recorded)); });
+  return reactor;
 }
 
 std::vector<FieldProblem> CheckPacks(const ApiContext& context, const std::string& owner,

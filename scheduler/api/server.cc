@@ -86,6 +86,9 @@ absl::Status ApiServer::Listen(const std::string& path, unsigned mode) {
 }
 
 absl::StatusOr<ApiServer::User*> ApiServer::UserOf(uint32_t uid) {
+  // Without asking who it is: a directory service may be slow, and all connections wait here. Each
+  // call asks, on a thread of its own.
+  if (const auto it = users_.find(uid); it != users_.end()) return it->second.get();
   const std::shared_ptr<const Principal> who = context_->guard->users()->Of(uid);
   if (!context_->single_user && !who->known()) uid = kOverflowUid;
   if (context_->single_user && uid != geteuid()) {

@@ -13,13 +13,20 @@
 #include "common/base/log.h"
 
 namespace muster {
+namespace {
 
-int64_t ReceivedBytes(int fd) {
+tcp_info InfoOf(int fd) {
   tcp_info info{};
   socklen_t size = sizeof info;
-  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
-  return static_cast<int64_t>(info.tcpi_bytes_received);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
+  return info;
 }
+
+}  // namespace
+
+int64_t ReceivedBytes(int fd) { return static_cast<int64_t>(InfoOf(fd).tcpi_bytes_received); }
+
+int64_t DeliveredBytes(int fd) { return static_cast<int64_t>(InfoOf(fd).tcpi_bytes_acked); }
 
 bool LastsAfterAccept(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;

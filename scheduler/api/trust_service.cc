@@ -345,8 +345,7 @@ grpc::ServerUnaryReactor* TrustServiceImpl::GetAuthority(const Caller& caller,
   }
   // Names of hosts and users are for who administers them.
   if (Sight(state, caller.who()).RoleAt(0) >= pb::ROLE_ADMIN) {
-    for (std::string& name :
-         Office::Behind(state.trust(), context_->clock->WallNs(), context_->in_use))
+    for (std::string& name : Office::Behind(state, context_->clock->WallNs(), context_->in_use))
       response->add_behind(std::move(name));
   }
   for (const std::string& address : context_->addresses) response->add_addresses(address);
@@ -364,10 +363,10 @@ grpc::ServerUnaryReactor* TrustServiceImpl::Rotate(const Caller& caller,
       [this, caller, request, response](const State& state) -> Events {
         const int64_t now_ns = context_->clock->WallNs();
         absl::StatusOr<pb::Event> event = context_->office->Turn(
-            state.trust(), StepOf(request->step()), request->force(), now_ns, context_->in_use);
+            state, StepOf(request->step()), request->force(), now_ns, context_->in_use);
         if (!event.ok()) return event.status();
         if (request->step() != pb::ROTATE_STEP_PREPARE) {
-          for (std::string& name : Office::Behind(state.trust(), now_ns, context_->in_use))
+          for (std::string& name : Office::Behind(state, now_ns, context_->in_use))
             response->add_left_behind(std::move(name));
         }
         caller.Note(absl::StrJoin(response->left_behind(), ", "));

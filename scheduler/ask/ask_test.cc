@@ -645,6 +645,16 @@ TEST(Describe, ListedHostsAreShownBeforeTheirAgentsCame) {
   EXPECT_EQ(cluster.hosts_up(), 0);
 }
 
+TEST(Describe, ARemovedHostIsNoneOfItsClusterAnyMore) {
+  testing::SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 2, "gpu", "r1").Hosts("lab", 1, 2).Close("lab");
+  EXPECT_EQ(DescribeCluster(s.state, 0).hosts_known(), 2) << "it is heard from";
+  s.HostState("lab", "h01", pb::HOST_UNREACHABLE);
+  EXPECT_EQ(DescribeCluster(s.state, 0).hosts_known(), 1);
+  s.HostState("lab", "h00", pb::HOST_UNREACHABLE);
+  EXPECT_EQ(DescribeCluster(s.state, 0).hosts_known(), 1) << "it is listed";
+}
+
 TEST(Describe, WhatIsFreeOnDrainedHostsIsCountedApart) {
   testing::SystemBuilder s;
   s.Cluster("lab").Hosts("lab", 2, 2).Queue("research", 4);

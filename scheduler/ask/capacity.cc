@@ -13,6 +13,10 @@ pb::Inventory ShapeOf(const State& state, const HostRow& host) {
 }
 
 const pb::Inventory& ShapeOf(const State& state, const HostRow& host, pb::Inventory* made) {
+  if (IsRemoved(state, host)) {
+    made->Clear();
+    return *made;
+  }
   if (host.state != pb::HOST_NEVER_SEEN) return host.inventory;
   const pb::ClusterSpec& cluster = state.clusters()[host.cluster].spec;
   const auto listed =

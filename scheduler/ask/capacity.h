@@ -11,13 +11,14 @@
 namespace muster {
 
 // The host's inventory if its agent has ever been seen, else its SKU's. Without flavour: no GPUs.
+// Empty once it is removed (IsRemoved).
 pb::Inventory ShapeOf(const State& state, const HostRow& host);
 // The same without a copy where there is one to point to; `made` holds it otherwise. For loops over
 // all hosts.
 const pb::Inventory& ShapeOf(const State& state, const HostRow& host, pb::Inventory* made);
 
 // Thousandths of devices by cluster (index) of one flavour, of all hosts that are listed or were
-// seen; "cpu": of cores.
+// seen, but for removed ones; "cpu": of cores.
 std::map<int32_t, int64_t> PoolCapacity(const State& state, const std::string& flavour);
 
 // Flavours of which some are stand-ins, on hosts that were seen or by the clusters file.

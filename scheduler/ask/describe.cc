@@ -289,7 +289,9 @@ pb::Host DescribeHost(const State& state, HostId id) {
   host.set_state(row.state);
   host.set_drained(row.drained);
   host.set_drain_reason(row.drain_reason);
-  *host.mutable_inventory() = ShapeOf(state, row);
+  // Of a removed host what was known of it.
+  *host.mutable_inventory() =
+      row.state == pb::HOST_NEVER_SEEN ? ShapeOf(state, row) : row.inventory;
   host.mutable_inventory()->clear_trainer_schema_json();
   host.set_last_heard_ns(row.spoke_ns);
   for (size_t d = 0; d < row.device_used_milli.size(); ++d) {
@@ -344,7 +346,7 @@ pb::Cluster DescribeCluster(const State& state, int32_t index) {
   std::map<std::string, pb::Capacity> capacity;
   for (HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
-    if (host.cluster != index) continue;
+    if (host.cluster != index || IsRemoved(state, host)) continue;
     cluster.set_hosts_known(cluster.hosts_known() + 1);
     if (host.state == pb::HOST_UP) cluster.set_hosts_up(cluster.hosts_up() + 1);
     if (host.quarantined()) cluster.set_hosts_quarantined(cluster.hosts_quarantined() + 1);

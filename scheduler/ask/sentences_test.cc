@@ -12,6 +12,7 @@
 namespace muster {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -289,6 +290,34 @@ TEST_F(Sentences, ASpillIsOfItsTimeAndOfItsAttempt) {
   EXPECT_EQ(said(), "") << "the next attempt was not spilled";
   s_.Do(testing::Placed(s_.state, job, "lab", {{"h00", {0}}}));
   EXPECT_EQ(said(), "") << "it is in its first cluster";
+}
+
+TEST_F(Sentences, AJobThatWaitsForAStrayIsToldHowItsHostIsSwitchedOff) {
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s_);
+  pb::Event adopted;
+  adopted.mutable_store_adopted()->set_epoch(static_cast<uint64_t>(kAttemptsSinceS + 5000) * 1000);
+  s_.Do(adopted);
+  adopted.mutable_store_adopted()->set_settled(true);
+  s_.Do(adopted);
+  pb::Event stray;
+  pb::AttemptReported* e = stray.mutable_attempt_reported();
+  e->set_cluster("lab");
+  e->set_host("h00");
+  e->set_state_id(s_.state.host(s_.state.FindHost("lab", "h00")).state_id);
+  *e->mutable_report()->mutable_key() = KeyOf(*s_.state.FindJob(job), 0, 40);
+  e->mutable_report()->set_phase(pb::STARTED);
+  s_.Do(stray);
+  s_.HostState("lab", "h00", pb::HOST_UNREACHABLE);
+  EXPECT_THAT(Text(job, pb::V_RESTORING),
+              AllOf(HasSubstr("muster host confirm-off lab/h00"), Not(HasSubstr("fence_command"))));
+  pb::Event failed;
+  failed.mutable_host_fence_failed()->set_cluster("lab");
+  failed.mutable_host_fence_failed()->set_host("h00");
+  failed.mutable_host_fence_failed()->set_detail("no chassis");
+  s_.Do(failed);
+  EXPECT_THAT(Text(job, pb::V_RESTORING),
+              HasSubstr("muster host confirm-off lab/h00. fence_command was run to switch it off "
+                        "and failed, it is tried again: no chassis"));
 }
 
 TEST_F(Sentences, TheStartIsTheForecastsWhereThatIsNewer) {

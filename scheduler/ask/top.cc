@@ -139,6 +139,7 @@ Clusters CountHosts(const State& state, By by, Rows* rows, Top* top) {
   Clusters flavours_in;
   for (const HostId id : state.hosts()) {
     const HostRow& host = state.host(id);
+    if (IsRemoved(state, host)) continue;
     top->set_hosts_known(top->hosts_known() + 1);
     if (host.state == pb::HOST_UP) top->set_hosts_up(top->hosts_up() + 1);
     if (by != pb::TopRequest::CLUSTER) continue;

@@ -20,7 +20,8 @@ using Sees = std::function<bool(const JobRow&)>;
 pb::TopResponse DescribeTop(const State& state, const Plan& plan, const pb::TopRequest& request,
                             int64_t now_ns, const Sees& sees);
 
-// Devices' thousandths of one flavour in one cluster, of all hosts that are listed or were seen.
+// Devices' thousandths of one flavour in one cluster, of all hosts that are listed or were seen,
+// but for removed ones.
 struct PoolUse {
   bool declared = false;
   int64_t total_milli = 0;

@@ -570,6 +570,19 @@ TEST(Decide, StartsNothingOnAHostThatIsShortOfDiskAndLetsRunWhatRuns) {
   EXPECT_EQ(WorkersOf(system, waits), 1);
 }
 
+// With its removed host lab could hold the job.
+TEST(Decide, AJobDoesNotWaitInAClusterThatCouldHoldItBeforeAHostWasRemoved) {
+  SystemBuilder system;
+  system.Cluster("lab").Hosts("lab", 1, 2, "gpu", "r1").Hosts("lab", 1, 2).Close("lab");
+  system.Cluster("cloud").Hosts("cloud", 1, 4).Queue("q");
+  const uint64_t job = JobBuilder("q").Workers(4).In({"lab", "cloud"}).SubmitTo(&system);
+  Decider kept;
+  kept.Decide(system.state, system.now_ns, Quick());
+  system.HostState("lab", "h01", pb::HOST_UNREACHABLE);
+  EXPECT_EQ(CodeOf(kept.Decide(system.state, system.now_ns, Quick()), job), pb::V_STARTING_NOW);
+  EXPECT_EQ(CodeOf(Go(&system), job), pb::V_STARTING_NOW);
+}
+
 // A store that was restored, and whose hosts have said what they run: `host` still has an attempt
 // of the job, which the backup doesn't know.
 pb::Event StrayOn(const SystemBuilder& system, const std::string& host, uint64_t job,

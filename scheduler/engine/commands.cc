@@ -7,7 +7,6 @@
 #include "scheduler/engine/engine.h"
 #include "scheduler/state/abilities.h"
 #include "scheduler/state/directories.h"
-#include "scheduler/state/strays.h"
 
 namespace muster {
 namespace {
@@ -107,7 +106,7 @@ void AppendPartCommand(const State& state, const JobRow& job, int32_t task,
   const HostRow& host = state.host(part.host);
   if (part.state_id != host.state_id) return;  // its agent has never heard of it
   // What nobody knows may hold the very devices, and is stopped first.
-  if (HasStrays(host)) return;
+  if (host.has_strays()) return;
   // Its agent was exchanged for an older one since it was placed here.
   if (OutgrowsAgent(host, part, NeedsOf(*job.spec, job.task_spec(task)))) return;
   if (part.phase == pb::ATTEMPT_PHASE_UNSPECIFIED) {

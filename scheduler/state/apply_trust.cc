@@ -1,5 +1,8 @@
 // Apply: who may come over a network: authorities, tokens, users, certificates.
 #include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "common/base/units.h"
 #include "scheduler/state/applier.h"
@@ -12,6 +15,9 @@ void NotBefore(int64_t* next_end_ns, int64_t end_ns) {
 }
 
 int64_t EndNs(const pb::IssuedCertificate& certificate) { return certificate.end_s() * kSecond; }
+int64_t RenewableUntilNs(const pb::IssuedCertificate& certificate) {
+  return EndNs(certificate) + kRenewExpiredNs;
+}
 
 // The host that a certificate's uri names, for whosever jobs it is; empty: it is a user's.
 std::string HostOf(const std::string& uri) {
@@ -31,6 +37,24 @@ void RevokeHost(const std::string& uri, int64_t at_ns, int64_t last_end_ns, Trus
   NotBefore(&trust->next_end_ns, host.forget_ns());
 }
 
+// Of these, which have ended just now, the last one of each host that has no other. Whether there
+// was one.
+bool KeepLastOfHosts(std::vector<pb::IssuedCertificate> ended, Trust* trust) {
+  std::set<std::string> have_others;
+  for (const auto& [serial, certificate] : trust->certificates) {
+    if (certificate.revoked_ns() == 0) have_others.insert(HostOf(certificate.uri()));
+  }
+  bool any = false;
+  for (pb::IssuedCertificate& certificate : ended) {
+    const std::string host = HostOf(certificate.uri());
+    if (have_others.count(host) != 0) continue;
+    pb::IssuedCertificate& last = trust->ended_of_hosts[host];
+    if (last.end_s() <= certificate.end_s()) last = std::move(certificate);
+    any = true;
+  }
+  return any;
+}
+
 }  // namespace
 
 void Applier::SetTrust(const pb::TrustRecord& record) {
@@ -47,6 +71,10 @@ void Applier::SetTrust(const pb::TrustRecord& record) {
   for (const pb::RevokedHost& host : record.revoked_hosts()) {
     trust.revoked_hosts[host.uri()] = host;
     NotBefore(&trust.next_end_ns, host.forget_ns());
+  }
+  for (const pb::IssuedCertificate& last : record.ended_of_hosts()) {
+    trust.ended_of_hosts[HostOf(last.uri())] = last;
+    NotBefore(&trust.next_end_ns, RenewableUntilNs(last));
   }
 }
 
@@ -134,6 +162,9 @@ void Applier::On(const pb::CertificateIssued& e) {
     }
   }
   SetCertificate(e.certificate());
+  if (s_.trust_->ended_of_hosts.count(HostOf(e.certificate().uri())) == 0) return;
+  Own(&s_.trust_)->ended_of_hosts.erase(HostOf(e.certificate().uri()));
+  s_.trust_changed_ = true;
 }
 
 void Applier::On(const pb::CertificatesRevoked& e) {
@@ -149,6 +180,7 @@ void Applier::On(const pb::CertificatesRevoked& e) {
   }
   if (const std::string host = HostOf(e.uri()); !host.empty()) {
     RevokeHost(host, s_.now_ns_, last_end_ns, &trust);
+    trust.ended_of_hosts.erase(host);
     s_.trust_changed_ = true;
   }
   if (std::erase_if(trust.tokens,
@@ -176,6 +208,7 @@ void Applier::ForgetExpired() {
     it = trust.revoked_hosts.erase(it);
     s_.trust_changed_ = true;
   }
+  std::vector<pb::IssuedCertificate> ended_now;  // hosts'
   for (auto it = trust.certificates.begin(); it != trust.certificates.end();) {
     if (const int64_t end_ns = EndNs(it->second); end_ns > s_.now_ns_) {
       NotBefore(&trust.next_end_ns, end_ns);
@@ -184,7 +217,19 @@ void Applier::ForgetExpired() {
     }
     s_.trust_changed_ |= it->second.revoked_ns() != 0;  // what was read of it is kept from now on
     s_.changed_certificates_.insert(it->first);
+    if (it->second.revoked_ns() == 0 && !HostOf(it->second.uri()).empty())
+      ended_now.push_back(std::move(it->second));
     it = trust.certificates.erase(it);
+  }
+  if (!ended_now.empty()) s_.trust_changed_ |= KeepLastOfHosts(std::move(ended_now), &trust);
+  for (auto it = trust.ended_of_hosts.begin(); it != trust.ended_of_hosts.end();) {
+    if (const int64_t until_ns = RenewableUntilNs(it->second); until_ns > s_.now_ns_) {
+      NotBefore(&trust.next_end_ns, until_ns);
+      ++it;
+      continue;
+    }
+    it = trust.ended_of_hosts.erase(it);
+    s_.trust_changed_ = true;
   }
 }
 

@@ -646,6 +646,35 @@ TEST(Ledger, BooksEachPhaseOfAnAttemptToItsClass) {
   EXPECT_EQ(BookedTotal(s.state), s.state.ledger_capacity_device_us());
 }
 
+// None of the three is heard from.
+TEST(Ledger, OnlyARemovedHostOnWhichNothingMayRunIsBookedToNothing) {
+  testing::SystemBuilder s;
+  s.Cluster("lab").Hosts("lab", 1, 2, "gpu", "r1").Hosts("lab", 2, 2).Queue("research");
+  const uint64_t job = testing::JobBuilder("research").SubmitTo(&s);
+  s.Do(testing::Placed(s.state, job, "lab", {{"h01", {0}}}));
+  for (const char* host : {"h00", "h01", "h02"}) s.HostState("lab", host, pb::HOST_UNREACHABLE);
+  s.Close("lab");
+  const struct {
+    const char* host;
+    int64_t milli;
+    const char* why;
+  } kCases[] = {{"h00", 2000, "it is listed"},
+                {"h01", 2000, "an attempt may run there"},
+                {"h02", 0, "nobody expects it any more"}};
+  for (const auto& c : kCases) {
+    int64_t milli = 0;
+    for (const LedgerShare& share : s.state.host(s.state.FindHost("lab", c.host)).shares)
+      milli += share.milli;
+    EXPECT_EQ(milli, c.milli) << c.host << ": " << c.why;
+  }
+  EXPECT_EQ(State::Difference(s.state, s.state.Rebuilt()), "");
+}
+
+int64_t CapacityMilli(const State& state, HostId id) {
+  const HostRow& host = state.host(id);
+  return IsRemoved(state, host) ? 0 : 1000 * int64_t{host.inventory.devices_size()};
+}
+
 // The oracle counts devices and milliseconds by itself.
 TEST(Ledger, ClassesSumToCapacityTimesElapsedAfterEveryEvent) {
   for (uint64_t seed = 1; seed <= 4; ++seed) {
@@ -655,8 +684,7 @@ TEST(Ledger, ClassesSumToCapacityTimesElapsedAfterEveryEvent) {
     for (int i = 0; i < 4000; ++i) {
       const pb::Event event = events.Next(state);
       int64_t capacity_milli = 0;
-      for (const HostId id : state.hosts())
-        capacity_milli += 1000 * state.host(id).inventory.devices_size();
+      for (const HostId id : state.hosts()) capacity_milli += CapacityMilli(state, id);
       Apply(&state, event);
       if (event.has_step()) {
         if (until_ns == 0) until_ns = state.now_ns();
@@ -672,8 +700,7 @@ TEST(Ledger, ClassesSumToCapacityTimesElapsedAfterEveryEvent) {
         for (const LedgerShare& share : state.host(id).shares) shares_milli += share.milli;
       }
       int64_t now_milli = 0;
-      for (const HostId id : state.hosts())
-        now_milli += 1000 * state.host(id).inventory.devices_size();
+      for (const HostId id : state.hosts()) now_milli += CapacityMilli(state, id);
       ASSERT_EQ(shares_milli, now_milli) << "every device is booked to something now";
     }
     EXPECT_GT(expected_us, 0);

@@ -173,6 +173,7 @@ void Applier::RefreshHost(HostId id) {
   const Booked booked = HostUse(s_, host).Derive();
   host->shares.clear();
   host->booked_flavour = host->inventory.flavour();
+  if (IsRemoved(s_, *host)) return;
   int64_t sum_milli = 0;
   for (const auto& [key, milli] : booked) {
     if (milli == 0) continue;

@@ -229,6 +229,11 @@ bool KnownOff(const HostRow& host, const pb::TaskSpec& task) {
   return !host.confirmed_off_by.empty() || (wait_ns > 0 && host.quiet_ns >= wait_ns);
 }
 
+bool IsRemoved(const State& state, const HostRow& host) {
+  return !host.listed && !state.clusters()[host.cluster].spec.open() && host.attempts.empty() &&
+         (host.state == pb::HOST_UNREACHABLE || host.state == pb::HOST_NEVER_SEEN);
+}
+
 std::string JobStorage(const State& state, const JobRow& job) {
   const int32_t cluster = state.FindCluster(job.cluster);
   return cluster < 0 ? "" : state.clusters()[cluster].spec.job_storage();

@@ -397,6 +397,7 @@ struct StateRecords {
     for (const auto& [id, token] : trust.tokens) *r.add_tokens() = token;
     for (const auto& [name, user] : trust.users) *r.add_users() = user;
     for (const auto& [uri, host] : trust.revoked_hosts) *r.add_revoked_hosts() = host;
+    for (const auto& [uri, last] : trust.ended_of_hosts) *r.add_ended_of_hosts() = last;
     return {"trust", "", DeterministicBytes(r)};
   }
   static RowChange Certificate(const State& s, const std::string& serial) {

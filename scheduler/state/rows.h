@@ -279,7 +279,8 @@ struct HostRow {
   std::vector<TaskRef> reserved;           // for which devices are kept here, ascending
   std::vector<int64_t> device_used_milli;  // parallel to inventory.devices()
   int64_t cpus_used_milli = 0, memory_used_bytes = 0, disk_used_bytes = 0;
-  std::vector<LedgerShare> shares;  // what its devices are booked to; sums to 1000 a device
+  std::vector<LedgerShare> shares;  // what its devices are booked to; sums to 1000 a device, but
+                                    // empty once it is removed (IsRemoved)
   std::string booked_flavour;       // theirs, as they were booked
 
   // In quarantine as a whole: like a drained one it gets nothing new, but what runs there goes on.
@@ -291,10 +292,14 @@ struct HostRow {
   bool usable() const { return state == pb::HOST_UP && !taken_out(); }
   // It would get no work if it spoke, either.
   bool taken_out() const {
+    return drained || quarantined() || !inventory.low_disk().empty() || has_strays();
+  }
+  // It may still run what a restored store doesn't know (strays.h).
+  bool has_strays() const {
     for (const LostRow& row : lost) {
       if (row.stray()) return true;
     }
-    return drained || quarantined() || !inventory.low_disk().empty();
+    return false;
   }
 };
 
@@ -354,6 +359,8 @@ struct Trust {
   std::map<std::string, pb::NetworkUser> users;   // by name
   std::map<std::string, pb::IssuedCertificate> certificates;  // by serial
   std::map<std::string, pb::RevokedHost> revoked_hosts;       // by uri
+  // By the host's uri: the last one of each host that has none now and may still renew it.
+  std::map<std::string, pb::IssuedCertificate> ended_of_hosts;
   int64_t next_end_ns = 0;  // derived: none is forgotten before; 0: there are none
 };
 

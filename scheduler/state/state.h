@@ -251,7 +251,7 @@ class State {
   int64_t history_tick_ = 0;  // now / kHistoryTickNs of the newest tick; 0: none yet
   std::shared_ptr<std::map<std::pair<std::string, std::string>, int64_t>>
       idle_;                    // derived: booked as idle now, by cluster and flavour
-  int64_t capacity_milli_ = 0;  // derived: devices' thousandths of all known hosts
+  int64_t capacity_milli_ = 0;  // derived: devices' thousandths of all hosts but removed ones
   uint64_t next_job_number_ = 1;
   uint64_t queue_version_ = 0;
   int64_t now_ns_ = 0;
@@ -338,6 +338,9 @@ int64_t FenceWaitNs(const pb::TaskSpec& task);
 // No process of the task runs on this host, although it can't be reached: it was fenced, or
 // somebody said so.
 bool KnownOff(const HostRow& host, const pb::TaskSpec& task);
+// It left the clusters file of a cluster that is not open, is not heard from, and no attempt may
+// run there: it is no capacity any more. Its agent would be refused.
+bool IsRemoved(const State& state, const HostRow& host);
 // The devices (indexes on the host) that the process of this rank may use: one, where a worker runs
 // as many processes as it has whole GPUs; else its worker's. Empty: it is none of the part's, or
 // uses no devices.

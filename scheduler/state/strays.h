@@ -9,11 +9,6 @@
 
 namespace muster {
 
-inline bool HasStrays(const HostRow& host) {
-  return std::any_of(host.lost.begin(), host.lost.end(),
-                     [](const LostRow& lost) { return lost.stray(); });
-}
-
 // Attempts of before a restore have lower numbers than those of after it (contract 19). 0: the
 // store was never restored.
 inline int32_t FirstAttemptSince(uint64_t adopted_epoch) {
@@ -39,7 +34,7 @@ inline std::vector<HostId> HostsWithStrays(const State& state) {
   std::vector<HostId> hosts;
   if (state.adopted_epoch() == 0) return hosts;
   for (const HostId id : state.hosts()) {
-    if (HasStrays(state.host(id))) hosts.push_back(id);
+    if (state.host(id).has_strays()) hosts.push_back(id);
   }
   return hosts;
 }

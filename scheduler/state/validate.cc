@@ -259,7 +259,7 @@ absl::Status CheckHostTakes(const HostRow& host, Abilities needs, const std::str
   if (!host.inventory.low_disk().empty()) return Broken(where + "has too little disk left");
   if (!Can(AbilitiesOf(host.inventory), needs))
     return Broken(where + WhyUnable(host.inventory, needs));
-  if (HasStrays(host)) return Broken(where + "still runs what nobody knows");
+  if (host.has_strays()) return Broken(where + "still runs what nobody knows");
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -42,6 +43,20 @@ std::string UriForAnyJobs(const std::string& uri) {
   if (!holder.has_value()) return uri;
   holder->only_user.clear();
   return UriOf(*holder);
+}
+
+// Whether it is a host's that RenewExpired may serve, and that the clusters file still has: one
+// that was removed isn't served as a host in any case.
+bool MayRenewEnded(const State& state, const pb::IssuedCertificate& certificate, int64_t now_ns) {
+  const std::optional<Holder> host = ParseHolder(certificate.uri());
+  if (!host.has_value() || host->kind != Holder::kHost ||
+      certificate.end_s() * kSecond + kRenewExpiredNs <= now_ns)
+    return false;
+  const int32_t cluster = state.FindCluster(host->cluster);
+  if (cluster < 0) return false;
+  if (state.clusters()[cluster].spec.open()) return true;
+  const HostId id = state.FindHost(host->cluster, host->name);
+  return id != kNoHost && state.host(id).listed;
 }
 
 // Each is a row of State until it ends: who renews without end would fill that.
@@ -162,15 +177,25 @@ std::string Office::KeyFor(std::string_view purpose) const {
   return HmacSha256(master_key_, absl::StrCat("key/", std::string(purpose)));
 }
 
-std::vector<std::string> Office::Behind(const Trust& trust, int64_t now_ns, const InUse& in_use) {
+std::vector<std::string> Office::Behind(const State& state, int64_t now_ns, const InUse& in_use) {
+  const Trust& trust = state.trust();
   if (trust.authorities.size() < 2) return {};
   const uint64_t newest = trust.authorities.rbegin()->first;
   const bool signs = trust.signer == newest;
   std::map<std::string, bool> ready;  // by uri
-  for (const auto& [serial, certificate] : trust.certificates) {
-    if (certificate.revoked_ns() != 0 || certificate.end_s() * kSecond <= now_ns) continue;
+  const auto look = [&](const pb::IssuedCertificate& certificate) {
+    // Its holder joins again in any case: the authority was dropped by force.
+    if (trust.authorities.count(certificate.authority()) == 0) return;
     const bool new_enough = (signs ? certificate.authority() : certificate.trusts()) >= newest;
-    ready[UriForAnyJobs(certificate.uri())] |= new_enough && in_use(serial);
+    ready[UriForAnyJobs(certificate.uri())] |= new_enough && in_use(certificate.serial());
+  };
+  for (const auto& [serial, certificate] : trust.certificates) {
+    if (certificate.revoked_ns() != 0) continue;
+    if (certificate.end_s() * kSecond > now_ns || MayRenewEnded(state, certificate, now_ns))
+      look(certificate);
+  }
+  for (const auto& [uri, last] : trust.ended_of_hosts) {
+    if (MayRenewEnded(state, last, now_ns)) look(last);
   }
   std::vector<std::string> behind;
   for (const auto& [uri, is] : ready) {
@@ -186,8 +211,9 @@ bool Office::Outdated(const Trust& trust, const std::string& serial) {
          (!trust.authorities.empty() && row->second.trusts() < trust.authorities.rbegin()->first);
 }
 
-absl::StatusOr<pb::Event> Office::Turn(const Trust& trust, pb::AuthorityChanged::Step step,
+absl::StatusOr<pb::Event> Office::Turn(const State& state, pb::AuthorityChanged::Step step,
                                        bool force, int64_t now_ns, const InUse& in_use) const {
+  const Trust& trust = state.trust();
   if (trust.trust_id.empty())
     return absl::FailedPreconditionError("there is no authority: musterd.yaml has no tls:");
   const bool two = trust.authorities.size() == 2;
@@ -219,15 +245,16 @@ absl::StatusOr<pb::Event> Office::Turn(const Trust& trust, pb::AuthorityChanged:
     default:
       return absl::InvalidArgumentError("step: must be prepare, sign or drop");
   }
-  std::vector<std::string> behind = Behind(trust, now_ns, in_use);
+  std::vector<std::string> behind = Behind(state, now_ns, in_use);
   if (behind.empty() || force) return event;
   const size_t count = behind.size();
   if (count > kNamedMost) behind.resize(kNamedMost);
   return absl::FailedPreconditionError(absl::StrCat(
       count, count == 1 ? " holder hasn't" : " holders haven't",
       " renewed yet: ", absl::StrJoin(behind, ", "), count > kNamedMost ? ", …" : "",
-      ". Agents do within seconds. A user's login asks every ten minutes, and only while commands "
-      "use it. With --force these must join again"));
+      ". Agents do within seconds, those of hosts that are off once they are back; a host that is "
+      "gone is waited for no longer after muster host revoke. A user's login asks every ten "
+      "minutes, and only while commands use it. With --force these must join again"));
 }
 
 absl::StatusOr<std::string> Office::Sign(const Trust& trust, std::string_view request,

@@ -79,13 +79,15 @@ class Office {
 
   using InUse = std::function<bool(const std::string& serial)>;
   // FAILED_PRECONDITION: it isn't the turn of this step, or, without `force`, somebody is behind.
-  absl::StatusOr<pb::Event> Turn(const Trust& trust, pb::AuthorityChanged::Step step, bool force,
+  absl::StatusOr<pb::Event> Turn(const State& state, pb::AuthorityChanged::Step step, bool force,
                                  int64_t now_ns, const InUse& in_use) const;
   // Who would have to join again if the next step of the rotation were forced; none while there is
   // no rotation. Before another authority signs: whose newest certificate came without it. Before
   // the old one is dropped: whose newest certificate it signed. A certificate that was never seen
-  // in use doesn't count: it may not have arrived.
-  static std::vector<std::string> Behind(const Trust& trust, int64_t now_ns, const InUse& in_use);
+  // in use doesn't count: it may not have arrived. Hosts whose last one has ended are waited for as
+  // long as RenewExpired serves them; users log in anew. Nobody is waited for whose authority is
+  // trusted no longer.
+  static std::vector<std::string> Behind(const State& state, int64_t now_ns, const InUse& in_use);
   // Whether its holder should have another one: a newer authority is there.
   static bool Outdated(const Trust& trust, const std::string& serial);
 

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "common/pki/seal.h"
 
@@ -63,12 +64,19 @@ class OfficeTest : public ::testing::Test {
     Do(issued->event);
     return issued->certificate;
   }
+  void ClustersAre(const std::vector<std::string>& hosts_of_lab) {
+    pb::Event event;
+    pb::ClusterSpec* lab = event.mutable_clusters_configured()->mutable_file()->add_clusters();
+    lab->set_name("lab");
+    for (const std::string& host : hosts_of_lab) lab->add_hosts()->set_name(host);
+    Do(event);
+  }
   std::string JoinedHost(const std::string& key = NewKey()) {
     return *Join(GiveToken(kHostUri), key);
   }
   absl::Status Turn(Change::Step step, bool force = false) {
     absl::StatusOr<pb::Event> event =
-        office_.Turn(trust(), step, force, now_ns_, [](const std::string&) { return true; });
+        office_.Turn(state_, step, force, now_ns_, [](const std::string&) { return true; });
     if (!event.ok()) return event.status();
     Do(*event);
     return absl::OkStatus();
@@ -80,7 +88,7 @@ class OfficeTest : public ::testing::Test {
                          presented->authority);
   }
   std::vector<std::string> Behind(bool in_use = true) const {
-    return Office::Behind(trust(), now_ns_, [in_use](const std::string&) { return in_use; });
+    return Office::Behind(state_, now_ns_, [in_use](const std::string&) { return in_use; });
   }
 
   int64_t now_ns_ = kStart;
@@ -328,12 +336,57 @@ TEST_F(OfficeTest, AHostThatJoinedAnewForOneUsersJobsIsNotBehindAsTheOneItWas) {
   EXPECT_THAT(Behind(), IsEmpty());
 }
 
+// As docs/hosts.md promises: it renews with its own key for 90 days.
+TEST_F(OfficeTest, ARotationWaitsForAHostThatIsOffAsLongAsItMayRenew) {
+  ClustersAre({"h1", "h2", "h3"});
+  for (const char* name : {"h1", "h2", "h3", "gone"})
+    ASSERT_TRUE(Join(GiveToken(std::string("/host/lab/") + name), NewKey()).ok());
+  pb::Event user;
+  user.mutable_network_user()->mutable_user()->set_name("ann");
+  Do(user);
+  ASSERT_TRUE(Join(GiveToken("/user/ann"), NewKey()).ok());
+  const std::string key = NewKey();
+  const std::string asleep = JoinedHost(key);
+  now_ns_ += 8 * kDay;  // State forgets them with the next step only
+  EXPECT_THAT(Behind(), IsEmpty()) << "there is no rotation";
+  ASSERT_TRUE(Turn(Change::PREPARED).ok());
+  EXPECT_THAT(Behind(), ElementsAre("host lab/h1", "host lab/h2", "host lab/h3"))
+      << "no user, and no host that was removed";
+  Step();
+  EXPECT_TRUE(trust().certificates.empty());
+  EXPECT_THAT(Behind(), ElementsAre("host lab/h1", "host lab/h2", "host lab/h3"));
+  pb::Event revoked;
+  revoked.mutable_certificates_revoked()->set_uri(Uri("/host/lab/h2"));
+  Do(revoked);
+  ClustersAre({"h1", "h2"});
+  EXPECT_THAT(Behind(), ElementsAre("host lab/h1")) << "one is revoked, one was removed";
+  EXPECT_THAT(Turn(Change::SIGNS).message(), HasSubstr("1 holder hasn't renewed yet: host lab/h1"));
+
+  Later(60 * kDay);
+  const auto awake = office_.RenewExpired(trust(), asleep, *NewRequest(key), now_ns_);
+  ASSERT_TRUE(awake.ok()) << awake.status();
+  Do(awake->event);
+  EXPECT_THAT(Behind(), IsEmpty());
+  ASSERT_TRUE(Turn(Change::SIGNS).ok());
+  Later(8 * kDay);
+  EXPECT_THAT(Turn(Change::DROPPED).message(), HasSubstr("host lab/h1")) << "it sleeps again";
+  Later(90 * kDay);
+  EXPECT_THAT(Behind(), IsEmpty()) << "it joins again in any case";
+  EXPECT_TRUE(Turn(Change::DROPPED).ok());
+}
+
 TEST_F(OfficeTest, AForcedRotationLeavesBehindWhoDidNotFollow) {
+  ClustersAre({"h1"});
   const std::string old = JoinedHost();
   ASSERT_TRUE(Turn(Change::PREPARED).ok());
   ASSERT_TRUE(Turn(Change::SIGNS, /*force=*/true).ok());
   ASSERT_TRUE(Turn(Change::DROPPED, /*force=*/true).ok());
   EXPECT_NE(WhyNot(old), "");
+  ASSERT_TRUE(Turn(Change::PREPARED).ok());
+  EXPECT_THAT(Behind(), IsEmpty()) << "the next one waits for nobody who joins again in any case";
+  Later(8 * kDay);
+  EXPECT_EQ(trust().ended_of_hosts.size(), 1u);
+  EXPECT_THAT(Behind(), IsEmpty()) << "nor once its certificate has ended";
 }
 
 TEST_F(OfficeTest, TheServersIdentityLeadsToTheAuthorityThatSigns) {

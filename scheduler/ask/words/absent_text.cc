@@ -57,7 +57,9 @@ std::string Away(const State& state, const std::vector<int32_t>& clusters,
                      : host.quarantined()                ? 1
                      : host.state == pb::HOST_NEVER_SEEN ? 2
                                                          : -1;
-    if (kind < 0 || std::count(clusters.begin(), clusters.end(), host.cluster) == 0) continue;
+    if (kind < 0 || IsRemoved(state, host) ||
+        std::count(clusters.begin(), clusters.end(), host.cluster) == 0)
+      continue;
     const std::string& flavour = ShapeOf(state, host, &made).flavour();
     const auto& types = wants.gpu_types();
     if (wants.gpus_milli() > 0 && std::count(types.begin(), types.end(), flavour) == 0) continue;

@@ -293,6 +293,17 @@ std::string AwaitedExport(const State& state, const JobRow& job, int32_t task) {
   return "waits for its export to be published";
 }
 
+// What the cluster does by itself to have a host off that can't be reached; "": nothing.
+std::string Fencing(const State& state, const HostRow& host) {
+  if (!host.fence_detail.empty()) {
+    return absl::StrCat(". fence_command was run to switch it off and failed, it is tried again: ",
+                        host.fence_detail);
+  }
+  return state.clusters()[host.cluster].spec.fence_command_size() > 0
+             ? ". fence_command is run to switch it off"
+             : "";
+}
+
 // Which host may still run it, and what ends the wait for it (contract 9).
 std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
   const AttemptRow* attempt = job.tasks[task].current();
@@ -314,21 +325,12 @@ std::string Unreachable(const State& state, const JobRow& job, int32_t task) {
           FormatDuration((FenceWaitNs(job.task_spec(task)) + kSecond - 1) / kSecond * kSecond),
           " of silence");
       break;
-    case pb::WAIT: {
-      const HostRow& row = state.host(waits_for);
+    case pb::WAIT:
       absl::StrAppend(&text,
                       "; it waits for that host, unless somebody who switched it off says so: "
                       "muster host confirm-off ",
-                      host);
-      if (!row.fence_detail.empty()) {
-        absl::StrAppend(&text,
-                        ". fence_command was run to switch it off and failed, it is tried again: ",
-                        row.fence_detail);
-      } else if (state.clusters()[row.cluster].spec.fence_command_size() > 0) {
-        absl::StrAppend(&text, ". fence_command is run to switch it off");
-      }
+                      host, Fencing(state, state.host(waits_for)));
       break;
-    }
     default:
       absl::StrAppend(&text,
                       "; it starts elsewhere once one of its workers has failed and there is room");
@@ -341,20 +343,19 @@ std::string Restoring(const State& state, const JobRow& job) {
   if (state.restoring())
     return "a backup was restored: nothing starts until every host has said what it runs, or a "
            "lease has passed";
-  std::string host;
-  bool unreachable = false;
+  const HostRow* row = nullptr;
   for (const HostId id : HostsWithStrays(state)) {
-    if (!host.empty() || !HasStrayOf(state, state.host(id), job)) continue;
-    host = state.HostName(id);
-    unreachable = state.host(id).state == pb::HOST_UNREACHABLE;
+    if (row == nullptr && HasStrayOf(state, state.host(id), job)) row = &state.host(id);
   }
-  if (host.empty()) return "a backup was restored: it starts in a moment";
+  if (row == nullptr) return "a backup was restored: it starts in a moment";
+  const std::string host = state.HostName(row->id);
   const std::string remedy =
-      unreachable ? absl::StrCat(
-                        "That host can't be reached; if it is switched off, say so: muster host "
-                        "confirm-off ",
-                        host)
-                  : "That host is told to end it; if it can't, reboot it";
+      row->state == pb::HOST_UNREACHABLE
+          ? absl::StrCat(
+                "That host can't be reached; if it is switched off, say so: muster host "
+                "confirm-off ",
+                host, Fencing(state, *row))
+          : "That host is told to end it; if it can't, reboot it";
   return absl::StrCat("a backup was restored, and ", host,
                       " may still run an attempt of this job that the backup doesn't know; the job "
                       "starts once that is gone. ",
@@ -368,7 +369,7 @@ std::string WhyHostTakesNothing(const State& state, const HostRow& host, Abiliti
                           : host.quarantined() ? "is in quarantine"
                           : !host.inventory.low_disk().empty()
                               ? absl::StrCat("takes nothing new: ", host.inventory.low_disk())
-                          : HasStrays(host) ? "still runs what a restored store doesn't know"
+                          : host.has_strays() ? "still runs what a restored store doesn't know"
                           : host.state != pb::HOST_UP ? "isn't heard from"
                                                       : unable;
   return why.empty() ? "" : absl::StrCat(state.HostName(host.id), " ", why);

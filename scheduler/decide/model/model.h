@@ -30,7 +30,7 @@ struct Pool {
   int32_t cluster = 0;
   int32_t flavour = 0;          // index in Model::flavours
   int64_t capacity_milli = 0;   // healthy now
-  int64_t known_milli = 0;      // of all hosts ever heard from, up or not
+  int64_t known_milli = 0;      // of all hosts ever heard from and not removed, up or not
   std::vector<HostId> hosts;    // in State's order; never empty
   int64_t charged_milli = 0;    // to units of S
   int64_t host_cpus_milli = 0;  // of CPUs: what units of S with devices take on their hosts

@@ -243,10 +243,11 @@ ModelUpkeep::HostShare ModelUpkeep::ReadHost(const State& state, HostId id) cons
   const bool counts = (host.state == pb::HOST_UP || host.state == pb::HOST_SILENT) &&
                       !host.drained && !host.quarantined() &&
                       !state.clusters()[host.cluster].drained;
-  share.cpus_known_milli = host.inventory.cpus_milli();
+  const bool removed = IsRemoved(state, host);
+  if (!removed) share.cpus_known_milli = host.inventory.cpus_milli();
   if (counts) share.cpus_milli = host.inventory.cpus_milli();
   for (int d = 0; share.flavour >= 0 && d < host.inventory.devices_size(); ++d) {
-    share.gpus_known_milli += 1000;
+    if (!removed) share.gpus_known_milli += 1000;
     if (!counts || !host.inventory.devices(d).healthy()) continue;
     const bool held = std::any_of(host.lost.begin(), host.lost.end(), [&](const LostRow& lost) {
       const auto& devices = lost.placement.devices();
@@ -304,7 +305,7 @@ bool ModelUpkeep::FollowHost(const State& state, HostId id) {
     model_.pools[pool].known_milli += known_milli;
     model_.pools[pool].capacity_milli += capacity_milli;
     model_.flavour_milli[model_.pools[pool].flavour] += capacity_milli;
-    stale_ = stale_ || capacity_milli != 0;
+    stale_ = true;
   };
   if (old.cpu_pool != now.cpu_pool) {
     if (old.cpu_pool >= 0 && !leave(old.cpu_pool)) return false;

@@ -16,7 +16,7 @@ install_debs() {  # DIR
   apt-get install -q -y --no-install-recommends "$1"/*.deb > /var/log/scene-apt.log 2>&1 || { tail -20 /var/log/scene-apt.log >&2; exit 1; }
 }
 export DEBIAN_FRONTEND=noninteractive MUSTER_SERVER=unix:///run/muster/musterd.sock
-programs=(musterd muster-agent muster python3-muster-runtime)
+programs=(musterd muster-agent muster muster-exporter python3-muster-runtime)
 trainer=no
 if compgen -G '/muster/debs/new/muster-trainer_*' > /dev/null; then trainer=yes programs+=(muster-trainer); fi
 
@@ -55,10 +55,10 @@ od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n' | systemd-creds encrypt --name=mu
 systemctl enable --now -q musterd
 eventually "musterd's first answer" 30 muster ping
 read -ra join < <(muster host token new lab/h1)
-"${join[@]}" --only > /dev/null 2>&1
-systemctl enable --now -q muster-agent
+joined=$("${join[@]}" 2> /var/log/scene-join.log) || { cat /var/log/scene-join.log >&2; exit 1; }
+fact joined "$joined"
 up() { muster host list -o json | grep -q HOST_UP; }
-eventually "the host to be up" 30 up
+fact enabled_and_up "$(systemctl is-enabled muster-agent) $(up && echo up || echo away)"
 fact shut_in "$(grep -E '^(NoNewPrivs|Seccomp|CapEff):' "/proc/$(systemctl show -P MainPID musterd)/status" | tr -s '\t\n' ' ')"
 
 as_ann() { setpriv --reuid ann --regid ann --clear-groups env HOME=/home/ann "$@"; }

@@ -69,6 +69,14 @@ def test_stopping_the_agent_leaves_jobs_alone():
     assert "--single-user" not in unit["ExecStart"][0]
 
 
+def test_join_starts_the_agents_unit_and_hears_its_status():
+    unit = settings(UNITS / "muster-agent.service")
+    assert unit["NotifyAccess"] == ["main"]
+    source = (ROOT / "agent" / "host" / "unit.h").read_text()
+    assert f'state_directory = "/var/lib/{unit["StateDirectory"][0]}"' in source
+    assert "/lib/systemd/system/muster-agent.service" in source
+
+
 def test_the_scheduler_is_shut_in():
     unit = settings(UNITS / "musterd.service")
     assert unit["User"] == ["muster"]

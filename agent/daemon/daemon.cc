@@ -314,7 +314,7 @@ absl::Status Agent::Open() {
                        [this](const v1::CheckHost& check, const v1::Inventory& inventory) {
                          return check_->Begin(check, inventory);
                        },
-                       [this](const v1::OpenTunnel& open) { OpenTunnel(open); }},
+                       [this](const v1::OpenTunnel& open) { OpenTunnel(open); }, SayInUnit},
       std::move(records_));
   return absl::OkStatus();
 }

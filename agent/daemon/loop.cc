@@ -5,7 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "agent/failures/rules.h"
 #include "agent/host/environment.h"
+#include "agent/host/inventory.h"
 #include "agent/host/shim_files.h"
+#include "agent/host/unit.h"
 #include "common/base/log.h"
 #include "common/base/rank_devices.h"
 #include "common/base/units.h"
@@ -95,6 +97,7 @@ void AgentLoop::OnClosed(const std::string& reason, bool ours) {
     LogInfo("connecting anew", {{"server", options_.server}, {"why", reason}});
   else if (reconciler_->has_session() || reason != last_reason_)
     LogWarn("not connected", {{"server", options_.server}, {"why", reason}});
+  SayStatus(absl::StrCat("not connected to ", options_.server, ": ", reason));
   last_reason_ = reason;
   open_ = false;
   generation_ = 0;
@@ -118,6 +121,7 @@ void AgentLoop::OnMessage(uint64_t generation, const v1::SchedulerMessage& messa
     case v1::SchedulerMessage::kRefused:
       LogError("refused",
                {{"why", message.refused().reason()}, {"final", message.refused().final()}});
+      SayStatus(absl::StrCat("refused by ", options_.server, ": ", message.refused().reason()));
       if (message.refused().final()) refused_ = message.refused().reason();
       return;
     case v1::SchedulerMessage::kLogRequest:
@@ -150,6 +154,9 @@ void AgentLoop::OnWelcome(const v1::SchedulerMessage& message) {
   LogInfo("connected", {{"server", options_.server}, {"epoch", message.session().epoch()}});
   if (!welcome.differs().empty())
     LogWarn("this host contradicts its SKU in the clusters file", {{"how", welcome.differs()}});
+  SayStatus(absl::StrCat(
+      kUpStatus, options_.identity.cluster, "/", options_.identity.host, ": ", Summary(inventory_),
+      welcome.differs().empty() ? "" : absl::StrCat("; contradicts its SKU: ", welcome.differs())));
 }
 
 void AgentLoop::Tell(const v1::SchedulerMessage& message) {

@@ -48,6 +48,8 @@ class AgentLoop final : public Sender {
     std::function<bool(const v1::CheckHost&, const v1::Inventory&)> check_host;
     // Joins a tunnel to an attempt of this host's, or says there why not. Null: none are opened.
     std::function<void(const v1::OpenTunnel&)> open_tunnel;
+    // Says how the agent is to whoever looks at this host (agent/host/unit.h). Null: to nobody.
+    std::function<void(const std::string&)> say_status;
   };
 
   // `records`: what `state` held at start. All outlive this object.
@@ -96,6 +98,9 @@ class AgentLoop final : public Sender {
   };
 
   void OnWelcome(const v1::SchedulerMessage& message);
+  void SayStatus(const std::string& status) const {
+    if (ports_.say_status) ports_.say_status(status);
+  }
   void Tell(const v1::SchedulerMessage& message);
   void Hold(const v1::SchedulerMessage& message);
   void Heartbeat(int64_t now_ns);

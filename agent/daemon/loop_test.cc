@@ -43,13 +43,15 @@ class AgentLoopTest : public ::testing::Test,
   // With what the state directory holds.
   void StartAgent() {
     AgentLoop::Options options;
+    options.server = "m1:7420";
     options.identity = {"lab", "a", state_->state_id(), "boot"};
     options.sweep_ns = kSecond;
     absl::StatusOr<std::vector<AttemptRecord>> records = state_->Load();
     ASSERT_TRUE(records.ok()) << records.status();
     loop_ = std::make_unique<AgentLoop>(
         std::move(options),
-        AgentLoop::Ports{this, this, this, state_.get(), this, state_.get(), nullptr},
+        AgentLoop::Ports{this, this, this, state_.get(), this, state_.get(), nullptr, nullptr,
+                         nullptr, [this](const std::string& status) { status_ = status; }},
         *std::move(records));
     loop_->Begin();
   }
@@ -116,6 +118,7 @@ class AgentLoopTest : public ::testing::Test,
   uint64_t commit_ = 0;
   int restarts_ = 0;
   std::string why_;  // of the last one
+  std::string status_;
   bool lives_ = false, strays_ = false;
   std::vector<AttemptId> spawned_;
   std::vector<std::pair<uint64_t, v1::AgentMessage>> sent_;
@@ -147,6 +150,36 @@ TEST_F(AgentLoopTest, AnInventoryThatChangedIsReportedAnewAndTheSameIsNot) {
   loop_->OnInventory(found);
   EXPECT_EQ(restarts_, 1);
   EXPECT_EQ(why_, "the inventory changed: reporting anew");
+}
+
+// `muster-agent join` waits for it where it has started the agent's unit.
+TEST_F(AgentLoopTest, ItsStatusSaysWhatTheHostHasOnceItIsUpAndElseWhyItIsNot) {
+  v1::Inventory inventory;
+  inventory.set_cpus_milli(8000);
+  inventory.set_memory_bytes(int64_t{4} << 30);
+  inventory.set_disk_bytes(int64_t{3} << 29);
+  loop_->OnInventory(inventory);
+  loop_->OnClosed("no route to host");
+  EXPECT_EQ(status_, "not connected to m1:7420: no route to host");
+  loop_->OnOpened(1);
+  v1::SchedulerMessage refused;
+  refused.mutable_refused()->set_reason("this host's clock is wrong");
+  loop_->OnMessage(1, refused);
+  EXPECT_EQ(status_, "refused by m1:7420: this host's clock is wrong");
+  Welcome(2, "one");
+  EXPECT_EQ(status_, "up as lab/a: no GPUs, 8 CPUs, 4GiB of memory, 1.5GiB of disk");
+  for (const bool healthy : {true, false}) inventory.add_devices()->set_healthy(healthy);
+  inventory.set_flavour("cpu-slot");
+  inventory.set_declared(true);
+  loop_->OnInventory(inventory);
+  loop_->OnClosed("the inventory changed", /*ours=*/true);
+  loop_->OnOpened(3);
+  v1::SchedulerMessage welcome = InSession("two");
+  welcome.mutable_welcome()->set_differs("2 devices, not 4");
+  loop_->OnMessage(3, welcome);
+  EXPECT_EQ(status_,
+            "up as lab/a: 2 cpu-slot (1 not healthy), 8 CPUs, 4GiB of memory, 1.5GiB of disk, "
+            "declared; contradicts its SKU: 2 devices, not 4");
 }
 
 TEST_F(AgentLoopTest, AHelloThatNobodyAnswersIsGivenUpAfterALease) {
@@ -362,6 +395,29 @@ TEST_F(AgentLoopTest, WhoseClaimCannotBeReadStartsNothingAndIsGoneOnceNothingOfI
   loop_->Turn();
   EXPECT_TRUE(loop_->attempts().Find(id)->gone());
   EXPECT_EQ(sent_.back().second.report().phase(), v1::GONE);
+}
+
+// As after a restart, though no word of its start was heard before.
+TEST_F(AgentLoopTest, WhoseClaimIsDamagedMeanwhileStartsNothingMoreAndIsGoneOnceNothingOfItRuns) {
+  Welcome(1, "one");
+  loop_->OnMessage(1, Launch("one"));
+  ASSERT_EQ(spawned_.size(), 1u);
+  const AttemptId id = spawned_[0];
+  std::ofstream(state_->AttemptDirectory(id) + "/" + shim::kClaimFile) << "damaged";
+  loop_->OnFiles(id);
+  EXPECT_FALSE(loop_->attempts().Find(id)->gone()) << "its shim lives";
+  lives_ = false;
+  strays_ = true;
+  loop_->OnShimEnded(id);
+  loop_->OnMessage(1, Launch("one"));
+  EXPECT_EQ(spawned_.size(), 1u);
+  EXPECT_FALSE(loop_->attempts().Find(id)->gone());
+  strays_ = false;
+  loop_->Turn();
+  EXPECT_TRUE(loop_->attempts().Find(id)->gone());
+  EXPECT_EQ(sent_.back().second.report().phase(), v1::GONE);
+  loop_->OnMessage(1, Launch("one"));
+  EXPECT_EQ(spawned_.size(), 1u);
 }
 
 TEST_F(AgentLoopTest, WhatAShimAddsToItsEventsIsToldOnceAndKeptUntilItIsAcknowledged) {

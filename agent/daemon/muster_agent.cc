@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
+#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,7 @@
 #include "agent/daemon/daemon.h"
 #include "agent/daemon/join.h"
 #include "agent/host/inventory.h"
+#include "agent/host/unit.h"
 #include "agent/shim/durable.h"
 #include "agent/shim/private_mounts.h"
 #include "common/base/files.h"
@@ -34,6 +36,8 @@ constexpr char kVersion[] = "0.1.0";
 // Of a host that has joined as one user's, in the state directory: whom its jobs run as is said
 // once, and not by what a later start forgets.
 constexpr char kSingleUserFile[] = "single-user";
+
+constexpr int64_t kUpLimit = muster::kMinute;  // an agent that its unit has started is up by then
 
 int Fail(const std::string& text, int code = 2) {
   std::cerr << "muster-agent: " << absl::StripSuffix(text, "\n") << "\n";
@@ -63,7 +67,7 @@ struct Flags {
   bool no_pid_namespace = false;
   std::string min_uid = "1000", most_processes = "32768";
   JoinLine join;  // of `muster-agent join`
-  bool only = false, as_me = false;
+  bool only = false, foreground = false, as_me = false;
 };
 
 void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
@@ -119,7 +123,8 @@ void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
   app->set_version_flag("--version", kVersion);
   CLI::App* join = app->add_subcommand(
       "join",
-      "Join the scheduler at this address, then go on as its agent; the state directory "
+      "Join the scheduler at this address, then go on as its agent, or with the package's state "
+      "directory start its systemd unit and wait until the host is up; the state directory "
       "keeps the certificate, so that later starts need neither this nor a token");
   join->add_option("address", flags->join.address, "HOST:PORT of the scheduler's join door")
       ->required();
@@ -128,6 +133,8 @@ void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
                    "Fingerprint of the scheduler's authority, sha256:…; no other one is taken")
       ->required();
   join->add_flag("--only", flags->only, "Join, and end");
+  join->add_flag("--foreground", flags->foreground,
+                 "Join, and go on as the agent here, whatever units there are");
   join->add_flag("--as-me", flags->as_me,
                  "As --single-user, on a machine of your own: without root, for your jobs alone. "
                  "The token has to be of a cluster that is yours (only_user)");
@@ -166,6 +173,39 @@ int Identify(const Flags& flags, const std::string& state_directory, AgentOption
     if (const absl::Status kept = muster::WriteFileDurably(single_user, "", 0600); !kept.ok())
       return Fail(std::string(kept.message()), 1);
   }
+  return 0;
+}
+
+// Joining is the first start of an agent that the package's unit runs from then on.
+bool GoesOnInUnit(const Flags& flags, const std::string& state_directory) {
+  return !flags.join.address.empty() && !flags.only && !flags.foreground && ::geteuid() == 0 &&
+         muster::agent::IsOfPackagedUnit(state_directory);
+}
+
+// The unit starts the agent without this line's flags. Why that is wrong for one of them; empty: it
+// isn't, as the state directory keeps what the others say.
+std::string WhyNotInUnit(const CLI::App& app) {
+  const std::set<std::string> kept = {"--state-dir", "--cluster", "--host", "--single-user",
+                                      "--log-level"};
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->count() > 0 && !kept.contains(option->get_name()))
+      return absl::StrCat(option->get_name(),
+                          ": of no effect on the agent that muster-agent.service runs: put it into "
+                          "OPTIONS in /etc/default/muster-agent and leave it out here, or give "
+                          "--foreground");
+  }
+  return "";
+}
+
+// Nothing may hold the state directory any more. The code to end with.
+int GoOnInUnit(const AgentOptions& options) {
+  const absl::StatusOr<std::string> up = muster::agent::StartPackagedUnit(kUpLimit);
+  if (!up.ok())
+    return Fail(absl::StrCat(options.cluster, "/", options.host,
+                             " has joined, but isn't up by muster-agent.service: ",
+                             up.status().message(), ". See: journalctl -u muster-agent"),
+                1);
+  std::cout << "muster-agent.service is enabled, and " << *up << "\n";
   return 0;
 }
 
@@ -279,12 +319,19 @@ int main(int argc, char** argv) {
     return Fail(absl::StrCat("--state-dir ", state_directory, ": ",
                              muster::shim::WhyPrivate(state_directory),
                              "; give another path, such as /var/lib/muster-agent"));
+  const bool in_unit = GoesOnInUnit(flags, state_directory);
+  if (const std::string wrong = in_unit ? WhyNotInUnit(app) : ""; !wrong.empty())
+    return Fail(wrong);
   auto state = muster::agent::StateDirectory::Open(state_directory);
   if (!state.ok()) return Fail(std::string(state.status().message()));
   if (options.server.empty()) {
     if (const int code = Identify(flags, state_directory, &options); code != 0) return code;
   }
   if (flags.only) return 0;
+  if (in_unit) {
+    state->reset();
+    return GoOnInUnit(options);
+  }
   if (flags.address.empty() && options.identity.has_value())
     flags.address = muster::OwnAddress(*options.identity);
   if (flags.address.empty()) flags.address = "127.0.0.1";

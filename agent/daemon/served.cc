@@ -15,6 +15,10 @@ namespace {
 
 constexpr timeval kPatience{1, 0};  // with a musterd that takes no connections
 
+constexpr char kStandsStill[] =
+    "musterd takes no connections: it stands still, or has too much to do. See what it does (ps -o "
+    "pid,stat,pcpu -C musterd) and its log (journalctl -u musterd; of muster up: logs/musterd.log)";
+
 std::string WhyNotObey(const std::string& path, const Trust& trust, uid_t server) {
   if (trust.single_user && server != ::geteuid())
     return absl::StrCat(path, ": served by another user (uid ", server,
@@ -42,10 +46,7 @@ std::string WhyNotServedLocally(const std::string& path, const Trust& trust) {
   // than a send may.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
   if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
-    return absl::StrCat(path, ": ",
-                        errno == EAGAIN ? "musterd takes no connections: it stands still, or has "
-                                          "too much to do"
-                                        : strerror(errno));
+    return absl::StrCat(path, ": ", errno == EAGAIN ? kStandsStill : strerror(errno));
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
     return absl::StrCat(path, ": who serves it can't be told: ", strerror(errno));
   return WhyNotObey(path, trust, peer.uid);

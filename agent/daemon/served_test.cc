@@ -41,7 +41,10 @@ TEST(Served, ASchedulerThatStandsStillIsNotWaitedForWithoutEnd) {
   EXPECT_EQ(why.wait_for(std::chrono::seconds(20)), std::future_status::ready);
   ::close(listener);  // ends whoever still waits
   EXPECT_EQ(why.get(),
-            path + ": musterd takes no connections: it stands still, or has too much to do");
+            path +
+                ": musterd takes no connections: it stands still, or has too much to do. See "
+                "what it does (ps -o pid,stat,pcpu -C musterd) and its log (journalctl -u "
+                "musterd; of muster up: logs/musterd.log)");
   for (const int fd : waiting) ::close(fd);
   std::filesystem::remove_all(directory);
 }

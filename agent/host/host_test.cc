@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -431,6 +432,96 @@ TEST_F(HostTest, AUnitThatWouldKillTheJobsIsToldWithItsRemedy) {
   Write("cgroup", "0::/system.slice/m.service\n");
   EXPECT_EQ(WhyUnitEndsShims(places), "") << "a machine without systemctl";
   ::unsetenv("SYSTEMD_EXEC_PID");
+}
+
+TEST_F(HostTest, ThePackagesUnitRunsTheAgentOfItsStateDirectoryWhereSystemdRuns) {
+  const auto places = [&](const char* booted, const char* unit) {
+    UnitPlaces all;
+    all.booted = directory_ + booted;
+    all.unit = directory_ + unit;
+    all.state_directory = "/var/lib/a";
+    return all;
+  };
+  Write("booted", "");
+  Write("unit", "");
+  ::unsetenv("SYSTEMD_EXEC_PID");
+  EXPECT_TRUE(IsOfPackagedUnit("/var/lib/a", places("/booted", "/unit")));
+  EXPECT_TRUE(IsOfPackagedUnit("/var/lib/a/", places("/booted", "/unit")));
+  EXPECT_FALSE(IsOfPackagedUnit("/var/lib/b", places("/booted", "/unit"))) << "another agent's";
+  EXPECT_FALSE(IsOfPackagedUnit("/var/lib/a", places("/none", "/unit"))) << "a container";
+  EXPECT_FALSE(IsOfPackagedUnit("/var/lib/a", places("/booted", "/none"))) << "no package";
+  ::setenv("SYSTEMD_EXEC_PID", absl::StrCat(::getpid()).c_str(), 1);
+  EXPECT_FALSE(IsOfPackagedUnit("/var/lib/a", places("/booted", "/unit"))) << "it is the unit's";
+  ::unsetenv("SYSTEMD_EXEC_PID");
+}
+
+TEST_F(HostTest, ThePackagesUnitIsStartedAndItsAgentWaitedFor) {
+  const struct {
+    const char* what;
+    const char* enable;  // what systemctl does, run in the test's directory
+    const char* show;
+    int64_t limit_ns;
+    absl::StatusCode code;
+    const char* told;
+  } kCases[] = {
+      {"up at once", "touch started", "test -e started && echo up as lab/h1: 8 h100-80g", 0,
+       absl::StatusCode::kOk, "up as lab/h1: 8 h100-80g"},
+      {"up when it is asked again", "true",
+       "if test -e asked; then echo up as lab/h1; else touch asked; fi", kMinute,
+       absl::StatusCode::kOk, "up as lab/h1"},
+      {"not in time", "true", "echo not connected to m1: no route", 0,
+       absl::StatusCode::kDeadlineExceeded, "not connected to m1: no route"},
+      {"nothing told", "true", "echo", 0, absl::StatusCode::kDeadlineExceeded, "told nothing yet"},
+      {"it can't be started", "echo masked >&2; exit 1", "echo up as lab/h1", kMinute,
+       absl::StatusCode::kFailedPrecondition,
+       "systemctl --system enable --now -- muster-agent.service: exit 1: masked"},
+      {"no answer at first", "true",
+       "if test -e failed; then echo up as lab/h1; else touch failed; exit 3; fi", kMinute,
+       absl::StatusCode::kOk, "up as lab/h1"},
+      {"it can't be asked", "true", "exit 3", 0, absl::StatusCode::kDeadlineExceeded, "exit 3"},
+  };
+  UnitPlaces places;
+  places.systemctl = directory_ + "/systemctl";
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.what);
+    Write("systemctl",
+          absl::StrCat("#!/bin/sh\ncd ", directory_, "\ncase \"$*\" in\n",
+                       "'--system enable --now -- muster-agent.service') ", c.enable, ";;\n",
+                       "'--system show --property=StatusText --value -- muster-agent.service') ",
+                       c.show, ";;\n*) exit 9;;\nesac\n"));
+    std::filesystem::permissions(places.systemctl, std::filesystem::perms(0755));
+    const absl::StatusOr<std::string> up = StartPackagedUnit(c.limit_ns, places);
+    EXPECT_EQ(up.status().code(), c.code) << up.status();
+    const std::string told = up.ok() ? *up : std::string(up.status().message());
+    EXPECT_NE(told.find(c.told), std::string::npos) << told;
+  }
+}
+
+TEST_F(HostTest, AUnitsMainProcessSaysItsStatusAndNobodyElseDoes) {
+  const std::string path = directory_ + "/notify";
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  const int fd = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  const auto heard = [&] {
+    char text[256];
+    const ssize_t got = ::recv(fd, text, sizeof text, 0);
+    return got < 0 ? std::string("nothing") : std::string(text, static_cast<size_t>(got));
+  };
+  ::setenv("SYSTEMD_EXEC_PID", absl::StrCat(::getpid()).c_str(), 1);
+  ::unsetenv("NOTIFY_SOCKET");
+  SayInUnit("up");
+  EXPECT_EQ(heard(), "nothing");
+  ::setenv("NOTIFY_SOCKET", path.c_str(), 1);
+  SayInUnit("up as lab/h1\nREADY=1");
+  EXPECT_EQ(heard(), "STATUS=up as lab/h1 READY=1");
+  ::setenv("SYSTEMD_EXEC_PID", absl::StrCat(::getpid() + 1).c_str(), 1);
+  SayInUnit("up");
+  EXPECT_EQ(heard(), "nothing");
+  ::unsetenv("NOTIFY_SOCKET");
+  ::unsetenv("SYSTEMD_EXEC_PID");
+  ::close(fd);
 }
 
 TEST(Ports, RangesAndBusyPorts) {

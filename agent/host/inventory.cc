@@ -123,6 +123,18 @@ absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file,
   return inventory;
 }
 
+std::string Summary(const v1::Inventory& inventory) {
+  const auto& devices = inventory.devices();
+  const int64_t broken = std::count_if(devices.begin(), devices.end(),
+                                       [](const v1::Device& device) { return !device.healthy(); });
+  return absl::StrCat(
+      devices.empty() ? "no GPUs" : absl::StrCat(devices.size(), " ", inventory.flavour()),
+      broken == 0 ? "" : absl::StrCat(" (", broken, " not healthy)"), ", ",
+      FormatMilli(inventory.cpus_milli()), " CPUs, ", FormatSize(inventory.memory_bytes()),
+      " of memory, ", FormatSize(inventory.disk_bytes()), " of disk",
+      inventory.declared() ? ", declared" : "");
+}
+
 void FindTrainerSchema(const std::string& bin_directory, const std::string& cache_directory,
                        v1::Inventory* inventory) {
   const std::string trainer = bin_directory + "/muster-trainer";

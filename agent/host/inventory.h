@@ -16,6 +16,9 @@ namespace muster::agent {
 absl::StatusOr<v1::Inventory> FindInventory(const std::string& inventory_file,
                                             const std::string& directory, Nvml* nvml);
 
+// What there is, in a line: "8 h100-80g, 192 CPUs, 2TiB of memory, 14TiB of disk".
+std::string Summary(const v1::Inventory& inventory);
+
 // Runs `muster-trainer --schema` (with a time limit) unless `cache_directory` has its answer for
 // this very binary. Fills trainer_schema_hash and trainer_schema_json; leaves them empty if there
 // is no trainer beside us. May block for seconds.

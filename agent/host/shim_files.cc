@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "agent/shim/durable.h"
 #include "agent/shim/progress.h"
 #include "common/base/files.h"
+#include "common/base/log.h"
 
 namespace muster::agent {
 namespace {
@@ -61,9 +63,11 @@ absl::Status ReadExits(const std::string& directory, ShimNews* news,
 absl::Status ReadClaim(const std::string& directory, ShimNews* news) {
   if (news->claim != Claim::kNone) return absl::OkStatus();  // the first one stays
   shim::Claim claim = shim::Claim::kNone;
-  if (const int failed = shim::ReadClaim(directory, &claim); failed != 0)
+  const int failed = shim::ReadClaim(directory, &claim);
+  // This process or the machine is short of something: that says nothing of the claim.
+  if (failed == EMFILE || failed == ENFILE || failed == ENOMEM)
     return ErrnoStatus(failed, directory + "/claim");
-  news->claim = ToClaim(claim);
+  news->claim = failed != 0 ? UnreadableClaim(directory, failed) : ToClaim(claim);
   return absl::OkStatus();
 }
 
@@ -140,6 +144,13 @@ void ReadTimes(const std::string& directory, ShimNews* news) {
 }
 
 }  // namespace
+
+Claim UnreadableClaim(const std::string& directory, int error) {
+  LogError("a start claim can't be read, look at the disk; the attempt counts as started",
+           {{"file", directory + "/claim"},
+            {"error", error == EBADMSG ? "it is damaged" : strerror(error)}});
+  return Claim::kStarted;
+}
 
 v1::WorkerExit ToProto(const shim::Exit& exit) {
   v1::WorkerExit out;

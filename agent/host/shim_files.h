@@ -13,9 +13,15 @@ namespace muster::agent {
 
 // Reads what a shim left or leaves in an attempt's directory. `events_read` in and out: what was
 // read of DIR/events before is not read again, so `news` is to be what it was then, but for lines
-// that were dropped. `alive` is the caller's to fill.
+// that were dropped. `alive` is the caller's to fill. An error: what is there can't be told now, so
+// look again.
 absl::Status ReadShimFiles(const std::string& directory, const DeviceEvents& events,
                            int64_t* events_read, ShimNews* news);
+
+// What an attempt's claim counts as that can't be read (`error`: why), which the log is told:
+// "started". Whatever it says, of what has started nothing starts once more, and it is gone only
+// when nothing of it runs.
+Claim UnreadableClaim(const std::string& directory, int error);
 
 v1::WorkerExit ToProto(const shim::Exit& exit);
 

@@ -490,15 +490,9 @@ absl::StatusOr<std::vector<AttemptRecord>> StateDirectory::Load() {
       }
     }
     shim::Claim claim = shim::Claim::kNone;
-    if (const int failed = shim::ReadClaim(directory, &claim); failed != 0) {
-      // Whatever it says: of what has started nothing starts once more, and it is gone only when
-      // nothing of it runs.
-      claim = shim::Claim::kStarted;
-      LogError("a start claim can't be read, look at the disk; the attempt counts as started",
-               {{"file", directory + "/claim"},
-                {"error", failed == EBADMSG ? "it is damaged" : strerror(failed)}});
-    }
-    record.claim = claim == shim::Claim::kStarted   ? Claim::kStarted
+    const int failed = shim::ReadClaim(directory, &claim);
+    record.claim = failed != 0                      ? UnreadableClaim(directory, failed)
+                   : claim == shim::Claim::kStarted ? Claim::kStarted
                    : claim == shim::Claim::kStopped ? Claim::kStopped
                                                     : Claim::kNone;
     shim::StopOrder stop;

@@ -3,12 +3,12 @@
 
     rotation.py [--quick]
 
-Two hosts on machines of their own (network namespaces), a gang over both that runs throughout, its log followed, and calls over a user's
-login and over the agents' streams meanwhile. 1,000 rotations; --quick: 8.
+Two hosts on machines of their own (network namespaces), a gang over both that runs throughout, and a user's login there: `muster logs -f` follows
+the gang over it from before the first rotation until it ends, and other commands come over it and over the agents' streams meanwhile. 1,000
+rotations; --quick: 8.
 """
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -38,47 +38,38 @@ run: |
 class Calls(threading.Thread):
     """Calls over a login until it is told to end; counts those that fail."""
 
-    def __init__(self, net: NetworkSystem, environment: dict):
+    def __init__(self, net: NetworkSystem, user: str):
         super().__init__()
-        self.net, self.environment = net, environment
+        self.net, self.user = net, user
         self.made, self.failed, self.enough = 0, [], False
 
     def run(self):
-        command = self.net.machines.on("h01", [self.net.system.bin_dir / "muster", "jobs"])
         while not self.enough:
-            done = subprocess.run(
-                [str(word) for word in command],
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
+            done = self.net.muster(self.user, "h01", "jobs")
             self.made += 1
             if done.returncode != 0:
                 self.failed.append(done.stderr.strip())
             time.sleep(0.2)
 
 
-def log_in(net: NetworkSystem) -> dict:
-    """The environment of a user who has logged in on h01, and asks whether to renew with each call."""
-    name = net.system.json("access", "check", "/")["user"]
-    line = net.system.run(["user", "invite", name]).stdout.split()[1:]
-    home = net.system.folder / "home"
-    home.mkdir()
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(home)}
-    command = net.machines.on("h01", [net.system.bin_dir / "muster", *line])
-    subprocess.run([str(word) for word in command], env=environment, check=True, timeout=60)
-    return environment
-
-
-def lost_lines(log: str) -> int:
-    """Numbers that a rank wrote and the log hasn't, between its first and its last."""
+def counted(log: str) -> dict[str, list[int]]:
+    """By rank, the numbers in the order of their lines, "[RANK] RANK NUMBER"."""
     seen: dict[str, list[int]] = {}
     for line in log.splitlines():
         words = line.split()
         if len(words) >= 2 and words[-1].isdigit() and words[-2].isdigit():
             seen.setdefault(words[-2], []).append(int(words[-1]))
-    return sum(max(n) - min(n) + 1 - len(set(n)) for n in seen.values() if n)
+    return seen
+
+
+def rotate(system: LocalSystem, identity: Path) -> None:
+    for step in ("prepare", "sign", "drop"):
+
+        def done(step=step):
+            os.utime(identity, (0, 0))  # the login asks with its next call, not in ten minutes
+            return system.run(["ca", "rotate", step], check=False).returncode == 0
+
+        wait_for(f"rotation: {step}", done, 60, 0.1)
 
 
 def measure(net: NetworkSystem, rotations: int) -> dict:
@@ -86,38 +77,44 @@ def measure(net: NetworkSystem, rotations: int) -> dict:
     net.start_musterd(HOSTS, host_life="4s")
     for host in HOSTS:
         net.join(host)
-    environment = log_in(net)
-    identity = next((system.folder / "home").rglob("*.identity"))
     number = submit(system, COUNTING.format(folder=system.folder))
     wait_for("it to run", lambda: system.job(number)["state"] == "RUNNING", 30)
-    calls = Calls(net, environment)
+    user = system.json("access", "check", "/")["user"]
+    net.log_in(user, "h01")
+    identity = next((system.folder / "homes").rglob("*.identity"))
+    follower = net.begin(user, "h01", "followed", "logs", "-f", number)
+    calls = Calls(net, user)
     calls.start()
-    began, took = time.monotonic(), []
-    for _ in range(rotations):
-        at = time.monotonic()
-        for step in ("prepare", "sign", "drop"):
-
-            def done(step=step):
-                os.utime(identity, (0, 0))  # the login asks with its next call, not in ten minutes
-                return system.run(["ca", "rotate", step], check=False).returncode == 0
-
-            wait_for(f"rotation: {step}", done, 60, 0.1)
-        took.append(time.monotonic() - at)
-    calls.enough = True
-    calls.join()
-    log = system.run(["logs", str(number)]).stdout
-    (system.folder / "enough").touch()
-    job = wait_ended(system, number, 60)
+    try:
+        began = time.monotonic()
+        for _ in range(rotations):
+            rotate(system, identity)
+        took = time.monotonic() - began
+        (system.folder / "enough").touch()
+        job = wait_ended(system, number, 60)
+        follower.wait(60)
+    finally:
+        calls.enough = True
+        calls.join()
+        follower.kill()
+    followed = counted((system.folder / "followed.out").read_text())
+    kept = counted(system.run(["logs", str(number)]).stdout)
     return {
-        "rotations": len(took),
-        "seconds": time.monotonic() - began,
+        "rotations": rotations,
+        "seconds": took,
         "calls": calls.made,
         "failed": calls.failed,
         "attempts": len(task(job)["attempts"]),
         "state": job["state"],
-        "lines": len(log.splitlines()),
-        "ranks": len({line.split()[-2] for line in log.splitlines() if len(line.split()) >= 2}),
-        "lost": lost_lines(log),
+        "follower": follower.returncode,
+        "said": (system.folder / "followed.err").read_text().splitlines()[-5:],
+        "lines": sum(len(numbers) for numbers in kept.values()),
+        "ranks": len(kept),
+        "lost": sum(
+            len(set(range(1, max(numbers) + 1)) - set(followed.get(rank, [])))
+            for rank, numbers in kept.items()
+        ),
+        "twice": sum(len(numbers) - len(set(numbers)) for numbers in followed.values()),
     }
 
 
@@ -140,6 +137,10 @@ def main() -> int:
     ok &= none("stopped attempts", stopped)
     whole = found["lost"] == 0 and found["ranks"] == 2 and found["lines"] > 10
     ok &= figure("lost lines", found["lost"], f"of {found['lines']}", 0, whole)
+    ok &= none("lines that were followed twice", found["twice"])
+    if found["follower"] != 0:
+        print(f"the follower ended with {found['follower']}:", *found["said"], sep="\n")
+        ok = False
     figure("a rotation", round(found["seconds"] / found["rotations"], 2), "s", "-", True)
     return 0 if ok else 1
 

@@ -51,6 +51,16 @@ TEST_F(AlongTest, ALargeOneComesInPiecesWhateverTheServerForgets) {
   EXPECT_GT(packs_.pieces, 7);
 }
 
+TEST_F(AlongTest, AServerThatForgetsItAgainAndAgainIsNotSaidToBeAway) {
+  Write("project/large", std::string(300'000, 'x'));
+  packs_.forgets_all = true;
+  EXPECT_EQ(Run({"run", "-d", "-C", home_ + "/project", "--", "true"}), kExitUnreachable);
+  EXPECT_THAT(err_, HasSubstr(home_ + "/project: musterd forgets what it has of this directory"));
+  EXPECT_THAT(err_, HasSubstr("See its log, and submit again"));
+  EXPECT_THAT(err_, Not(HasSubstr("no answer from")));
+  EXPECT_TRUE(submitted_.empty());
+}
+
 TEST_F(AlongTest, ARelativeWorkdirIsRelativeToTheJobFileAndComesAlong) {
   Write("project/job.yaml", absl::StrCat(kHello, "workdir: .\n"));
   Write("job.yaml",

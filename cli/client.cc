@@ -11,16 +11,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include <grpcpp/grpcpp.h>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "cli/login_lock.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/units.h"
@@ -58,29 +62,147 @@ std::string LoginPath(const std::string& server) {
 
 constexpr int64_t kNewsNs = 10 * kMinute;  // so often a login is asked about by its own commands
 
+constexpr std::chrono::seconds kRenewalCall(20), kRenewalConnect(3);
+constexpr std::chrono::milliseconds kRenewalTurn(100);  // so often a wait looks whether it is over
+
+// The calls of a renewal. End, from another thread, cancels the one that goes on; no other begins.
+class RenewalCalls {
+ public:
+  void End() {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    if (context_ != nullptr) context_->TryCancel();
+  }
+
+  // A channel to the first of its addresses that takes a connection; null: none does.
+  std::shared_ptr<grpc::Channel> Reach(const Identity& identity) {
+    Identity there = identity;
+    for (const std::string& address : identity.addresses) {
+      there.addresses = {address};  // of one, DialWith waits for nothing
+      std::shared_ptr<grpc::Channel> channel = DialWith(there, grpc::ChannelArguments());
+      if (Connects(channel.get())) return channel;
+    }
+    return nullptr;
+  }
+
+  absl::StatusOr<bool> AskNews(const std::shared_ptr<grpc::Channel>& channel) {
+    const absl::StatusOr<pb::GetNewsResponse> response =
+        Ask(channel, &pb::TrustService::Stub::GetNews, pb::GetNewsRequest());
+    if (!response.ok()) return response.status();
+    return response->renew();
+  }
+
+  // As that of network/client.h, which nobody can cancel.
+  absl::StatusOr<Identity> Renew(const std::shared_ptr<grpc::Channel>& channel) {
+    Identity renewed;
+    renewed.key = NewKey();
+    const absl::StatusOr<std::string> request = NewRequest(renewed.key);
+    if (!request.ok()) return request.status();
+    pb::RenewRequest renew;
+    renew.set_request(*request);
+    const absl::StatusOr<pb::CertificateResponse> response =
+        Ask(channel, &pb::TrustService::Stub::Renew, renew);
+    if (!response.ok()) return response.status();
+    renewed.certificate = response->certificate();
+    renewed.authorities = response->authorities();
+    renewed.addresses.assign(response->addresses().begin(), response->addresses().end());
+    renewed.join_address = response->join_address();
+    return ReadIdentity(WriteIdentity(renewed));  // whatever came is looked at as a file would be
+  }
+
+ private:
+  using Time = std::chrono::system_clock::time_point;
+
+  bool Connects(grpc::Channel* channel) {
+    const Time until = std::chrono::system_clock::now() + kRenewalConnect;
+    for (;;) {
+      const grpc_connectivity_state state = channel->GetState(true);
+      if (state == GRPC_CHANNEL_READY) return true;
+      const Time now = std::chrono::system_clock::now();
+      if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || now >= until || !Begin(nullptr)) return false;
+      channel->WaitForStateChange(state, std::min(until, Time(now + kRenewalTurn)));
+    }
+  }
+
+  // Of the call that goes on from now on; null: of none. False: it has ended.
+  bool Begin(grpc::ClientContext* context) {
+    std::lock_guard lock(mutex_);
+    context_ = context;
+    return !ended_;
+  }
+
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> Ask(const std::shared_ptr<grpc::Channel>& channel,
+                               grpc::Status (pb::TrustService::Stub::*method)(grpc::ClientContext*,
+                                                                              const Request&,
+                                                                              Response*),
+                               const Request& request) {
+    pb::TrustService::Stub stub(channel);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kRenewalCall);
+    Response response;
+    absl::Status status = absl::CancelledError("the command ends");
+    if (Begin(&context)) status = FromGrpc((stub.*method)(&context, request, &response));
+    Begin(nullptr);
+    if (!status.ok()) return status;
+    return response;
+  }
+
+  std::mutex mutex_;
+  bool ended_ = false;
+  grpc::ClientContext* context_ = nullptr;
+};
+
 // The login, renewed where half its life is over or the scheduler asks for it. That it can't be is
-// no reason to fail while it is good.
-absl::StatusOr<Identity> FreshLogin(const std::string& path) {
+// no reason to fail while it is good. One command at a time renews it, and no other waits: else a
+// certificate of before a rotation could be saved over one of after it.
+absl::StatusOr<Identity> FreshLogin(const std::string& path, RenewalCalls* calls) {
+  const LoginLock lock(path);
   absl::StatusOr<Identity> identity = LoadIdentity(path);
   if (!identity.ok()) return identity.status();
   const int64_t now_s = WallS();
   const Validity& validity = identity->validity;
   if (validity.end_s <= now_s)
     return absl::UnauthenticatedError("your login has expired: muster login");
+  if (!lock.held()) return identity;
   struct stat info {};
   const bool asks = stat(path.c_str(), &info) == 0 && now_s - info.st_mtime >= kNewsNs / kSecond;
   bool renew = validity.Due(now_s);
-  if (!renew && asks) {
-    const absl::StatusOr<bool> news = AskNews(DialWith(*identity, grpc::ChannelArguments()));
+  if (!renew && !asks) return identity;
+  // For one that is away, calls would take their whole time limit.
+  const std::shared_ptr<grpc::Channel> channel = calls->Reach(*identity);
+  if (channel == nullptr) return identity;
+  if (!renew) {
+    const absl::StatusOr<bool> news = calls->AskNews(channel);
     renew = news.ok() && *news;
     if (news.ok()) utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
   }
   if (!renew) return identity;
-  absl::StatusOr<Identity> renewed = Renew(*identity);
-  if (!renewed.ok() || !SaveIdentity(path, *renewed).ok()) return identity;
+  absl::StatusOr<Identity> renewed = calls->Renew(channel);
+  if (!renewed.ok() || !lock.held() || !SaveIdentity(path, *renewed).ok()) return identity;
   // Tells that it has arrived.
-  (void)AskNews(DialWith(*renewed, grpc::ChannelArguments()));
+  if (const auto anew = calls->Reach(*renewed); anew != nullptr) (void)calls->AskNews(anew);
   return renewed;
+}
+
+// Changes whenever the file is replaced; {0, 0}: there is none.
+using FileVersion = std::pair<ino_t, int64_t>;
+FileVersion VersionOf(const std::string& path) {
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0) return {};
+  return {info.st_ino, info.st_mtim.tv_sec * kSecond + info.st_mtim.tv_nsec};
+}
+
+grpc::ChannelArguments ArgumentsOfChannel() {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetMaxReceiveMessageSize(64 << 20);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(
+      GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
+      10000);  // a connection's time limit, not a pause: a busy machine needs more than a moment
+  return arguments;
 }
 
 absl::Status CheckServed(const Identity& login) {
@@ -230,7 +352,73 @@ struct Client::Stubs {
   pb::TrustService::Stub trust;
   pb::PackService::Stub packs;
   pb::SecretService::Stub secrets;
-  std::optional<Identity> login;
+};
+
+// A login for as long as a command lasts, which may be longer than a certificate does. Its thread
+// renews the file when it is time; what is in the file, from here or from another command, counts
+// for the next call. A call that goes on keeps its connection until the server ends it.
+class Client::Login {
+ public:
+  // `version`: of the file, from before it was read.
+  Login(std::string path, FileVersion version, Identity identity)
+      : path_(std::move(path)),
+        version_(version),
+        identity_(std::move(identity)),
+        stubs_(std::make_shared<Stubs>(DialWith(identity_, ArgumentsOfChannel()))),
+        renewing_([this] { KeepFresh(); }) {}
+  // Waits for no server.
+  ~Login() {
+    calls_.End();
+    {
+      std::lock_guard lock(mutex_);
+      ended_ = true;
+      end_.notify_all();
+    }
+    renewing_.join();
+  }
+
+  std::shared_ptr<Stubs> Newest() {
+    std::lock_guard lock(mutex_);
+    const FileVersion version = VersionOf(path_);
+    if (version == version_) return stubs_;
+    absl::StatusOr<Identity> read = LoadIdentity(path_);
+    if (!read.ok()) return stubs_;  // the next call looks again
+    version_ = version;
+    // A login of somebody else, or to another scheduler, is for commands that begin.
+    if (read->holder != identity_.holder || read->certificate == identity_.certificate)
+      return stubs_;
+    identity_ = *std::move(read);
+    stubs_ = std::make_shared<Stubs>(DialWith(identity_, ArgumentsOfChannel()));
+    return stubs_;
+  }
+  Identity identity() const {
+    std::lock_guard lock(mutex_);
+    return identity_;
+  }
+
+ private:
+  void KeepFresh() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      const int64_t pause_ns =
+          std::clamp(identity_.validity.life_s() * kSecond / 8, kSecond, kMinute);
+      if (end_.wait_for(lock, std::chrono::nanoseconds(pause_ns), [this] { return ended_; }))
+        return;
+      lock.unlock();
+      (void)FreshLogin(path_, &calls_);  // one that fails is tried again after the next pause
+      lock.lock();
+    }
+  }
+
+  const std::string path_;
+  mutable std::mutex mutex_;
+  std::condition_variable end_;
+  bool ended_ = false;
+  FileVersion version_;
+  Identity identity_;  // what stubs_ show
+  std::shared_ptr<Stubs> stubs_;
+  RenewalCalls calls_;  // of the thread
+  std::thread renewing_;
 };
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server) {
@@ -241,65 +429,63 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const std::string& server
                      ": must be unix:///path; for one on another machine run muster login once, "
                      "and use its context"));
   }
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetMaxReceiveMessageSize(64 << 20);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(
-      GRPC_ARG_MIN_RECONNECT_BACKOFF_MS,
-      10000);  // a connection's time limit, not a pause: a busy machine needs more than a moment
   if (!login.empty()) {
-    const absl::StatusOr<Identity> identity = FreshLogin(login);
+    const FileVersion version = VersionOf(login);
+    RenewalCalls calls;
+    absl::StatusOr<Identity> identity = FreshLogin(login, &calls);
     if (!identity.ok()) return identity.status();
-    auto stubs = std::make_unique<Stubs>(DialWith(*identity, arguments));
-    stubs->login = *identity;
-    return std::unique_ptr<Client>(new Client(server, std::move(stubs)));
+    return std::unique_ptr<Client>(
+        new Client(server, nullptr, std::make_unique<Login>(login, version, *std::move(identity))));
   }
-  auto channel = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
-  return std::unique_ptr<Client>(new Client(server, std::make_unique<Stubs>(channel)));
+  auto channel =
+      grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), ArgumentsOfChannel());
+  return std::unique_ptr<Client>(new Client(server, std::make_shared<Stubs>(channel), nullptr));
 }
 
-Client::Client(std::string server, std::unique_ptr<Stubs> stubs)
-    : server_(std::move(server)), stubs_(std::move(stubs)) {}
+Client::Client(std::string server, std::shared_ptr<Stubs> stubs, std::unique_ptr<Login> login)
+    : server_(std::move(server)), stubs_(std::move(stubs)), login_(std::move(login)) {}
 Client::~Client() = default;
 
+std::shared_ptr<Client::Stubs> Client::stubs() {
+  return login_ != nullptr ? login_->Newest() : stubs_;
+}
+
 absl::Status Client::Reachable() const {
-  return stubs_->login.has_value() ? CheckServed(*stubs_->login) : CheckReachable(server_);
+  return login_ != nullptr ? CheckServed(login_->identity()) : CheckReachable(server_);
 }
 
 absl::StatusOr<pb::PreviewResponse> Client::Preview(const pb::PreviewRequest& request) {
   return Repeated<pb::PreviewResponse>(
-      server_, false, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Preview, request); });
+      server_, false, [&] { return Call(stubs()->jobs, &pb::JobService::Stub::Preview, request); });
 }
 
 absl::StatusOr<pb::SubmitResponse> Client::Submit(const pb::SubmitRequest& request) {
   return Repeated<pb::SubmitResponse>(
-      server_, true, [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Submit, request); });
+      server_, true, [&] { return Call(stubs()->jobs, &pb::JobService::Stub::Submit, request); });
 }
 
 absl::StatusOr<pb::PutPackResponse> Client::PutPack(const pb::PutPackRequest& request) {
   return Repeated<pb::PutPackResponse>(
-      server_, true, [&] { return Call(stubs_->packs, &pb::PackService::Stub::Put, request); });
+      server_, true, [&] { return Call(stubs()->packs, &pb::PackService::Stub::Put, request); });
 }
 
 absl::StatusOr<pb::Job> Client::Get(const std::string& id, WhileAway away) {
   pb::GetJobRequest request;
   request.set_id(id);
-  const auto call = [&] { return Call(stubs_->jobs, &pb::JobService::Stub::Get, request); };
+  const auto call = [&] { return Call(stubs()->jobs, &pb::JobService::Stub::Get, request); };
   return away == WhileAway::kRepeat ? Repeated<pb::Job>(server_, false, call) : call();
 }
 
 absl::StatusOr<pb::ListJobsResponse> Client::List(const pb::ListJobsRequest& request,
                                                   WhileAway away) {
-  const auto call = [&] { return Call(stubs_->jobs, &pb::JobService::Stub::List, request); };
+  const auto call = [&] { return Call(stubs()->jobs, &pb::JobService::Stub::List, request); };
   return away == WhileAway::kRepeat ? Repeated<pb::ListJobsResponse>(server_, false, call) : call();
 }
 
 absl::StatusOr<pb::Job> Client::Cancel(const std::string& id) {
   pb::CancelJobRequest request;
   request.set_id(id);
-  return Call(stubs_->jobs, &pb::JobService::Stub::Cancel, request);
+  return Call(stubs()->jobs, &pb::JobService::Stub::Cancel, request);
 }
 
 absl::Status Client::Watch(const std::string& id, int64_t timeout_ns, const Interrupt* interrupt,
@@ -310,68 +496,69 @@ absl::Status Client::Watch(const std::string& id, int64_t timeout_ns, const Inte
     if (timeout_ns > 0)
       context->set_deadline(std::chrono::system_clock::now() +
                             std::chrono::nanoseconds(timeout_ns));
-    return stubs_->jobs.Watch(context, request);
+    return stubs()->jobs.Watch(context, request);
   });
 }
 
 absl::Status Client::Logs(const pb::LogsRequest& request, const Interrupt* interrupt,
                           const std::function<bool(const pb::LogsResponse&)>& on) {
   return ReadStream<pb::LogsResponse>(interrupt, on, [&](grpc::ClientContext* context) {
-    return stubs_->jobs.Logs(context, request);
+    return stubs()->jobs.Logs(context, request);
   });
 }
 
 absl::StatusOr<pb::ExplainResponse> Client::Explain(const pb::ExplainRequest& request) {
-  return Call(stubs_->jobs, &pb::JobService::Stub::Explain, request);
+  return Call(stubs()->jobs, &pb::JobService::Stub::Explain, request);
 }
 absl::StatusOr<pb::SimulateResponse> Client::Simulate(const pb::SimulateRequest& request) {
-  return Call(stubs_->jobs, &pb::JobService::Stub::Simulate, request);
+  return Call(stubs()->jobs, &pb::JobService::Stub::Simulate, request);
 }
 
 absl::StatusOr<pb::ApplyQueuesResponse> Client::ApplyQueues(const pb::ApplyQueuesRequest& request) {
-  return Call(stubs_->queues, &pb::QueueService::Stub::Apply, request);
+  return Call(stubs()->queues, &pb::QueueService::Stub::Apply, request);
 }
 
 std::unique_ptr<TunnelCall> Client::Exec(const Interrupt* interrupt) {
   return std::make_unique<GrpcTunnel>(
-      interrupt, [this](grpc::ClientContext* context) { return stubs_->jobs.Exec(context); });
+      interrupt, [this](grpc::ClientContext* context) { return stubs()->jobs.Exec(context); });
 }
 
 std::unique_ptr<TunnelCall> Client::Forward(const Interrupt* interrupt) {
   return std::make_unique<GrpcTunnel>(
-      interrupt, [this](grpc::ClientContext* context) { return stubs_->jobs.Forward(context); });
+      interrupt, [this](grpc::ClientContext* context) { return stubs()->jobs.Forward(context); });
 }
 
 absl::StatusOr<pb::Queue> Client::GetQueue(const std::string& path) {
   pb::GetQueueRequest request;
   request.set_path(path);
-  return Call(stubs_->queues, &pb::QueueService::Stub::Get, request);
+  return Call(stubs()->queues, &pb::QueueService::Stub::Get, request);
 }
 
 absl::StatusOr<pb::ListQueuesResponse> Client::ListQueues() {
-  return Call(stubs_->queues, &pb::QueueService::Stub::List, pb::ListQueuesRequest());
+  return Call(stubs()->queues, &pb::QueueService::Stub::List, pb::ListQueuesRequest());
 }
 
 absl::StatusOr<pb::Cluster> Client::GetCluster(const std::string& name) {
   pb::GetClusterRequest request;
   request.set_name(name);
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::GetCluster, request);
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::GetCluster, request);
 }
 
 absl::StatusOr<pb::ListClustersResponse> Client::ListClusters() {
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::ListClusters, pb::ListClustersRequest());
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::ListClusters,
+              pb::ListClustersRequest());
 }
 
 absl::StatusOr<pb::Host> Client::GetHost(const std::string& name) {
   pb::GetHostRequest request;
   request.set_name(name);
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::GetHost, request);
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::GetHost, request);
 }
 
 absl::StatusOr<pb::ListHostsResponse> Client::ListHosts(const std::string& cluster) {
   pb::ListHostsRequest request;
   request.set_cluster(cluster);
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::ListHosts, request);
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::ListHosts, request);
 }
 
 absl::StatusOr<pb::DrainResponse> Client::Drain(const std::string& target,
@@ -379,19 +566,19 @@ absl::StatusOr<pb::DrainResponse> Client::Drain(const std::string& target,
   pb::DrainRequest request;
   request.set_target(target);
   request.set_reason(reason);
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::Drain, request);
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::Drain, request);
 }
 
 absl::Status Client::Resume(const std::string& target) {
   pb::ResumeRequest request;
   request.set_target(target);
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::Resume, request).status();
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::Resume, request).status();
 }
 
 absl::StatusOr<pb::ConfirmOffResponse> Client::ConfirmOff(const std::string& host) {
   pb::ConfirmOffRequest request;
   request.set_host(host);
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::ConfirmOff, request);
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::ConfirmOff, request);
 }
 
 absl::StatusOr<pb::ReleaseQuarantineResponse> Client::ReleaseQuarantine(
@@ -399,84 +586,84 @@ absl::StatusOr<pb::ReleaseQuarantineResponse> Client::ReleaseQuarantine(
   pb::ReleaseQuarantineRequest request;
   request.set_host(host);
   if (device.has_value()) request.set_device(*device);
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::ReleaseQuarantine, request);
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::ReleaseQuarantine, request);
 }
 
 absl::StatusOr<pb::GetTrainerSchemaResponse> Client::TrainerSchema() {
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::GetTrainerSchema,
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::GetTrainerSchema,
               pb::GetTrainerSchemaRequest());
 }
 absl::StatusOr<pb::LedgerResponse> Client::Ledger(const pb::GetLedgerRequest& request) {
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::GetLedger, request);
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::GetLedger, request);
 }
 absl::StatusOr<pb::TopResponse> Client::Top(const pb::TopRequest& request) {
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::Top, request);
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::Top, request);
 }
 absl::StatusOr<pb::PingResponse> Client::Ping() {
-  return Call(stubs_->clusters, &pb::ClusterService::Stub::Ping, pb::PingRequest());
+  return Call(stubs()->clusters, &pb::ClusterService::Stub::Ping, pb::PingRequest());
 }
 
 absl::StatusOr<pb::ListAccessResponse> Client::ListAccess() {
-  return Call(stubs_->access, &pb::AccessService::Stub::List, pb::ListAccessRequest());
+  return Call(stubs()->access, &pb::AccessService::Stub::List, pb::ListAccessRequest());
 }
 absl::StatusOr<pb::GrantResponse> Client::Grant(const pb::Binding& binding) {
   pb::GrantRequest request;
   *request.mutable_binding() = binding;
-  return Call(stubs_->access, &pb::AccessService::Stub::Grant, request);
+  return Call(stubs()->access, &pb::AccessService::Stub::Grant, request);
 }
 absl::StatusOr<pb::RevokeResponse> Client::Revoke(const pb::Binding& binding) {
   pb::RevokeRequest request;
   *request.mutable_binding() = binding;
-  return Call(stubs_->access, &pb::AccessService::Stub::Revoke, request);
+  return Call(stubs()->access, &pb::AccessService::Stub::Revoke, request);
 }
 absl::StatusOr<pb::CheckAccessResponse> Client::CheckAccess(const pb::CheckAccessRequest& request) {
-  return Call(stubs_->access, &pb::AccessService::Stub::Check, request);
+  return Call(stubs()->access, &pb::AccessService::Stub::Check, request);
 }
 absl::StatusOr<pb::ListAuditResponse> Client::ListAudit(const pb::ListAuditRequest& request) {
-  return Call(stubs_->access, &pb::AccessService::Stub::ListAudit, request);
+  return Call(stubs()->access, &pb::AccessService::Stub::ListAudit, request);
 }
 absl::StatusOr<pb::VerifyAuditResponse> Client::VerifyAudit(const pb::VerifyAuditRequest& request) {
-  return Call(stubs_->access, &pb::AccessService::Stub::VerifyAudit, request);
+  return Call(stubs()->access, &pb::AccessService::Stub::VerifyAudit, request);
 }
 
 absl::StatusOr<pb::SetSecretResponse> Client::SetSecret(const pb::SetSecretRequest& request) {
-  return Call(stubs_->secrets, &pb::SecretService::Stub::Set, request);
+  return Call(stubs()->secrets, &pb::SecretService::Stub::Set, request);
 }
 
 absl::StatusOr<pb::ListSecretsResponse> Client::ListSecrets() {
-  return Call(stubs_->secrets, &pb::SecretService::Stub::List, pb::ListSecretsRequest());
+  return Call(stubs()->secrets, &pb::SecretService::Stub::List, pb::ListSecretsRequest());
 }
 
 absl::StatusOr<pb::DeleteSecretResponse> Client::DeleteSecret(const std::string& name) {
   pb::DeleteSecretRequest request;
   request.set_name(name);
-  return Call(stubs_->secrets, &pb::SecretService::Stub::Delete, request);
+  return Call(stubs()->secrets, &pb::SecretService::Stub::Delete, request);
 }
 
 absl::StatusOr<pb::GetAuthorityResponse> Client::GetAuthority() {
-  return Call(stubs_->trust, &pb::TrustService::Stub::GetAuthority, pb::GetAuthorityRequest());
+  return Call(stubs()->trust, &pb::TrustService::Stub::GetAuthority, pb::GetAuthorityRequest());
 }
 absl::StatusOr<pb::RotateResponse> Client::Rotate(const pb::RotateRequest& request) {
-  return Call(stubs_->trust, &pb::TrustService::Stub::Rotate, request);
+  return Call(stubs()->trust, &pb::TrustService::Stub::Rotate, request);
 }
 absl::StatusOr<pb::NewTokenResponse> Client::CreateToken(const pb::CreateTokenRequest& request) {
-  return Call(stubs_->trust, &pb::TrustService::Stub::CreateToken, request);
+  return Call(stubs()->trust, &pb::TrustService::Stub::CreateToken, request);
 }
 absl::StatusOr<pb::ListTokensResponse> Client::ListTokens() {
-  return Call(stubs_->trust, &pb::TrustService::Stub::ListTokens, pb::ListTokensRequest());
+  return Call(stubs()->trust, &pb::TrustService::Stub::ListTokens, pb::ListTokensRequest());
 }
 absl::StatusOr<pb::RevokeTokenResponse> Client::RevokeToken(const pb::RevokeTokenRequest& request) {
-  return Call(stubs_->trust, &pb::TrustService::Stub::RevokeToken, request);
+  return Call(stubs()->trust, &pb::TrustService::Stub::RevokeToken, request);
 }
 absl::StatusOr<pb::NewTokenResponse> Client::NewToken(const pb::NewTokenRequest& request) {
-  return Call(stubs_->trust, &pb::TrustService::Stub::NewToken, request);
+  return Call(stubs()->trust, &pb::TrustService::Stub::NewToken, request);
 }
 absl::StatusOr<pb::ListHoldersResponse> Client::ListHolders(const pb::ListHoldersRequest& request) {
-  return Call(stubs_->trust, &pb::TrustService::Stub::ListHolders, request);
+  return Call(stubs()->trust, &pb::TrustService::Stub::ListHolders, request);
 }
 absl::StatusOr<pb::RevokeHolderResponse> Client::RevokeHolder(
     const pb::RevokeHolderRequest& request) {
-  return Call(stubs_->trust, &pb::TrustService::Stub::RevokeHolder, request);
+  return Call(stubs()->trust, &pb::TrustService::Stub::RevokeHolder, request);
 }
 
 }  // namespace muster

@@ -38,7 +38,8 @@ enum class WhileAway { kFail, kRepeat };  // kRepeat: for some seconds, then it 
 
 class Client {
  public:
-  // Connects lazily. With a login its certificate is renewed first where it is time.
+  // Connects lazily. With a login its certificate is renewed first where it is time, and again for
+  // as long as this lives; each call shows what is in the login's file by then.
   // INVALID_ARGUMENT: another scheme; UNAUTHENTICATED: the login has expired.
   static absl::StatusOr<std::unique_ptr<Client>> Create(const std::string& server);
   ~Client();
@@ -110,10 +111,13 @@ class Client {
 
  private:
   struct Stubs;
-  Client(std::string server, std::unique_ptr<Stubs> stubs);
+  class Login;
+  Client(std::string server, std::shared_ptr<Stubs> stubs, std::unique_ptr<Login> login);
+  std::shared_ptr<Stubs> stubs();  // for the next call
 
   std::string server_;
-  std::unique_ptr<Stubs> stubs_;
+  std::shared_ptr<Stubs> stubs_;  // null: the login has them
+  std::unique_ptr<Login> login_;
 };
 
 }  // namespace muster

@@ -78,7 +78,7 @@ TEST_F(DevTest, SaysWhichOneItDoesNotTake) {
   EXPECT_THAT(err_, HasSubstr("you have no environment dev"));
   jobs_.listing = {Environment("a", pb::RUNNING), Environment("b", pb::RUNNING)};
   EXPECT_EQ(Run({"dev", "stop"}), 2);
-  EXPECT_THAT(err_, HasSubstr("which one? There are a (7), b (7)"));
+  EXPECT_THAT(err_, HasSubstr("which one? There are a (7), b (7); write its number"));
   EXPECT_EQ(jobs_.cancels, 0);
 }
 
@@ -124,6 +124,29 @@ TEST_F(DevTest, OpenWaitsOnWhileTheServerIsAway) {
   EXPECT_THAT(err_, HasSubstr("no contact with the server; the environment goes on without it"));
   EXPECT_THAT(err_, HasSubstr("the server is back"));
   EXPECT_THAT(err_, HasSubstr("Again, once that is mended: muster dev resume 7"));
+}
+
+TEST_F(DevTest, AnAnswerThatCannotBeReadSaysWhatToInstallAnew) {
+  jobs_.got = Environment("dev", pb::RUNNING);
+  jobs_.watch = Watching({jobs_.got});
+  for (const char* answer :
+       {"", "{}", R"({"port": 0, "token": "a"})", R"({"port": 8888, "token": "a b"})"}) {
+    jobs_.exec = [&](grpc::ServerReaderWriter<pb::TunnelOutput, pb::TunnelInput>* tunnel) {
+      pb::TunnelInput start;
+      tunnel->Read(&start);
+      pb::TunnelOutput output;
+      output.set_begun(true);
+      tunnel->Write(output);
+      output.set_out(answer);
+      tunnel->Write(output);
+      output.mutable_end()->set_exit_code(0);
+      tunnel->Write(output);
+      return grpc::Status::OK;
+    };
+    EXPECT_EQ(Run({"dev", "open", "7", "--no-browser"}), 2) << answer;
+    EXPECT_THAT(err_, HasSubstr("muster_dev of job 7 didn't tell its port and token"));
+    EXPECT_THAT(err_, HasSubstr("muster dev stop 7; muster dev resume 7"));
+  }
 }
 
 TEST_F(DevTest, OpenOfOneThatHasEndedSaysWhyAndHowToGoOn) {

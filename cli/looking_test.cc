@@ -116,6 +116,25 @@ TEST_F(CliTest, TheStorageOfAnEndedJobIsLookedAtWhereItLies) {
                               "/data/ann/jobs/7"));
 }
 
+TEST_F(CliTest, WhatDoesNotRunIsNotAskedAndIsSaidWhereToLook) {
+  const struct {
+    pb::JobState state;
+    pb::TaskState task;
+    const char* look;
+  } kCases[] = {
+      {pb::WAITING, pb::TASK_WAITING, "; why: muster explain 7\n"},
+      {pb::SUCCEEDED, pb::TASK_SUCCEEDED, "; how it ended: muster show 7\n"},
+  };
+  for (const auto& c : kCases) {
+    jobs_.got = JobIn(c.state, c.task);
+    EXPECT_EQ(Run({"profile", "7"}), 2);
+    EXPECT_THAT(err_, HasSubstr("job 7 is not running: it is its program that is asked"));
+    EXPECT_THAT(err_, HasSubstr(c.look));
+    EXPECT_EQ(Run({"profile", "7", "--task", "main"}), 2);
+    EXPECT_THAT(err_, HasSubstr(absl::StrCat("task main of job 7 is not running", c.look)));
+  }
+}
+
 TEST_F(CliTest, AProfileOfWhatHasEndedIsNotTakenAgain) {
   std::atomic<int> calls{0};
   jobs_.exec = [&](Tunnel* tunnel) {
@@ -369,6 +388,7 @@ TEST_F(CliTest, ExplainAsksForItsBudgetAndItsJsonIsTheWholeAnswer) {
   EXPECT_THAT(out_, HasSubstr("\"relaxations\": ["));
   EXPECT_EQ(Run({"explain", "9"}), 3);
   EXPECT_EQ(Run({"explain", "7", "--budget", "1h"}), 2);
+  EXPECT_THAT(err_, HasSubstr("--budget 1h: wants a time from 1ms to 20s"));
 }
 
 TEST_F(CliTest, SimulateSendsJobsDrainsAndQuotas) {

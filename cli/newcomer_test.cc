@@ -1,4 +1,6 @@
 // What people who were new to it stumbled over: each command says what they needed to know.
+#include <sys/file.h>
+
 #include "cli/testing/fixture.h"
 #include "cli/up/lock.h"
 #include "common/base/files.h"
@@ -245,6 +247,8 @@ TEST_F(LogoutTest, LeavesOtherSettingsAsTheyAre) {
   EXPECT_EQ(Logout({"lab"}), 0) << err_;
   EXPECT_THAT(out_, Not(HasSubstr("Commands go")));
   EXPECT_EQ(Logout({"demo"}), 3) << "it is no login";
+  EXPECT_THAT(err_, HasSubstr("it has no key to remove; to drop it, take it out of " + home_ +
+                              "/.config/muster/config.yaml"));
   EXPECT_EQ(Logout({"../lab"}), 2);
 }
 
@@ -269,6 +273,24 @@ TEST_F(LogoutTest, RemovesNothingWhereItCantMendTheSettings) {
   EXPECT_EQ(Logout({}), 2);
   EXPECT_THAT(err_, HasSubstr("take current_context out of"));
   EXPECT_TRUE(Has("lab.identity"));
+}
+
+TEST_F(LogoutTest, NeitherItNorLoginTouchesALoginThatIsBeingRenewed) {
+  Write(".config/muster/config.yaml", "current_context: lab\n");
+  const std::string file = home_ + "/.config/muster/lab.identity";
+  const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(flock(fd, LOCK_EX | LOCK_NB), 0);
+  Process logout({"logout", "lab"}, home_, "");
+  Process login({"login", "127.0.0.1:1", "--token", "t", "--ca", "sha256:0", "--as", "lab"}, home_,
+                "");
+  EXPECT_EQ(logout.Wait(), 2);
+  EXPECT_EQ(login.Wait(), 2) << "before its token is spent";
+  for (const std::string& told : {logout.err, login.err})
+    EXPECT_THAT(told, HasSubstr(file + ": another muster command renews or replaces this login"));
+  EXPECT_TRUE(Has("lab.identity"));
+  EXPECT_TRUE(Has("config.yaml"));
+  close(fd);
+  EXPECT_EQ(Logout({"lab"}), 0) << err_;
 }
 
 TEST_F(LogoutTest, KeepsTheFileThatMusterConfigNamesAndItsMode) {

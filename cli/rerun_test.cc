@@ -101,36 +101,78 @@ TEST_F(RerunTest, OfAMemberThatAloneAndSaysWhatIsOtherwise) {
   EXPECT_EQ(submitted_[0].sweep(0).values(0), "3e-4");
 }
 
-TEST_F(RerunTest, OneKeyStandsForNoSeveralMembers) {
-  std::vector<pb::Job> members;
-  for (const int index : {1, 2}) {
-    pb::Job member = jobs_.got;
-    member.set_state(pb::FAILED);
-    pb::ArrayMember* of = member.mutable_member();
-    of->set_array(7);
-    of->set_index(index);
-    of->set_id(absl::StrCat("7_", index));
-    of->add_values()->set_name("lr");
-    of->mutable_values(0)->add_values(absl::StrCat(index));
-    members.push_back(member);
+// Of the sweep 7 over lr the members 7_1 and 7_2 have failed.
+class FailedSweepTest : public RerunTest {
+ protected:
+  FailedSweepTest() {
+    array_ = jobs_.got;
+    array_.mutable_array()->set_members(3);
+    array_.mutable_spec()->add_sweep()->set_name("lr");
+    for (const char* value : {"0", "1", "2"})
+      array_.mutable_spec()->mutable_sweep(0)->add_values(value);
+    jobs_.listing.emplace();
+    for (const int index : {1, 2}) {
+      pb::Job& member = jobs_.listing->emplace_back(jobs_.got);
+      *member.mutable_spec() = array_.spec();
+      member.set_state(pb::FAILED);
+      pb::ArrayMember* of = member.mutable_member();
+      of->set_array(7);
+      of->set_index(index);
+      of->set_id(absl::StrCat("7_", index));
+      of->add_values()->set_name("lr");
+      of->mutable_values(0)->add_values(absl::StrCat(index));
+    }
+    jobs_.get = [this](const std::string& id, pb::Job* job) {
+      *job = id == "7" ? array_ : jobs_.listing->at(id == "7_1" ? 0 : 1);
+      return grpc::Status::OK;
+    };
   }
-  pb::Job array = jobs_.got;
-  array.mutable_array()->set_members(3);
-  array.mutable_spec()->add_sweep()->set_name("lr");
-  for (const char* value : {"0", "1", "2"})
-    array.mutable_spec()->mutable_sweep(0)->add_values(value);
-  for (pb::Job& member : members) *member.mutable_spec() = array.spec();
-  jobs_.listing = members;
-  jobs_.get = [&](const std::string& id, pb::Job* job) {
-    *job = id == "7" ? array : members[id == "7_1" ? 0 : 1];
-    return grpc::Status::OK;
-  };
+
+  pb::Job array_;
+};
+
+TEST_F(FailedSweepTest, OneKeyStandsForNoSeveralMembers) {
   ASSERT_EQ(Run({"rerun", "-d", "7", "--failed", "--idempotency-key", "k"}), 2);
   EXPECT_THAT(err_, HasSubstr("these are 2: submit them one by one, each with its own: muster "
-                              "rerun 7_1 (and this command's flags)"));
+                              "rerun 7_1 (and this command's flags but --failed)"));
   EXPECT_TRUE(submitted_.empty());
   ASSERT_EQ(Run({"rerun", "-d", "7", "--failed"}), 0) << err_;
   EXPECT_EQ(submitted_.size(), 2u);
+}
+
+TEST_F(FailedSweepTest, WhatIsTheSameJobWithOtherValuesIsSubmittedOnce) {
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--failed", "--sweep", "lr=8,9"}), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 1u);
+  EXPECT_EQ(submitted_[0].sweep(0).values_size(), 2);
+  EXPECT_THAT(err_, HasSubstr("7_2: --sweep makes it the same job as 7_1, which is submitted "
+                              "once."));
+  EXPECT_THAT(err_, Not(HasSubstr("MUSTER_ARRAY_SIZE is 1")));
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--failed", "--sweep", "seed=1,2"}), 0) << err_;
+  ASSERT_EQ(submitted_.size(), 3u) << "each keeps its own lr";
+  EXPECT_EQ(submitted_[1].sweep(0).values(0), "1");
+  EXPECT_EQ(submitted_[2].sweep(0).values(0), "2");
+}
+
+// The same command would submit once more what was submitted before a refusal.
+TEST_F(FailedSweepTest, ARefusalNamesWhatCameBeforeAndWhatIsLeft) {
+  const struct {
+    size_t refused;
+    const char *said, *not_said;
+  } kCases[] = {
+      {0, "Not submitted yet: muster rerun 7_2 (and this command's flags but --failed)",
+       "Submitted before that"},
+      {1, "the same command would submit them again", "Not submitted yet"},
+  };
+  for (const auto& c : kCases) {
+    size_t asked = 0;
+    jobs_.submit = [&](const pb::SubmitRequest&, pb::SubmitResponse*) {
+      return asked++ == c.refused ? grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "not yours")
+                                  : grpc::Status::OK;
+    };
+    EXPECT_NE(Run({"rerun", "-d", "7", "--failed"}), 0);
+    EXPECT_THAT(err_, HasSubstr(c.said));
+    EXPECT_THAT(err_, Not(HasSubstr(c.not_said)));
+  }
 }
 
 TEST_F(RerunTest, FailedMembersThatOneArrayCannotNameAreSeveral) {

@@ -13,7 +13,7 @@ constexpr int64_t kPieceBytes = 48 << 10;  // at most so many are taken at once
 constexpr int64_t kToldBytes = 4 << 20;    // what takes a moment is told
 constexpr int kMostBeginnings = 5;         // where the server forgets what it had
 
-absl::Status SendOne(Client& client, const Pack& pack) {
+absl::Status SendOne(Client& client, const std::string& directory, const Pack& pack) {
   const auto size = static_cast<int64_t>(pack.bytes.size());
   pb::PutPackRequest request;
   request.set_digest(pack.digest);
@@ -28,7 +28,11 @@ absl::Status SendOne(Client& client, const Pack& pack) {
     }
     if (!response.ok()) return response.status();
     if (response->next_offset() < at && ++beginnings > kMostBeginnings)
-      return absl::UnavailableError("the server forgets the directory while it is sent");
+      return absl::ResourceExhaustedError(
+          absl::StrCat(directory,
+                       ": musterd forgets what it has of this directory while it is sent: it "
+                       "restarts again and again, or too many are sent at once. See its log, and "
+                       "submit again"));
     at = response->next_offset();
     request.set_offset(at);
     request.set_data(
@@ -76,7 +80,7 @@ absl::Status Packs::Send(Session& session, Client& client, const pb::JobSpec& sp
       session.Err(absl::StrCat("muster: sending ", Plain(directory), ": ", FormatSize(size), " in ",
                                pack.entries, pack.entries == 1 ? " entry" : " entries", "\n"));
     }
-    if (absl::Status status = SendOne(client, pack); !status.ok()) return status;
+    if (absl::Status status = SendOne(client, directory, pack); !status.ok()) return status;
   }
   return absl::OkStatus();
 }

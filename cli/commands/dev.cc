@@ -101,7 +101,8 @@ absl::StatusOr<pb::Job> Find(Client& client, const std::string& which, bool ende
     for (const pb::Job* job : fitting)
       absl::StrAppend(&names, names.empty() ? "" : ", ", Plain(job->spec().name()), " (",
                       JobId(*job), ")");
-    return absl::InvalidArgumentError(absl::StrCat("which one? There are ", names));
+    return absl::InvalidArgumentError(
+        absl::StrCat("which one? There are ", names, "; write its number"));
   }
   return GetEnvironment(client, JobId(*fitting[0]));
 }
@@ -244,7 +245,7 @@ absl::Status AwaitRunning(Session& session, Client& client, const std::string& i
   return status.ok() ? found : status;
 }
 
-absl::StatusOr<Entrance> Parse(const std::string& text) {
+absl::StatusOr<Entrance> Parse(const std::string& text, const std::string& job_id) {
   const json said = json::parse(text, nullptr, /*allow_exceptions=*/false);
   Entrance entrance;
   if (said.is_object() && said.contains("port") && said["port"].is_number_integer() &&
@@ -256,7 +257,10 @@ absl::StatusOr<Entrance> Parse(const std::string& text) {
     return std::isalnum(c) != 0 || c == '-' || c == '_';
   });
   if (entrance.port < 1 || entrance.port > 65'535 || entrance.token.empty() || !plain)
-    return absl::InternalError("muster_dev said what no session is");
+    return absl::FailedPreconditionError(absl::StrCat(
+        "muster_dev of job ", job_id, " didn't tell its port and token as this muster reads them: ",
+        "pip install Muster's python/ folder anew where its Python is, and start it anew: muster ",
+        "dev stop ", job_id, "; muster dev resume ", job_id));
   return entrance;
 }
 
@@ -277,7 +281,7 @@ absl::StatusOr<Entrance> AskEntrance(const Session& session, Client& client, con
   if (ran->exit_code != 0)
     return absl::FailedPreconditionError(
         absl::StrCat("its server can't be entered; what it said: muster logs ", JobId(job)));
-  return Parse(ran->output);
+  return Parse(ran->output, JobId(job));
 }
 
 // A page that leads to `url`, which only this user can read: a browser's command line is for all

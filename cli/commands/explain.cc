@@ -29,7 +29,8 @@ absl::StatusOr<int64_t> BudgetMs(const std::string& text) {
     return absl::InvalidArgumentError(
         absl::StrCat("--budget ", text, ": ", std::string(budget_ns.status().message())));
   if (*budget_ns < kMillisecond || *budget_ns > 20 * kSecond)
-    return absl::InvalidArgumentError(absl::StrCat("--budget ", text, ": 1ms..20s"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--budget ", text, ": wants a time from 1ms to 20s"));
   return *budget_ns / kMillisecond;
 }
 

@@ -1,6 +1,7 @@
 // muster login: become known to a scheduler on another machine.
 #include <iostream>
 #include <iterator>
+#include <memory>
 
 #include <CLI/CLI.hpp>
 
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/commands/commands.h"
+#include "cli/login_lock.h"
 #include "cli/provider/provider.h"
 #include "common/base/files.h"
 #include "common/base/ids.h"
@@ -135,6 +137,10 @@ int Login(Session& session, const LoginOptions& options) {
         "log in by an invitation (--token), or by an identity provider (--oidc, --device, "
         "--id-token-file): one of both"));
   }
+  // Before anything is spent: a renewal of the login that this replaces could be saved over it.
+  const absl::StatusOr<std::unique_ptr<LoginLock>> lock = LoginLock::Wait(
+      LoginPathOf(ClientConfigPath(ProcessEnvironment), options.context), kLoginLockLimitNs);
+  if (!lock.ok()) return session.Fail(lock.status());
   const absl::StatusOr<Identity> identity =
       options.ByProvider() ? LogInByProvider(session, options) : Join(options.line, "", nullptr);
   if (!identity.ok()) {

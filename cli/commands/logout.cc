@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "absl/strings/strip.h"
 #include "cli/client.h"
 #include "cli/commands/commands.h"
+#include "cli/login_lock.h"
 #include "common/base/files.h"
 #include "common/spec/config_files.h"
 #include "common/spec/spec.h"
@@ -84,17 +86,22 @@ int Logout(Session& session, const std::string& named) {
     return session.Fail(named.empty()
                             ? NothingToLeave()
                             : absl::NotFoundError(absl::StrCat(
-                                  "context ", named, " is no login, but ", settings->server)));
+                                  "context ", named, " is no login, but ", settings->server,
+                                  ": it has no key to remove; to drop it, take it out of ",
+                                  ClientConfigPath(ProcessEnvironment))));
   }
   const std::string context(absl::StripPrefix(settings->origin, "context "));
   const absl::StatusOr<Settings> by_default = ResolveSettings("", "", WithoutChoice);
   const bool current = by_default.ok() && by_default->server == settings->server;
+  const std::string file(path);
+  // A renewal would bring it back.
+  const absl::StatusOr<std::unique_ptr<LoginLock>> lock = LoginLock::Wait(file, kLoginLockLimitNs);
+  if (!lock.ok()) return session.Fail(lock.status());
   // The settings first: without its context, what names it would be refused.
   if (current) {
     if (absl::Status changed = ForgetCurrent(ClientConfigPath(ProcessEnvironment)); !changed.ok())
       return session.Fail(changed);
   }
-  const std::string file(path);
   if (unlink(file.c_str()) != 0 && errno != ENOENT) return session.Fail(ErrnoStatus(errno, file));
   session.Say(absl::StrCat("Logged out: the key and certificate in ", file, " are gone.",
                            Afterwards(context, current), "\n"));

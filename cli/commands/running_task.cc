@@ -1,11 +1,13 @@
 #include "cli/commands/running_task.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/render/array.h"
+#include "cli/render/format.h"
 #include "common/spec/task_names.h"
 
 namespace muster {
@@ -13,6 +15,12 @@ namespace {
 
 bool Runs(const pb::Task& task) {
   return task.state() == pb::TASK_RUNNING && !task.attempts().empty();
+}
+
+// Where it is told why nothing of it runs.
+std::string WhereToLook(const pb::Job& job) {
+  return HasEnded(job.state()) ? absl::StrCat("; how it ended: muster show ", JobId(job))
+                               : absl::StrCat("; why: muster explain ", JobId(job));
 }
 
 RunningTask Read(const pb::Task& task, const pb::TaskSpec& spec) {
@@ -45,15 +53,15 @@ absl::StatusOr<RunningTask> FindRunningTask(const pb::Job& job, const std::strin
     if (name.empty() ? !Runs(task) : task.name() != name) continue;
     if (!Runs(task))
       return absl::FailedPreconditionError(
-          absl::StrCat("task ", name, " of job ", id, " is not running"));
+          absl::StrCat("task ", name, " of job ", id, " is not running", WhereToLook(job)));
     names.push_back(task.name());
     found = Read(task, job.spec().tasks(i));
   }
   if (names.empty() && !name.empty())
     return absl::NotFoundError(NoSuchTask(absl::StrCat("--task: job ", id), job.spec(), name));
   if (names.empty())
-    return absl::FailedPreconditionError(
-        absl::StrCat("job ", id, " is not running: it is its program that is asked"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", id, " is not running: it is its program that is asked", WhereToLook(job)));
   if (names.size() > 1)
     return absl::InvalidArgumentError(absl::StrCat("several tasks of job ", id,
                                                    " run: name one by --task (",

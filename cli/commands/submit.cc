@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -78,7 +80,8 @@ bool IsHidden(const pb::JobSpec& spec) {
 }
 
 // What was submitted, as a file. PERMISSION_DENIED: the caller may not read all of it.
-absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool resumes) {
+absl::StatusOr<JobFile> FileOf(const Session& session, const SubmitOptions& options,
+                               const pb::Job& job) {
   const std::string name = absl::StrCat("job ", job.number());
   if (IsHidden(job.spec())) {
     return absl::PermissionDeniedError(absl::StrCat(
@@ -93,13 +96,13 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
   }
   pb::JobSpec spec = OwnSpec(job);
   ClearTimes(&spec);  // its schedule goes on by itself
-  if (resumes) {
+  if (options.resumes) {
     if (absl::Status status = BeginWhereItEnded(job, &spec); !status.ok()) return status;
   }
   JobFile file{name, SpecToYaml(spec)};
   file.spec = spec;
   file.job = JobId(job);
-  file.again = absl::StrCat("muster ", resumes ? "resume " : "rerun ", file.job);
+  file.again = absl::StrCat("muster ", options.resumes ? "resume " : "rerun ", file.job);
   if (!job.has_member()) return file;
   const std::string& member = job.member().id();
   if (spec.has_independent_workers()) {
@@ -109,15 +112,17 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const pb::Job& job, bool 
                      "muster rerun ",
                      member.substr(0, member.find('_'))));
   }
-  session.Err(absl::StrCat(member, " alone: MUSTER_ARRAY_SIZE is 1 in it",
-                           spec.sweep().empty() ? "" : ", and its index is 0", ".\n"));
+  if (!options.array.has_value() && options.sweep.empty())
+    session.Err(absl::StrCat(member, " alone: MUSTER_ARRAY_SIZE is 1 in it",
+                             spec.sweep().empty() ? "" : ", and its index is 0", ".\n"));
   return file;
 }
 
 constexpr size_t kMostSubmittedSingly = 100;
 
 // These members of an array of indices, as one array; several where its text would be too long.
-absl::StatusOr<std::vector<JobFile>> FilesOfIndices(const Session& session, pb::Job job,
+absl::StatusOr<std::vector<JobFile>> FilesOfIndices(const Session& session,
+                                                    const SubmitOptions& options, pb::Job job,
                                                     const std::vector<pb::ArrayMember>& members) {
   const std::string id = JobId(job), before = job.spec().array();
   const std::vector<std::string> arrays = ArraysOf(members, before);
@@ -131,7 +136,7 @@ absl::StatusOr<std::vector<JobFile>> FilesOfIndices(const Session& session, pb::
   std::vector<JobFile> files;
   for (const std::string& array : arrays) {
     job.mutable_spec()->set_array(array);
-    absl::StatusOr<JobFile> file = FileOf(session, job, /*resumes=*/false);
+    absl::StatusOr<JobFile> file = FileOf(session, options, job);
     if (!file.ok()) return file.status();
     if (arrays.size() > 1)
       absl::StrAppend(&file->name, ", part ", files.size() + 1, " of ", arrays.size());
@@ -147,12 +152,13 @@ absl::StatusOr<std::vector<JobFile>> FilesOfIndices(const Session& session, pb::
 // The failed members of an array, as files: those of indices together, combinations of a sweep each
 // by itself.
 absl::StatusOr<std::vector<JobFile>> FilesOfFailed(const Session& session, Client& client,
-                                                   const std::string& id) {
+                                                   const SubmitOptions& options) {
+  const std::string& id = options.job;
   const absl::StatusOr<pb::Job> job = client.Get(id);
   if (!job.ok()) return job.status();
   const absl::StatusOr<std::vector<pb::ArrayMember>> members = FailedMembers(&client, *job);
   if (!members.ok()) return members.status();
-  if (!job->spec().array().empty()) return FilesOfIndices(session, *job, *members);
+  if (!job->spec().array().empty()) return FilesOfIndices(session, options, *job, *members);
   if (job->spec().has_independent_workers() || members->size() > kMostSubmittedSingly)
     return absl::InvalidArgumentError(absl::StrCat(
         "--failed: ", members->size(), " members of array ", id,
@@ -164,7 +170,7 @@ absl::StatusOr<std::vector<JobFile>> FilesOfFailed(const Session& session, Clien
   for (const pb::ArrayMember& member : *members) {
     const absl::StatusOr<pb::Job> one = client.Get(member.id());
     if (!one.ok()) return one.status();
-    absl::StatusOr<JobFile> file = FileOf(session, *one, /*resumes=*/false);
+    absl::StatusOr<JobFile> file = FileOf(session, options, *one);
     if (!file.ok()) return file.status();
     files.push_back(*std::move(file));
   }
@@ -178,11 +184,11 @@ absl::StatusOr<std::vector<JobFile>> ReadFiles(const Session& session, Client& c
   if (options.failed && options.array.has_value())
     return absl::InvalidArgumentError(
         "--array: --failed says which members run again; leave one of them out");
-  if (options.failed) return FilesOfFailed(session, client, options.job);
+  if (options.failed) return FilesOfFailed(session, client, options);
   if (!options.job.empty()) {
     const absl::StatusOr<pb::Job> job = client.Get(options.job);
     if (!job.ok()) return job.status();
-    absl::StatusOr<JobFile> file = FileOf(session, *job, options.resumes);
+    absl::StatusOr<JobFile> file = FileOf(session, options, *job);
     if (!file.ok()) return file.status();
     files.push_back(*std::move(file));
   }
@@ -328,6 +334,20 @@ std::map<std::string, std::string> GivenByFlags(const SubmitOptions& options) {
   return flags;
 }
 
+// Failed members that differ in nothing but what --sweep replaces would be the same job several
+// times. `first`: by their sweep, the member that is submitted with it.
+bool IsDouble(const Session& session, const SubmitOptions& options, const JobFile& file,
+              const pb::JobSpec& spec, std::map<std::string, std::string>* first) {
+  if (!options.failed || options.sweep.empty()) return false;
+  pb::JobSpec members;
+  *members.mutable_sweep() = spec.sweep();
+  const auto [known, is_new] = first->emplace(members.SerializeAsString(), file.job);
+  if (!is_new)
+    session.Err(absl::StrCat(file.job, ": --sweep makes it the same job as ", known->second,
+                             ", which is submitted once.\n"));
+  return !is_new;
+}
+
 // All that is wrong with any of the files is told before anything is asked of the server.
 int ReadSubmissions(Session& session, const SubmitOptions& options, const Interrupt& interrupt,
                     Packs* packs, std::vector<Submission>* submissions) {
@@ -342,6 +362,7 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
   if (!options.queue.empty())
     context.queues.clear();  // the file's own doesn't count; the server checks the flag's
   int result = kExitOk;
+  std::map<std::string, std::string> first;
   for (JobFile& file : *files) {
     pb::JobSpec spec;
     std::vector<Problem> problems;
@@ -359,6 +380,7 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
     if (absl::Status status = SetMembers(options.array, options.sweep, context, &spec);
         !status.ok())
       return session.Fail(status);
+    if (IsDouble(session, options, file, spec, &first)) continue;
     if (absl::Status status = SetOtherJobs(options, context, &spec); !status.ok())
       return session.Fail(status);
     if (absl::Status status = SetTimes(options, context, session.now_ns(), &spec); !status.ok())
@@ -404,10 +426,29 @@ int ShowPreviews(Session& session, Client& client, const SubmitOptions& options,
   return result;
 }
 
-// One of several, submitted by itself: a key stands for one job.
-std::string CommandFor(const JobFile& file) {
-  return absl::StrCat(file.again.empty() ? "muster submit " + file.name : file.again,
-                      " (and this command's flags)");
+// These of several, each submitted by itself: a key stands for one job.
+std::string CommandsFor(const SubmitOptions& options, std::span<const Submission> alone) {
+  std::vector<std::string> commands;
+  for (const Submission& one : alone)
+    commands.push_back(one.file.again.empty() ? "muster submit " + one.file.name : one.file.again);
+  return absl::StrCat(
+      absl::StrJoin(commands, ", "),
+      options.failed ? " (and this command's flags but --failed)" : " (and this command's flags)");
+}
+
+// The first of these was refused, or had no answer; the jobs `before` it are on the server.
+int FailOneOfThem(Session& session, const SubmitOptions& options, const absl::Status& status,
+                  std::span<const Submission> these, const std::string& key,
+                  const std::vector<std::string>& before) {
+  const bool alone = before.empty() && these.size() == 1;
+  const int code = FailSubmitted(session, status, &these[0].file, key,
+                                 alone ? "the same command" : CommandsFor(options, these.first(1)));
+  if (!before.empty())
+    session.Err(absl::StrCat("Submitted before that: ", absl::StrJoin(before, ", "),
+                             "; the same command would submit them again.\n"));
+  if (these.size() > 1)
+    session.Err(absl::StrCat("Not submitted yet: ", CommandsFor(options, these.subspan(1)), "\n"));
+  return code;
 }
 
 // One of them is followed; of several it is said how.
@@ -423,14 +464,9 @@ int SubmitAll(Session& session, Client& client, const SubmitOptions& options,
     const std::string key = SubmissionKey(options.key);
     const absl::StatusOr<pb::SubmitResponse> response =
         SubmitSpec(client, submission.spec, key, options.wait_for_capacity);
-    if (!response.ok()) {
-      const int code =
-          FailSubmitted(session, response.status(), &submission.file, key,
-                        submissions.size() == 1 ? "the same command" : CommandFor(submission.file));
-      if (!ids.empty())
-        session.Err(absl::StrCat("Submitted before that: ", absl::StrJoin(ids, ", "), ".\n"));
-      return code;
-    }
+    if (!response.ok())
+      return FailOneOfThem(session, options, response.status(),
+                           std::span(submissions).subspan(ids.size()), key, ids);
     const pb::Job& job = response->job();
     const std::string id = JobId(job);
     const bool follow = !options.detach && session.for_people() && submissions.size() == 1 &&
@@ -464,9 +500,10 @@ int Submit(Session& session, const SubmitOptions& options) {
       code != kExitOk)
     return code;
   if (submissions.size() > 1 && !options.key.empty()) {
-    return session.Fail(absl::InvalidArgumentError(absl::StrCat(
-        "--idempotency-key stands for one job, and these are ", submissions.size(),
-        ": submit them one by one, each with its own: ", CommandFor(submissions[0].file))));
+    return session.Fail(absl::InvalidArgumentError(
+        absl::StrCat("--idempotency-key stands for one job, and these are ", submissions.size(),
+                     ": submit them one by one, each with its own: ",
+                     CommandsFor(options, std::span(submissions).first(1)))));
   }
   Client& client = **session.client();
   const int code = ShowPreviews(session, client, options, submissions);

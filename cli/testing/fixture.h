@@ -215,12 +215,13 @@ struct FakePacks : pb::PackService::Service {
   std::map<std::string, std::string> whole, coming;  // by digest
   int pieces = 0;
   int forget_after = 0;  // pieces; 0: it forgets nothing
+  bool forgets_all = false;
   grpc::Status Put(grpc::ServerContext*, const pb::PutPackRequest* request,
                    pb::PutPackResponse* response) override {
     const auto size = static_cast<size_t>(request->size_bytes());
     response->set_next_offset(request->size_bytes());
     if (whole.count(request->digest()) != 0) return grpc::Status::OK;
-    if (!request->data().empty() && ++pieces == forget_after) coming.clear();
+    if (!request->data().empty() && (++pieces == forget_after || forgets_all)) coming.clear();
     std::string& pack = coming[request->digest()];
     if (static_cast<size_t>(request->offset()) == pack.size()) pack += request->data();
     response->set_next_offset(static_cast<int64_t>(pack.size()));

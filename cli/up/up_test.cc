@@ -1,14 +1,18 @@
 // `muster up` with stand-ins for the daemon and the agent: starting, saying what was found,
 // restarting, ending.
 #include <fcntl.h>
+#include <glob.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -79,6 +83,26 @@ TEST_F(UpTest, StartsSaysWhatItFoundAndEndsLeavingJobs) {
   EXPECT_THAT(out_, HasSubstr("Muster is not up"));
 }
 
+// Whether another process has this file open and sleeps, as one does that tries for its lock.
+bool IsTriedFor(const std::string& path) {
+  bool tried = false;
+  glob_t open_files{};
+  glob("/proc/[0-9]*/fd/*", GLOB_NOSORT, nullptr, &open_files);
+  for (size_t i = 0; i < open_files.gl_pathc && !tried; ++i) {
+    const char* link = open_files.gl_pathv[i];
+    char file[4096] = "";
+    pid_t pid = 0;
+    if (readlink(link, file, sizeof file - 1) < 0 || file != path ||
+        sscanf(link, "/proc/%d/", &pid) != 1 || pid == getpid())
+      continue;
+    // "PID (NAME) STATE …"
+    const std::string line = ReadFile(absl::StrCat("/proc/", pid, "/stat")).value_or("");
+    tried = absl::StartsWith(line.substr(std::min(line.rfind(')'), line.size())), ") S");
+  }
+  globfree(&open_files);
+  return tried;
+}
+
 TEST_F(UpTest, ACommandThatOnlyLooksIsNotTakenForAnother) {
   ASSERT_EQ(Run("up --detach"), 0) << out_;
   ASSERT_EQ(Run("down"), 0) << out_;
@@ -86,15 +110,23 @@ TEST_F(UpTest, ACommandThatOnlyLooksIsNotTakenForAnother) {
   char path[4096] = "";
   ASSERT_NE(fgets(path, sizeof path, found), nullptr);
   pclose(found);
-  const int looks = open(std::string(absl::StripSuffix(path, "\n")).c_str(), O_RDONLY | O_CLOEXEC);
+  const std::string lock =
+      std::filesystem::canonical(std::string(absl::StripSuffix(path, "\n"))).string();
+  const int looks = open(lock.c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_GE(looks, 0);
   ASSERT_EQ(flock(looks, LOCK_SH | LOCK_NB), 0);
-  std::thread passes([looks] {
-    usleep(500'000);
+  std::atomic<bool> over = false, met = false;
+  std::thread passes([&] {
+    while (!over && !met) {
+      met = IsTriedFor(lock);
+      usleep(1'000);
+    }
     close(looks);
   });
   EXPECT_EQ(Run("up --detach"), 0) << out_;
+  over = true;
   passes.join();
+  EXPECT_TRUE(met.load()) << "it was held until somebody tried for it";
   EXPECT_THAT(out_, Not(HasSubstr("Muster is up already")));
   EXPECT_EQ(Run("ping"), 0) << out_;
 }

@@ -17,6 +17,7 @@ tls:
   addresses: ["{address}:7420"]
   master_key: {folder}/etc/master.key
   host_life: {host_life}
+  user_life: {user_life}
 """
 
 
@@ -26,7 +27,13 @@ class NetworkSystem:
         self.single_user = True
 
     def start_musterd(
-        self, hosts: list[str], *, slots: int = 1, host_life: str = "7d", single_user: bool = True
+        self,
+        hosts: list[str],
+        *,
+        slots: int = 1,
+        host_life: str = "7d",
+        user_life: str = "12h",
+        single_user: bool = True,
     ) -> None:
         self.single_user = single_user
         configure(self.system, QUEUES, hosts=hosts, slots=slots)
@@ -36,7 +43,10 @@ class NetworkSystem:
                 "single_user: true", f"single_user: {str(single_user).lower()}"
             )
             + TLS.format(
-                address=self.machines.addresses["m"], folder=self.system.folder, host_life=host_life
+                address=self.machines.addresses["m"],
+                folder=self.system.folder,
+                host_life=host_life,
+                user_life=user_life,
             )
         )
         self.begin_musterd()
@@ -116,6 +126,19 @@ class NetworkSystem:
             text=True,
             timeout=60,
         )
+
+    def begin(self, user: str, machine: str, name: str, *words) -> subprocess.Popen:
+        """One that lasts; what it says is in NAME.out and NAME.err."""
+        command = self.machines.on(machine, [self.system.bin_dir / "muster", *words])
+        folder = self.system.folder
+        with open(folder / f"{name}.out", "w") as out, open(folder / f"{name}.err", "w") as err:
+            return subprocess.Popen(
+                [str(word) for word in command],
+                env=self.home(user),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
 
     def full(self, host: str) -> str:
         return f"lab/{host}"

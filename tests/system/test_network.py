@@ -46,6 +46,15 @@ resources: {gpus: 1, gpu_types: [cpu-slot]}
 run: "true"
 """
 
+COUNTING = """\
+name: counting
+queue: research
+resources: {{gpus: 1, gpu_types: [cpu-slot]}}
+run: |
+  n=0
+  while [ ! -e {folder}/counting.go ]; do n=$((n + 1)); echo "line $n"; sleep 0.05; done
+"""
+
 
 @pytest.fixture
 def net(bare):
@@ -200,6 +209,43 @@ def test_a_rotation_stops_no_job_and_no_host_has_to_join_again(net):
     job = wait_ended(net.system, number)
     assert job["state"] == "SUCCEEDED"
     assert {attempt for _, attempt, _ in marks(net.system, "long")} == {1}
+
+
+def test_followers_outlive_their_certificates_and_a_rotation(bare):
+    """They renew the login themselves: no other command uses it meanwhile."""
+    with machines(["m", "h01"]) as made:
+        net = NetworkSystem(bare, made)
+        net.start_musterd(["h01"], user_life="10s")
+        net.join("h01")
+        number = submit(bare, COUNTING.format(folder=bare.folder))
+        wait_for("the job to run", lambda: bare.job(number)["state"] == "RUNNING", 20)
+        user = bare.json("access", "check", "/")["user"]
+        net.log_in(user, "h01")
+        identity = next((bare.folder / "homes").rglob("*.identity"))
+        before = identity.read_text()
+        followers = {
+            "logs": net.begin(user, "h01", "logs", "logs", "-f", number),
+            "wait": net.begin(user, "h01", "wait", "wait", number),
+        }
+
+        def lines() -> list[str]:
+            return (bare.folder / "logs.out").read_text().splitlines()
+
+        try:
+            wait_for("its output", lines, 20)
+            net.rotate()
+            assert identity.read_text() != before
+            had = len(lines())
+            wait_for("more of its output", lambda: len(lines()) > had, 30)
+            let_go(bare, "counting")
+            for name, follower in followers.items():
+                assert follower.wait(60) == 0, (bare.folder / f"{name}.err").read_text()
+        finally:
+            for follower in followers.values():
+                follower.kill()
+                follower.wait(10)
+        said = lines()
+        assert said == [f"line {i}" for i in range(1, len(said) + 1)], said[-20:]
 
 
 def test_a_restart_of_the_scheduler_needs_its_master_key(net):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Row `authorization`: every RPC x eleven callers and five tokens x {own, foreign, missing} against the model in tests/system/authorization.py, and four holes that it has to find.
+"""Row `authorization`: every RPC x eleven callers, thirteen certificates and five tokens x {own, foreign, missing}, and the HTTP routes, against the model in tests/system/authorization.py, and five holes that it has to find.
 
     authorization.py [--quick]
 
@@ -15,7 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "deploy" / "local"), str(ROOT / "tests" / "system")]
 
-from authorization import MODEL, TOKENS, Asked, AskedByTokens
+from authorization import (
+    CERTIFICATES,
+    MODEL,
+    ROUTES,
+    TOKENS,
+    Asked,
+    AskedByCertificates,
+    AskedByTokens,
+)
 from figures import BIN, figure, say_failed
 from local_system import Failed, LocalSystem, system_folder
 
@@ -25,7 +33,7 @@ HOLES = sorted((ROOT / "tests" / "mutants" / "authorization").glob("*.patch"))
 def ask(bin_dir: Path) -> tuple[int, list[str]]:
     """How many cells, and those that aren't as the model says."""
     cells, wrong = 0, []
-    for callers in (Asked, AskedByTokens):
+    for callers in (Asked, AskedByTokens, AskedByCertificates):
         with system_folder() as folder:
             asked = callers(LocalSystem(folder, bin_dir))
             try:
@@ -42,7 +50,7 @@ def planted() -> list[str]:
     spec = importlib.util.spec_from_file_location("mutants", ROOT / "tests" / "mutants" / "run.py")
     mutants = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(mutants)
-    programs = {"musterd", "muster", "call_rpcs"}
+    programs = {"musterd", "muster", "muster-agent", "call_rpcs"}
     mutants.copy_tree()
     found = []
     for hole in HOLES:
@@ -74,7 +82,15 @@ def main() -> int:
         not wrong and cells > 0,
     )
     figure("RPCs asked", len(MODEL), "", "all", True)
+    figure("HTTP routes asked", len(ROUTES), "", "all", True)
     figure("tokens with scopes that asked", len(TOKENS), "", "", True)
+    figure(
+        "certificates that asked",
+        len(CERTIFICATES),
+        "users', hosts', an expired and a revoked one, and none at the join door",
+        "",
+        True,
+    )
     if "--quick" in sys.argv:
         return 0 if ok else 1
     found = planted()

@@ -1,8 +1,9 @@
 // call_rpcs SERVER: calls whatever RPC each line of standard input says, METHOD<Tab>REQUEST as
-// JSON, as whoever runs it (SERVER is unix://…) or has logged in (SERVER is the path of the login's
-// file), and prints one JSON line a call: its code, its message and its answers (of a stream the
-// first two, or what comes within the deadline). call_rpcs SERVER MS: of a stream all that comes in
-// so many milliseconds. call_rpcs --list: the methods.
+// JSON, as whoever runs it (SERVER is unix://…), has logged in (SERVER is the path of the login's
+// file) or has no certificate (join:PATH: to the join door that this login's file names), and
+// prints one JSON line a call: its code, its message and its answers (of a stream the first two, or
+// what comes within the deadline). call_rpcs SERVER MS: of a stream all that comes in so many
+// milliseconds. call_rpcs --list: the methods.
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -18,6 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/pki/names.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/struct.pb.h"
 #include "muster/v1/access_service.pb.h"
@@ -151,21 +153,33 @@ void Print(const Outcome& outcome) {
   std::fflush(stdout);
 }
 
-int CallAll(const std::string& server, const Listening& listening) {
+constexpr char kJoinDoor[] = "join:";
+
+// Null, having said why: there is no such login.
+std::shared_ptr<grpc::Channel> Reach(const std::string& server) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  std::shared_ptr<grpc::Channel> channel;
-  if (server.rfind('/', 0) == 0) {
-    const absl::StatusOr<Identity> identity = LoadIdentity(server);
-    if (!identity.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(identity.status().message()).c_str());
-      return 2;
-    }
-    channel = DialWith(*identity, arguments);
-  } else {
-    channel = grpc::CreateCustomChannel(absl::StrCat("unix:", absl::StripPrefix(server, "unix://")),
-                                        grpc::InsecureChannelCredentials(), arguments);
+  if (server.rfind("unix://", 0) == 0) {
+    return grpc::CreateCustomChannel(absl::StrCat("unix:", absl::StripPrefix(server, "unix://")),
+                                     grpc::InsecureChannelCredentials(), arguments);
   }
+  const absl::StatusOr<Identity> identity =
+      LoadIdentity(std::string(absl::StripPrefix(server, kJoinDoor)));
+  if (!identity.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(identity.status().message()).c_str());
+    return nullptr;
+  }
+  if (server.rfind(kJoinDoor, 0) != 0) return DialWith(*identity, arguments);
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = identity->authorities;
+  arguments.SetSslTargetNameOverride(ServerName(identity->holder.trust_id));
+  return grpc::CreateCustomChannel(identity->join_address, grpc::SslCredentials(options),
+                                   arguments);
+}
+
+int CallAll(const std::string& server, const Listening& listening) {
+  const std::shared_ptr<grpc::Channel> channel = Reach(server);
+  if (channel == nullptr) return 2;
   grpc::GenericStub stub(channel);
   for (std::string line; std::getline(std::cin, line);) {
     const size_t tab = line.find('\t');

@@ -1,24 +1,32 @@
 """Secrets that are given to jobs in every way there is, and everything that others may read, searched for them.
 
-A musterd of several users with one agent that runs jobs as their owners: ann sets secrets and runs jobs with them, mallory looks around. While
-the jobs run and afterwards, every file of Muster's, a backup, what each command tells, the metrics page, the command lines and environments of
-all processes but the jobs' own are searched. `unsealed` plants a breach: the same value in the job's `env`.
+A musterd of several users with one agent that runs jobs as their owners: ann sets secrets, by the socket, at a terminal and over TLS, and runs
+jobs with them, mallory looks around. While the jobs run and afterwards, every file of Muster's, a backup, what each command and the terminal tell,
+the metrics page, the command lines and environments of all processes but the jobs' own are searched. `unsealed` plants a breach: the same value in the job's `env`.
 """
 
 import hashlib
 import os
+import pty
 import re
 import resource
+import select
 import signal
 import subprocess
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-from hostile_jobs import ANN, MALLORY, Host
+from hostile_jobs import ANN, MALLORY, Host, own
 from local_system import system_folder, wait_for
+from login_system import free_ports
 
 METRICS = 19464
+TLS = """\
+master_key: {key}
+metrics_listen: 127.0.0.1:{metrics}
+tls: {{listen: "127.0.0.1:{main}", join: "127.0.0.1:{join}", addresses: ["127.0.0.1:{main}"]}}
+"""
 # It proves that it has the value without showing it.
 PROVE = """\
 import hashlib, os, time
@@ -39,31 +47,56 @@ class Planted:
         self.host = host
         self.values: dict[str, str] = {}  # by the way in which it was given
         self.argv: list[bytes] = []
+        self.terminal = b""  # what it showed
 
-    def as_user(self, uid: int, *words, text: str | None = None) -> subprocess.CompletedProcess:
-        """A command of that user's; its words are looked at while it runs."""
+    def start_as(self, uid: int, words: tuple, home: Path | None, **how) -> subprocess.Popen:
+        """A command of that user's, by the socket, or as who is logged in there; its words are looked at while it runs."""
+        by_socket = self.host.environment() | {"HOME": "/"}
         process = subprocess.Popen(
             [str(word) for word in (self.host.bin_dir / "muster", *words)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
             user=uid,
             group=uid,
             extra_groups=[],
             cwd="/",
-            env=self.host.environment() | {"HOME": "/"},
+            env={"PATH": "/usr/bin:/bin", "HOME": str(home)} if home else by_socket,
+            **how,
         )
         self.argv.append(Path(f"/proc/{process.pid}/cmdline").read_bytes())
+        return process
+
+    def as_user(
+        self, uid: int, *words, text: str | None = None, home: Path | None = None
+    ) -> subprocess.CompletedProcess:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = self.start_as(uid, words, home, text=True, **pipes)
         out, err = process.communicate(text, timeout=60)
         done = subprocess.CompletedProcess(words, process.returncode, out, err)
         assert done.returncode == 0, (words, err)
         return done
 
+    def type_as_ann(self, *words, value: str) -> None:
+        """A command at a terminal, where the value is typed once it is asked for."""
+        ours, terminal = pty.openpty()
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        process = self.start_as(ANN, words, None, start_new_session=True, **ends)
+        os.close(terminal)
+        shown, typed = b"", False
+        while select.select([ours], [], [], 30)[0]:
+            try:
+                shown += os.read(ours, 4096)
+            except OSError:  # its last holder has ended
+                break
+            if not typed and b"not shown" in shown:
+                os.write(ours, value.encode() + b"\n")
+                typed = True
+        assert process.wait(30) == 0 and typed, shown
+        os.close(ours)
+        self.terminal += shown
+
     # ---- every way ----
 
     def set_all(self) -> None:
-        for way in ("from_stdin", "from_file", "set_twice"):
+        for way in ("from_stdin", "from_file", "set_twice", "typed", "over_tls"):
             self.values[way] = f"s3cr3t-{way}-{os.urandom(8).hex()}"
         self.values["before"] = f"s3cr3t-before-{os.urandom(8).hex()}"
         self.values["deleted"] = f"s3cr3t-deleted-{os.urandom(8).hex()}"
@@ -77,6 +110,11 @@ class Planted:
         self.as_user(ANN, "secret", "set", "SET_TWICE", text=self.values["set_twice"])
         self.as_user(ANN, "secret", "set", "DELETED", text=self.values["deleted"])
         self.as_user(ANN, "secret", "delete", "DELETED")
+        self.type_as_ann("secret", "set", "TYPED", value=self.values["typed"])
+        home = own(self.host.folder / "home", ANN, 0o700)
+        invited = self.host.run(["user", "invite", "ann"]).stdout.split()
+        self.as_user(ANN, *invited[1:], home=home)
+        self.as_user(ANN, "secret", "set", "OVER_TLS", text=self.values["over_tls"], home=home)
 
     def submit_all(self, unsealed: str = "") -> dict[int, str]:
         """Jobs that hold one each: by number, the way that it was given."""
@@ -106,13 +144,13 @@ class Planted:
         submit("from_file", "RENAMED", fields="secrets: [FROM_FILE=RENAMED]\n")
         submit("set_twice", "SET_TWICE", "--secret", "SET_TWICE")
         submit(
-            "from_stdin",
+            "typed",
             "IN_SETUP",
             "--secret",
-            "FROM_STDIN=WHAT",
+            "TYPED=WHAT",
             setup='setup: export IN_SETUP="$WHAT"\n',
         )
-        submit("from_file", "IN_A_GANG", "--secret", "FROM_FILE=IN_A_GANG", fields="workers: 2\n")
+        submit("over_tls", "IN_A_GANG", "--secret", "OVER_TLS=IN_A_GANG", fields="workers: 2\n")
         if unsealed:
             submit(unsealed, "UNSEALED", env=f", UNSEALED: {self.values[unsealed]}")
         return given
@@ -184,7 +222,7 @@ class Planted:
             ]
         with urllib.request.urlopen(f"http://127.0.0.1:{METRICS}/metrics", timeout=10) as page:
             found += [f"metrics page: {way}" for way in self.ways_in(page.read())]
-        return found
+        return found + [f"terminal: {way}" for way in self.ways_in(self.terminal)]
 
     def found_in_backup(self) -> list[str]:
         backup = self.host.folder / "backup.db"
@@ -202,6 +240,21 @@ class Planted:
             if ended.si_code == os.CLD_DUMPED:
                 found.append(f"core of {name}")
             assert ended.si_status == signal.SIGSEGV, (name, ended)
+        return found + self.found_in_files()
+
+    def found_in_core_of_shim(self, number: int) -> list[str]:
+        """The same of the shim that runs this job. It is the agent's child, so that its limit is asked, and where it works is looked through."""
+        pid = self.host.shim_of(number)
+        shim = Path(f"/proc/{pid}")
+        limit = re.search(r"Max core file size +(\S+)", (shim / "limits").read_text())[1]
+        found = [] if limit in ("0", "1") else [f"limit of the shim's core: {limit}"]
+        place = os.open(shim / "cwd", os.O_RDONLY | os.O_DIRECTORY)
+        before = set(os.listdir(place))
+        os.kill(pid, signal.SIGSEGV)
+        wait_for("the shim to end", lambda: self.host.shim_of(number) != pid, 20)
+        new = set(os.listdir(place)) - before
+        os.close(place)
+        found += [f"core of the shim: {name}" for name in new if name.startswith("core")]
         return found + self.found_in_files()
 
     def look(self, numbers: list[int]) -> list[str]:
@@ -231,6 +284,8 @@ class Planted:
                     f"job {number}: {way}" for proof in self.proofs(number) if proof != wanted
                 ]
             found = self.look(list(given))
+            # It takes its job's processes with it, and the job starts anew.
+            found += self.found_in_core_of_shim(next(iter(given)))
         finally:
             self.go.touch()
         for number in given:
@@ -259,8 +314,9 @@ def planted(bin_dir: Path):
         try:
             host.make()
             host.configure_all()
+            main, join = free_ports(2)
             with open(folder / "etc" / "musterd.yaml", "a") as config:
-                config.write(f"master_key: {key}\nmetrics_listen: 127.0.0.1:{METRICS}\n")
+                config.write(TLS.format(key=key, metrics=METRICS, main=main, join=join))
             host.start_musterd()
             host.start_careless_agent()
             yield Planted(host)

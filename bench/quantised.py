@@ -293,6 +293,9 @@ def compare_fp8(folder: Path, quick: bool) -> bool:
     peer, ok = "quantising and dequantising in Python", True
     tokens = make_tokens(folder / "fp8-tokens")
     init = make_init(folder / "fp8", {"num_hidden_layers": 4})
+    # Where a value lies between two of e5m2, the last bit of fp32 decides which it becomes, and so all before it: of four layers the reference's
+    # gradients with weights one unit in the last place away are 10 % from its own, and say nothing of whose sums are right.
+    shallow = make_init(folder / "fp8-shallow", {"num_hidden_layers": 2})
     whole = {"max_grad_norm": 0, "micro_batch_size": BATCH}
     for name, (ranks, more) in {
         "one rank": (1, {}),
@@ -300,9 +303,9 @@ def compare_fp8(folder: Path, quick: bool) -> bool:
         "cp 2": (2, {"parallel": {"cp": 2}}),
     }.items():
         place = folder / f"fp8-{name.replace(' ', '-')}"
-        gang = run_fp8(place, fp8_settings(init, tokens, 1, **(whole | more)), ranks)
+        gang = run_fp8(place, fp8_settings(shallow, tokens, 1, **(whole | more)), ranks)
         (batch,) = read_batches(place.with_suffix(".tokens"), BATCH, LENGTH + 1)
-        loss, gradients = fp8_reference(init, batch)
+        loss, gradients = fp8_reference(shallow, batch)
         found = layouts.read_tensors(gang.checkpoint(1), "exp_avg")
         off = max(
             ((found[key] / 0.1 - its).norm() / its.norm()).item() for key, its in gradients.items()

@@ -536,15 +536,16 @@ void NetworkServer::Look() {
   const std::shared_ptr<const View> view = context_->engine->Snapshot();
   const Trust& trust = view->state.trust();
   const int64_t now_s = context_->clock->WallNs() / kSecond;
-  const int64_t silent_before_ns = context_->clock->MonotonicNs() - limits_.silent_ns;
+  const int64_t now_ns = context_->clock->MonotonicNs();
   std::lock_guard lock(mutex_);
   for (auto& [peer, connection] : connections_) {
     if (connection.ended) continue;  // its end is on the way
     std::string why;
     if (!connection.called) {
-      if (connection.begun_ns < silent_before_ns) why = "no call came";
+      if (connection.begun_ns < now_ns - limits_.silent_ns) why = "no call came";
     } else if (!connection.certified) {
-      continue;  // gRPC ends it where no call comes any more
+      if (connection.begun_ns < now_ns - limits_.stranger_ns)
+        why = "nobody who joins or logs in takes so long";
     } else if (connection.certificate.validity.end_s <= now_s) {
       why = "its certificate has expired";
     } else {
@@ -556,7 +557,7 @@ void NetworkServer::Look() {
     if (why.empty()) continue;
     LogInfo("connection ended",
             {{"peer", peer}, {"holder", UriOf(connection.holder)}, {"why", why}});
-    if (connection.called) {
+    if (connection.certified) {
       End(peer, &connection, &NetworkCounts::untrusted, absl::StatusCode::kUnauthenticated, why);
     } else {
       End(peer, &connection, &NetworkCounts::silent, absl::StatusCode::kDeadlineExceeded, why);

@@ -41,6 +41,7 @@ struct NetworkLimits {
   int handshake_ms = 5'000;
   int idle_ms = 300'000;                  // without a call
   int64_t silent_ns = 30 * kSecond;       // from the connection to its first call
+  int64_t stranger_ns = 30 * kMinute;     // at the join door, where people log in by a browser
   int64_t sweep_ns = 500 * kMillisecond;  // at revoked and expired certificates
 };
 

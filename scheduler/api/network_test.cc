@@ -535,6 +535,24 @@ TEST_F(NetworkTest, WhoCalledAtTheJoinDoorIsNotEndedForItsSilence) {
   close(silent);
 }
 
+TEST_F(NetworkTest, WhoCalledAtTheJoinDoorIsEndedInTime) {
+  NetworkLimits limits;
+  limits.stranger_ns = 2 * kSecond;
+  Start(CertificateLives(), limits);
+  const Identity ann = JoinedUser("ann");
+  grpc::ChannelArguments arguments;
+  arguments.SetSslTargetNameOverride(ServerName(ann.holder.trust_id));
+  const auto stub = pb::JoinService::NewStub(grpc::CreateCustomChannel(
+      ann.join_address, grpc::SslCredentials({ann.authorities, "", ""}), arguments));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  pb::ListProvidersResponse response;
+  const grpc::Status status = stub->ListProviders(&context, pb::ListProvidersRequest(), &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(Eventually([&] { return server_->connections() == 0; }));
+  EXPECT_GE(server_->Counts().silent, 1u);
+}
+
 TEST_F(NetworkTest, AClockThatIsSetBackMakesItsCertificateAnew) {
   clock_.step_ns = 5 * kHour;
   Start(CertificateLives(), NetworkLimits());

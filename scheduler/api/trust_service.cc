@@ -259,7 +259,7 @@ Events RevokeEvents(const State& state, const pb::RevokeHolderRequest& request,
     response->set_tokens(response->tokens() + (NamesHolder(token.uri(), uri) ? 1 : 0));
   const auto row = trust.users.find(holder->name);
   const bool user = holder->kind == Holder::kUser && row != trust.users.end();
-  // Of a host, certificates that have ended are not known any more, and could be renewed.
+  // A host may hold a certificate that has ended, is not known any more, and could be renewed.
   const bool host = holder->kind == Holder::kHost && !trust.trust_id.empty() &&
                     state.FindCluster(holder->cluster) >= 0;
   if (response->certificates() == 0 && response->tokens() == 0 && !user && !host) {

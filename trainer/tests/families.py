@@ -202,6 +202,17 @@ def to_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     return model
 
 
+def with_factors(settings: dict) -> dict:
+    """Of longrope as many as there are pairs of a head's dimensions that turn."""
+    rope = settings.get("rope_parameters", {})
+    if "short_factor" not in rope:
+        return settings
+    head = settings["hidden_size"] // settings["num_attention_heads"]
+    pairs = int(head * rope["partial_rotary_factor"]) // 2
+    fitting = {key: rope[key][:pairs] for key in ("short_factor", "long_factor")}
+    return settings | {"rope_parameters": rope | fitting}
+
+
 def make(
     folder: Path,
     name: str,
@@ -213,7 +224,7 @@ def make(
     """A directory of the family with random weights: biases and norms too, which begin as zeros and ones, and routers'
     biases, about as far apart as scores are. `change` is called with the model."""
     torch.manual_seed(7)
-    settings = SHAPE | (FAMILIES | EXPERTS)[name] | (shape or {})
+    settings = with_factors(SHAPE | (FAMILIES | EXPERTS)[name] | (shape or {}))
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(settings.pop("model_type"), **settings)
     )

@@ -22,6 +22,7 @@ namespace pb = ::muster::v1;
 
 constexpr int64_t kConnectNs = 3 * kSecond;
 constexpr int kCallSeconds = 20;
+constexpr int kJoinPort = 7421;  // in examples, as docs/hosts.md has it
 // A scheduler that is gone without a word is given up after both, 35 s: of a lease of 45 s, the
 // default, 10 s are left then to connect anew and be heard. No sooner: a stream that ends has all
 // told again on the next one, which a scheduler that is only busy can do without.
@@ -133,15 +134,24 @@ absl::StatusOr<Door> CheckDoor(const std::string& chain, const std::string& fing
   }
   return absl::UnauthenticatedError(absl::StrCat(
       "who answers there has another authority than ", fingerprint,
-      ": either the line is older than a rotation, then ask for a new one, or somebody is in "
+      ": either the line is older than a rotation (its token still counts: give --ca the "
+      "fingerprint that `muster ca show` on musterd's machine says signs), or somebody is in "
       "between. Nothing was sent"));
 }
 
 // A channel to the join door at this address, once its authority is checked.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ReachDoor(const std::string& address,
                                                          const std::string& fingerprint) {
+  for (const std::string& why : {WhyNoAddress(address, kJoinPort), WhyNoFingerprint(fingerprint)}) {
+    if (!why.empty()) return absl::InvalidArgumentError(why);
+  }
   const absl::StatusOr<std::string> chain = PeekChain(address, kConnectNs);
-  if (!chain.ok()) return chain.status();
+  if (!chain.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat(chain.status().message(),
+                     ". `muster ca show` on musterd's machine names the door to join at: does "
+                     "musterd run there, and is that port open from here?"));
+  }
   const absl::StatusOr<Door> door = CheckDoor(*chain, fingerprint, WallS());
   if (!door.ok()) return door.status();
   return Dial(address, door->trust_id, {door->authority, "", ""}, grpc::ChannelArguments());

@@ -39,7 +39,8 @@ struct JoinLine {
 // Makes a key, checks the authority by its fingerprint, and buys a certificate for the token.
 // `key`: one of an earlier try whose reply was lost; empty: a new one. *clock_ns gets the
 // scheduler's time. UNAUTHENTICATED: another authority is served there, or the token is refused.
-// FAILED_PRECONDITION: the scheduler is there, and no join door.
+// FAILED_PRECONDITION: the scheduler is there, and no join door. UNAVAILABLE: nobody is there.
+// INVALID_ARGUMENT: the line's address or fingerprint is none.
 absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* clock_ns);
 
 // A scheduler's join door, whose authority was checked by its fingerprint, for users of identity

@@ -16,6 +16,8 @@ namespace {
 constexpr absl::string_view kFirstLine = "muster-identity 1";
 constexpr std::string_view kBegin = "-----BEGIN ", kEnd = "-----END ";
 constexpr size_t kMaxAddresses = 16;
+constexpr std::string_view kFingerprintKind = "sha256:";
+constexpr size_t kFingerprintDigits = 64;
 
 absl::Status Not(absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("this is no identity of Muster: ", why));
@@ -38,7 +40,7 @@ std::vector<std::string> Blocks(std::string_view text) {
 
 }  // namespace
 
-std::string WhyNoAddress(std::string_view address) {
+std::string WhyNoAddress(std::string_view address, int example_port) {
   const size_t colon = address.rfind(':');
   int port = 0;
   const bool good_host =
@@ -53,7 +55,19 @@ std::string WhyNoAddress(std::string_view address) {
       absl::SimpleAtoi(std::string(digits), &port) && port >= 1 && port <= 65535)
     return "";
   return absl::StrCat("\"", std::string(address.substr(0, 300)),
-                      "\" is no HOST:PORT, such as m1.example:7420");
+                      "\" is no HOST:PORT, such as m1.example:", example_port);
+}
+
+std::string WhyNoFingerprint(std::string_view text) {
+  const std::string_view digits = text.substr(0, kFingerprintKind.size()) == kFingerprintKind
+                                      ? text.substr(kFingerprintKind.size())
+                                      : "";
+  if (digits.size() == kFingerprintDigits &&
+      digits.find_first_not_of("0123456789abcdef") == digits.npos)
+    return "";
+  return absl::StrCat("--ca: \"", std::string(text.substr(0, 300)),
+                      "\" is no fingerprint, which is sha256: and 64 digits (0 to 9, a to f). Copy "
+                      "the line whole; `muster ca show` on musterd's machine has the fingerprint");
 }
 
 std::string WriteIdentity(const Identity& identity) {

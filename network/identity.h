@@ -33,7 +33,9 @@ absl::StatusOr<Identity> LoadIdentity(const std::string& path);
 absl::Status SaveIdentity(const std::string& path, const Identity& identity);
 
 // Empty if `address` is HOST:PORT, a name or an IPv4 address and a port from 1 to 65535; else why
-// not.
-std::string WhyNoAddress(std::string_view address);
+// not, with an example that has this port.
+std::string WhyNoAddress(std::string_view address, int example_port = 7420);
+// Empty if `text` is an authority's fingerprint, as `--ca` takes it; else why not.
+std::string WhyNoFingerprint(std::string_view text);
 
 }  // namespace muster

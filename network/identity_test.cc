@@ -79,6 +79,19 @@ TEST(Address, IsAHostAndAPort) {
   for (const char* bad : {"", "m1", ":7420", "m1:", "m1:0", "m1:65536", "m1:x", "m1:-1", "m 1:7420",
                           "ipv4:10.0.0.1:7420", "m1:074200"})
     EXPECT_NE(WhyNoAddress(bad), "") << bad;
+  EXPECT_EQ(WhyNoAddress("m1"), "\"m1\" is no HOST:PORT, such as m1.example:7420");
+  EXPECT_EQ(WhyNoAddress("m1", 7421), "\"m1\" is no HOST:PORT, such as m1.example:7421");
+}
+
+TEST(Fingerprint, HasItsKindAnd64Digits) {
+  const std::string digits(64, 'a');
+  EXPECT_EQ(WhyNoFingerprint("sha256:" + digits), "");
+  EXPECT_EQ(WhyNoFingerprint(ReadCertificates(Joined().authorities)->front().fingerprint), "");
+  for (const std::string& bad :
+       {std::string(), digits, std::string("sha256:"), std::string("sha256:00"),
+        "sha256:" + digits + "a", "sha256:g" + digits.substr(1), "sha1:" + digits,
+        "sha256:A" + digits.substr(1)})
+    EXPECT_THAT(WhyNoFingerprint(bad), HasSubstr("64 digits")) << bad;
 }
 
 }  // namespace

@@ -62,6 +62,12 @@ absl::StatusOr<Identity> Buy(const std::string& key_path, const JoinLine& line, 
 
 }  // namespace
 
+std::string WhyNoCommand(const std::string& first) {
+  if (first.empty() || first[0] == '-' || first == "join") return "";
+  return absl::StrCat("there is no command \"", first,
+                      "\"; the only one is join, see muster-agent join --help");
+}
+
 std::string WithRemedy(const Identity& identity, const std::string& why) {
   return absl::StrCat(why, ". On musterd's machine `muster host token new ",
                       identity.holder.cluster, "/", identity.holder.name,
@@ -97,7 +103,11 @@ absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const Join
   if (before.ok()) {
     refused = WhyRefused(path, &*before);
     if (refused.empty() && as_me) refused = WhyNotAsMe(*before);
-    if (refused.empty() && IsSignedBy(*before, line.fingerprint)) return before;
+    if (refused.empty() && IsSignedBy(*before, line.fingerprint)) {
+      LogInfo("this host has joined already: the line's token isn't spent",
+              {{"host", absl::StrCat(before->holder.cluster, "/", before->holder.name)}});
+      return before;
+    }
   }
   absl::StatusOr<Identity> identity = Buy(key_path, line, as_me);
   if (!identity.ok()) {

@@ -23,6 +23,9 @@ inline constexpr char kOldIdentityFile[] = "identity.old";  // the one before
 absl::StatusOr<Identity> JoinHost(const std::string& state_directory, const JoinLine& line,
                                   bool as_me, bool* joined);
 
+// Why muster-agent's first word, `first`, is no command; empty: it is `join`, or a flag.
+std::string WhyNoCommand(const std::string& first);
+
 // Why a host with this identity doesn't join `--as-me`; empty: it may.
 std::string WhyNotAsMe(const Identity& identity);
 

@@ -120,6 +120,31 @@ TEST(JoinHost, KeepsNothingThatItBoughtWhileTheClocksDiffer) {
   }
 }
 
+TEST(JoinHost, SaysThatAHostHasJoinedAlready) {
+  char name[] = "/tmp/muster-join-test-XXXXXX";
+  const std::string directory = ::mkdtemp(name);
+  JoinDoorWithAClock door;
+  bool joined = false;
+  ASSERT_TRUE(JoinHost(directory, door.line(), false, &joined).ok());
+  EXPECT_TRUE(joined);
+  ::testing::internal::CaptureStderr();
+  const absl::StatusOr<Identity> again = JoinHost(directory, door.line(), false, &joined);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(again.ok()) << again.status();
+  EXPECT_FALSE(joined);
+  EXPECT_THAT(said, HasSubstr("this host has joined already"));
+  EXPECT_THAT(said, HasSubstr("lab/h7"));
+  EXPECT_EQ(door.keys().size(), 1u) << "nothing was bought";
+  std::filesystem::remove_all(directory);
+}
+
+TEST(WhyNoCommand, NamesWhatWasMistyped) {
+  for (const char* good : {"", "join", "--server", "-h"})
+    EXPECT_THAT(WhyNoCommand(good), IsEmpty()) << good;
+  EXPECT_THAT(WhyNoCommand("jion"),
+              HasSubstr("there is no command \"jion\"; the only one is join"));
+}
+
 TEST(WhyNotAsMe, TheCertificateHasToSayWhoseJobsItIsFor) {
   Identity identity;
   identity.holder = {Holder::kHost, "t1", "anns", "ws", "", "ann"};

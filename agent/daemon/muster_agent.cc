@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "agent/daemon/daemon.h"
 #include "agent/daemon/join.h"
 #include "agent/host/inventory.h"
@@ -36,6 +37,14 @@ constexpr char kVersion[] = "0.1.0";
 // Of a host that has joined as one user's, in the state directory: whom its jobs run as is said
 // once, and not by what a later start forgets.
 constexpr char kSingleUserFile[] = "single-user";
+
+// Flags of the agent that a line to join has, in the form of the others.
+constexpr char kJoinFooter[] =
+    "Of muster-agent's other flags (muster-agent --help), which count here, too:\n"
+    "  --state-dir TEXT REQUIRED   Directory that survives restarts of the agent and the machine, "
+    "mode 0700; the package's is /var/lib/muster-agent\n"
+    "  --single-user               Where musterd is single_user: everything runs as the user who "
+    "starts the agent";
 
 constexpr int64_t kUpLimit = muster::kMinute;  // an agent that its unit has started is up by then
 
@@ -139,6 +148,7 @@ void Declare(CLI::App* app, Flags* flags, AgentOptions* options) {
                  "As --single-user, on a machine of your own: without root, for your jobs alone. "
                  "The token has to be of a cluster that is yours (only_user)");
   join->fallthrough();
+  join->footer(kJoinFooter);
   app->require_subcommand(0, 1);
 }
 
@@ -165,8 +175,12 @@ int Identify(const Flags& flags, const std::string& state_directory, AgentOption
   options->identity = *std::move(identity);
   options->server = absl::StrJoin(options->identity->addresses, ",");
   if (joined)
-    muster::LogInfo("joined", {{"host", absl::StrCat(options->cluster, "/", options->host)},
-                               {"until", options->identity->validity.end_s}});
+    muster::LogInfo(
+        "joined",
+        {{"host", absl::StrCat(options->cluster, "/", options->host)},
+         {"until", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ",
+                                    absl::FromUnixSeconds(options->identity->validity.end_s),
+                                    absl::UTCTimeZone())}});
   const std::string single_user = absl::StrCat(state_directory, "/", kSingleUserFile);
   if (!options->single_user) ::unlink(single_user.c_str());
   if (options->single_user && ::access(single_user.c_str(), F_OK) != 0) {
@@ -301,6 +315,9 @@ int main(int argc, char** argv) {
   Flags flags;
   AgentOptions options;
   Declare(&app, &flags, &options);
+  if (const std::string wrong = muster::agent::WhyNoCommand(argc > 1 ? argv[1] : "");
+      !wrong.empty())
+    return Fail(wrong);
   if (const std::optional<int> code = muster::ParseFlags(app, argc, argv); code.has_value())
     return *code;
   if (flags.as_me) options.single_user = true;

@@ -191,7 +191,10 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
       ::open((path + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (directory->lock_ < 0) return ErrnoStatus(errno, path + "/lock");
   if (::flock(directory->lock_, LOCK_EX | LOCK_NB) != 0) {
-    return absl::FailedPreconditionError(path + ": another agent runs with this state directory");
+    return absl::FailedPreconditionError(
+        path +
+        ": another agent runs with this state directory. Stop that one first (systemctl stop "
+        "muster-agent, where its package's unit runs it)");
   }
   for (const char* name : {"/attempts", "/logs", "/reserve"}) {
     if (absl::Status status = MakeDirectories(path + name); !status.ok()) return status;

@@ -41,8 +41,10 @@ TEST_F(HostTest, StateSurvivesAndOneAgentHasIt) {
   auto state = StateDirectory::Open(directory_ + "/s");
   ASSERT_TRUE(state.ok()) << state.status();
   const std::string id = (*state)->state_id();
-  EXPECT_EQ(StateDirectory::Open(directory_ + "/s").status().code(),
-            absl::StatusCode::kFailedPrecondition);
+  const absl::Status second = StateDirectory::Open(directory_ + "/s").status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(second.message().find("systemctl stop muster-agent"), absl::string_view::npos)
+      << second;
   AttemptRecord record = Record();
   record.port = 20007;
   ASSERT_TRUE((*state)->PersistPrepared(record, true).ok());

@@ -225,6 +225,11 @@ int ShowAuthority(Session& session) {
   return session.ShowOne(text, *response, response->trust_id());
 }
 
+// From `sign` on musterd shows the new authority alone.
+constexpr char kOlderLines[] =
+    "Lines to join or log in that were made before it signed take another --ca: the fingerprint "
+    "that muster ca show says signs. Their tokens still count.\n";
+
 int Rotate(Session& session, const std::string& step, bool force) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
@@ -238,9 +243,10 @@ int Rotate(Session& session, const std::string& step, bool force) {
   std::string text =
       step == "prepare" ? "The new authority is trusted by whoever renews from now on. Next, once "
                           "muster ca show names nobody: muster ca rotate sign\n"
-      : step == "sign"  ? "The new authority signs. Next, once muster ca show names nobody: muster "
-                          "ca rotate drop\n"
-                        : "The old authority is trusted no longer.\n";
+      : step == "sign"
+          ? absl::StrCat("The new authority signs. ", kOlderLines,
+                         "Next, once muster ca show names nobody: muster ca rotate drop\n")
+          : absl::StrCat("The old authority is trusted no longer. ", kOlderLines);
   if (response->left_behind_size() > 0)
     absl::StrAppend(&text, "These must join again: ", absl::StrJoin(response->left_behind(), ", "),
                     "\n");

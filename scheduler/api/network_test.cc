@@ -266,8 +266,18 @@ TEST_F(NetworkTest, AJoinIsForTheAuthorityThatTheLinePins) {
   JoinLine line = LineFor("/host/lab/h1");
   const JoinLine good = line;
   line.fingerprint[10] = line.fingerprint[10] == '0' ? '1' : '0';
-  EXPECT_EQ(Join(line, "", nullptr).status().code(), kUnauthenticated);
+  const absl::Status another = Join(line, "", nullptr).status();
+  EXPECT_EQ(another.code(), kUnauthenticated);
+  EXPECT_THAT(another.message(), HasSubstr("its token still counts: give --ca the fingerprint"));
   EXPECT_TRUE(trust().certificates.empty()) << "the token was not shown to who answered";
+  line.fingerprint = "sha256:00";
+  EXPECT_THAT(Join(line, "", nullptr).status().message(), HasSubstr("64 digits"));
+  line = good;
+  line.address = "127.0.0.1";
+  EXPECT_THAT(Join(line, "", nullptr).status().message(), HasSubstr("such as m1.example:7421"));
+  line.address = "127.0.0.1:1";
+  EXPECT_THAT(Join(line, "", nullptr).status().message(),
+              HasSubstr("Connection refused. `muster ca show` on musterd's machine"));
   EXPECT_TRUE(Join(good, "", nullptr).ok());
   EXPECT_EQ(Join(good, "", nullptr).status().code(), kUnauthenticated) << "it is spent";
 }

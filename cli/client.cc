@@ -286,6 +286,24 @@ class GrpcTunnel final : public TunnelCall {
   std::unique_ptr<CancelOnInterrupt> cancel_;
 };
 
+// That there is no job `id`, with how jobs are named where it is neither a number nor a uid.
+absl::Status OfJob(const std::string& id, const absl::Status& status) {
+  if (!absl::IsNotFound(status) || id.find_first_not_of("0123456789abcdef_") == std::string::npos)
+    return status;
+  absl::Status told(status.code(),
+                    absl::StrCat(status.message(), ". Jobs go by number, such as 7; ",
+                                 "members of an array as 7_3"));
+  status.ForEachPayload(
+      [&told](absl::string_view url, const absl::Cord& payload) { told.SetPayload(url, payload); });
+  return told;
+}
+
+template <typename Response>
+absl::StatusOr<Response> OfJob(const std::string& id, absl::StatusOr<Response> response) {
+  if (!response.ok()) return OfJob(id, response.status());
+  return response;
+}
+
 constexpr std::chrono::milliseconds kRepeat(6000), kFirstPause(100), kLongestPauseAway(400);
 
 // Again for some seconds while the server is away, or says that it can't answer yet, or
@@ -473,7 +491,7 @@ absl::StatusOr<pb::Job> Client::Get(const std::string& id, WhileAway away) {
   pb::GetJobRequest request;
   request.set_id(id);
   const auto call = [&] { return Call(stubs()->jobs, &pb::JobService::Stub::Get, request); };
-  return away == WhileAway::kRepeat ? Repeated<pb::Job>(server_, false, call) : call();
+  return OfJob(id, away == WhileAway::kRepeat ? Repeated<pb::Job>(server_, false, call) : call());
 }
 
 absl::StatusOr<pb::ListJobsResponse> Client::List(const pb::ListJobsRequest& request,
@@ -485,19 +503,20 @@ absl::StatusOr<pb::ListJobsResponse> Client::List(const pb::ListJobsRequest& req
 absl::StatusOr<pb::Job> Client::Cancel(const std::string& id) {
   pb::CancelJobRequest request;
   request.set_id(id);
-  return Call(stubs()->jobs, &pb::JobService::Stub::Cancel, request);
+  return OfJob(id, Call(stubs()->jobs, &pb::JobService::Stub::Cancel, request));
 }
 
 absl::Status Client::Watch(const std::string& id, int64_t timeout_ns, const Interrupt* interrupt,
                            const std::function<bool(const pb::WatchJobResponse&)>& on) {
   pb::WatchJobRequest request;
   request.set_id(id);
-  return ReadStream<pb::WatchJobResponse>(interrupt, on, [&](grpc::ClientContext* context) {
+  const auto open = [&](grpc::ClientContext* context) {
     if (timeout_ns > 0)
       context->set_deadline(std::chrono::system_clock::now() +
                             std::chrono::nanoseconds(timeout_ns));
     return stubs()->jobs.Watch(context, request);
-  });
+  };
+  return OfJob(id, ReadStream<pb::WatchJobResponse>(interrupt, on, open));
 }
 
 absl::Status Client::Logs(const pb::LogsRequest& request, const Interrupt* interrupt,
@@ -508,7 +527,7 @@ absl::Status Client::Logs(const pb::LogsRequest& request, const Interrupt* inter
 }
 
 absl::StatusOr<pb::ExplainResponse> Client::Explain(const pb::ExplainRequest& request) {
-  return Call(stubs()->jobs, &pb::JobService::Stub::Explain, request);
+  return OfJob(request.id(), Call(stubs()->jobs, &pb::JobService::Stub::Explain, request));
 }
 absl::StatusOr<pb::SimulateResponse> Client::Simulate(const pb::SimulateRequest& request) {
   return Call(stubs()->jobs, &pb::JobService::Stub::Simulate, request);

@@ -369,6 +369,23 @@ TEST_F(CliTest, TheBashScriptAsksAndShowsTheWords) {
   }
 }
 
+TEST_F(CliTest, WhoCallsAJobByAWordIsToldThatJobsGoByNumber) {
+  const char kHow[] = "Jobs go by number, such as 7; members of an array as 7_3";
+  const auto none = [](const std::string& id) {
+    return grpc::Status(grpc::NOT_FOUND, absl::StrCat("there is no job \"", id, "\""));
+  };
+  jobs_.get = [&](const std::string& id, pb::Job*) { return none(id); };
+  jobs_.explain = [&](const pb::ExplainRequest& request, pb::ExplainResponse*) {
+    return none(request.id());
+  };
+  for (const char* command : {"explain", "show", "rerun"}) {
+    EXPECT_EQ(Run({command, "four"}), kExitNotFound);
+    EXPECT_THAT(err_, HasSubstr(absl::StrCat("there is no job \"four\". ", kHow))) << command;
+    EXPECT_EQ(Run({command, "4_1"}), kExitNotFound);
+    EXPECT_THAT(err_, Not(HasSubstr("by number"))) << command;
+  }
+}
+
 TEST_F(CliTest, ExplainAsksForItsBudgetAndItsJsonIsTheWholeAnswer) {
   int64_t budget_ms = -1;
   jobs_.explain = [&](const pb::ExplainRequest& request, pb::ExplainResponse* response) {

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "cli/commands/commands.h"
 #include "cli/commands/completion.h"
 #include "common/spec/problem.h"
@@ -96,6 +97,20 @@ std::string InOurWords(const std::string& said) {
   return said;
 }
 
+// "step is required: prepare, sign, drop", where the parser knows all the words that it takes.
+std::string WithItsWords(const std::string& said, const CLI::App& at) {
+  for (const CLI::Option* option : at.get_options()) {
+    const std::string type = option->get_type_name();  // "TEXT:{prepare,sign,drop}"
+    const size_t open = type.find('{'), close = type.find('}');
+    if (said != option->get_name() + " is required" || open == std::string::npos ||
+        close == std::string::npos)
+      continue;
+    const std::string words = type.substr(open + 1, close - open - 1);
+    return absl::StrCat(said, ": ", absl::StrReplaceAll(words, {{",", ", "}}));
+  }
+  return said;
+}
+
 // One usage error: what was wrong and where help is. Everything on stderr, exit 2.
 int UsageError(const Session& session, const CLI::App& root, const CLI::ParseError& error) {
   std::string name = "muster";
@@ -109,6 +124,8 @@ int UsageError(const Session& session, const CLI::App& root, const CLI::ParseErr
                                     CLI::ExitCodes::ExcludesError}) {
     if (error.get_exit_code() == static_cast<int>(code)) what = InOurWords(error.what());
   }
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError))
+    what = WithItsWords(what, *at);
   std::vector<std::string> unknown = root.remaining(true);
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) &&
       at->get_require_subcommand_min() > 0) {

@@ -3,7 +3,9 @@
 
 #include "cli/testing/fixture.h"
 #include "cli/up/lock.h"
+#include "common/base/clock.h"
 #include "common/base/files.h"
+#include "common/base/units.h"
 
 namespace muster {
 namespace {
@@ -592,6 +594,51 @@ TEST_F(CliTest, ARangeOfHostsThatIsRefusedMidwaySaysWhoHasATokenAndHowToGoOn) {
   EXPECT_EQ(err_, "muster: there is no h10a\n");
 }
 
+TEST_F(CliTest, AMissingWordIsNamedWithThoseThatThereAre) {
+  EXPECT_EQ(Run({"ca", "rotate"}), kExitBadInput);
+  EXPECT_THAT(err_, HasSubstr("muster: step is required: prepare, sign, drop\n"));
+  EXPECT_EQ(Run({"explain"}), kExitBadInput);
+  EXPECT_THAT(err_, HasSubstr("muster: job is required\n"));
+}
+
+TEST_F(CliTest, WhoWantsHostsOfAMusterUpIsToldWhatItIsFor) {
+  trust_.new_token = [](const pb::NewTokenRequest&, pb::NewTokenResponse*) {
+    return grpc::Status(grpc::FAILED_PRECONDITION, "this musterd serves no network");
+  };
+  const char kWhy[] =
+      "It is that of muster up, which serves one user on one machine. Several "
+      "machines: docs/hosts.md\n";
+  for (const char* host : {"lab/h1", "lab/h[1-2]"}) {
+    EXPECT_EQ(Run({"host", "token", "new", host}), kExitBadInput);
+    EXPECT_THAT(err_, Not(HasSubstr("muster up")));
+  }
+  UpHolder holder;
+  const absl::StatusOr<std::unique_ptr<UpLock>> lock = UpLock::Take(home_, server_name_, &holder);
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  (*lock)->NameDirectory();
+  for (const char* host : {"lab/h1", "lab/h[1-2]"}) {
+    EXPECT_EQ(Run({"host", "token", "new", host}), kExitBadInput);
+    EXPECT_THAT(err_, HasSubstr(kWhy)) << host;
+  }
+}
+
+TEST_F(CliTest, OfASpentTokenIsToldWhenItIsForgotten) {
+  pb::Holding* row = trust_.holders.add_holders();
+  row->set_name("lab/h1");
+  pb::Holding::Token* token = row->add_tokens();
+  token->set_id("t1");
+  token->set_spent(true);
+  token->set_expires_ns(RealClock()->WallNs() + 90 * kMinute);
+  EXPECT_EQ(Run({"host", "token", "list"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("t1 spent, forgotten in 1h"));
+}
+
+TEST_F(CliTest, OneCertificateIsNotSeveral) {
+  trust_.revoked.set_certificates(1);
+  EXPECT_EQ(Run({"host", "revoke", "lab/h1"}), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("Revoked 1 certificate and 0 tokens;"));
+}
+
 TEST_F(CliTest, ANameOfASweepThatNothingTakesIsRefusedOrNoted) {
   const std::string path =
       Write("sweep.yaml", absl::StrReplaceAll(kHello, {{"echo hello", "echo '{{lr}}'"}}));
@@ -602,6 +649,9 @@ TEST_F(CliTest, ANameOfASweepThatNothingTakesIsRefusedOrNoted) {
   EXPECT_THAT(err_, HasSubstr("muster: note: sweep.seed: no {{seed}} stands in the job; only a "
                               "program that reads MUSTER_SWEEP_seed takes its values.\n"));
   EXPECT_THAT(err_, Not(HasSubstr("sweep.lr:")));
+  EXPECT_EQ(Run({"submit", "-y", "-d", path, "--sweep", "lr=1,2", "--sweep", "lrr=1"}), 0) << err_;
+  EXPECT_THAT(err_, HasSubstr("sweep.lrr: no {{lrr}} stands in the job. Did you mean lr? Only a "
+                              "program that reads MUSTER_SWEEP_lrr takes its values.\n"));
   for (const char* command : {"validate", "submit"}) {
     EXPECT_EQ(Run({command, path, command[0] == 's' ? "-yd" : "--offline"}), 0) << err_;
     EXPECT_THAT(err_, HasSubstr("note: run: {{lr}} stays as it stands: no sweep of the job has "

@@ -140,6 +140,41 @@ TEST_F(FailedSweepTest, OneKeyStandsForNoSeveralMembers) {
   EXPECT_EQ(submitted_.size(), 2u);
 }
 
+TEST_F(FailedSweepTest, EachIsCalledByItsPlaceInTheArray) {
+  for (size_t member = 0; member < 2; ++member) jobs_.listing->at(member).set_number(9 + member);
+  ASSERT_EQ(Run({"rerun", "-d", "7", "--failed"}), 0) << err_;
+  for (const char* name : {"job 7_1:\n", "job 7_2:\n"}) EXPECT_THAT(err_, HasSubstr(name));
+  EXPECT_NE(Run({"rerun", "-d", "7", "--failed", "--set", "workers=0"}), 0);
+  EXPECT_THAT(err_, HasSubstr("job 7_2: 1 problem, nothing was submitted"));
+}
+
+TEST_F(FailedSweepTest, WhereNoneHasFailedForGoodThoseThatAreTriedAgainAreCounted) {
+  const struct {
+    int tried_again;
+    const char* said;
+  } kCases[] = {
+      {0, "--failed: no member of array 7 has failed: muster jobs 7 --tasks\n"},
+      {1,
+       "no member of array 7 has failed for good; 1 waits to be tried again, as max_restarts "
+       "allows: muster jobs 7 --tasks\n"},
+      {2,
+       "no member of array 7 has failed for good; 2 wait to be tried again, as max_restarts "
+       "allows: muster jobs 7 --tasks\n"},
+  };
+  for (const auto& c : kCases) {
+    for (int member = 0; member < 2; ++member) {
+      pb::Job& job = jobs_.listing->at(static_cast<size_t>(member));
+      job.set_state(pb::WAITING);
+      job.clear_tasks();
+      pb::Task* task = job.add_tasks();
+      task->set_state(pb::TASK_WAITING);
+      task->set_restarts_used(member < c.tried_again ? 1 : 0);
+    }
+    EXPECT_EQ(Run({"rerun", "-d", "7", "--failed"}), 2);
+    EXPECT_THAT(err_, HasSubstr(c.said));
+  }
+}
+
 TEST_F(FailedSweepTest, WhatIsTheSameJobWithOtherValuesIsSubmittedOnce) {
   ASSERT_EQ(Run({"rerun", "-d", "7", "--failed", "--sweep", "lr=8,9"}), 0) << err_;
   ASSERT_EQ(submitted_.size(), 1u);
@@ -217,13 +252,17 @@ TEST_F(RerunTest, OtherMembersAreTheSweepsOwnOrRefused) {
   EXPECT_EQ(submitted_[0].sweep(0).values_size(), 2);
   EXPECT_EQ(submitted_[0].sweep(1).name(), "seed") << "it stays";
   EXPECT_NE(Run({"rerun", "-d", "7", "--array", "0-3"}), 0);
-  EXPECT_THAT(err_, HasSubstr("the job has a sweep"));
+  EXPECT_THAT(err_,
+              HasSubstr("the job has a sweep, and a job has one of both; take the sweep out "
+                        "of its file (muster show 7 --spec writes it), or leave --array out"));
   EXPECT_NE(Run({"rerun", "-d", "7", "--array", ""}), 0);
   EXPECT_THAT(err_, HasSubstr("--array is empty"));
   jobs_.got.mutable_spec()->clear_sweep();
   jobs_.got.mutable_spec()->set_array("0-3");
   EXPECT_NE(Run({"rerun", "-d", "7", "--sweep", "lr=1"}), 0);
-  EXPECT_THAT(err_, HasSubstr("the job has an array"));
+  EXPECT_THAT(err_,
+              HasSubstr("the job has an array, and a job has one of both; take the array out "
+                        "of its file (muster show 7 --spec writes it), or leave --sweep out"));
   jobs_.got.mutable_spec()->clear_array();
   EXPECT_NE(Run({"rerun", "-d", "7", "--sweep", "lr=1,,2"}), 0);
   EXPECT_THAT(err_, HasSubstr("one of its values is empty"));

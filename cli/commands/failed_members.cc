@@ -7,6 +7,28 @@
 #include "common/spec/members.h"
 
 namespace muster {
+namespace {
+
+// How many members of the array that `request` names wait to be tried again after a failure.
+absl::StatusOr<int> WaitToBeTriedAgain(Client* client, pb::ListJobsRequest request) {
+  request.clear_states();
+  request.add_states(pb::WAITING);
+  int count = 0;
+  do {
+    const absl::StatusOr<pb::ListJobsResponse> page = client->List(request);
+    if (!page.ok()) return page.status();
+    for (const pb::Job& job : page->jobs()) {
+      if (std::any_of(job.tasks().begin(), job.tasks().end(), [](const pb::Task& task) {
+            return task.state() == pb::TASK_WAITING && task.restarts_used() > 0;
+          }))
+        ++count;
+    }
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  return count;
+}
+
+}  // namespace
 
 absl::StatusOr<std::vector<pb::ArrayMember>> FailedMembers(Client* client, const pb::Job& array) {
   const std::string id = JobId(array);
@@ -25,9 +47,16 @@ absl::StatusOr<std::vector<pb::ArrayMember>> FailedMembers(Client* client, const
     for (const pb::Job& job : page->jobs()) members.push_back(job.member());
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
-  if (members.empty())
-    return absl::FailedPreconditionError(absl::StrCat("--failed: no member of array ", id,
-                                                      " has failed: muster jobs ", id, " --tasks"));
+  if (members.empty()) {
+    const absl::StatusOr<int> again = WaitToBeTriedAgain(client, request);
+    if (!again.ok()) return again.status();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--failed: no member of array ", id, " has failed",
+        *again == 0 ? ""
+                    : absl::StrCat(" for good; ", *again, *again == 1 ? " waits" : " wait",
+                                   " to be tried again, as max_restarts allows"),
+        ": muster jobs ", id, " --tasks"));
+  }
   std::sort(members.begin(), members.end(), [](const pb::ArrayMember& a, const pb::ArrayMember& b) {
     return a.index() < b.index();
   });

@@ -238,7 +238,8 @@ void AddScore(CLI::App& root, Session& session) {
       ->add_option("--set", options->settings,
                    "FIELD=VALUE of the job, such as max_restarts=50; may be repeated")
       ->allow_extra_args(false);
-  score->add_flag("-y,--yes", options->submit.yes, "Don't ask");
+  score->add_flag("-y,--yes", options->submit.yes,
+                  "Don't ask; without a terminal nothing is asked");
   score->add_flag("-d,--detach,--no-follow", options->submit.detach, "Don't follow");
   score->add_flag("--preview-only,--dry-run", options->submit.preview_only,
                   "Only show where, when and from whom; submit nothing");

@@ -82,17 +82,17 @@ bool IsHidden(const pb::JobSpec& spec) {
 // What was submitted, as a file. PERMISSION_DENIED: the caller may not read all of it.
 absl::StatusOr<JobFile> FileOf(const Session& session, const SubmitOptions& options,
                                const pb::Job& job) {
-  const std::string name = absl::StrCat("job ", job.number());
+  const std::string id = JobId(job), name = absl::StrCat("job ", id);
   if (IsHidden(job.spec())) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        name, " is ", Plain(job.owner()), "'s, and its environment is hidden from you",
-        ". Ask for its file, or take the rest: muster show ", job.number(), " --spec"));
+    return absl::PermissionDeniedError(
+        absl::StrCat(name, " is ", Plain(job.owner()), "'s, and its environment is hidden from you",
+                     ". Ask for its file, or take the rest: muster show ", id, " --spec"));
   }
   if (HoldsForTerminal(job.spec())) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, "'s command had a terminal, and none would come to another job. Start ",
                      "it in this one: muster run --pty -- CMD ARGS, with its words as muster show ",
-                     job.number(), " --spec has them"));
+                     id, " --spec has them"));
   }
   pb::JobSpec spec = OwnSpec(job);
   ClearTimes(&spec);  // its schedule goes on by itself
@@ -101,7 +101,7 @@ absl::StatusOr<JobFile> FileOf(const Session& session, const SubmitOptions& opti
   }
   JobFile file{name, SpecToYaml(spec)};
   file.spec = spec;
-  file.job = JobId(job);
+  file.job = id;
   file.again = absl::StrCat("muster ", options.resumes ? "resume " : "rerun ", file.job);
   if (!job.has_member()) return file;
   const std::string& member = job.member().id();
@@ -159,13 +159,12 @@ absl::StatusOr<std::vector<JobFile>> FilesOfFailed(const Session& session, Clien
   const absl::StatusOr<std::vector<pb::ArrayMember>> members = FailedMembers(&client, *job);
   if (!members.ok()) return members.status();
   if (!job->spec().array().empty()) return FilesOfIndices(session, options, *job, *members);
-  if (job->spec().has_independent_workers() || members->size() > kMostSubmittedSingly)
+  const bool shared_out = job->spec().has_independent_workers();
+  if (shared_out || members->size() > kMostSubmittedSingly)
     return absl::InvalidArgumentError(absl::StrCat(
-        "--failed: ", members->size(), " members of array ", id,
-        job->spec().has_independent_workers()
-            ? " share out their work; run all of them again: muster rerun "
-            : " are too many to be submitted one by one; run all of them again: muster rerun ",
-        id));
+        "--failed: ", shared_out ? "the" : absl::StrCat(members->size()), " members of array ", id,
+        shared_out ? " share out their work" : " are too many to be submitted one by one",
+        "; run all of them again: muster rerun ", id));
   std::vector<JobFile> files;
   for (const pb::ArrayMember& member : *members) {
     const absl::StatusOr<pb::Job> one = client.Get(member.id());
@@ -211,22 +210,30 @@ absl::Status CheckFields(const pb::JobSpec& spec, const SpecContext& context,
   return absl::OkStatus();
 }
 
-// The flags' members. A name of --sweep stands in place of the file's values for it.
+// How a job loses its array, or its sweep. `job`: what is submitted again, which has no file yet;
+// or empty.
+std::string WithoutText(const std::string& members, const std::string& job) {
+  return absl::StrCat(
+      "a job has one of both; take the ", members, " out of its file",
+      job.empty() ? "," : absl::StrCat(" (muster show ", job, " --spec writes it),"));
+}
+
+// The flags' members. A name of --sweep stands in place of the file's values for it. `job`: as
+// above.
 absl::Status SetMembers(const std::optional<std::string>& array,
                         const std::vector<std::string>& sweep, const SpecContext& context,
-                        pb::JobSpec* spec) {
+                        const std::string& job, pb::JobSpec* spec) {
   if (!array.has_value() && sweep.empty()) return absl::OkStatus();
   if (array.has_value() && array->empty())
     return absl::InvalidArgumentError("--array is empty; write indices such as 0-99");
   if (array.has_value() && (!sweep.empty() || spec->sweep_size() > 0))
     return absl::InvalidArgumentError(
-        sweep.empty() ? "--array: the job has a sweep, and a job has one of both; take the sweep "
-                        "out of its file, or leave --array out"
+        sweep.empty() ? absl::StrCat("--array: the job has a sweep, and ",
+                                     WithoutText("sweep", job), " or leave --array out")
                       : "--array and --sweep exclude each other; keep one");
   if (!sweep.empty() && !spec->array().empty())
-    return absl::InvalidArgumentError(
-        "--sweep: the job has an array, and a job has one of both; take the array out of its file, "
-        "or leave --sweep out");
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--sweep: the job has an array, and ", WithoutText("array", job), " or leave --sweep out"));
   if (array.has_value()) spec->set_array(*array);
   for (const std::string& text : sweep) {
     const size_t equals = text.find('=');
@@ -259,7 +266,7 @@ void LeaveOutOldPlacement(const SubmitOptions& options, const SpecContext& conte
   const auto reads = [&](const std::string& text, pb::JobSpec* spec) {
     std::vector<Problem> problems;
     return ParseJobFile(text, file->name, context, spec, &problems, options.settings) &&
-           SetMembers(std::nullopt, options.sweep, context, spec).ok() &&
+           SetMembers(std::nullopt, options.sweep, context, file->job, spec).ok() &&
            CheckFields(*spec, context, {"tasks", "trainer"}).ok();
   };
   pb::JobSpec changed, as_it_stands;
@@ -377,7 +384,7 @@ int ReadSubmissions(Session& session, const SubmitOptions& options, const Interr
     // Before its members, whose names may stand in them.
     if (absl::Status status = AddVariables(options.env, &spec); !status.ok())
       return session.Fail(status);
-    if (absl::Status status = SetMembers(options.array, options.sweep, context, &spec);
+    if (absl::Status status = SetMembers(options.array, options.sweep, context, file.job, &spec);
         !status.ok())
       return session.Fail(status);
     if (IsDouble(session, options, file, spec, &first)) continue;
@@ -569,7 +576,7 @@ void AddOptions(CLI::App* submit, Session& session, const std::shared_ptr<Submit
                    "NAME=VALUE,VALUE: runs the job once for each value, of several once for each "
                    "combination; {{NAME}} in run, MUSTER_SWEEP_NAME; may be repeated")
       ->allow_extra_args(false);
-  submit->add_flag("-y,--yes", options->yes, "Don't ask");
+  submit->add_flag("-y,--yes", options->yes, "Don't ask; without a terminal nothing is asked");
   submit->add_flag("-d,--detach,--no-follow", options->detach, "Don't follow");
   submit->add_option(
       "--idempotency-key", options->key,

@@ -6,6 +6,7 @@
 #include "cli/commands/commands.h"
 #include "cli/render/json.h"
 #include "cli/render/table.h"
+#include "cli/up/lock.h"
 #include "common/base/units.h"
 #include "common/spec/config_files.h"
 
@@ -23,6 +24,18 @@ std::string When(int64_t now_ns, int64_t at_ns) {
   return at_ns <= now_ns
              ? "past"
              : absl::StrCat("in ", FormatDuration((at_ns - now_ns) / kSecond * kSecond));
+}
+
+// What was refused; and of the server of a `muster up`, which has no musterd.yaml to mend, what it
+// is for.
+int Refused(Session& session, const Client& client, const absl::Status& status) {
+  const int code = session.Fail(status);
+  if (absl::IsFailedPrecondition(status) &&
+      UpLock::Serving(client.server(), ProcessEnvironment).pid != 0)
+    session.Err(
+        "  It is that of muster up, which serves one user on one machine. Several machines: "
+        "docs/hosts.md\n");
+  return code;
 }
 
 absl::StatusOr<pb::NewTokenResponse> AskForToken(Client* client, const TokenOptions& options) {
@@ -70,7 +83,7 @@ int NewToken(Session& session, const TokenOptions& options) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   const absl::StatusOr<pb::NewTokenResponse> token = AskForToken(*client, options);
-  if (!token.ok()) return session.Fail(token.status());
+  if (!token.ok()) return Refused(session, **client, token.status());
   return ShowToken(session, *client, options, *token);
 }
 
@@ -110,7 +123,7 @@ int NewTokensOf(Session& session, Client* client, const TokenOptions& options,
     session.Out(session.format() == Format::kJson ? ListToJson(rows) : ListToYaml(rows));
   }
   if (refused.ok()) return kExitOk;
-  const int code = session.Fail(refused);
+  const int code = Refused(session, *client, refused);
   if (!made.empty())
     session.Err(absl::StrCat(
         "  ",
@@ -146,7 +159,7 @@ std::string TokensText(const pb::Holding& row, int64_t now_ns) {
   std::vector<std::string> texts;
   for (const pb::Holding::Token& token : row.tokens()) {
     texts.push_back(absl::StrCat(token.id(), " ",
-                                 token.spent()      ? "spent"
+                                 token.spent()      ? "spent, forgotten"
                                  : token.reusable() ? "reusable"
                                                     : "open",
                                  " ", When(now_ns, token.expires_ns())));
@@ -180,16 +193,21 @@ int ListHolders(Session& session, bool users) {
   return session.Show(table, *response, rows, names);
 }
 
+// "1 token", "2 tokens"
+std::string Count(int64_t count, const std::string& noun) {
+  return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
+}
+
 int Revoke(Session& session, const pb::RevokeHolderRequest& request) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   const absl::StatusOr<pb::RevokeHolderResponse> response = (*client)->RevokeHolder(request);
-  if (!response.ok()) return session.Fail(response.status());
+  if (!response.ok()) return Refused(session, **client, response.status());
   std::string text = "The token buys nothing any more.\n";
   if (request.token().empty()) {
-    text =
-        absl::StrCat("Revoked ", response->certificates(), " certificates and ", response->tokens(),
-                     " tokens; what is connected with them ends within seconds.\n");
+    text = absl::StrCat("Revoked ", Count(response->certificates(), "certificate"), " and ",
+                        Count(response->tokens(), "token"),
+                        "; what is connected with them ends within seconds.\n");
   }
   if (!request.host().empty()) {
     absl::StrAppend(&text, "What ", request.host(), " had before renews no more.\n");
@@ -204,7 +222,7 @@ int ShowAuthority(Session& session) {
   absl::StatusOr<Client*> client = session.client();
   if (!client.ok()) return session.Fail(client.status());
   const absl::StatusOr<pb::GetAuthorityResponse> response = (*client)->GetAuthority();
-  if (!response.ok()) return session.Fail(response.status());
+  if (!response.ok()) return Refused(session, **client, response.status());
   std::string text = absl::StrCat("Trust      ", response->trust_id(), "\nAddresses  ",
                                   absl::StrJoin(response->addresses(), ", "), "; to join ",
                                   response->join_address(), "\n");
@@ -239,7 +257,7 @@ int Rotate(Session& session, const std::string& step, bool force) {
                                      : pb::ROTATE_STEP_DROP);
   request.set_force(force);
   const absl::StatusOr<pb::RotateResponse> response = (*client)->Rotate(request);
-  if (!response.ok()) return session.Fail(response.status());
+  if (!response.ok()) return Refused(session, **client, response.status());
   std::string text =
       step == "prepare" ? "The new authority is trusted by whoever renews from now on. Next, once "
                           "muster ca show names nobody: muster ca rotate sign\n"

@@ -414,7 +414,7 @@ void AddTune(CLI::App& root, Session& session) {
   tune->add_option("--queue", options->queue, "Instead of the file's queue")->check(RefuseEmpty);
   tune->add_option("--set", options->settings, "FIELD=VALUE over what the file says")
       ->allow_extra_args(false);
-  tune->add_flag("-y,--yes", options->submit.yes, "Don't ask");
+  tune->add_flag("-y,--yes", options->submit.yes, "Don't ask; without a terminal nothing is asked");
   tune->add_flag("-d,--detach,--no-follow", options->submit.detach, "Don't follow");
   tune->add_flag("--preview-only,--dry-run", options->submit.preview_only,
                  "Only show where, when and from whom; submit nothing");

@@ -287,7 +287,9 @@ std::string HeadLine(const pb::Job& job, int64_t now_ns) {
                                   Plain(job.spec().queue()));
   const pb::Task* lead = LeadTask(job);
   if (lead != nullptr) absl::StrAppend(&text, ", ", DevicesOf(job, *lead));
-  if (job.has_array()) absl::StrAppend(&text, " a member, ", job.array().members(), " members");
+  if (job.has_array())
+    absl::StrAppend(&text, " a member, ", job.array().members(),
+                    job.array().members() == 1 ? " member" : " members");
   absl::StrAppend(&text, ": ", StateName(job.state()));
   if (job.state() == pb::WAITING)
     absl::StrAppend(&text, " since ", FormatClock(WaitingSince(job), now_ns));

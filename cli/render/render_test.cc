@@ -525,6 +525,13 @@ TEST(ArrayTest, IsOneRowWithItsCounts) {
   EXPECT_THAT(OutcomeLine(ended), HasSubstr("2 of 1000 failed; job 318_7: rank 0: exit 1"));
 }
 
+TEST(ArrayTest, OneMemberIsNotSeveral) {
+  pb::Job job = Array318();
+  EXPECT_THAT(HeadLine(job, kNow), HasSubstr(" a member, 1000 members: "));
+  job.mutable_array()->set_members(1);
+  EXPECT_THAT(HeadLine(job, kNow), HasSubstr(" a member, 1 member: "));
+}
+
 TEST(ArrayTest, MembersAreNamedByTheArrayAndTheirIndexAndTellTheirValues) {
   pb::Job job = Job318();
   job.set_number(325);

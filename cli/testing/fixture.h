@@ -314,6 +314,20 @@ struct FakeTrust : pb::TrustService::Service {
     return new_token ? new_token(*request, response)
                      : grpc::Status(grpc::UNIMPLEMENTED, "no tokens here");
   }
+
+  pb::ListHoldersResponse holders;
+  grpc::Status ListHolders(grpc::ServerContext*, const pb::ListHoldersRequest*,
+                           pb::ListHoldersResponse* response) override {
+    *response = holders;
+    return grpc::Status::OK;
+  }
+
+  pb::RevokeHolderResponse revoked;
+  grpc::Status RevokeHolder(grpc::ServerContext*, const pb::RevokeHolderRequest*,
+                            pb::RevokeHolderResponse* response) override {
+    *response = revoked;
+    return grpc::Status::OK;
+  }
 };
 
 // A running `muster`, its two streams read into strings; or on a terminal of 120 columns, all of it

@@ -139,11 +139,18 @@ std::string WhyUntaken(const std::string& name, const pb::JobSpec& spec) {
 }
 
 std::vector<std::string> NotesOnNames(const pb::JobSpec& spec) {
-  std::vector<std::string> notes;
-  for (const std::string& name : UntakenNames(spec)) {
-    notes.push_back(absl::StrCat("sweep.", name, ": no {{", name,
-                                 "}} stands in the job; only a program that reads ",
-                                 SweepVariable(name), " takes its values"));
+  std::vector<std::string> notes, taken;
+  const std::vector<std::string> untaken = UntakenNames(spec);
+  for (const pb::SweepValues& of : spec.sweep()) {
+    if (std::find(untaken.begin(), untaken.end(), of.name()) == untaken.end())
+      taken.push_back(of.name());
+  }
+  for (const std::string& name : untaken) {
+    const std::string like = DidYouMean(name, taken);
+    notes.push_back(absl::StrCat("sweep.", name, ": no {{", name, "}} stands in the job",
+                                 like.empty() ? "; only" : absl::StrCat(".", like, " Only"),
+                                 " a program that reads ", SweepVariable(name),
+                                 " takes its values"));
   }
   const bool has_index = MembersOf(spec) > 0;
   std::set<std::string> told;

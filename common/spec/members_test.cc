@@ -317,6 +317,14 @@ TEST(Members, WhatOfTheirNamesHasNoEffectIsNoted) {
       {"sweep: {lr: [1], seed: [1]}\nrun: 'a {{seed}}'\n",
        {"sweep.lr: no {{lr}} stands in the job; only a program that reads MUSTER_SWEEP_lr takes "
         "its values"}},
+      {"sweep: {lr: [1], lrr: [1]}\nrun: 'a {{lr}}'\n",
+       {"sweep.lrr: no {{lrr}} stands in the job. Did you mean lr? Only a program that reads "
+        "MUSTER_SWEEP_lrr takes its values"}},
+      {"sweep: {x1: [1], x2: [1]}\nrun: a\n",
+       {"sweep.x1: no {{x1}} stands in the job; only a program that reads MUSTER_SWEEP_x1 takes "
+        "its values",
+        "sweep.x2: no {{x2}} stands in the job; only a program that reads MUSTER_SWEEP_x2 takes "
+        "its values"}},
       {"run: 'a {{learning-rate}} {{learning-rate}}'\n",
        {"run: {{learning-rate}} stays as it stands: no sweep of the job has that name"}},
       {"run: a\nenv: {A: '{{index}}'}\n",

@@ -19,6 +19,7 @@
 #include "trainer/loop/convert.h"
 #include "trainer/loop/estimate.h"
 #include "trainer/loop/train.h"
+#include "trainer/model/config.h"
 
 namespace muster::trainer {
 namespace {
@@ -66,17 +67,17 @@ constexpr CommandHelp kHelp[] = {
      "  --config FILE          the configuration, as train takes it\n"
      "  --ranks N              how many ranks (default 1)\n"
      "  --device GPU           as if each rank had one, \"H100\" or a flavour such as h100-80g: "
-     "also how long a step would take\n"
+     "also how long a step would take (default: ranks on CPUs)\n"
      "  --device-memory SIZE   what such a GPU has, 80GiB (default: what a flavour's name ends "
      "with): also whether a rank fits, and if not,\n"
      "                         which fields would make it fit\n"
      "  --search N             instead, the N ways to share the run out among the ranks that fit "
      "and take the least time, by estimate\n"
      "  --ranks-per-host N     how many of the ranks share a host (default 8)\n"
-     "  --within-host GB/s     for --search: what a GPU sends others of its host, one way "
+     "  --within-host GB/s     with --device: what a GPU sends others of its host, one way "
      "(default: by its data sheet)\n"
-     "  --between-hosts GB/s   for --search: and others (default: a port of 400 Gb/s for each H100 "
-     "and newer, 200 for an A100)\n"
+     "  --between-hosts GB/s   with --device: and others (default: a port of 400 Gb/s for each "
+     "H100 and newer, 200 for an A100)\n"
      "  --json                 for programs; also which ranks belong together (placement), and by "
      "how many a run may grow (ranks_multiple)\n"
      "\n"
@@ -135,7 +136,12 @@ std::string ReadFlags(int argc, char** argv, int from, std::map<std::string, std
     const bool inline_value = name.starts_with("--") && equals != std::string::npos;
     if (inline_value) value = name.substr(equals + 1), name.resize(equals);
     const auto flag = flags.find(name);
-    if (flag == flags.end()) return "no such argument: " + name;
+    if (flag == flags.end()) {
+      std::vector<std::string> names;
+      for (const auto& [known, unused] : flags) names.push_back(known);
+      const std::string like = DidYouMean(name, names);
+      return "no such argument: " + name + (like.empty() ? "" : "." + like);
+    }
     if (!inline_value) {
       const bool given = i + 1 < argc && std::strncmp(argv[i + 1], "--", 2) != 0;
       if (!given && !alone.contains(name)) return name + " needs a value";
@@ -252,7 +258,10 @@ int Main(int argc, char** argv) {
           command);
     return exports ? Export(options) : Convert(options);
   }
-  return Usage("no such command: " + command);
+  std::vector<std::string> commands = {"prepare"};
+  for (const CommandHelp& help : kHelp) commands.emplace_back(help.name);
+  const std::string like = DidYouMean(command, commands);
+  return Usage("no such command: " + command + (like.empty() ? "" : "." + like));
 }
 
 }  // namespace

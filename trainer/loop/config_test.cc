@@ -134,6 +134,17 @@ TEST(TrainConfig, BadValuesAreRefusedWithKeyAndRemedy) {
         << Problem(GoodConfig(), c.change, false);
 }
 
+TEST(TrainConfig, KeysOfParallelAreSaidToStandThere) {
+  const nlohmann::ordered_json schema = ParallelSchema();
+  for (const auto& [name, unused] : schema["properties"].items()) {
+    json change;
+    change[name] = 2;
+    EXPECT_EQ(Problem(GoodConfig(), change, false),
+              absl::StrCat("  trainer.", name, ": it stands in parallel: use parallel: {", name,
+                           ": …}\n"));
+  }
+}
+
 TEST(TrainConfig, AnExportGoesToADirectoryOrAPrefixOfABucket) {
   for (const char* place : {"model", "/shared/model", "s3://acme/model", "s3://a.b-1/x y/1=é//"})
     EXPECT_EQ(Problem(GoodConfig(), {{"export", place}}, false), "") << place;

@@ -72,12 +72,16 @@ void CheckTokenizer(const std::string& tokenizer, Problems& problems) {
     problems.push_back({"--tokenizer", absl::StrCat(tokenizer, " is no directory")});
 }
 
-// What the last line says of a directory that was there before.
+// What the last line says of a directory that was there before, or of one that not even the
+// directory above was there for.
 const char* InPlace(const std::string& output) {
   std::error_code error;  // which is told of where it is written
-  return !IsObject(output) && fs::exists(output, error) && !fs::is_empty(output, error)
-             ? ", in place of what was there"
-             : "";
+  if (IsObject(output)) return "";
+  const fs::path above = fs::path(output).parent_path();
+  if (!above.empty() && !fs::exists(above, error))
+    return ", and the directories above it, which were not there";
+  return fs::exists(output, error) && !fs::is_empty(output, error) ? ", in place of what was there"
+                                                                   : "";
 }
 
 // What is wrong with an input that has no index.json.
@@ -132,10 +136,20 @@ json ReadModelContent(const std::string& input, Problems& problems) {
   return content;
 }
 
+bool IsQuantised(const json& content) {
+  return content.is_object() && content.contains("quantization_config") &&
+         !content["quantization_config"].is_null();
+}
+
 int ImportCheckpoint(const ConvertOptions& given) {
   const ConvertOptions options = WithoutSlash(given);
   Problems problems;
   const json content = ReadModelContent(options.input, problems);
+  if (IsQuantised(content))
+    problems.push_back(
+        {"--input", absl::StrCat(options.input,
+                                 "/config.json has a quantization_config, and checkpoints have "
+                                 "weights that aren't quantised; give the unquantised model")});
   for (const auto& [flag, given] :
        {std::pair("--dtype", &options.dtype), std::pair("--tokenizer", &options.tokenizer),
         std::pair("--init", &options.init)}) {
@@ -214,7 +228,7 @@ int Quantise(const ConvertOptions& given) {
   const ConvertOptions options = WithoutSlash(given);
   Problems problems;
   const json content = ReadModelContent(options.input, problems);
-  if (content.is_object() && content.contains("quantization_config"))
+  if (IsQuantised(content))
     problems.push_back(
         {"--input", absl::StrCat(options.input,
                                  "/config.json has a quantization_config: its weights are "

@@ -71,12 +71,17 @@ struct Remedy {
 std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& model, int ranks,
                                  int64_t device_bytes);
 
-// `device`: a GPU's name for the predicted times, or "".
+// What the predicted times go by.
+struct NamedHosts {
+  std::string device;  // a GPU's name, or ""
+  int ranks_per_host = 8;
+  // That a GPU sends others of its host, and of other hosts, one way; 0: by its name.
+  double within_bytes_per_s = 0, between_bytes_per_s = 0;
+};
 nlohmann::ordered_json ToJson(const Estimate& estimate, const TrainConfig& config,
-                              const ModelConfig& model, int ranks, const std::string& device,
-                              int ranks_per_host);
+                              const ModelConfig& model, int ranks, const NamedHosts& hosts);
 std::string ToText(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
-                   int ranks, const std::string& device, int ranks_per_host);
+                   int ranks, const NamedHosts& hosts);
 
 struct EstimateOptions {
   std::string config_path, ranks = "1", device, json;

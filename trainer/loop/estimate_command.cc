@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -25,6 +26,18 @@ using nlohmann::ordered_json;
 
 constexpr int kDoesNotFit = 3;  // exit code
 
+// Bytes a second of the links, as given or by the device's name; 0: unknown, and of CPUs.
+double WithinHost(const NamedHosts& given) {
+  return given.within_bytes_per_s > 0 ? given.within_bytes_per_s
+         : given.device.empty()       ? 0
+                                      : LinkWithinHost(given.device);
+}
+double BetweenHosts(const NamedHosts& given) {
+  return given.between_bytes_per_s > 0 ? given.between_bytes_per_s
+         : given.device.empty()        ? 0
+                                       : LinkBetweenHosts(given.device);
+}
+
 // A step by the times that a search goes by. What isn't known of the device takes none there.
 struct ToldStep {
   StepTime time;
@@ -32,16 +45,15 @@ struct ToldStep {
 };
 
 ToldStep TellStep(const Estimate& e, const TrainConfig& config, const ModelConfig& model, int ranks,
-                  const std::string& device, int ranks_per_host) {
-  const bool named = !device.empty();
-  const double peak = !named                   ? 0
+                  const NamedHosts& given) {
+  const std::string& device = given.device;
+  const double peak = device.empty()           ? 0
                       : config.peak_tflops > 0 ? config.peak_tflops * 1e12
                                                : PeakFlops(device, config.dtype == "bf16");
-  const double within = named ? LinkWithinHost(device) : 0,
-               between = named ? LinkBetweenHosts(device) : 0;
+  const double within = WithinHost(given), between = BetweenHosts(given);
   constexpr double kNoTime = 1e30;  // FLOP, or bytes, a second
   GpuHosts hosts;
-  hosts.ranks_per_host = ranks_per_host;
+  hosts.ranks_per_host = given.ranks_per_host;
   hosts.peak_flops = peak > 0 ? peak : kNoTime;
   hosts.within_bytes_per_s = within > 0 ? within : kNoTime;
   hosts.between_bytes_per_s = between > 0 ? between : kNoTime;
@@ -55,19 +67,41 @@ struct SearchSetting {
   FixedKeys fixed;
 };
 
-// GB/s; `known`: of the device, where none are given.
-double ReadLink(const std::string& flag, const std::string& given, double known,
-                const std::string& device, Problems& problems) {
+// Bytes a second; 0: not given. Adds what is wrong with it.
+double ReadLink(const std::string& flag, const std::string& given, const std::string& device,
+                Problems& problems) {
   double gigabytes = 0;
-  if (given.empty()) {
-    if (known == 0)
-      problems.push_back({flag, absl::StrCat("must be given, as the links of ", device,
-                                             " aren't known: GB/s of a GPU, one way")});
-    return known;
-  }
+  if (given.empty()) return 0;
   if (!absl::SimpleAtod(given, &gigabytes) || !(gigabytes > 0) || gigabytes > 1e5)
     problems.push_back({flag, absl::StrCat("must be GB/s of a GPU, one way; got ", given)});
+  else if (device.empty())
+    problems.push_back(
+        {flag, "goes with --device GPU, such as h100-80g; add that, or leave it out"});
   return gigabytes * 1e9;
+}
+
+// Adds a problem where a search would need it.
+void NeedLink(const std::string& flag, double bytes_per_s, const std::string& device,
+              Problems& problems) {
+  if (bytes_per_s == 0)
+    problems.push_back({flag, absl::StrCat("must be given, as the links of ", device,
+                                           " aren't known: GB/s of a GPU, one way")});
+}
+
+// Bytes of a GPU; 0: not known. Adds what is wrong with it.
+int64_t ReadDevice(const EstimateOptions& options, Problems& problems) {
+  if (absl::StartsWithIgnoreCase(options.device, "cpu"))  // a flavour, such as cpu-slot
+    problems.push_back({"--device", absl::StrCat("must be a GPU, such as h100-80g; got ",
+                                                 options.device, ". Of CPUs leave it out")});
+  if (options.device_memory.empty()) return MemoryInName(options.device);
+  const int64_t bytes = ParseBytes(options.device_memory);
+  if (bytes < 1 << 20)
+    problems.push_back({"--device-memory",
+                        absl::StrCat("must be a size such as 80GiB; got ", options.device_memory)});
+  else if (options.device.empty())
+    problems.push_back(
+        {"--device-memory", "goes with --device GPU, such as h100-80g; add that, or leave it out"});
+  return bytes;
 }
 
 // Ranks that share a host; adds what is wrong with what was asked for.
@@ -81,7 +115,7 @@ int ReadRanksPerHost(const EstimateOptions& options, Problems& problems) {
 
 // With `parallel: auto` in `trainer` it is of what that would look for.
 SearchSetting ReadSearch(const EstimateOptions& options, const json& trainer,
-                         const TrainConfig& config, int64_t device_bytes, int per_host,
+                         const TrainConfig& config, int64_t device_bytes, const NamedHosts& named,
                          Problems& problems) {
   SearchSetting setting;
   if (options.search.empty()) return setting;
@@ -104,11 +138,11 @@ SearchSetting ReadSearch(const EstimateOptions& options, const json& trainer,
     problems.push_back({"--search", absl::StrCat("needs to know the memory of ", options.device,
                                                  ": --device-memory 80GiB")});
   if (!problems.empty()) return setting;
-  hosts.within_bytes_per_s = ReadLink("--within-host", options.within_host,
-                                      LinkWithinHost(options.device), options.device, problems);
-  hosts.between_bytes_per_s = ReadLink("--between-hosts", options.between_hosts,
-                                       LinkBetweenHosts(options.device), options.device, problems);
-  hosts.ranks_per_host = per_host;
+  hosts.within_bytes_per_s = WithinHost(named);
+  hosts.between_bytes_per_s = BetweenHosts(named);
+  NeedLink("--within-host", hosts.within_bytes_per_s, options.device, problems);
+  NeedLink("--between-hosts", hosts.between_bytes_per_s, options.device, problems);
+  hosts.ranks_per_host = named.ranks_per_host;
   if (config.parallel.automatic) setting.fixed = KeysThatStay(trainer, config);
   setting.most = static_cast<size_t>(most);
   return setting;
@@ -175,8 +209,12 @@ int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
   std::printf("%d x %s, %d a host; %.4g GB/s of each to its host's others, %.4g to other hosts\n",
               ranks, options.device.c_str(), hosts.ranks_per_host, hosts.within_bytes_per_s / 1e9,
               hosts.between_bytes_per_s / 1e9);
+  const bool spares = given.DeviceBytes() <= BytesButSpare(hosts.device_bytes);
   std::printf("as given: about %.3g s a step, %s, which %s\n", given_s,
-              SizeText(given.DeviceBytes()).c_str(), given_fits ? "fits" : "does not fit");
+              SizeText(given.DeviceBytes()).c_str(),
+              !given_fits ? "does not fit"
+              : spares    ? "fits"
+                          : "fits with less than 5 % to spare");
   if (found.best.empty()) {
     std::printf(
         "no layout fits, of %lld that were tried with offload, moments, masters and gradient_dtype "
@@ -186,31 +224,52 @@ int TellLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
     return kDoesNotFit;
   }
   std::printf(
-      "the fastest that fit with 5 %% to spare, by estimate (%lld were made):\n%8s %12s  %s\n",
-      static_cast<long long>(found.tried), "step", "memory", "fields");
+      "the fastest that fit with 5 %% to spare, by estimate (%lld were made; what could not be "
+      "among the %zu fastest needed none):\n%8s %12s  %s\n",
+      static_cast<long long>(found.tried), setting.most, "step", "memory", "fields");
   for (const Layout& one : found.best)
     std::printf("%6.3g s %12s  %s\n", one.step_s, SizeText(one.estimate.DeviceBytes()).c_str(),
                 one.FieldsText().c_str());
   return 0;
 }
 
-// Whether a rank fits into the `room` that it has (0: not known): of the device, or `by_key`
-// memory_per_rank.
-void TellFit(const EstimateOptions& options, int64_t room, bool by_key, bool fits,
+// What a rank may fill of its device.
+struct Room {
+  int64_t bytes = 0;    // 0: not known
+  bool by_key = false;  // memory_per_rank bounds it
+};
+
+// What makes a rank fit with the spare that a search leaves, or else at all.
+std::optional<Remedy> RemedyFor(const TrainConfig& config, const ModelConfig& model, int ranks,
+                                int64_t room) {
+  std::optional<Remedy> remedy = FindRemedy(config, model, ranks, BytesButSpare(room));
+  return remedy ? remedy : FindRemedy(config, model, ranks, room);
+}
+
+// Whether a rank that needs `bytes` fits into the room that it has; `remedy`: what would make it,
+// or leave it 5 % to spare.
+void TellFit(const EstimateOptions& options, const Room& room, int64_t bytes,
              const std::optional<Remedy>& remedy) {
-  if (options.device.empty()) return;
-  const std::string has = by_key ? absl::StrCat("memory_per_rank is ", SizeText(room))
-                                 : absl::StrCat(options.device, " has ", SizeText(room));
-  if (room == 0)
+  if (options.device.empty()) {
+    std::printf("counted for ranks on CPUs; for GPUs add --device, such as --device h100-80g\n");
+    return;
+  }
+  const std::string has = room.by_key ? absl::StrCat("memory_per_rank is ", SizeText(room.bytes))
+                                      : absl::StrCat(options.device, " has ", SizeText(room.bytes));
+  const std::string with =
+      remedy ? absl::StrCat("; with ", remedy->fields, " it needs ", SizeText(remedy->bytes)) : "";
+  if (room.bytes == 0)
     std::printf("whether it fits isn't known, as the memory of %s isn't: --device-memory SIZE\n",
                 options.device.c_str());
-  else if (fits)
-    std::printf("fits: %s\n", has.c_str());
-  else if (remedy)
-    std::printf("does not fit: %s; with %s it needs %s\n", has.c_str(), remedy->fields.c_str(),
-                SizeText(remedy->bytes).c_str());
+  else if (bytes > room.bytes)
+    std::printf("does not fit: %s%s\n", has.c_str(),
+                remedy ? with.c_str() : "; take more ranks, or a GPU with more memory");
+  else if (bytes > BytesButSpare(room.bytes))
+    std::printf(
+        "fits: %s, with less to spare than the 5 %% that --search and parallel: auto leave%s\n",
+        has.c_str(), with.c_str());
   else
-    std::printf("does not fit: %s; take more ranks, or a GPU with more memory\n", has.c_str());
+    std::printf("fits: %s\n", has.c_str());
 }
 
 ordered_json ClassesToJson(const std::vector<MemoryClass>& memory) {
@@ -304,7 +363,11 @@ std::string StagesText(const std::vector<StageEstimate>& stages) {
 
 // That `parallel: auto` finds no layout.
 int TellNone(const absl::Status& why, int ranks, const EstimateOptions& options) {
-  const std::string text(why.message());
+  const std::string text = absl::StrCat(
+      std::string(why.message()), options.device.empty()
+                                      ? "; counted for ranks on CPUs of a host like this one: for "
+                                        "GPUs add --device, such as --device h100-80g"
+                                      : "");
   if (options.json == "true") {
     const ordered_json out = {{"ranks", ranks}, {"none_fits", text}};
     std::printf("%s\n", out.dump().c_str());
@@ -378,7 +441,7 @@ std::optional<Remedy> FindRemedy(const TrainConfig& config, const ModelConfig& m
 }
 
 ordered_json ToJson(const Estimate& e, const TrainConfig& config, const ModelConfig& model,
-                    int ranks, const std::string& device, int ranks_per_host) {
+                    int ranks, const NamedHosts& hosts) {
   ordered_json out = {{"ranks", ranks},
                       {"parameters", e.parameters},
                       {"trained_parameters", e.trained_parameters},
@@ -405,14 +468,15 @@ ordered_json ToJson(const Estimate& e, const TrainConfig& config, const ModelCon
                                {"micro_batches_in_flight", one.in_flight},
                                {"memory", ClassesToJson(one.memory)}});
   }
-  const ToldStep step = TellStep(e, config, model, ranks, device, ranks_per_host);
-  AddLinks(step, ranks_per_host, out);
+  const ToldStep step = TellStep(e, config, model, ranks, hosts);
+  AddLinks(step, hosts.ranks_per_host, out);
   if (step.knows_peak) out["step_time_s"] = step.time.step_s;
   return out;
 }
 
 std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConfig& model,
-                   int ranks, const std::string& device, int ranks_per_host) {
+                   int ranks, const NamedHosts& hosts) {
+  const std::string& device = hosts.device;
   std::string text = absl::StrCat(
       e.parameters, " parameters",
       e.trained_parameters != e.parameters ? absl::StrCat(", ", e.trained_parameters, " trained")
@@ -443,8 +507,8 @@ std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConf
   if (e.context_bytes > 0) row("keys and values (cp)", e.context_bytes, "");
   if (e.expert_bytes > 0) row("tokens to experts and back (ep)", e.expert_bytes, "");
   if (e.pipeline_bytes > 0) row("between stages (pp)", e.pipeline_bytes, "");
-  const ToldStep step = TellStep(e, config, model, ranks, device, ranks_per_host);
-  if (ranks > 1) text += LinksText(step, ranks_per_host);
+  const ToldStep step = TellStep(e, config, model, ranks, hosts);
+  if (ranks > 1) text += LinksText(step, hosts.ranks_per_host);
   if (e.bubble > 0) {
     std::snprintf(line, sizeof line, "stages wait for each other: about %.1f %% of a step\n",
                   100 * e.bubble);
@@ -455,7 +519,7 @@ std::string ToText(const Estimate& e, const TrainConfig& config, const ModelConf
   if (step.knows_peak) {
     std::snprintf(line, sizeof line,
                   "step time: about %.3g s (%s at %.0f %% of its peak, %d in a host)\n",
-                  step.time.step_s, device.c_str(), 100 * kUsualShareOfPeak, ranks_per_host);
+                  step.time.step_s, device.c_str(), 100 * kUsualShareOfPeak, hosts.ranks_per_host);
     text += line;
   } else if (!device.empty()) {
     text += absl::StrCat("step time: unknown, as the peak of ", device, " is; known are ",
@@ -470,7 +534,7 @@ int RunEstimate(const EstimateOptions& options) {
   if (!absl::SimpleAtoi(options.ranks, &ranks) || ranks < 1 || ranks > 1 << 20) {
     problems.push_back(
         {"--ranks", absl::StrCat("must be a whole number from 1; got ", options.ranks)});
-    ranks = 1;
+    ranks = 0;
   }
   if (!options.json.empty() && options.json != "true" && options.json != "false")
     problems.push_back({"--json", absl::StrCat("must be true or false; got ", options.json)});
@@ -478,7 +542,11 @@ int RunEstimate(const EstimateOptions& options) {
   if (!text.ok()) problems.push_back({"--config", std::string(text.status().message())});
   const absl::StatusOr<json> parsed =
       text.ok() ? ParseJson(*text, options.config_path) : json::object();
-  if (!parsed.ok()) problems.push_back({"--config", std::string(parsed.status().message())});
+  if (!parsed.ok())
+    problems.push_back(
+        {"--config", absl::StrCat(std::string(parsed.status().message()),
+                                  "; it takes what a job file has below trainer:, as JSON. Of a "
+                                  "job file, muster submit --dry-run says whether a rank fits")});
   TrainConfig config;
   ModelConfig model;
   if (text.ok() && parsed.ok()) {
@@ -498,26 +566,25 @@ int RunEstimate(const EstimateOptions& options) {
             "trainer.init/config.json", /*strict=*/false, problems);
     }
     model.score |= config.reward.on();
-    CheckLayout(config, model, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
+    if (ranks > 0)  // else what is wrong is said
+      CheckLayout(config, model, ranks, !options.device.empty(), /*gpu_kernels=*/true, problems);
     if (const int capability = CapabilityOf(options.device); capability > 0)
       CheckGpu(config, capability, problems);
     if (!config.lora.target_modules.empty() && model.num_layers > 0)
       TargetModules(model, config.lora, "trainer.lora", problems);
   }
-  const int64_t device_bytes = options.device_memory.empty() ? MemoryInName(options.device)
-                                                             : ParseBytes(options.device_memory);
-  if (!options.device_memory.empty() && (device_bytes < 1 << 20 || options.device.empty())) {
-    problems.push_back(
-        {"--device-memory", absl::StrCat("must be a size such as 80GiB, beside --device GPU; got ",
-                                         options.device_memory)});
-  }
-  const int per_host = ReadRanksPerHost(options, problems);
+  const int64_t device_bytes = ReadDevice(options, problems);
+  const NamedHosts named{
+      options.device, ReadRanksPerHost(options, problems),
+      ReadLink("--within-host", options.within_host, options.device, problems),
+      ReadLink("--between-hosts", options.between_hosts, options.device, problems)};
   const SearchSetting search = ReadSearch(options, parsed.ok() ? *parsed : json::object(), config,
-                                          device_bytes, per_host, problems);
+                                          device_bytes, named, problems);
   const bool chooses = config.parallel.automatic && search.most == 0;
   absl::StatusOr<Layout> chosen = absl::UnknownError("");
   if (chooses && problems.empty())
-    chosen = ChooseBy(options, *parsed, config, model, ranks, device_bytes, per_host, problems);
+    chosen = ChooseBy(options, *parsed, config, model, ranks, device_bytes, named.ranks_per_host,
+                      problems);
   if (!problems.empty()) {
     std::fprintf(stderr, "estimate: %zu problem%s\n%s", problems.size(),
                  problems.size() == 1 ? "" : "s", ToText(problems).c_str());
@@ -529,19 +596,20 @@ int RunEstimate(const EstimateOptions& options) {
   const Estimate estimate = MakeWholeEstimate(config, model, ranks, !options.device.empty(),
                                               ReadMemoryUse(at::kCPU).now_bytes);
   const int64_t room = options.device.empty() ? 0 : BytesToFill(config, device_bytes);
+  const int64_t bytes = estimate.DeviceBytes();
   const std::optional<Remedy> remedy =
-      room > 0 ? FindRemedy(config, model, ranks, room) : std::nullopt;
-  const bool fits = room == 0 || estimate.DeviceBytes() <= room;
+      room > 0 ? RemedyFor(config, model, ranks, room) : std::nullopt;
+  const bool fits = room == 0 || bytes <= room;
   if (options.json == "true") {
-    ordered_json out = ToJson(estimate, config, model, ranks, options.device, per_host);
+    ordered_json out = ToJson(estimate, config, model, ranks, named);
     if (chooses) out["chosen"] = chosen->fields;
-    if (remedy) out["fits_with"] = remedy->fields, out["fits_with_bytes"] = remedy->bytes;
+    if (remedy && !fits) out["fits_with"] = remedy->fields, out["fits_with_bytes"] = remedy->bytes;
     std::printf("%s\n", out.dump().c_str());
     return fits ? 0 : kDoesNotFit;
   }
   if (chooses) std::printf("parallel: auto takes  %s\n", chosen->FieldsText().c_str());
-  std::fputs(ToText(estimate, config, model, ranks, options.device, per_host).c_str(), stdout);
-  TellFit(options, room, /*by_key=*/room != device_bytes, fits, remedy);
+  std::fputs(ToText(estimate, config, model, ranks, named).c_str(), stdout);
+  TellFit(options, {room, /*by_key=*/room != device_bytes}, bytes, remedy);
   return fits ? 0 : kDoesNotFit;
 }
 

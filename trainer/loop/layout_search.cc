@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -16,8 +17,6 @@ using nlohmann::ordered_json;
 
 // Shorter parts of a row cost more in messages than they save.
 constexpr int64_t kShortestPart = 1024;
-// Of a GPU's memory, for what its allocator can't use: a twentieth.
-constexpr int64_t kSpareShare = 20;
 constexpr std::array<const char*, 4> kRecompute = {"none", "pointwise", "keep_attention", "full"};
 
 struct Links {
@@ -126,6 +125,19 @@ FixedKeys WithWhatTrains(FixedKeys fixed, const TrainConfig& config) {
       config.router_aux_loss == "batch" || config.deterministic == Determinism::kElastic;
   fixed.micro_batch_size |= counts && config.micro_batch_size > 0;
   return fixed;
+}
+
+// Whether they differ by zero_stage, and in nothing that it does.
+bool AreAlike(const Layout& a, const Layout& b) {
+  const auto near = [](double one, double other) {
+    return std::abs(one - other) <= 1e-3 * std::max(one, other);
+  };
+  if (!near(a.step_s, b.step_s) || !near(static_cast<double>(a.estimate.DeviceBytes()),
+                                         static_cast<double>(b.estimate.DeviceBytes())))
+    return false;
+  ordered_json fields = a.fields, others = b.fields;
+  fields.erase("zero_stage"), others.erase("zero_stage");
+  return fields == others;
 }
 
 class Search {
@@ -257,7 +269,7 @@ class Search {
       flops_ = estimate.flops;
       const int64_t needs = estimate.DeviceBytes();
       if (found_.least_bytes == 0 || needs < found_.least_bytes) found_.least_bytes = needs;
-      if (needs > hosts_.device_bytes - hosts_.device_bytes / kSpareShare) continue;
+      if (needs > BytesButSpare(hosts_.device_bytes)) continue;
       Keep(config, std::move(estimate));
       return static_cast<int>(r);
     }
@@ -286,6 +298,13 @@ class Search {
         fixed_.micro_batch_size ? config.micro_batch_size : layout.estimate.micro_batch;
     layout.fields = FieldsOf(config, config_, micro_batch, ranks_);
     std::vector<Layout>& best = found_.best;
+    const auto alike = std::find_if(best.begin(), best.end(),
+                                    [&](const Layout& has) { return AreAlike(has, layout); });
+    if (alike != best.end()) {
+      if (Before(layout, *alike)) *alike = std::move(layout);
+      std::make_heap(best.begin(), best.end(), Before);
+      return;
+    }
     best.push_back(std::move(layout));
     std::push_heap(best.begin(), best.end(), Before);  // the slowest is in front
     if (best.size() <= most_) return;
@@ -316,6 +335,11 @@ double LinkWithinHost(const std::string& device) {
 double LinkBetweenHosts(const std::string& device) {
   const Links* links = LinksOf(device);
   return links == nullptr ? 0 : links->between;
+}
+
+int64_t BytesButSpare(int64_t device_bytes) {
+  constexpr int64_t kSpareShare = 20;
+  return device_bytes - device_bytes / kSpareShare;
 }
 
 StepTime TimeOfStep(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,

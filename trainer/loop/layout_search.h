@@ -51,6 +51,9 @@ struct SearchEnd {
 double LinkWithinHost(const std::string& device);
 double LinkBetweenHosts(const std::string& device);
 
+// What a layout may fill of a device: all but a twentieth, for what its allocator can't use.
+int64_t BytesButSpare(int64_t device_bytes);
+
 struct Layout {
   TrainConfig config;
   Estimate estimate;
@@ -86,10 +89,12 @@ StepTime TimeOfStep(const Estimate& estimate, const TrainConfig& config, const M
 double StepSeconds(const Estimate& estimate, const TrainConfig& config, const ModelConfig& model,
                    int ranks, const GpuHosts& hosts);
 
-// The `most` fastest of those that fit with a twentieth of the memory to spare. Tries tp, pp with
-// its kinds, cp, ep, shard_size, zero_stage, recompute and micro_batch_size; all else stays as
-// configured, and so do the `fixed` of these, and a micro_batch_size that router_aux_loss: batch
-// or deterministic: elastic counts in. tp stays within a host, unless nothing fits so.
+// The `most` fastest of those that fit with a twentieth of the memory to spare. Of layouts that
+// differ by zero_stage alone, and by less than a thousandth of their time and memory, the first is
+// told: there is next to nothing to share out. Tries tp, pp with its kinds, cp, ep, shard_size,
+// zero_stage, recompute and micro_batch_size; all else stays as configured, and so do the `fixed`
+// of these, and a micro_batch_size that router_aux_loss: batch or deterministic: elastic counts in.
+// tp stays within a host, unless nothing fits so.
 FoundLayouts SearchLayouts(const TrainConfig& config, const ModelConfig& model, int ranks,
                            const GpuHosts& hosts, size_t most = 5, const FixedKeys& fixed = {},
                            const SearchEnd& end = {});

@@ -185,7 +185,7 @@ TEST(Estimate, TellsBytesAndTimesByLink) {
   const Estimate e = MakeEstimate(config, model, 16, /*gpus=*/true, 0);
   ASSERT_EQ(e.stage, 0);
   const int64_t half = int64_t{256} << 20, slices = half * (17 * 10 + 2);
-  const auto told = ToJson(e, config, model, 16, "h100-80g", 8);
+  const auto told = ToJson(e, config, model, 16, {"h100-80g", 8});
   const auto& within = told["links"]["within_host"];
   const auto& between = told["links"]["between_hosts"];
   EXPECT_EQ(within["bytes_per_step"], e.gather_bytes + e.reduce_bytes + slices);
@@ -197,11 +197,17 @@ TEST(Estimate, TellsBytesAndTimesByLink) {
   EXPECT_NEAR(between_s, static_cast<double>(half) / 50e9, 1e-9);
   EXPECT_NEAR(told["exposed_communication_s"].get<double>(), within_s + between_s, 1e-9);
   EXPECT_GT(told["step_time_s"].get<double>(), within_s + between_s);
-  const std::string text = ToText(e, config, model, 16, "h100-80g", 8);
+  const std::string text = ToText(e, config, model, 16, {"h100-80g", 8});
   EXPECT_NE(text.find(" 256.0 MiB  0.00537 s, 0.00537 of them exposed\n"), std::string::npos)
       << text;
+  // As they are given, whatever the GPU's name says.
+  const auto slow = ToJson(e, config, model, 16, {"h100-80g", 8, 45e9, 5e9});
+  for (const char* link : {"within_host", "between_hosts"})
+    EXPECT_NEAR(slow["links"][link]["seconds_per_step"].get<double>(),
+                10 * told["links"][link]["seconds_per_step"].get<double>(), 1e-9);
+  EXPECT_GT(slow["step_time_s"].get<double>(), told["step_time_s"].get<double>());
   // Of links that nobody knows, how many bytes go over them.
-  const auto unknown = ToJson(e, config, model, 16, "", 16);
+  const auto unknown = ToJson(e, config, model, 16, {"", 16});
   EXPECT_FALSE(unknown.contains("exposed_communication_s"));
   EXPECT_FALSE(unknown["links"]["within_host"].contains("seconds_per_step"));
   EXPECT_EQ(unknown["links"]["between_hosts"]["bytes_per_step"], 0);
@@ -217,7 +223,7 @@ TEST(Estimate, TellsMemoryByClassOfEachStage) {
   config.parallel.pp = 2;
   const ModelConfig model = Model8B();
   const Estimate e = MakeEstimate(config, model, 2, /*gpus=*/true, 0);
-  const auto told = ToJson(e, config, model, 2, "", 8);
+  const auto told = ToJson(e, config, model, 2, {"", 8});
   ASSERT_EQ(told["stages"].size(), 2u);
   const int64_t numbers[] = {4'233'240'576, 3'797'020'672};
   const int layers[] = {17, 15};
@@ -238,7 +244,7 @@ TEST(Estimate, TellsMemoryByClassOfEachStage) {
     EXPECT_EQ(told["stages"][stage]["memory_bytes"], together);
   }
   EXPECT_EQ(told["stages"][told["stage"].get<size_t>()]["memory"], told["memory"]);
-  const std::string text = ToText(e, config, model, 2, "", 8);
+  const std::string text = ToText(e, config, model, 2, {"", 8});
   // 33,865,924,608 and 30,376,165,376 bytes.
   const std::string row = "  moments" + std::string(37, ' ') + "      31.54 GiB      28.29 GiB\n";
   EXPECT_NE(text.find(row), std::string::npos) << text;
@@ -265,6 +271,21 @@ TEST(Estimate, CountsTheReferenceOfPreferences) {
     EXPECT_NEAR(step_s(products, "full") / step_s(products, "none"), 4.0 / 3, 1e-9)
         << "one of three passes again";
   }
+}
+
+// Each stage of pp 2 is a rank alone, of which no stage of ZeRO shares anything out.
+TEST(LayoutSearch, TellsLayoutsOnceThatAZeroStageDoesNothingTo) {
+  GpuHosts hosts = H100s();
+  hosts.device_bytes = int64_t{96} << 30;
+  const FoundLayouts found = SearchLayouts(Training(), Model8B(), 2, hosts, 100);
+  std::map<std::string, int> told;
+  for (const Layout& layout : found.best) {
+    json others = layout.fields;
+    others.erase("zero_stage");
+    if (layout.config.parallel.pp == 2) ++told[others.dump()];
+  }
+  ASSERT_FALSE(told.empty());
+  for (const auto& [fields, times] : told) EXPECT_EQ(times, 1) << fields;
 }
 
 TEST(LayoutSearch, FindsNothingWhereNothingFits) {

@@ -103,7 +103,7 @@ std::string Counted(int64_t count, const std::string& what) {
 // Of 1 to `most`, those that can be, nearest to `wanted` on both sides: "use 2 (4 such groups) or 4
 // (2)", where `others` says how many there are.
 template <class CanBe, class Others>
-std::string Nearest(int64_t wanted, int64_t most, const std::string& groups, const CanBe& can_be,
+std::string Nearest(int64_t wanted, int64_t most, const std::string& group, const CanBe& can_be,
                     const Others& others) {
   int64_t below = 1, above = 0;
   for (int64_t n = 1; n <= most; ++n) {
@@ -111,7 +111,8 @@ std::string Nearest(int64_t wanted, int64_t most, const std::string& groups, con
     if (n < wanted) below = n;
     if (n > wanted && above == 0) above = n;
   }
-  std::string text = absl::StrCat("; use ", below, " (", others(below), " such ", groups, ")");
+  std::string text =
+      absl::StrCat("; use ", below, " (", Counted(others(below), "such " + group), ")");
   if (above > 0) absl::StrAppend(&text, " or ", above, " (", others(above), ")");
   return text;
 }
@@ -134,7 +135,7 @@ void CheckSlices(const ParallelConfig& config, const ModelConfig& model, int ran
   if (known) absl::StrAppend(&text, "the model's ", heads, " key-value heads and ");
   absl::StrAppend(&text, "the ", Counted(ranks, "rank"));
   absl::StrAppend(&text, Nearest(
-                             config.tp, ranks, "groups",
+                             config.tp, ranks, "group",
                              [&](int64_t tp) { return ranks % tp == 0 && fits_heads(tp); },
                              [&](int64_t tp) { return ranks / tp; }));
   if (fits_heads(config.tp)) absl::StrAppend(&text, OrTake(ranks, config.tp));
@@ -152,7 +153,7 @@ void CheckContext(const ParallelConfig& config, int ranks, const std::string& pa
                    " must divide the ", Counted(ranks, "rank"));
   absl::StrAppend(&text,
                   Nearest(
-                      config.cp, groups, "groups", [&](int64_t cp) { return groups % cp == 0; },
+                      config.cp, groups, "group", [&](int64_t cp) { return groups % cp == 0; },
                       [&](int64_t cp) { return groups / cp; }));
   absl::StrAppend(&text, OrTake(ranks, config.cp * config.tp));
   problems.push_back({path + ".cp", text});
@@ -179,7 +180,7 @@ void CheckStages(const ParallelConfig& config, const ModelConfig& model, int ran
   else
     text = absl::StrCat(config.pp, " stages need as many layers, and the model has ", layers);
   absl::StrAppend(&text, Nearest(
-                             config.pp, groups, "pipelines",
+                             config.pp, groups, "pipeline",
                              [&](int64_t pp) { return groups % pp == 0 && fits_layers(pp); },
                              [&](int64_t pp) { return groups / pp; }));
   if (fits_layers(config.pp)) absl::StrAppend(&text, OrTake(ranks, config.pp * unit));
@@ -212,7 +213,7 @@ void CheckExpertGroups(const ParallelConfig& config, const ModelConfig& model, i
                   : config.pp > 1 ? " of a stage"
                                   : "");
   absl::StrAppend(
-      &text, Nearest(config.ep, group, "groups", can_be, [&](int64_t ep) { return ranks / ep; }));
+      &text, Nearest(config.ep, group, "group", can_be, [&](int64_t ep) { return ranks / ep; }));
   if (experts % config.ep == 0 && shard_size == 0)
     absl::StrAppend(&text, OrTake(ranks, std::lcm(config.ep, config.tp * config.cp) * config.pp));
   problems.push_back({path + ".ep", text});

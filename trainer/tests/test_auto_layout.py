@@ -150,6 +150,7 @@ def test_where_none_fits_one_rank_says_so_and_all_end(ranks, trainer_bin, tokens
         assert not (tmp_path / "run" / f"{rank}.err").read_text(), "one rank says it"
     told = estimate(trainer_bin, tmp_path, given, "--ranks", str(ranks))
     assert told.returncode == 3 and "none fits" in told.stdout, told.stdout
+    assert "counted for ranks on CPUs" in told.stdout and "add --device" in told.stdout, told.stdout
 
 
 def test_more_ranks_choose_anew_and_go_on(trainer_bin, tokens, tmp_path):

@@ -1,5 +1,6 @@
 """`muster-trainer convert`: between Hugging Face directories and checkpoints, both ways."""
 
+import json
 import shutil
 import subprocess
 
@@ -253,6 +254,10 @@ def test_memory_doesnt_grow_with_the_model(trainer_bin, tmp_path):
 def test_what_is_neither_is_refused(trainer_bin, tmp_path):
     (tmp_path / "empty").mkdir()
     init = families.make(tmp_path / "init", "llama2")
+    quantised = families.make(tmp_path / "quantised", "llama2")
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes"}
+    (quantised / "config.json").write_text(json.dumps(config))
     # As a folder that this user may not enter.
     (tmp_path / "loop").symlink_to("loop")
     for arguments, wanted in (
@@ -269,6 +274,7 @@ def test_what_is_neither_is_refused(trainer_bin, tmp_path):
             "neither index.json, as a checkpoint has, nor config.json",
         ),
         ((init, tmp_path / "out", "--dtype", "bf16"), "--dtype: is for turning a checkpoint into"),
+        ((quantised, tmp_path / "out"), "checkpoints have weights that aren't quantised; give the"),
         ((init, "s3://acme/out"), "--output: s3://acme/out: a directory is wanted"),
         ((init, init), "is no earlier checkpoint; name a new directory"),
     ):
@@ -279,4 +285,13 @@ def test_what_is_neither_is_refused(trainer_bin, tmp_path):
             text=True,
         )
         assert done.returncode == 2 and wanted in done.stderr, done.stderr
+        assert "add lora" not in done.stderr, done.stderr
         assert not (tmp_path / "out").exists()
+
+
+def test_directories_that_are_made_on_the_way_are_said(trainer_bin, tmp_path):
+    init = families.make(tmp_path / "init", "llama2")
+    new = "and the directories above it, which were not there"
+    for output, said in ((tmp_path / "a" / "b" / "c", True), (tmp_path / "d", False)):
+        done = run(trainer_bin, "convert", "--input", init, "--output", output)
+        assert done.returncode == 0 and (new in done.stdout) == said, done.stdout + done.stderr

@@ -159,6 +159,11 @@ def test_an_export_of_a_shared_out_model_is_that_of_its_checkpoint(trainer_bin, 
             "parallel.pp: 2 stages must divide the 3 ranks; use 1 (3 such pipelines), or take 2 or 4 ranks",
         ),
         (
+            {"parallel": {"pp": 2}},
+            1,
+            "parallel.pp: 2 stages must divide the 1 rank; use 1 (1 such pipeline), or take 2 ranks",
+        ),
+        (
             {"parallel": {"pp": 4}},
             8,
             "4 stages need as many layers, and the model has 2; use 2 (4 such pipelines)",
@@ -324,6 +329,39 @@ def test_the_search_finds_layouts_that_are_what_it_says(trainer_bin, tmp_path):
     assert least > 1 << 30
     none = estimate(trainer_bin, tmp_path, settings, *gpu, *tight)
     assert none.returncode == 3 and "no layout fits" in none.stdout, none.stdout
+
+
+def test_links_as_given_count_with_and_without_a_search(trainer_bin, tmp_path):
+    settings = resume.config(tmp_path / "not there yet", save_steps=0, parallel={"tp": 2, "pp": 2})
+    gpu = ["--ranks", "16", "--device", "h100-80g", "--json"]
+    slow = ["--within-host", "1", "--between-hosts", "0.1"]
+    plain = json.loads(estimate(trainer_bin, tmp_path, settings, *gpu).stdout)
+    alone = json.loads(estimate(trainer_bin, tmp_path, settings, *gpu, *slow).stdout)
+    search = estimate(trainer_bin, tmp_path, settings, *gpu, *slow, "--search", "1")
+    assert alone["step_time_s"] > plain["step_time_s"]
+    given = json.loads(search.stdout)["given"]
+    assert given["step_time_s"] == pytest.approx(alone["step_time_s"])
+    assert alone["links"]["within_host"]["seconds_per_step"] == pytest.approx(
+        alone["links"]["within_host"]["bytes_per_step"] / 1e9
+    )
+
+
+@pytest.mark.parametrize(
+    "words,wanted",
+    [
+        (["--device", "h100-80g", "--between-hosts", "fast"], "--between-hosts: must be GB/s"),
+        (["--device", "h100-80g", "--within-host", "-5"], "one way; got -5"),
+        (["--within-host", "5"], "--within-host: goes with --device GPU"),
+        (["--device-memory", "80GiB"], "--device-memory: goes with --device GPU"),
+        (["--device", "cpu-slot"], "--device: must be a GPU, such as h100-80g; got cpu-slot"),
+        (["--ranks", "sixteen"], "--ranks: must be a whole number from 1; got sixteen"),
+    ],
+)
+def test_a_flag_that_says_nothing_is_one_problem(trainer_bin, tmp_path, words, wanted):
+    settings = resume.config(tmp_path / "not there yet", save_steps=0, parallel={"pp": 2})
+    done = estimate(trainer_bin, tmp_path, settings, "--ranks", "8", *words)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("estimate: 1 problem\n") and wanted in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

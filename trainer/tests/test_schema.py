@@ -163,6 +163,20 @@ def test_each_command_explains_itself(command, trainer_bin):
     )
 
 
+@pytest.mark.parametrize(
+    "words,wanted",
+    [
+        (["estimat"], "no such command: estimat. Did you mean estimate?"),
+        (["perpare"], "no such command: perpare. Did you mean prepare?"),
+        (["estimate", "--rank", "2"], "no such argument: --rank. Did you mean --ranks?"),
+        (["convert", "--quantise=nf4"], "no such argument: --quantise. Did you mean --quantize?"),
+    ],
+)
+def test_a_misspelt_word_is_told_the_nearest(words, wanted, trainer_bin):
+    done = subprocess.run([trainer_bin, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and wanted in done.stderr, done.stderr
+
+
 def test_metrics_that_cant_be_written_are_refused(trainer_bin, tmp_path):
     (tmp_path / "trainer.json").write_text("{}")
     done = subprocess.run(

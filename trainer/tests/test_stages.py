@@ -227,7 +227,8 @@ def test_estimate_names_what_makes_a_rank_fit_its_gpu(trainer_bin, tmp_path):
     done = estimate(trainer_bin, tmp_path, settings, "--device", "h100-80g")  # by its name
     assert done.returncode == 3 and "does not fit: h100-80g has 80.00 GiB" in done.stdout
     done = estimate(trainer_bin, tmp_path, settings, "--ranks", "8", "--device", "h100-80g")
-    assert done.returncode == 0 and done.stdout.endswith("fits: h100-80g has 80.00 GiB\n")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1].startswith("fits: h100-80g has 80.00 GiB"), done.stdout
     done = estimate(trainer_bin, tmp_path, settings, "--device", "z9000")
     assert (
         done.returncode == 0
@@ -266,3 +267,36 @@ def test_estimate_names_what_makes_a_rank_fit_its_gpu(trainer_bin, tmp_path):
         what in done.stderr
         for what in ("lora.rank", "nope means no linear", "shard_size: 3 doesn't divide")
     )
+
+
+def test_estimate_says_where_a_fit_leaves_less_than_a_search_does(trainer_bin, tmp_path):
+    settings = resume.config(tmp_path, save_steps=0, dtype="bf16", max_length=1024) | {
+        "model": resume.TINY_MODEL | BIG
+    }
+
+    def ask(memory, *more):
+        words = ["--ranks", "8", "--device", "h100", "--device-memory", str(memory)]
+        return estimate(trainer_bin, tmp_path, settings, *words, *more)
+
+    needs = json.loads(ask(80 << 30, "--json").stdout)["memory_bytes"]
+    tight, wide = ask(needs * 102 // 100), ask(needs * 106 // 100)
+    assert tight.returncode == wide.returncode == 0
+    last = tight.stdout.splitlines()[-1]
+    assert last.startswith("fits: h100 has ") and "to spare than the 5 % that --search" in last
+    assert "; with recompute: " in last or "; with zero_stage: " in last, last
+    assert "to spare" not in wide.stdout, wide.stdout
+    assert "fits_with" not in json.loads(ask(needs * 102 // 100, "--json").stdout)
+    search = ask(needs * 102 // 100, "--search", "1").stdout
+    assert "which fits with less than 5 % to spare\n" in search, search
+
+
+def test_estimate_says_that_it_counts_cpus_and_what_it_takes(trainer_bin, tmp_path):
+    settings = resume.config(tmp_path, save_steps=0)
+    done = estimate(trainer_bin, tmp_path, settings)
+    assert "counted for ranks on CPUs; for GPUs add --device" in done.stdout, done.stdout
+    assert "CPUs" not in estimate(trainer_bin, tmp_path, settings, "--device", "H100").stdout
+    (tmp_path / "job.yaml").write_text("name: job\ntrainer: {}\n")
+    words = [trainer_bin, "estimate", "--config", tmp_path / "job.yaml"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "not JSON" in done.stderr and "below trainer:, as JSON" in done.stderr, done.stderr

@@ -245,8 +245,8 @@ int ShowAuthority(Session& session) {
 
 // From `sign` on musterd shows the new authority alone.
 constexpr char kOlderLines[] =
-    "Lines to join or log in that were made before it signed take another --ca: the fingerprint "
-    "that muster ca show says signs. Their tokens still count.\n";
+    "Lines to join or log in that were made before the new one signed take another --ca: the "
+    "fingerprint that muster ca show says signs. Their tokens still count.\n";
 
 int Rotate(Session& session, const std::string& step, bool force) {
   absl::StatusOr<Client*> client = session.client();

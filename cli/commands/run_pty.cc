@@ -43,6 +43,10 @@ lives() {
   return 1
 }
 stop() {
+  if [ -z "$pid" ] && [ -e "$at" ]; then  # it has come since it was looked for
+    read -r attempt pid < "$at"
+    [ "$attempt" = "$MUSTER_ATTEMPT" ] || pid=
+  fi
   if [ -n "$pid" ]; then
     kill -HUP -- "-$pid" 2>/dev/null || kill -HUP "$pid" 2>/dev/null
     while lives; do sleep 0.1; done  # until the grace ends

@@ -471,8 +471,8 @@ def host_of(system, number, rank: int) -> str:
 @pytest.mark.parametrize("victim", ["musterd", "agents"])
 def test_a_killed_daemon_ends_the_command_and_says_so(running, victim):
     system, number = running
-    beside = start_beside(system, number, ["sleep", "4000.25"])
-    wait_for("it", lambda: pids_named("4000.25"), 10)
+    beside = start_beside(system, number, ["sh", "-c", "echo begun; exec sleep 4000.25"])
+    assert beside.stdout.readline() == b"begun\n"  # it knows, too
     names = ["musterd"] if victim == "musterd" else ["agent-lab-h01", "agent-lab-h02"]
     for name in names:
         system.processes[name].kill()

@@ -29,7 +29,9 @@ def fresh(monkeypatch):
     monkeypatch.setattr(muster_runtime, "_reported_at", -math.inf)
     monkeypatch.setattr(muster_runtime, "_figures_at", -math.inf)
     muster_runtime._stopped.clear()
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another file's tests may have changed it
+    before = signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # another file's tests may have changed it
     yield
     signal.signal(signal.SIGTERM, before)
 

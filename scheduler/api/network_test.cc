@@ -519,6 +519,20 @@ TEST_F(NetworkTest, ConnectionsThatComeToNothingAreInTheAudit) {
   std::filesystem::remove_all(folder);
 }
 
+// Of a connection to `there`'s join door on which a call was answered; null: none was.
+std::unique_ptr<pb::JoinService::Stub> CalledAtTheJoinDoor(const Identity& there) {
+  grpc::ChannelArguments arguments;
+  arguments.SetSslTargetNameOverride(ServerName(there.holder.trust_id));
+  auto stub = pb::JoinService::NewStub(grpc::CreateCustomChannel(
+      there.join_address, grpc::SslCredentials({there.authorities, "", ""}), arguments));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  pb::ListProvidersResponse response;
+  const grpc::Status status = stub->ListProviders(&context, pb::ListProvidersRequest(), &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return status.ok() ? std::move(stub) : nullptr;
+}
+
 // As where somebody types at a login by a provider, between two calls.
 TEST_F(NetworkTest, WhoCalledAtTheJoinDoorIsNotEndedForItsSilence) {
   NetworkLimits limits;
@@ -526,15 +540,8 @@ TEST_F(NetworkTest, WhoCalledAtTheJoinDoorIsNotEndedForItsSilence) {
   Start(CertificateLives(), limits);
   const Identity ann = JoinedUser("ann");
   ASSERT_TRUE(Eventually([&] { return server_->connections() == 0; }));
-  grpc::ChannelArguments arguments;
-  arguments.SetSslTargetNameOverride(ServerName(ann.holder.trust_id));
-  const auto stub = pb::JoinService::NewStub(grpc::CreateCustomChannel(
-      ann.join_address, grpc::SslCredentials({ann.authorities, "", ""}), arguments));
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kPatience);
-  pb::ListProvidersResponse response;
-  const grpc::Status status = stub->ListProviders(&context, pb::ListProvidersRequest(), &response);
-  ASSERT_TRUE(status.ok()) << status.error_message();
+  const auto stranger = CalledAtTheJoinDoor(ann);
+  ASSERT_NE(stranger, nullptr);
   std::string why;
   const int silent = ConnectTo(context_.join_address, kSecond, &why);
   ASSERT_GE(silent, 0) << why;
@@ -550,15 +557,8 @@ TEST_F(NetworkTest, WhoCalledAtTheJoinDoorIsEndedInTime) {
   limits.stranger_ns = 2 * kSecond;
   Start(CertificateLives(), limits);
   const Identity ann = JoinedUser("ann");
-  grpc::ChannelArguments arguments;
-  arguments.SetSslTargetNameOverride(ServerName(ann.holder.trust_id));
-  const auto stub = pb::JoinService::NewStub(grpc::CreateCustomChannel(
-      ann.join_address, grpc::SslCredentials({ann.authorities, "", ""}), arguments));
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kPatience);
-  pb::ListProvidersResponse response;
-  const grpc::Status status = stub->ListProviders(&context, pb::ListProvidersRequest(), &response);
-  ASSERT_TRUE(status.ok()) << status.error_message();
+  const auto stranger = CalledAtTheJoinDoor(ann);
+  ASSERT_NE(stranger, nullptr);
   EXPECT_TRUE(Eventually([&] { return server_->connections() == 0; }));
   EXPECT_GE(server_->Counts().silent, 1u);
 }

@@ -94,20 +94,15 @@ class RenewalCalls {
 
   // As that of network/client.h, which nobody can cancel.
   absl::StatusOr<Identity> Renew(const std::shared_ptr<grpc::Channel>& channel) {
-    Identity renewed;
-    renewed.key = NewKey();
-    const absl::StatusOr<std::string> request = NewRequest(renewed.key);
+    const std::string key = NewKey();
+    const absl::StatusOr<std::string> request = NewRequest(key);
     if (!request.ok()) return request.status();
     pb::RenewRequest renew;
     renew.set_request(*request);
     const absl::StatusOr<pb::CertificateResponse> response =
         Ask(channel, &pb::TrustService::Stub::Renew, renew);
     if (!response.ok()) return response.status();
-    renewed.certificate = response->certificate();
-    renewed.authorities = response->authorities();
-    renewed.addresses.assign(response->addresses().begin(), response->addresses().end());
-    renewed.join_address = response->join_address();
-    return ReadIdentity(WriteIdentity(renewed));  // whatever came is looked at as a file would be
+    return IdentityOf(key, *response);
   }
 
  private:

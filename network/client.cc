@@ -74,16 +74,6 @@ absl::StatusOr<Response> Call(const std::shared_ptr<grpc::Channel>& channel,
   return response;
 }
 
-absl::StatusOr<Identity> Take(const std::string& key, const pb::CertificateResponse& response) {
-  Identity identity;
-  identity.key = key;
-  identity.certificate = response.certificate();
-  identity.authorities = response.authorities();
-  identity.addresses.assign(response.addresses().begin(), response.addresses().end());
-  identity.join_address = response.join_address();
-  return ReadIdentity(WriteIdentity(identity));  // whatever came is looked at as a file would be
-}
-
 // The authority of this fingerprint among certificates of a chain; empty: it isn't there.
 absl::StatusOr<std::string> AuthorityIn(const std::string& chain, const std::string& fingerprint) {
   const absl::StatusOr<std::vector<Certificate>> shown = ReadCertificates(chain);
@@ -217,7 +207,7 @@ absl::StatusOr<Identity> Join(const JoinLine& line, std::string key, int64_t* cl
       Call<pb::JoinService>(*channel, &pb::JoinService::Stub::Join, join);
   if (!response.ok()) return WhyNotJoined(line.address, response.status());
   if (clock_ns != nullptr) *clock_ns = response->now_ns();
-  return Take(key, *response);
+  return IdentityOf(key, *response);
 }
 
 absl::StatusOr<JoinDoor> JoinDoor::Reach(const std::string& address,
@@ -244,7 +234,18 @@ absl::StatusOr<Identity> JoinDoor::LogIn(const std::string& key,
   const absl::StatusOr<pb::CertificateResponse> response =
       Call<pb::JoinService>(channel_, &pb::JoinService::Stub::LogIn, log_in);
   if (!response.ok()) return WhyNotJoined(address_, response.status());
-  return Take(key, *response);
+  return IdentityOf(key, *response);
+}
+
+absl::StatusOr<Identity> IdentityOf(const std::string& key,
+                                    const pb::CertificateResponse& response) {
+  Identity identity;
+  identity.key = key;
+  identity.certificate = response.certificate();
+  identity.authorities = response.authorities();
+  identity.addresses.assign(response.addresses().begin(), response.addresses().end());
+  identity.join_address = response.join_address();
+  return ReadIdentity(WriteIdentity(identity));  // whatever came is looked at as a file would be
 }
 
 absl::StatusOr<Identity> Renew(const Identity& identity) {
@@ -256,7 +257,7 @@ absl::StatusOr<Identity> Renew(const Identity& identity) {
   const absl::StatusOr<pb::CertificateResponse> response = Call<pb::TrustService>(
       DialWith(identity, grpc::ChannelArguments()), &pb::TrustService::Stub::Renew, renew);
   if (!response.ok()) return response.status();
-  return Take(key, *response);
+  return IdentityOf(key, *response);
 }
 
 std::string OwnAddress(const Identity& identity) {
@@ -292,7 +293,7 @@ absl::StatusOr<Identity> RenewExpired(const Identity& identity) {
                                  {identity.authorities, "", ""}, grpc::ChannelArguments()),
                             &pb::JoinService::Stub::RenewExpired, renew);
   if (!response.ok()) return response.status();
-  return Take(identity.key, *response);
+  return IdentityOf(identity.key, *response);
 }
 
 bool IsSignedBy(const Identity& identity, const std::string& fingerprint) {

@@ -61,6 +61,9 @@ class JoinDoor {
   std::shared_ptr<grpc::Channel> channel_;
 };
 
+// What was answered, beside the key that it was asked for; looked at as a file of it would be.
+absl::StatusOr<Identity> IdentityOf(const std::string& key,
+                                    const v1::CertificateResponse& response);
 // Another certificate for the same holder, with a new key.
 absl::StatusOr<Identity> Renew(const Identity& identity);
 // Whether the scheduler wants that now. Also tells it that this certificate has arrived.
